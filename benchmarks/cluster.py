@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.harness import Figure, check, figure, in_turns
 from streamkern.stream.loader import Loader
-from streamkern.stream.sources.generator import GeneratorSource
+from streamkern.stream.sources.user import GeneratorSource
 
 REPEATS = 5
 SMALL = {"sizes_mb": (0.25,), "work_ms": (0, 1), "total_mb": 1}
@@ -90,5 +90,5 @@ def _unit(work_s: float, seed: int, epoch: int, start: int, stop: int) -> tuple[
 
 
 def _epoch(loader: Loader) -> None:
-    seen = sum(len(batch.rows) for batch in loader.epoch(0))
+    seen = sum(len(batch.row_ids) for batch in loader.epoch(0))
     check(seen == loader.source.n_rows, "the number of rows")

@@ -144,7 +144,7 @@ def _first(source: Any, backend: Backend, start: int) -> bytes:
 
 
 def _digest(batch: Any) -> bytes:
-    return hashlib.sha256(batch.rows.tobytes() + batch.X.tobytes()).digest()
+    return hashlib.sha256(batch.row_ids.tobytes() + batch.X.tobytes()).digest()
 
 
 def _epoch(source: Any, backend: Backend, resumed: dict[int, bytes]) -> dict[str, float]:
@@ -158,8 +158,8 @@ def _epoch(source: Any, backend: Backend, resumed: dict[int, bytes]) -> dict[str
     with _loader(source) as loader, _feed(loader, backend) as feed:
         began = time.perf_counter()
         for batch in feed.epochs(0, epochs):
-            count += len(batch.rows)
-            rows += int(batch.rows.sum())
+            count += len(batch.row_ids)
+            rows += int(batch.row_ids.sum())
             total += float(batch.X.sum())
             if batch.epoch == 0 and batch.index in resumed:
                 check(_digest(batch) == resumed.pop(batch.index), "a batch resumed at")

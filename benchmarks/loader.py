@@ -146,15 +146,15 @@ class _Epochs:
 
     def _consume(self, batches: Callable) -> None:
         self.epoch += 1
-        count = sum(len(batch.rows) for batch in batches(self.epoch))
+        count = sum(len(batch.row_ids) for batch in batches(self.epoch))
         check(count == self.loader.source.n_rows, "the number of samples")
 
     def check(self, X: np.ndarray, noise: float) -> None:
         """Every row comes once, as it was stored, with noise of the deviation asked for."""
         seen, squares = np.zeros(len(X), int), 0.0
         for batch in self.feed.epoch(0):
-            seen[batch.rows] += 1
-            added = batch.X - X[batch.rows].astype(np.float32)
+            seen[batch.row_ids] += 1
+            added = batch.X - X[batch.row_ids].astype(np.float32)
             squares += float(np.square(added, dtype=np.float64).sum())
         check(bool((seen == 1).all()), "the set of rows in an epoch")
         # The deviation of the mean square of n draws is noise^2 sqrt(2 / n).

@@ -104,4 +104,4 @@ class Epoch:
 
 
 def _copy(batch: Batch) -> Batch:
-    return replace(batch, X=batch.X.copy(), Y=batch.Y.copy(), rows=batch.rows.copy())
+    return replace(batch, X=batch.X.copy(), Y=batch.Y.copy(), row_ids=batch.row_ids.copy())

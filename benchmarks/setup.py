@@ -26,7 +26,7 @@ from streamkern.solver.low_rank import LEVEL_SHARE, LowRankSizes
 from streamkern.solver.method import Work
 from streamkern.solver.precondition.block import block_slices
 from streamkern.solver.precondition.low_rank import LowRankPreconditioner, build_low_rank
-from streamkern.solver.precondition.rows import SampleRows
+from streamkern.solver.precondition.samples import SampleRows
 
 REPEATS, STEPS = 3, 5
 SMALL = {

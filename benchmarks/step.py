@@ -35,6 +35,7 @@ from streamkern.solver.eigenpro import ProjectedSizes
 from streamkern.solver.eigenpro_step import DelayedProjectionSolver
 from streamkern.solver.precondition.block import BlockPreconditioner, block_slices
 from streamkern.solver.precondition.low_rank import LowRankPreconditioner
+from streamkern.solver.precondition.partition import Partition
 from streamkern.solver.precondition.step_rule import StepRule
 from streamkern.solver.projection import ExactProjection
 from streamkern.train.resolve import ResolvedRun, RunInputs, open_run
@@ -214,7 +215,8 @@ def _eigenpro_solver(backend: Backend, Z: np.ndarray, sizes: ProjectedSizes) -> 
     L = np.eye(p, dtype=np.float32)
     L += np.tril(np.full((p, p), 1e-3 / p, np.float32), -1)
     return DelayedProjectionSolver(
-        op, op.points(Z, left=True, right=True), pre, ExactProjection(op, L, 0.0),
+        op, op.points(Z, left=True, right=True), pre,
+        ExactProjection(L, Partition.trivial(p, backend)),
         columns=op.columns(Z.shape[1]), period=sizes.period, n_outputs=C,
         max_batch=sizes.batch_size,
     )  # fmt: skip

@@ -11,9 +11,11 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from streamkern.basics.lazy_names import FOLDERS, Package, homes, load_name
+import lazy_loader
 
-if TYPE_CHECKING:  # the public names, one a line; `homes` reads these lines
+from streamkern.basics.room import INSTEAD, Package
+
+if TYPE_CHECKING:  # the public names for type checkers and editors, one a line
     from streamkern.basics.errors import BackendError as BackendError
     from streamkern.basics.errors import CheckpointError as CheckpointError
     from streamkern.basics.errors import ClusterError as ClusterError
@@ -67,17 +69,17 @@ if TYPE_CHECKING:  # the public names, one a line; `homes` reads these lines
     from streamkern.stream.sources.arrays import ArraySource as ArraySource
     from streamkern.stream.sources.augmented import AugmentedSource as AugmentedSource
     from streamkern.stream.sources.class_sampling import BalancedSource as BalancedSource
-    from streamkern.stream.sources.generator import GeneratorSource as GeneratorSource
-    from streamkern.stream.sources.images import RandomCrop as RandomCrop
-    from streamkern.stream.sources.images import RandomFlip as RandomFlip
     from streamkern.stream.sources.mixture import MixtureSource as MixtureSource
-    from streamkern.stream.sources.noise import GaussianNoise as GaussianNoise
+    from streamkern.stream.sources.random_transforms import GaussianNoise as GaussianNoise
+    from streamkern.stream.sources.random_transforms import RandomCrop as RandomCrop
+    from streamkern.stream.sources.random_transforms import RandomFlip as RandomFlip
     from streamkern.stream.sources.stores import ZarrSource as ZarrSource
     from streamkern.stream.sources.transforms import MixUp as MixUp
     from streamkern.stream.sources.transforms import Scale as Scale
     from streamkern.stream.sources.transforms import deterministic as deterministic
     from streamkern.stream.sources.transforms import host_transform as host_transform
     from streamkern.stream.sources.transforms import keeps_integers as keeps_integers
+    from streamkern.stream.sources.user import GeneratorSource as GeneratorSource
     from streamkern.train.callbacks import Callback as Callback
     from streamkern.train.callbacks import EpochEnd as EpochEnd
     from streamkern.train.callbacks import TrainStart as TrainStart
@@ -92,6 +94,47 @@ if TYPE_CHECKING:  # the public names, one a line; `homes` reads these lines
     train_model = _train
 
 
+_MODULES = {
+    "basics.errors": ["BackendError", "CheckpointError", "ClusterError", "ConfigError",
+        "CorruptChunkError", "DataError", "DivergenceError", "MemoryBudgetError",
+        "MissingDependencyError", "NonFiniteError", "NotNumbersError", "RankLostError",
+        "ResumeMismatchError", "RunError", "RunLockedError", "RunLostError",
+        "StorageAccessError", "StorageError", "StoreNotFoundError", "StreamkernError",
+        "TrainingInterrupted"],
+    "basics.randomness": ["RowRandom"],
+    "basics.version": ["__version__"],
+    "cli.overview": ["plan"],
+    "config.run_config": ["RunConfig", "load_run_file"],
+    "estimator.estimators": ["KernelClassifier", "KernelRegressor"],
+    "estimator.load": ["evaluate", "load"],
+    "estimator.tune": ["tune"],
+    "filesystem.cache": ["Cache"],
+    "ingest.append": ["append"],
+    "kernels.builtin": ["Cauchy", "Dispersal", "Gaussian", "Kernel", "Laplace", "LaplaceL1",
+        "Linear", "Matern32", "Matern52", "Polynomial", "ReluNTK"],
+    "store.store": ["open_store"],
+    "stream.materialise": ["augment_store"],
+    "stream.sources.arrays": ["ArraySource"],
+    "stream.sources.augmented": ["AugmentedSource"],
+    "stream.sources.class_sampling": ["BalancedSource"],
+    "stream.sources.mixture": ["MixtureSource"],
+    "stream.sources.random_transforms": ["GaussianNoise", "RandomCrop", "RandomFlip"],
+    "stream.sources.stores": ["ZarrSource"],
+    "stream.sources.transforms": ["MixUp", "Scale", "deterministic", "host_transform",
+        "keeps_integers"],
+    "stream.sources.user": ["GeneratorSource"],
+    "train.callbacks": ["Callback", "EpochEnd", "TrainStart"],
+    "train.sinks": ["MLflow", "TensorBoard"],
+}  # fmt: skip
+"""Module -> its public names; for type checkers the same stands above."""
+_ALIASES = {
+    "append_store": ("ingest.append", "append"),
+    "ingest_store": ("ingest.ingest", "ingest"),
+    "materialise_store": ("stream.materialise", "materialise"),
+    "report": ("cli.report", "write_report"),
+    "train_model": ("train.train", "train"),
+}
+"""Public name -> the module and its name there, where these differ."""
 _MEANT = {
     "RBF": "Gaussian", "SquaredExponential": "Gaussian", "Laplacian": "Laplace",
     "Matern": "Matern52 or Matern32, or Laplace for nu=0.5",
@@ -100,27 +143,30 @@ _MEANT = {
 }  # fmt: skip
 _RENAMED = {"Beginning": "TrainStart", "Passed": "EpochEnd"}
 """Names of 0.1.0, to be removed in 0.3.0."""
-_HOME = homes(__spec__)
 sys.modules[__name__].__class__ = Package  # its subpackages raise an error if they are called
-__all__ = sorted(_HOME)
+_load, _, _names = lazy_loader.attach(__name__, submod_attrs=_MODULES)
+__all__ = sorted([*_names, *_ALIASES])
 
 
 def __getattr__(name: str) -> Any:
-    if name in FOLDERS:
+    if name in INSTEAD:
         return importlib.import_module(f"{__name__}.{name}")
+    if name in _ALIASES:
+        module, attribute = _ALIASES[name]
+        value = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
+        globals()[name] = value
+        return value
     if name in _RENAMED:
         new = _RENAMED[name]
-        warn = load_name(("streamkern.basics.warning", "warn"))
-        warn(
+        importlib.import_module(f"{__name__}.basics.warning").warn(
             f"{__name__}.{name} was renamed to {new}; the old name will be removed in 0.3.0",
             FutureWarning,
         )
         return __getattr__(new)
-    if name not in _HOME:
+    if name not in __all__:
         hint = f"; use {__name__}.{_MEANT[name]}" if name in _MEANT else ""
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
-    value = globals()[name] = load_name(_HOME[name])
-    return value
+    return _load(name)
 
 
 def __dir__() -> list[str]:

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from streamkern.basics.randomness import RowRandom
-from streamkern.stream.sources.generator import GeneratorSource
 from streamkern.stream.sources.transforms import host_transform
+from streamkern.stream.sources.user import GeneratorSource
 from tests.lives import eventually
 
 ROOT = Path(__file__).parent.parent

@@ -16,7 +16,7 @@ import zarr
 from hypothesis import HealthCheck, settings
 from threadpoolctl import threadpool_limits
 
-from streamkern.backend.cupy_backend import gpu_problem
+from streamkern.backend.devices import gpu_problem
 from streamkern.stream.cluster import connect
 from streamkern.train.train import Result
 from tests.clusters import Cluster

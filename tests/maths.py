@@ -21,7 +21,7 @@ from streamkern.planning.sizes import Sizes
 from streamkern.solver.base import Solver, State
 from streamkern.solver.method import Method, Report, Setup, Work
 from streamkern.solver.methods import find
-from streamkern.solver.precondition.rows import SampleRows
+from streamkern.solver.precondition.samples import SampleRows
 from tests import reference as ref
 from tests.plans import solver_settings
 
@@ -148,7 +148,8 @@ class Case:
         problem = replace(problem, ranks=ranks.size, center_ranks=center_ranks)
         points = both(op, self.Z)
         work = Work(op, points, problem, self.sizes, self.options, SEED, ranks=ranks)
-        return self.method.assemble(work, setup or self.setup, self.sample_rows)
+        setup = replace(setup or self.setup, sample_rows=self.sample_rows)
+        return self.method.assemble(work, setup)
 
     def columns(self, X: Array) -> Array:
         """Return K(X, Z), or what stands in its place, in float64."""

@@ -37,7 +37,7 @@ from streamkern.basics.errors import DataError, RunError, StreamkernError
 from streamkern.filesystem.ownership import mark_at
 from streamkern.filesystem.urls import zarr_store
 from streamkern.ingest.ingest import ingest
-from streamkern.rundir.documents import unseal
+from streamkern.rundir.checksums import unseal
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.store.store import open_store
 from streamkern.stream.materialise import augment_store
@@ -361,7 +361,7 @@ def content(path: Path) -> Any:
 def search(root: Path) -> None:
     search_settings(
         settings(**{"data.batch_size": 60}), source=ZarrSource(store_of(root, 0)),
-        out=root / "found", bandwidths=[2.0, 4.0, 8.0], ridges=[0.0, 1e-3], folds=2, refine=0,
+        out=root / "found", bandwidths=[2.0, 4.0, 8.0, 16.0], ridges=[0.0, 1e-3], folds=2, refine=0,
         centers=10, rows=200, epochs=1,
     )  # fmt: skip
 

@@ -6,8 +6,9 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from streamkern.backend.ranks import Communicator, Threads
+from streamkern.backend.ranks import Communicator
 from streamkern.basics.errors import RankLostError
+from tools.rank_threads import Threads
 
 T = TypeVar("T")
 

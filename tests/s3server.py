@@ -39,6 +39,15 @@ class S3Server:
         """Return fsspec's storage_options; `endpoint` is a proxy's, if one is in between."""
         return {"key": KEY, "secret": SECRET, "endpoint_url": endpoint or self.endpoint}
 
+    def words(self, patch: Any, endpoint: str | None = None) -> list[str]:
+        """Return the words of a command for this server; the credentials enter the environment.
+
+        patch : pytest's `monkeypatch`
+        """
+        patch.setenv("AWS_ACCESS_KEY_ID", KEY)
+        patch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+        return ["--storage-option", f"endpoint_url={endpoint or self.endpoint}"]
+
     def client(self, endpoint: str | None = None, **config: Any) -> Any:
         """Return a boto3 client, closed by `stop`; `config` goes to botocore's Config."""
         import boto3

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from streamkern.stream.loader import HostBatch
+from streamkern.store.row_block import RowBlock
 from streamkern.stream.order import EpochPlan
 from streamkern.stream.sources.base import Source, y_shape
 
@@ -29,8 +29,8 @@ def everything(source: Source, seed: int = 0, epoch: int = 0) -> tuple[np.ndarra
     for u in range(source.n_units):
         block = source.read_unit(u, seed, epoch)
         start, stop = source.unit_bounds(u)
-        np.testing.assert_array_equal(block.rows, np.arange(start, stop))
-        assert block.rows.dtype == np.int64
+        np.testing.assert_array_equal(block.row_ids, np.arange(start, stop))
+        assert block.row_ids.dtype == np.int64
         assert block.X.shape == (stop - start, *source.row_shape)
         assert block.X.dtype == source.dtype
         assert block.y.shape == (stop - start, *y_shape(source))
@@ -59,9 +59,9 @@ def epoch_rows(plan: EpochPlan, sizes: np.ndarray) -> list[np.ndarray]:
     ]
 
 
-def kept(batches: Iterable[HostBatch]) -> list[HostBatch]:
+def kept(batches: Iterable[RowBlock]) -> list[RowBlock]:
     """The batches copied, since their memory is reused."""
-    return [b._replace(X=b.X.copy(), y=b.y.copy(), rows=b.rows.copy(), w=None) for b in batches]
+    return [batch.copy() for batch in batches]
 
 
 def assert_same_rows(ours: tuple[Any, ...], theirs: tuple[Any, ...]) -> None:
@@ -74,8 +74,7 @@ def assert_same_rows(ours: tuple[Any, ...], theirs: tuple[Any, ...]) -> None:
             np.testing.assert_array_equal(left, right)
 
 
-def assert_same(first: list[HostBatch], second: list[HostBatch]) -> None:
+def assert_same(first: list[RowBlock], second: list[RowBlock]) -> None:
     assert len(first) == len(second)
     for a, b in zip(first, second, strict=True):
-        assert a[3:] == b[3:]
-        assert_same_rows(a[:3], b[:3])
+        assert_same_rows(a, b)

@@ -32,7 +32,7 @@ CALLED = {
 
 
 # Packages that a declared one always brings, with the bound that it needs.
-BROUGHT = {"numcodecs": "zarr"}
+BROUGHT = {"google-crc32c": "zarr", "numcodecs": "zarr"}
 
 
 def packages(requirements: Iterable[object]) -> set[str]:

@@ -42,8 +42,7 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=540, help="for all of it")
     parser.add_argument("--skip-tests", action="store_true")
     arguments = parser.parse_args(given)
-    from streamkern.backend.cupy_backend import gpu_problem
-    from streamkern.backend.devices import get_backend
+    from streamkern.backend.devices import get_backend, gpu_problem
 
     problem = gpu_problem()
     if problem is not None:
@@ -152,7 +151,7 @@ def solvers(cpu: Any, gpu: Any) -> dict[str, Any]:
     from streamkern.planning.problem import ProblemShape
     from streamkern.solver.method import Setup, Work
     from streamkern.solver.methods import find
-    from streamkern.solver.precondition.rows import SampleRows
+    from streamkern.solver.precondition.samples import SampleRows
 
     Z, X, Y = _problem(600, 4000, 32, 5)
     S, P = Z.repeat(3, axis=0) + 0.3 * X[:1800], X[2000:3000]

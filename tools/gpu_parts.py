@@ -17,13 +17,14 @@ import numpy as np
 
 from streamkern.backend.base import tiles
 from streamkern.backend.devices import get_backend
-from streamkern.backend.ranks import Communicator, Threads
+from streamkern.backend.ranks import Communicator
 from streamkern.basics.stop import StopRequest
 from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.over_ranks import prepare_run, train_rank
 from tools.gpu_speed import MODES, Clock, _operator
+from tools.rank_threads import Threads
 
 # b^2 is above 2^31 from 46 341 on.
 LARGE = 46_600

@@ -22,7 +22,7 @@ PAGE = ROOT / "docs" / "architecture.md"
 BEGIN, END = "<!-- rooms: by tools/layout.py --write -->\n", "<!-- end of rooms -->\n"
 SKIPPED = "__pycache__"
 IMPORTERS = {
-    "__import__", "find_spec", "import_module", "importorskip", "load_name", "import_optional",
+    "__import__", "find_spec", "import_module", "importorskip", "import_optional",
     "on_demand",
 }  # fmt: skip
 """Functions that import the module whose name they are given."""

@@ -16,7 +16,6 @@ from pydantic import BaseModel
 
 import streamkern
 from streamkern.basics import errors
-from streamkern.basics.lazy_names import homes
 from streamkern.cli.main import app as command_line
 from streamkern.config.data import TRANSFORMS
 from streamkern.config.rules import Table, allowed_values
@@ -163,9 +162,11 @@ def errors_and_codes() -> str:
 def api() -> str:
     """Every public name, with its docstring, by what it is for."""
     groups: dict[str, list[str]] = {name: [] for name in dict.fromkeys(ROOMS.values())}
-    for name, home in homes(streamkern.__spec__).items():
+    homes = {name: module for name, (module, _) in streamkern._ALIASES.items()}
+    homes |= {name: module for module, names in streamkern._MODULES.items() for name in names}
+    for name, module in homes.items():
         if not name.startswith("_"):
-            groups[_group(home[0].removeprefix("streamkern."))].append(name)
+            groups[_group(module)].append(name)
     parts = []
     for title, names in groups.items():
         parts += [f"## {title}\n"] if names else []

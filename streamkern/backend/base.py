@@ -24,10 +24,8 @@ import numpy.typing as npt
 from threadpoolctl import ThreadpoolController
 
 from streamkern.backend import lapack
-from streamkern.backend.arrays import Array, tiles
-from streamkern.backend.blas_threads import one_thread
-from streamkern.backend.dense import DenseAlgebra
-from streamkern.backend.workspaces import Workspaces
+from streamkern.backend.dense import Array, DenseAlgebra, Workspaces, tiles
+from streamkern.backend.lapack import one_thread
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.machine import available_cpus, available_memory
 from streamkern.basics.randomness import Fills

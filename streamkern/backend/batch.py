@@ -16,7 +16,7 @@ class Batch:
 
     X : (m, d), float32 or float64; on the CPU a view of the loader's memory if nothing was cast.
     Y : (m, c), of the dtype of X.
-    rows : (m,) int64 row numbers, on the host.
+    row_ids : (m,) int64 virtual rows of the source, on the host.
     w : (m,) sample weights in the dtype of X, or None if all are 1.
     epoch, index, last : position in the stream, and whether the epoch ends with this batch.
     n_rows : rows of the batch on all ranks together; 0 if X holds all of them.
@@ -24,7 +24,7 @@ class Batch:
 
     X: Array
     Y: Array
-    rows: npt.NDArray[np.int64]
+    row_ids: npt.NDArray[np.int64]
     w: Array | None = None
     epoch: int = 0
     index: int = 0

@@ -1,14 +1,13 @@
-"""CuPy behind the methods of `backend.base`: the only module that names it.
+"""CuPy behind the methods of `backend.base`: with `devices`, the only module that names it.
 
 CuPy is imported only when a GPU is requested or looked for. Parts that can be checked without one
-are elsewhere: the arguments of cuBLAS in `row_major`, the CUDA text in `cuda_text`, the order of
+are elsewhere: the arguments of cuBLAS in `row_major`, the CUDA text in `expression`, the order of
 copies and steps in `staging_ring`. Tests run this module on a stand-in for CuPy; on a device, the
 tests marked `gpu` and `tools/gpu_check.py` do.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -17,14 +16,12 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from streamkern.backend import cuda_text
 from streamkern.backend.base import Array, Backend, Uploader, tiles
-from streamkern.backend.by_parts import ByParts
-from streamkern.backend.probe import probe
+from streamkern.backend.expression import DRAWS_CUDA, NORMALS, WORDS, kernel_value
 from streamkern.backend.row_major import RowMajor
-from streamkern.backend.staging_ring import Ring, Transfers
+from streamkern.backend.staging_ring import ByParts, Ring, Transfers
 from streamkern.basics.errors import BackendError
-from streamkern.basics.optional import install, on_demand
+from streamkern.basics.optional import on_demand
 from streamkern.basics.randomness import Fills
 from streamkern.planning.problem import Costs, device_costs
 
@@ -37,43 +34,6 @@ SHORT_INDEX = 1 << 31
 CHOLESKY_BLOCK = 4096
 # Rows or columns of a triangular matrix that are multiplied at once, skipping most of its zeros.
 TRIANGLE_BLOCK = 4096
-
-NOT_INSTALLED = f"CuPy is not installed ({install('gpu-cuda12')})"
-_USABLE: dict[int, Any] = {}
-"""The CuPy module with which each device was verified to compute."""
-
-
-def gpu_problem(index: int = 0) -> str | None:
-    """Return why GPU `index` cannot be used, or None. Tests it by computing: drivers can lie."""
-    try:
-        cupy = on_demand("cupy")
-    except ModuleNotFoundError as error:
-        if error.name == "cupy":
-            return NOT_INSTALLED
-        return f"CuPy is installed and does not load: {error}"
-    except Exception as error:  # a library of CUDA's that is missing, or of another version
-        return f"CuPy is installed and does not load ({type(error).__name__}: {error})"
-    if _USABLE.get(index) is cupy:
-        return None
-    try:
-        backend = CupyBackend(index)
-        with backend:
-            probe(backend)
-    except BackendError as error:
-        return str(error)
-    except Exception as error:  # CuPy raises many types here, all meaning the same
-        if getattr(error, "errno", None) in (errno.EACCES, errno.EROFS):
-            return (
-                f"CuPy cannot keep what it compiles: {error}; set CUPY_CACHE_DIR to another folder"
-            )
-        return f"no usable CUDA device {index} ({type(error).__name__}: {error})"
-    _USABLE[index] = cupy  # compiling takes a while; a failure may pass
-    return None
-
-
-def gpu_count() -> int:
-    """Return the number of visible GPUs of this machine; 0 if none can be used."""
-    return 0 if gpu_problem() else int(on_demand("cupy").cuda.runtime.getDeviceCount())
 
 
 class CupyBackend(Backend):
@@ -114,8 +74,8 @@ class CupyBackend(Backend):
         self._epilogues: dict[str, Any] = {}
         self._square_norms = {n: self._norm_kernel(n) for n in (1, 2)}
         self.fills = Fills(
-            self._draws("uint32", cuda_text.WORDS, "words"),
-            self._draws("float32", cuda_text.NORMALS, "normals"),
+            self._draws("uint32", WORDS, "words"),
+            self._draws("float32", NORMALS, "normals"),
         )
 
     @contextmanager
@@ -177,9 +137,9 @@ class CupyBackend(Backend):
         with self.active():
             if isinstance(host, self.xp.ndarray):
                 return self.xp.ascontiguousarray(host, dtype=dtype)
-            given = np.ascontiguousarray(host, dtype=dtype)
-            array = self.xp.empty(given.shape, given.dtype)
-            array.set(given)
+            contiguous = np.ascontiguousarray(host, dtype=dtype)
+            array = self.xp.empty(contiguous.shape, contiguous.dtype)
+            array.set(contiguous)
             return array
 
     def to_host(self, a: Array) -> npt.NDArray[Any]:
@@ -267,7 +227,7 @@ class CupyBackend(Backend):
     def _draws(self, dtype: str, text: str, name: str) -> Callable[..., None]:
         kernel = self.xp.ElementwiseKernel(
             "raw int64 rows, uint32 k0, uint32 k1, int64 first, int64 n_blocks", f"raw {dtype} out",
-            text, f"streamkern_{name}", preamble=cuda_text.DRAWS_CUDA,
+            text, f"streamkern_{name}", preamble=DRAWS_CUDA,
         )  # fmt: skip
 
         def fill(
@@ -312,7 +272,7 @@ class CupyBackend(Backend):
         if expression not in self._epilogues:
             self._epilogues[expression] = self.xp.ElementwiseKernel(
                 "T row, T col, T scale", "T k", "k = kernel_value(k, row, col, scale)",
-                "streamkern_epilogue", preamble=cuda_text.kernel_value(expression),
+                "streamkern_epilogue", preamble=kernel_value(expression),
             )  # fmt: skip
         return self._epilogues[expression]
 

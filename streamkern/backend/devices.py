@@ -1,14 +1,57 @@
-"""Selection of a backend by device name."""
+"""Selection of a backend by device name, once the device was shown to compute correctly."""
 
 from __future__ import annotations
 
+import errno
 import math
+from typing import Any
+
+import numpy as np
 
 from streamkern.backend.base import Backend
-from streamkern.backend.cupy_backend import NOT_INSTALLED, CupyBackend, gpu_problem
+from streamkern.backend.cupy_backend import CupyBackend
 from streamkern.backend.numba_backend import CompiledBackend, numba_problem
 from streamkern.basics.errors import BackendError, ConfigError
+from streamkern.basics.optional import install, on_demand
 from streamkern.basics.warning import warn
+
+NOT_INSTALLED = f"CuPy is not installed ({install('gpu-cuda12')})"
+_USABLE: dict[int, Any] = {}
+"""The CuPy module with which each device was verified to compute."""
+
+
+def gpu_problem(index: int = 0) -> str | None:
+    """Return why GPU `index` cannot be used, or None. Tests it by computing: drivers can lie."""
+    try:
+        cupy = on_demand("cupy")
+    except ModuleNotFoundError as error:
+        if error.name == "cupy":
+            return NOT_INSTALLED
+        return f"CuPy is installed and does not load: {error}"
+    except Exception as error:  # a library of CUDA's that is missing, or of another version
+        return f"CuPy is installed and does not load ({type(error).__name__}: {error})"
+    if _USABLE.get(index) is cupy:
+        return None
+    try:
+        backend = CupyBackend(index)
+        with backend:
+            probe(backend)
+    except BackendError as error:
+        return str(error)
+    except Exception as error:  # CuPy raises many types here, all meaning the same
+        if getattr(error, "errno", None) in (errno.EACCES, errno.EROFS):
+            return (
+                f"CuPy cannot keep what it compiles: {error}; set CUPY_CACHE_DIR to another folder"
+            )
+        return f"no usable CUDA device {index} ({type(error).__name__}: {error})"
+    _USABLE[index] = cupy  # compiling takes a while; a failure may pass
+    return None
+
+
+def gpu_count() -> int:
+    """Return the number of visible GPUs of this machine; 0 if none can be used."""
+    return 0 if gpu_problem() else int(on_demand("cupy").cuda.runtime.getDeviceCount())
+
 
 ACCELERATORS = ("auto", "numba", "none")
 
@@ -57,3 +100,42 @@ def _cpu(threads: int | None, accelerator: str) -> Backend:
     if accelerator == "numba" and problem is not None:
         raise BackendError(f"accelerator='numba' cannot be used: {problem}; use 'none'")
     return Backend(threads) if accelerator == "none" or problem else CompiledBackend(threads)
+
+
+def probe(backend: Any) -> None:
+    """Compile, multiply, factor and solve on a `CupyBackend`. Raises CuPy's errors or BackendError.
+
+    NVRTC, cuBLAS and cuSOLVER are separate libraries, which CuPy loads at their first call, and a
+    machine may lack any of them.
+    """
+    single, xp = np.eye(2, dtype=np.float32), backend.xp
+    with backend.active():
+        points, norms = backend.asarray(single), xp.empty(2, np.float32)
+        tile, square = (xp.empty((2, 2), np.float32) for _ in range(2))
+        half = points.astype(backend.operand_dtype("high"))
+        backend.gemm(half, half, tile)
+        backend.square_norms([points], norms)
+        backend.compiled("s")(norms[:, None], norms, 0.5, tile)  # |x - z|^2 / 2
+        tile += 2 * points
+        positive = backend.cholesky(tile)
+        backend.gemm(tile, tile, square)
+        found, rounded = backend.to_host(square), _rounds(backend)
+    if rounded:
+        raise BackendError(
+            f"CUDA device {backend.device.id} rounds the operands of products in float32 (TF32); "
+            "unset NVIDIA_TF32_OVERRIDE and leave CuPy's compute type at its default"
+        )
+    if not positive or not np.allclose(found, [[2, 1], [1, 2]]):
+        raise BackendError(f"CUDA device {backend.device.id} computes wrong numbers: {found}")
+
+
+def _rounds(backend: Any) -> bool:
+    """Return whether a float32 product loses 2^-12 of its operands, by CuPy's call or by ours.
+
+    The size is one at which a library uses tensor cores if it may. Without rounding it is exact.
+    """
+    n, xp = 256, backend.xp
+    A, B = (xp.ones((n, n), np.float32) for _ in range(2))
+    A += 2**-12
+    ours = backend.matmul(A, B, xp.empty((n, n), np.float32))
+    return any(bool((backend.to_host(C) == n).any()) for C in (A @ B, ours))

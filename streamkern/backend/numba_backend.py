@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 
 from streamkern.backend.base import Array, Backend
-from streamkern.backend.expression import render
+from streamkern.backend.expression import once, render
 from streamkern.backend.numba_random import fills
-from streamkern.basics.once import once
 from streamkern.basics.optional import install, on_demand
 from streamkern.basics.randomness import Fills
 

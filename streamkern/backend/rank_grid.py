@@ -59,9 +59,9 @@ class RankGrid:
 
     def of_rank(self, n: int) -> slice:
         """Return this rank's share of the n centers of a block, disjoint from other shares."""
-        own = self.of_column(n)
-        part = self.of_row(_length(own))
-        return slice(own.start + part.start, own.start + part.stop)
+        column = self.of_column(n)
+        part = self.of_row(length(column))
+        return slice(column.start + part.start, column.start + part.stop)
 
 
 def check_columns(ranks: int, columns: int) -> None:
@@ -72,7 +72,8 @@ def check_columns(ranks: int, columns: int) -> None:
         )
 
 
-def _length(part: slice) -> int:
+def length(part: slice) -> int:
+    """Return the number of indices in a slice that has a start and a stop."""
     return int(part.stop) - int(part.start)
 
 
@@ -84,22 +85,21 @@ class CenterPartition:
     """Centers of one rank of a grid, by blocks, which follow each other from 0 to p.
 
     blocks : slices of all centers.
-    at : per block the rank's centers, as indices in the block.
-    own : the same, as indices in the rank's own centers, which are in the order of the blocks.
+    in_block : per block the rank's centers, as indices in the block.
+    local : the same, as indices in the rank's own centers, which are in the order of the blocks.
     """
 
     def __init__(self, blocks: Sequence[slice], grid: RankGrid) -> None:
         self.blocks, self.grid = list(blocks), grid
-        widths = [_length(block) for block in blocks]
-        self.p = sum(widths)
-        self.at = [grid.of_column(n) for n in widths]
-        edges = accumulate(map(_length, self.at), initial=0)
-        self.own = [slice(first, stop) for first, stop in pairwise(edges)]
+        self.p = sum(map(length, blocks))
+        self.in_block = [grid.of_column(length(block)) for block in blocks]
+        edges = accumulate(map(length, self.in_block), initial=0)
+        self.local = [slice(first, stop) for first, stop in pairwise(edges)]
 
     @property
     def n(self) -> int:
         """Number of centers of this rank."""
-        return sum(self._held(b) for b in range(len(self.blocks)))
+        return sum(map(length, self.local))
 
     @property
     def whole(self) -> bool:
@@ -109,52 +109,47 @@ class CenterPartition:
     @cached_property
     def ids(self) -> npt.NDArray[np.int64]:
         """Indices of this rank's centers, ascending."""
-        parts = [
-            np.arange(block.start + at.start, block.start + at.stop)
-            for block, at in zip(self.blocks, self.at, strict=True)
-        ]
-        return np.concatenate(parts)
+        pairs = zip(self.blocks, self.in_block, strict=True)
+        return np.concatenate([np.arange(block.start, block.stop)[part] for block, part in pairs])
 
-    def stripe(self, b: int) -> slice:
-        """Return the centers of block b whose sums this rank adds, as indices in the block."""
-        return self.grid.of_rank(self._width(b))
+    def stripe(self, b: int) -> tuple[slice, slice]:
+        """Return the centers of block b whose sums this rank adds, and no other rank does.
 
-    def local_slice(self, b: int, part: slice) -> slice:
-        """Translate a slice of block b that the rank has to indices in its own centers."""
-        shift = self.own[b].start - self.at[b].start
-        return slice(part.start + shift, part.stop + shift)
+        They are indices in the block, and indices in the rank's own centers.
+        """
+        part, shift = self.grid.of_rank(length(self.blocks[b])), self.local[b].start
+        shift -= self.in_block[b].start
+        return part, slice(part.start + shift, part.stop + shift)
 
     def within(self, part: slice) -> Iterator[tuple[slice, slice]]:
         """Yield this rank's centers between part.start and part.stop, block by block.
 
         Each is a pair of slices: indices in the part, and indices in the rank's own centers.
         """
-        for block, at, own in zip(self.blocks, self.at, self.own, strict=True):
-            before = block.start + at.start  # the rank's first center of the block
-            first = max(part.start, before)
-            stop = min(part.stop, block.start + at.stop)
+        for block, held, local in zip(self.blocks, self.in_block, self.local, strict=True):
+            start = block.start + held.start  # the rank's first center of the block
+            first, stop = max(part.start, start), min(part.stop, block.start + held.stop)
             if first < stop:
-                here = own.start + first - before
-                yield (
-                    slice(first - part.start, stop - part.start),
-                    slice(here, here + stop - first),
-                )
+                n, shift = stop - first, local.start + first - start
+                yield slice(first - part.start, stop - part.start), slice(shift, shift + n)
 
     def part(self, a: Array, b: int | None = None) -> Array:
         """Return this rank's rows of an array of all centers, or of block b, as a copy.
 
         An array that holds no other rows is returned as it is.
         """
-        n, own = (self.p, self.n) if b is None else (self._width(b), self._held(b))
-        if len(a) == own:
+        n, held = (
+            (self.p, self.n) if b is None else (length(self.blocks[b]), length(self.in_block[b]))
+        )
+        if len(a) == held:
             return a
         if len(a) != n:
-            raise ValueError(f"{len(a)} rows are neither those of {n} centers nor of {own}")
+            raise ValueError(f"{len(a)} rows are neither those of {n} centers nor of {held}")
         if b is not None:
-            return a[self.at[b]].copy()
+            return a[self.in_block[b]].copy()
         out = a[: self.n].copy()
-        for block, at, own_rows in zip(self.blocks, self.at, self.own, strict=True):
-            out[own_rows] = a[block][at]
+        for block, rows, local in zip(self.blocks, self.in_block, self.local, strict=True):
+            out[local] = a[block][rows]
         return out
 
     def rows(self, name: str) -> npt.NDArray[np.int64]:
@@ -165,8 +160,8 @@ class CenterPartition:
         _, _, k = name.partition(".")
         if not k:
             return self.ids
-        at = self.at[int(k)]
-        return np.arange(at.start, at.stop)
+        part = self.in_block[int(k)]
+        return np.arange(part.start, part.stop)
 
     def parts(self, arrays: Mapping[str, Array], names: tuple[str, ...]) -> dict[str, Array]:
         """Return this rank's rows of the arrays whose name begins with one of `names`."""
@@ -175,9 +170,3 @@ class CenterPartition:
             for name, a in arrays.items()
             if name.startswith(names)
         }
-
-    def _width(self, b: int) -> int:
-        return _length(self.blocks[b])
-
-    def _held(self, b: int) -> int:
-        return _length(self.at[b])

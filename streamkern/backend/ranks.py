@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import socket
 import threading
 import time
+import zlib
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array, Backend, tiles
-from streamkern.basics.errors import RankLostError
+from streamkern.backend.cupy_backend import CupyBackend
+from streamkern.basics.errors import BackendError, RankLostError
 from streamkern.basics.optional import import_optional
 from streamkern.planning.memory import RANK_SLAB_BYTES
 
@@ -112,54 +116,6 @@ class Communicator:
 SINGLE = Communicator()
 
 
-class Threads(Communicator):
-    """Ranks that are threads of one process. `made` creates all of them."""
-
-    def __init__(self, rank: int, size: int, board: _Board) -> None:
-        self.rank, self.size, self._board = rank, size, board
-
-    @classmethod
-    def made(cls, size: int) -> list[Threads]:
-        """Return `size` ranks, each for a thread of its own."""
-        board = _Board(size)
-        return [cls(rank, size, board) for rank in range(size)]
-
-    def _total(self, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return self._board.total(self.rank, mine)
-
-    def abort(self) -> None:
-        """Make every pending or later collective call of the group fail."""
-        self._board.abort()
-
-
-class _Board:
-    """Values that threads share for their sums; each thread adds them in the order of the ranks."""
-
-    def __init__(self, size: int) -> None:
-        self.size, self.broken = size, False
-        self.laid: dict[int, dict[int, npt.NDArray[Any]]] = {}
-        self.turns, self.changed = [0] * size, threading.Condition()
-
-    def total(self, rank: int, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        with self.changed:
-            turn = self.turns[rank]
-            self.turns[rank] += 1
-            parts = self.laid.setdefault(turn, {})
-            parts[rank] = mine.copy()
-            self.changed.notify_all()
-            self.changed.wait_for(lambda: len(parts) == self.size or self.broken)
-            if len(parts) < self.size:
-                raise RankLostError("another rank has failed")
-            self.laid.pop(turn - 1, None)  # every rank has added that one up
-        first, *others = (parts[k] for k in range(self.size))
-        return np.asarray(sum(others, first))
-
-    def abort(self) -> None:
-        with self.changed:
-            self.broken = True
-            self.changed.notify_all()
-
-
 class Collective(Communicator):
     """Ranks that are processes, by `xgboost.collective`; see `process_group`.
 
@@ -184,8 +140,8 @@ class Collective(Communicator):
 def _short(error: Exception) -> str:
     """Return the first informative line; XGBoost's errors contain stack traces."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = [line for line in lines if not line.startswith(("[bt]", "Stack trace"))]
-    return (said or lines or [type(error).__name__])[0][:200]
+    informative = [line for line in lines if not line.startswith(("[bt]", "Stack trace"))]
+    return (informative or lines or [type(error).__name__])[0][:200]
 
 
 @contextlib.contextmanager
@@ -208,3 +164,87 @@ def process_group(rank: int, tracker: Mapping[str, Any]) -> Iterator[Communicato
         raise RankLostError(f"the ranks do not come together: {_short(error)}") from error
     yield Collective(library.get_rank(), library.get_world_size(), library)
     library.finalize()  # not after a failure: it would wait for the others
+
+
+def on_devices(ranks: Communicator, backend: Backend) -> Communicator:
+    """Return ranks whose sums go from GPU to GPU, if NCCL can be used.
+
+    Every rank must have its own GPU, and NCCL; otherwise returns `ranks`. A collective call. Raises
+    BackendError if NCCL is there but does not start.
+    """
+    if ranks.is_single:
+        return ranks
+    library: Any = backend.nccl() if isinstance(backend, CupyBackend) else None
+    place = 0 if library is None else _place(backend)
+    there, places = ranks.allgather([library is not None, place]).T
+    if not there.all() or len(set(places)) < ranks.size:
+        return ranks
+    # It consists of C chars, which are signed on some machines and unsigned on others.
+    number = () if ranks.rank else library.get_unique_id()
+    heard = ranks.broadcast_bytes(np.asarray(number, np.int16).tobytes())
+    together = tuple(np.frombuffer(heard, np.int16).tolist())
+    try:
+        with backend.active():
+            communicator = library.NcclCommunicator(ranks.size, together, ranks.rank)
+    except Exception as error:  # NCCL's own type
+        raise BackendError(
+            f"NCCL does not begin on rank {ranks.rank} of {ranks.size}: {error}; see to the cause "
+            "(NCCL_DEBUG=WARN says more), or set run.device='cpu'"
+        ) from error
+    return Nccl(ranks, communicator, library, backend)
+
+
+def _place(backend: Any) -> int:
+    """Return a number that identifies the device among those of all machines."""
+    return zlib.crc32(f"{socket.gethostname()} {backend.device.pci_bus_id}".encode())
+
+
+class Nccl(Communicator):
+    """Communicator that sums arrays on GPUs by NCCL; see `on_devices`.
+
+    Sums are in place, on the backend's stream: the host does not wait.
+    """
+
+    def __init__(self, host: Communicator, communicator: Any, library: Any, backend: Any) -> None:
+        self.rank, self.size, self._host = host.rank, host.size, host
+        self._communicator, self._backend, self._library = communicator, backend, library
+        self._types: dict[np.dtype[Any], int] = {
+            np.dtype(np.float32): library.NCCL_FLOAT32,
+            np.dtype(np.float64): library.NCCL_FLOAT64,
+        }
+        self._under_way = deque[tuple[Any, Any]]()
+        self._on_device_s = 0.0
+
+    @property
+    def waited_s(self) -> float:  # type: ignore[override]
+        """Seconds of the host's sums, and of the device's sums that have ended."""
+        cuda = self._backend.xp.cuda
+        while self._under_way and self._under_way[0][1].done:
+            self._on_device_s += cuda.get_elapsed_time(*self._under_way.popleft()) / 1000
+        return self._host.waited_s + self._on_device_s
+
+    def sum(self, a: Array, backend: Backend) -> Array:
+        """Sum an array over the ranks, see `Communicator`; arrays on the host go through it."""
+        if not isinstance(a, self._backend.xp.ndarray) or a.dtype not in self._types:
+            return self._host.sum(a, backend)
+        if not a.size:
+            return a
+        whole = a if a.flags.c_contiguous else self._backend.xp.ascontiguousarray(a)
+        event, stream = self._backend.xp.cuda.Event, self._backend.stream
+        began, ended = event(), event()
+        began.record(stream)
+        self._communicator.allReduce(
+            whole.data.ptr, whole.data.ptr, whole.size, self._types[whole.dtype],
+            self._library.NCCL_SUM, stream.ptr,
+        )  # fmt: skip
+        ended.record(stream)
+        self._under_way.append((began, ended))
+        if whole is not a:
+            a[...] = whole
+        return a
+
+    def _total(self, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return self._host._total(mine)
+
+    def _timed(self, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return self._host._timed(mine)

@@ -120,7 +120,7 @@ def _rows_apart(A: Array) -> int:
     """Return the leading dimension: elements from one row to the next."""
     columns = int(A.shape[1])
     assert columns == 1 or A.strides[1] == A.itemsize, "rows must be contiguous"
-    apart = int(A.strides[0]) // A.itemsize if len(A) > 1 else columns
-    assert columns <= apart
-    assert max(len(A), apart) <= MAX_INT32
-    return apart
+    row_length = int(A.strides[0]) // A.itemsize if len(A) > 1 else columns
+    assert columns <= row_length
+    assert max(len(A), row_length) <= MAX_INT32
+    return row_length

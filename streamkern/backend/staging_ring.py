@@ -1,4 +1,4 @@
-"""A ring of staging buffers between a loader and any device.
+"""Copies between host and device: a ring of staging buffers for batches, and arrays for files.
 
 The consumer requests batch i + 1 when step i is queued. At that moment an event is recorded on the
 compute stream; once it is reached, the buffers of batch i are free. A slot's next copy waits for
@@ -104,3 +104,18 @@ class Ring(Uploader):
         """Wait for the copies and drop the buffers."""
         self.transfers.copying.synchronize()
         self._slots, self._room = [], 0
+
+
+class ByParts:
+    """A device array whose parts are host arrays."""
+
+    def __init__(self, backend: Backend, array: Array) -> None:
+        self.backend, self.array = backend, array
+        self.shape, self.dtype, self.ndim = array.shape, array.dtype, array.ndim
+
+    def __getitem__(self, part: Any) -> npt.NDArray[Any]:
+        return self.backend.to_host(self.array[part])
+
+    def __setitem__(self, part: Any, host: npt.NDArray[Any]) -> None:
+        with self.backend.active():
+            self.array[part].set(np.ascontiguousarray(host, self.dtype))

@@ -1,9 +1,13 @@
-"""Processors and memory that this process may use."""
+"""Processors, memory and threads of this process, and whether another one is alive."""
 
 from __future__ import annotations
 
 import math
 import os
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import TypeVar
 
 
 def available_cpus() -> int:
@@ -26,11 +30,11 @@ def available_memory() -> int:
     try:
         group = "/sys/fs/cgroup/memory"
         with open(f"{group}.max") as limit, open(f"{group}.current") as now:
-            left = int(limit.read()) - int(now.read())
+            unused = int(limit.read()) - int(now.read())
         # Pages of files read long ago count as used, but are freed on demand.
         with open(f"{group}.stat") as lines:
             cached = next((int(x.split()[1]) for x in lines if x.startswith("inactive_file ")), 0)
-        free = min(free, left + cached)
+        free = min(free, unused + cached)
     except (OSError, ValueError):  # no control group, or "max"
         pass
     return int(max(min(free, _limited()), 0))
@@ -92,9 +96,34 @@ def _limited() -> float:
         return math.inf
     threads = _PER_THREAD * (available_cpus() + 1)
     used = {resource.RLIMIT_AS: pages[0], resource.RLIMIT_DATA: pages[5]}
-    page, left = os.sysconf("SC_PAGE_SIZE"), math.inf
+    page, remaining = os.sysconf("SC_PAGE_SIZE"), math.inf
     for which, n_pages in used.items():
         limit = resource.getrlimit(which)[0]
         if limit != resource.RLIM_INFINITY:
-            left = min(left, limit - n_pages * page - threads)
-    return left
+            remaining = min(remaining, limit - n_pages * page - threads)
+    return remaining
+
+
+_T = TypeVar("_T")
+
+
+def ordered_map(
+    pool: ThreadPoolExecutor, calls: Iterable[Callable[[], _T]], n_ahead: int
+) -> Generator[_T, None, None]:
+    """Yield the results of `calls` in their order, with up to `n_ahead` in flight after the next.
+
+    Closing the generator, or an error in a call, cancels calls that have not begun and waits for
+    the rest.
+    """
+    waiting: deque[Future[_T]] = deque()
+    try:
+        for call in calls:
+            waiting.append(pool.submit(call))
+            if len(waiting) > n_ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()
+        wait(waiting)

@@ -1,4 +1,4 @@
-"""Modules that explain the intended function when a folder of the package is called."""
+"""The package's folders that are named like functions: a call names the function that is meant."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ INSTEAD = {
     "predict": "load(run_dir).predict(X), or with out= to write to a file",
     "train": 'train_model("run.toml"), or with a RunConfig',
 }
-"""Calls that users intend when they call a folder of the package."""
+"""Folder that is named like a function -> the call that users intend."""
 
 
 class RoomCallError(ConfigError, TypeError):
@@ -27,3 +27,12 @@ class Room(ModuleType):
         raise RoomCallError(
             f"{self.__name__} is a folder of the package; call {package}.{INSTEAD[name]}"
         )
+
+
+class Package(ModuleType):
+    """A package whose folders in `INSTEAD` become `Room` modules when they are imported."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in INSTEAD and isinstance(value, ModuleType):
+            value.__class__ = Room
+        super().__setattr__(name, value)

@@ -151,10 +151,10 @@ def resumable(
         at = f"{stopped} {where()}".rstrip()
         return TrainingInterrupted(f"{at}; run the same command again to go on")
 
-    own = StopRequest(install=kept)
+    new_request = StopRequest(install=kept)
     try:
         with (
-            own if stop is None else contextlib.nullcontext(stop) as request,
+            new_request if stop is None else contextlib.nullcontext(stop) as request,
             request.becoming(outcome) if kept else contextlib.nullcontext(),
         ):
             yield request

@@ -60,13 +60,13 @@ def time_text(seconds: float) -> str:
     """Format a duration: "12 s", "3:05 min", "2:10 h", "3.4 days"; "?" if unknown."""
     if not math.isfinite(seconds):
         return "?"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60}:{whole % 60:02} min"
-    if whole < 48 * 3600:
-        return f"{whole // 3600}:{whole % 3600 // 60:02} h"
+    rounded = round(seconds)
+    if rounded < 60:
+        return f"{rounded} s"
+    if rounded < 3600:
+        return f"{rounded // 60}:{rounded % 60:02} min"
+    if rounded < 48 * 3600:
+        return f"{rounded // 3600}:{rounded % 3600 // 60:02} h"
     return f"{seconds / 86400:.1f} days"
 
 
@@ -98,10 +98,10 @@ def _cell(value: object) -> str:
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*(?:://|(?<=[A-Za-z0-9+.-]{2}):/))(\S+)")
 # Without a scheme, as libraries name a bucket: key and secret, or a part of a query.
 _PAIR = re.compile(r"""[^\s/'"(\[{<=,:]+:(?!/)[^\s'":]*[^\s'":/]@(?=[\w*])""")
-_SIGNED = re.compile(
+SIGNED_QUERY = re.compile(
     r"(?i)((?:x-amz-[\w-]+|awsaccesskeyid|signature|sig|token|secret|password|access_?key)=)[^\s&'\"]+"
 )
-
+"""Pattern of a signature or token in the query of a URL."""
 
 SECRET_NAME = re.compile(r"(?i)secret|token|passw|credential|signature|key|user|sas|pwd")
 """Pattern of names of fields and options whose values are secret."""
@@ -113,8 +113,8 @@ def redact(text: str | os.PathLike[str]) -> str:
     A raw AWS secret may contain a slash, so everything before the *last* ``@`` is removed if it
     contains a colon. A path that contains both is shortened too much; the alternative leaks.
     """
-    found = _URL.sub(lambda m: m[1] + _without_secrets(m[2]), os.fspath(text))
-    return _SIGNED.sub(r"\1***", _PAIR.sub("***@", found))
+    shortened = _URL.sub(lambda m: m[1] + _without_secrets(m[2]), os.fspath(text))
+    return SIGNED_QUERY.sub(r"\1***", _PAIR.sub("***@", shortened))
 
 
 def _without_secrets(rest: str) -> str:

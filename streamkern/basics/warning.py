@@ -19,11 +19,11 @@ def warn(text: str, kind: type[Warning] = UserWarning) -> None:
 
     Frames of other packages may lie between two of ours: contextlib, or a library that calls back.
     """
-    text, said = _WORDING.get()(text), _SAID.get()
-    if said is not None and text in said:
+    text, issued = _WORDING.get()(text), _SAID.get()
+    if issued is not None and text in issued:
         return
-    if said is not None:
-        said.add(text)
+    if issued is not None:
+        issued.add(text)
     frame: FrameType | None = sys._getframe()
     caller = frame
     while frame is not None:

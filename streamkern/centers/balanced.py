@@ -102,7 +102,7 @@ def _class_counts(source: BaseSource) -> Ints | None:
         return None if counts is None else np.array(counts, np.int64)
     if not isinstance(source, MixtureSource) or source.weights is not None:
         return None
-    parts = [found for part in source.parts if (found := _class_counts(part)) is not None]
+    parts = [rows for part in source.parts if (rows := _class_counts(part)) is not None]
     return np.sum(parts, axis=0) if len(parts) == len(source.parts) else None
 
 
@@ -125,8 +125,8 @@ class _Pool(NamedTuple):
         """Return the first limit[k] rows of each class k, in order of classes."""
         order = np.lexsort((self.rows, self.keys, self.turns, self.labels))
         labels = self.labels[order]
-        place = np.arange(len(order)) - np.searchsorted(labels, labels)
-        return _Pool(*(part[order[place < limit[labels]]] for part in self))
+        position = np.arange(len(order)) - np.searchsorted(labels, labels)
+        return _Pool(*(part[order[position < limit[labels]]] for part in self))
 
 
 def _labels(source: BaseSource, order: Ints, seed: int) -> Iterator[tuple[int, Ints]]:

@@ -82,8 +82,8 @@ def _inverse(metric: npt.NDArray[np.float64], dtype: np.dtype[Any]) -> HostArray
     least = max(metric.shape) * np.finfo(dtype).eps
     if metric.ndim == 2:
         return np.asarray(np.linalg.pinv(metric, rcond=least), dtype)
-    told = np.abs(metric) > least * np.abs(metric).max()
-    return np.asarray(np.divide(1.0, metric, out=np.zeros_like(metric), where=told), dtype)
+    significant = np.abs(metric) > least * np.abs(metric).max()
+    return np.asarray(np.divide(1.0, metric, out=np.zeros_like(metric), where=significant), dtype)
 
 
 def kmeans(

@@ -11,9 +11,10 @@ from streamkern.basics.array_types import Ints
 from streamkern.basics.errors import DataError, NonFiniteError
 from streamkern.basics.optional import on_demand
 from streamkern.centers.selector import CenterSelector
+from streamkern.store.row_block import RowBlock, concatenated
 from streamkern.store.sample_weights import weights_of
-from streamkern.stream.sources.base import BaseSource, Block, concatenated, read_units
-from streamkern.stream.sources.row_shapes import check_row_shape
+from streamkern.stream.sources.alignment import check_row_shape
+from streamkern.stream.sources.base import BaseSource, read_units
 from streamkern.stream.sources.sampling import MANY_UNITS, choose_rows, origins_of, read_rows
 
 CENTERS_STAGE = 1
@@ -34,7 +35,7 @@ class Random(CenterSelector):
         return random_numbers(source, n, seed), n
 
 
-def random_centers(source: BaseSource, p: int, seed: int) -> Block:
+def random_centers(source: BaseSource, p: int, seed: int) -> RowBlock:
     """Return p distinct rows of `source` in random order, see `random_numbers`."""
     return read_rows(source, random_numbers(source, p, seed), seed)
 
@@ -65,8 +66,8 @@ def _no_copies(source: BaseSource, rows: Ints, seed: int) -> Ints:
 
 
 def without_weightless(
-    source: BaseSource, block: Block, factors: npt.NDArray[np.float64] | None, seed: int
-) -> Block:
+    source: BaseSource, block: RowBlock, factors: npt.NDArray[np.float64] | None, seed: int
+) -> RowBlock:
     """Replace rows of `block` with weight 0 by other rows of `source`; return the block.
 
     Such rows stay only if too few others are found. factors : from `weight_factors`.
@@ -79,9 +80,9 @@ def without_weightless(
             break
         n = min(DRAW_FACTOR * len(empty), source.n_rows)
         more = choose_rows(source, n, seed, stage=WEIGHTLESS_STAGE + draw, max_units=MANY_UNITS)
-        found = read_rows(source, more[~np.isin(more, block.rows)], seed)
+        found = read_rows(source, more[~np.isin(more, block.row_ids)], seed)
         found = found.take(weights_of(found.y, found.w, factors) > 0)
-        count = min(len(empty), len(found.rows))
+        count = min(len(empty), len(found.row_ids))
         block.put(empty[:count], found.take(slice(count)))
     return block
 
@@ -91,7 +92,7 @@ def _firsts(source: BaseSource, rows: Ints) -> Ints:
     return rows[np.sort(np.unique(origins_of(source, rows), return_index=True)[1])]
 
 
-def all_rows(source: BaseSource, seed: int) -> Block:
+def all_rows(source: BaseSource, seed: int) -> RowBlock:
     """Return every row of `source`, in its order."""
     return concatenated(list(read_units(source, range(source.n_units), seed, 0)))
 
@@ -114,7 +115,7 @@ def check_center_features(shape: tuple[int, ...], row_shape: tuple[int, ...]) ->
     check_row_shape("centers have", shape[1:], "the data has rows of shape", row_shape)
 
 
-def given_centers(array: npt.ArrayLike, row_shape: tuple[int, ...], n_outputs: int) -> Block:
+def given_centers(array: npt.ArrayLike, row_shape: tuple[int, ...], n_outputs: int) -> RowBlock:
     """Return a block of centers given by the user, checked; its targets are not used."""
     X = as_centers(array)
     check_center_features(X.shape, row_shape)
@@ -122,7 +123,7 @@ def given_centers(array: npt.ArrayLike, row_shape: tuple[int, ...], n_outputs: i
         X = X.astype(np.float64)
     rows = np.arange(len(X), dtype=np.int64)
     y = np.zeros((len(X), n_outputs), np.float32)
-    return Block(X.reshape(len(X), *row_shape), y, rows)
+    return RowBlock(X.reshape(len(X), *row_shape), y, None, rows)
 
 
 def random_order(p: int, seed: int) -> npt.NDArray[np.int64]:

@@ -62,8 +62,8 @@ class RPCholesky(Random):
                 f"{len(X)} candidates for n_centers={p}; lower n_centers, or set centers = 'random'"
             )
         op = work.operator(X)
-        found = rpcholesky(op, work.backend.asarray(X[different]), p, work.seed)
-        return X[different[found.rows]], {"drawn": found.n_drawn, "residual": found.residual}
+        pivots = rpcholesky(op, work.backend.asarray(X[different]), p, work.seed)
+        return X[different[pivots.rows]], {"drawn": pivots.n_drawn, "residual": pivots.residual}
 
 
 def _looking_at(problem: ProblemShape, rows: int) -> Selection:
@@ -177,12 +177,9 @@ def _residual(
 
 
 def _reject(
-    H: npt.NDArray[np.float64],
-    u: npt.NDArray[np.float64],
-    floor: npt.NDArray[np.float64],
-    uniform: npt.NDArray[np.float64],
-    most: int,
-) -> tuple[list[int], npt.NDArray[np.float64]]:
+    H: npt.NDArray[np.float64], u: npt.NDArray[np.float64], floor: npt.NDArray[np.float64],
+    uniform: npt.NDArray[np.float64], most: int,
+) -> tuple[list[int], npt.NDArray[np.float64]]:  # fmt: skip
     """Return the accepted proposals, at most `most`, and the Cholesky factor of H among them.
 
     H : (b, b), overwritten by the residual after the accepted proposals. The first one is always

@@ -17,7 +17,8 @@ from streamkern.kernels.builtin import Kernel
 from streamkern.kernels.points import Grid
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.problem import ProblemShape, Selection
-from streamkern.stream.sources.base import BaseSource, Block
+from streamkern.store.row_block import RowBlock
+from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.sampling import read_rows
 
 
@@ -66,7 +67,7 @@ class CenterSelector:
         """
         raise NotImplementedError
 
-    def rows(self, source: BaseSource, n: int, seed: int) -> tuple[Block, int]:
+    def rows(self, source: BaseSource, n: int, seed: int) -> tuple[RowBlock, int]:
         """Return the rows that `choose` selects, and how many rows were read to choose them."""
         chosen, looked_at = self.choose(source, n, seed)
         return read_rows(source, chosen, seed), looked_at

@@ -3,42 +3,37 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.progress import Line
-from streamkern.basics.quantity import parse_bytes
 from streamkern.basics.stop import resumable
 from streamkern.basics.text import redact
+from streamkern.basics.values import parse_bytes
 from streamkern.cli.console import json_text, write_stderr
 from streamkern.cli.described_store import store_text
 from streamkern.cli.options import (
     AsJson,
-    Decimal,
-    Delimiter,
     DropMissingTargets,
-    Encoding,
     External,
     Foreign,
-    Format,
-    Header,
     Missing,
-    NamesOption,
     Overwrite,
-    SkipLines,
     StorageOption,
-    Thousands,
     XName,
     YName,
     column_list,
-    name_list,
+    file_form,
     number_or_text,
     options_for,
     parse_numbers,
     parse_options,
     parse_transform,
+    sharing,
+    target_columns,
 )
 from streamkern.cli.table_options import (
     Categorical,
@@ -58,10 +53,6 @@ from streamkern.store.describe import describe_store
 from streamkern.store.store import open_store
 from streamkern.stream.materialise import augment_store
 from streamkern.stream.read_speed import read_speed, speed_text
-
-if TYPE_CHECKING:
-    import re
-from collections.abc import Mapping
 
 Inputs = Annotated[
     list[str],
@@ -108,26 +99,44 @@ Compress = Annotated[
 ]
 
 
-def ingest_command(
-    context: typer.Context,
-    inputs: Inputs,
-    out: OutArgument,
+@sharing(file_form, "form")
+def _reading(
     x: FeaturesOption = None,
     y: TargetsOption = None,
     sample_weight: WeightsOption = None,
+    seed: SeedOption = 0,
+    shuffle: Shuffle = True,
+    dtype: Dtype = None,
+    memory: Within = "1 GiB",
+    missing: Missing = "error",
+    external: External = False,
+    foreign: Foreign = False,
+    drop_missing_targets: DropMissingTargets = False,
+    *,
+    form: dict[str, Any],
+) -> dict[str, Any]:
+    """Return the options that ingest and append share, by the parameters of both functions."""
+    return form | {
+        "x": None if x is None else column_list(x), "y": target_columns(y),
+        "sample_weight": None if sample_weight is None else number_or_text(sample_weight),
+        "seed": seed, "shuffle": shuffle, "dtype": dtype, "memory": parse_bytes(memory, "memory"),
+        "missing": missing, "external": external, "foreign": foreign,
+        "drop_missing_targets": drop_missing_targets,
+    }  # fmt: skip
+
+
+@sharing(_reading, "reading")
+def ingest_command(
+    context: typer.Context,
+    reading: dict[str, Any],
+    inputs: Inputs,
+    out: OutArgument,
     targets: Annotated[
         str,
         typer.Option(help="Take targets as labels of classes or as values; auto looks at them."),
     ] = "auto",
-    seed: SeedOption = 0,
-    shuffle: Shuffle = True,
     chunk_mb: ChunkMb = 8,
-    dtype: Dtype = None,
-    memory: Within = "1 GiB",
     compress: Compress = "auto",
-    missing: Missing = "error",
-    external: External = False,
-    foreign: Foreign = False,
     encode: Encode = "auto",
     categorical: Categorical = None,
     numeric: Numeric = None,
@@ -135,66 +144,33 @@ def ingest_command(
     dates: DateOption = None,
     na_values: NaValue = None,
     like: LikeOption = None,
-    drop_missing_targets: DropMissingTargets = False,
-    format: Format = None,
-    names: NamesOption = None,
-    header: Header = None,
-    delimiter: Delimiter = None,
-    decimal: Decimal = None,
-    encoding: Encoding = None,
-    skip_lines: SkipLines = None,
-    thousands: Thousands = None,
     scratch: Annotated[str | None, typer.Option(help="Put temporary files in this folder.")] = None,
     overwrite: Overwrite = False,
     storage_option: StorageOption = None,
 ) -> None:
     """Make a store from CSV, Parquet, Arrow, JSON lines, .npz, HDF5, NetCDF, svmlight or Zarr."""
-    options = _options_beside(out, storage_option, "--y" if y else "--sample-weight")
+    pattern = "--y" if reading["y"] is not None else "--sample-weight"
+    options = _options_beside(out, storage_option, pattern)
     with resumable(context.obj, kept=True), Line() as line:
         run_ingest(
-            inputs[0] if len(inputs) == 1 else inputs, out,
-            x=None if x is None else column_list(x), y=_columns(y),
-            sample_weight=None if sample_weight is None else number_or_text(sample_weight),
-            targets=targets, chunk_mb=chunk_mb, shuffle=shuffle, seed=seed, overwrite=overwrite,
-            dtype=dtype, memory=parse_bytes(memory, "memory"), progress=line.show,
-            compress=compress, missing=missing, external=external, foreign=foreign, encode=encode,
-            categorical=_names(categorical), numeric=_names(numeric), drop=_names(drop),
-            dates=_dates(dates), na_values=na_values, like=like,
-            drop_missing_targets=drop_missing_targets, format=format,
-            names=name_list(names, "--names"), header=header, delimiter=delimiter,
-            decimal=decimal, encoding=encoding, skip_lines=skip_lines,
-            thousands=thousands, scratch=scratch,
-            storage_options=options_for(options, out),
+            inputs[0] if len(inputs) == 1 else inputs, out, **reading,
+            targets=targets, chunk_mb=chunk_mb, overwrite=overwrite, progress=line.show,
+            compress=compress, encode=encode, categorical=_names(categorical),
+            numeric=_names(numeric), drop=_names(drop), dates=_dates(dates), na_values=na_values,
+            like=like, scratch=scratch, storage_options=options_for(options, out),
             input_options=options_for(options, *inputs),
         )  # fmt: skip
     _show_store(out, options, made=line.shown)
 
 
+@sharing(_reading, "reading")
 def append_command(
     context: typer.Context,
+    reading: dict[str, Any],
     store: Annotated[
         str, typer.Argument(metavar="STORE", help="Append to this store, which is on a disk.")
     ],
     inputs: Inputs,
-    x: FeaturesOption = None,
-    y: TargetsOption = None,
-    sample_weight: WeightsOption = None,
-    seed: SeedOption = 0,
-    shuffle: Shuffle = True,
-    dtype: Dtype = None,
-    memory: Within = "1 GiB",
-    missing: Missing = "error",
-    external: External = False,
-    foreign: Foreign = False,
-    drop_missing_targets: DropMissingTargets = False,
-    format: Format = None,
-    names: NamesOption = None,
-    header: Header = None,
-    delimiter: Delimiter = None,
-    decimal: Decimal = None,
-    encoding: Encoding = None,
-    skip_lines: SkipLines = None,
-    thousands: Thousands = None,
     storage_option: StorageOption = None,
 ) -> None:
     """Add the rows of files to a finished store, which is the old one or the new one at any time.
@@ -210,14 +186,8 @@ def append_command(
         )
     with resumable(context.obj, kept=True), Line() as line:
         append_rows(
-            inputs[0] if len(inputs) == 1 else inputs, store,
-            x=None if x is None else column_list(x), y=_columns(y),
-            sample_weight=None if sample_weight is None else number_or_text(sample_weight),
-            seed=seed, shuffle=shuffle, dtype=dtype, memory=parse_bytes(memory, "memory"),
-            progress=line.show, input_options=options_for(options, *inputs), missing=missing,
-            external=external, foreign=foreign, drop_missing_targets=drop_missing_targets,
-            format=format, names=name_list(names, "--names"), header=header, delimiter=delimiter,
-            decimal=decimal, encoding=encoding, skip_lines=skip_lines, thousands=thousands,
+            inputs[0] if len(inputs) == 1 else inputs, store, **reading, progress=line.show,
+            input_options=options_for(options, *inputs),
         )  # fmt: skip
     if not line.shown:
         write_stderr(f"note: {redact(store)} ends with these rows already; nothing is appended")
@@ -248,12 +218,6 @@ def _dates(given: list[str] | None) -> dict[str, str | None] | None:
     """Return the name of each column of dates, and the format of its text, if given."""
     pairs = (text.partition("=") for text in given or ())
     return {name: form or None for name, _, form in pairs} or None
-
-
-def _columns(names: list[str] | None) -> int | str | list[int | str] | None:
-    """Return the target columns, as `ingest_command` takes them."""
-    columns = [number_or_text(name) for name in names or ()]
-    return None if not columns else columns[0] if len(columns) == 1 else columns
 
 
 def augment_command(

@@ -46,7 +46,7 @@ def encoder_facts(encoder: Mapping[str, Any] | None, where: str) -> list[tuple[s
     """Return the encoding of each column of a table, by its name in the glossary."""
     if encoder is None:
         return []
-    found = Encoder.of(encoder, where)
+    found = Encoder.from_json(encoder, where)
     lines = found.lines()
     wide = [max(map(len, column)) for column in zip(*lines, strict=True)]
     shown = [f"{name:<{wide[0]}}  {kind:<{wide[1]}}  {what}".rstrip() for name, kind, what in lines]

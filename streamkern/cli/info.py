@@ -9,11 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from streamkern.basics.errors import CheckpointError, ConfigError, DataError, StoreNotFoundError
+from streamkern.basics.plots import new_figure, png
 from streamkern.basics.text import redact, text_table
 from streamkern.cli.console import json_text
 from streamkern.cli.described_store import store_text
 from streamkern.cli.glossary import FACTS, STORE_MEANINGS
-from streamkern.cli.metric_plot import spectrum_png
 from streamkern.cli.model import measured_importances
 from streamkern.cli.options import (
     AsJson,
@@ -27,10 +27,10 @@ from streamkern.cli.options import (
 )
 from streamkern.cli.run_info import is_run_directory, run_overview, run_text
 from streamkern.filesystem.icechunk_repository import is_icechunk
-from streamkern.filesystem.place_kind import place_kind, runs_below
+from streamkern.filesystem.ownership import place_kind, runs_below
 from streamkern.rundir.checkpoint_format import checkpoint_errors
-from streamkern.rundir.verification import WHOLE_CHECK
-from streamkern.rundir.verification import verify as verify_run
+from streamkern.rundir.run_summary import WHOLE_CHECK
+from streamkern.rundir.run_summary import verify as verify_run
 from streamkern.store.describe import describe_store, describe_unfinished
 from streamkern.store.store import open_store
 
@@ -121,6 +121,29 @@ def _draw_metric(place: str, options: Mapping[str, Any] | None, path: Path) -> N
         picture = spectrum_png(metric)
     with path.open("xb") as file:
         file.write(picture)
+
+
+def spectrum_png(metric: Mapping[str, Any]) -> bytes:
+    """Return the output of `describe_metric` as PNG; MissingDependencyError without Matplotlib."""
+    bars = [("share of the metric\n(of its gradients)", metric["importances"])]
+    for k, terms in enumerate(metric["first"], 1):
+        share = metric["spectrum"][k - 1]
+        bars.append((f"direction {k}, {share:.1%}", terms))
+    figure = new_figure(3.2 * (len(bars) + 1), 4.2)
+    panels = figure.subplots(1, len(bars) + 1)
+    for axes, (title, entries) in zip(panels, bars, strict=False):
+        axes.barh(range(len(entries)), [x for _, x in entries], color="C0")
+        axes.set_yticks(range(len(entries)), [name for name, _ in entries], fontsize=8)
+        axes.invert_yaxis()
+        axes.axvline(0, color="0.3", lw=0.8)
+        axes.set_title(title, fontsize=10)
+    axes = panels[-1]
+    axes.plot(range(1, len(metric["spectrum"]) + 1), metric["spectrum"], "o-", ms=4)
+    axes.set_yscale("log")
+    axes.set_title("eigenvalues,\nover their sum", fontsize=10)
+    for axes in panels:
+        axes.spines[["top", "right"]].set_visible(False)
+    return png(figure)
 
 
 def _show_run(

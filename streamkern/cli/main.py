@@ -13,36 +13,33 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import lazy_loader
 import typer
 from typer.core import TyperGroup
 
 from streamkern.basics.errors import EXIT_DONE, EXIT_FAILED, EXIT_USAGE
-from streamkern.basics.lazy_names import homes, load_name
 from streamkern.basics.stop import Stopped, StopRequest, watched
 from streamkern.basics.version import __version__
 from streamkern.cli.console import EXIT_INTERRUPTED, explain, show_warning, write_stderr
 from streamkern.cli.help_text import say_usage
-from streamkern.cli.redaction import guarded
+from streamkern.cli.redaction import guarded, refuse_credentials
 from streamkern.cli.wording import Wording
-from streamkern.filesystem.abandoned import remove_abandoned
+from streamkern.filesystem.scratch import remove_abandoned
 
-if TYPE_CHECKING:  # each command is loaded on demand: all of them take a second
-    from streamkern.cli.data import append_command as append_command
-    from streamkern.cli.data import augment_command as augment_command
-    from streamkern.cli.data import bench_read_command as bench_read_command
-    from streamkern.cli.data import ingest_command as ingest_command
-    from streamkern.cli.info import info_command as info_command
-    from streamkern.cli.model import evaluate_command as evaluate_command
-    from streamkern.cli.model import predict_command as predict_command
-    from streamkern.cli.report import report_command as report_command
-    from streamkern.cli.run_table import runs_command as runs_command
-    from streamkern.cli.runs import plan_command as plan_command
-    from streamkern.cli.runs import train_command as train_command
-    from streamkern.cli.tune import tune_command as tune_command
-
-_HOME = homes(__spec__)
+_load, _, _NAMES = lazy_loader.attach(  # all commands at once would take a second
+    "streamkern.cli",
+    submod_attrs={
+        "data": ["append_command", "augment_command", "bench_read_command", "ingest_command"],
+        "info": ["info_command"],
+        "model": ["evaluate_command", "predict_command"],
+        "report": ["report_command"],
+        "run_table": ["runs_command"],
+        "runs": ["plan_command", "train_command"],
+        "tune": ["tune_command"],
+    },
+)
 DEBUG = "--debug"
 ANSWERS = ("plan", "info", "runs", "evaluate")  # their printed text is their only result
 COMMANDS = {  # in the order of `--help`, with their texts there
@@ -90,7 +87,7 @@ class Commands(TyperGroup):
 def _command(name: str) -> Any:
     """Return the command of this name, loaded."""
     one = typer.Typer(**TYPER_SETTINGS)
-    one.command(name)(load_name(_HOME[f"{name.replace('-', '_')}_command"]))
+    one.command(name)(_load(f"{name.replace('-', '_')}_command"))
     return say_usage(typer.main.get_command(one), name)
 
 
@@ -141,7 +138,7 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
     wording = Wording(_options_of(words), words)
     explained = functools.partial(explain, wording=wording, words=words)
     with (
-        guarded(words) as out,
+        guarded() as out,
         warnings.catch_warnings(),
         watched(stop, explained),
         stop,
@@ -152,6 +149,7 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
         warnings.showwarning = functools.partial(show_warning, wording=wording)
         remove_abandoned()
         try:
+            refuse_credentials(words)
             code = app(words, prog_name="streamkern", standalone_mode=False, obj=stop)
         except (Exception, KeyboardInterrupt, Stopped) as error:
             if debug:

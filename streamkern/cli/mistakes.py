@@ -6,11 +6,13 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from streamkern.basics.lazy_names import load_name
+import lazy_loader
+
 from streamkern.cli.help_text import EXAMPLES
 from streamkern.config.names import OTHER_PARAMETERS, PARAMETER_SETTINGS
 
-_RUN_CONFIG: Final = ("streamkern.config.run_config", "RunConfig")  # slow to load
+# Loaded at its first use, as it takes long.
+_load, _, _ = lazy_loader.attach("streamkern.config", submod_attrs={"run_config": ["RunConfig"]})
 _COMMANDS: Final = {
     "fit": "train", "run": "train", "resume": "train", "score": "evaluate", "eval": "evaluate",
     "test": "evaluate", "transform": "predict", "show": "info", "describe": "info", "ls": "runs",
@@ -130,7 +132,7 @@ def _named(command: Any) -> list[str]:
 
 def _field(name: str) -> str | None:
     """Return the path of a setting with this name."""
-    config = load_name(_RUN_CONFIG)
+    config = _load("RunConfig")
     for section, field in config.model_fields.items():
         if name in getattr(field.annotation, "model_fields", ()):
             return f"{section}.{name}"

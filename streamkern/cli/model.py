@@ -16,28 +16,22 @@ from streamkern.basics.warning import warn
 from streamkern.cli.console import json_text
 from streamkern.cli.options import (
     AsJson,
-    Decimal,
-    Delimiter,
     DeviceName,
     DropMissingTargets,
-    Encoding,
     External,
     Foreign,
-    Format,
-    Header,
     Missing,
-    NamesOption,
-    SkipLines,
     StorageOption,
-    Thousands,
     column_list,
-    name_list,
+    file_form,
     number_or_text,
     options_for,
     parse_options,
+    sharing,
+    target_columns,
 )
 from streamkern.ingest.formats import FileForm
-from streamkern.ingest.found_files import refuse_among
+from streamkern.ingest.path_patterns import refuse_among
 from streamkern.ingest.tables.columns import TargetMeans
 from streamkern.predict.input_rows import open_rows
 from streamkern.rundir.run_directory import RunDirectory
@@ -122,34 +116,43 @@ RowsWeight = Annotated[
 ]
 
 
-def evaluate_command(
-    run_dir: ModelOf,
-    inputs: RowInputs,
+@sharing(file_form, "form")
+def _reading(
     x: RowsX = None,
     y: RowsY = None,
     sample_weight: RowsWeight = None,
     missing: Missing = "error",
     external: External = False,
     foreign: Foreign = False,
+    *,
+    form: dict[str, Any],
+) -> dict[str, Any]:
+    """Return the parts of the inputs to read, as `open_rows` takes them."""
+    return {
+        "x": None if x is None else column_list(x),
+        "y": target_columns(y),
+        "sample_weight": None if sample_weight is None else number_or_text(sample_weight),
+        "missing": missing,
+        "external": external,
+        "foreign": foreign,
+        "form": FileForm.checked(*form.values()),
+    }
+
+
+@sharing(_reading, "reading")
+def evaluate_command(
+    reading: dict[str, Any],
+    run_dir: ModelOf,
+    inputs: RowInputs,
     drop_missing_targets: DropMissingTargets = False,
-    format: Format = None,
-    names: NamesOption = None,
-    header: Header = None,
-    delimiter: Delimiter = None,
-    decimal: Decimal = None,
-    encoding: Encoding = None,
-    skip_lines: SkipLines = None,
-    thousands: Thousands = None,
     device: DeviceName = "auto",
     as_json: AsJson = False,
     storage_option: StorageOption = None,
 ) -> None:
     """Evaluate a trained model on stores, or on files as ingest takes them."""
     options = parse_options(storage_option)
-    form = _form(format, names, header, delimiter, decimal, encoding, skip_lines, thousands)
-    asked = _asked(x, y, sample_weight, missing, external, foreign, form)
-    asked["drop_missing_targets"] = drop_missing_targets
-    with rows_and_model(run_dir, inputs, device, options, asked, targets=True) as (source, model):
+    reading["drop_missing_targets"] = drop_missing_targets
+    with rows_and_model(run_dir, inputs, device, options, reading, targets=True) as (source, model):
         metrics = model.evaluate(source)
         n_left_out = getattr(source, "n_left_out", 0)
     data = redact(", ".join(inputs))
@@ -162,8 +165,10 @@ def evaluate_command(
         typer.echo(text_table([row], list(row)))
 
 
+@sharing(_reading, "reading")
 def predict_command(
     context: typer.Context,
+    reading: dict[str, Any],
     run_dir: ModelOf,
     inputs: RowInputs,
     out: Annotated[
@@ -173,20 +178,6 @@ def predict_command(
             help="The .zarr, .npy, .csv or .parquet of predictions; missing folders are made.",
         ),
     ],
-    x: RowsX = None,
-    y: RowsY = None,
-    sample_weight: RowsWeight = None,
-    missing: Missing = "error",
-    external: External = False,
-    foreign: Foreign = False,
-    format: Format = None,
-    names: NamesOption = None,
-    header: Header = None,
-    delimiter: Delimiter = None,
-    decimal: Decimal = None,
-    encoding: Encoding = None,
-    skip_lines: SkipLines = None,
-    thousands: Thousands = None,
     order: RowsOrder = "source",
     values: AsValues = False,
     proba: Proba = False,
@@ -206,12 +197,10 @@ def predict_command(
     """
     options = parse_options(storage_option)
     refuse_among(inputs, out)
-    form = _form(format, names, header, delimiter, decimal, encoding, skip_lines, thousands)
-    asked = _asked(x, y, sample_weight, missing, external, foreign, form)
-    asked["with_input"] = with_input
+    reading["with_input"] = with_input
     with (
         resumable(context.obj, kept=True),
-        rows_and_model(run_dir, inputs, device, options, asked, targets=False) as (source, model),
+        rows_and_model(run_dir, inputs, device, options, reading, targets=False) as (source, model),
         Line() as line,
     ):
         n_rows = model.predict_to(
@@ -233,40 +222,13 @@ def skipped(texts: tuple[str, ...]) -> dict[str, Any]:
     return {"skipped": list(texts)} if texts else {}
 
 
-def _form(format: str | None, names: str | None, *more: Any) -> FileForm:
-    """Return the form of the files. more : header, delimiter, ..., as `FileForm.of` takes them"""
-    return FileForm.of(format, name_list(names, "--names"), *more)
-
-
-def _asked(
-    x: str | None,
-    y: Sequence[str] | None,
-    sample_weight: str | None,
-    missing: str,
-    external: bool,
-    foreign: bool,
-    form: FileForm,
-) -> dict[str, Any]:
-    """Return the parts of the inputs to read, as `open_rows` takes them."""
-    targets = [number_or_text(name) for name in y or ()]
-    return {
-        "x": None if x is None else column_list(x),
-        "y": targets[0] if len(targets) == 1 else targets or None,
-        "sample_weight": None if sample_weight is None else number_or_text(sample_weight),
-        "missing": missing,
-        "external": external,
-        "foreign": foreign,
-        "form": form,
-    }
-
-
 @contextlib.contextmanager
 def rows_and_model(
     run_dir: str,
     inputs: Sequence[str],
     device: str,
     options: Mapping[str, Any],
-    asked: Mapping[str, Any],
+    reading: Mapping[str, Any],
     *,
     targets: bool = True,
 ) -> Iterator[tuple[Any, KernelModel]]:
@@ -280,7 +242,7 @@ def rows_and_model(
             model,
             targets=targets,
             input_options=options_for(options, *inputs),
-            **asked,
+            **reading,
         )
         _warn_of_own_means(run_dir, rows, model, run_options)
         yield rows, model

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import csv
+import inspect
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 
 from streamkern.basics.errors import ConfigError
-from streamkern.config.parse import parse_toml
+from streamkern.config.toml import parse_toml
 from streamkern.filesystem.urls import local_path
 
 StorageOption = Annotated[
@@ -112,6 +113,54 @@ Thousands = Annotated[
     ),
 ]
 
+
+def sharing(
+    shared: Callable[..., Any], name: str
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that gives a command the options of `shared`, in place of one parameter.
+
+    name : of the parameter, which gets what `shared` returns for the options
+    """
+    options = inspect.signature(shared, eval_str=True).parameters
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        own = inspect.signature(command, eval_str=True).parameters.values()
+        listed = [each for o in own for each in (options.values() if o.name == name else [o])]
+
+        def run(**words: Any) -> Any:
+            value = shared(**{option: words.pop(option) for option in options})
+            return command(**{name: value}, **words)
+
+        parameters = sorted(  # those without a default first
+            (each.replace(kind=each.KEYWORD_ONLY) for each in listed),
+            key=lambda parameter: parameter.default is not parameter.empty,
+        )
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # for typer
+        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        return run
+
+    return decorate
+
+
+def file_form(
+    format: Format = None,
+    names: NamesOption = None,
+    header: Header = None,
+    delimiter: Delimiter = None,
+    decimal: Decimal = None,
+    encoding: Encoding = None,
+    skip_lines: SkipLines = None,
+    thousands: Thousands = None,
+) -> dict[str, Any]:
+    """Return the form of the files, by the parameters of `ingest`."""
+    return {
+        "format": format, "names": name_list(names, "--names"), "header": header,
+        "delimiter": delimiter, "decimal": decimal, "encoding": encoding,
+        "skip_lines": skip_lines, "thousands": thousands,
+    }  # fmt: skip
+
+
 _TEXTS = ("key", "secret", "token", "password", "username")  # even if they look like numbers
 
 
@@ -189,6 +238,12 @@ def column_list(text: str) -> str | list[int | str]:
     """Return columns as in the first line of a CSV, or one name."""
     columns = [number_or_text(name) for name in name_list(text, "--x") or ()]
     return columns if len(columns) > 1 or not isinstance(columns[0], str) else columns[0]
+
+
+def target_columns(names: Sequence[str] | None) -> int | str | list[int | str] | None:
+    """Return the target columns: one of them, several as a list, or None."""
+    columns = [number_or_text(name) for name in names or ()]
+    return None if not columns else columns[0] if len(columns) == 1 else columns
 
 
 def number_or_text(text: str) -> int | str:

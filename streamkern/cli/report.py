@@ -19,7 +19,7 @@ from streamkern.cli.options import Importances, StorageOption, options_for, pars
 from streamkern.cli.page.answers import answers_on
 from streamkern.cli.page.facts import Facts, HeldOutAnswers, distinct_names, read_facts
 from streamkern.cli.page.page import MARK, report_page
-from streamkern.cli.redaction import Secrets, of_url
+from streamkern.cli.redaction import hidden_in
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.durable import write_aside
 from streamkern.filesystem.urls import local_path
@@ -76,13 +76,10 @@ def write_report(
     named = [run_dirs] if isinstance(run_dirs, str | os.PathLike) else run_dirs
     places = [os.fspath(place) for place in named]
     check_free(out)
-    secrets = _secrets(places, given)
     runs = [
-        read_facts(place, options_for(given, place), secrets.hidden_in)
-        for place in dict.fromkeys(places)
+        read_facts(place, options_for(given, place), hidden_in) for place in dict.fromkeys(places)
     ]
     if importances is not None:
-        secrets.add(*of_url(importances))
         runs = [
             replace(run, columns=measured_importances(place, importances, given))
             for run, place in zip(runs, dict.fromkeys(places), strict=True)
@@ -129,17 +126,6 @@ def check_free(out: Path) -> None:
         raise ConfigError(
             f"out={str(out)!r} is there and was not made by streamkern report; name another file"
         )
-
-
-def _secrets(places: list[str], options: dict[str, object]) -> Secrets:
-    """Return the secrets that the page omits."""
-    secrets = Secrets()
-    for place in places:
-        secrets.add(*of_url(place))
-    for name, value in options.items():
-        secrets.add_option(name, value)
-    secrets.add_environment()
-    return secrets
 
 
 def _defaults() -> dict[str, object]:

@@ -19,7 +19,7 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_storage import open_folder
 from streamkern.solver.precondition.step_rule import max_over_blocks
 from streamkern.train.evaluations import evaluations_in
-from streamkern.train.log_reader import run_progress
+from streamkern.train.log_reader import read_history
 from streamkern.train.progress import PHASE_DESCRIPTIONS
 from streamkern.train.rank_coordinator import format_rank_figures
 
@@ -50,9 +50,9 @@ def run_overview(
 ) -> dict[str, Any]:
     """Return state, position, metrics and settings of a run; its checkpoint is verified completely.
 
-    If a process works on it, position and metrics are the newest in its log. `live` is the position
-    in the log, see `run_progress`. `ranks` and `center_ranks` are those of the last save, `changed`
-    lists what differed at each resume. `warnings` names every damaged file.
+    If a process works on it, position and metrics are the newest in its log. `live` is the state by
+    the log, see `train.log_reader`. `ranks` and `center_ranks` are those of the last save,
+    `changed` lists what differed at each resume. `warnings` names every damaged file.
     """
     with RunDirectory(path, writable=False, storage_options=storage_options) as directory:
         config, damage = _recorded(directory)
@@ -65,7 +65,7 @@ def run_overview(
             metrics = {} if saved is None else saved.meta["metrics"] or {}
             if saved is not None and saved.meta.get("model_only"):
                 position["step"] = None  # they were not counted
-            live, evaluated = run_progress(records), evaluations_in(records)
+            live, evaluated = read_history(records).progress, evaluations_in(records)
             if writer is not None and not position["done"]:
                 position |= {name: live[name] for name in position if name in live}
                 metrics = _figures(evaluated[-1]) if evaluated else metrics

@@ -9,12 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from streamkern.basics.errors import ConfigError
-from streamkern.basics.quantity import parse_bytes
 from streamkern.basics.text import redact
+from streamkern.basics.values import parse_bytes
 from streamkern.cli.options import parse_options, toml_or_text
 from streamkern.config.run_config import RunConfig, load_run_file
 from streamkern.config.solver import SOLVERS
-from streamkern.filesystem.place_kind import place_kind
+from streamkern.filesystem.ownership import place_kind
 from streamkern.ingest.input_files import kind_by_ending
 
 RunFile = Annotated[

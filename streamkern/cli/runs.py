@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import itertools
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Any
 
@@ -18,9 +17,8 @@ from streamkern.basics.errors import DataError, StreamkernError
 from streamkern.basics.text import redact, text_table, time_text, utc_now
 from streamkern.cli.console import json_text, write_stderr
 from streamkern.cli.model import skipped
-from streamkern.cli.options import AsJson, StorageOption, number_or_text
+from streamkern.cli.options import AsJson, StorageOption, number_or_text, sharing
 from streamkern.cli.overview import plan_overview, plan_text
-from streamkern.cli.page.history import lives_of
 from streamkern.cli.run_options import (
     CacheFolder,
     CacheSize,
@@ -46,6 +44,7 @@ from streamkern.rundir.run_summary import glance
 from streamkern.stream.cluster import connect, dashboard_link
 from streamkern.stream.sources.base import BaseSource
 from streamkern.train.gpu_ranks import counted
+from streamkern.train.log_reader import processes_in
 from streamkern.train.planned import Times, expected_times, planned_flops
 from streamkern.train.resolve import ResolvedRun, open_run
 from streamkern.train.train import open_continued
@@ -93,24 +92,6 @@ def _configured(
     )  # fmt: skip
 
 
-def _of_a_run(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command with the options of `_configured` in place of its `config`."""
-    shared = inspect.signature(_configured, eval_str=True).parameters
-    own = dict(inspect.signature(command, eval_str=True).parameters)
-    del own["config"]
-
-    def run(**words: Any) -> None:
-        command(_configured(**{name: words.pop(name) for name in shared}), **words)
-
-    options = sorted(  # options without a default first
-        [*shared.values(), *own.values()], key=lambda option: option.default is not option.empty
-    )
-    run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]  # typer reads it
-    run.__annotations__ = {option.name: option.annotation for option in options}
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
-    return run
-
-
 LONG_S = 60.0
 """Seconds beyond which a run is kept even without --run-dir."""
 SLOWEST_FLOPS, SURELY_FAST_ROWS = 2e9, 1_000_000
@@ -129,7 +110,7 @@ Continues = Annotated[
 ]
 
 
-@_of_a_run
+@sharing(_configured, "config")
 def plan_command(
     config: RunConfig,
     continues: Continues = None,
@@ -163,7 +144,7 @@ def _expected(run: ResolvedRun, test: BaseSource | None) -> Times | None:
         return None
 
 
-@_of_a_run
+@sharing(_configured, "config")
 def train_command(
     config: RunConfig,
     context: typer.Context,
@@ -242,8 +223,8 @@ def _seconds_before(config: RunConfig, started: str) -> float:
         seen = glance(config.run.run_dir, config.data.storage_options or None)
     except (StreamkernError, OSError):  # this figure must not fail the command
         return 0.0
-    lives = lives_of(seen.records)
-    return sum(life.seconds for life in lives if life.records[0]["time"] < started)
+    processes = processes_in(seen.records)
+    return sum(process.seconds for process in processes if process.records[0]["time"] < started)
 
 
 def show_evaluation(record: Mapping[str, Any]) -> None:

@@ -115,21 +115,21 @@ class ModelConfig(Table):
     def _kernel_can_be_made(self) -> ModelConfig:
         if isinstance(self.kernel, str) and self.bandwidth == "auto":
             return self
-        asked: list[str] = []
+        used_by: list[str] = []
 
         def width(geometry: str) -> float:
-            asked.append(geometry)
+            used_by.append(geometry)
             return 1.0
 
         try:
             get_kernel(self.kernels[0], width)
         except ConfigError as error:
             raise ConfigError(f"model.kernel: {error}") from None
-        if self.bandwidth != "auto" and not asked:
-            told = "median" if self.bandwidth == "median" else f"{self.bandwidth:g}"
+        if self.bandwidth != "auto" and not used_by:
+            shown = "median" if self.bandwidth == "median" else f"{self.bandwidth:g}"
             raise ConfigError(
-                f"model.bandwidth={told} is used by no part of model.kernel={self.kernel!r}; leave "
-                "it out"
+                f"model.bandwidth={shown} is used by no part of model.kernel={self.kernel!r}; "
+                "leave it out"
             )
         return self
 
@@ -164,10 +164,10 @@ class ModelConfig(Table):
     def check_takes_centers(self) -> None:
         """Raise ConfigError if the features have no centers."""
         if self.features == "fourier":
-            given = "" if self.n_centers == "auto" else f"model.n_centers={self.n_centers}: "
+            prefix = "" if self.n_centers == "auto" else f"model.n_centers={self.n_centers}: "
             raise ConfigError(
-                f'{given}model.features="fourier" has no centers; leave centers and n_centers out, '
-                'and set n_features, or set features = "nystrom"'
+                f'{prefix}model.features="fourier" has no centers; leave centers and n_centers '
+                'out, and set n_features, or set features = "nystrom"'
             )
 
     @model_validator(mode="after")

@@ -25,11 +25,36 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic.fields import FieldInfo
 
 from streamkern.basics.errors import ConfigError
-from streamkern.basics.plain import to_builtin
-from streamkern.basics.quantity import parse_bytes, parse_seconds
 from streamkern.basics.text import SCHEDULER_ADDRESS, redact
+from streamkern.basics.values import parse_bytes, parse_seconds, to_builtin
 from streamkern.config.names import OTHER_PARAMETERS, PARAMETER_SETTINGS
-from streamkern.config.nearest_word import nearest_word
+
+FOREIGN_KERNEL_NAMES = {
+    "rbf": "gaussian", "squared_exponential": "gaussian", "exponential": "laplace",
+    "matern": "matern52", "poly": "polynomial", "ntk": "relu_ntk", "eigenpro": "eigenpro4",
+    "krr": "direct", "kernel_ridge": "direct", "exact": "direct", "cuda": "gpu", "rff": "fourier",
+}  # fmt: skip
+"""Words of other libraries and papers -> ours for the same."""
+_NO_DIGIT = re.compile(r"\D")
+_QUOTED = re.compile(r'"([a-z][\w-]*)"')
+
+
+def nearest_word(value: object, rule: str) -> str | None:
+    """Return the quoted word of a rule that is nearest to a value, or is our name for it.
+
+    None if none is near.
+    """
+    words = _QUOTED.findall(rule)
+    if not isinstance(value, str) or not words:
+        return None
+    word = value.lower().replace("-", "_").replace(" ", "_")
+    if FOREIGN_KERNEL_NAMES.get(word) in words:
+        return FOREIGN_KERNEL_NAMES[word]
+    # A word that a rule uses for something else, such as the kind in a table, is no remedy.
+    close = difflib.get_close_matches(word, [w for w in words if w != value], n=1)
+    digits = _NO_DIGIT.sub("", word)  # float16 does not mean float64
+    return close[0] if close and digits in ("", _NO_DIGIT.sub("", close[0])) else None
+
 
 # user:password@ after the scheme. The password may hold a slash (AWS keys do); host:9000/ is no
 # user, even where an @ follows further on.
@@ -77,12 +102,14 @@ def _urls(value: object) -> object:
     return urls
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+
+
 def _weights(value: object) -> object:
     if value is None:
         return None
-    if not isinstance(value, list | tuple) or not all(
-        isinstance(w, int | float) and not isinstance(w, bool) and 0 < w < math.inf for w in value
-    ):
+    if not isinstance(value, list | tuple) or not all(_is_number(w) and w for w in value):
         raise ValueError("not a list of weights")
     return tuple(float(w) for w in value)
 
@@ -90,10 +117,7 @@ def _weights(value: object) -> object:
 def _class_weights(value: object) -> object:
     if not isinstance(value, Mapping):
         return value
-    if not value or not all(
-        isinstance(w, int | float) and not isinstance(w, bool) and 0 <= w < math.inf
-        for w in value.values()
-    ):
+    if not value or not all(map(_is_number, value.values())):
         raise ValueError("not a table of weights")
     return {str(name): float(w) for name, w in value.items()}
 

@@ -35,10 +35,9 @@ from typing import Any, Final, Literal, NamedTuple
 from pydantic import model_validator
 
 from streamkern.basics.errors import ConfigError
-from streamkern.basics.quantity import parse_seconds
+from streamkern.basics.values import parse_seconds
 from streamkern.config.data import DataConfig
 from streamkern.config.model import ModelConfig
-from streamkern.config.parse import TOML_BYTES, corrected_line, parse_toml
 from streamkern.config.rules import (
     AutoCount,
     AutoFlag,
@@ -59,36 +58,17 @@ from streamkern.config.rules import (
     unknown_key,
 )
 from streamkern.config.solver import SolverConfig, check_solver_features
+from streamkern.config.toml import TOML_BYTES, corrected_line, parse_toml
 
 # Settings that a resumed run may change: they alter no sample, draw or weight, or (memory, device)
 # the trainer records their effect once they are resolved to batch size and backend.
-FREE_AT_RESUME: Final = frozenset(
-    {
-        "data.test",
-        "data.prefetch_threads",
-        "data.dask",
-        "data.cache",
-        "data.cache_size",
-        "data.storage_options",
-        "run.run_dir",
-        "run.device",
-        "run.accelerator",
-        "run.memory",
-        "run.device_memory",
-        "run.threads",
-        "run.ranks",
-        "run.min_ranks",
-        "run.center_ranks",
-        "run.cluster",
-        "run.checkpoint_every",
-        "run.keep_checkpoints",
-        "run.evaluate_every",
-        "run.evaluate_at",
-        "run.log",
-        "run.tensorboard",
-        "run.mlflow",
-    }
-)
+FREE_AT_RESUME: Final = frozenset((
+    "data.test", "data.prefetch_threads", "data.dask", "data.cache", "data.cache_size",
+    "data.storage_options", "run.run_dir", "run.device", "run.accelerator", "run.memory",
+    "run.device_memory", "run.threads", "run.ranks", "run.min_ranks", "run.center_ranks",
+    "run.cluster", "run.checkpoint_every", "run.keep_checkpoints", "run.evaluate_every",
+    "run.evaluate_at", "run.log", "run.tensorboard", "run.mlflow",
+))  # fmt: skip
 
 OF_VALIDATION: Final = frozenset(
     {"run.early_stopping", "run.validation_fraction", "run.n_iter_no_change"}

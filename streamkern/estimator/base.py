@@ -28,13 +28,14 @@ from streamkern.estimator.labels import Labels, checked_labels, is_indicator, sh
 from streamkern.estimator.mistakes import hide_traceback
 from streamkern.estimator.parameter_values import transform_tables
 from streamkern.estimator.parameters import Parameters, own_names
-from streamkern.ingest.frames import is_frame, numbers_of
+from streamkern.ingest.frames import is_frame
+from streamkern.ingest.numeric import numbers_of
 from streamkern.ingest.tables.encoder import column_notes
 from streamkern.predict.evaluation import with_defined_r2
+from streamkern.stream.sources.alignment import in_columns
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import BaseSource
-from streamkern.stream.sources.column_order import in_columns
 from streamkern.stream.sources.transforms import bind_transform, from_config
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.callbacks import check_callbacks

@@ -14,6 +14,7 @@ from streamkern.estimator.fitted import FittedAttribute
 from streamkern.estimator.labels import HALF, Labels
 from streamkern.estimator.predicting import Predicting, from_one_fit
 from streamkern.predict.calibration import check_level
+from streamkern.predict.prediction_table import needed_calibration
 from streamkern.predict.probabilities import Probabilities, Softmax
 
 
@@ -79,9 +80,9 @@ class ClassAnswers(Predicting):
     def _with_sets(self, X: Any, interval: float) -> tuple[Any, Any]:
         """Return labels at once, and the sets of classes."""
         check_level(interval)
-        X, calibration = self._at_once(X, f"interval={interval!r}"), self._state.calibration
-        if calibration is None:
-            raise ConfigError(f"interval={interval!r} needs {self._lacking}")
+        request = f"interval={interval!r}"
+        X = self._at_once(X, request)
+        calibration = needed_calibration(self._state.calibration, request, self._lacking)
         calibration.intervals.reach(interval)  # raises for a level out of reach
         F = self._values(X)
         sets = self._known_labels.sorted(calibration.intervals.sets(F, interval))

@@ -32,9 +32,9 @@ from streamkern.estimator.labels import (
 from streamkern.estimator.mistakes import hide_traceback, suggest_keywords
 from streamkern.estimator.predicting import from_one_fit
 from streamkern.predict.prediction_table import check_normalised
+from streamkern.stream.sources.alignment import in_classes
 from streamkern.stream.sources.arrays import ArraySource, is_sparse
 from streamkern.stream.sources.base import BaseSource
-from streamkern.stream.sources.known_classes import in_classes
 
 __all__ = ["KernelClassifier", "KernelRegressor"]
 
@@ -81,16 +81,9 @@ True
 
     @from_one_fit
     def predict(
-        self,
-        X: Any,
-        *,
-        return_std: bool = False,
-        interval: float | None = None,
-        normalised: bool = False,
-        out: Any = None,
-        overwrite: bool = False,
-        order: str = "source",
-    ) -> Any:
+        self, X: Any, *, return_std: bool = False, interval: float | None = None,
+        normalised: bool = False, out: Any = None, overwrite: bool = False, order: str = "source",
+    ) -> Any:  # fmt: skip
         """Return predicted values.
 
         Parameters
@@ -224,14 +217,9 @@ True
 
     @from_one_fit
     def predict(
-        self,
-        X: Any,
-        *,
-        interval: float | None = None,
-        out: Any = None,
-        overwrite: bool = False,
+        self, X: Any, *, interval: float | None = None, out: Any = None, overwrite: bool = False,
         order: str = "source",
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """Return predicted labels.
 
         Parameters

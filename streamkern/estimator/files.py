@@ -16,28 +16,27 @@ import numpy as np
 import zarr
 
 from streamkern.basics.errors import ConfigError, DataError
-from streamkern.basics.quantity import parse_bytes
 from streamkern.basics.text import some
+from streamkern.basics.values import parse_bytes
 from streamkern.basics.warning import warnings_worded
 from streamkern.estimator.fitted import Schema
 from streamkern.estimator.inputs import brings_its_own, open_stream
 from streamkern.estimator.targets import refuse_numbers_as_labels
-from streamkern.filesystem.abandoned import FIT, locked_folder, remove_locked
 from streamkern.filesystem.icechunk_repository import is_icechunk
+from streamkern.filesystem.scratch import FIT, locked_folder, remove_locked
 from streamkern.filesystem.urls import StrictStore, local_path
-from streamkern.ingest.columns import ReadRequest
-from streamkern.ingest.found_files import found_files
+from streamkern.ingest.columns import USUAL, ReadRequest
 from streamkern.ingest.frames import is_dask_table, is_frame
-from streamkern.ingest.given import Received, are_paths, received, received_data
 from streamkern.ingest.ingest import ingest
 from streamkern.ingest.input_files import FileOpener, kind_by_ending
-from streamkern.ingest.recorded_arrays import USUAL
+from streamkern.ingest.path_patterns import expand_paths
+from streamkern.ingest.received import Received, are_paths, received, received_data
 from streamkern.ingest.tables.numbers import is_number
 from streamkern.ingest.zarr_groups import arrays_with_text, foreign_group, has_array, own_state
 from streamkern.predict.input_rows import FileRows, open_rows
-from streamkern.store.fill import DEFAULT_MEMORY
+from streamkern.store.chunk_output import DEFAULT_MEMORY
 from streamkern.store.store import Store
-from streamkern.store.zarr_json import own_mark
+from streamkern.store.zarr_json import store_mark
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.user import is_source
@@ -47,7 +46,7 @@ def is_files(X: Any) -> bool:
     """Return whether X is the path of a file, of a folder of files, or a pattern, and no store."""
     if not are_paths(X) or is_icechunk(X):
         return False
-    urls = found_files(list(X) if isinstance(X, tuple) else X)
+    urls = expand_paths(list(X) if isinstance(X, tuple) else X)
     urls = urls if isinstance(urls, list) else [urls]
     path = local_path(urls[0])
     if len(urls) > 1 or (kind_by_ending(urls[0]) is None and path is not None and path.is_file()):
@@ -198,7 +197,7 @@ def _store_by_names(X: Any, y: str | None, w: str | None, x: str = "X") -> ZarrS
 def _is_own(X: Any) -> bool:
     """Return whether streamkern wrote the store at a path, or the group."""
     if isinstance(X, zarr.Group):
-        return own_mark(StrictStore(X.store), X.path, str(X.store_path)) is not None
+        return store_mark(StrictStore(X.store), X.path, str(X.store_path)) is not None
     if not are_paths(X):  # an object of icechunk
         return False
     with ExitStack() as files:

@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from streamkern.estimator.labels import Labels
 from streamkern.estimator.parameter_values import ParameterValue
+from streamkern.ingest.columns import USUAL, RecordedArrays
 from streamkern.ingest.encoding_options import Like
-from streamkern.ingest.given import Received
-from streamkern.ingest.recorded_arrays import USUAL, RecordedArrays
+from streamkern.ingest.received import Received
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.kernels.fourier import FourierFeatures, of_features
 from streamkern.kernels.points import Grid
@@ -86,8 +86,8 @@ class Schema:
         """Return the schema of a store or another source, or of a model."""
         columns = source.columns
         if source.encoder is not None:
-            columns = Encoder.of(source.encoder, where).columns
-        arrays = RecordedArrays.of_form(source.file_form)
+            columns = Encoder.from_json(source.encoder, where).columns
+        arrays = RecordedArrays.from_form(source.file_form)
         return cls(
             tuple(source.row_shape), columns, source.encoder, True, source.target_columns,
             **{"weight_column": source.weight_column, "arrays": arrays} | others,
@@ -131,7 +131,7 @@ class Schema:
 
     def of_tables(self) -> Like:
         """Return the form in which files of the same table are ingested."""
-        encoder = None if self.encoder is None else Encoder.of(self.encoder, "the model")
+        encoder = None if self.encoder is None else Encoder.from_json(self.encoder, "the model")
         form = self.named_arrays.added(self.file_form)
         return Like(encoder, self.given_columns, self.target_columns, self.weight_column, form)
 
@@ -162,7 +162,7 @@ class Schema:
     def columns(self) -> tuple[str, ...] | None:
         """Names of the features trained on: those of the encoder, if there is one."""
         if self.encoder is not None:
-            return Encoder.of(self.encoder, "the model").features
+            return Encoder.from_json(self.encoder, "the model").features
         return self.given_columns
 
     @property

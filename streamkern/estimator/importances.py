@@ -33,7 +33,7 @@ class FeatureImportances(Predicting):
         shares, schema = self._metric_shares("feature_importances_"), self._state.schema
         if schema.encoder is None:
             return shares
-        groups = Encoder.of(schema.encoder, "the model").groups
+        groups = Encoder.from_json(schema.encoder, "the model").groups
         return np.array([shares[features].sum() for _, features in groups])
 
     @property

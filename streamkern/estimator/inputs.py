@@ -18,23 +18,21 @@ from streamkern.basics.optional import on_demand
 from streamkern.basics.text import some
 from streamkern.filesystem.icechunk_repository import is_icechunk
 from streamkern.ingest.conform import RawBlock
-from streamkern.ingest.dask_tables import with_lengths
 from streamkern.ingest.frames import arrow_table, is_dask_table, is_frame, names_of_columns
-from streamkern.ingest.given import are_paths
-from streamkern.ingest.plain_arrays import is_sparse, no_rows, numeric
+from streamkern.ingest.numeric import is_sparse, no_rows, numeric, with_lengths
+from streamkern.ingest.received import are_paths
 from streamkern.ingest.tables.cells import MISSING
 from streamkern.ingest.tables.encoder import Encoder, UnknownWords
 from streamkern.ingest.tables.fit import fit
-from streamkern.ingest.tables.long_numbers import array_is_rounded, warn_of_rounded
-from streamkern.ingest.tables.row_counter import RowCounter
+from streamkern.ingest.tables.key_columns import RowCounter, array_is_rounded, warn_of_rounded
 from streamkern.ingest.tables.scan import Declared
 from streamkern.ingest.targets import TargetConverter
 from streamkern.store.layout import X_DTYPES
 from streamkern.store.packing import refuse_packed
 from streamkern.store.store import Store
+from streamkern.stream.sources.alignment import check_row_shape
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.base import BaseSource
-from streamkern.stream.sources.row_shapes import check_row_shape
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.user import as_source, is_source
 
@@ -55,13 +53,9 @@ def is_stream(X: Any) -> bool:
 
 
 def open_stream(
-    X: Any,
-    y: Any = None,
-    sample_weight: Any = None,
-    *,
-    classes: Sequence[str] | None = None,
+    X: Any, y: Any = None, sample_weight: Any = None, *, classes: Sequence[str] | None = None,
     targets: bool = True,
-) -> BaseSource:
+) -> BaseSource:  # fmt: skip
     """Return the source of data that `is_stream` accepts.
 
     classes : names, if y holds indices of them

@@ -18,14 +18,14 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array
 
 from streamkern.basics.errors import DataError
-from streamkern.basics.plain import to_builtin
 from streamkern.basics.text import some
+from streamkern.basics.values import to_builtin
 from streamkern.estimator.inputs import lazy_array, one_sentence
 from streamkern.estimator.targets import check_length
 from streamkern.store.class_labels import KnownClasses, labels_of
 from streamkern.store.packing import refuse_packed
+from streamkern.stream.sources.alignment import Ordered
 from streamkern.stream.sources.base import BaseSource
-from streamkern.stream.sources.column_order import Ordered
 from streamkern.train.model import KernelModel
 
 HALF = 0.5

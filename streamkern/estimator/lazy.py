@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from streamkern.basics.optional import on_demand
 from streamkern.estimator import inputs
-from streamkern.ingest.dask_tables import as_dask_array
 from streamkern.ingest.frames import is_dask_table, names_of_columns
+from streamkern.ingest.numeric import as_dask_array
 
 # Dask computes blocks on many threads, and each block uses all threads and memory of its own.
 _TURN = threading.Lock()

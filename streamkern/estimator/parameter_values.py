@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from streamkern.basics.plain import to_builtin
+from streamkern.basics.values import to_builtin
 from streamkern.kernels.builtin import Kernel
 from streamkern.stream.sources.transforms import (
     TRANSFORM_KINDS,

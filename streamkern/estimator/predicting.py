@@ -21,14 +21,15 @@ from streamkern.estimator.fitted import FittedAttribute, FittedModel, Schema
 from streamkern.estimator.lazy import framed_answers, is_lazy, lazy_answers
 from streamkern.estimator.mistakes import hide_traceback
 from streamkern.estimator.parameters import Parameters, own_names
-from streamkern.ingest.frames import is_dask_table, is_frame, numbers_of
-from streamkern.ingest.given import received
+from streamkern.ingest.frames import is_dask_table, is_frame
+from streamkern.ingest.numeric import numbers_of
+from streamkern.ingest.received import received
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.kernels.products import KernelOperator
 from streamkern.predict.calibration import lacking
 from streamkern.predict.prediction_table import NO_POSTERIOR, OutputFormat
+from streamkern.stream.sources.alignment import check_row_shape
 from streamkern.stream.sources.arrays import ArraySource, is_sparse
-from streamkern.stream.sources.row_shapes import check_row_shape
 from streamkern.train.model import KernelModel
 from streamkern.train.setup import accelerator_of
 
@@ -316,7 +317,7 @@ class Predicting(Parameters):
         """
         X = self._without_targets(X, schema)
         if schema.encoder is not None:
-            rows = inputs.encoded_rows(X, Encoder.of(schema.encoder, "the model"))
+            rows = inputs.encoded_rows(X, Encoder.from_json(schema.encoder, "the model"))
         else:
             holder = self._for_checks(schema)
             numbers = numbers_of(X, "X") if is_frame(X) else None

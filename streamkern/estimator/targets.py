@@ -14,11 +14,17 @@ from sklearn.utils.validation import _check_sample_weight, _num_samples, check_a
 
 from streamkern.basics.errors import DataError
 from streamkern.estimator.inputs import as_floats, lazy_array, one_sentence
+from streamkern.ingest.conform import without_long_doubles
 from streamkern.ingest.frames import is_frame
-from streamkern.ingest.plain_arrays import is_sparse
-from streamkern.ingest.rounding import without_long_doubles
-from streamkern.ingest.tables.numbers import is_integer, is_number, numbers
-from streamkern.ingest.tables.writing import other_writing, said, share_a_unit
+from streamkern.ingest.numeric import is_sparse
+from streamkern.ingest.tables.numbers import (
+    is_integer,
+    is_number,
+    numbers,
+    other_writing,
+    said,
+    share_a_unit,
+)
 from streamkern.store.packing import refuse_packed
 from streamkern.store.sample_weights import NEGLIGIBLE_WEIGHT
 

@@ -32,29 +32,15 @@ CALL = "tune(X, y, estimator=KernelClassifier(...))"
 @hide_traceback
 @temporary_stores()
 def tune(
-    X: Any,
-    y: Any = None,
-    sample_weight: Any = None,
-    *,
-    estimator: KernelRegressor | KernelClassifier | None = None,
-    metric: str = "auto",
-    refit: bool = False,
-    bandwidths: Sequence[float] | str = "auto",
-    ridges: Sequence[float] | str = "auto",
-    kernels: Sequence[Any] | None = None,
-    rows: int | None = None,
-    centers: int | None = None,
-    epochs: int | None = None,
-    folds: int = 1,
-    refine: int | None = None,
-    sampler: str = "grid",
-    n_trials: int | None = None,
-    out: str | os.PathLike[str] | None = None,
-    source: Source | None = None,
-    progress: bool | str = False,
-    report: Report | None = None,
-    stop: StopRequest | None = None,
-) -> Tuned:
+    X: Any, y: Any = None, sample_weight: Any = None, *,
+    estimator: KernelRegressor | KernelClassifier | None = None, metric: str = "auto",
+    refit: bool = False, bandwidths: Sequence[float] | str = "auto",
+    ridges: Sequence[float] | str = "auto", kernels: Sequence[Any] | None = None,
+    rows: int | None = None, centers: int | None = None, epochs: int | None = None, folds: int = 1,
+    refine: int | None = None, sampler: str = "grid", n_trials: int | None = None,
+    out: str | os.PathLike[str] | None = None, source: Source | None = None,
+    progress: bool | str = False, report: Report | None = None, stop: StopRequest | None = None,
+) -> Tuned:  # fmt: skip
     """Search the kernel, bandwidth and ridge by short trainings on a sample of the data.
 
     A part of the sample is held out. The settings as they are given are tried as well, and kept

@@ -8,7 +8,9 @@
 An entry holds its name, its length and a CRC-32C of everything, verified in every read; one that
 does not match is deleted and fetched again. (CRC-32C by google-crc32c runs at 20 GB/s, ten times
 the speed of SHA-256, and detects the errors of a disk; it is no protection against a person who
-writes there.) `cached_objects` documents how an entry is named.
+writes there.) An entry is named by a hash of the store's fingerprint, its URL and the object's key,
+so a store that replaces another never uses its entries. Only chunks are kept: metadata, which holds
+the fingerprint, is read from the storage each time a store is opened.
 
 Evicted when the limit is reached: entries of stores that no process has read for an hour, the store
 unused for longest first. A store in use never evicts its own entries. Every epoch reads each chunk
@@ -21,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import re
 import shutil
@@ -28,8 +31,8 @@ import struct
 import threading
 import time
 import uuid
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -39,11 +42,11 @@ import google_crc32c
 import numpy as np
 
 from streamkern.basics.errors import ConfigError
-from streamkern.basics.plain import to_builtin
 from streamkern.basics.text import redact
+from streamkern.basics.values import to_builtin
 from streamkern.basics.warning import warn
 from streamkern.filesystem.durable import is_temporary, write_all, write_durably
-from streamkern.filesystem.objects import Bytes
+from streamkern.filesystem.objects import Bytes, BytesCheck, Counters, Objects
 from streamkern.filesystem.urls import local_path
 
 if TYPE_CHECKING:
@@ -69,8 +72,8 @@ _LEFTOVER_S = 600.0  # an entry not finished after this long belongs to a killed
 
 
 @dataclass
-class CacheCounts:
-    """Number of chunks requested, by outcome; many threads may add.
+class CacheCounts(Counters):
+    """Number of chunks requested, by outcome.
 
     hits : found
     misses : fetched
@@ -80,17 +83,6 @@ class CacheCounts:
     hits: int = 0
     misses: int = 0
     dropped: int = 0
-
-    def __post_init__(self) -> None:
-        self._lock = threading.Lock()
-
-    def add(self, name: str) -> None:
-        with self._lock:
-            setattr(self, name, getattr(self, name) + 1)
-
-    def counts(self) -> dict[str, int]:
-        with self._lock:
-            return asdict(self)
 
 
 class EntryName(NamedTuple):
@@ -180,7 +172,7 @@ class Cache:
             self._switch_off(error)
             return None
         if data is None:
-            self.counts.add("dropped")
+            self.counts.add(dropped=1)
             self.drop(name)
             return None
         self._mark(name.store)
@@ -312,11 +304,11 @@ def _verified(file: Any, name: bytes) -> NDArray[np.uint8] | None:
     if (mark, length, own_name) != (_MARK, size, name):
         return None
     data = np.empty(size, np.uint8)
-    found, done = google_crc32c.value(head[_SUMMED:]), 0
+    crc_read, done = google_crc32c.value(head[_SUMMED:]), 0
     while n := file.readinto(data[done : done + _PIECE].data):
-        found = google_crc32c.extend(found, data[done : done + n])
+        crc_read = google_crc32c.extend(crc_read, data[done : done + n])
         done += n
-    return data if (done, found) == (size, crc) else None
+    return data if (done, crc_read) == (size, crc) else None
 
 
 def _on_disk(n_bytes: int) -> int:
@@ -345,3 +337,50 @@ def _evict(entries: list[tuple[float, float, str, int]], total: int, wanted: int
             os.unlink(path)
         total -= size
     return total
+
+
+class CachedObjects(Objects):
+    """The objects of a store whose fingerprint covers its content, with its chunks in a cache.
+
+    Chunks are read with `get_many`. Everything else goes straight to the storage.
+
+    is_written : returns whether the bytes of a key are those that the fingerprint was computed
+        from. Bytes of another store that replaced this one are returned but not kept: a wrong entry
+        would outlive the mistake.
+    """
+
+    def __init__(
+        self,
+        objects: Objects,
+        cache: Cache,
+        fingerprint: str,
+        is_written: Callable[[str, Bytes], bool],
+    ) -> None:
+        super().__init__(objects.url, objects._engine, deadline_s=objects.deadline_s)
+        self.traffic, self._is_written = objects.traffic, is_written
+        self._cache, self._identity = cache, f"{fingerprint}\n{redact(objects.url)}"
+        self._store = hashlib.sha256(self._identity.encode()).hexdigest()[:32]
+
+    def get_many(
+        self, keys: Sequence[str], *, fresh: bool = False, good: BytesCheck | None = None
+    ) -> list[Bytes]:
+        """Return the bytes of several objects; missing ones, or all if `fresh`, are fetched."""
+        data: dict[str, Bytes] = {}
+        for key in keys:
+            if fresh:  # the entry may have been altered in transit
+                self._cache.drop(self._name(key))
+            elif (cached := self._cache.read(self._name(key))) is not None:
+                data[key] = cached
+                self._cache.counts.add(hits=1)
+        missing = [key for key in keys if key not in data]
+        if missing:
+            fetched = super().get_many(missing, fresh=fresh, good=good)
+            for key, value in zip(missing, fetched, strict=True):
+                data[key] = value
+                self._cache.counts.add(misses=1)
+                if self._is_written(key, value):
+                    self._cache.write(self._name(key), value)
+        return [data[key] for key in keys]
+
+    def _name(self, key: str) -> EntryName:
+        return EntryName(self._store, hashlib.sha256(f"{self._identity}\n{key}".encode()).digest())

@@ -24,7 +24,7 @@ from zarr.storage import LocalStore
 from streamkern.basics.text import redact
 
 if TYPE_CHECKING:
-    from zarr.core.buffer import Buffer
+    from zarr.abc.buffer import Buffer
 
 _LARGE, _SYNCS = 1 << 20, 8
 _TEMPORARY = re.compile(r"\.[^/]+\.[0-9a-f]{32}\.streamkern")
@@ -104,21 +104,21 @@ def write_aside(path: Path, data: Any, *, exclusive: bool = False, sync: bool = 
     """
     if exclusive and os.path.lexists(path):  # zarr checks for every array that its group exists
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.streamkern")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.streamkern")
     try:
-        with aside.open("xb", buffering=0) as file:
+        with temporary.open("xb", buffering=0) as file:
             for part in _parts(data):
                 write_all(file, memoryview(part).cast("B"))
             if sync:
                 os.fsync(file.fileno())
         if exclusive:
-            os.link(aside, path)
-            aside.unlink()
+            os.link(temporary, path)
+            temporary.unlink()
         else:
-            aside.replace(path)
+            temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         raise
 
 

@@ -1,4 +1,4 @@
-"""The two engines for remote storage: obstore for S3, and fsspec for all its protocols.
+"""The two engines for remote storage: obstore for three clouds, and fsspec for all its protocols.
 
 Both make one attempt at one request and leave retries to `objects.Objects`.
 """
@@ -27,9 +27,16 @@ _PASSING = {
     *("XAmzContentChecksumMismatch", "RequestTimeTooSkewed", "OperationAborted"),
     "ConditionalRequestConflict",
 }
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
 NO_CREDENTIALS = (
     "no S3 credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or a profile), "
     "or storage_options anon = true for a public bucket"
+)
+_NO_TOKEN = "Error performing token request"
+NO_CLOUD_CREDENTIALS = (
+    "no credentials were found; set those of the environment (GOOGLE_APPLICATION_CREDENTIALS, or "
+    "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY), or storage_options anon = true for "
+    "a public bucket"
 )
 # Options that s3fs passes on, to fsspec and to botocore's session; and those removed before s3fs.
 _FSSPEC_OPTIONS = ("use_listings_cache", "listings_expiry_time", "max_paths", "profile")
@@ -59,26 +66,26 @@ def http_outcome(status: int, code: str) -> Outcome:
     # that has expired.
     if code in _EXPIRED or (status == 400 and not code):
         return Outcome.EXPIRED
-    if code == "NoSuchBucket":
+    if code in _NO_BUCKET:
         return Outcome.REFUSED
+    if status == 412 or code == "BlobAlreadyExists":
+        return Outcome.EXISTS
     if code in _PASSING or status in (408, 409, 425, 429) or status >= 500:
         return Outcome.PASSING
-    if status == 412:
-        return Outcome.EXISTS
     return Outcome.MISSING if status == 404 else Outcome.REFUSED
 
 
 def http_words(status: int, code: str) -> str:
     """Return the meaning of an S3 answer as text, with a remedy."""
-    if code == "NoSuchBucket":
-        return "there is no such bucket (NoSuchBucket); check its name"
+    if code in _NO_BUCKET:
+        return f"there is no such bucket ({code}); check its name"
     if status in (401, 403):
         return f"access denied ({code or status}); check the credentials and what they may do"
     return f"the server answered {status} {code}".rstrip()
 
 
 class ObstoreEngine:
-    """S3 through obstore: one request an object, with the waiting done outside Python.
+    """S3, Google or Azure by obstore: one request an object, with the waiting outside Python.
 
     open_stores : returns (store for reading, store for writing), called again to read the
         credentials again; the reading store's time limit between two pieces of an answer would end
@@ -119,10 +126,10 @@ class ObstoreEngine:
         await self._obstore.delete_async(self._reading, list(keys))
 
     async def list(self, prefix: str) -> Listing:
-        found = []
+        listing = []
         async for page in self._obstore.list(self._reading, prefix=prefix or None):
-            found += [(entry["path"], entry["size"]) for entry in page]
-        return found
+            listing += [(entry["path"], entry["size"]) for entry in page]
+        return listing
 
     async def entries(self, prefix: str) -> ObjectNames:
         page = await self._obstore.list_with_delimiter_async(self._reading, prefix or None)
@@ -139,6 +146,8 @@ class ObstoreEngine:
 
     def explain(self, error: Exception) -> str:
         answer = _answer_in(str(error))
+        if _NO_TOKEN in str(error):
+            return NO_CLOUD_CREDENTIALS
         if answer is not None:
             return http_words(*answer)
         # The sentence is vague ("error sending request"); the reason is in the dump below it.
@@ -149,6 +158,8 @@ class ObstoreEngine:
     def outcome(self, error: Exception) -> Outcome:
         text = str(error)
         answer = _answer_in(text)
+        if _NO_TOKEN in text:
+            return Outcome.REFUSED
         if answer is not None:
             return http_outcome(*answer)
         if isinstance(error, FileNotFoundError):
@@ -211,13 +222,13 @@ class FsspecEngine:
 
     async def list(self, prefix: str) -> Listing:
         try:
-            found = await self._call("find", self._path(prefix), detail=True)
+            entries = await self._call("find", self._path(prefix), detail=True)
         except FileNotFoundError as error:
             if self.outcome(error) is not Outcome.MISSING:
                 raise
             return []
         first = len(self._fs._strip_protocol(self._path("x"))) - 1
-        return [(name[first:], int(entry["size"] or 0)) for name, entry in found.items()]
+        return [(name[first:], int(entry["size"] or 0)) for name, entry in entries.items()]
 
     async def entries(self, prefix: str) -> ObjectNames:
         if not self._fs.async_impl:  # an empty folder, as memory:// keeps them, is no entry
@@ -225,12 +236,12 @@ class FsspecEngine:
             below = (key[skip:].partition("/") for key, _ in await self.list(prefix))
             return list({name + slash for name, slash, _ in below if name})  # not itself, a file
         try:
-            found = await self._call("ls", self._path(prefix), detail=True)
+            entries = await self._call("ls", self._path(prefix), detail=True)
         except FileNotFoundError as error:
             if self.outcome(error) is not Outcome.MISSING:
                 raise
             return []
-        paths = {entry["name"].rstrip("/"): entry["type"] == "directory" for entry in found}
+        paths = {entry["name"].rstrip("/"): entry["type"] == "directory" for entry in entries}
         paths.pop(self._fs._strip_protocol(self._path(prefix)), None)  # itself, as a file
         return [path.rpartition("/")[2] + "/" * folder for path, folder in paths.items()]
 

@@ -34,7 +34,7 @@ _S3_OPTIONS = {
 }  # fmt: skip
 
 
-class _Asked(NamedTuple):
+class _Version(NamedTuple):
     """A repository and the version to read."""
 
     place: str
@@ -51,13 +51,13 @@ def is_icechunk(given: Any) -> bool:
 
 def is_branch(url: str) -> bool:
     """Return whether the URL is that of a branch."""
-    return is_icechunk(url) and _asked(url).kind == "branch"
+    return is_icechunk(url) and _parsed_url(url).kind == "branch"
 
 
 def snapshot_url(url: str, options: Mapping[str, Any] | None = None) -> str:
     """Return the URL of the snapshot that a URL stands for now. Raises as `icechunk_store`."""
-    asked = _asked(url)
-    if asked.kind == "snapshot":
+    version = _parsed_url(url)
+    if version.kind == "snapshot":
         return url
     snapshot = snapshot_of(icechunk_store(url, options))
     return at_snapshot(url, str(snapshot))
@@ -65,7 +65,7 @@ def snapshot_url(url: str, options: Mapping[str, Any] | None = None) -> str:
 
 def at_snapshot(url: str, snapshot: str) -> str:
     """Return the URL of a snapshot in the repository of `url`."""
-    return f"icechunk+{_asked(url).place}@snapshot={snapshot}"
+    return f"icechunk+{_parsed_url(url).place}@snapshot={snapshot}"
 
 
 def icechunk_store(url: str, options: Mapping[str, Any] | None = None) -> Store:
@@ -85,18 +85,18 @@ def icechunk_store(url: str, options: Mapping[str, Any] | None = None) -> Store:
     StorageError
         Any other error of icechunk.
     """
-    asked = _asked(url)
+    version = _parsed_url(url)
     icechunk = import_optional("icechunk", "reading icechunk repositories", "icechunk")
     try:
-        repository = icechunk.Repository.open(_storage(icechunk, asked.place, options or {}))
-        named = {"snapshot": "snapshot_id"}.get(asked.kind, asked.kind)
-        session = repository.readonly_session(**{named: asked.name})
+        repository = icechunk.Repository.open(_storage(icechunk, version.place, options or {}))
+        named = {"snapshot": "snapshot_id"}.get(version.kind, version.kind)
+        session = repository.readonly_session(**{named: version.name})
     except icechunk.IcechunkError as error:
         text = " ".join(redact(str(error).partition("|")[0]).split()).removeprefix("x ")
         if re.search(r"not found|doesn't exist|invalid", text):
             raise StoreNotFoundError(
-                f"there is no {asked.kind} {asked.name!r} in an icechunk repository at "
-                f"{redact(asked.place)} ({text}); correct the URL"
+                f"there is no {version.kind} {version.name!r} in an icechunk repository at "
+                f"{redact(version.place)} ({text}); correct the URL"
             ) from None
         raise StorageError(
             f"opening {redact(url)} failed ({text}); check that the repository is whole, and can "
@@ -105,18 +105,18 @@ def icechunk_store(url: str, options: Mapping[str, Any] | None = None) -> Store:
     return store_of(session)
 
 
-def store_of(given: Any) -> Store:
+def store_of(source: Any) -> Store:
     """Return the zarr store of a repository (of its branch main), a session, or a session's store.
 
     Raises ConfigError for a writable session: its data may change.
     """
-    if hasattr(given, "readonly_session"):
-        given = given.readonly_session("main")
-    store: Any = getattr(given, "store", given)
+    if hasattr(source, "readonly_session"):
+        source = source.readonly_session("main")
+    store: Any = getattr(source, "store", source)
     session = getattr(store, "session", None)
     if session is None:
         raise ConfigError(
-            f"a {type(given).__name__} of icechunk is no data; give a repository, or a session of "
+            f"a {type(source).__name__} of icechunk is no data; give a repository, or a session of "
             "repository.readonly_session"
         )
     if not session.read_only:
@@ -134,14 +134,14 @@ def snapshot_of(store: Any) -> str | None:
     return str(store_of(store).session.snapshot_id) if is_icechunk(store) else None  # type: ignore[attr-defined]
 
 
-def _asked(url: str) -> _Asked:
+def _parsed_url(url: str) -> _Version:
     match = _URL.fullmatch(os.fspath(url))
     if match is None:
         raise ConfigError(
             f"{redact(url)} is no URL of an icechunk repository; write icechunk+, its place, and "
             "@tag=, @branch= or @snapshot= with a name"
         )
-    return _Asked(match["place"].rstrip("/"), match["kind"] or "branch", match["name"] or "main")
+    return _Version(match["place"].rstrip("/"), match["kind"] or "branch", match["name"] or "main")
 
 
 def _storage(icechunk: Any, place: str, options: Mapping[str, Any]) -> Any:
@@ -169,13 +169,15 @@ def _storage(icechunk: Any, place: str, options: Mapping[str, Any]) -> Any:
             f"storage option {unknown[0]!r} is not known for icechunk; use some of "
             f"{', '.join(_S3_OPTIONS)}"
         )
-    given = {_S3_OPTIONS[name]: value for name, value in options.items() if name in _S3_OPTIONS}
-    endpoint = given.setdefault("endpoint_url", os.environ.get("AWS_ENDPOINT_URL"))
-    given.setdefault("region", os.environ.get("AWS_REGION", os.environ.get("AWS_DEFAULT_REGION")))
-    if not given.keys() & {"access_key_id", "anonymous"}:
-        given["from_env"] = True
+    settings = {_S3_OPTIONS[name]: value for name, value in options.items() if name in _S3_OPTIONS}
+    endpoint = settings.setdefault("endpoint_url", os.environ.get("AWS_ENDPOINT_URL"))
+    settings.setdefault(
+        "region", os.environ.get("AWS_REGION", os.environ.get("AWS_DEFAULT_REGION"))
+    )
+    if not settings.keys() & {"access_key_id", "anonymous"}:
+        settings["from_env"] = True
     return icechunk.s3_storage(
         bucket=split.netloc, prefix=split.path.strip("/") or None,
         allow_http=str(endpoint or "").startswith("http://"),
-        force_path_style=endpoint is not None, **given,
+        force_path_style=endpoint is not None, **settings,
     )  # fmt: skip

@@ -4,12 +4,13 @@
                  |
              [ Objects ]          keys, retries, deadlines, errors with URL and key, counters
              /         \\
-    [ S3 by obstore ]  [ anything by fsspec ]          one attempt at one request each
+    [ clouds by obstore ]  [ anything by fsspec ]      one attempt at one request each
 
 Every request runs on fsspec's event loop, so that many are in flight at once on any calling
 thread, and a late one can be cancelled. An attempt that makes no progress for 20 s counts as
 failed; a failed attempt that may pass is repeated after a random, growing pause, until a deadline.
-Neither engine retries on its own, so both behave alike and every retry is counted.
+Neither engine retries on its own: so both behave alike, every retry is counted, a port that refuses
+is reported within seconds, and a failing request while it is still tried again.
 """
 
 from __future__ import annotations
@@ -23,17 +24,13 @@ import re
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
-from streamkern.basics.backoff import backoff_delays, is_connection_refused
 from streamkern.basics.errors import StorageAccessError, StorageError, StreamkernError
 from streamkern.basics.text import redact
-from streamkern.filesystem.waiting import at_once, result_of
-
-if TYPE_CHECKING:
-    from typing import Self
+from streamkern.filesystem.waiting import at_once, backoff_delays, is_connection_refused, result_of
 
 STALL_S = 20.0
 # A request body has to arrive within the stall limit and a second for every 256 KiB.
@@ -43,7 +40,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 _REFUSED_S = 3.0  # time for which a port that refuses, and never answered, is tried
 _SILENT_S = 10.0  # after this, a failing request is reported to the user
 
-_TOLD = re.compile(r"; (check|set) ")  # an engine's message may name a remedy
+_HAS_REMEDY = re.compile(r"; (check|set) ")  # an engine's message may name a remedy
 
 _log = logging.getLogger("streamkern")
 
@@ -51,10 +48,10 @@ _log = logging.getLogger("streamkern")
 READS = 3
 
 _T = TypeVar("_T")
-Bytes: TypeAlias = Any  # anything with the buffer protocol
-Listing: TypeAlias = list[tuple[str, int]]  # keys and bytes
-ObjectNames: TypeAlias = list[str]
-BytesCheck: TypeAlias = Callable[[Bytes], bool]
+Bytes = Any  # anything with the buffer protocol
+Listing = list[tuple[str, int]]  # keys and bytes
+ObjectNames = list[str]
+BytesCheck = Callable[[Bytes], bool]
 
 
 class Outcome(enum.Enum):
@@ -102,13 +99,8 @@ class Engine(Protocol):
         ...
 
 
-@dataclass
-class Traffic:
-    """Counters of requests and bytes; many threads may add."""
-
-    requests: int = 0
-    bytes_in: int = 0
-    retries: int = 0
+class Counters:
+    """Counts by name, to which many threads may add."""
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -120,7 +112,16 @@ class Traffic:
 
     def counts(self) -> dict[str, int]:
         with self._lock:
-            return asdict(self)
+            return {name: count for name, count in vars(self).items() if name != "_lock"}
+
+
+@dataclass
+class Traffic(Counters):
+    """Counters of requests and bytes."""
+
+    requests: int = 0
+    bytes_in: int = 0
+    retries: int = 0
 
 
 class _Renewals:
@@ -214,7 +215,10 @@ class Objects:
         return self._wait(lambda: self.entries_async(prefix))
 
     def stat(self, key: str) -> tuple[int, str]:
-        """Return the bytes an object has, and its ETag or time, which identifies its version."""
+        """Return an object's bytes, and its ETag or time, which identifies its version.
+
+        Raises FileNotFoundError without one.
+        """
         return self._wait(lambda: self.stat_async(key))
 
     # -- for callers on an event loop; they run on fsspec's --------------------------------
@@ -233,25 +237,11 @@ class Objects:
 
     async def put_async(self, key: str, data: Bytes) -> None:
         """See `put`."""
-        limit = STALL_S + len(data) / _SLOWEST_UPLOAD
-        await self._patiently(
-            "writing", key, lambda: asyncio.wait_for(self._engine.put(key, data, False), limit)
-        )
+        await self._patiently("writing", key, lambda: self._put(key, data, create=False))
 
     async def create_async(self, key: str, data: Bytes) -> bool:
         """See `create`."""
-        limit = STALL_S + len(data) / _SLOWEST_UPLOAD
-
-        async def attempt() -> bool:
-            try:
-                await asyncio.wait_for(self._engine.put(key, data, True), limit)
-            except Exception as error:
-                if self._engine.outcome(error) is not Outcome.EXISTS:
-                    raise
-                return False
-            return True
-
-        if await self._patiently("creating", key, attempt):
+        if await self._patiently("creating", key, lambda: self._put(key, data, create=True)):
             return True
         # It may be ours: the reply to an earlier attempt may have been lost.
         ours = bytes(data)
@@ -260,11 +250,22 @@ class Objects:
         except FileNotFoundError:
             return False
 
+    async def _put(self, key: str, data: Bytes, *, create: bool) -> bool:
+        """Make one attempt; return False if the object to create exists."""
+        limit = STALL_S + len(data) / _SLOWEST_UPLOAD
+        try:
+            await asyncio.wait_for(self._engine.put(key, data, create), limit)
+        except Exception as error:
+            if not create or self._engine.outcome(error) is not Outcome.EXISTS:
+                raise
+            return False
+        return True
+
     async def delete_async(self, keys: Sequence[str]) -> None:
         """See `delete`."""
         # An attempt has a bounded number of keys, as with too many none would ever succeed.
         step = self._engine.keys_per_delete
-        groups = [keys[i : i + step] for i in range(0, len(keys), step)]
+        groups = (keys[i : i + step] for i in range(0, len(keys), step))
         await at_once([partial(self._delete_group, group) for group in groups])
 
     async def _delete_group(self, keys: Sequence[str]) -> None:
@@ -273,10 +274,7 @@ class Objects:
 
     async def list_async(self, prefix: str) -> Listing:
         """See `list`."""
-        found = await self._patiently(
-            "listing", f"{prefix}/", lambda: self._engine.list(prefix.rstrip("/"))
-        )
-        return sorted(found)
+        return sorted(await self._listed(self._engine.list, prefix))
 
     async def children_async(self, prefix: str = "") -> ObjectNames:
         """See `children`."""
@@ -284,13 +282,13 @@ class Objects:
 
     async def entries_async(self, prefix: str = "") -> ObjectNames:
         """See `entries`."""
-        found = await self._patiently(
-            "listing", f"{prefix}/", lambda: self._engine.entries(prefix.rstrip("/"))
-        )
-        return sorted(found)
+        return sorted(await self._listed(self._engine.entries, prefix))
+
+    async def _listed(self, request: Callable[[str], Awaitable[_T]], prefix: str) -> _T:
+        return await self._patiently("listing", f"{prefix}/", lambda: request(prefix.rstrip("/")))
 
     async def stat_async(self, key: str) -> tuple[int, str]:
-        """Return the bytes an object has, and its ETag or time; FileNotFoundError without one."""
+        """See `stat`."""
         return await self._patiently("looking up", key, lambda: self._engine.stat(key))
 
     # -- patience --------------------------------------------------------------------------
@@ -323,17 +321,17 @@ class Objects:
             return await asyncio.wait_for(attempt(), limit)
 
         began = time.monotonic()
-        left = backoff_delays(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, began + self.deadline_s)
-        tries, told = 1, False
+        delays = backoff_delays(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, began + self.deadline_s)
+        tries, warned = 1, False
         while True:
             try:
-                found = await once()
+                result = await once()
                 self._answered = True
-                return found
+                return result
             except Exception as error:
                 passing = self._outcome(error) is Outcome.PASSING
                 self._answered |= not passing
-                pause, since = next(left, None) if passing else None, time.monotonic() - began
+                pause, since = next(delays, None) if passing else None, time.monotonic() - began
                 # A server that restarts comes back; one that never answered may not exist.
                 silent = not self._answered and is_connection_refused(error)
                 if pause is None or (silent and since > _REFUSED_S):
@@ -341,8 +339,8 @@ class Objects:
                     if explained is error:  # not about the storage
                         raise
                     raise explained from error
-                if since > _SILENT_S and not told:
-                    told = True
+                if since > _SILENT_S and not warned:
+                    warned = True
                     _log.warning(
                         "%s fails (%s); it is tried again until %.0f s have gone by",
                         where, self._words(error), self.deadline_s,
@@ -385,7 +383,7 @@ class Objects:
                 f"and run the same command again ({text})"
             )
         if outcome is Outcome.REFUSED:
-            remedy = "" if _TOLD.search(text) else "; check the URL and its storage options"
+            remedy = "" if _HAS_REMEDY.search(text) else "; check the URL and its storage options"
             return StorageAccessError(f"{where} was refused: {text}{remedy}")
         if not self._answered and is_connection_refused(error):
             return StorageError(

@@ -110,8 +110,8 @@ class _ObjectFile(io.RawIOBase):
         unchecked, self._unchecked = self._unchecked, False
         if not unchecked:
             return
-        found = self._objects.stat(self._name)
-        if found != (self._size, self._version):
+        current = self._objects.stat(self._name)
+        if current != (self._size, self._version):
             raise DataError(
                 f"{self._where} was replaced while it was read; run the "
                 "same command again once it stays as it is"

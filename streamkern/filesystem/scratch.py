@@ -3,6 +3,10 @@
 The folder's name is derived from the output, so the same command finds it again and two outputs
 never share one. Its first file marks it as ours; only files that this mark and their exact names
 show to be ours are ever deleted, and a lock excludes a second call for the same output.
+
+Folders in the temporary directory (`locked_folder`) belong to drivers of ranks, and to fits that
+read files through a store. A shell that waits for the end of their owner removes them; without a
+shell, the next command does.
 """
 
 from __future__ import annotations
@@ -12,17 +16,19 @@ import hashlib
 import json
 import os
 import re
+import shutil
+import subprocess
 import tempfile
 import zlib
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import filelock
 
-from streamkern.basics.digest import parsed_json
 from streamkern.basics.errors import ConfigError, CorruptChunkError, DataError
+from streamkern.basics.values import parsed_json
 from streamkern.filesystem.durable import (
     disk_full_hint,
     is_temporary,
@@ -53,13 +59,13 @@ def scratch_folder(
     local = local_path(out_url)
     place = str(out_url) if local is None else str(local.resolve())
     name = re.split(r"[/\\]", place.rstrip("/\\"))[-1]
-    own = f"{name}-{hashlib.sha256(place.encode()).hexdigest()[:12]}{ending}"
+    folder_name = f"{name}-{hashlib.sha256(place.encode()).hexdigest()[:12]}{ending}"
     if parent is not None:
-        return (local_path(parent) or Path(parent)) / own
+        return (local_path(parent) or Path(parent)) / folder_name
     if local is not None:
-        return local.resolve().parent / own
+        return local.resolve().parent / folder_name
     user = os.getuid() if hasattr(os, "getuid") else 0
-    return Path(tempfile.gettempdir()) / f"streamkern-{user}" / own
+    return Path(tempfile.gettempdir()) / f"streamkern-{user}" / folder_name
 
 
 def check_parent(parent: str | os.PathLike[str]) -> None:
@@ -191,8 +197,8 @@ class Scratch:
         end, crc = self._read.get(name, (0, 0)) if start else (0, 0)
         if end != start:
             return  # not in order: the CRC of the bytes before is unknown
-        end, found = self._read[name] = start + out.nbytes, zlib.crc32(out.data.cast("B"), crc)
-        if end == self._sizes[name] and found != self._crcs[name]:
+        end, crc_read = self._read[name] = start + out.nbytes, zlib.crc32(out.data.cast("B"), crc)
+        if end == self._sizes[name] and crc_read != self._crcs[name]:
             self.discard()
             raise CorruptChunkError(
                 f"{self.folder / name} was altered since it was written, so the scratch files were "
@@ -273,13 +279,13 @@ class Scratch:
     def _saved(self) -> dict[str, Any] | None:
         """Return the saved state; empty if altered or of another schema, None if it is not ours."""
         try:
-            found = parsed_json((self.folder / _STATE).read_bytes())
+            document = parsed_json((self.folder / _STATE).read_bytes())
         except (FileNotFoundError, ValueError):
             return None
-        if not isinstance(found, dict) or not _MARK.items() <= found.items():
+        if not isinstance(document, dict) or not _MARK.items() <= document.items():
             return None
-        body = str(found.get("body"))
-        if (found.get("schema"), found.get("crc")) != (SCRATCH_SCHEMA, _crc(body)):
+        body = str(document.get("body"))
+        if (document.get("schema"), document.get("crc")) != (SCRATCH_SCHEMA, _crc(body)):
             return {}
         saved: dict[str, Any] = json.loads(body)
         return saved
@@ -310,3 +316,68 @@ class Scratch:
 
 def _crc(text: str) -> int:
     return zlib.crc32(text.encode())
+
+
+RANKS_PREFIX: Final = "streamkern-ranks-"
+FIT: Final = "streamkern-fit-"
+LOCK_FILE: Final = ".streamkern.lock"
+# Ranks may write for a moment after their driver has ended.
+_REMOVE: Final = (
+    'read -r _; for _ in 1 2 3 4 5; do rm -rf -- "$1"; [ -e "$1" ] || exit 0; sleep 1; done'
+)
+_guards: dict[Path, subprocess.Popen[bytes]] = {}
+
+
+def remove_abandoned() -> None:
+    """Remove the folders of processes that have ended: they hold our lock file, but no lock."""
+    parent = Path(tempfile.gettempdir())
+    for left in (*parent.glob(f"{RANKS_PREFIX}*"), *parent.glob(f"{FIT}*")):
+        with contextlib.suppress(OSError, filelock.Timeout):
+            if (left / LOCK_FILE).is_file() and not left.is_symlink():
+                with filelock.FileLock(left / LOCK_FILE, timeout=0):
+                    shutil.rmtree(left, ignore_errors=True)
+
+
+def locked_folder(prefix: str) -> tuple[Path, filelock.BaseFileLock]:
+    """Return a new folder in the temporary directory and its lock.
+
+    The lock is held from the moment the folder has its name. Folders left by killed processes are
+    removed before.
+    """
+    remove_abandoned()
+    made = Path(tempfile.mkdtemp(prefix=".streamkern-"))
+    lock = filelock.FileLock(made / LOCK_FILE, thread_local=False)
+    try:
+        lock.acquire(timeout=0)
+        folder = made.rename(made.parent / made.name.replace(".streamkern-", prefix))
+        _guard(folder)
+        return folder, lock
+    except BaseException:
+        remove_locked(made, lock)
+        raise
+
+
+def remove_locked(folder: Path, lock: filelock.BaseFileLock) -> None:
+    """Remove a folder of `locked_folder`, and release its lock."""
+    shutil.rmtree(folder, ignore_errors=True)
+    lock.release()
+    guard = _guards.pop(folder, None)
+    if guard is not None:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            # A line ends its wait: closing may not, as other processes may hold the pipe.
+            guard.communicate(b"\n", timeout=10)
+
+
+def _guard(folder: Path) -> None:
+    """Start a process that removes the folder once this one has ended, however it ends.
+
+    The end of this process closes the pipe that the guard reads from. The signals of a terminal do
+    not reach the guard.
+    """
+    if os.name == "posix":
+        with contextlib.suppress(OSError):
+            _guards[folder] = subprocess.Popen(
+                ["/bin/sh", "-c", _REMOVE, "sh", os.fspath(folder)],
+                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                start_new_session=True, cwd="/",
+            )  # fmt: skip

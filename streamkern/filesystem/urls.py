@@ -26,10 +26,15 @@ import fsspec
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, WrapperStore, ZipStore
 
-from streamkern.basics.errors import ConfigError, CorruptChunkError, MissingDependencyError
+from streamkern.basics.errors import (
+    ConfigError,
+    CorruptChunkError,
+    MissingDependencyError,
+    StreamkernError,
+)
 from streamkern.basics.optional import install
 from streamkern.basics.text import redact
-from streamkern.filesystem import s3
+from streamkern.filesystem.buckets import AZURE, GOOGLE, S3, not_understood, open_buckets
 from streamkern.filesystem.durable import LocalFiles
 from streamkern.filesystem.engines import FsspecEngine, ObstoreEngine, open_s3fs
 from streamkern.filesystem.icechunk_repository import icechunk_store, is_icechunk
@@ -39,8 +44,8 @@ from streamkern.filesystem.zarr_store import ObjectsStore
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from zarr.abc.buffer import Buffer, BufferPrototype
     from zarr.abc.store import ByteRequest, Store
-    from zarr.core.buffer import Buffer, BufferPrototype
 
 ABSENT = "is missing from the store"
 _METADATA = frozenset({"zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"})
@@ -49,7 +54,6 @@ __all__ = ["StrictStore", "check_missing", "local_path", "open_objects", "redact
 _WINDOWS_DRIVE = re.compile(r"^[A-Za-z]:[\\/]")
 _ONE_SLASH = re.compile(r"(.*::)?(s3a?|gs|gcs|az|abfs|https?|memory):/(?!/)")
 _HOST = re.compile(r"(\[[^]]*\]|[^:]*)(:\d*)?")  # and a port
-_S3 = ("s3", "s3a")
 
 
 def zarr_store(
@@ -126,47 +130,65 @@ def open_objects(url: str, *, storage_options: Mapping[str, Any] | None = None) 
 
 def _engine(url: str, options: dict[str, Any]) -> Engine:
     scheme = urlsplit(url).scheme
-    engine = options.pop("engine", None)
+    engine, engines = options.pop("engine", None), _engines(scheme)
     check_open(url)
-    if scheme not in _S3:
-        if engine is not None:
-            raise ConfigError(
-                f"storage option engine={engine!r} is for s3:// URLs only; leave it out"
-            )
-        return _by_fsspec(url, lambda: fsspec.core.url_to_fs(url, **options))
-    if engine not in (None, "obstore", "s3fs"):
-        raise ConfigError(f'storage option engine={engine!r} is unknown; use "obstore" or "s3fs"')
-    if not urlsplit(url).netloc:
-        raise ConfigError(f"{redact(url)} names no bucket; write s3://bucket/key")
-    installed = all(importlib.util.find_spec(name) for name in ("obstore", "botocore"))
-    if engine == "obstore" and not installed:
-        raise MissingDependencyError(
-            f"engine='obstore' needs packages that are not installed: {install('s3')}"
-        )
-    others = s3.not_understood(options)
-    if engine == "obstore" and others:
-        raise ConfigError(
-            f"storage option engine='obstore' does not take {others[0]!r} beside it; leave that "
-            "out, or use 's3fs'"
-        )
-    if installed and engine != "s3fs" and not others:
-        return ObstoreEngine(lambda: s3.open_buckets(url, options))
+    if engine is not None and not engines:
+        raise ConfigError(f"storage option engine={engine!r} is for s3:// URLs only; leave it out")
+    if engine not in (None, *engines):
+        use = " or ".join(f'"{name}"' for name in engines)
+        raise ConfigError(f"storage option engine={engine!r} is unknown; use {use}")
+    if engines and not urlsplit(url).netloc:
+        raise ConfigError(f"{redact(url)} names no bucket; write {scheme}://bucket/key")
+    if engines and _is_for_obstore(scheme, engine, options):
+        return _checked(url, lambda: ObstoreEngine(lambda: open_buckets(url, options)))
+    if scheme not in S3:
+        return _checked(url, lambda: FsspecEngine(lambda: fsspec.core.url_to_fs(url, **options)))
     if "region" in options:
         client = {"region_name": options.pop("region"), **(options.get("client_kwargs") or {})}
         options["client_kwargs"] = client
-    return _by_fsspec(url, lambda: open_s3fs(url, options))
+    return _checked(url, lambda: FsspecEngine(lambda: open_s3fs(url, options)))
 
 
-def _by_fsspec(url: str, open_filesystem: Callable[[], tuple[Any, str]]) -> Engine:
+def _engines(scheme: str) -> tuple[str, ...]:
+    """Return the values of the storage option `engine` for a scheme."""
+    if scheme in S3:
+        return "obstore", "s3fs"
+    return ("obstore",) if scheme in (*GOOGLE, *AZURE) else ()
+
+
+def _is_for_obstore(scheme: str, engine: str | None, options: Mapping[str, Any]) -> bool:
+    """Return whether obstore is requested, or is installed and supports the options.
+
+    The packages of fsspec for Google and Azure know more logins, and are used where installed.
+    """
+    needed = ("obstore", "botocore") if scheme in S3 else ("obstore",)
+    installed = all(importlib.util.find_spec(name) for name in needed)
+    others = not_understood(scheme, options)
+    if engine == "obstore":
+        if not installed:
+            raise MissingDependencyError(
+                f"engine='obstore' needs packages that are not installed: {install('s3')}"
+            )
+        if others:
+            raise ConfigError(
+                f"storage option engine='obstore' does not take {others[0]!r} beside it; leave "
+                "that out, or use 's3fs'"
+            )
+    usual = {**dict.fromkeys(GOOGLE, "gcsfs"), **dict.fromkeys(AZURE, "adlfs")}.get(scheme)
+    fsspec_first = usual is not None and importlib.util.find_spec(usual) is not None
+    return engine == "obstore" or (installed and engine is None and not others and not fsspec_first)
+
+
+def _checked(url: str, make: Callable[[], Engine]) -> Engine:
+    """Return an engine; raise a sentence if a package lacks or the settings are wrong."""
     try:
-        return FsspecEngine(open_filesystem)
+        return make()
     except ImportError as error:
-        s3 = urlsplit(url).scheme in _S3
-        what = install("s3") if s3 else str(error)
+        what = install("s3") if urlsplit(url).scheme in S3 else str(error)
         raise MissingDependencyError(
             f"{redact(url)} needs a package that is not installed: {what}"
         ) from error
-    except ConfigError:
+    except StreamkernError:
         raise
     except (ValueError, TypeError) as error:
         raise ConfigError(
@@ -232,7 +254,7 @@ def _holds_credentials(url: str) -> bool:
         "@" in authority
         or _HOST.fullmatch(authority) is None
         or redact(named) != named
-        or (scheme in _S3 and redact(url) != url)
+        or (scheme in S3 and redact(url) != url)
     )
 
 

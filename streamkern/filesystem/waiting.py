@@ -1,4 +1,4 @@
-"""Requests on fsspec's event loop, for callers on threads and on other loops; they end together.
+"""Requests on fsspec's event loop, for callers on threads and on other loops, and their retries.
 
 A caller that stops waiting, by Ctrl-C, because its reader was closed, or because the interpreter
 ends, cancels its request: no result may arrive later.
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import random
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar, cast
 
@@ -96,7 +98,36 @@ def _begin(request: Coroutine[Any, Any, _T]) -> Future[_T]:
 @atexit.register
 def _end_requests() -> None:
     """Cancel all requests: an answer during the shutdown of the interpreter would abort it."""
-    left = list(_pending)
-    for future in left:
+    pending = list(_pending)
+    for future in pending:
         future.cancel()
-    wait(left, timeout=_CANCEL_S)
+    wait(pending, timeout=_CANCEL_S)
+
+
+_NOBODY = ("connection refused", "connect call failed", "[errno 111]", "econnrefused")
+
+
+def backoff_delays(first_s: float, longest_s: float, until: float) -> Iterator[float]:
+    """Yield seconds to wait before each retry: up to first_s, twice that, four times … longest_s.
+
+    They are drawn at random, so that many processes that failed together do not retry at once, and
+    end before a retry that would begin at `until` or later, a time of `time.monotonic`.
+    """
+    most = first_s
+    while True:
+        pause = random.uniform(0, min(most, longest_s))
+        if time.monotonic() + pause >= until:
+            return
+        yield pause
+        most = min(2 * most, longest_s)
+
+
+def is_connection_refused(error: BaseException) -> bool:
+    """Return whether nothing listens at the address, by the error or one of its causes."""
+    cause: BaseException | None = error
+    while cause is not None:
+        text = str(cause).lower()
+        if isinstance(cause, ConnectionRefusedError) or any(words in text for words in _NOBODY):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False

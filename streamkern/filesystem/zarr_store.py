@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from zarr.abc.store import OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 
-from streamkern.basics.digest import parsed_json
+from streamkern.basics.values import parsed_json
 from streamkern.filesystem.objects import Objects
 from streamkern.filesystem.waiting import on_storage_loop
 
 if TYPE_CHECKING:
+    from zarr.abc.buffer import Buffer, BufferPrototype
     from zarr.abc.store import ByteRequest
-    from zarr.core.buffer import Buffer, BufferPrototype
 
 
 class ObjectsStore(Store):
@@ -49,7 +49,7 @@ class ObjectsStore(Store):
     async def get(
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        start, stop = _bounds(byte_range)
+        start, stop = bounds(byte_range)
         good = is_json if key.endswith(".json") else None  # metadata has no checksum
         request = self.objects.get_async(self.key(key), start, stop, good=good)
         try:
@@ -106,11 +106,12 @@ class ObjectsStore(Store):
         return (await on_storage_loop(self.objects.stat_async(self.key(key))))[0]
 
     async def getsize_prefix(self, prefix: str) -> int:
-        found = await on_storage_loop(self.objects.list_async(self.key(prefix.rstrip("/"))))
-        return sum(size for _, size in found)
+        listing = await on_storage_loop(self.objects.list_async(self.key(prefix.rstrip("/"))))
+        return sum(size for _, size in listing)
 
 
-def _bounds(byte_range: ByteRequest | None) -> tuple[int, int | None]:
+def bounds(byte_range: ByteRequest | None) -> tuple[int, int | None]:
+    """Return the start, negative for a suffix, and the end of a request of zarr."""
     if isinstance(byte_range, RangeByteRequest):
         return byte_range.start, byte_range.end
     if isinstance(byte_range, OffsetByteRequest):

@@ -19,33 +19,37 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import ConfigError, DataError, StorageError, StreamkernError
 from streamkern.basics.progress import Progress
-from streamkern.basics.quantity import parse_bytes
 from streamkern.basics.text import redact, some
+from streamkern.basics.values import json_digest, parse_bytes
 from streamkern.basics.warning import warned_once
 from streamkern.filesystem.scratch import Scratch, scratch_folder
 from streamkern.filesystem.urls import check_missing, local_path
-from streamkern.ingest.encoded_reader import encoded_reader
-from streamkern.ingest.file_reader import Reader
+from streamkern.ingest.columns import recorded_form
 from streamkern.ingest.first_pass import Spooled, spool_rows
 from streamkern.ingest.formats import FileForm
-from streamkern.ingest.found_files import found_files, paths_of
-from streamkern.ingest.given import received_for_store
 from streamkern.ingest.input_files import is_path, kind_by_ending
+from streamkern.ingest.path_patterns import expand_paths, paths_of
+from streamkern.ingest.reader import Reader, encoded_reader
 from streamkern.ingest.readers import check_header, is_table, open_reader
-from streamkern.ingest.recorded_arrays import recorded_form
+from streamkern.ingest.received import received_for_store
 from streamkern.ingest.shuffle import Spool
 from streamkern.ingest.tables.encoder import Encoder, check_encoder
 from streamkern.store import layout
 from streamkern.store.appender import StoreAppender, complete
-from streamkern.store.chunk import Chunk
+from streamkern.store.chunk_output import (
+    DEFAULT_MEMORY,
+    check_seed,
+    fill,
+    n_writers,
+    refuse_same_place,
+)
 from streamkern.store.class_labels import KnownClasses
-from streamkern.store.fill import DEFAULT_MEMORY, check_seed, fill, n_writers, refuse_same_place
-from streamkern.store.journal import source_digest
 from streamkern.store.layout import StoreSpec
+from streamkern.store.row_block import RowBlock, concatenated
 from streamkern.store.store import Store, open_store
+from streamkern.store.writer import source_digest
 
 __all__ = ["append"]
 
@@ -100,52 +104,50 @@ def append(
     check_seed(seed)
     check_missing(missing)
     memory = parse_bytes(memory, "memory")
-    form = FileForm.of(format, names, header, delimiter, decimal, encoding, skip_lines, thousands)
+    form = FileForm.checked(
+        format, names, header, delimiter, decimal, encoding, skip_lines, thousands
+    )
     path = _checked_place(store)
-    spec = open_store(path).spec
-    form = form._replace(recorded=recorded_form(spec))
-    inputs = found_files(inputs, input_options)
+    form = form._replace(recorded=recorded_form(open_store(path).spec))
+    inputs = expand_paths(inputs, input_options)
     _refuse_svmlight(inputs, form)
     inputs, x, y, sample_weight, form = received_for_store(inputs, x, y, sample_weight, form)
-    with (
-        warned_once(),
-        ExitStack() as files,
-        Scratch(scratch_folder(path, ending=".append")) as own,
-    ):
-        own.hold()
+    folder = scratch_folder(path, ending=".append")
+    with warned_once(), ExitStack() as files, Scratch(folder) as work:
+        work.hold()
         try:
-            there = open_store(path)
-            _check_store(there, dtype)
+            old = open_store(path)
+            _check_store(old, dtype)
             if is_table(inputs, form):
-                y = list(there.spec.target_columns or ()) or None if y is None else y
+                y = list(old.spec.target_columns or ()) or None if y is None else y
                 weighted = sample_weight is not None
-                sample_weight = sample_weight if weighted else there.spec.weight_column
+                sample_weight = sample_weight if weighted else old.spec.weight_column
             opened = partial(
                 open_reader, inputs, y, files, x=x, sample_weight=sample_weight,
                 input_options=input_options, missing=missing, external=external, foreign=foreign,
                 form=form, drop_missing=drop_missing_targets,
             )  # fmt: skip
-            reader = _reader(opened, there.spec, is_table(inputs, form))
+            reader = _reader(opened, old.spec, is_table(inputs, form))
             refuse_same_place(paths_of(inputs), path)
-            _check_names(reader, there.spec, x)
+            _check_names(reader, old.spec, x)
             plan = {"inputs": reader.identity, "seed": int(seed) if shuffle else None}
             if drop_missing_targets:
                 plan["drop_missing_targets"] = True
             complete(path)
-            if not _is_appended(there, plan):
+            if not _is_appended(old, plan):
                 key = json_digest(plan)
-                kind = "values" if there.spec.classes is None else "classes"
+                kind = "values" if old.spec.classes is None else "classes"
                 rows = spool_rows(
-                    reader, files, plan["seed"], key, own, kind, dtype, memory, progress, there.spec
+                    reader, files, plan["seed"], key, work, kind, dtype, memory, progress, old.spec
                 )
                 _write(rows, path, reader, key, memory, progress)
                 rows.spool.discard()
         except StorageError:
             raise  # the spooled rows are good, and the same call resumes from them
         except StreamkernError:
-            own.discard()
+            work.discard()
             raise
-        own.discard()
+        work.discard()
     return open_store(path).spec
 
 
@@ -166,7 +168,7 @@ def _refuse_svmlight(inputs: Any, form: FileForm) -> None:
 def _reader(opened: Callable[..., Reader], spec: StoreSpec, table: bool) -> Reader:
     """Return a reader of rows with the columns of the store, encoded if the store is."""
     if spec.encoder is not None and table:
-        return encoded_reader(opened, Encoder.of(spec.encoder, "the store"))
+        return encoded_reader(opened, Encoder.from_json(spec.encoder, "the store"))
     reader = opened(columns=spec.columns)
     check_encoder(reader.encoder, spec.encoder, "what is appended")
     return reader
@@ -210,17 +212,17 @@ def _check_store(store: Store, dtype: Any) -> None:
 def _check_names(reader: Reader, spec: StoreSpec, x: Any) -> None:
     """Raise DataError if column names differ from those of the store, where both have names."""
     check_header(reader, spec.columns, x)
-    own, theirs = spec.target_columns, reader.target_columns
-    if own is not None and theirs is not None and len(own) > 1 and own != theirs:
+    expected, theirs = spec.target_columns, reader.target_columns
+    if expected is not None and theirs is not None and len(expected) > 1 and expected != theirs:
         raise DataError(
-            f"the targets are {some(theirs)} and those of the store {some(own)}; give the same in "
-            "the same order with y="
+            f"the targets are {some(theirs)} and those of the store {some(expected)}; give the "
+            "same in the same order with y="
         )
 
 
 def _is_appended(store: Store, plan: Mapping[str, Any]) -> bool:
     """Return whether the last rows appended to the store are those of the same call."""
-    if store.stored.found.mark.get("appended") != json_digest(plan):
+    if store.stored.contents.mark.get("appended") != json_digest(plan):
         return False
     if source_digest(plan, "") is None:
         raise DataError(
@@ -249,24 +251,18 @@ def _write(
 
 def _chunks_from(
     spool: Spool, ranks: NDArray[Any] | None, appender: StoreAppender, first: int
-) -> Iterator[Callable[[], Chunk]]:
+) -> Iterator[Callable[[], RowBlock]]:
     """Yield calls that make chunk `first` and the following ones."""
     spec = appender.spec
     before = spec.n_rows - spool.n_rows
 
-    def chunk(head: Chunk | None, X: Any, y: Any, rows: Any, w: Any = None) -> Chunk:
+    def chunk(head: RowBlock | None, X: Any, y: Any, rows: Any, w: Any = None) -> RowBlock:
         y = y if ranks is None else ranks[y].astype(spec.y_dtype)
-        made = Chunk(X, y.astype(spec.y_dtype, copy=False), w, rows + layout.ROW.type(before))
-        return made if head is None else _behind(head, made)
+        made = RowBlock(X, y.astype(spec.y_dtype, copy=False), w, rows + layout.ROW.type(before))
+        return made if head is None else concatenated([head, made])
 
     for i in range(first, spec.n_chunks):
         start = max(i * spec.chunk_rows, before)
         stop = min((i + 1) * spec.chunk_rows, spec.n_rows)
         head = appender.head if start > i * spec.chunk_rows else None
         yield partial(chunk, head, *spool.rows(start - before, stop - before))
-
-
-def _behind(head: Chunk, more: Chunk) -> Chunk:
-    """Return one chunk with the rows of both."""
-    pairs = zip(head, more, strict=True)
-    return Chunk(*(None if a is None else np.concatenate([a, b]) for a, b in pairs))  # type: ignore[arg-type]

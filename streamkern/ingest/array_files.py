@@ -1,4 +1,4 @@
-"""Read arrays in .npy and IDX files by slices of rows.
+"""Read arrays in .npy, IDX and .npz files, also with targets and weights in other files.
 
 Files are streamed, not mapped, so the same code reads local, compressed and remote ones.
 """
@@ -8,14 +8,28 @@ from __future__ import annotations
 import math
 import struct
 import tokenize
+import zipfile
+from functools import cache
 from typing import IO, Any
 
 import numpy as np
+import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from streamkern.basics.errors import DataError
-from streamkern.ingest.content import IDX_DTYPES, is_idx
-from streamkern.ingest.input_files import FileOpener
+from streamkern.basics.errors import ConfigError, DataError
+from streamkern.basics.text import redact
+from streamkern.ingest.array_reader import (
+    ArrayReader,
+    ends_digest,
+    named_arrays,
+    no_array,
+    requested_names,
+)
+from streamkern.ingest.columns import ReadRequest
+from streamkern.ingest.formats import IDX_DTYPES, is_idx
+from streamkern.ingest.group_arrays import SparseRows, converted
+from streamkern.ingest.input_files import FileOpener, Url, is_path
+from streamkern.ingest.zarr_groups import zarr_array
 
 # Version 3 differs from 2 only in the encoding of field names, which no plain dtype has.
 _NPY_HEADERS = {
@@ -102,7 +116,7 @@ def refuse_more(file: IO[bytes], where: str, n_rows: int) -> None:
 
 
 def npy_array(
-    file: IO[bytes], where: str, place: FileOpener | None = None
+    file: IO[bytes], where: str, opener: FileOpener | None = None
 ) -> FileArray | FortranArray:
     """Return the array after a .npy header; nothing is unpickled."""
     try:
@@ -117,12 +131,12 @@ def npy_array(
     if dtype.hasobject:
         raise DataError(f"{where} holds Python objects; save it as numbers, as by X.astype(float)")
     if fortran and len(shape) > 1:
-        file = file if place is None else place.seekable(file)
+        file = file if opener is None else opener.seekable(file)
         return FortranArray(file, where, shape, dtype)
     return FileArray(file, where, shape, dtype)
 
 
-def idx_array(file: IO[bytes], where: str, place: FileOpener | None = None) -> FileArray:
+def idx_array(file: IO[bytes], where: str, opener: FileOpener | None = None) -> FileArray:
     """Return the array of an IDX file (MNIST, FashionMNIST): 0, 0, type, rank, big-endian sizes."""
     head = file.read(4)
     if not is_idx(head):
@@ -132,3 +146,148 @@ def idx_array(file: IO[bytes], where: str, place: FileOpener | None = None) -> F
         raise _truncated(where, "its header")
     shape = struct.unpack(f">{head[3]}I", sizes)
     return FileArray(file, where, shape, np.dtype(IDX_DTYPES[head[2]]))
+
+
+def open_npz(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader:
+    """Return a reader of the arrays X, y and w of a .npz archive, by name."""
+    where = redact(url)
+    identity = [opener.identity(url), *requested_names(request, where)]
+    archive = opener.keep(_archive(opener.open(url), where))
+    held = [k.removesuffix(".npy") for k in archive.namelist() if k.endswith(".npy")]
+
+    @cache
+    def find(name: str) -> Any:
+        if name not in held:
+            return None
+        return npy_array(opener.keep(_entry(archive, name, where)), f"{name} of {where}", opener)
+
+    def read(i: int, name: str) -> Any:
+        array = find(name)
+        if array is None:
+            raise no_array(name, held, where)
+        if i == 0 and getattr(array.dtype, "names", None):
+            raise DataError(
+                f"{name} of {where} is a structured array, whose fields are columns; give the "
+                f"array itself, numpy.load({where!r})[{name!r}], in place of the file"
+            )
+        return array
+
+    return ArrayReader(named_arrays(find, read, request, where), where, identity)
+
+
+def _archive(file: Any, where: str) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(file)
+    except (zipfile.BadZipFile, UnicodeDecodeError, NotImplementedError) as error:  # or too new
+        raise DataError(f"{where} is not a .npz file: {error}; write it by numpy.savez") from error
+
+
+def sparse_names(url: Url, opener: FileOpener) -> list[str] | None:
+    """Return the names in an archive of scipy.sparse.save_npz; None for another archive."""
+    with opener.open_once(url) as file, _archive(file, redact(url)) as archive:
+        names = archive.namelist()
+    return names if {"format.npy", "shape.npy", "data.npy"} <= {*names} else None
+
+
+def sparse_rows(url: Url, names: list[str], opener: FileOpener) -> SparseRows:
+    """Return the rows of a matrix that SciPy saved: CSR is read by pieces, others are converted."""
+    where = redact(url)
+    archive = opener.keep(_archive(opener.open(url), where))
+
+    def member(name: str) -> Any:
+        if f"{name}.npy" not in names:
+            raise DataError(f"{where} is no sparse matrix: it has no {name}; save it again")
+        return npy_array(opener.keep(_entry(archive, name, where)), f"{name} of {where}", opener)
+
+    form, shape = _whole(member("format")).item(), _whole(member("shape"))
+    form = form.decode() if isinstance(form, bytes) else str(form)
+    if shape.shape != (2,) or shape.dtype.kind not in "iu":
+        raise DataError(
+            f"{where} has the shape {shape.tolist()}, and sparse rows have (n, d); save it again "
+            "by scipy.sparse.save_npz"
+        )
+    if form == "csr":
+        parts = member("data"), member("indices"), _whole(member("indptr"))
+        return SparseRows(parts, (int(shape[0]), int(shape[1])), where)
+    size = sum(info.file_size for info in archive.infolist())
+    return converted(lambda: sp.load_npz(opener.open(url)), size, where, opener.memory)
+
+
+def _whole(array: Any) -> NDArray[Any]:
+    """Return all of a small array, also of a scalar."""
+    array.shape = array.shape or (1,)
+    return np.asarray(array[:])
+
+
+def _entry(archive: zipfile.ZipFile, name: str, where: str) -> Any:
+    """Return the open file of an array in an archive."""
+    try:
+        return archive.open(f"{name}.npy")
+    except (RuntimeError, NotImplementedError) as error:  # encrypted, or an unknown compression
+        raise DataError(f"{name} of {where} cannot be read: {error}; save it again") from error
+
+
+# Formats of one array: y and w are given separately.
+APART = {"npy": npy_array, "idx": idx_array}
+
+
+def holds_one_array(url: Url, kind: str, opener: FileOpener) -> bool:
+    """Return whether a file or store of this kind holds X alone."""
+    if kind == "zarr":
+        return zarr_array(url, opener) is not None
+    return kind in APART or (kind == "npz" and sparse_names(url, opener) is not None)
+
+
+def open_apart(kind: str, url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader:
+    """Return a reader of a file or store of X alone, with y and w in others or in memory."""
+    where = redact(url)
+    read = [_array_in(url, kind, opener)]
+    if getattr(read[0][0].dtype, "names", None):
+        raise DataError(
+            f"{where} holds a structured array, whose fields are columns; give the array itself, "
+            f"numpy.load({where!r}), in place of the file"
+        )
+    if request.targets:
+        target = _labels_beside(url) if kind == "idx" and request.y is None else request.y
+        if target is None:
+            raise ConfigError(f"{where} holds X alone; give y=, a file or an array")
+        read.append(_array_beside(target, "y", opener, where, keep=request.drop_missing))
+    if request.weighted:
+        read.append(_array_beside(request.w, "sample_weight", opener, where))
+    arrays, identities = zip(*read, strict=True)
+    chunks = getattr(arrays[0], "shards", None) or getattr(arrays[0], "chunks", None)
+    return ArrayReader(arrays, where, list(identities), aligned=(chunks or (1,))[0])
+
+
+def _array_in(url: Url, kind: str, opener: FileOpener, *, keep: bool = False) -> tuple[Any, Any]:
+    """Return the array of such a file or store, and its identity."""
+    if kind == "zarr" and (array := zarr_array(url, opener, keep=keep)) is not None:
+        return array, ["zarr", redact(url), list(array.shape), str(array.dtype)]
+    identity = opener.identity(url)
+    if kind == "npz" and (names := sparse_names(url, opener)) is not None:
+        return sparse_rows(url, names, opener), identity
+    return APART[kind](opener.open(url), redact(url), opener), identity
+
+
+def _array_beside(
+    given: Any, name: str, opener: FileOpener, where: str, *, keep: bool = False
+) -> tuple[Any, Any]:
+    """Return the array of `given`, a file or data in memory, and its identity."""
+    if not is_path(given):
+        array = np.asarray(given)
+        return array, ends_digest(array)
+    kind = opener.kind(given)
+    if not holds_one_array(given, kind, opener):
+        raise ConfigError(
+            f"{name}={redact(given)} must be a .npy or IDX file, or a Zarr array, beside {where}"
+        )
+    return _array_in(given, kind, opener, keep=keep)
+
+
+def _labels_beside(url: Url) -> str | None:
+    """Return the labels file by MNIST's naming, if the images file follows it; otherwise None."""
+    text = str(url)
+    for old, new in (("images-idx3", "labels-idx1"), ("images.idx3", "labels.idx1")):
+        if old in text:
+            return text.replace(old, new)
+    return None

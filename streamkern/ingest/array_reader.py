@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import google_crc32c
@@ -21,20 +22,22 @@ from streamkern.basics.errors import (
 )
 from streamkern.basics.text import size_text
 from streamkern.filesystem.urls import ABSENT
-from streamkern.ingest.columns import FileRowCounts, ReadRequest, split_columns
+from streamkern.ingest.columns import ReadRequest, split_columns
 from streamkern.ingest.conform import RawBlock
-from streamkern.ingest.dask_tables import with_lengths
 from streamkern.ingest.decompress import DAMAGE
-from streamkern.ingest.frames import names_of_columns
+from streamkern.ingest.frames import is_frame, names_of_columns
 from streamkern.ingest.group_arrays import decoded_array
-from streamkern.ingest.plain_arrays import is_sparse, no_rows, numeric
+from streamkern.ingest.numeric import is_sparse, no_rows, numbers_of, numeric, with_lengths
+from streamkern.ingest.reader import Reader, with_targets
+from streamkern.ingest.received import received, received_targets
+from streamkern.store.conventions import check_dimensions
 from streamkern.store.sample_weights import warn_of_unused
 
 _ENDS = (slice(0, 256), slice(-256, None))
 _SLAB = 2**20  # bytes of an array that are made contiguous and digested at a time
 
 
-class ArrayReader:
+class ArrayReader(Reader):
     """Reader of X, y and perhaps sample weights, given as anything with ``shape`` and row slices.
 
     Parameters
@@ -53,11 +56,7 @@ class ArrayReader:
         The columns of X to return; by default all in their order.
     encoder : JSON, optional
         The encoder that made the columns.
-    file_form : JSON, optional
-        Form of the arrays, as in `StoreSpec`.
     """
-
-    file_form: Mapping[str, Any] | None = None
 
     def __init__(
         self,
@@ -89,28 +88,25 @@ class ArrayReader:
                 f"the sample weights of {where} have shape {tuple(w.shape)}; give one number for "
                 f"each of its {X.shape[0]} rows"
             )
-        self.n_rows: int | None = int(X.shape[0])
-        self.natural_dtype: np.dtype[Any] | None = np.dtype(X.dtype)
-        self.as_text = self.targets_as_text = False
-        self.identity = identity
+        self._n_rows = int(X.shape[0])
+        self.natural_dtype, self.identity = np.dtype(X.dtype), identity
         self._X, self._y, self._w, self._where = X, y, w, where
         self._aligned, self._labels = aligned, labels
         self._order = None if order is None else np.array(order)
-        self.encoder, self.has_cells = encoder, False
-        self.files: FileRowCounts = ()
+        self.encoder = encoder
         self.columns = None if columns is None else tuple(columns)
         self.target_columns = None if target_columns is None else tuple(target_columns)
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
-        assert self.n_rows is not None
+        n_rows = int(self._X.shape[0])
         held = [a for a in (self._X, self._y, self._w) if a is not None]
         row_bytes = max(1, sum(math.prod(a.shape[1:]) * a.dtype.itemsize for a in held))
         # At least a chunk at a time: a smaller slice would decode the same chunk again.
         rows = max(block_bytes // row_bytes, self._aligned, 1)
         rows -= rows % self._aligned
-        check_row_bytes(row_bytes, min(self._aligned, self.n_rows), self._where, block_bytes)
-        while start < self.n_rows:
-            stop = min(start - start % rows + rows, self.n_rows)
+        check_row_bytes(row_bytes, min(self._aligned, n_rows), self._where, block_bytes)
+        while start < n_rows:
+            stop = min(start - start % rows + rows, n_rows)
             try:
                 X = _dense(self._X[start:stop])
                 y = np.empty((len(X), 0)) if self._y is None else np.asarray(self._y[start:stop])
@@ -150,9 +146,9 @@ def check_row_bytes(row_bytes: int, rows: int, where: str, block_bytes: int) -> 
         )
 
 
-def asked_array_names(asked: ReadRequest, where: str) -> list[str]:
+def requested_names(request: ReadRequest, where: str) -> list[str]:
     """Return the names of X, y and w; raise ConfigError for anything but a name."""
-    for what, name in zip(("x", "y", "sample_weight"), asked.arrays, strict=False):
+    for what, name in zip(("x", "y", "sample_weight"), request.arrays, strict=False):
         if not isinstance(name, str):
             given = name if isinstance(name, int | list | tuple) else type(name).__name__
             frame = "; if each array is a column, give a data frame of them in place of the file"
@@ -160,18 +156,34 @@ def asked_array_names(asked: ReadRequest, where: str) -> list[str]:
                 f"{what}={given} must be the name of an array of {where}"
                 f"{frame if isinstance(name, list | tuple) else ''}"
             )
-    return asked.arrays
+    return request.arrays
 
 
-def warn_of_weights(find: Callable[[str], Any], asked: ReadRequest, X: Any, where: str) -> None:
+def named_arrays(
+    find: Callable[[str], Any], read: Callable[[int, str], Any], request: ReadRequest, where: str
+) -> list[Any]:
+    """Return the arrays X, y and w that are requested by name from a file or group.
+
+    find : returns a member by its name, None if there is none
+    read : returns the decoded array, given its index among X, y and w and its name
+    """
+    names = requested_names(request, where)
+    X, *others = map(find, names)
+    check_dimensions(X, *zip(names[1:], others, strict=True))
+    arrays = [read(i, name) for i, name in enumerate(names)]
+    warn_of_weights(find, request, arrays[0], where)
+    return arrays
+
+
+def warn_of_weights(find: Callable[[str], Any], request: ReadRequest, X: Any, where: str) -> None:
     """Warn of an unused array "w" that could be weights. find : returns a member by its name."""
-    if not asked.targets or "w" in asked.arrays:
+    if not request.targets or "w" in request.arrays:
         return
     try:
-        found = find("w")
+        weights = find("w")
     except (OSError, StreamkernError, ValueError, TypeError, KeyError):  # not requested by the user
         return
-    warn_of_unused(found, X.shape[0], where)
+    warn_of_unused(weights, X.shape[0], where)
 
 
 def no_array(name: str, held: Sequence[str], where: str) -> StoreNotFoundError:
@@ -182,15 +194,15 @@ def no_array(name: str, held: Sequence[str], where: str) -> StoreNotFoundError:
     )
 
 
-def open_memory(X: Any, asked: ReadRequest) -> ArrayReader:
+def open_memory(X: Any, request: ReadRequest) -> ArrayReader:
     """Return a reader of X with y and w in memory, or X in anything with slices (Zarr, Dask)."""
-    if asked.y is None and asked.targets:
+    if request.y is None and request.targets:
         raise ConfigError("X is an array, which has no targets in it; give them as y=")
     X = numeric(X.tocsr() if is_sparse(X) else X)
     if len(X.shape) < 2:
         raise no_rows(X)
-    beside = [k for k in (asked.y, asked.w) if k is not None and asked.targets]
-    given = [X, *(a if hasattr(a, "shape") else np.asarray(a) for a in beside)]
+    others = [k for k in (request.y, request.w) if k is not None and request.targets]
+    given = [X, *(a if hasattr(a, "shape") else np.asarray(a) for a in others)]
     names = ("X", "y", "sample_weight")
     for array, name in zip(given, names, strict=False):
         if any(size != size for size in array.shape):  # NaN: rows that Dask has not counted
@@ -198,7 +210,7 @@ def open_memory(X: Any, asked: ReadRequest) -> ArrayReader:
                 f"{name} is a Dask array whose number of rows is not known; count them, "
                 f"{name}.compute_chunk_sizes()"
             )
-    arrays = [_as_meant(a, names[i], keep=asked.keeps(i)) for i, a in enumerate(given)]
+    arrays = [_as_meant(a, names[i], keep=request.keeps(i)) for i, a in enumerate(given)]
     identity: dict[str, Any] = {
         "kind": "arrays",
         "arrays": [[list(a.shape), str(a.dtype)] for a in arrays],
@@ -208,23 +220,23 @@ def open_memory(X: Any, asked: ReadRequest) -> ArrayReader:
         identity |= {"kind": "arrays in memory", "contents": [contents(a) for a in parts]}
     else:  # reading them may take as long as the ingest
         identity["ends"] = ends_digest(*(np.asarray(a[part]) for a in arrays[:2] for part in _ENDS))
-        if asked.weighted:
+        if request.weighted:
             identity["w"] = ends_digest(np.asarray(arrays[2]))
     chunks = getattr(X, "chunks", None)
     rows = np.ravel(chunks[0])[0] if chunks else 1  # zarr and h5py: (k, ...); dask: ((k, ...), ...)
     return ArrayReader(arrays, "the array", identity, aligned=max(int(rows), 1))
 
 
-def open_dask_table(table: Any, asked: ReadRequest) -> ArrayReader:
+def open_dask_table(table: Any, request: ReadRequest) -> ArrayReader:
     """Return a reader of a Dask data frame of numbers, by partition."""
-    if asked.y is None or isinstance(asked.y, str | int | list | tuple):
-        split = split_columns([str(name) for name in table.columns], asked, "X")
-        beside = [list(split.targets), *([list(split.weights)] if split.weights else [])]
-        y, *w = (with_lengths(table[k[0] if len(k) == 1 else k], "y") for k in beside)
-        asked = asked._replace(y=y, w=w[0] if w else None)
+    if request.y is None or isinstance(request.y, str | int | list | tuple):
+        split = split_columns([str(name) for name in table.columns], request, "X")
+        columns = [list(split.targets), *([list(split.weights)] if split.weights else [])]
+        y, *w = (with_lengths(table[k[0] if len(k) == 1 else k], "y") for k in columns)
+        request = request._replace(y=y, w=w[0] if w else None)
         table = table[list(split.features)]
     names = names_of_columns(table)
-    reader = open_memory(with_lengths(table, "X"), asked)
+    reader = open_memory(with_lengths(table, "X"), request)
     reader.columns = names
     return reader
 
@@ -257,11 +269,81 @@ def contents(array: NDArray[Any]) -> str:
 
 def ends_digest(*arrays: NDArray[Any]) -> str:
     """Return a hash of a few rows of arrays of any dtype."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for array in arrays:
         plain = array
         if array.dtype.kind in "OT":  # hex: a long integer has no decimal text
             plain = np.array([hex(k) if type(k) is int else str(k) for k in array.ravel().tolist()])
-        found.update(f"{plain.shape} {plain.dtype}".encode())
-        found.update(np.ascontiguousarray(plain).tobytes())
-    return found.hexdigest()
+        digest.update(f"{plain.shape} {plain.dtype}".encode())
+        digest.update(np.ascontiguousarray(plain).tobytes())
+    return digest.hexdigest()
+
+
+class BlockReader(Reader):
+    """Reader of an iterable of (X, y) pairs of arrays, or of (X, y, w) with sample weights."""
+
+    def __init__(self, pairs: Iterable[Any], request: ReadRequest) -> None:
+        self._rest = enumerate(pairs)
+        self._begins = self._up_to_first_rows(request)
+        if not self._begins:
+            raise DataError(
+                "the iterator gave no rows; give a new one where it was read before, as a "
+                "generator gives its blocks once"
+            )
+        # An iterator can be identified only by its first rows.
+        self.identity = {"kind": "iterator", "begins": ends_digest(*self._begins[0])}
+
+    def _up_to_first_rows(self, request: ReadRequest) -> list[tuple[NDArray[Any], ...]]:
+        """Return the blocks up to the first one with rows to keep.
+
+        They are stored because an iterator yields them once, and the first rows are needed in
+        advance.
+        """
+        begins = []
+        for X, y, *w in map(self._pair, self._rest):
+            if len(X):
+                begins.append((X, y, *w))
+                block = RawBlock(X, y, "the iterator", 0)
+                if not request.drop_missing or len(with_targets(block, request.marks).X):
+                    break
+        return begins
+
+    @staticmethod
+    def _pair(numbered: tuple[int, Any]) -> tuple[NDArray[Any], ...]:
+        index, pair = numbered
+        if not isinstance(pair, tuple | list) or len(pair) not in (2, 3):
+            raise DataError(
+                f"block {index} of the iterator is not a pair (X, y) of arrays, or (X, y, w) with "
+                "sample weights"
+            )
+        X, y, *w = (_block_array(a, k, index) for k, a in enumerate(pair))
+        if X.ndim < 2 or y.ndim < 1 or len(X) != len(y):
+            raise DataError(
+                f"block {index} of the iterator has X {X.shape} and y {y.shape}; give X as (n, d) "
+                "and a target for each row"
+            )
+        return X, y, *w
+
+    def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
+        row = 0
+        for X, y, *w in chain(self._begins, map(self._pair, self._rest)):
+            block = RawBlock(X, y, "the iterator", row, w=w[0] if w else None)
+            step = max(1, block_bytes // max(1, X[:1].nbytes))
+            for a in range(max(start - row, 0), len(X), step):
+                yield block.part(a, a + step)
+            row += len(X)
+
+
+def _block_array(given: Any, role: int, index: int) -> NDArray[Any]:
+    """Return X, y or the weights of a block as an array. place : 0, 1 or 2 in this order."""
+    if role:
+        return np.asarray(received_targets(given, ("", "y", "sample_weight")[role]))
+    X = received(given, "X")
+    if is_frame(X):
+        X = numbers_of(X, "X")
+        if X is None:
+            raise DataError(
+                f"block {index} of the iterator is a data frame with columns that are not numbers, "
+                "or lack some; give the table as a whole, or as files"
+            )
+    return np.asarray(numeric(X))

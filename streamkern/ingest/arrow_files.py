@@ -1,19 +1,82 @@
-"""Read tables with typed columns from files of Arrow IPC (Feather) and of JSON lines."""
+"""Read tables with typed columns from files of Parquet, Arrow IPC (Feather) and JSON lines."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 from streamkern.basics.errors import DataError, MemoryBudgetError
 from streamkern.basics.optional import import_optional
 from streamkern.basics.text import redact, size_text
 from streamkern.basics.warning import warn
-from streamkern.ingest.arrow_tables import ArrowReader, ParquetReader, readable
+from streamkern.filesystem.urls import local_path
+from streamkern.ingest.array_reader import check_row_bytes
+from streamkern.ingest.arrow_tables import ArrowReader, readable
 from streamkern.ingest.columns import ReadRequest
 from streamkern.ingest.csv_lines import line_pieces, without_blank
-from streamkern.ingest.input_files import FileOpener, Url
+from streamkern.ingest.input_files import FileOpener, Url, plain_path
+
+
+def _check_footer(where: str, metadata: Any) -> None:
+    """Raise DataError if the footer contradicts itself: columns would be read past each other.
+
+    The column chunks cannot be checked: Arrow ends the process if their metadata is damaged.
+    """
+    rows = sum(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
+    if rows != metadata.num_rows:
+        raise DataError(
+            f"{where} is damaged: its groups have {rows} rows, the file {metadata.num_rows}; "
+            "write it again"
+        )
+
+
+class ParquetReader(ArrowReader):
+    """Reader of a Parquet file; page checksums are verified if the file has them.
+
+    The file is opened only while it is read: of a folder with thousands of files, one at a time.
+    """
+
+    def __init__(self, url: Url, request: ReadRequest, opener: FileOpener) -> None:
+        self._url, self._places = url, opener
+        self._as_it_was, where = opener.identity(url), redact(url)
+        with readable(where, "Parquet"), self._opened() as file:
+            _check_footer(where, file.metadata)
+            self.schema, n_rows = file.schema_arrow, file.metadata.num_rows
+            super().__init__(where, self.schema, n_rows, request, [self._as_it_was, request.json()])
+
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
+        parquet, file = import_optional("pyarrow.parquet"), plain_path(self._url)
+        with ExitStack() as files:
+            if file is None and local_path(self._url) is not None:
+                file = self._places.seekable(self._places.open(self._url))
+            elif file is None:
+                file = files.enter_context(self._places.open_once(self._url))
+            yield files.enter_context(parquet.ParquetFile(file, page_checksum_verification=True))
+
+    def _read(self, block_bytes: int, columns: list[str] | None) -> Iterator[Any]:
+        with readable(self._where, "Parquet"), self._opened() as file:
+            if self._places.identity(self._url) != self._as_it_was:
+                raise DataError(
+                    f"{self._where} was replaced while it was read; run the same command again "
+                    "once it stays as it is"
+                )
+            row_bytes = self._row_bytes(file)
+            check_row_bytes(row_bytes, 1, self._where, block_bytes)
+            rows = max(1, block_bytes // row_bytes)
+            yield from file.iter_batches(batch_size=rows, columns=columns)
+
+    def _row_bytes(self, file: Any) -> int:
+        """Return a lower bound of the bytes of a row in memory; encoded rows may be far smaller."""
+        n_values = len(self._kept)
+        if self._lists and self._n_rows:  # all have the length of the first
+            first = next(file.iter_batches(batch_size=1, columns=[self._features[0]]))
+            n_values += len(first.column(0).flatten())
+        groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
+        sizes = [group.total_byte_size // max(group.num_rows, 1) for group in groups]
+        return int(max(8 * n_values, *sizes, 0))
+
 
 _LINE = 32 << 20  # bytes of a line of JSON at most
 _LOOK = 1 << 20  # bytes of JSON that are parsed at once to find the types of the columns
@@ -22,21 +85,12 @@ _LOOK = 1 << 20  # bytes of JSON that are parsed at once to find the types of th
 class ArrowFileReader(ArrowReader):
     """Reader of an Arrow IPC file (Feather version 2) or stream, by record batches."""
 
-    def __init__(self, url: Url, asked: ReadRequest, place: FileOpener) -> None:
-        self._url, self._opener = url, place
-        where, identity = redact(url), [place.identity(url), asked.json()]
+    def __init__(self, url: Url, request: ReadRequest, opener: FileOpener) -> None:
+        self._url, self._opener = url, opener
+        where, identity = redact(url), [opener.identity(url), request.json()]
         with readable(where, "Arrow IPC (Feather version 2)"), self._opened(None) as (schema, _):
             self.schema = schema
-        super().__init__(where, self.schema, None, asked, identity)
-
-    def original_blocks(self, block_bytes: int) -> Iterator[list[Any]]:
-        """Yield all columns as Arrow arrays, for the same rows as `blocks`."""
-        for batch in self._read(block_bytes, None):
-            if len(batch):
-                yield batch.columns
-
-    def _batches(self, block_bytes: int) -> Iterator[Any]:
-        return self._read(block_bytes, self._kept)
+        super().__init__(where, self.schema, None, request, identity)
 
     @contextmanager
     def _opened(self, columns: list[str] | None) -> Iterator[tuple[Any, Iterator[Any]]]:
@@ -49,11 +103,11 @@ class ArrowFileReader(ArrowReader):
             file.seek(0)
             source = arrow.PythonFile(file, mode="r")
             if head == b"ARROW1":
-                found = ipc.open_file(source, options=options)
-                yield found.schema, map(found.get_batch, range(found.num_record_batches))
+                opened = ipc.open_file(source, options=options)
+                yield opened.schema, map(opened.get_batch, range(opened.num_record_batches))
             else:
-                found = ipc.open_stream(source, options=options)
-                yield found.schema, iter(found)
+                opened = ipc.open_stream(source, options=options)
+                yield opened.schema, iter(opened)
 
     def _read(self, block_bytes: int, columns: list[str] | None) -> Iterator[Any]:
         n_rows = 0
@@ -70,7 +124,7 @@ class ArrowFileReader(ArrowReader):
                 for start in range(0, len(batch), rows):
                     yield batch.slice(start, rows)
                 n_rows += len(batch)
-        self.n_rows = n_rows
+        self._n_rows = n_rows
 
 
 class JsonLinesReader(ArrowReader):
@@ -79,8 +133,8 @@ class JsonLinesReader(ArrowReader):
     The column types must hold the values of all lines: the file is read once more beforehand.
     """
 
-    def __init__(self, url: Url, asked: ReadRequest, place: FileOpener) -> None:
-        self._url, self._opener = url, place
+    def __init__(self, url: Url, request: ReadRequest, opener: FileOpener) -> None:
+        self._url, self._opener = url, opener
         self.schema: Any = None
         where, n_rows = redact(url), 0
         schema = import_optional("pyarrow", "reading JSON lines").schema([])
@@ -88,15 +142,9 @@ class JsonLinesReader(ArrowReader):
             schema, n_rows = _unified(schema, table.schema, where), n_rows + len(table)
             self._warn_of_rounding(table, where)
         self.schema = schema
-        super().__init__(where, schema, n_rows, asked, [place.identity(url), asked.json()])
+        super().__init__(where, schema, n_rows, request, [opener.identity(url), request.json()])
 
-    def original_blocks(self, block_bytes: int) -> Iterator[list[Any]]:
-        """Yield all columns as Arrow arrays, for the same rows as `blocks`."""
-        for batch in self._batches(block_bytes):
-            if len(batch):
-                yield batch.columns
-
-    def _batches(self, block_bytes: int) -> Iterator[Any]:
+    def _read(self, block_bytes: int, columns: list[str] | None) -> Iterator[Any]:
         for table in self._tables(max(block_bytes, _LOOK), self._where, self.schema, None):
             yield from table.select(self.schema.names).combine_chunks().to_batches()
 
@@ -137,19 +185,19 @@ class JsonLinesReader(ArrowReader):
                 yield table
 
 
-def _unified(known: Any, found: Any, where: str) -> Any:
+def _unified(known: Any, schema: Any, where: str) -> Any:
     """Return a schema that holds the values of both; raise DataError if there is none."""
     arrow = import_optional("pyarrow")
-    for field in found:
+    for field in schema:
         k = known.get_field_index(field.name)
         if k >= 0 and {str(field.type)[:9], str(known.field(k).type)[:9]} == {
             "string",
             "timestamp",
         }:
-            found = found.set(found.get_field_index(field.name), field.with_type(arrow.string()))
+            schema = schema.set(schema.get_field_index(field.name), field.with_type(arrow.string()))
             known = known.set(k, field.with_type(arrow.string()))
     try:
-        return arrow.unify_schemas([known, found], promote_options="permissive")
+        return arrow.unify_schemas([known, schema], promote_options="permissive")
     except arrow.ArrowException as error:
         raise DataError(
             f"{where} has columns that are of one type first and of another later ({error}); "

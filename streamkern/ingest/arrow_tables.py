@@ -1,9 +1,11 @@
-"""Read tables of typed columns in blocks, by pyarrow: the common base, and Parquet files."""
+"""Read tables of typed columns in blocks, by pyarrow: the common base, and data frames."""
 
 from __future__ import annotations
 
+import hashlib
+import io
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -11,14 +13,13 @@ from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError, NotNumbersError, StreamkernError
 from streamkern.basics.optional import import_optional
-from streamkern.basics.text import redact, some
+from streamkern.basics.text import some
 from streamkern.basics.warning import warn
-from streamkern.filesystem.urls import local_path
-from streamkern.ingest.array_reader import check_row_bytes
-from streamkern.ingest.columns import FileRowCounts, ReadRequest, as_list, split_columns
+from streamkern.ingest.array_reader import contents
+from streamkern.ingest.columns import ReadRequest, as_list, split_columns
 from streamkern.ingest.conform import RawBlock
-from streamkern.ingest.csv_signs import index_columns, warn_of_index
-from streamkern.ingest.input_files import FileOpener, Url, plain_path
+from streamkern.ingest.frames import are_names, arrow_table
+from streamkern.ingest.reader import Reader
 from streamkern.ingest.tables.cells import (
     MISSING,
     RowsInFile,
@@ -29,9 +30,11 @@ from streamkern.ingest.tables.cells import (
     row_number,
     unwrapped,
 )
-from streamkern.ingest.tables.long_numbers import (
+from streamkern.ingest.tables.key_columns import (
     array_is_rounded,
     cells_are_rounded,
+    index_columns,
+    warn_of_index,
     warn_of_rounded,
 )
 
@@ -44,30 +47,30 @@ def _is_bytes(kind: Any) -> bool:
 
 def _natural_dtype(types: Sequence[Any]) -> np.dtype[Any] | None:
     """Return the common dtype of columns of these types; None if they are not all numbers."""
-    found = []
+    dtypes = []
     for kind in types:
         number = kind.value_type if is_lists(kind) else kind
         try:
-            found.append(np.dtype(number.to_pandas_dtype()))
+            dtypes.append(np.dtype(number.to_pandas_dtype()))
         except (NotImplementedError, TypeError):
             return None
-    return np.result_type(*found) if all(k.kind in "biuf" for k in found) else None
+    return np.result_type(*dtypes) if all(k.kind in "biuf" for k in dtypes) else None
 
 
-def _columns(schema: Any, asked: ReadRequest, where: str) -> list[str]:
+def _columns(schema: Any, request: ReadRequest, where: str) -> list[str]:
     """Return the names of the columns, without an index that is not asked for by name."""
-    told = schema.pandas_metadata
-    told = told.get("index_columns", ()) if isinstance(told, dict) else ()
-    index = {name for name in told if isinstance(name, str)}  # a range index has no column
-    wishes = (asked.x, asked.y, asked.w, asked.columns)
-    asked_for = {name for wish in wishes for name in as_list(wish) if isinstance(name, str)}
+    metadata = schema.pandas_metadata
+    metadata = metadata.get("index_columns", ()) if isinstance(metadata, dict) else ()
+    index = {name for name in metadata if isinstance(name, str)}  # a range index has no column
+    roles = (request.x, request.y, request.w, request.columns)
+    requested = {name for role in roles for name in as_list(role) if isinstance(name, str)}
     is_integer = import_optional("pyarrow.types").is_integer
     unnamed = index_columns(schema.names, lambda name: is_integer(schema.field(name).type))
-    for name in () if asked.whole else unnamed:
-        if name not in asked_for | index:
+    for name in () if request.whole else unnamed:
+        if name not in requested | index:
             warn_of_index(name, where)
             index.add(name)
-    return [k for k in schema.names if k not in index - asked_for]
+    return [k for k in schema.names if k not in index - requested]
 
 
 def _warn_of_others(name: str, others: list[str], where: str) -> None:
@@ -79,52 +82,53 @@ def _warn_of_others(name: str, others: list[str], where: str) -> None:
         )
 
 
-class ArrowReader:
+class ArrowReader(Reader):
     """Reader of Arrow record batches; a column of lists asked for by name, or named X, is X."""
 
-    files: FileRowCounts = ()  # named by the caller that opened them
-    encoder = None
     typed = True  # text is never a number, whatever it looks like
 
     def __init__(
-        self, where: str, schema: Any, n_rows: int | None, asked: ReadRequest, identity: Any
+        self, where: str, schema: Any, n_rows: int | None, request: ReadRequest, identity: Any
     ) -> None:
-        self.n_rows = n_rows
-        self.as_text = self.targets_as_text = False
-        self.identity = identity
-        self._where = where
-        unasked = asked.x is None and asked.targets
-        name = "X" if asked.x is None else asked.x
+        self._n_rows, self.identity, self._where = n_rows, identity, where
+        unasked = request.x is None and request.targets
+        name = "X" if request.x is None else request.x
         lists = name in schema.names and is_lists(schema.field(name).type)
-        self._lists = lists and asked.cells is None
+        self._lists = lists and request.cells is None
         if self._lists:
-            asked = asked._replace(x=name, columns=None)
-        columns = _columns(schema, asked, where)
-        split = split_columns(columns, asked, where)
+            request = request._replace(x=name, columns=None)
+        columns = _columns(schema, request, where)
+        split = split_columns(columns, request, where)
         if self._lists and unasked:
-            known = {*split.all, *asked.dropped}
+            known = {*split.all, *request.dropped}
             _warn_of_others(name, [k for k in columns if k not in known], where)
         self.columns = None if self._lists else split.features
         self.target_columns = split.targets
         self.weight_column = next(iter(split.weights), None)
         self._features, self._targets, self._weights = split.features, split.targets, split.weights
         self._kept = split.all
-        self._marks, self._drop_missing = asked.marks, asked.drop_missing
+        self._marks, self._drop_missing = request.marks, request.drop_missing
         self._said: set[str] = set()  # columns that a warning was given for
         self._rounded: set[str] = set()  # columns with a warning about rounding
-        self._cells, self.has_cells = asked.cells is not None, not self._lists
+        self._cells, self.has_cells = request.cells is not None, not self._lists
         self.natural_dtype = _natural_dtype([schema.field(k).type for k in split.features])
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
         row = 0
-        for batch in self._batches(block_bytes):
+        for batch in self._read(block_bytes, self._kept):
             skip = min(max(start - row, 0), len(batch))
             row += len(batch)
             if skip < len(batch):
                 yield self._block(batch.slice(skip), row - len(batch) + skip)
 
-    def _batches(self, block_bytes: int) -> Iterator[Any]:
-        """Yield record batches that hold at least the columns to keep."""
+    def original_blocks(self, block_bytes: int) -> Iterator[list[Any]]:
+        """Yield all columns as Arrow arrays, for the same rows in the same order as `blocks`."""
+        for batch in self._read(block_bytes, None):
+            if len(batch):
+                yield batch.columns
+
+    def _read(self, block_bytes: int, columns: list[str] | None) -> Iterator[Any]:
+        """Yield record batches that hold at least these columns, by default all."""
         raise NotImplementedError
 
     def _block(self, batch: Any, start: int) -> RawBlock:
@@ -169,11 +173,11 @@ class ArrowReader:
 
     def _stacked(self, columns: Sequence[NDArray[Any]], names: Sequence[str]) -> NDArray[Any]:
         """Stack columns, and warn of integers that become floats and are rounded."""
-        found = np.stack(columns, axis=1)
-        for values, name in zip(columns, names, strict=True) if found.dtype.kind == "f" else ():
+        rows = np.stack(columns, axis=1)
+        for values, name in zip(columns, names, strict=True) if rows.dtype.kind == "f" else ():
             if name not in self._rounded and array_is_rounded(values):
                 self._warn_of_rounded(name)
-        return found
+        return rows
 
     def _floats(self, decimals: Any, name: str) -> Any:
         """Return a column of decimals as float64, and warn if large ones are rounded."""
@@ -187,29 +191,29 @@ class ArrowReader:
 
     def _missing_targets(self, batch: Any) -> NDArray[np.bool_]:
         """Return a mask (k,) of rows that lack a target: null, or a user's missing marker."""
-        found = np.zeros(len(batch), bool)
+        missing = np.zeros(len(batch), bool)
         for name in self._targets:
             column = batch.column(name)
             if column.null_count:
-                found |= np.asarray(column.is_null().to_numpy(zero_copy_only=False), bool)
+                missing |= np.asarray(column.is_null().to_numpy(zero_copy_only=False), bool)
             if self._marks is not None and self._marks.texts:
-                found |= self._marks.found(plain_cells(column))
+                missing |= self._marks.matched(plain_cells(column))
             if self._drop_missing:
-                found |= ~present(column)
+                missing |= ~present(column)
                 if is_text_type(plain_cells(column).type):
                     texts = import_optional("pyarrow").array(
                         list(MISSING), plain_cells(column).type
                     )
                     hits = import_optional("pyarrow.compute").is_in(plain_cells(column), texts)
-                    found |= np.asarray(hits.to_numpy(zero_copy_only=False), bool)
-        return found
+                    missing |= np.asarray(hits.to_numpy(zero_copy_only=False), bool)
+        return missing
 
     def _refuse_nulls(self, batch: Any, rows: RowsInFile) -> None:
-        own = set() if self._cells else set(self._features)
+        numbers = set() if self._cells else set(self._features)
         for name in (*self._features, *self._weights):
             column = batch.column(name)
-            if column.null_count and (name in own or name in self._weights):
-                kind = NotNumbersError if name in own else DataError
+            if column.null_count and (name in numbers or name in self._weights):
+                kind = NotNumbersError if name in numbers else DataError
                 row = row_number(rows, column.is_null().index(True).as_py())
                 raise kind(
                     f"{self._where}, row {row}, column {name!r} is null; fill in or drop such rows"
@@ -316,70 +320,69 @@ def readable(where: str, kind: str) -> Iterator[None]:
         ) from error
 
 
-def _check_footer(where: str, metadata: Any) -> None:
-    """Raise DataError if the footer contradicts itself: columns would be read past each other.
+class FrameReader(ArrowReader):
+    """Reader of a data frame from `as_frame`, perhaps with targets and weights beside it."""
 
-    The column chunks cannot be checked: Arrow ends the process if their metadata is damaged.
-    """
-    rows = sum(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
-    if rows != metadata.num_rows:
-        raise DataError(
-            f"{where} is damaged: its groups have {rows} rows, the file {metadata.num_rows}; "
-            "write it again"
-        )
-
-
-class ParquetReader(ArrowReader):
-    """Reader of a Parquet file; page checksums are verified if the file has them.
-
-    The file is opened only while it is read: of a folder with thousands of files, one at a time.
-    """
-
-    def __init__(self, url: Url, asked: ReadRequest, place: FileOpener) -> None:
-        self._url, self._places = url, place
-        self._as_it_was, where = place.identity(url), redact(url)
-        with readable(where, "Parquet"), self._opened() as file:
-            _check_footer(where, file.metadata)
-            self.schema, n_rows = file.schema_arrow, file.metadata.num_rows
-            super().__init__(where, self.schema, n_rows, asked, [self._as_it_was, asked.json()])
-
-    def _batches(self, block_bytes: int) -> Iterator[Any]:
-        return self._read(block_bytes, self._kept)
-
-    def original_blocks(self, block_bytes: int) -> Iterator[list[Any]]:
-        """Yield all columns as Arrow arrays, for the same rows in the same order as `blocks`."""
-        for batch in self._read(block_bytes, None):
-            if len(batch):
-                yield batch.columns
-
-    @contextmanager
-    def _opened(self) -> Iterator[Any]:
-        parquet, file = import_optional("pyarrow.parquet"), plain_path(self._url)
-        with ExitStack() as files:
-            if file is None and local_path(self._url) is not None:
-                file = self._places.seekable(self._places.open(self._url))
-            elif file is None:
-                file = files.enter_context(self._places.open_once(self._url))
-            yield files.enter_context(parquet.ParquetFile(file, page_checksum_verification=True))
+    def __init__(self, frame: Any, request: ReadRequest) -> None:
+        self._table = table = arrow_table(frame, "X")
+        beside: dict[str, Any] = {}
+        for name, given in (("y", request.y), ("w", request.w)):
+            if not (given is None or are_names(given, frame) or isinstance(given, int)):
+                beside[name] = _beside(given, len(table), name)
+        self._beside = beside
+        empty: dict[str, Any] = {key: [] for key in beside}
+        request = request._replace(**empty)
+        identity = {
+            "kind": "data frame",
+            "schema": str(table.schema),
+            "rows": table.num_rows,
+            "digest": _digest(table.replace_schema_metadata()),
+            "asked": request.json(),
+            **{name: contents(values) for name, values in beside.items()},
+        }
+        super().__init__("X", table.schema, table.num_rows, request, identity)
 
     def _read(self, block_bytes: int, columns: list[str] | None) -> Iterator[Any]:
-        with readable(self._where, "Parquet"), self._opened() as file:
-            if self._places.identity(self._url) != self._as_it_was:
-                raise DataError(
-                    f"{self._where} was replaced while it was read; run the same command again "
-                    "once it stays as it is"
-                )
-            row_bytes = self._row_bytes(file)
-            check_row_bytes(row_bytes, 1, self._where, block_bytes)
-            rows = max(1, block_bytes // row_bytes)
-            yield from file.iter_batches(batch_size=rows, columns=columns)
+        rows = max(1, block_bytes // (8 * len(self._kept)))
+        table = self._table if columns is None else self._table.select(columns)
+        return iter(table.to_batches(max_chunksize=rows))
 
-    def _row_bytes(self, file: Any) -> int:
-        """Return a lower bound of the bytes of a row in memory; encoded rows may be far smaller."""
-        n_values = len(self._kept)
-        if self._lists and self.n_rows:  # all have the length of the first
-            first = next(file.iter_batches(batch_size=1, columns=[self._features[0]]))
-            n_values += len(first.column(0).flatten())
-        groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
-        sizes = [group.total_byte_size // max(group.num_rows, 1) for group in groups]
-        return int(max(8 * n_values, *sizes, 0))
+    def _block(self, batch: Any, start: int) -> RawBlock:
+        block = super()._block(batch, start)
+        part = slice(start, start + len(batch))
+        rows: dict[str, Any] = {name: values[part] for name, values in self._beside.items()}
+        return block._replace(**rows)
+
+
+def _beside(given: Any, n_rows: int, name: str) -> NDArray[Any]:
+    """Return targets or weights beside a data frame; raise DataError unless each row has one."""
+    values = np.asarray(given)
+    if values.ndim < 1 or len(values) != n_rows:
+        what = {"y": "target", "w": "weight"}[name]
+        raise DataError(
+            f"X has {n_rows} rows, and the {what}s beside it have the shape {values.shape}; give "
+            f"one {what} for each row"
+        )
+    return values
+
+
+class _Digest(io.RawIOBase):
+    """A file that keeps only the SHA-256 of the data written."""
+
+    def __init__(self) -> None:
+        self.sha = hashlib.sha256()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.sha.update(data)
+        return memoryview(data).nbytes
+
+
+def _digest(table: Any) -> str:
+    """Return the SHA-256 of a table, written as an Arrow stream."""
+    file = _Digest()
+    with import_optional("pyarrow.ipc").new_stream(file, table.schema) as stream:
+        stream.write_table(table)
+    return file.sha.hexdigest()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
@@ -55,9 +55,9 @@ class ReadRequest(NamedTuple):
 
         Up to three digits may be a position; longer ones, such as a year, are a name.
         """
-        asked = [*as_list(self.x), *as_list(self.y), *as_list(self.w)]
+        requested = [*as_list(self.x), *as_list(self.y), *as_list(self.w)]
         names = [
-            k for k in asked
+            k for k in requested
             if isinstance(k, str) and (len(k) > 3 or not k.lstrip("-").isdecimal())
         ]  # fmt: skip
         return tuple(self.columns or names)
@@ -73,12 +73,12 @@ class ReadRequest(NamedTuple):
         That holds for files without names that have as many columns; others have no targets.
         recorded : as in `FileForm`
         """
-        places = (recorded or {}).get("positions") or {}
-        if places.get("width") != width:
+        positions = (recorded or {}).get("positions") or {}
+        if positions.get("width") != width:
             return self
         return self._replace(
-            y=places["y"] if self.y is None else self.y,
-            w=places["sample_weight"] or None if self.w is None else self.w,
+            y=positions["y"] if self.y is None else self.y,
+            w=positions["sample_weight"] or None if self.w is None else self.w,
         )
 
     @property
@@ -109,7 +109,7 @@ class Split:
 
 
 def split_columns(
-    names: Sequence[str], asked: ReadRequest, where: str, *, named: bool = True
+    names: Sequence[str], request: ReadRequest, where: str, *, named: bool = True
 ) -> Split:
     """Choose columns of a table with these `names` by role.
 
@@ -123,44 +123,47 @@ def split_columns(
     """
     if (repeated := _twice(names)) is not None:
         raise DataError(f"{where} has two columns named {repeated!r}; rename one")
-    for what, given in (("y", asked.y), ("sample_weight", asked.w)):
+    for what, given in (("y", request.y), ("sample_weight", request.w)):
         _refuse_values(given, len(names), what, where)
-    apart = [
+    others = [
         [
             _name_of(names, k, where, named)
-            for k in as_list(wish)
-            if asked.targets or _holds(names, k)
+            for k in as_list(role)
+            if request.targets or _holds(names, k)
         ]
-        for wish in ("y" if asked.y is None else asked.y, [] if asked.w is None else asked.w)
+        for role in (
+            "y" if request.y is None else request.y,
+            [] if request.w is None else request.w,
+        )
     ]
-    taken = [name for group in apart for name in group]
-    if asked.x is None:
+    taken = [name for group in others for name in group]
+    if request.x is None:
         features = [name for name in names if name not in set(taken)]
     else:
-        features = [_name_of(names, k, where, named) for k in as_list(asked.x)]
+        features = [_name_of(names, k, where, named) for k in as_list(request.x)]
     if (repeated := _twice([*taken, *features])) is not None:
         raise DataError(f"column {repeated!r} of {where} is asked for twice; give it one role")
-    both = [name for name in taken if name in asked.dropped]
+    both = [name for name in taken if name in request.dropped]
     if both:
         raise DataError(
             f"column {both[0]!r} of {where} is a target or weight, and cannot be dropped; leave "
             "it out of drop="
         )
-    unknown = [name for name in asked.dropped if name not in names]
-    if unknown and asked.columns is None:
+    unknown = [name for name in request.dropped if name not in names]
+    if unknown and request.columns is None:
         raise DataError(
             f"{where} has no column {some(unknown)} to leave out; it has {some(names)}: name those "
             "you mean with drop="
         )
-    features = [name for name in features if name not in asked.dropped]
-    if asked.columns is not None and named:
-        features = in_order(features, asked.columns, where)
+    features = [name for name in features if name not in request.dropped]
+    if request.columns is not None and named:
+        features = in_order(features, request.columns, where)
     if not features:
         raise DataError(
             f"{where} has no column left as a feature beside {', '.join(taken)}; give at least one "
             "that is not named by y=, sample_weight= or drop="
         )
-    targets, weights = apart if asked.targets else ([], [])
+    targets, weights = others if request.targets else ([], [])
     return Split(tuple(features), tuple(targets), tuple(weights))
 
 
@@ -178,15 +181,15 @@ def _refuse_values(given: Any, n_columns: int, what: str, where: str) -> None:
 
 
 def in_order(
-    found: Sequence[str], expected: Sequence[str], where: str, role: str = "x"
+    columns: Sequence[str], expected: Sequence[str], where: str, role: str = "x"
 ) -> list[str]:
-    """Return `expected` if it has the same columns as `found`; DataError names any difference.
+    """Return `expected` if it has the same columns as `columns`; DataError names any difference.
 
     role : the parameter that chooses them
     """
-    held, wanted = set(found), set(expected)
+    held, wanted = set(columns), set(expected)
     missing = [name for name in expected if name not in held]
-    extra = [name for name in found if name not in wanted]
+    extra = [name for name in columns if name not in wanted]
     if missing or extra:
         lacks = f"lacks {some(missing)}" if missing else ""
         has = f"has {some(extra)} besides" if extra else ""
@@ -244,7 +247,84 @@ def as_list(columns: Any) -> list[Any]:
     return [columns] if isinstance(columns, str | int) else list(columns)
 
 
-def _json(wish: Any) -> Any:
-    if wish is None or isinstance(wish, str | int):
-        return wish
-    return [str(k) if not isinstance(k, int) else k for k in wish]
+def _json(columns: Any) -> Any:
+    if columns is None or isinstance(columns, str | int):
+        return columns
+    return [str(k) if not isinstance(k, int) else k for k in columns]
+
+
+class RecordedArrays(NamedTuple):
+    """Names of the arrays of earlier data; None for the default name, and for no weights.
+
+    They apply if the user gives no name, to Zarr groups, files and xarray Datasets alike.
+    """
+
+    x: str | None = None
+    y: str | None = None
+    sample_weight: str | None = None
+
+    @classmethod
+    def from_run(cls, recorded: Mapping[str, Any] | None, form: Mapping[str, Any] | None) -> Self:
+        """Return the names in the settings of a run, or else in its store's record of files.
+
+        recorded : as in `RunDirectory`
+        form : `StoreSpec.file_form`
+        """
+        data = (recorded or {}).get("identity", {}).get("settings", {}).get("data", {})
+        x, y, recorded_names = data.get("x", "X"), data.get("y", "y"), cls.from_form(form)
+        return cls(
+            recorded_names.x if x == "X" else x, recorded_names.y if y == "y" else y,
+            data.get("sample_weight") or recorded_names.sample_weight,
+        )  # fmt: skip
+
+    @classmethod
+    def from_form(cls, form: Mapping[str, Any] | None) -> Self:
+        """Return the names in a store's record of its files. form : `StoreSpec.file_form`."""
+        return cls(**(form or {}).get("arrays", {}))
+
+    @classmethod
+    def from_request(cls, request: ReadRequest) -> Self:
+        """Return the names that a user gave."""
+        return cls(*(k if isinstance(k, str) else None for k in (request.x, request.y, request.w)))
+
+    def with_columns(self, columns: Sequence[str] | None, weight_column: str | None) -> Self:
+        """Return these names with the names of a single target column and of the weights replaced.
+
+        columns, weight_column : names of the targets and weights of a store or a model
+        """
+        y = columns[0] if columns is not None and len(columns) == 1 else self.y
+        return self._replace(y=y, sample_weight=weight_column or self.sample_weight)
+
+    def added(self, form: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        """Return a record of files with these names added. form : `StoreSpec.file_form`."""
+        names = {name: k for name, k in self._asdict().items() if k is not None}
+        return {**(form or {}), "arrays": names} if names else form
+
+    def filled(self, request: ReadRequest, has: Callable[[str], bool]) -> ReadRequest:
+        """Return the request with these names where the user gave none.
+
+        has : returns whether an array of a name exists. Rows and targets are read by the default
+        name if only that one exists, and weights are not read if they do not exist.
+        """
+        x, y, w = request.x, request.y, request.w
+        if request.targets:
+            if y is None and self.y is not None and (has(self.y) or not has("y")):
+                y = self.y
+            if w is None and self.sample_weight is not None and has(self.sample_weight):
+                w = self.sample_weight
+        if x is None and self.x is not None and (has(self.x) or not has("X")):
+            x = self.x
+        return request._replace(x=x, y=y, w=w)
+
+
+USUAL = RecordedArrays()
+"""Names of data with the default names."""
+
+
+def recorded_form(data: Any) -> Mapping[str, Any] | None:
+    """Return the form for later files: the record, with arrays by the names of the columns.
+
+    data : a `StoreSpec`, a `Like` or a `KernelModel`
+    """
+    arrays = RecordedArrays.from_form(data.file_form)
+    return arrays.with_columns(data.target_columns, data.weight_column).added(data.file_form)

@@ -14,11 +14,12 @@ from itertools import pairwise
 from streamkern.basics.errors import DataError
 from streamkern.basics.text import some
 from streamkern.basics.warning import warn
-from streamkern.ingest.csv_signs import UNKNOWN_CELLS, CsvRows, columns_of
-from streamkern.ingest.tables.number_style import NumberStyle
-from streamkern.ingest.tables.numbers import is_integer, is_number
-from streamkern.ingest.tables.writing import other_writing
+from streamkern.ingest.tables.cells import MISSING
+from streamkern.ingest.tables.numbers import NumberStyle, is_integer, is_number, other_writing
 
+UNKNOWN_CELLS = {*MISSING, "?", "-", "."}
+"""Cells that give no information about the content of a column."""
+CsvRows = Sequence[Sequence[str]]
 _LOOKED_AT = 200  # rows
 _SURE, _DOUBTFUL = math.log10(1e-4), math.log10(0.05)
 """Bounds of log10 P(such a first row): a header below the first, refused below the second."""
@@ -28,30 +29,39 @@ _FEW_DIGITS = 4  # digits that a name has fewer than the numbers below
 _MANY_COLUMNS, _MANY_MORE = 4, 8  # columns; numbers seldom rise by chance over so many
 
 
+def columns_of(rows: CsvRows, n_columns: int) -> list[list[str]]:
+    """Return the informative cells of each column, from the rows that have all columns."""
+    complete = [row for row in rows if len(row) == n_columns]
+    return [
+        [c for row in complete if (c := row[k].strip()) not in UNKNOWN_CELLS]
+        for k in range(n_columns)
+    ]
+
+
 def is_header(
     first: Sequence[str], below: CsvRows, style: NumberStyle, where: str,
-    known: Collection[str] = (), quoted: bool = False, beside: Collection[str] = (),
+    known: Collection[str] = (), quoted: bool = False, others: Collection[str] = (),
     unnamed: bool = False,
 ) -> bool:  # fmt: skip
     """Return whether the first line names the columns; raise DataError if it is ambiguous.
 
     known : names that columns must have, such as those that a model was trained on
     quoted : whether all fields of the first line are quoted, and no field below it is
-    beside : names that columns may have besides the known ones
+    others : names that columns may have besides the known ones
     unnamed : whether earlier files of the same data have no header
     """
-    found = [is_number(style.with_point(field)) for field in first]
+    numeric = [is_number(style.with_point(field)) for field in first]
     if known and {*known} <= {*first} and not _all_below(known, first, below):
         return True
-    if all(found):
-        if known and {*known} <= {*first} <= {*known, *beside} and len({*first}) == len(first):
+    if all(numeric):
+        if known and {*known} <= {*first} <= {*known, *others} and len({*first}) == len(first):
             return True
         if unnamed:
             _warn_of_names(first, below, style, where, quoted)
             return False
         return _are_names(first, below, style, where, quoted)
-    if any(found):
-        return _is_mixed_header(first, below, found, style, where)
+    if any(numeric):
+        return _is_mixed_header(first, below, numeric, style, where)
     return _is_header_of_words(first, below, style, where)
 
 
@@ -64,21 +74,21 @@ def _all_below(known: Collection[str], first: Sequence[str], below: CsvRows) -> 
 
 
 def _is_mixed_header(
-    first: Sequence[str], below: CsvRows, found: Sequence[bool], style: NumberStyle, where: str
+    first: Sequence[str], below: CsvRows, numeric: Sequence[bool], style: NumberStyle, where: str
 ) -> bool:
     """Return True if the names mix numbers with words, and the words are above numeric columns.
 
     Raises DataError otherwise.
     """
     columns = columns_of(below[:_LOOKED_AT], len(first))
-    words = [k for k, number in enumerate(found) if not number]
+    words = [k for k, number in enumerate(numeric) if not number]
     above_numbers = all(
         (first[k] not in UNKNOWN_CELLS or (k == 0 and not first[k]))
         and _all_numbers(columns[k], style)
         for k in words
     )
-    names = [name for name, number in zip(first, found, strict=True) if number]
-    rows = [[cell for cell, number in zip(row, found, strict=True) if number] for row in below]
+    names = [name for name, number in zip(first, numeric, strict=True) if number]
+    rows = [[cell for cell, number in zip(row, numeric, strict=True) if number] for row in below]
     if above_numbers and _chance(names, rows[:_LOOKED_AT], style) < _DOUBTFUL:
         return True
     raise DataError(
@@ -97,8 +107,8 @@ def _are_names(
     chance = _chance(names, rows, style)
     if len({*names}) < len(names) or not (chance or quoted):
         return False
-    whole = all(map(is_integer, names))
-    numbered = _is_numbered(names) or (whole and _are_years(names, rows))
+    integers = all(map(is_integer, names))
+    numbered = _is_numbered(names) or (integers and _are_years(names, rows))
     if quoted:
         return True
     if chance < _SURE and numbered:
@@ -108,7 +118,7 @@ def _are_names(
             "row"
         )
         return True
-    if chance < _SURE and _rise(names, whole) and _all_written_otherwise(names, rows, style):
+    if chance < _SURE and _rise(names, integers) and _all_written_otherwise(names, rows, style):
         warn(
             f"the first line of {where} ({some(names)}) is read as the names of its columns, as "
             "its numbers rise and are written otherwise than those below; header=True says that "
@@ -216,10 +226,10 @@ def _decimals(cell: str) -> int:
 
 def _far(name: str, cells: Sequence[str]) -> bool:
     """Return whether a number is farther from all cells than these are from each other."""
-    found = [float(cell) for cell in cells if is_number(cell)]
-    if len(found) < 2 or len(found) < len(cells):
+    values = [float(cell) for cell in cells if is_number(cell)]
+    if len(values) < 2 or len(values) < len(cells):
         return False
-    low, high, value = min(found), max(found), float(name)
+    low, high, value = min(values), max(values), float(name)
     return max(low - value, value - high) > max(high - low, 1.0)
 
 
@@ -234,8 +244,8 @@ def _progress(names: Sequence[str], many: int) -> bool:
     return len(names) >= many and len(steps) == 1 and steps != {0}
 
 
-def _rise(names: Sequence[str], whole: bool = True) -> bool:
-    enough = _MANY_COLUMNS if whole else _MANY_MORE
+def _rise(names: Sequence[str], integers: bool = True) -> bool:
+    enough = _MANY_COLUMNS if integers else _MANY_MORE
     return len(names) >= enough and min(_steps(names), default=0) > 0
 
 

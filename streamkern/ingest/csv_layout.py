@@ -9,18 +9,12 @@ from typing import NamedTuple
 
 from streamkern.basics.errors import DataError
 from streamkern.basics.text import some
-from streamkern.ingest.csv_header import is_header
-from streamkern.ingest.csv_records import BREAK
-from streamkern.ingest.csv_signs import (
-    UNKNOWN_CELLS,
-    check_thousands,
-    has_row_names,
-    index_in,
-    refuse_units,
-)
+from streamkern.basics.warning import warn
+from streamkern.ingest.csv_header import UNKNOWN_CELLS, CsvRows, columns_of, is_header
+from streamkern.ingest.csv_lines import BREAK
 from streamkern.ingest.formats import FileForm
-from streamkern.ingest.tables.number_style import NumberStyle
-from streamkern.ingest.tables.numbers import is_number
+from streamkern.ingest.tables.key_columns import index_columns
+from streamkern.ingest.tables.numbers import NumberStyle, is_integer, is_number, other_writing
 
 _DELIMITERS = ",;\t|"
 _OTHERS = {" ": "blanks", ":": "colons", "\x01": "the character ^A", "~": "tildes", "^": "carets"}
@@ -64,25 +58,25 @@ def csv_layout(
     sep = _SEP.fullmatch(lines[0][1].strip()) if len(lines) > 1 else None
     if sep is not None and delimiter in (None, sep[1]):
         skip, delimiter, lines = lines[0][0], sep[1], lines[1:]
-    found = delimiter or _delimiter(lines, style.decimal)
-    rows = [fields_of(line, found) for _, line in lines]
+    separator = delimiter or _delimiter(lines, style.decimal)
+    rows = [fields_of(line, separator) for _, line in lines]
     if form.names is None and form.header is not False:
-        rows[0] = _without_sign(lines, rows, found, style)
+        rows[0] = _without_sign(lines, rows, separator, style)
     named = form.names is None and form.header is not False and not _COMMENT.match(lines[0][1])
     if named and has_row_names(lines, rows, style):
         rows[0].insert(0, "")
-    _check_same_width(lines, rows, where, found)
+    _check_same_width(lines, rows, where, separator)
     if delimiter is None and len(rows[0]) == 1:
         _check_separated(lines, where)
     recorded = form.recorded or {}
     if skip and recorded.get("skip_lines") == skip:
-        _check_skipped([fields_of(line, found) for _, line in above], rows[0], style, where)
+        _check_skipped([fields_of(line, separator) for _, line in above], rows[0], style, where)
     header = form.header
     first = [field.strip() for field in rows[0]]
     if form.names is not None:
         if recorded.get("names") != list(form.names) or {*first}.isdisjoint(form.names):
-            check_thousands(form.names, rows, form, found, where)
-            return CsvLayout(skip, found, False, _given_names(rows[0], form.names, where), True)
+            check_thousands(form.names, rows, form, separator, where)
+            return CsvLayout(skip, separator, False, _given_names(rows[0], form.names, where), True)
         header = True  # of a file that has one, unlike the first
     below = [row for row in rows[1:] if len(row) == len(first)]
     if header is None:
@@ -95,8 +89,8 @@ def csv_layout(
         refuse_units(lines, rows, style, where)
         index = index_in(first, below, lines[0][0], where)
     names = rows[0] if header else list(map(str, range(len(first))))
-    check_thousands(names, below if header else rows, form, found, where)
-    return CsvLayout(skip, found, header, tuple(rows[0]), header, tuple(index))
+    check_thousands(names, below if header else rows, form, separator, where)
+    return CsvLayout(skip, separator, header, tuple(rows[0]), header, tuple(index))
 
 
 def fields_of(line: str, delimiter: str) -> list[str]:
@@ -117,12 +111,12 @@ def _delimiter(lines: NumberedLines, decimal: str) -> str:
     """
     first = lines[0][1]
     candidates = [k for k in _DELIMITERS if k != decimal]
-    found = max(candidates, key=lambda delimiter: len(fields_of(first, delimiter)))
-    if decimal == "," and len(fields_of(first, found)) == 1:
+    best = max(candidates, key=lambda delimiter: len(fields_of(first, delimiter)))
+    if decimal == "," and len(fields_of(first, best)) == 1:
         quoted = any(re.search(r'"[^"]*[0-9],[0-9][^"]*"', line) for _, line in lines)
         quoted = quoted or not all(map(is_number, fields_of(first, ",")))
-        return "," if quoted and len(fields_of(first, ",")) > 1 else found
-    return found
+        return "," if quoted and len(fields_of(first, ",")) > 1 else best
+    return best
 
 
 def _check_skipped(
@@ -206,3 +200,141 @@ def _given_names(first: Sequence[str], names: tuple[str, ...], where: str) -> tu
             f"the first line of {where} is a header with the names= given; leave names= out"
         )
     return names
+
+
+_GROUPED = re.compile(r"[+-]?[1-9][0-9]{0,2}(\.[0-9]{3})+")
+_BELOW_A_THOUSAND = re.compile(r"[+-]?[0-9]{1,3}")
+_COMMA = re.compile(r"[+-]?[0-9]*,[0-9]+")
+_MAX_UNIT_LINES, _MAX_NAMES = 3, 30
+_CHECKED_ROWS = 100  # rows
+
+
+def index_in(names: Sequence[str], rows: CsvRows, header: int, where: str) -> list[str]:
+    """Return the first columns that number or name the rows: a pandas index, or row names of R.
+
+    header : number of the line of names
+
+    Raises DataError if the first column has no name and holds something else.
+    """
+    cells = dict(zip(names, columns_of(rows, len(names)), strict=True))
+    index = index_columns(names, lambda name: all(map(is_integer, cells[name])))
+    if index or names[0] or len(names) < 2:
+        return index
+    words = [c for c in cells[""] if not (is_number(c) or other_writing(c))]
+    if len({*words}) == len([row for row in rows if len(row) == len(names)]):
+        return [""]
+    raise DataError(
+        f"the first column of {where} has no name, and holds {some(cells[''][:2])}: give it one, "
+        f"with skip_lines={header} and names={_listed(names)}"
+    )
+
+
+def has_row_names(lines: Sequence[tuple[int, str]], rows: CsvRows, style: NumberStyle) -> bool:
+    """Return whether rows begin with a name that the header does not cover, as R writes them.
+
+    The names are all different, words or integers, and quoted if there is only one row; a column of
+    numbers shows that the first line is the header and not a title above it.
+    lines, rows : the header and the lines after it, as text and as fields
+    """
+    header, *below = rows
+    if len(below) == 1 and not lines[1][1].startswith('"'):
+        return False
+    complete = all(len(row) == len(header) + 1 for row in below)
+    if not below or not complete or any(is_number(style.with_point(name)) for name in header):
+        return False
+    first, *columns = ([row[k].strip() for row in below] for k in range(len(header) + 1))
+    names = all(is_integer(cell) or not (is_number(cell) or other_writing(cell)) for cell in first)
+    if not names or len({*first, ""}) <= len(below) or not any(columns[-1]):
+        return False
+    numeric = [
+        [is_number(style.with_point(cell)) for cell in cells if cell not in UNKNOWN_CELLS]
+        for cells in columns
+    ]
+    titled = any(len(numbers) > 1 and not numbers[0] and all(numbers[1:]) for numbers in numeric)
+    return not titled and any(numbers and all(numbers) for numbers in numeric)
+
+
+def refuse_units(
+    lines: Sequence[tuple[int, str]], rows: CsvRows, style: NumberStyle, where: str
+) -> None:
+    """Raise DataError if lines below the header are words, and all lines below these numbers.
+
+    lines, rows : the header and the lines after it, as text and as fields
+    """
+    names, width = [field.strip() for field in rows[0]], len(rows[0])
+    if len(rows) < 4 or any(is_number(style.with_point(cell)) for cell in rows[1]):
+        return
+    for n_lines in range(1, min(_MAX_UNIT_LINES, len(rows) - 3) + 1):
+        units = [row for row in rows[1 : 1 + n_lines] if len(row) == width]
+        below = columns_of(rows[1 + n_lines : _CHECKED_ROWS], width)
+        numeric = [
+            k for k, cells in enumerate(below)
+            if len(cells) > 1 and all(is_number(style.with_point(cell)) for cell in cells)
+        ]  # fmt: skip
+        if len(numeric) < min(2, width) or len(units) < n_lines:
+            continue
+        cells = [[row[k].strip() for k in numeric] for row in units]
+        if any(is_number(style.with_point(cell)) for row in cells for cell in row):
+            continue
+        if all(any(cell not in UNKNOWN_CELLS for cell in row) for row in cells):
+            last, line = lines[n_lines]
+            raise DataError(
+                f"line {last} of {where} ({line.strip()[:40]!r}) has words in columns that hold "
+                f"numbers below it, units as it seems; skip_lines={last} with "
+                f"names={_listed(names)} reads the rows below it"
+            )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return names as an argument, with a name for a first column that has none."""
+    if not names[0]:
+        names = ["row" + "_" * list(names).count("row"), *names[1:]]
+    plain = all(re.fullmatch(r"[^\"'\[\]\\]+", name) for name in names)
+    return f"[{', '.join(map(repr, names))}]" if plain and len(names) <= _MAX_NAMES else "..."
+
+
+def _is_grouped(cells: Sequence[str]) -> bool:
+    """Return whether points may group the digits of all these numbers."""
+    return any(map(_GROUPED.fullmatch, cells)) and all(
+        _GROUPED.fullmatch(cell) or _BELOW_A_THOUSAND.fullmatch(cell) for cell in cells
+    )
+
+
+def check_thousands(
+    names: Sequence[str], rows: CsvRows, form: FileForm, delimiter: str, where: str
+) -> None:
+    """Raise DataError if points may group digits while another column has decimal commas.
+
+    If the only evidence is a semicolon between the fields, warn.
+    """
+    if form.decimal is not None or form.thousands is not None:
+        return
+    rows = rows[:_CHECKED_ROWS]
+    if delimiter != ";" and not any("," in cell for row in rows for cell in row):
+        return
+    columns = columns_of(rows, len(names))
+    grouped, commas, by_commas, decimals = [], [], False, False
+    for name, cells in zip(names, columns, strict=True):
+        if _is_grouped(cells):
+            grouped.append((name.strip(), next(filter(_GROUPED.fullmatch, cells))))
+        elif any(map(_COMMA.fullmatch, cells)):
+            commas.append((name.strip(), next(filter(_COMMA.fullmatch, cells))))
+            by_commas = by_commas or _is_grouped([cell.replace(",", ".") for cell in cells])
+        else:
+            decimals = decimals or any("." in cell and is_number(cell) for cell in cells)
+    if not grouped or not (commas or (delimiter == ";" and not decimals)):
+        return
+    (name, number), *_ = grouped
+    holds = f"column {name!r} of {where} holds numbers like {number!r}"
+    if commas:
+        other, text = commas[0]
+        swapped = 'thousands="," if it is the other way round, and ' if by_commas else ""
+        raise DataError(
+            f'{holds}, and {other!r} numbers like {text!r}: say thousands="." if points group '
+            f"digits and commas stand before fractions, {swapped}else write all numbers alike"
+        )
+    warn(
+        f"{holds}, all with three digits behind the point, and semicolons between the fields: they "
+        'are read as fractions; thousands="." says that points group digits, and decimal="." that '
+        "they do not"
+    )

@@ -1,17 +1,25 @@
-"""Split a text file into pieces of whole lines that can be parsed independently."""
+"""Split a text file into pieces of whole rows that can be parsed independently.
+
+The lines of a row whose quoted fields hold line breaks are joined, so that each row is one line: a
+line break inside a quoted field becomes a carriage return, which never occurs in the text that
+`line_pieces` yields. The parser of the line turns it back into a line feed.
+"""
 
 from __future__ import annotations
 
 import codecs
 import csv
+import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Any
 
 import numpy as np
 
-from streamkern.basics.errors import DataError
+from streamkern.basics.errors import DataError, MissingDependencyError
+from streamkern.basics.optional import import_optional
 from streamkern.basics.text import size_text
+from streamkern.ingest.tables.numbers import is_number
 
 _QUOTED_OR_BLANKS = re.compile(rb'("(?:[^"\n]|"")*")|[ \t]+')
 _BLANK = re.compile(rb"\n *(?=\n)")
@@ -79,8 +87,8 @@ def n_lines(text: bytes) -> int:
 
 def without_blank(text: bytes) -> bytes:
     """Return the text without lines that are empty or consist of blanks."""
-    found = np.frombuffer(text, np.uint8)
-    begins = found[np.flatnonzero(found[:-1] == _LF) + 1]
+    codes = np.frombuffer(text, np.uint8)
+    begins = codes[np.flatnonzero(codes[:-1] == _LF) + 1]
     if text[:1] in (b"\n", b" ") or ((begins == _LF) | (begins == ord(" "))).any():
         return _BLANK.sub(b"", b"\n" + text)[1:]
     return text
@@ -99,7 +107,7 @@ def numbered_lines(text: bytes, number: int, where: str) -> list[tuple[int, str]
             f"line {bad} of {where} holds the byte {text[error.start]:#04x}, which is "
             f'not UTF-8; say how it is encoded, as with encoding="{_likely(text)}"'
         ) from error
-    found = []
+    numbered = []
     for line in lines:
         if "\0" in line:
             raise DataError(
@@ -107,9 +115,9 @@ def numbered_lines(text: bytes, number: int, where: str) -> list[tuple[int, str]
                 f'text in UTF-8: say how it is encoded, as with encoding="{_likely(text)}"'
             )
         if line.strip(" "):
-            found.append((number, line))
+            numbered.append((number, line))
         number += 1 + line.count("\r")  # for each line break in a quoted field
-    return found
+    return numbered
 
 
 def _likely(text: bytes) -> str:
@@ -149,12 +157,12 @@ def has_padded(content: bytes, delimiter: str) -> bool:
     ends = [_LF, ord(delimiter), *(c for c in b'" ' if c in content)]
     for at in range(0, len(text) - 2, _AT_ONCE):
         part = text[at : at + _AT_ONCE + 2]
-        found = part[1:-1] == ord("0")
-        found &= (part[2:] ^ ord("0")) < 10
+        padded = part[1:-1] == ord("0")
+        padded &= (part[2:] ^ ord("0")) < 10
         begins = part[:-2] == ends[0]
         for end in ends[1:]:
             begins |= part[:-2] == end
-        if (found & begins).any():
+        if (padded & begins).any():
             return True
     return False
 
@@ -208,16 +216,6 @@ def is_well_quoted(content: bytes, delimiter: str) -> bool:
     )
 
 
-def is_text_cell(content: bytes) -> bool:
-    if b"\0" in content:
-        return False
-    try:
-        content.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
 def csv_error_text(error: csv.Error) -> str:
     """Return an explanation of a line that the csv module refuses."""
     if "unexpected end" in str(error):
@@ -225,3 +223,148 @@ def csv_error_text(error: csv.Error) -> str:
     if "field larger" in str(error):
         return f"has a field of more than {csv.field_size_limit()} characters; shorten or drop it"
     return f"is not in the form of a CSV: {error}; double the quotes inside a quoted field"
+
+
+BREAK = "\r"
+"""Replaces a line break inside a quoted field."""
+_MOST = 1 << 20  # bytes of a row with an open quote; a longer one is stray
+_FIRST_LINE = 4 << 20  # most bytes of the first line, which is read before memory= is known
+_FIRST_READ = 64 << 10  # bytes of the first read; a folder may have thousands of files
+_ANY = ",;\t|"  # delimiters of a file whose delimiter is unknown
+Piece = tuple[int, bytes]
+
+
+def whole_rows(
+    pieces: Iterable[Piece], delimiter: str, width: int | None = None
+) -> Iterator[tuple[int, bytes, bool]]:
+    """Yield (line number, whole rows, well quoted) of pieces of lines, with each row on one line.
+
+    The last value is whether all quotes surround whole fields, see `is_well_quoted`.
+
+    delimiter : one or more characters that may separate fields
+    width : number of fields of a row
+    """
+    rest, first = b"", 1
+    for number, text in pieces:
+        if rest:
+            number, text, rest = first, rest + text, b""
+        well = b'"' not in text or is_well_quoted(text, delimiter)
+        if not well:
+            text, rest = _joined(text, delimiter, width)
+            first = number + n_lines(text) + text.count(BREAK.encode())
+            if len(rest) > _MOST:
+                text, rest = text + rest, b""
+            well = is_well_quoted(text, delimiter)
+        if text:
+            yield number, text, well
+    if rest:
+        yield first, rest, False
+
+
+def _joined(text: bytes, delimiter: str, width: int | None) -> tuple[bytes, bytes]:
+    """Return the whole rows, each on one line, and the start of a row whose quote stays open."""
+    between = re.escape((delimiter + ("\t" if delimiter == " " else "")).encode())
+    field = re.compile(
+        rb'(?<![^%b\n])"(?:[^"]++|"")*+(?:"(?=[%b\n])|\Z)' % (between, between)
+    )  # fmt: skip
+    joined = bytearray(text)
+    for match in field.finditer(text):
+        if b"\n" not in match[0]:
+            continue
+        begin, end = joined.rfind(b"\n", 0, match.start()) + 1, match.end()
+        if end == len(text):
+            return bytes(joined[:begin]), text[begin:]
+        if not _are_rows(text[begin : text.index(b"\n", end)], delimiter, width):
+            joined[match.start() : end] = match[0].replace(b"\n", BREAK.encode())
+    return bytes(joined), b""
+
+
+def _are_rows(text: bytes, delimiter: str, width: int | None) -> bool:
+    """Return whether the lines inside one pair of quotes are rows, so that the quotes are stray.
+
+    They are if each has all fields, and numbers in the same places; lines of words prove nothing.
+    """
+    cells = [line.split(delimiter) for line in text.decode(errors="replace").split("\n")]
+    if width is None or width < 2 or any(len(row) != width for row in cells):
+        return False
+    patterns = {tuple(is_number(cell.strip(' "')) for cell in row) for row in cells}
+    return len(patterns) == 1 and any(patterns.pop())
+
+
+def with_breaks(table: Any) -> Any:
+    """Return an Arrow table with the line breaks restored in its text."""
+    arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
+    columns = [
+        compute.replace_substring(column, BREAK, "\n") if column.type == arrow.string() else column
+        for column in table.columns
+    ]
+    return arrow.table(dict(zip(table.column_names, columns, strict=True)))
+
+
+def below(pieces: Iterable[Piece], n_above: int) -> Iterator[Piece]:
+    """Yield pieces of lines without the first `n_above` lines of the file."""
+    for number, text in pieces:
+        if number <= n_above:
+            skipped = min(n_above + 1 - number, n_lines(text))
+            number, text = number + skipped, after_lines(text, skipped)
+        if text:
+            yield number, text
+
+
+def first_lines(
+    file: IO[bytes], n_above: int, delimiter: str | None, where: str
+) -> tuple[Sequence[tuple[int, str]], Sequence[tuple[int, str]]]:
+    """Return the first lines: the skipped ones, and rows below them, both without blank lines."""
+    above: list[tuple[int, str]] = []
+
+    def noted() -> Iterator[Piece]:
+        for number, text in line_pieces(file, _FIRST_LINE, where, _FIRST_READ):
+            if number <= n_above:
+                lines = numbered_lines(text, number, where)
+                above.extend(line for line in lines if line[0] <= n_above)
+            yield number, text
+
+    for number, text, _ in whole_rows(below(noted(), n_above), delimiter or _ANY):
+        if lines := numbered_lines(text, number, where):
+            return above, lines
+    if above:
+        raise DataError(
+            f"{where} has no lines below the {n_above} that skip_lines= leaves out; give fewer"
+        )
+    raise DataError(f"{where} is empty; give a file with rows")
+
+
+def arrow_columns(
+    content: bytes, n_columns: int, types: dict[str, str], delimiter: str, decimal: str
+) -> Any:
+    """Parse lines by pyarrow as a table; None if it is not installed or cannot parse them.
+
+    types : Arrow types of the columns wanted, by position
+    """
+    try:
+        arrow = import_optional("pyarrow.csv")
+        content.decode()
+    except (MissingDependencyError, UnicodeDecodeError):
+        return None
+    if b"\0" in content:
+        return None
+    has_breaks = BREAK.encode() in content
+    read = arrow.ReadOptions(
+        column_names=[str(k) for k in range(n_columns)], block_size=len(content) + 1
+    )
+    parse = arrow.ParseOptions(
+        delimiter=delimiter,
+        quote_char='"' if b'"' in content else False,
+        newlines_in_values=has_breaks,
+    )
+    convert = arrow.ConvertOptions(
+        column_types=types, include_columns=list(types), null_values=[],
+        strings_can_be_null=False, decimal_point=decimal,
+    )  # fmt: skip
+    try:
+        table = arrow.read_csv(io.BytesIO(content), read, parse, convert)
+    except ValueError:  # pyarrow.ArrowInvalid
+        return None
+    if table.num_rows != n_lines(content):
+        return None
+    return with_breaks(table) if has_breaks else table

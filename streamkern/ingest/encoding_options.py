@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any, NamedTuple
 
-from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.text import redact
-from streamkern.ingest.columns import as_list
-from streamkern.ingest.encoded_reader import EncodedReader, encoded_reader
+from streamkern.basics.values import json_digest
+from streamkern.ingest.columns import as_list, recorded_form
 from streamkern.ingest.formats import FileForm
-from streamkern.ingest.recorded_arrays import recorded_form
+from streamkern.ingest.reader import EncodedReader, encoded_reader
 from streamkern.ingest.tables.cells import MISSING
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.ingest.tables.fit import fit
@@ -41,10 +40,10 @@ class Like(NamedTuple):
     row_shape: tuple[int, ...] | None = None
 
     @classmethod
-    def of_store(cls, url: Any, storage_options: Mapping[str, Any] | None) -> Like:
+    def from_store(cls, url: Any, storage_options: Mapping[str, Any] | None) -> Like:
         """Return the description of a store."""
         spec = open_store(url, storage_options=storage_options).spec
-        encoder = None if spec.encoder is None else Encoder.of(spec.encoder, redact(url))
+        encoder = None if spec.encoder is None else Encoder.from_json(spec.encoder, redact(url))
         return cls(
             encoder, spec.columns, spec.target_columns, spec.weight_column, spec.file_form,
             spec.row_shape,
@@ -68,7 +67,7 @@ class EncodingOptions:
     like: Like | None = None
 
     @classmethod
-    def of(
+    def checked(
         cls,
         *,
         encode: str = "auto",
@@ -95,13 +94,13 @@ class EncodingOptions:
             "categorical": declared.categorical, "numeric": declared.numeric,
             "dates": declared.dates, "na_values": na_values,
         }  # fmt: skip
-        asked = [name for name, value in given.items() if value]
-        if encode == "none" and asked:
+        described = [name for name, value in given.items() if value]
+        if encode == "none" and described:
             raise ConfigError(
-                f'{asked[0]}= says how to encode, and encode="none" not to; leave one out'
+                f'{described[0]}= says how to encode, and encode="none" not to; leave one out'
             )
-        if like is not None and (asked or declared.dropped or encode == "none"):
-            other = (*asked, *(["drop"] if declared.dropped else []), "encode")[0]
+        if like is not None and (described or declared.dropped or encode == "none"):
+            other = (*described, *(["drop"] if declared.dropped else []), "encode")[0]
             raise ConfigError(
                 f"{other}= makes no sense beside like=, which brings what is done to each column; "
                 "leave one of them out"
@@ -109,10 +108,10 @@ class EncodingOptions:
         missing = (*MISSING, *(text.strip() for text in na_values))
         if like is None:
             return cls(encode, declared, missing)
-        found = like if isinstance(like, Like) else Like.of_store(like, storage_options)
-        if found.encoder is None:  # plain numbers, and so are rows like them
-            return cls("none", declared, missing, found)
-        return cls(encode, declared, found.encoder.missing, found)
+        like_these = like if isinstance(like, Like) else Like.from_store(like, storage_options)
+        if like_these.encoder is None:  # plain numbers, and so are rows like them
+            return cls("none", declared, missing, like_these)
+        return cls(encode, declared, like_these.encoder.missing, like_these)
 
     def targets(self, y: Any, table: bool) -> Any:
         """Return `y`, or the target names of `like`.
@@ -131,8 +130,13 @@ class EncodingOptions:
     @property
     def certain(self) -> bool:
         """True if the table is encoded whatever it holds."""
-        told = self.declared
-        named = told.categorical or told.numeric or told.dates or len(self.missing) > len(MISSING)
+        declared = self.declared
+        named = (
+            declared.categorical
+            or declared.numeric
+            or declared.dates
+            or len(self.missing) > len(MISSING)
+        )
         return self.encoder is not None or bool(named)
 
     @property
@@ -156,17 +160,17 @@ class EncodingOptions:
 
     def json(self) -> dict[str, Any]:
         """Return everything besides the input that the rows depend on; empty for the defaults."""
-        told = self.declared
-        said = {
+        declared = self.declared
+        options = {
             "encode": None if self.encode == "auto" or self.like is not None else self.encode,
-            "categorical": sorted(told.categorical),
-            "numeric": sorted(told.numeric),
-            "dates": dict(sorted(told.dates.items())),
-            "drop": sorted(told.dropped),
+            "categorical": sorted(declared.categorical),
+            "numeric": sorted(declared.numeric),
+            "dates": dict(sorted(declared.dates.items())),
+            "drop": sorted(declared.dropped),
             "na_values": sorted(self.missing[len(MISSING) :]) if self.like is None else None,
             "like": None if self.like is None else self.like.digest,
         }
-        return {name: value for name, value in said.items() if value}
+        return {name: value for name, value in options.items() if value}
 
     def chosen(self, x: Any) -> bool:
         """Return whether the feature columns were chosen explicitly. x : as `ingest` takes it."""
@@ -195,7 +199,7 @@ class EncodingOptions:
             block_bytes,
             progress,
             marks,
-            typed=getattr(reader, "typed", False),
+            typed=reader.typed,
         )
         return EncodedReader(reader, fitted.encoder, fitted)
 
@@ -220,8 +224,8 @@ def _check_form(name: Any, form: Any) -> None:
     """Raise ConfigError for a date format without a year, or with %Z, %W or %U."""
     if form is None:
         return
-    said = isinstance(form, str) and isinstance(name, str)
-    if not said or not {"%Y", "%y"} & {form[k : k + 2] for k in range(len(form))}:
+    texts = isinstance(form, str) and isinstance(name, str)
+    if not texts or not {"%Y", "%y"} & {form[k : k + 2] for k in range(len(form))}:
         raise ConfigError(
             f"dates={{{name!r}: {form!r}}} must be a form with a year, as %d/%m/%Y for strptime"
         )

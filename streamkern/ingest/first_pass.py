@@ -21,15 +21,14 @@ from streamkern.basics.errors import (
     StorageError,
     StreamkernError,
 )
-from streamkern.basics.parallel import ordered_map
+from streamkern.basics.machine import ordered_map
 from streamkern.basics.progress import Progress
 from streamkern.filesystem.scratch import Scratch
-from streamkern.ingest.conform import FeatureConverter, RawBlock
+from streamkern.ingest.conform import FeatureConverter, RawBlock, Rounding
 from streamkern.ingest.encoding_options import EncodingOptions
-from streamkern.ingest.file_reader import Reader
-from streamkern.ingest.rounding import Rounding
+from streamkern.ingest.reader import Reader
 from streamkern.ingest.shuffle import Spool
-from streamkern.ingest.tables.row_counter import RowCounter
+from streamkern.ingest.tables.key_columns import RowCounter
 from streamkern.ingest.targets import TargetConverter
 from streamkern.store.class_labels import KnownClasses
 from streamkern.store.layout import StoreSpec
@@ -62,7 +61,7 @@ class Spooled(NamedTuple):
 def spool_table(
     reader: Reader,
     encoded: Callable[[], Reader],
-    wish: EncodingOptions,
+    encoding: EncodingOptions,
     spool: Callable[..., Spooled],
     identity: str,
     scratch: Scratch,
@@ -73,17 +72,17 @@ def spool_table(
     files.
     """
     identity_encoded = f"{identity} encoded"
-    if not (wish.certain or scratch.holds(identity_encoded)):
+    if not (encoding.certain or scratch.holds(identity_encoded)):
         try:
             return spool(reader, identity=identity), reader
         except (NotNumbersError, NonFiniteError) as error:
-            if wish.like is not None:
+            if encoding.like is not None:
                 what = str(error).partition(";")[0]
                 raise type(error)(
                     f"{what}, and the store that like= names holds plain numbers; correct such "
                     "cells, or leave like= out"
                 ) from None
-            if wish.encode == "none" or not reader.has_cells:
+            if encoding.encode == "none" or not reader.has_cells:
                 raise
     other = encoded()
     return spool(other, identity=identity_encoded), other
@@ -235,7 +234,7 @@ def _read_all(
                 f"the input has {spool.n_rows} rows where {reader.n_rows} were promised"
             )
         files.close()  # raises an error if a remote input was replaced while it was read
-        rows.files.dropped = getattr(reader, "n_dropped", 0)
+        rows.files.dropped = reader.n_dropped
         first = rows.files.counts[0][0]
         rows.values.check_classes(first)
         if rows.rounding is not None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import codecs
+import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from streamkern.basics.errors import ConfigError
-from streamkern.basics.plain import checked_int
-from streamkern.ingest.tables.number_style import THOUSANDS, NumberStyle
+from streamkern.basics.values import checked_int
+from streamkern.ingest.decompress import COMPRESSIONS
+from streamkern.ingest.tables.numbers import THOUSANDS, NumberStyle
 
 ENDINGS = {
     ".npy": "npy", ".npz": "npz", ".csv": "csv", ".tsv": "csv", ".txt": "csv",
@@ -67,7 +69,7 @@ class FileForm(NamedTuple):
     recorded: Mapping[str, Any] | None = None
 
     @classmethod
-    def of(
+    def checked(
         cls,
         format: str | None = None,
         names: str | Sequence[str] | None = None,
@@ -125,8 +127,8 @@ class FileForm(NamedTuple):
     def json(self) -> dict[str, Any]:
         """Return the options that were given, as JSON."""
         pairs = zip(self._fields, self, strict=True)
-        found = {name: value for name, value in pairs if value is not None and name != "recorded"}
-        return found | ({"names": list(self.names)} if self.names is not None else {})
+        options = {name: value for name, value in pairs if value is not None and name != "recorded"}
+        return options | ({"names": list(self.names)} if self.names is not None else {})
 
     def record(self, kind: str, ending: str) -> dict[str, Any] | None:
         """Return the options by which later files of the same data are read; JSON, None for none.
@@ -134,10 +136,10 @@ class FileForm(NamedTuple):
         kind : the format of the file that was read
         ending : ending of its name, such as ".log"
         """
-        found = self.json()
+        options = self.json()
         if self.format is not None or self.recorded_kind(ending) is not None:
-            found["endings"] = [ending]
-        return {**found, "format": kind} if found else None
+            options["endings"] = [ending]
+        return {**options, "format": kind} if options else None
 
     def recorded_kind(self, ending: str) -> str | None:
         """Return the format that was given for an earlier file with this ending."""
@@ -154,12 +156,12 @@ class FileForm(NamedTuple):
             usual["names"] = None if self.header else tuple(usual["names"])
         if self.names is not None:
             usual["header"] = None
-        asked = {name: value for name, value in self.json().items() if name != "names"}
+        requested = {name: value for name, value in self.json().items() if name != "names"}
         merged = self._replace(**{k: v for k, v in usual.items() if getattr(self, k) is None})
         if merged.thousands and merged.thousands == merged.style.decimal:
             # The option given now replaces the recorded one that contradicts it.
             merged = merged._replace(
-                **{"decimal": None} if "thousands" in asked else {"thousands": None}
+                **{"decimal": None} if "thousands" in requested else {"thousands": None}
             )
         if self.skip_lines is not None:  # then a difference from earlier files is intended
             merged = merged._replace(recorded={**recorded, "skip_lines": None})
@@ -179,3 +181,124 @@ def _codec(encoding: str) -> str:
         raise ConfigError(
             f'encoding="{encoding}" is unknown; use one of Python\'s, such as latin-1 or utf-16'
         ) from None
+
+
+HEAD: Final = 4096
+"""Number of bytes of a file that are read to recognise its format."""
+IDX_DTYPES: Final = {
+    0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8",
+}  # fmt: skip
+_MAGIC: Final = {
+    b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow", b"\x93NUMPY": "npy",
+    b"\x89HDF\r\n\x1a\n": "hdf5", b"CDF\x01": "netcdf", b"CDF\x02": "netcdf", b"CDF\x05": "netcdf",
+}  # fmt: skip
+_PACKED: Final = {
+    b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\0": ".xz", b"\x28\xb5\x2f\xfd": ".zst",
+    b"PK\x03\x04": ".zip",
+}  # fmt: skip
+_NAMES: Final = {
+    "parquet": "a Parquet file", "arrow": "an Arrow IPC file", "npy": "a .npy file",
+    "npz": "a .npz archive", "hdf5": "an HDF5 file", "netcdf": "a NetCDF file",
+    "idx": "an IDX file", "jsonl": "a file of JSON lines", "svmlight": "an svmlight file",
+}  # fmt: skip
+_CONVERTED: Final = "make a Parquet file of it, as by pandas.{}({!r}).to_parquet({!r})"
+_TEXTS: Final = (
+    (rb"(\xef\xbb\xbf)?\s*<(!doctype html|html|head|body)\b", "a page of HTML, as a server sends "
+     "in place of a file that it does not give", "get the file again from where it is"),
+    (rb"version https://git-lfs", "a pointer of Git LFS, and not the file itself",
+     "get the file with git lfs pull"),
+    (rb"\s*(%[^\n]*\s+)*@relation\b", "an ARFF file", "read it by scipy.io.arff.loadarff, and "
+     "ingest a frame of its rows"),
+    (rb"\s*\[\s*[{\[]", "one array of JSON", "write one object a line, as by "
+     "pandas.read_json({path!r}).to_json('rows.jsonl', orient='records', lines=True)"),
+)  # fmt: skip
+"""Text formats that are not read: pattern of the beginning, name, and remedy."""
+_BINARIES: Final = (
+    (rb"MATLAB 5\.0", "a file of MATLAB before version 7.3",
+     "read it by scipy.io.loadmat, and write its arrays by numpy.savez"),
+    (rb"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1|PK\x03\x04.{26}\[Content_Types\]", "a file of Excel",
+     "read_excel"),
+    (rb"SQLite format 3\0", "a database of SQLite",
+     "read its table by pandas.read_sql, and ingest the frame"),
+    (rb"FEA1", "a file of Feather version 1", "read_feather"),
+    (rb"ORC", "an ORC file", "read_orc"),
+    (rb"\x80[\x02-\x05]", "a pickle", "read_pickle"),
+    (rb"%PDF-", "a PDF", "write its table as a CSV"),
+)  # fmt: skip
+"""Binary formats that are not read, likewise; the remedy may be a function of pandas."""
+_CONTROL: Final = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")
+_OF_BYTES: Final = ("parquet", "arrow", "npy", "npz", "hdf5", "netcdf", "idx")
+_NUMBER: Final = rb"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
+_SVMLIGHT: Final = re.compile(
+    rb"(?:\s*#[^\n]*\n)*%b(?:,%b)*(?: +qid:[0-9]+)?(?:[ \t]+[0-9]+:%b)+[ \t]*(?:#[^\n]*)?\r?\n"
+    % (_NUMBER, _NUMBER, _NUMBER)
+)
+
+
+def is_idx(head: bytes) -> bool:
+    """Return whether a file that begins with these bytes is an IDX file."""
+    return len(head) >= 4 and head[:2] == b"\0\0" and head[2] in IDX_DTYPES and head[3] > 0
+
+
+def content_of(head: bytes, path: str, kind: str | None = None) -> tuple[str | None, str] | None:
+    """Return the format of a file that begins with `head`, and its content with the remedy.
+
+    The format is None if it cannot be read; the result is None if it is unknown or may be a CSV.
+
+    kind : the format that the file was read as; text in place of an array is then recognised too
+    """
+    text = is_utf8_text(head)
+    for start, words, remedy in _TEXTS if text else _BINARIES:
+        if re.match(start, head, re.IGNORECASE | re.DOTALL if text else re.DOTALL):
+            if remedy.startswith("read_"):
+                stem = path.removesuffix(f".{path.rpartition('.')[2]}")
+                remedy = _CONVERTED.format(remedy, path, f"{stem}.parquet")
+            return None, f"{words}; {remedy.replace('{path!r}', repr(path))}"
+    readable = _format_of(head, text)
+    if readable is not None:
+        return readable, f'{_NAMES[readable]}; give format="{readable}", or rename it'
+    if ending := compression_of(head):
+        words = f"compressed by {COMPRESSIONS[ending]}, and its name does not say so"
+        return None, f"{words}; rename it to {path.rpartition('/')[2]}{ending}"
+    if text and head.strip() and kind in _OF_BYTES:
+        return None, 'text; give format="csv" if it is a CSV, or rename it'
+    return None
+
+
+def is_utf8_text(head: bytes) -> bool:
+    """Return whether the first bytes of a file are UTF-8 text without control characters."""
+    try:
+        head.decode()
+    except UnicodeDecodeError as error:
+        if error.start < len(head) - 4 or len(head) < HEAD:  # else the end cuts a character
+            return False
+    return _CONTROL.search(head) is None
+
+
+def compression_of(head: bytes) -> str | None:
+    """Return the ending that a compressed file should have; None if it is not compressed."""
+    if is_utf8_text(head):
+        return None
+    return next((_PACKED[magic] for magic in _PACKED if head.startswith(magic)), None)
+
+
+def _format_of(head: bytes, text: bool) -> str | None:
+    if text:
+        if _SVMLIGHT.match(head):
+            return "svmlight"
+        return "jsonl" if _is_json_line(head) else None
+    if is_idx(head):
+        return "idx"
+    if re.match(rb"PK\x03\x04.{26}[^/]{0,200}?\.npy", head, re.DOTALL):
+        return "npz"
+    return next((_MAGIC[magic] for magic in _MAGIC if head.startswith(magic)), None)
+
+
+def _is_json_line(head: bytes) -> bool:
+    line = head.removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")[0]
+    if not re.match(rb'\{\s*"', line):
+        return False
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return len(line) + 1 >= len(head)  # longer than the bytes read

@@ -18,12 +18,7 @@ from streamkern.basics.errors import DataError
 from streamkern.basics.optional import import_optional, on_demand
 from streamkern.basics.text import some
 from streamkern.ingest.columns import ReadRequest, split_columns
-from streamkern.ingest.csv_signs import index_columns, warn_of_index
-from streamkern.ingest.tables.long_numbers import (
-    array_is_rounded,
-    cells_are_rounded,
-    warn_of_rounded,
-)
+from streamkern.ingest.tables.key_columns import index_columns, warn_of_index
 
 _NARWHALS = "narwhals.stable.v2"
 
@@ -161,8 +156,8 @@ def split_frame(frame: Any, y: Any, sample_weight: Any = None) -> tuple[Any, Any
     sample_weight : a name, or as for `ingest` a position; anything else is returned as it is
     """
     named = isinstance(sample_weight, str | int)
-    asked = ReadRequest(y=y, w=sample_weight if named else None)
-    split = split_columns([str(name) for name in frame.columns], asked, "X")
+    request = ReadRequest(y=y, w=sample_weight if named else None)
+    split = split_columns([str(name) for name in frame.columns], request, "X")
     targets = frame.select(list(split.targets))
     if len(split.targets) == 1:
         targets = frame.get_column(split.targets[0])
@@ -177,116 +172,6 @@ def are_names(y: Any, frame: Any) -> bool:
     if not isinstance(y, list | tuple) or not all(isinstance(name, str) for name in y):
         return False
     return len(y) > 0 and (len(y) != len(frame) or all(name in frame.columns for name in y))
-
-
-# ------------------------------------------------------------------------------- as numbers
-
-
-def numbers_of(frame: Any, name: str) -> NDArray[Any] | None:
-    """Return numbers (n, d) in a dtype that holds all; None if a column has other cells or gaps."""
-    kinds = [_kind(dtype) for dtype in frame.schema.values()]
-    if set(kinds) <= {"number"}:
-        rows: NDArray[Any] = np.asarray(frame.to_numpy())
-        if rows.dtype.kind == "O":  # booleans, perhaps with missing values
-            if any(frame.get_column(column).is_null().any() for column in frame.columns):
-                return None
-            truth = all(dtype.is_boolean() for dtype in frame.schema.values())
-            return rows.astype(bool if truth else np.float64)
-        if rows.dtype.kind == "f":
-            _warn_of_rounded(frame)
-        return rows if rows.dtype.kind in "biuf" and not _lacks_some(rows) else None
-    if not set(kinds) <= {"number", "perhaps"}:
-        return None
-    table = arrow_table(frame, name)
-    # The index follows the columns.
-    columns = [_column_numbers(table.column(k)) for k in range(len(kinds))]
-    if any(column is None or _lacks_some(column) for column in columns):
-        return None
-    found = np.stack([column for column in columns if column is not None], axis=1)
-    if found.dtype.kind == "f":
-        for k, column in enumerate(frame.columns):
-            if cells_are_rounded(table.column(k)):
-                warn_of_rounded(f"column {column!r}")
-    return found
-
-
-def _warn_of_rounded(frame: Any) -> None:
-    """Warn of columns of integers that become floats and are rounded."""
-    for name, dtype in frame.schema.items():
-        if dtype.is_integer() and array_is_rounded(np.asarray(frame.get_column(name).to_numpy())):
-            warn_of_rounded(f"column {name!r}")
-
-
-def _kind(dtype: Any) -> str:
-    """Return "number", "perhaps" for decimals and objects, which may be numbers, or "no"."""
-    narwhals = on_demand("narwhals.stable.v2")
-    if dtype in (narwhals.Decimal, narwhals.Object, narwhals.Unknown):
-        return "perhaps"
-    return "number" if dtype.is_numeric() or dtype == narwhals.Boolean else "no"
-
-
-def _lacks_some(values: NDArray[Any]) -> bool:
-    return values.dtype.kind == "f" and bool(np.isnan(values).any())
-
-
-def _column_numbers(column: Any) -> NDArray[Any] | None:
-    """Return the numbers of an Arrow column, decimals as float64; None if it is not numeric."""
-    types = import_optional("pyarrow.types")
-    if types.is_decimal(column.type):
-        column = column.cast(import_optional("pyarrow").float64(), safe=False)
-    tests = (types.is_boolean, types.is_integer, types.is_floating)
-    if column.null_count or not any(test(column.type) for test in tests):
-        return None
-    return np.asarray(column.to_numpy())
-
-
-def column_values(series: Any, name: str, *, keep: bool = False) -> NDArray[Any]:
-    """Return the values of a narwhals series (n,): numbers, or an object array of anything else.
-
-    Categories that are not text, such as the intervals of `pandas.cut`, become their text. A
-    missing value is NaN among floats, and otherwise raises DataError. keep : whether it becomes
-    None or NaT instead.
-    """
-    narwhals = on_demand("narwhals.stable.v2")
-    kind = _kind(series.dtype)
-    if kind == "number" and (series.dtype.is_float() or not series.is_null().any()):
-        return np.asarray(series.to_numpy())
-    if kind == "perhaps":
-        numbers = numbers_of(series.alias(name).to_frame(), name)
-        if numbers is not None:
-            return numbers[:, 0]
-    missing = np.asarray(series.is_null().to_numpy(), bool)
-    if missing.any() and not keep:
-        raise DataError(
-            f"{name} has no value in row {int(np.argmax(missing))}; leave such rows out, or fill "
-            "them in"
-        )
-    if series.dtype.is_temporal():
-        if getattr(series.dtype, "time_zone", None) is not None:
-            raise DataError(
-                f"{name} has dates with a time zone, from row 0 on, which NumPy does not keep: "
-                f"give {name}=list(map(str, {name})), for example, where they are labels, and "
-                "numbers, such as the days since a date, where they are values"
-            )
-        return np.asarray(series.to_numpy())
-    values = series.to_list()
-    if series.dtype in (narwhals.Categorical, narwhals.Enum):
-        plain = (str, int, float, bool)
-        odd = next((v for v in values if v is not None and not isinstance(v, plain)), None)
-        if odd is not None and name == "y":
-            raise DataError(
-                f"y is a column of categories that are no text, such as {odd} "
-                f"({type(odd).__name__}), and predictions would be their text, which is equal to "
-                "none of them; give y.astype(str)"
-            )
-        values = [v if v is None or isinstance(v, plain) else str(v) for v in values]
-    return _objects(values)
-
-
-def _objects(values: Sequence[Any]) -> NDArray[Any]:
-    held = np.empty(len(values), dtype=object)
-    held[:] = values
-    return held
 
 
 # ------------------------------------------------------------------------------- as cells

@@ -14,9 +14,10 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError, MemoryBudgetError, NonFiniteError
-from streamkern.basics.text import size_text
+from streamkern.basics.optional import import_optional
+from streamkern.basics.text import size_text, some
 from streamkern.basics.warning import warn
-from streamkern.store.members import CSR_MEMBERS, is_group
+from streamkern.store.conventions import CSR_MEMBERS, is_group
 from streamkern.store.packing import Unpacked, mask_to_nan, native, packing_of
 
 Get = Callable[[str], Any]
@@ -68,62 +69,68 @@ class SparseRows:
                 f"and there are {self.shape[1]}"
             )
         data = np.asarray(self._data[low:high]).astype(self.dtype, copy=False)
-        found = sp.csr_array((data, indices, indptr - low), shape=(stop - start, self.shape[1]))
-        found.sort_indices()
-        if not found.has_canonical_format:
+        matrix = sp.csr_array((data, indices, indptr - low), shape=(stop - start, self.shape[1]))
+        matrix.sort_indices()
+        if not matrix.has_canonical_format:
             raise DataError(
                 f"{self._name} has a column twice in one of the rows {start} to {stop - 1}; add "
                 "them up with sum_duplicates() of SciPy"
             )
-        dense: NDArray[Any] = found.toarray()
+        dense: NDArray[Any] = matrix.toarray()
         return dense
 
     def _damaged(self, why: str) -> DataError:
         return DataError(f"{self._name} is no CSR matrix: {why}; write it again")
 
 
-class Categories:
-    """Labels (n,) by integer codes, -1 for a missing one."""
+class _Mapped:
+    """An array whose rows are a function of another array's rows, read by slices.
+
+    rows : function of the rows read and of the number of the first
+    """
 
     def __init__(
-        self, codes: Any, categories: NDArray[Any], name: str, *, keep: bool = False
+        self, array: Any, dtype: Any, rows: Callable[[NDArray[Any], int], NDArray[Any]]
     ) -> None:
-        if categories.dtype.kind == "T":
-            categories = categories.astype(object)
-        self.shape, self.dtype = tuple(codes.shape), categories.dtype
-        self.chunks, self.shards = getattr(codes, "chunks", None), getattr(codes, "shards", None)
-        self._codes, self._categories, self._name, self._keep = codes, categories, name, keep
-        if len(self.shape) != 1 or np.dtype(codes.dtype).kind not in "iu":
-            raise DataError(
-                f"the codes of {name} have shape {self.shape} and dtype {codes.dtype}; write one "
-                "whole number for each row"
-            )
+        self.shape, self.dtype = tuple(array.shape), np.dtype(dtype)
+        self.chunks, self.shards = getattr(array, "chunks", None), getattr(array, "shards", None)
+        self._array, self._rows = array, rows
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
-        start, _, _ = rows.indices(self.shape[0])
-        codes = np.asarray(self._codes[rows]).astype(np.int64)
-        wrong = (codes < 0) | (codes >= len(self._categories))
-        if wrong.any() and not self._keep:
+        return self._rows(np.asarray(self._array[rows]), rows.indices(self.shape[0])[0])
+
+
+def _labels(codes: Any, categories: NDArray[Any], name: str, keep: bool) -> _Mapped:
+    """Return labels (n,) by integer codes, -1 for a missing one."""
+    if categories.dtype.kind == "T":
+        categories = categories.astype(object)
+    if len(codes.shape) != 1 or np.dtype(codes.dtype).kind not in "iu":
+        raise DataError(
+            f"the codes of {name} have shape {tuple(codes.shape)} and dtype {codes.dtype}; write "
+            "one whole number for each row"
+        )
+
+    def rows(read: NDArray[Any], start: int) -> NDArray[Any]:
+        numbers = read.astype(np.int64)
+        wrong = (numbers < 0) | (numbers >= len(categories))
+        if wrong.any() and not keep:
             row = int(np.argmax(wrong))
-            raise _missing(self._name, start + row, f"the code {codes[row]} is no category")
-        found: NDArray[Any] = self._categories[np.where(wrong, 0, codes)]
-        return mask_to_nan(found, wrong)
+            raise _missing(name, start + row, f"the code {numbers[row]} is no category")
+        return mask_to_nan(categories[np.where(wrong, 0, numbers)], wrong)
+
+    return _Mapped(codes, categories.dtype, rows)
 
 
-class _Nullable:
-    """Values (n,) with a mask of the missing ones."""
+def _nullable(values: Any, mask: Any, name: str, keep: bool) -> _Mapped:
+    """Return values (n,) with a mask of the missing ones."""
 
-    def __init__(self, values: Any, mask: Any, name: str, *, keep: bool = False) -> None:
-        self.shape, self.dtype = tuple(values.shape), np.dtype(values.dtype)
-        self.chunks, self.shards = getattr(values, "chunks", None), getattr(values, "shards", None)
-        self._values, self._mask, self._name, self._keep = values, mask, name, keep
+    def rows(read: NDArray[Any], start: int) -> NDArray[Any]:
+        missing = np.asarray(mask[start : start + len(read)]).astype(bool)
+        if missing.any() and not keep:
+            raise _missing(name, start + int(np.argmax(missing)), "its mask says so")
+        return mask_to_nan(read, missing)
 
-    def __getitem__(self, rows: slice) -> NDArray[Any]:
-        start, _, _ = rows.indices(self.shape[0])
-        mask = np.asarray(self._mask[rows]).astype(bool)
-        if mask.any() and not self._keep:
-            raise _missing(self._name, start + int(np.argmax(mask)), "its mask says so")
-        return mask_to_nan(np.asarray(self._values[rows]), mask)
+    return _Mapped(values, values.dtype, rows)
 
 
 def decoded_array(
@@ -164,9 +171,9 @@ def array_of_group(
     """
     attributes, kind = group.attrs, str(_plain(group.attrs.get("encoding-type")) or "")
     if kind == "categorical" or ("codes" in group and "categories" in group):
-        return Categories(get("codes"), np.asarray(get("categories")[:]), name, keep=keep)
+        return _labels(get("codes"), np.asarray(get("categories")[:]), name, keep)
     if kind.startswith("nullable-"):
-        return _Nullable(get("values"), get("mask"), name, keep=keep)
+        return _nullable(get("values"), get("mask"), name, keep)
     if not all(part in group for part in CSR_MEMBERS):
         return None
     parts: list[Any] = [get(part) for part in CSR_MEMBERS]
@@ -259,3 +266,49 @@ def _missing(name: str, row: int, why: str) -> NonFiniteError:
 
 def _plain(value: Any) -> Any:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def as_named(array: Any, dataset: Any, where: str, *, labels: bool) -> Any:
+    """Return an array of an enumeration as names if it holds labels."""
+    names = import_optional("h5py").check_enum_dtype(dataset.dtype)
+    if names is None:
+        return array
+    if not labels:
+        raise DataError(
+            f"{where} holds the numbers of names ({some(list(names))}), which are no measurements; "
+            "write it as numbers if they are meant"
+        )
+    by_number = {int(number): name for name, number in names.items()}
+
+    def rows(numbers: NDArray[Any], _start: int) -> NDArray[Any]:
+        unknown = [k for k in np.unique(numbers).tolist() if k not in by_number]
+        if unknown:
+            raise DataError(
+                f"{where} holds {unknown[0]}, which is the number of no name; correct it"
+            )
+        return np.array([by_number[k] for k in numbers.ravel().tolist()], object).reshape(
+            numbers.shape
+        )
+
+    return _Mapped(array, object, rows)
+
+
+def without_padding(array: Any, dataset: Any) -> Any:
+    """Return an array of text without padding blanks, and of characters as words."""
+    kind = np.dtype(array.dtype)
+    if kind.kind != "S":
+        return array
+    if (joined := joined_characters(array)) is not array:
+        return joined
+    padded = dataset.id.get_type().get_strpad() == import_optional("h5py").h5t.STR_SPACEPAD
+    return _Mapped(array, kind, lambda read, _: np.char.rstrip(read)) if padded else array
+
+
+def joined_characters(array: Any) -> Any:
+    """Return rows of single characters, NetCDF's form of text, as words; other arrays unchanged."""
+    if np.dtype(array.dtype) != np.dtype("S1") or len(array.shape) != 2 or array.shape[1] < 2:
+        return array
+    kind = f"S{array.shape[1]}"
+    words = _Mapped(array, kind, lambda read, _: np.ascontiguousarray(read).view(kind)[:, 0])
+    words.shape = array.shape[:1]
+    return words

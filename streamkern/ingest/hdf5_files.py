@@ -2,51 +2,56 @@
 
 HDF5 returns the fill value, mostly 0, for data that was never written and for virtual data whose
 source is missing, and follows links to any other file: here such data are refused.
+
+NetCDF of version 4 is HDF5; the classic format goes through SciPy.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.io import netcdf_file
 
-from streamkern.basics.errors import DataError, StoreNotFoundError, StreamkernError
+from streamkern.basics.errors import (
+    DataError,
+    MemoryBudgetError,
+    StoreNotFoundError,
+    StreamkernError,
+)
 from streamkern.basics.optional import import_optional
-from streamkern.basics.text import redact, some
-from streamkern.ingest.array_reader import ArrayReader, asked_array_names, warn_of_weights
+from streamkern.basics.text import redact, size_text
+from streamkern.ingest.array_reader import ArrayReader, named_arrays
 from streamkern.ingest.columns import ReadRequest, Split, split_columns
-from streamkern.ingest.group_arrays import array_of_group, decoded_array
+from streamkern.ingest.group_arrays import (
+    array_of_group,
+    as_named,
+    decoded_array,
+    joined_characters,
+    without_padding,
+)
 from streamkern.ingest.input_files import FileOpener, Url
-from streamkern.ingest.tables.long_numbers import array_is_rounded, warn_of_rounded
-from streamkern.store.dimensions import check_dimensions
-from streamkern.store.members import is_group, no_member
+from streamkern.ingest.tables.key_columns import warn_of_rounded_columns
+from streamkern.store.conventions import is_group, no_member
 
 _DEPTH = 8  # nesting of virtual datasets
 
 
-def open_hdf5(url: Url, asked: ReadRequest, place: FileOpener) -> ArrayReader:
+def open_hdf5(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader:
     """Return a reader of datasets of an HDF5 file by name, or of the columns of its table."""
-    where, identity = redact(url), [place.identity(url), asked.json()]
-    h5py = import_optional("h5py")
-    given = place.fetched(url)
+    where, identity = redact(url), [opener.identity(url), request.json()]
+    h5py, data, columns, targets = import_optional("h5py"), opener.fetched(url), None, None
     try:
-        opened = place.keep(h5py.File(given, "r"))
-        file = Hdf5File(
-            opened, where, fill=place.missing == "fill", external=place.external,
-            memory=place.memory,
-        )  # fmt: skip
-        table = file.table(asked)
+        opened = opener.keep(h5py.File(data, "r"))
+        file = Hdf5File(opened, where, opener)
+        table = file.table(request)
         if table is None:
-            arrays, columns, targets = (
-                file.arrays(asked_array_names(asked, where), asked),
-                None,
-                None,
-            )
-            warn_of_weights(opened.get, asked, arrays[0], where)
+            arrays = named_arrays(opened.get, partial(file.array, request), request, where)
         else:
             arrays, columns, targets = table[0], table[1].features, table[1].targets
     except (StreamkernError, MemoryError):
@@ -56,55 +61,40 @@ def open_hdf5(url: Url, asked: ReadRequest, place: FileOpener) -> ArrayReader:
             f"{where} is not a readable HDF5 file: {error}; get it again from where it came, or "
             "write it again"
         ) from error
+    aligned = (arrays[0].chunks or (1,))[0]
     return ArrayReader(
-        arrays,
-        where,
-        identity,
-        aligned=(arrays[0].chunks or (1,))[0],
-        columns=columns,
-        target_columns=targets,
+        arrays, where, identity, aligned=aligned, columns=columns, target_columns=targets
     )
 
 
 class Hdf5File:
-    """An open HDF5 file.
+    """An open HDF5 file, read by the options of `opener`."""
 
-    fill : whether parts that were never written may be read as their fill value
-    external : whether data in other files may be read
-    memory : bytes that a matrix may take that is not stored by rows, and is converted
-    """
-
-    def __init__(self, file: Any, where: str, *, fill: bool, external: bool, memory: int) -> None:
-        self._file, self._where, self._memory = file, where, memory
-        self._fill, self._external = fill, external
+    def __init__(self, file: Any, where: str, opener: FileOpener) -> None:
+        self._file, self._where, self._memory = file, where, opener.memory
+        self._fill, self._external = opener.missing == "fill", opener.external
         self._netcdf = "_NCProperties" in file.attrs
 
-    def arrays(self, names: Sequence[str], asked: ReadRequest) -> list[Any]:
-        """Return the arrays of these names; raise DataError for missing or incomplete ones."""
-        X, *others = (self._file.get(name) for name in names)
-        check_dimensions(X, *zip(names[1:], others, strict=True))
-        return [
-            self._array(name, labels=i == 1, keep=asked.keeps(i)) for i, name in enumerate(names)
-        ]
-
-    def _array(self, name: str, *, labels: bool, keep: bool) -> Any:
-        member, place = self._file.get(name), f"{name} of {self._where}"
+    def array(self, request: ReadRequest, i: int, name: str) -> Any:
+        """Return the i-th of X, y and w; raise DataError if it is missing or incomplete."""
+        member, where = self._file.get(name), f"{name} of {self._where}"
+        keep = request.keeps(i)
         if is_group(member):
             if "MATLAB_sparse" in member.attrs:
                 raise self._matlab(name)
-            found = array_of_group(
-                member, lambda part: self._dataset(f"{name}/{part}"), place, self._memory, keep=keep
+            array = array_of_group(
+                member, lambda part: self._dataset(f"{name}/{part}"), where, self._memory, keep=keep
             )
-            if found is None:
+            if array is None:
                 raise StoreNotFoundError(no_member(name, self._file, self._where))
-            return found
+            return array
         member = self._dataset(name)
         if "MATLAB_class" in member.attrs:
             raise self._matlab(name)
-        found = decoded_array(
-            member, self._dataset, place, self._memory, keep=keep, netcdf=self._netcdf
+        array = decoded_array(
+            member, self._dataset, where, self._memory, keep=keep, netcdf=self._netcdf
         )
-        return without_padding(as_named(found, member, place, labels=labels), member)
+        return without_padding(as_named(array, member, where, labels=i == 1), member)
 
     def _matlab(self, name: str) -> DataError:
         return DataError(
@@ -113,29 +103,29 @@ class Hdf5File:
             "X=file['X'][:].T, y=file['y'][:].ravel()), or read the file by scipy.io or mat73"
         )
 
-    def table(self, asked: ReadRequest) -> tuple[list[Any], Split] | None:
+    def table(self, request: ReadRequest) -> tuple[list[Any], Split] | None:
         """Return the requested columns of the table as X, y and w; None if there is none.
 
         The table is the compound dataset that x names; or, if x names columns or nothing, the one
         named X, or otherwise the only one in the file's root.
         """
-        name = asked.x if isinstance(asked.x, str) else "X"
-        if name not in self._file and not isinstance(asked.x, str):
+        name = request.x if isinstance(request.x, str) else "X"
+        if name not in self._file and not isinstance(request.x, str):
             compound = [k for k in self._file if self._is_compound(k)]
             name = compound[0] if len(compound) == 1 else name
         if not self._is_compound(name):
             return None
         table = self._dataset(name)
-        names, place = list(table.dtype.names), f"{name} of {self._where}"
-        columns = asked._replace(x=None) if isinstance(asked.x, str) else asked
-        split = split_columns(names, columns, place)
+        names, where = list(table.dtype.names), f"{name} of {self._where}"
+        columns = request._replace(x=None) if isinstance(request.x, str) else request
+        split = split_columns(names, columns, where)
         for column in (*split.features, *split.targets, *split.weights):
             if table.dtype[column].shape:
                 raise DataError(
-                    f"column {column!r} of {place} holds arrays; save them as datasets of their own"
+                    f"column {column!r} of {where} holds arrays; save them as datasets of their own"
                 )
         parts = [_Fields(table, split.features)]
-        if asked.targets:
+        if request.targets:
             parts.append(_Fields(table, split.targets, flat=len(split.targets) == 1))
         if split.weights:
             parts.append(_Fields(table, split.weights, flat=True))
@@ -204,18 +194,18 @@ class Hdf5File:
 
     def _check_source(self, path: str, source: str, name: str, depth: int) -> None:
         if path == ".":
-            found = self._file.get(source)
-            if found is not None:
-                self._check(found, name, depth + 1)
+            dataset = self._file.get(source)
+            if dataset is not None:
+                self._check(dataset, name, depth + 1)
         else:
             path = os.path.join(os.path.dirname(self._file.filename), path)
-            found = None
+            dataset = None
             if os.path.exists(path):
                 with import_optional("h5py").File(path, "r") as file:
-                    found = file.get(source)
-                    if found is not None:
-                        self._check(found, name, depth + 1)
-        if found is None:
+                    dataset = file.get(source)
+                    if dataset is not None:
+                        self._check(dataset, name, depth + 1)
+        if dataset is None:
             self._refuse_unwritten(name, f"has virtual parts whose source, {path}, is not there")
 
     def _refuse_external(self, name: str, what: str) -> None:
@@ -263,69 +253,6 @@ def _damaged_chunk(dataset: Any, plist: Any) -> Any:
     return dataset.id.chunk_iter(check)
 
 
-class _Mapped:
-    """An array whose rows are a function of another array's rows, read by slices."""
-
-    def __init__(
-        self, array: Any, dtype: Any, rows: Callable[[NDArray[Any]], NDArray[Any]]
-    ) -> None:
-        self.shape, self.dtype, self.chunks = tuple(array.shape), np.dtype(dtype), array.chunks
-        self._array, self._rows = array, rows
-
-    def __getitem__(self, rows: slice) -> NDArray[Any]:
-        return self._rows(np.asarray(self._array[rows]))
-
-
-def as_named(array: Any, dataset: Any, place: str, *, labels: bool) -> Any:
-    """Return an array of an enumeration as names if it holds labels."""
-    names = import_optional("h5py").check_enum_dtype(dataset.dtype)
-    if names is None:
-        return array
-    if not labels:
-        raise DataError(
-            f"{place} holds the numbers of names ({some(list(names))}), which are no measurements; "
-            "write it as numbers if they are meant"
-        )
-    by_number = {int(number): name for name, number in names.items()}
-
-    def rows(numbers: NDArray[Any]) -> NDArray[Any]:
-        unknown = [k for k in np.unique(numbers).tolist() if k not in by_number]
-        if unknown:
-            raise DataError(
-                f"{place} holds {unknown[0]}, which is the number of no name; correct it"
-            )
-        return np.array([by_number[k] for k in numbers.ravel().tolist()], object).reshape(
-            numbers.shape
-        )
-
-    return _Mapped(array, object, rows)
-
-
-def without_padding(array: Any, dataset: Any) -> Any:
-    """Return an array of text without padding blanks, and of characters as words."""
-    kind = np.dtype(array.dtype)
-    if kind.kind != "S":
-        return array
-    if (joined := joined_characters(array)) is not array:
-        return joined
-    padded = dataset.id.get_type().get_strpad() == import_optional("h5py").h5t.STR_SPACEPAD
-    return _Mapped(array, kind, np.char.rstrip) if padded else array
-
-
-def joined_characters(array: Any) -> Any:
-    """Return rows of single characters, NetCDF's form of text, as words; other arrays unchanged."""
-    if np.dtype(array.dtype) != np.dtype("S1") or len(array.shape) != 2 or array.shape[1] < 2:
-        return array
-    words = _Mapped(array, f"S{array.shape[1]}", _joined)
-    words.shape = array.shape[:1]
-    return words
-
-
-def _joined(characters: NDArray[Any]) -> NDArray[Any]:
-    width = characters.shape[1]
-    return np.ascontiguousarray(characters).view(f"S{width}")[:, 0]
-
-
 class _Fields:
     """Columns of a compound dataset as an array (n, k), or (n,) for a single one."""
 
@@ -339,7 +266,74 @@ class _Fields:
         read = self._table.fields(list(self._names))[rows]
         if self._flat:
             return np.asarray(read[self._names[0]])
-        for name in self._names if self.dtype.kind == "f" else ():
-            if array_is_rounded(read[name]):
-                warn_of_rounded(f"column {name!r}")
+        if self.dtype.kind == "f":
+            warn_of_rounded_columns((name, read[name]) for name in self._names)
         return np.stack([read[name] for name in self._names], axis=-1)
+
+
+_CLASSIC = (b"CDF\x01", b"CDF\x02")
+_CONVERT = "convert it to version 4 (nccopy -k nc4)"
+
+
+def open_netcdf(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader:
+    """Return a reader of the variables X, y and w of a NetCDF file, by name."""
+    with opener.open_once(url) as file:
+        head = file.read(4)
+    if not head.startswith(b"CDF"):
+        return open_hdf5(url, request, opener)
+    where, identity = redact(url), [opener.identity(url), request.json()]
+    if head not in _CLASSIC:
+        raise DataError(f"{where} is NetCDF of 64-bit data, which SciPy does not read; {_CONVERT}")
+    variables = _variables(url, where, opener)
+
+    def read(i: int, name: str) -> Any:
+        if name not in variables:
+            raise StoreNotFoundError(no_member(name, variables, where))
+        array = decoded_array(
+            variables[name], variables.get, f"{name} of {where}", opener.memory,
+            keep=request.keeps(i), netcdf=True,
+        )  # fmt: skip
+        return joined_characters(array)
+
+    arrays = named_arrays(variables.get, read, request, where)
+    return ArrayReader(arrays, where, identity)
+
+
+def _variables(url: Url, where: str, opener: FileOpener) -> dict[str, _Variable]:
+    """Return the variables of a classic file, which is read at once."""
+    with opener.open_once(url) as file:
+        size = file.seek(0, 2)
+        if 2 * size > opener.memory:
+            raise MemoryBudgetError(
+                f"{where} is a classic NetCDF file of {size_text(size)}, which is read whole, and "
+                f"{size_text(opener.memory)} of memory are allowed; raise memory=, or {_CONVERT}",
+                needed=2 * size,
+            )
+        file.seek(0)
+        try:
+            with netcdf_file(file, "r", mmap=False, maskandscale=False) as opened:
+                return {
+                    name: _Variable(
+                        np.array(variable.data), dict(variable._attributes), variable.dimensions
+                    )
+                    for name, variable in opened.variables.items()
+                }
+        except (ValueError, TypeError, IndexError, KeyError, OverflowError) as error:
+            raise DataError(
+                f"{where} is not a readable NetCDF file: {error}; get it again from where it came"
+            ) from error
+
+
+class _Variable:
+    """A variable in memory with its attributes."""
+
+    chunks = None
+
+    def __init__(
+        self, data: NDArray[Any], attributes: dict[str, Any], dimensions: tuple[str, ...]
+    ) -> None:
+        self._data, self.attrs, self.dimensions = data, attributes, dimensions
+        self.shape, self.dtype = data.shape, data.dtype
+
+    def __getitem__(self, rows: slice) -> NDArray[Any]:
+        return self._data[rows]

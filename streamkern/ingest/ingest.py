@@ -21,31 +21,28 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import (
     DataError,
     ResumeMismatchError,
 )
 from streamkern.basics.progress import Progress
-from streamkern.basics.quantity import parse_bytes
 from streamkern.basics.text import redact
+from streamkern.basics.values import json_digest, parse_bytes
 from streamkern.basics.warning import warned_once
-from streamkern.filesystem.ownership import STORE, check_kind, mark_at
-from streamkern.filesystem.place_kind import refuse_within
+from streamkern.filesystem.ownership import STORE, check_kind, mark_at, refuse_within
 from streamkern.filesystem.scratch import Scratch, check_parent, scratch_folder
 from streamkern.filesystem.urls import check_missing, zarr_store
 from streamkern.ingest.encoding_options import EncodingOptions
-from streamkern.ingest.file_reader import Reader
 from streamkern.ingest.first_pass import Spooled, block_size, spool_rows, spool_table
 from streamkern.ingest.formats import FileForm
-from streamkern.ingest.found_files import found_files, paths_of
-from streamkern.ingest.given import received_for_store
+from streamkern.ingest.path_patterns import expand_paths, paths_of
+from streamkern.ingest.reader import Reader
 from streamkern.ingest.readers import check_header, column_there, is_table, open_reader
+from streamkern.ingest.received import received_for_store
 from streamkern.ingest.shuffle import Spool
 from streamkern.ingest.targets import TargetConverter
 from streamkern.store import layout
-from streamkern.store.chunk import Chunk
-from streamkern.store.fill import (
+from streamkern.store.chunk_output import (
     DEFAULT_MEMORY,
     check_seed,
     checked_chunk_bytes,
@@ -53,10 +50,10 @@ from streamkern.store.fill import (
     n_writers,
     refuse_same_place,
 )
-from streamkern.store.journal import is_made_from
 from streamkern.store.layout import StoreSpec
+from streamkern.store.row_block import RowBlock
 from streamkern.store.store import open_store
-from streamkern.store.writer import StoreWriter
+from streamkern.store.writer import StoreWriter, is_made_from
 
 __all__ = ["ingest"]
 
@@ -195,47 +192,49 @@ def ingest(
     """
     _check_arguments(seed, missing, scratch)
     memory = parse_bytes(memory, "memory")
-    wish = EncodingOptions.of(
+    options = EncodingOptions.checked(
         encode=encode, categorical=categorical, numeric=numeric, dates=dates, drop=drop,
         na_values=na_values, like=like, storage_options=storage_options,
     )  # fmt: skip
-    form = FileForm.of(format, names, header, delimiter, decimal, encoding, skip_lines, thousands)
-    form = wish.recorded(form)
+    form = options.recorded(
+        FileForm.checked(format, names, header, delimiter, decimal, encoding, skip_lines, thousands)
+    )
     chunk_bytes = checked_chunk_bytes(chunk_mb, memory, 16)  # five are held while one is written
-    given = found_files(inputs, input_options, out_url)
-    inputs, x, y, sample_weight, form = received_for_store(given, x, y, sample_weight, form)
-    if wish.like is not None and sample_weight is None:
-        sample_weight = column_there(wish.like.weight_column, inputs, form, input_options)
-    found = _store_at(out_url, storage_options)
-    with warned_once(), ExitStack() as files, Scratch(scratch_folder(out_url, scratch)) as own:
+    inputs = expand_paths(inputs, input_options, out_url)
+    inputs, x, y, sample_weight, form = received_for_store(inputs, x, y, sample_weight, form)
+    if options.like is not None and sample_weight is None:
+        sample_weight = column_there(options.like.weight_column, inputs, form, input_options)
+    mark = _store_at(out_url, storage_options)
+    with warned_once(), ExitStack() as files, Scratch(scratch_folder(out_url, scratch)) as work:
         opened = partial(
-            open_reader, inputs, wish.targets(y, is_table(inputs, form)), files, x=x, memory=memory,
+            open_reader, inputs, options.targets(y, is_table(inputs, form)), files, x=x,
             sample_weight=sample_weight, input_options=input_options, missing=missing,
             external=external, foreign=foreign, form=form, drop_missing=drop_missing_targets,
+            memory=memory,
         )  # fmt: skip
-        reader = opened(dropped=wish.declared.dropped, columns=wish.columns)
-        check_header(reader, wish.columns, x)
+        reader = opened(dropped=options.declared.dropped, columns=options.columns)
+        check_header(reader, options.columns, x)
         refuse_same_place(paths_of(inputs), out_url)
-        source = _source(reader, wish, targets, seed, shuffle, dtype, drop_missing_targets)
-        plan = {"source": source, "chunk_bytes": chunk_bytes}
-        identity = json_digest(source)
-        if found is not None and not overwrite:
-            if is_made_from(found, plan, compress):
-                own.clear(identity)  # left by a call that was killed after it had published
+        source = _source(reader, options, targets, seed, shuffle, dtype, drop_missing_targets)
+        plan, identity = {"source": source, "chunk_bytes": chunk_bytes}, json_digest(source)
+        if mark is not None and not overwrite:
+            if is_made_from(mark, plan, compress):
+                work.clear(identity)  # left by a call that was killed after it had published
                 return open_store(out_url, storage_options=storage_options).spec
-            _check_place(found, source, out_url)
+            _check_place(mark, source, out_url)
         spool = partial(
-            spool_rows, files=files, seed=source["seed"], scratch=own, targets=targets, dtype=dtype,
-            memory=memory, progress=progress, row_shape=wish.row_shape, chosen=wish.chosen(x),
+            spool_rows, files=files, seed=source["seed"], scratch=work, targets=targets,
+            dtype=dtype, memory=memory, progress=progress, row_shape=options.row_shape,
+            chosen=options.chosen(x),
         )  # fmt: skip
         convert = partial(TargetConverter, targets=targets, as_text=reader.targets_as_text)
-        encoded = partial(wish.reader, opened, convert, seed, block_size(memory), progress)
+        encoded = partial(options.reader, opened, convert, seed, block_size(memory), progress)
         begin = partial(
             StoreWriter, out_url, plan=plan, overwrite=overwrite, compress=compress,
             storage_options=storage_options,
         )  # fmt: skip
         n_ahead = n_writers(out_url, memory // 4, chunk_bytes)
-        spooled = spool_table(reader, encoded, wish, spool, identity, own)
+        spooled = spool_table(reader, encoded, options, spool, identity, work)
         return _write_chunks(*spooled, begin, chunk_bytes, n_ahead, progress)
 
 
@@ -248,7 +247,7 @@ def _check_arguments(seed: int, missing: str, scratch: str | os.PathLike[str] | 
 
 def _source(
     reader: Reader,
-    wish: EncodingOptions,
+    encoding: EncodingOptions,
     targets: str,
     seed: int,
     shuffle: bool,
@@ -258,7 +257,7 @@ def _source(
     """Return everything that the stored rows depend on, as JSON. drop : `drop_missing_targets`."""
     return {
         "inputs": reader.identity, "targets": targets, "seed": int(seed) if shuffle else None,
-        "dtype": None if dtype is None else layout.wanted_dtype(dtype).name, **wish.json(),
+        "dtype": None if dtype is None else layout.wanted_dtype(dtype).name, **encoding.json(),
         **({"drop_missing_targets": True} if drop else {}),
     }  # fmt: skip
 
@@ -268,23 +267,23 @@ def _store_at(
 ) -> dict[str, Any] | None:
     """Return the mark of the store at a URL; None if there is none."""
     refuse_within(url, "stores")
-    place = zarr_store(url, storage_options=storage_options, read_only=False)  # or refused
-    found = mark_at(place, str(url))
-    if found is not None:
-        check_kind(found, STORE, str(url))
-    return found
+    store = zarr_store(url, storage_options=storage_options, read_only=False)  # or refused
+    mark = mark_at(store, str(url))
+    if mark is not None:
+        check_kind(mark, STORE, str(url))
+    return mark
 
 
 def _check_place(
-    found: Mapping[str, Any], source: Mapping[str, Any], url: str | os.PathLike[str]
+    mark: Mapping[str, Any], source: Mapping[str, Any], url: str | os.PathLike[str]
 ) -> None:
     """Raise before pass 1 the errors that the writer would raise after it."""
-    if found.get("status") == "complete":
+    if mark.get("status") == "complete":
         raise DataError(
             f"{redact(url)} already holds a store; pass overwrite=True to replace it, or append "
             "the rows to it (streamkern append, or append_store)"
         )
-    old, new = (found.get("plan") or {}).get("source"), json.loads(json.dumps(source))
+    old, new = (mark.get("plan") or {}).get("source"), json.loads(json.dumps(source))
     if old == new:
         return
     names = "not by ingest"
@@ -329,8 +328,8 @@ def _write_chunks(
         files=rows.files.counts if reader.files else (),
         encoder=reader.encoder,
         n_left_out=rows.files.dropped,
-        file_form=getattr(reader, "file_form", None),
-        weight_column=getattr(reader, "weight_column", None),
+        file_form=reader.file_form,
+        weight_column=reader.weight_column,
         label_dtype=values.label_dtype,
     )
     chunks_from = partial(_chunks_from, spool, ranks, writer.spec.chunk_rows)
@@ -341,11 +340,11 @@ def _write_chunks(
 
 def _chunks_from(
     spool: Spool, ranks: NDArray[Any] | None, chunk_rows: int, first: int
-) -> Iterator[Callable[[], Chunk]]:
+) -> Iterator[Callable[[], RowBlock]]:
     """Yield calls that make chunk `first` and the following ones."""
 
-    def chunk(X: Any, y: Any, rows: Any, w: Any = None) -> Chunk:
-        return Chunk(X, y if ranks is None else ranks[y], w, rows)
+    def chunk(X: Any, y: Any, rows: Any, w: Any = None) -> RowBlock:
+        return RowBlock(X, y if ranks is None else ranks[y], w, rows)
 
     for start in range(first * chunk_rows, spool.n_rows, chunk_rows):
         yield partial(chunk, *spool.rows(start, min(start + chunk_rows, spool.n_rows)))

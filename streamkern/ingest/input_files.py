@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import fsspec
 
-from streamkern.basics.backoff import is_connection_refused
 from streamkern.basics.errors import (
     ConfigError,
     DataError,
@@ -24,12 +23,12 @@ from streamkern.basics.errors import (
 )
 from streamkern.basics.text import redact
 from streamkern.filesystem.durable import disk_full_hint
-from streamkern.filesystem.place_kind import ARCHIVES
+from streamkern.filesystem.ownership import ARCHIVES
 from streamkern.filesystem.remote_file import is_object, open_object, split_object
 from streamkern.filesystem.urls import local_path
-from streamkern.ingest.content import HEAD, Content, compression_of, content_of
+from streamkern.filesystem.waiting import is_connection_refused
 from streamkern.ingest.decompress import COMPRESSIONS, DAMAGE, decompressed
-from streamkern.ingest.formats import ENDINGS, FileForm
+from streamkern.ingest.formats import ENDINGS, HEAD, FileForm, compression_of, content_of
 
 Url = str | os.PathLike[str]
 _PIECE, _IN_MEMORY = 8 << 20, 64 << 20
@@ -196,8 +195,8 @@ class FileOpener:
                 return {"url": redact(url), "size": str(size), "version": version}
             filesystem, path = fsspec.core.url_to_fs(os.fspath(url), **self.options)
             info = filesystem.info(path)
-        kept = {k: str(info[k]) for k in ("size", "mtime", "ETag", "LastModified") if k in info}
-        return {"url": redact(url), **kept}
+        identity = {k: str(info[k]) for k in ("size", "mtime", "ETag", "LastModified") if k in info}
+        return {"url": redact(url), **identity}
 
     def kind(self, url: Url) -> str:
         """Return the format: the given one, or by the ending, or by the first bytes.
@@ -213,9 +212,9 @@ class FileOpener:
             raise StoreNotFoundError(f"there is no file or store at {path}; check the path")
         if path is None or path.is_dir():
             return "idx" if "-ubyte" in text else "zarr"
-        found = self._content(url)
-        if found is not None and found.format is not None:
-            return found.format
+        content = self._content(url)
+        if content is not None and content[0] is not None:
+            return content[0]
         if (packed := self._kind_in_zip(url)) is not None:
             return packed
         if text.lower().endswith(ARCHIVES):
@@ -232,8 +231,8 @@ class FileOpener:
                 f"{text} is of a format that is not read here; make a Parquet file of it, as by "
                 f"pandas.{reader}({text!r}).to_parquet({os.path.splitext(text)[0] + '.parquet'!r})"
             )
-        if found is not None:
-            raise DataError(f"{text} is {found.words}; {found.remedy}")
+        if content is not None:
+            raise DataError(f"{text} is {content[1]}")
         raise DataError(
             f"cannot tell the format of {redact(url)}; known endings are {', '.join(ENDINGS)}, "
             'also compressed: if it is one of these formats, say which, as in format="csv"'
@@ -246,8 +245,8 @@ class FileOpener:
         with explained_damage(url), self.open_once(url) as file:
             return ENDINGS.get(os.path.splitext(file.name)[1].lower())
 
-    def _content(self, url: Url, kind: str | None = None) -> Content | None:
-        """Return the content of a file by its first bytes, decompressed by its ending."""
+    def _content(self, url: Url, kind: str | None = None) -> tuple[str | None, str] | None:
+        """Return `content_of` a file, decompressed by its ending."""
         with explained_damage(url), self.open_once(url) as file:
             return content_of(file.read(HEAD), redact(url), kind)
 
@@ -276,12 +275,12 @@ class FileOpener:
                 return (
                     f"{where} {so}, and its name says {COMPRESSIONS[ending]}; rename it to {name}"
                 )
-            found = self._content(url, kind)
+            content = self._content(url, kind)
         except (OSError, StreamkernError):
             return None
-        if found is None or found.format == kind or {found.format, kind} == {"hdf5", "netcdf"}:
+        if content is None or content[0] == kind or {content[0], kind} == {"hdf5", "netcdf"}:
             return None
-        return f"{where} is {found.words}; {found.remedy}"
+        return f"{where} is {content[1]}"
 
 
 def plain_path(url: Url) -> str | os.PathLike[str] | None:

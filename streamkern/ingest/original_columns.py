@@ -11,7 +11,7 @@ from streamkern.basics.optional import import_optional
 from streamkern.basics.text import redact, some
 from streamkern.ingest.arrow_files import TYPED
 from streamkern.ingest.columns import ReadRequest
-from streamkern.ingest.csv_cells import open_csv
+from streamkern.ingest.csv_files import open_csv
 from streamkern.ingest.formats import TABLES
 from streamkern.ingest.input_files import FileOpener, Url, explained_damage
 
@@ -39,10 +39,10 @@ class OriginalColumns:
         A file has other columns than the first, or of another type.
     """
 
-    def __init__(self, urls: Sequence[Url], place: FileOpener) -> None:
-        self.urls, self._place = tuple(urls), place
+    def __init__(self, urls: Sequence[Url], opener: FileOpener) -> None:
+        self.urls, self._place = tuple(urls), opener
         self._kind = self._one_kind()
-        self._identities = [place.identity(url) for url in urls]
+        self._identities = [opener.identity(url) for url in urls]
         self.names: tuple[str, ...] = ()
         self.schema: Any = None
         # For each file, the indices of its columns in the order of the first file.
@@ -100,25 +100,25 @@ class OriginalColumns:
             reader = self._open(url, files)
             schema = None if self._kind == "csv" else reader.schema
             named = schema is not None or reader.has_cells
-            found = reader.header if schema is None else tuple(schema.names)
+            columns = reader.header if schema is None else tuple(schema.names)
         if not named:
             raise ConfigError(
                 f"{redact(url)} has no header line, and its columns have no names to be written "
                 "by; add one, or give names="
             )
         if not self.names:
-            self.names, self.schema = found, schema
+            self.names, self.schema = columns, schema
         plain = str.strip if self._kind == "csv" else str
-        place = {plain(name): k for k, name in enumerate(found)}
+        index_of = {plain(name): k for k, name in enumerate(columns)}
         wanted = [plain(name) for name in self.names]
         first = redact(self.urls[0])
-        if place.keys() != {*wanted}:
+        if index_of.keys() != {*wanted}:
             raise DataError(
-                f"{redact(url)} has the columns {some(found)} and {first} has {some(self.names)}; "
-                "write each to a file of its own"
+                f"{redact(url)} has the columns {some(columns)} and {first} has "
+                f"{some(self.names)}; write each to a file of its own"
             )
         self._check_types(schema, redact(url), first)
-        return [place[name] for name in wanted]
+        return [index_of[name] for name in wanted]
 
     def _check_types(self, schema: Any, where: str, first: str) -> None:
         for field in schema or ():
@@ -146,12 +146,12 @@ def texts(column: Any, name: str) -> list[str]:
         return column
     arrow = import_optional("pyarrow")
     try:
-        found: list[str] = column.cast(arrow.string()).fill_null("").to_pylist()
+        cells: list[str] = column.cast(arrow.string()).fill_null("").to_pylist()
     except (UnicodeDecodeError, arrow.ArrowException) as error:
         raise DataError(
             f"column {name!r} holds text that is not UTF-8 ({error}); correct it, or write .parquet"
         ) from error
-    return found
+    return cells
 
 
 def _has_texts(kind: Any) -> bool:

@@ -10,11 +10,9 @@ import numpy as np
 
 from streamkern.basics.errors import DataError, NonFiniteError
 from streamkern.ingest.conform import RawBlock
-from streamkern.ingest.tables.long_numbers import objects_are_rounded, warn_of_rounded
+from streamkern.ingest.tables.key_columns import objects_are_rounded, warn_of_rounded
 from streamkern.ingest.tables.missing import is_missing, missing_in
-from streamkern.ingest.tables.number_style import style_remedy
-from streamkern.ingest.tables.numbers import is_number, numbers
-from streamkern.ingest.tables.writing import other_writing, said
+from streamkern.ingest.tables.numbers import is_number, numbers, other_writing, said, style_remedy
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,19 +31,19 @@ def plain_targets(block: RawBlock) -> RawBlock:
         return block._replace(y=y.astype(str))
     if y.dtype.kind not in "SO":
         return block
-    found = [_decoded(k, block, row) for row, k in enumerate(y.ravel().tolist())]
-    there = [k for k in found if isinstance(k, str) or not is_missing(k)]
+    labels = [_decoded(k, block, row) for row, k in enumerate(y.ravel().tolist())]
+    present = [k for k in labels if isinstance(k, str) or not is_missing(k)]
     plain: NDArray[Any]
-    if not there:
+    if not present:
         return block
-    if all(isinstance(k, str) for k in there):
-        texts = [k if isinstance(k, str) else "" for k in found]
+    if all(isinstance(k, str) for k in present):
+        texts = [k if isinstance(k, str) else "" for k in labels]
         refuse_odd_text(block, texts)
         plain = np.array(texts)
-    elif all(isinstance(k, bool) for k in there) and len(there) == len(found):
-        plain = np.array(found, bool)
-    elif all(isinstance(k, Decimal | float) for k in there):
-        plain = np.array([np.nan if is_missing(k) else float(k) for k in found])
+    elif all(isinstance(k, bool) for k in present) and len(present) == len(labels):
+        plain = np.array(labels, bool)
+    elif all(isinstance(k, Decimal | float) for k in present):
+        plain = np.array([np.nan if is_missing(k) else float(k) for k in labels])
         if objects_are_rounded(block.y.ravel(), plain):
             warn_of_rounded(f"the target of {block.where}")
     else:
@@ -155,10 +153,10 @@ def as_labels(block: RawBlock) -> NDArray[Any]:
         raise missing_target(block, int(np.argmax(missing)))
     if kind == "f":
         with np.errstate(invalid="ignore", over="ignore"):
-            whole = np.isfinite(y) & (y == np.floor(y)) & (np.abs(y) < 2.0**53)
-        if whole.all():
+            integers = np.isfinite(y) & (y == np.floor(y)) & (np.abs(y) < 2.0**53)
+        if integers.all():
             return y.astype(np.int64)
-        row = int(np.argmin(whole))
+        row = int(np.argmin(integers))
         raise DataError(
             f"the label of {block.place(row)} is {y[row]}; class labels are integers or text; pass "
             'targets="values" for regression'

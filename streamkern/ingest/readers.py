@@ -24,23 +24,18 @@ from streamkern.basics.errors import (
     StreamkernError,
 )
 from streamkern.basics.text import redact, some
-from streamkern.ingest.apart_files import holds_one_array, open_apart
-from streamkern.ingest.array_reader import open_dask_table, open_memory
+from streamkern.ingest.array_files import holds_one_array, open_apart, open_npz
+from streamkern.ingest.array_reader import BlockReader, open_dask_table, open_memory
 from streamkern.ingest.arrow_files import TYPED
-from streamkern.ingest.block_reader import BlockReader
-from streamkern.ingest.columns import ReadRequest
-from streamkern.ingest.csv_cells import open_csv, open_csv_cells
-from streamkern.ingest.file_reader import FileReader, ManyReader, Reader
+from streamkern.ingest.arrow_tables import FrameReader
+from streamkern.ingest.columns import ReadRequest, RecordedArrays
+from streamkern.ingest.csv_files import open_csv
 from streamkern.ingest.formats import NAMED_ARRAYS, TABLES, FileForm
-from streamkern.ingest.found_files import found_files
-from streamkern.ingest.frame_reader import FrameReader
 from streamkern.ingest.frames import is_dask_table, is_frame
-from streamkern.ingest.hdf5_files import open_hdf5
+from streamkern.ingest.hdf5_files import open_hdf5, open_netcdf
 from streamkern.ingest.input_files import FileOpener, Url, ending_of, explained_damage, is_path
-from streamkern.ingest.kept_rows import KeptRows
-from streamkern.ingest.netcdf_files import open_netcdf
-from streamkern.ingest.npz_files import open_npz
-from streamkern.ingest.recorded_arrays import RecordedArrays
+from streamkern.ingest.path_patterns import expand_paths
+from streamkern.ingest.reader import FileReader, KeptRows, ManyReader, Reader
 from streamkern.ingest.svmlight_files import open_svmlight, read_alike
 from streamkern.ingest.tables.missing import Marks
 from streamkern.ingest.zarr_groups import arrays_of_group, has_array, open_zarr, own_state
@@ -91,40 +86,40 @@ def open_reader(
     memory : int
         Bytes that an array may take that cannot be read by rows, and is converted.
     """
-    place = FileOpener(dict(input_options or {}), files, missing, external, foreign, form, memory)
+    opener = FileOpener(dict(input_options or {}), files, missing, external, foreign, form, memory)
     wanted = None if columns is None else tuple(columns)
     drop_missing = drop_missing and targets
-    asked = ReadRequest(
+    request = ReadRequest(
         x, y, sample_weight, targets, wanted, tuple(dropped), cells, marks, drop_missing
     )
-    reader = _reader(inputs, asked, place)
-    return KeptRows(reader, asked) if drop_missing else reader
+    reader = _reader(inputs, request, opener)
+    return KeptRows(reader, request) if drop_missing else reader
 
 
-def _reader(inputs: Any, asked: ReadRequest, place: FileOpener) -> Reader:
+def _reader(inputs: Any, request: ReadRequest, opener: FileOpener) -> Reader:
     if is_path(inputs):
-        return _file_reader(inputs, asked, place)
+        return _file_reader(inputs, request, opener)
     if is_frame(inputs):
-        return FrameReader(inputs, asked)
+        return FrameReader(inputs, request)
     if is_dask_table(inputs):
-        return open_dask_table(inputs, asked)
+        return open_dask_table(inputs, request)
     if isinstance(inputs, zarr.Group):
-        return _open_group(inputs, asked, place)
+        return _open_group(inputs, request, opener)
     if hasattr(inputs, "shape") and hasattr(inputs, "dtype"):
-        memory = open_memory(inputs, asked)
-        memory.file_form = RecordedArrays.of_form(place.form.recorded).added(None)
+        memory = open_memory(inputs, request)
+        memory.file_form = RecordedArrays.from_form(opener.form.recorded).added(None)
         return memory
     if isinstance(inputs, Sequence) and inputs and all(is_path(k) for k in inputs):
-        readers = list(_file_readers(inputs, asked, place))
-        read_alike([reader.reader for reader in readers], asked.x)
+        readers = list(_file_readers(inputs, request, opener))
+        read_alike(readers, request.x)
         return ManyReader(readers)
     if isinstance(inputs, Iterable) and not isinstance(inputs, Mapping):
-        if asked.y is not None or asked.w is not None:
+        if request.y is not None or request.w is not None:
             raise ConfigError(
                 "y or sample_weight was given beside an iterable; its blocks must be pairs (X, y), "
                 "or (X, y, w) with sample weights"
             )
-        return BlockReader(inputs, asked)
+        return BlockReader(inputs, request)
     raise ConfigError(
         f"cannot ingest a {type(inputs).__name__}; give a path, paths, arrays, a data frame, or "
         "an iterable of (X, y) blocks"
@@ -132,26 +127,26 @@ def _reader(inputs: Any, asked: ReadRequest, place: FileOpener) -> Reader:
 
 
 def _file_readers(
-    urls: Sequence[Url], asked: ReadRequest, place: FileOpener
+    urls: Sequence[Url], request: ReadRequest, opener: FileOpener
 ) -> Iterator[FileReader]:
     """Yield a reader for each file; later files need the columns of the first, in its order."""
-    kind = place.kind(urls[0])
-    y, w = asked.y, asked.w
-    apart = holds_one_array(urls[0], kind, place)
-    if apart:
-        y, w = found_files(y, place.options), found_files(w, place.options)
-    targets = _one_each(y, len(urls), apart, "y")
-    weights = _one_each(w, len(urls), apart, "sample weights")
+    kind = opener.kind(urls[0])
+    y, w = request.y, request.w
+    separate = holds_one_array(urls[0], kind, opener)
+    if separate:
+        y, w = expand_paths(y, opener.options), expand_paths(w, opener.options)
+    targets = _one_each(y, len(urls), separate, "y")
+    weights = _one_each(w, len(urls), separate, "sample weights")
     first: FileReader | None = None
     for url, y, w in zip(urls, targets, weights, strict=True):
-        one = asked._replace(y=y, w=w)
+        one = request._replace(y=y, w=w)
         if first is not None and first.columns is not None:
             one = one._replace(columns=first.columns)
             if kind in TABLES:
                 one = _by_name(one, first)
         elif first is not None and kind == "csv":
-            place = _without_names(place, first)
-        reader = _file_reader(url, one, place)
+            opener = _without_names(opener, first)
+        reader = _file_reader(url, one, opener)
         first = first or reader
         if (reader.columns is None) != (first.columns is None):
             raise DataError(
@@ -161,29 +156,29 @@ def _file_readers(
         yield reader
 
 
-def _without_names(place: FileOpener, first: FileReader) -> FileOpener:
+def _without_names(opener: FileOpener, first: FileReader) -> FileOpener:
     """Return the place for the files after a first CSV without a header."""
-    positions = getattr(first.reader, "positions", None) or {}
-    recorded = {"format": "csv", **(place.form.recorded or {}), "positions": positions}
-    place = copy(place)
-    place.form = place.form._replace(recorded=recorded)
-    return place
+    positions = {"positions": first.reader.positions or {}}
+    recorded = {"format": "csv", **(opener.form.recorded or {}), **positions}
+    opener = copy(opener)
+    opener.form = opener.form._replace(recorded=recorded)
+    return opener
 
 
-def _by_name(asked: ReadRequest, first: Reader) -> ReadRequest:
+def _by_name(request: ReadRequest, first: Reader) -> ReadRequest:
     """Return the request with the columns of the first file by name; positions may differ."""
-    if isinstance(asked.w, int):
+    if isinstance(request.w, int):
         raise ConfigError(
-            f"sample_weight={asked.w} is a position, which may be another column in each file; "
+            f"sample_weight={request.w} is a position, which may be another column in each file; "
             "give the name"
         )
-    x = None if asked.x is None else first.columns
-    return asked._replace(x=x, y=first.target_columns if asked.targets else asked.y)
+    x = None if request.x is None else first.columns
+    return request._replace(x=x, y=first.target_columns if request.targets else request.y)
 
 
-def _one_each(given: Any, n_files: int, apart: bool, what: str) -> list[Any]:
+def _one_each(given: Any, n_files: int, separate: bool, what: str) -> list[Any]:
     """Return the targets or weights of each file. apart : whether each may have its own file."""
-    if not apart or given is None:
+    if not separate or given is None:
         return [given] * n_files
     if not isinstance(given, list | tuple):
         given = [given]
@@ -195,17 +190,17 @@ def _one_each(given: Any, n_files: int, apart: bool, what: str) -> list[Any]:
     return list(given)
 
 
-def _open_group(group: zarr.Group, asked: ReadRequest, place: FileOpener) -> Reader:
+def _open_group(group: zarr.Group, request: ReadRequest, opener: FileOpener) -> Reader:
     """Return the reader of a Zarr group that is already open."""
     root = getattr(group.store, "root", None)
     if root is not None:
-        return _file_reader(os.path.join(root, group.path), asked, place)
-    before = RecordedArrays.of_form(place.form.recorded)
-    asked = before.filled(asked, partial(has_array, group))
-    X, *beside = arrays_of_group(group, asked, place)
-    y, w = (*beside, None, None)[:2]
-    reader = open_memory(X, asked._replace(y=y, w=w))
-    reader.file_form = RecordedArrays.of_asked(asked).added(None)
+        return _file_reader(os.path.join(root, group.path), request, opener)
+    before = RecordedArrays.from_form(opener.form.recorded)
+    request = before.filled(request, partial(has_array, group))
+    X, *others = arrays_of_group(group, request, opener)
+    y, w = (*others, None, None)[:2]
+    reader = open_memory(X, request._replace(y=y, w=w))
+    reader.file_form = RecordedArrays.from_request(request).added(None)
     return reader
 
 
@@ -243,42 +238,42 @@ def column_there(
 # ------------------------------------------------------------------------------ a reader of a file
 
 
-def _file_reader(url: Url, asked: ReadRequest, place: FileOpener) -> FileReader:
+def _file_reader(url: Url, request: ReadRequest, opener: FileOpener) -> FileReader:
     with explained_damage(url):
-        kind = place.kind(url)
+        kind = opener.kind(url)
     try:
         with explained_damage(url):  # the header may be damaged
-            return _reader_of(kind, url, asked, place)
+            return _reader_of(kind, url, request, opener)
     except DataError as error:
-        if (said := place.misnamed(url, kind)) is None:
+        if (error_text := opener.misnamed(url, kind)) is None:
             raise
-        raise DataError(said) from error
+        raise DataError(error_text) from error
 
 
-def _reader_of(kind: str, url: Url, asked: ReadRequest, place: FileOpener) -> FileReader:
-    if holds_one_array(url, kind, place):
-        return FileReader(open_apart(kind, url, asked, place), url)
-    if asked.w is not None and not isinstance(asked.w, str | int):
+def _reader_of(kind: str, url: Url, request: ReadRequest, opener: FileOpener) -> FileReader:
+    if holds_one_array(url, kind, opener):
+        return FileReader(open_apart(kind, url, request, opener), url)
+    if request.w is not None and not isinstance(request.w, str | int):
         raise ConfigError(
             f"the sample weights of {redact(url)} are in it: give the name of their array or column"
         )
-    opened = _READERS[kind] if asked.cells is None or kind != "csv" else open_csv_cells
-    form: Mapping[str, Any] | None = place.form.for_kind(kind).record(kind, ending_of(url))
-    arrays = kind in NAMED_ARRAYS or (kind == "zarr" and own_state(url, place) is None)
+    opened = _READERS[kind]
+    form: Mapping[str, Any] | None = opener.form.for_kind(kind).record(kind, ending_of(url))
+    arrays = kind in NAMED_ARRAYS or (kind == "zarr" and own_state(url, opener) is None)
     if arrays:
-        before = RecordedArrays.of_form(place.form.recorded)
-        asked = before.filled(asked, partial(_has_array, opened, url, place))
-        form = RecordedArrays.of_asked(asked).added(form)
-    reader = opened(url, asked, place)
-    if (positions := getattr(reader, "positions", None)) is not None:
-        form = {**(form or {"format": kind}), "positions": positions}
+        before = RecordedArrays.from_form(opener.form.recorded)
+        request = before.filled(request, partial(_has_array, opened, url, opener))
+        form = RecordedArrays.from_request(request).added(form)
+    reader = opened(url, request, opener)
+    if reader.positions is not None:
+        form = {**(form or {"format": kind}), "positions": reader.positions}
     return FileReader(reader, url, form)
 
 
-def _has_array(opened: Callable[..., Reader], url: Url, place: FileOpener, name: str) -> bool:
+def _has_array(opened: Callable[..., Reader], url: Url, opener: FileOpener, name: str) -> bool:
     """Return whether a file has an array of this name."""
     try:
-        opened(url, ReadRequest(name, targets=False), place)
+        opened(url, ReadRequest(name, targets=False), opener)
     except StoreNotFoundError:
         return False
     except StreamkernError:  # it exists, but not as an array of rows and columns

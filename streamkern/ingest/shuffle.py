@@ -185,10 +185,10 @@ class Spool:
             a, b = max(start - first, 0), min(stop - first, count)
             if a < b:
                 loaded, order = self._load(name)
-                places = order[a:b]
-                found = [loaded.X, *(loaded.rest[field] for field in names)]
-                for part, array in zip(parts, found, strict=True):
-                    part.append(array.take(places, axis=0))
+                positions = order[a:b]
+                arrays = [loaded.X, *(loaded.rest[field] for field in names)]
+                for part, array in zip(parts, arrays, strict=True):
+                    part.append(array.take(positions, axis=0))
             first += count
         return tuple(_joined(part) for part in parts)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +18,11 @@ from streamkern.basics.optional import on_demand
 from streamkern.basics.text import redact
 from streamkern.basics.warning import warn
 from streamkern.ingest.array_reader import check_row_bytes
-from streamkern.ingest.columns import FileRowCounts, ReadRequest, as_list
+from streamkern.ingest.columns import ReadRequest, as_list
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.input_files import FileOpener, Url
-from streamkern.ingest.tables.long_numbers import text_is_rounded, warn_of_rounded
+from streamkern.ingest.reader import FileReader, Reader
+from streamkern.ingest.tables.key_columns import text_is_rounded, warn_of_rounded
 
 _PIECE = 4 << 20  # bytes of text that are parsed at a time
 _MAX_FEATURES = 1 << 24
@@ -29,66 +30,50 @@ _WHOLE = 2.0**53
 SVMLIGHT = "svmlight"
 
 
-class _Facts(NamedTuple):
-    """Result of the first pass: rows, lowest and highest index, and whether labels are integers."""
+class SvmlightReader(Reader):
+    """Reader of an svmlight file.
 
-    n_rows: int
-    lowest: int
-    highest: int
-    whole: bool
+    first : number of the first feature in earlier files of the same data, if it is recorded
+    """
 
-
-class SvmlightReader:
-    """Reader of an svmlight file; see `streamkern.ingest.file_reader.Reader`."""
-
-    natural_dtype: np.dtype[Any] | None = None
-    as_text, targets_as_text, has_cells, encoder = True, False, False, None
-    columns = target_columns = None
-    files: FileRowCounts = ()
+    as_text = True
 
     def __init__(
-        self, url: Url, asked: ReadRequest, place: FileOpener, n_features: int | None
+        self, url: Url, request: ReadRequest, opener: FileOpener, n_features: int | None
     ) -> None:
-        self._url, self._place, self._where = url, place, redact(url)
-        self._targets, self._told_of_rounding = asked.targets, False
-        recorded = place.form.recorded or {}
+        self._url, self._place, self._where = url, opener, redact(url)
+        self._targets, self._told_of_rounding = request.targets, False
+        recorded = opener.form.recorded or {}
         self.first: int | None = (
             recorded.get("first") if recorded.get("format") == SVMLIGHT else None
         )
-        other_rows = place.form.recorded is not None and self.first is None
+        other_rows = opener.form.recorded is not None and self.first is None
         if self.first is not None and n_features is None:
             n_features = recorded["n_features"]
-        self.identity = [place.identity(url), n_features, self.first]
-        self.facts = facts = self._facts()
-        if facts.n_rows == 0:
+        self.identity = [opener.identity(url), n_features, self.first]
+        self._look()
+        if self._n_rows == 0:
             raise DataError(f"{self._where} has no rows; give a file with some")
-        if other_rows and n_features is not None and 0 < facts.lowest <= facts.highest < n_features:
+        if other_rows and n_features is not None and 0 < self.lowest <= self.highest < n_features:
             raise DataError(
                 f"{self._where} does not say whether its features count from 0 or 1, and the model "
                 "was not trained on svmlight files; give the rows as an array, which "
                 "sklearn.datasets.load_svmlight_file reads, given n_features and zero_based"
             )
-        self.n_rows: int | None = facts.n_rows
-        self._whole = facts.whole
         self._warn_of_queries()
         # As in scikit-learn: counted from 1 unless there is a feature 0.
-        self.count_from(0 if facts.lowest == 0 else 1, n_features)
-
-    @property
-    def file_form(self) -> dict[str, Any]:
-        """Number of the first feature and of all features, for later files; JSON."""
-        return {"format": SVMLIGHT, "first": 1 - self._zero_based, "n_features": self._width}
+        self.count_from(0 if self.lowest == 0 else 1, n_features)
 
     def count_from(self, base: int, n_features: int | None) -> None:
         """Number the features from 0 or 1. n_features : None for those up to the highest."""
         if self.first is not None:
-            if self.first > self.facts.lowest:
+            if self.first > self.lowest:
                 raise DataError(
                     f"{self._where} has a feature 0, and in the rows before features count from 1; "
                     "number its features alike, or ingest all files together, to a new store"
                 )
             base = self.first
-        self._zero_based, highest = base == 0, self.facts.highest
+        self._zero_based, highest = base == 0, self.highest
         width = max(1, highest + 1 - base)
         if n_features is not None and width > n_features and self.first is not None:
             raise DataError(
@@ -101,6 +86,11 @@ class SvmlightReader:
                 "features were asked for; leave x= out, or give as many as there are"
             )
         self._width = n_features or width
+        self.file_form = {
+            "format": SVMLIGHT,
+            "first": 1 - self._zero_based,
+            "n_features": self._width,
+        }
         if self._width > _MAX_FEATURES:
             raise DataError(
                 f"{self._where} has the feature {highest}; rows are made dense, and at most "
@@ -140,8 +130,9 @@ class SvmlightReader:
                 self._told_of_rounding = True
                 warn_of_rounded(self._where)
 
-    def _facts(self) -> _Facts:
-        n_rows, lowest, highest, whole = 0, np.iinfo(np.int64).max, -1, True
+    def _look(self) -> None:
+        """Count the rows, and find the lowest and highest index and whether labels are integers."""
+        n_rows, lowest, highest, integers = 0, np.iinfo(np.int64).max, -1, True
         for first, lines in self._pieces():
             X, y = self._parsed(lines, first, None, True)
             n_rows += len(y)
@@ -149,8 +140,13 @@ class SvmlightReader:
                 lowest = min(lowest, int(X.indices.min()))
                 highest = max(highest, int(X.indices.max()))
             with np.errstate(invalid="ignore"):
-                whole = whole and bool(np.all((y == np.floor(y)) & (np.abs(y) < _WHOLE)))
-        return _Facts(n_rows, int(lowest), highest, whole)
+                integers = integers and bool(np.all((y == np.floor(y)) & (np.abs(y) < _WHOLE)))
+        self._n_rows, self.lowest, self.highest, self._whole = (
+            n_rows,
+            int(lowest),
+            highest,
+            integers,
+        )
 
     def _pieces(self) -> Iterator[tuple[int, list[bytes]]]:
         """Yield the number of the first row and the lines of pieces of the file."""
@@ -174,34 +170,35 @@ class SvmlightReader:
         return X, y
 
 
-def open_svmlight(url: Url, asked: ReadRequest, place: FileOpener) -> SvmlightReader:
+def open_svmlight(url: Url, request: ReadRequest, opener: FileOpener) -> SvmlightReader:
     """Return a reader of an svmlight or libsvm file. An integer `x` is the number of features."""
     where = redact(url)
-    if asked.y is not None or asked.w is not None:
-        name = "y" if asked.y is not None else "sample_weight"
+    if request.y is not None or request.w is not None:
+        name = "y" if request.y is not None else "sample_weight"
         raise ConfigError(
             f"{name}= was given for {where}, whose rows begin with their targets and have no "
             "weights; leave it out"
         )
-    if [str(k).isdecimal() for k in as_list(asked.x)] == [True]:  # text on a command line
-        asked = asked._replace(x=int(as_list(asked.x)[0]))
-    if asked.x is not None and (not isinstance(asked.x, int) or asked.x < 1):
+    if [str(k).isdecimal() for k in as_list(request.x)] == [True]:  # text on a command line
+        request = request._replace(x=int(as_list(request.x)[0]))
+    if request.x is not None and (not isinstance(request.x, int) or request.x < 1):
         raise ConfigError(
-            f"x={asked.x!r} was given for {where}, whose features have no names; leave it out, or "
-            "give the number of features, where rows have more than this file shows"
+            f"x={request.x!r} was given for {where}, whose features have no names; leave it out, "
+            "or give the number of features, where rows have more than this file shows"
         )
-    return SvmlightReader(url, asked, place, asked.x)
+    return SvmlightReader(url, request, opener, request.x)
 
 
-def read_alike(readers: Sequence[Any], n_features: int | None) -> None:
+def read_alike(readers: Sequence[FileReader], n_features: int | None) -> None:
     """Give several files the same features: from 0 in all if one has a feature 0."""
-    files = [reader for reader in readers if isinstance(reader, SvmlightReader)]
-    if len(files) < 2 or files[0].first is not None:
+    files = [(k, k.reader) for k in readers if isinstance(k.reader, SvmlightReader)]
+    if len(files) < 2 or files[0][1].first is not None:
         return
-    base = 0 if any(file.facts.lowest == 0 for file in files) else 1
-    highest = max(file.facts.highest for file in files)
-    for file in files:
+    base = 0 if any(file.lowest == 0 for _, file in files) else 1
+    highest = max(file.highest for _, file in files)
+    for reader, file in files:
         file.count_from(base, n_features or max(1, highest + 1 - base))
+        reader.file_form = file.file_form
 
 
 def _lines(file: Any) -> Iterator[list[bytes]]:
@@ -215,8 +212,8 @@ def _lines(file: Any) -> Iterator[list[bytes]]:
 
 
 def _rows(text: bytes) -> list[bytes]:
-    kept = (line.partition(b"#")[0].strip() for line in text.split(b"\n"))
-    return [line for line in kept if line]
+    lines = (line.partition(b"#")[0].strip() for line in text.split(b"\n"))
+    return [line for line in lines if line]
 
 
 def _load(lines: list[bytes], width: int | None, zero_based: bool) -> Any:

@@ -28,8 +28,7 @@ from streamkern.ingest.raw_targets import (
     written_otherwise,
 )
 from streamkern.ingest.tables.missing import is_missing
-from streamkern.ingest.tables.numbers import is_integer, is_number
-from streamkern.ingest.tables.writing import other_writing, share_a_unit
+from streamkern.ingest.tables.numbers import is_integer, is_number, other_writing, share_a_unit
 from streamkern.store import layout
 from streamkern.store.class_labels import (
     BOOLEAN,
@@ -117,10 +116,10 @@ class TargetConverter:
             return np.result_type(*map(np.dtype, self._dtypes)).str  # of dates
         if isinstance(next(iter(self._codes), ""), str):
             return dtype_of_texts(map(str, self._codes)) if self._as_text else TEXT
-        found = np.result_type(*map(np.dtype, self._dtypes)) if self._dtypes else np.dtype(INTEGER)
-        if found.kind == "f" and all(np.dtype(k).kind in "iu" for k in self._dtypes):
-            found = np.dtype(INTEGER if max(map(int, self._codes)) < 2**63 else np.uint64)
-        return found.newbyteorder("=").str
+        dtype = np.result_type(*map(np.dtype, self._dtypes)) if self._dtypes else np.dtype(INTEGER)
+        if dtype.kind == "f" and all(np.dtype(k).kind in "iu" for k in self._dtypes):
+            dtype = np.dtype(INTEGER if max(map(int, self._codes)) < 2**63 else np.uint64)
+        return dtype.newbyteorder("=").str
 
     def restore(
         self, labels: Sequence[int | str], counts: Sequence[int], dtypes: Sequence[str] = ()
@@ -151,8 +150,8 @@ class TargetConverter:
             ]
         numeric = all(map(is_integer, names))
         ordered = sorted(set(names), key=lambda name: (int(name) if numeric else 0, name))
-        place = {name: i for i, name in enumerate(ordered)}
-        return tuple(ordered), np.array([place[name] for name in names], np.int64)
+        index_of = {name: i for i, name in enumerate(ordered)}
+        return tuple(ordered), np.array([index_of[name] for name in names], np.int64)
 
     def check_classes(self, where: str) -> None:
         """Raise for classes inferred by "auto" that look like values or names; call after all rows.
@@ -163,13 +162,13 @@ class TargetConverter:
             return
         n_classes, n_rows = len(self._counts), int(self._counts.sum())
         labels = [str(label) for label in self._codes]
-        whole = all(map(is_integer, labels))
+        integers = all(map(is_integer, labels))
         few = n_classes > MANY_CLASSES and float(np.median(self._counts)) < FEW_ROWS
         names = n_classes > FEW_ROWS and 2 * n_classes > n_rows
-        units = not whole and n_classes > FEW_ROWS and share_a_unit(labels)
+        units = not integers and n_classes > FEW_ROWS and share_a_unit(labels)
         if few or names or units:
             remedy = (
-                'pass targets="values" if they are numbers' if whole else
+                'pass targets="values" if they are numbers' if integers else
                 "write them without the unit if they are numbers" if units else
                 "choose another column with y= if they are names"
             )  # fmt: skip
@@ -178,7 +177,7 @@ class TargetConverter:
                 f"most of them with few of the {n_rows} rows; {remedy}, or pass "
                 'targets="classes" if they are classes'
             )
-        if whole and n_classes > MANY_CLASSES:
+        if integers and n_classes > MANY_CLASSES:
             warn(
                 f"the targets of {where} are whole numbers and become {n_classes} classes; pass "
                 'targets="values" if they are numbers, or targets="classes" to say so'
@@ -195,9 +194,9 @@ class TargetConverter:
         warn_of_rounding(y, block)
         with np.errstate(over="ignore"):
             y = np.ascontiguousarray(y, dtype=self.dtype)
-        found = layout.first_nonfinite(y)
-        if found is not None:
-            raise _not_finite(block, int(found[0]), found[2])
+        nonfinite = layout.first_nonfinite(y)
+        if nonfinite is not None:
+            raise _not_finite(block, int(nonfinite[0]), nonfinite[2])
         return y
 
     def _encode(self, block: RawBlock) -> NDArray[np.int32]:
@@ -208,14 +207,14 @@ class TargetConverter:
             self._dtypes.add(block.y.dtype.newbyteorder("=").str)
         elif y.dtype.kind != "U":
             self._dtypes.add(block.y.dtype.str if block.y.dtype.kind in "biuf" else INTEGER)
-        found, inverse = np.unique(y, return_inverse=True)
+        labels, inverse = np.unique(y, return_inverse=True)
         if y.dtype.kind == "U":
-            refuse_odd_text(block, found.tolist())
+            refuse_odd_text(block, labels.tolist())
         if self._auto and y.dtype.kind == "U":
-            self._check_kinds(block, y, found)
-        self._check_known(block, y, found)
-        codes = np.empty(len(found), np.int32)
-        for i, label in enumerate(found.tolist()):
+            self._check_kinds(block, y, labels)
+        self._check_known(block, y, labels)
+        codes = np.empty(len(labels), np.int32)
+        for i, label in enumerate(labels.tolist()):
             codes[i] = self._codes.setdefault(label, len(self._codes))
         self._check_labels(block)
         of_rows = codes[inverse.reshape(-1)]
@@ -224,10 +223,10 @@ class TargetConverter:
         self._counts = more
         return of_rows
 
-    def _check_known(self, block: RawBlock, y: NDArray[Any], found: NDArray[Any]) -> None:
+    def _check_known(self, block: RawBlock, y: NDArray[Any], labels: NDArray[Any]) -> None:
         """Raise DataError for the first label that is not one of the known classes."""
         known = self._known
-        if known is None or all(known.find(label) is not None for label in found.tolist()):
+        if known is None or all(known.find(label) is not None for label in labels.tolist()):
             return
         row, label = next(k for k in enumerate(y.tolist()) if known.find(k[1]) is None)
         raise DataError(
@@ -235,18 +234,18 @@ class TargetConverter:
             f"store, {some(known.names)}; correct it, or ingest all rows to a new store"
         )
 
-    def _check_kinds(self, block: RawBlock, y: NDArray[Any], found: NDArray[Any]) -> None:
+    def _check_kinds(self, block: RawBlock, y: NDArray[Any], labels: NDArray[Any]) -> None:
         """Raise DataError for the first label of another kind than the first label of all."""
-        if any(map(is_missing, found.tolist())):
+        if any(map(is_missing, labels.tolist())):
             row = next(k for k, label in enumerate(y.tolist()) if is_missing(label))
             raise missing_target(block, row, labels=True)
-        ways = {str(k): way for k in found.tolist() if (way := other_writing(k)) is not None}
+        ways = {str(k): way for k in labels.tolist() if (way := other_writing(k)) is not None}
         if ways:
             row = next(k for k, label in enumerate(y.tolist()) if label in ways)
             raise written_otherwise(block, row, str(y[row]), ways[str(y[row])])
         if self._kind is None:
             self._kind = _kind(str(y[0]))
-        if all(_kind(label) == self._kind for label in found.tolist()):
+        if all(_kind(label) == self._kind for label in labels.tolist()):
             return
         row, label = next(k for k in enumerate(y.tolist()) if _kind(k[1]) != self._kind)
         if self._kind == _INTEGER and is_number(label) and np.isinf(float(label)):

@@ -14,54 +14,60 @@ from streamkern.basics.errors import ConfigError, DataError, StoreNotFoundError
 from streamkern.basics.text import redact, some
 from streamkern.filesystem.ownership import ATTRIBUTE, STORE
 from streamkern.filesystem.urls import StrictStore, zarr_store
-from streamkern.ingest.array_reader import ArrayReader, asked_array_names, warn_of_weights
+from streamkern.ingest.array_reader import (
+    ArrayReader,
+    named_arrays,
+    requested_names,
+    warn_of_weights,
+)
 from streamkern.ingest.columns import ReadRequest, as_list, split_columns
 from streamkern.ingest.group_arrays import decoded_array
 from streamkern.ingest.input_files import FileOpener, Url
 from streamkern.store.class_labels import labels_of
-from streamkern.store.dimensions import check_dimensions
+from streamkern.store.conventions import no_member
 from streamkern.store.layout import StoreSpec
-from streamkern.store.members import no_member
 from streamkern.store.packing import refuse_packed
 from streamkern.store.store import open_store
-from streamkern.store.zarr_json import own_mark, without_mark
+from streamkern.store.zarr_json import lost_mark, store_mark
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def open_zarr(url: Url, asked: ReadRequest, place: FileOpener) -> ArrayReader:
+def open_zarr(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader:
     """Return a reader of X, y and w of a group.
 
     The arrays of a streamkern store are verified, and class ids become labels.
     """
     where = redact(url)
-    store = zarr_store(url, storage_options=place.options or None)
-    state = own_state(url, place)
+    store = zarr_store(url, storage_options=opener.options or None)
+    state = own_state(url, opener)
     # The metadata of streamkern stores are checked, and chunks bound to their positions.
-    opened = None if state is None else open_store(url, storage_options=place.options or None)
-    group = _group(store if place.missing == "fill" else StrictStore(store), where)
+    opened = None if state is None else open_store(url, storage_options=opener.options or None)
+    group = _group(store if opener.missing == "fill" else StrictStore(store), where)
     columns = target_columns = order = None
     if state is not None:
-        asked, columns, target_columns, order = own_columns(state, asked, where)
-    names, own = asked_array_names(asked, where), {} if opened is None else opened.rows
-    own_targets = opened is not None and asked.targets and asked.y is None
-    if own_targets and asked.w is None and "w" in own:
-        names.append("w")  # weights of streamkern stores are kept
-    signed = ATTRIBUTE if state is None and not place.foreign else None
+        request, columns, target_columns, order = own_columns(state, request, where)
+    own_arrays = {} if opened is None else opened.rows
+    own_targets = opened is not None and request.targets and request.y is None
+    signed = ATTRIBUTE if state is None and not opener.foreign else None
+
+    def read(i: int, name: str) -> Any:
+        if name in own_arrays:
+            return own_arrays[name]
+        return _member(group, name, url, opener, signed, keep=request.keeps(i))
+
+    identity: dict[str, Any] = {"kind": "zarr", "url": where, "asked": request.json()}
     if opened is None:
-        _check_dimensions(group, names)
-    arrays = [
-        own[k] if k in own else _member(group, k, url, place, signed, keep=asked.keeps(i))
-        for i, k in enumerate(names)
-    ]
-    identity: dict[str, Any] = {"kind": "zarr", "url": where, "asked": asked.json()}
-    if opened is not None:
-        identity["fingerprint"] = opened.spec.fingerprint
-    else:
-        identity |= place.reading
-        warn_of_weights(partial(_get, group), asked, arrays[0], where)
+        arrays = named_arrays(partial(_get, group), read, request, where)
+        identity |= opener.reading
         identity["arrays"] = [[list(a.shape), str(a.dtype), list(a.chunks or ())] for a in arrays]
+    else:
+        names = requested_names(request, where)
+        if own_targets and request.w is None and "w" in own_arrays:
+            names.append("w")  # weights of streamkern stores are kept
+        arrays = [read(i, name) for i, name in enumerate(names)]
+        identity["fingerprint"] = opened.spec.fingerprint
     return ArrayReader(
         arrays,
         where,
@@ -75,20 +81,18 @@ def open_zarr(url: Url, asked: ReadRequest, place: FileOpener) -> ArrayReader:
     )
 
 
-def arrays_of_group(group: zarr.Group, asked: ReadRequest, place: FileOpener) -> list[Any]:
+def arrays_of_group(group: zarr.Group, request: ReadRequest, opener: FileOpener) -> list[Any]:
     """Return the arrays X, y and w of an open group that another program wrote."""
     where = str(group.store_path)
-    if group.attrs.get(ATTRIBUTE) is not None and not place.foreign:
+    if group.attrs.get(ATTRIBUTE) is not None and not opener.foreign:
         raise ConfigError(f"{redact(where)} is a store that streamkern wrote; give its URL")
-    inner = group.store if place.missing == "fill" else StrictStore(group.store)
+    inner = group.store if opener.missing == "fill" else StrictStore(group.store)
     fresh = _group(inner, redact(where), group.path)
-    _check_dimensions(fresh, asked_array_names(asked, where))
-    arrays = [
-        _member(fresh, name, where, place, None, keep=asked.keeps(i))
-        for i, name in enumerate(asked_array_names(asked, where))
-    ]
-    warn_of_weights(partial(_get, fresh), asked, arrays[0], redact(where))
-    return arrays
+
+    def read(i: int, name: str) -> Any:
+        return _member(fresh, name, where, opener, None, keep=request.keeps(i))
+
+    return named_arrays(partial(_get, fresh), read, request, redact(where))
 
 
 def foreign_group(given: Any, options: Any = None, *, any_mark: bool = False) -> zarr.Group | None:
@@ -102,7 +106,7 @@ def foreign_group(given: Any, options: Any = None, *, any_mark: bool = False) ->
     store, path = (
         (given.store, given.path) if opened else (zarr_store(given, storage_options=options), "")
     )
-    if not any_mark and own_mark(StrictStore(store), path, where) is not None:
+    if not any_mark and store_mark(StrictStore(store), path, where) is not None:
         return None
     try:
         return _group(StrictStore(store), redact(where), path)
@@ -134,24 +138,18 @@ def has_array(group: zarr.Group | None, name: str) -> bool:
     return group is not None and isinstance(_get(group, name), zarr.Array)
 
 
-def zarr_array(url: Url, place: FileOpener, *, keep: bool = False) -> Any | None:
+def zarr_array(url: Url, opener: FileOpener, *, keep: bool = False) -> Any | None:
     """Return the decoded Zarr array at a URL; None if a group or nothing is there."""
-    store = zarr_store(url, storage_options=place.options or None)
-    strict = store if place.missing == "fill" else StrictStore(store)
+    store = zarr_store(url, storage_options=opener.options or None)
+    strict = store if opener.missing == "fill" else StrictStore(store)
     try:
         array = zarr.open_array(strict, mode="r")
     except (FileNotFoundError, ValueError, NodeTypeValidationError, ContainsGroupError):
         return None
     return decoded_array(
-        array, dict[str, Any]().__getitem__, redact(url), place.memory, keep=keep,
-        fill_is_gap=place.missing != "fill",
+        array, dict[str, Any]().__getitem__, redact(url), opener.memory, keep=keep,
+        fill_is_gap=opener.missing != "fill",
     )  # fmt: skip
-
-
-def _check_dimensions(group: Any, names: list[str]) -> None:
-    """Raise DataError if targets or weights run along another dimension of X than its first."""
-    X, *others = (_get(group, name) for name in names)
-    check_dimensions(X, *zip(names[1:], others, strict=True))
 
 
 def _labels_of(spec: StoreSpec) -> NDArray[Any] | None:
@@ -159,18 +157,18 @@ def _labels_of(spec: StoreSpec) -> NDArray[Any] | None:
     return None if spec.classes is None else labels_of(spec.classes, spec.label_dtype)
 
 
-def own_state(url: Url, place: FileOpener) -> Mapping[str, Any] | None:
+def own_state(url: Url, opener: FileOpener) -> Mapping[str, Any] | None:
     """Return the attribute of a streamkern store; None for other groups and foreign places."""
-    if place.foreign:
+    if opener.foreign:
         return None
-    store = StrictStore(zarr_store(url, storage_options=place.options or None))
-    state = own_mark(store, "", str(url))
+    store = StrictStore(zarr_store(url, storage_options=opener.options or None))
+    state = store_mark(store, "", str(url))
     # Other kinds, such as predictions, are read by the names of their arrays.
     return state if state is not None and state.get("kind") == STORE else None
 
 
 def own_columns(
-    state: Mapping[str, Any], asked: ReadRequest, where: str
+    state: Mapping[str, Any], request: ReadRequest, where: str
 ) -> tuple[ReadRequest, Any, Any, list[int] | None]:
     """Return the request for a streamkern store, whose columns have the names of their table.
 
@@ -178,29 +176,29 @@ def own_columns(
     the names of the columns of X and y, and the indices of these columns of X, None for all.
     """
     names, targets = state.get("columns"), state.get("target_columns")
-    if _is_name(asked.y) and as_list(asked.y) in (["y"], list(targets or ())):
-        asked = asked._replace(y=None)
-    x = None if asked.x == "X" else asked.x
-    asked = asked._replace(x=x)
+    if _is_name(request.y) and as_list(request.y) in (["y"], list(targets or ())):
+        request = request._replace(y=None)
+    x = None if request.x == "X" else request.x
+    request = request._replace(x=x)
     if names is None or (isinstance(x, str) and x not in names):
-        return asked, None, targets, None
-    wanted = set(names if asked.columns is None else asked.columns)
+        return request, None, targets, None
+    wanted = set(names if request.columns is None else request.columns)
     if state.get("encoder") is not None and wanted != set(names):
         raise DataError(
             f"{where} holds the features of an encoded table, which are others than those wanted "
             f"({some(sorted(wanted ^ set(names)))}); ingest the tables of both together, or its "
             "table with like= and the other store"
         )
-    wish = ReadRequest(x, (), targets=False, columns=asked.columns)
-    columns = split_columns(names, wish, where).features
+    features = ReadRequest(x, (), targets=False, columns=request.columns)
+    columns = split_columns(names, features, where).features
     if state.get("encoder") is not None and set(columns) != set(names):
         raise DataError(
             f"{where} holds the features of an encoded table, which are of use together alone; "
             "leave x= out, or ingest the columns wanted from the table"
         )
     order = [names.index(name) for name in columns]
-    whole = order == list(range(len(names)))
-    return asked._replace(x=None), columns, targets, None if whole else order
+    all_in_order = order == list(range(len(names)))
+    return request._replace(x=None), columns, targets, None if all_in_order else order
 
 
 def _group(store: Any, where: str, path: str = "") -> zarr.Group:
@@ -215,20 +213,20 @@ def _group(store: Any, where: str, path: str = "") -> zarr.Group:
 
 
 def _member(
-    group: Any, name: str, url: Url, place: FileOpener, signed: str | None, *, keep: bool
+    group: Any, name: str, url: Url, opener: FileOpener, signed: str | None, *, keep: bool
 ) -> Any:
     """Return an array of a foreign group. signed : the attribute of streamkern stores."""
     where = redact(url)
     member = _get(group, name)
     if member is not None and signed is not None and member.attrs.get(signed) == STORE:
-        raise without_mark(str(url))
-    found = decoded_array(
+        raise lost_mark(str(url))
+    array = decoded_array(
         member, lambda part: _part(group, f"{name}/{part}", where), f"{name} of {where}",
-        place.memory, keep=keep, fill_is_gap=place.missing != "fill",
+        opener.memory, keep=keep, fill_is_gap=opener.missing != "fill",
     )  # fmt: skip
-    if found is None:
+    if array is None:
         raise StoreNotFoundError(no_member(name, group, where))
-    return found
+    return array
 
 
 def _get(group: Any, name: str) -> Any:

@@ -93,13 +93,13 @@ def coordinates(op: KernelOperator, points: Points) -> Array:
     extra = 2 if op.norms_in_columns else 0
     parts = 3 if op.precision == "high" else 1
     r = (side.shape[1] - extra) // parts
-    found = side[:, :r].astype(op.dtype)
+    values = side[:, :r].astype(op.dtype)
     if parts == 3:  # high and low parts, as in `KernelOperator._columns`
         low = 2 if left else 1
-        found += side[:, low * r : (low + 1) * r]
+        values += side[:, low * r : (low + 1) * r]
     if left and op.norms_in_columns:
-        found *= -0.5
-    return found
+        values *= -0.5
+    return values
 
 
 def _units(op: KernelOperator) -> npt.NDArray[Any]:

@@ -240,15 +240,15 @@ class _Composite(Kernel):
                 f'{self!r} has a part with bandwidth="auto"; give the part a number, or give the '
                 'whole as a table: {"kind": "sum", "parts": ["laplace", "gaussian"]}'
             )
-        found = {part.geometry for part in parts}
-        if "l1" in found and len(found) > 1:
+        geometries = {part.geometry for part in parts}
+        if "l1" in geometries and len(geometries) > 1:
             raise ConfigError(
                 f"{self!r} mixes kernels of the L1 distance with others, which share no tile; "
                 "combine them with kernels of the L1 distance only"
             )
         if any(type(part).columns is not Kernel.columns for part in parts):
             raise ConfigError(f"{self!r} has a part with columns of its own; leave that part out")
-        self.geometry = "inner" if "inner" in found else parts[0].geometry
+        self.geometry = "inner" if "inner" in geometries else parts[0].geometry
         if self.geometry != "inner":
             # Any length would do; the largest keeps points smallest, which suits half precision.
             self.bandwidth = max(part.bandwidth for part in parts)

@@ -14,14 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError
-from streamkern.kernels.base import (
-    BUILT_IN,
-    Geometry,
-    InnerKernel,
-    Product,
-    Sum,
-    name_of,
-)
+from streamkern.kernels.base import BUILT_IN, Geometry, InnerKernel, Product, Sum, name_of
 from streamkern.kernels.base import Kernel as Kernel
 from streamkern.kernels.parameters import (
     checking_names,
@@ -320,8 +313,8 @@ def _subclasses(kind: type[Kernel]) -> Iterator[type[Kernel]]:
 def _made(table: Mapping[str, Any], bandwidth: float | str | Widths) -> Kernel:
     name = table.get("kind", table.get("kernel"))
     chosen = _class_of(name)
-    said = ("kind", "kernel", "values")
-    values = {key: value for key, value in table.items() if key not in said}
+    reserved = ("kind", "kernel", "values")
+    values = {key: value for key, value in table.items() if key not in reserved}
     allowed = [k for k in inspect.signature(chosen).parameters if k != "metric"]
     if chosen not in BUILT_IN.values():  # other attributes of such a class follow from these
         values = {key: value for key, value in values.items() if key in allowed}
@@ -337,8 +330,8 @@ def _made(table: Mapping[str, Any], bandwidth: float | str | Widths) -> Kernel:
         values["parts"] = [_made(part, bandwidth) for part in tables]
     if "bandwidth" in allowed and values.get("bandwidth", "auto") == "auto":
         values["bandwidth"] = _width(chosen, bandwidth)
-    made, told = chosen(**values), table.get("values")
-    if told and not np.allclose(sample_values(made), told, rtol=1e-4, atol=1e-6):
+    made, recorded = chosen(**values), table.get("values")
+    if recorded and not np.allclose(sample_values(made), recorded, rtol=1e-4, atol=1e-6):
         raise ConfigError(
             f"kernel {name!r} has other values than the class of this name with which the model "
             "was trained; define the class as it was then"

@@ -44,18 +44,18 @@ def describe_metric(
     names = [f"feature {j}" for j in range(len(metric))] if columns is None else list(columns)
     shares = importances(metric)
     order = np.argsort(-shares, kind="stable")[:SHOWN]
-    found: dict[str, Any] = {
+    summary: dict[str, Any] = {
         "kind": "scales" if metric.ndim == 1 else "matrix",
         "features": len(metric),
         "directions": int((metric != 0).sum()),
         "importances": [[names[j], float(shares[j])] for j in order],
     }
     if metric.ndim == 1:
-        return found | {"spectrum": [float(shares[j]) for j in order], "first": []}
+        return summary | {"spectrum": [float(shares[j]) for j in order], "first": []}
     U, s, _ = np.linalg.svd(_bounded(metric), full_matrices=False)
-    found["directions"] = int((s > max(metric.shape) * np.finfo(np.float64).eps * s[0]).sum())
+    summary["directions"] = int((s > max(metric.shape) * np.finfo(np.float64).eps * s[0]).sum())
     spectrum = s**2 / max((s**2).sum(), np.finfo(np.float64).tiny)
-    return found | {
+    return summary | {
         "spectrum": [float(x) for x in spectrum[:SHOWN]],
         "first": [_terms(u, names) for u in U.T[:DIRECTIONS]],
     }

@@ -71,13 +71,9 @@ class KernelOperator:
     """
 
     def __init__(
-        self,
-        kernel: Kernel,
-        backend: Backend,
-        precision: str = "exact",
-        shift: npt.NDArray[Any] | None = None,
-        grid: Grid | None = None,
-    ) -> None:
+        self, kernel: Kernel, backend: Backend, precision: str = "exact",
+        shift: npt.NDArray[Any] | None = None, grid: Grid | None = None,
+    ) -> None:  # fmt: skip
         check_precision(precision, kernel)
         if (precision == "integer") != (grid is not None):
             raise ConfigError(
@@ -250,15 +246,9 @@ class KernelOperator:
     # -- products --------------------------------------------------------------------------
 
     def product(
-        self,
-        A: Points,
-        B: Points,
-        W: Array | None = None,
-        *,
-        out: Array | None = None,
-        keep: Array | None = None,
-        same: tuple[Array, Array] | None = None,
-    ) -> Array:
+        self, A: Points, B: Points, W: Array | None = None, *, out: Array | None = None,
+        keep: Array | None = None, same: tuple[Array, Array] | None = None,
+    ) -> Array:  # fmt: skip
         """Compute K(A, B) @ W, and K(A, B) itself in `keep` if given.
 
         A : left points, m rows.
@@ -309,16 +299,9 @@ class KernelOperator:
         return [columns[part] for part in tiles(len(columns), per_group)] or [[]]
 
     def _tile(
-        self,
-        A: Points,
-        B: Points,
-        rows: slice,
-        cols: slice,
-        W: Array | None,
-        share: Array | None,
-        keep: Array | None,
-        same: tuple[Array, Array] | None,
-    ) -> None:
+        self, A: Points, B: Points, rows: slice, cols: slice, W: Array | None, share: Array | None,
+        keep: Array | None, same: tuple[Array, Array] | None,
+    ) -> None:  # fmt: skip
         """Evaluate one tile: share += K @ W[cols], keep[rows, cols] <- K."""
         backend = self.backend
         assert A.left is not None

@@ -39,12 +39,6 @@ def own_sizes(saved: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in saved.items() if name not in Sizes.__dataclass_fields__}
 
 
-def without_sample(name: str, problem: ProblemShape) -> list[Sizes]:
-    """Return sizes of a method whose setup needs no sample, from the best to the smallest."""
-    rows = batches(problem)
-    return [Sizes(name, m, 0, 0, *loader) for m in rows for loader in LOADERS]
-
-
 def check_between(name: str, value: int | None, low: int, high: int, bound: str) -> None:
     """Raise ConfigError unless a size is None or possible; bound : name of the bound `high`."""
     if value is not None and not low <= value <= high:

@@ -10,28 +10,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.text import redact, some
+from streamkern.basics.values import json_digest
 from streamkern.filesystem.urls import check_missing, local_path
-from streamkern.ingest.apart_files import holds_one_array
-from streamkern.ingest.array_reader import asked_array_names
-from streamkern.ingest.columns import ReadRequest
+from streamkern.ingest.array_files import holds_one_array
+from streamkern.ingest.array_reader import requested_names
+from streamkern.ingest.columns import ReadRequest, RecordedArrays
 from streamkern.ingest.conform import FeatureConverter, RawBlock
-from streamkern.ingest.encoded_reader import encoded_reader
-from streamkern.ingest.file_reader import Reader
 from streamkern.ingest.formats import NO_OPTIONS, TABLES, FileForm
-from streamkern.ingest.found_files import found_files
 from streamkern.ingest.input_files import FileOpener
 from streamkern.ingest.original_columns import OriginalColumns
+from streamkern.ingest.path_patterns import expand_paths
+from streamkern.ingest.reader import Reader, encoded_reader
 from streamkern.ingest.readers import column_there, open_reader
-from streamkern.ingest.recorded_arrays import RecordedArrays
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.ingest.targets import TargetConverter
 from streamkern.ingest.zarr_groups import foreign_group, has_array, own_columns, own_state
 from streamkern.store.class_labels import KnownClasses
-from streamkern.stream.sources.base import UNIT_BYTES, BaseSource, Block, concatenated
-from streamkern.stream.sources.column_order import chosen_columns, places, targets_in_order
+from streamkern.store.row_block import RowBlock, concatenated
+from streamkern.stream.sources.alignment import chosen_columns, column_index, targets_in_order
+from streamkern.stream.sources.base import UNIT_BYTES, BaseSource
 from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import Transform
@@ -71,7 +70,7 @@ class FileRows:
         if targets:
             names = reader.target_columns
             self.target_columns = targets_in_order(names, like.target_columns, "the data")
-            self._target_places = places(names, self.target_columns)
+            self._target_places = column_index(names, self.target_columns)
             self._targets = TargetConverter(
                 first, "values" if classes is None else "classes", as_text=reader.targets_as_text
             )
@@ -84,21 +83,21 @@ class FileRows:
     @property
     def n_left_out(self) -> int:
         """Number of rows left out for lack of a target; of all rows once all blocks were read."""
-        return getattr(self._reader, "n_dropped", 0)
+        return self._reader.n_dropped
 
     @property
     def fingerprint(self) -> str:
         """Digest of the names, sizes and dates of the files."""
         return "name:" + json_digest(self._reader.identity)
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[RowBlock]:
         """Yield all rows in order, as blocks."""
         return (block for _, block in self.numbered_blocks(0))
 
-    def numbered_blocks(self, start: int) -> Iterator[tuple[int, Block]]:
+    def numbered_blocks(self, start: int) -> Iterator[tuple[int, RowBlock]]:
         """Yield numbered blocks as `BaseSource` does; their lengths do not depend on `start`."""
         first = end = start - start % self._unit_rows
-        waiting: list[Block] = []
+        waiting: list[RowBlock] = []
         for raw in self._reader.blocks(first, UNIT_BYTES):
             waiting.append(self._block(raw, end))
             end += len(raw.X)
@@ -111,7 +110,7 @@ class FileRows:
             yield first, concatenated(waiting)
         self.n_rows = end
 
-    def _block(self, raw: RawBlock, first: int) -> Block:
+    def _block(self, raw: RawBlock, first: int) -> RowBlock:
         y: NDArray[Any] = np.empty((len(raw.X), 0), np.float32)
         if self._targets is not None:
             y = self._targets.convert(raw)
@@ -120,7 +119,7 @@ class FileRows:
             else:
                 y = self._ids(raw, self._targets, y)
         rows = np.arange(first, first + len(raw.X))
-        return Block(self._features.convert(raw), y, rows, raw.weights())
+        return RowBlock(self._features.convert(raw), y, raw.weights(), rows)
 
     def _ids(
         self, raw: RawBlock, targets: TargetConverter, codes: NDArray[Any]
@@ -140,22 +139,11 @@ class FileRows:
 
 
 def open_rows(
-    inputs: Sequence[str],
-    files: ExitStack,
-    like: Any,
-    *,
-    targets: bool,
-    x: Any = None,
-    y: Any = None,
-    sample_weight: Any = None,
-    input_options: Mapping[str, Any] | None = None,
-    missing: str = "error",
-    external: bool = False,
-    foreign: bool = False,
-    with_input: bool = False,
-    form: FileForm = NO_OPTIONS,
-    drop_missing_targets: bool = False,
-) -> BaseSource | FileRows:
+    inputs: Sequence[str], files: ExitStack, like: Any, *, targets: bool, x: Any = None,
+    y: Any = None, sample_weight: Any = None, input_options: Mapping[str, Any] | None = None,
+    missing: str = "error", external: bool = False, foreign: bool = False,
+    with_input: bool = False, form: FileForm = NO_OPTIONS, drop_missing_targets: bool = False,
+) -> BaseSource | FileRows:  # fmt: skip
     """Open the rows of one store or of several, or of raw files as `ingest` takes them.
 
     Parameters
@@ -178,14 +166,14 @@ def open_rows(
     although the model has some, and the errors of `ingest`.
     """
     check_missing(missing)
-    urls = found_files(inputs, input_options)
+    urls = expand_paths(inputs, input_options)
     inputs = urls if isinstance(urls, list) else [urls]
     arrays = like.arrays.with_columns(like.target_columns, like.weight_column)
     form = form._replace(recorded=arrays.added(like.file_form) or {})
     opener = FileOpener(dict(input_options or {}), files, missing, external, foreign, form)
     # Before anything is read, so that every change is noticed.
     original = OriginalColumns(inputs, opener) if with_input else None
-    encoder = None if like.encoder is None else Encoder.of(like.encoder, "the model")
+    encoder = None if like.encoder is None else Encoder.from_json(like.encoder, "the model")
     known = like.columns if encoder is None else encoder.columns
     if original is not None and x is None and known is not None:
         x = list(known)
@@ -262,7 +250,7 @@ def _open_store(
     else:
         group = foreign_group(url, options or None, any_mark=opener.foreign)
         request = arrays.filled(request, partial(has_array, group))
-    x, y, *w = asked_array_names(request._replace(targets=True), redact(url))
+    x, y, *w = requested_names(request._replace(targets=True), redact(url))
     source = ZarrSource(
         url, x=x, y=y if request.targets else None, w=w[0] if w and request.targets else None,
         storage_options=options or None, missing=opener.missing, foreign=opener.foreign,

@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import DataError
+from streamkern.basics.values import json_digest
 from streamkern.filesystem.scratch import Scratch
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 BUFFER_SLAB_BYTES = 64 << 20  # of a bucket; sorting it takes twice that
 DISTRIBUTED_BYTES = 16 << 20  # collected before they are distributed to the buckets
@@ -46,15 +44,9 @@ class PredictionBuffer:
     """
 
     def __init__(
-        self,
-        scratch: Scratch,
-        identity: Any,
-        dtype: np.dtype[Any],
-        width: int,
-        *,
-        numbered: bool,
+        self, scratch: Scratch, identity: Any, dtype: np.dtype[Any], width: int, *, numbered: bool,
         chunk_rows: int,
-    ) -> None:
+    ) -> None:  # fmt: skip
         number: list[Any] = [("row", np.uint64)] if numbered else []
         self._number = "row" if numbered else "place"
         self._record = np.dtype([("place", np.uint64), *number, ("values", dtype, (width,))])
@@ -107,7 +99,7 @@ class PredictionBuffer:
         `Scratch.read`.
         """
         for first in range(0, self.n_rows, self._slab_rows):
-            records = self._read(self._name(first))
+            records = self._records(first)
             count = min(self._slab_rows, self.n_rows - first)
             positions = records["place"] - np.uint64(first)
             seen = np.zeros(count, bool)
@@ -138,8 +130,9 @@ class PredictionBuffer:
         for number, part in zip(numbers.tolist(), parts, strict=True):
             self._scratch.append(self._name(number * self._slab_rows), part.view(np.uint8))
 
-    def _read(self, name: str) -> NDArray[Any]:
-        """Return the records of a bucket."""
+    def _records(self, first: int) -> NDArray[Any]:
+        """Return the records of the bucket that begins with position `first`."""
+        name = self._name(first)
         size = self._scratch.sizes.get(name, 0)
         records = np.empty(size // self._record.itemsize, self._record)
         if size:

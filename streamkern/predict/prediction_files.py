@@ -21,18 +21,19 @@ import zarr
 from numpy.typing import NDArray
 from zarr.codecs import Crc32cCodec
 
-from streamkern.basics.digest import parsed_json
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.optional import import_optional
 from streamkern.basics.text import redact
+from streamkern.basics.values import parsed_json
 from streamkern.filesystem.durable import sync_file, sync_folder
-from streamkern.filesystem.file_mark import is_marked, mark_file
 from streamkern.filesystem.ownership import (
     ATTRIBUTE,
     PREDICTIONS,
     begin,
     check_kind,
+    is_marked,
     mark_at,
+    mark_file,
     publish_group,
 )
 from streamkern.filesystem.urls import local_path, zarr_store

@@ -30,7 +30,7 @@ MOST_PROBABLE = "most_probable"
 class PredictionTable:
     """Description of the predictions, known before the first one.
 
-    n_rows : of all
+    n_rows : of all; 0 if it is unknown
     dtype : of the values
     width : c, or 1 if only class ids are kept
     classes : label of each class, or None for values
@@ -125,6 +125,13 @@ def _normalised_of(calibration: Calibration) -> Intervals:
     return calibration.normalised
 
 
+def needed_calibration(calibration: Calibration | None, request: str, lacking: str) -> Calibration:
+    """Return the calibration of a model; raise ConfigError if it has none."""
+    if calibration is None:
+        raise ConfigError(f"{request} needs {lacking}")
+    return calibration
+
+
 @dataclass(frozen=True)
 class OutputFormat:
     """Output format; by default the values themselves.
@@ -161,9 +168,8 @@ class OutputFormat:
         check_normalised(level, normalised)
         if not proba and level is None:
             return cls()
-        if calibration is None:
-            request = "proba=True" if proba else f"interval={level!r}"
-            raise ConfigError(f"{request} needs {lacking}")
+        request = "proba=True" if proba else f"interval={level!r}"
+        calibration = needed_calibration(calibration, request, lacking)
         if level is None:
             return cls(calibration.probabilities)
         intervals = _normalised_of(calibration) if normalised else calibration.intervals

@@ -12,13 +12,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import (
     ConfigError,
     CorruptChunkError,
@@ -29,9 +28,9 @@ from streamkern.basics.errors import (
 from streamkern.basics.optional import import_optional
 from streamkern.basics.progress import Progress
 from streamkern.basics.text import redact
+from streamkern.basics.values import json_digest
 from streamkern.filesystem.durable import disk_full_hint
-from streamkern.filesystem.ownership import PREDICTIONS
-from streamkern.filesystem.place_kind import refuse_within
+from streamkern.filesystem.ownership import PREDICTIONS, refuse_within
 from streamkern.filesystem.scratch import Scratch, scratch_folder
 from streamkern.filesystem.urls import local_path
 from streamkern.predict.prediction_buffer import PredictionBuffer
@@ -43,45 +42,30 @@ from streamkern.predict.prediction_files import (
     PredictionGroup,
 )
 from streamkern.predict.prediction_table import PredictionTable, Slabs
-from streamkern.store.fill import refuse_same_place
+from streamkern.store.chunk_output import refuse_same_place
 from streamkern.stream.sources.base import UNIT_BYTES
 
 ORDERS = ("source", "store")
 _COMPUTED = "computed"  # the first stage of the buffer
 
 
-@dataclass(frozen=True)
-class PredictionJob:
-    """Predictions to compute.
-
-    table : description of the predictions
-    n_rows : number of rows of the data, if known
-    compute : yields (index in reading order, numbers of the rows (k,), values (k, c)) from an index
-        on
-    """
-
-    table: PredictionTable
-    n_rows: int | None
-    compute: Callable[[int], Iterator[tuple[int, NDArray[Any], NDArray[Any]]]]
+Compute = Callable[[int], Iterator[tuple[int, NDArray[Any], NDArray[Any]]]]
+"""Yields (index in reading order, numbers of the rows (k,), values (k, c)) from an index on."""
 
 
 def write_predictions(
-    job: PredictionJob,
-    url: str | os.PathLike[str],
-    *,
-    order: str = "source",
-    values: bool = False,
-    overwrite: bool = False,
-    storage_options: Any = None,
-    progress: Progress | None = None,
-) -> int:
-    """Write the predictions of `job` to `url`; return the number of rows.
+    table: PredictionTable, compute: Compute, url: str | os.PathLike[str], *,
+    order: str = "source", values: bool = False, overwrite: bool = False,
+    storage_options: Any = None, progress: Progress | None = None,
+) -> int:  # fmt: skip
+    """Write predictions to `url`; return the number of rows.
 
-    See `KernelModel.predict_to`.
+    table : description of the predictions; its number of rows is 0 if it is unknown
+    others : see `KernelModel.predict_to`
     """
     ending = _ending(url, order)
-    _check_table(job.table, url, ending)
-    table = _with_record(job.table, ending, order, values)
+    _check_table(table, url, ending)
+    table = _with_record(table, ending, order, values)
     folder = scratch_folder(url, ending=".predict")
     output = (
         PredictionGroup(url, storage_options, table.record, overwrite)
@@ -105,7 +89,7 @@ def write_predictions(
                 buffer.restart()
             with _discarded_if_bad(scratch):
                 if not buffer.stage:
-                    _compute(buffer, job, table, progress)
+                    _fill(buffer, compute, table, progress)
             table = replace(table, n_rows=buffer.n_rows)
             output.write(table, _slabs(buffer, scratch, table), lambda: buffer.save(PUBLISHING))
             buffer.finish(DONE)
@@ -219,14 +203,14 @@ def _with_record(table: PredictionTable, ending: str, order: str, values: bool) 
     return replace(table, only_ids=only_ids, numbered=order == "store", record=record)
 
 
-def _compute(
-    buffer: PredictionBuffer, job: PredictionJob, table: PredictionTable, progress: Progress | None
+def _fill(
+    buffer: PredictionBuffer, compute: Compute, table: PredictionTable, progress: Progress | None
 ) -> None:
     """Compute all predictions into the buffer."""
-    for first, rows, values in job.compute(buffer.n_rows):
+    for first, rows, values in compute(buffer.n_rows):
         positions = np.arange(first, first + len(rows)) if table.numbered else rows
         stored = values.argmax(axis=1)[:, None] if table.only_ids else values
         buffer.add(positions, rows, stored)
         if progress is not None:
-            progress("predicted", buffer.n_rows, job.n_rows)
+            progress("predicted", buffer.n_rows, table.n_rows or None)
     buffer.save(_COMPUTED)

@@ -29,8 +29,7 @@ from zarr.codecs import Crc32cCodec
 from streamkern.basics.errors import CheckpointError, StorageError, StreamkernError
 from streamkern.basics.text import utc_now
 from streamkern.planning.memory import SAVED_CHUNK
-from streamkern.rundir import documents
-from streamkern.rundir.checksums import CheckedStore, RecordingStore, UnverifiedError
+from streamkern.rundir.checksums import CheckedStore, RecordingStore, UnverifiedError, seal, unseal
 from streamkern.rundir.chunked_array import (
     ChunkedArray,
     SelectiveTarget,
@@ -121,7 +120,7 @@ def publish_checkpoint(
             "run": run,
             "log": ready(),
         }
-        document = documents.seal(CHECKPOINT_KIND, body)
+        document = seal(CHECKPOINT_KIND, body)
     except StorageError:
         raise  # deleting would wait for the same storage again; the next sweep does it
     except BaseException:
@@ -165,7 +164,7 @@ def load_checkpoint(folder: RunStorage, manifest: str, into: TargetFactory = on_
 def read_manifest(folder: RunStorage, manifest: str) -> dict[str, Any]:
     """Return the content of a manifest; raise UnverifiedError if it is missing or damaged."""
     try:
-        body = documents.unseal(CHECKPOINT_KIND, folder.read(manifest))
+        body = unseal(CHECKPOINT_KIND, folder.read(manifest))
     except StorageError:
         raise
     except OSError as error:
@@ -180,11 +179,11 @@ def read_manifest(folder: RunStorage, manifest: str) -> dict[str, Any]:
 
 
 def _checksums(files: Mapping[str, list[Any]]) -> dict[str, str]:
-    found: dict[str, Any] = {}
+    digests: dict[str, Any] = {}
     for key, (size, sha256) in sorted(files.items()):
-        array = found.setdefault(key.partition("/")[0], hashlib.sha256())
+        array = digests.setdefault(key.partition("/")[0], hashlib.sha256())
         array.update(f"{key} {size} {sha256}\n".encode())
-    return {name: array.hexdigest() for name, array in found.items()}
+    return {name: array.hexdigest() for name, array in digests.items()}
 
 
 def _base(name: str) -> str:

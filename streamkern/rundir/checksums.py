@@ -1,24 +1,72 @@
-"""Zarr stores for a group that is written once: they record and later verify its checksums.
+"""Checksums of a run's files: small documents carry their own, groups of arrays have a list.
 
-The checksums are [size, SHA-256] of every file. Nothing is read or written twice for it, and every
-access to a file passes through them.
+    {"format": "streamkern-run", "version": 2, ..., "sha256": "9f86d0..."}
+
+The checksum of a document is that of all other entries as sorted JSON without white space, so any
+JSON tool can read and re-indent it, and no change of its content goes unnoticed.
+
+`RecordingStore` and `CheckedStore` are zarr stores for a group that is written once: they record
+and verify [size, SHA-256] of every file. Nothing is read or written twice for it, and every access
+to a file passes through them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from zarr.abc.store import OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
+from zarr.abc.store import Store
 
-from streamkern.filesystem.objects import READS
+from streamkern.basics.values import json_digest, parsed_json
+from streamkern.filesystem.objects import READS, Bytes
+from streamkern.filesystem.zarr_store import bounds
 
 if TYPE_CHECKING:
+    from zarr.abc.buffer import Buffer, BufferPrototype
     from zarr.abc.store import ByteRequest
-    from zarr.core.buffer import Buffer, BufferPrototype
+
+DOCUMENT_VERSION = 2
+_OWN = frozenset({"format", "version", "sha256"})
+
+
+def seal(kind: str, body: Mapping[str, Any]) -> bytes:
+    """Return the bytes of a document of this kind. body : JSON values with finite numbers."""
+    assert not _OWN & body.keys()
+    document = {"format": f"streamkern-{kind}", "version": DOCUMENT_VERSION, **body}
+    sealed = document | {"sha256": json_digest(document)}
+    return json.dumps(sealed, indent=1, allow_nan=False).encode() + b"\n"
+
+
+def unseal(kind: str, data: Bytes) -> dict[str, Any]:
+    """Return the body of a document of this kind; raise ValueError if it is not intact."""
+    document = parsed_json(data, finite=True)
+    if not isinstance(document, dict):
+        raise ValueError("it is not a JSON object")
+    recorded = document.pop("sha256", None)
+    if recorded is None:
+        raise ValueError("it carries no checksum, so it was edited or is of another version")
+    kind_and_version = document.get("format"), document.get("version")
+    if kind_and_version != (f"streamkern-{kind}", DOCUMENT_VERSION):
+        raise ValueError(
+            f"{kind_and_version[0]!r} version {kind_and_version[1]!r} is not known here"
+        )
+    if json_digest(document) != recorded:
+        raise ValueError("its checksum does not match")
+    return {name: value for name, value in document.items() if name not in _OWN}
+
+
+def is_sealed(data: Bytes) -> bool:
+    """Return whether the bytes are an intact document, of any kind."""
+    try:
+        document = parsed_json(data, finite=True)
+        return isinstance(document, dict) and document.pop("sha256", None) == json_digest(document)
+    except ValueError:
+        return False
+
 
 _THREAD_BYTES = 1 << 20  # hashing more than this on zarr's event loop holds up other requests
 _METADATA = "zarr.json"
@@ -48,7 +96,7 @@ class _GroupStore(Store):
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
         value = await self._value(key, prototype)
-        return value if value is None else value[_part(byte_range)]
+        return value if value is None else value[slice(*bounds(byte_range))]
 
     async def get_partial_values(
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
@@ -135,13 +183,3 @@ async def _entry(value: Buffer) -> list[Any]:
 
 def _measured(value: Buffer) -> list[Any]:
     return [len(value), hashlib.sha256(value.as_numpy_array().data).hexdigest()]
-
-
-def _part(byte_range: ByteRequest | None) -> slice:
-    if isinstance(byte_range, RangeByteRequest):
-        return slice(byte_range.start, byte_range.end)
-    if isinstance(byte_range, OffsetByteRequest):
-        return slice(byte_range.offset, None)
-    if isinstance(byte_range, SuffixByteRequest):
-        return slice(-byte_range.suffix, None)
-    return slice(None)

@@ -1,19 +1,21 @@
-"""Names in a run directory, and run.json, the copy of the run's configuration."""
+"""Names in a run directory; run.json, the copy of the configuration; deletion of old files."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from streamkern.basics.errors import RunError, StorageError
 from streamkern.basics.warning import warn
+from streamkern.filesystem.durable import is_temporary
 from streamkern.filesystem.objects import Bytes
-from streamkern.rundir import documents
-from streamkern.rundir.checkpoint_format import read_manifest
-from streamkern.rundir.checksums import UnverifiedError
-from streamkern.rundir.run_storage import RunStorage
+from streamkern.rundir.checkpoint_format import STEM, named_group, read_manifest
+from streamkern.rundir.checksums import UnverifiedError, seal, unseal
+from streamkern.rundir.run_log import read_lines
+from streamkern.rundir.run_storage import RunStorage, WriterLock, reason
 
 CHECKPOINTS, CONFIG = "checkpoints/", "run.json"
 _SETUP = re.compile(r"(?:\d{12}-)?setup(?:-\d{1,3})?(?:\.json)?")
@@ -37,8 +39,8 @@ def writer_of(name: str) -> int:
 
 def checkpoint_ids(names: set[str]) -> list[CheckpointId]:
     """Return (writer, step) of the manifests among `names`, oldest first; a setup has step 0."""
-    found = [match for name in names if (match := _MANIFEST.fullmatch(name))]
-    return sorted((int(m[1] or 0), 0 if m[2] == "setup" else int(m[2])) for m in found)
+    matches = [match for name in names if (match := _MANIFEST.fullmatch(name))]
+    return sorted((int(m[1] or 0), 0 if m[2] == "setup" else int(m[2])) for m in matches)
 
 
 def foreign_files(folder: RunStorage) -> str | None:
@@ -88,6 +90,18 @@ def logged(folder: RunStorage) -> int:
     return 0 if body is None else int(body["log"])
 
 
+def stored_records(folder: RunStorage) -> tuple[list[dict[str, Any]], str | None]:
+    """Return the records of the run log in order, and a sentence if any are damaged or lost."""
+    where = f"the run log in {folder.place}"
+    try:
+        stored = logged(folder)  # before the log, which only grows
+        return read_lines(folder.read_log(), where, stored)
+    except StorageError:
+        raise
+    except OSError as error:
+        raise RunError(f"{where} cannot be read: {reason(error)}") from error
+
+
 def published(folder: RunStorage) -> tuple[list[str], list[str]]:
     """Return the manifests of setups and those of checkpoints, each oldest first."""
     setups = [stem_of(writer, "setup") for writer, _ in checkpoint_ids(folder.names())]
@@ -104,13 +118,13 @@ def _first_good(folder: RunStorage, names: list[str]) -> dict[str, Any] | None:
 
 def write_config(folder: RunStorage, config: Mapping[str, Any]) -> None:
     """Store the configuration as run.json, atomically."""
-    folder.write(CONFIG, documents.seal("run", config))
+    folder.write(CONFIG, seal("run", config))
 
 
 def read_config(folder: RunStorage) -> dict[str, Any] | None:
     """Return the content of run.json, or None without one; RunError if it was edited."""
     try:
-        return documents.unseal("run", folder.read(CONFIG))
+        return unseal("run", folder.read(CONFIG))
     except FileNotFoundError:
         return None
     except StorageError:
@@ -125,11 +139,85 @@ def read_config(folder: RunStorage) -> dict[str, Any] | None:
 def repair_run_json(folder: RunStorage, run: Mapping[str, Any]) -> None:
     """Write run.json again if it differs from the configuration in the manifests."""
     try:
-        found = read_config(folder)
-        what = "is missing" if found is None else "is of another run"
+        stored = read_config(folder)
+        what = "is missing" if stored is None else "is of another run"
     except RunError:
-        found, what = None, "was damaged or edited"
-    if found != run:
+        stored, what = None, "was damaged or edited"
+    if stored != run:
         write_config(folder, run)
         text = f"{folder.place}/run.json {what}; it is written again as its setup has it"
         warn(text)
+
+
+_log = logging.getLogger("streamkern")
+
+
+class CheckpointRetention:
+    """Deletes old files of one run directory, on behalf of the process that holds it.
+
+    keep : checkpoints kept, newest first
+    broken : stems of checkpoints that do not verify; they are deleted with the next old ones
+    """
+
+    def __init__(self, folder: RunStorage, keep: int) -> None:
+        self._folder, self._keep = folder, keep
+        self._groups: dict[str, str] = {}  # the group of each manifest, as far as known
+        self.broken: set[str] = set()
+
+    def named(self, manifest: str, group: str) -> None:
+        """Record that a manifest was just written that names this group."""
+        self._groups[manifest] = group
+
+    def tidy(self, hold: WriterLock) -> None:
+        """Delete files that earlier writers left unfinished."""
+        for where in ("", CHECKPOINTS):
+            try:
+                self._sweep(hold, where, self._folder.names(where))
+            except StorageError:
+                raise
+            except OSError as error:  # a writer that lost the run may use the same files
+                self._say_left(error)
+
+    def retire(self, hold: WriterLock, where: str, names: set[str]) -> None:
+        """Delete the files among `names` that are too old.
+
+        The save is safe already, so a failure is only logged. Raises RunLockedError if the run was
+        taken over: the new writer may have resumed from a checkpoint that is too old here, and may
+        have deleted the one just saved before its manifest was written.
+        """
+        try:
+            hold.check()
+            if where == CHECKPOINTS:
+                old = [stem_of(*rank) for rank in checkpoint_ids(names)]
+                good = [stem for stem in old if stem not in self.broken]
+                retired = {f"{stem}.json" for stem in (*good[: -self._keep], *self.broken)}
+                self._folder.delete([where + name for name in sorted(retired)])
+                names -= retired
+                self.broken.clear()
+            self._sweep(hold, where, names)
+        except OSError as error:
+            self._say_left(error)
+
+    def _sweep(self, hold: WriterLock, where: str, names: set[str]) -> None:
+        """Delete temporary files, and groups of writers up to this one that no manifest names."""
+        for name in names:
+            match = STEM.fullmatch(name)
+            if is_temporary(name):
+                self._folder.delete([where + name])
+            elif match and ("setup" in name) == (not where) and writer_of(name) <= hold.number:
+                manifest = f"{match[1]}.json"
+                # An unreadable manifest names nothing and keeps everything.
+                if manifest not in names or self._group(where + manifest) not in (None, name):
+                    self._folder.delete_group(where + name)
+
+    def _group(self, manifest: str) -> str | None:
+        if manifest not in self._groups:
+            group = named_group(self._folder, manifest)
+            if group is None:
+                return None
+            self._groups[manifest] = group
+        return self._groups[manifest]
+
+    def _say_left(self, error: OSError) -> None:
+        place = self._folder.place
+        _log.warning("old files in %s could not be deleted: %s", place, reason(error))

@@ -37,7 +37,7 @@ from streamkern.basics.machine import is_alive
 from streamkern.basics.text import redact, utc_now
 from streamkern.basics.warning import warn
 from streamkern.filesystem.objects import Objects
-from streamkern.rundir import documents
+from streamkern.rundir.checksums import seal, unseal
 
 TTL_S = 60.0
 _BEATS, _LOOKS = 4, 20  # per ttl, of a holder and of a process that waits for it
@@ -124,8 +124,8 @@ class Lease:
             raise self._unsuited() from error
         try:
             # Low numbers are deleted, so a free number may have been used before.
-            found = self._numbers()
-            first = [n for n in found if n > last] == [number]
+            numbers = self._numbers()
+            first = [n for n in numbers if n > last] == [number]
             if first and self._objects.create(_key(number), self._data() + b"\n"):
                 raise self._unsuited()
         except BaseException:
@@ -137,7 +137,7 @@ class Lease:
             return False
         self.number, self._alive_at = number, began
         with contextlib.suppress(StorageError):
-            self._objects.delete([_key(n) for n in found if n < number])
+            self._objects.delete([_key(n) for n in numbers if n < number])
         return True
 
     def _unsuited(self) -> StorageAccessError:
@@ -224,7 +224,7 @@ class Lease:
         return _numbers(self._objects)
 
     def _data(self) -> bytes:
-        return documents.seal("writer", self._note)
+        return seal("writer", self._note)
 
 
 def _numbers(objects: Objects) -> list[int]:
@@ -235,9 +235,9 @@ def _numbers(objects: Objects) -> list[int]:
 
 def _newest(objects: Objects) -> tuple[int, bytes]:
     """Return the highest number and its note; (0, b"") if there is none."""
-    while found := _numbers(objects):
+    while numbers := _numbers(objects):
         with contextlib.suppress(FileNotFoundError):  # deleted meanwhile by a later writer
-            return found[-1], bytes(objects.get(_key(found[-1])))
+            return numbers[-1], bytes(objects.get(_key(numbers[-1])))
     return 0, b""
 
 
@@ -300,7 +300,7 @@ def _started(pid: int) -> str | None:
 def _parsed(data: bytes) -> dict[str, Any]:
     """Return the content of a note; empty if it is damaged, so that its writer is waited for."""
     try:
-        note = documents.unseal("writer", data)
+        note = unseal("writer", data)
         return {**note, "pid": int(note["pid"]), "nonce": str(note["nonce"])}
     except (ValueError, KeyError, TypeError):
         return {}

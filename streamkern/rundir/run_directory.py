@@ -7,7 +7,7 @@
     log.jsonl                     the run log; on an object store log/<writer>-<part>.jsonl
     writer.json, run.lock         the holder of the lock; on an object store lease/<writer>.json
 
-Every JSON file, and every line of the log, carries a checksum of itself (`documents`, `run_log`).
+Every JSON file, and every line of the log, carries a checksum of itself (`checksums`, `run_log`).
 Every manifest records the run that it belongs to, with the whole content of run.json: that file is
 a copy, and is written again if it was lost or edited.
 
@@ -37,7 +37,7 @@ from streamkern.basics.errors import (
     RunError,
     StorageError,
 )
-from streamkern.filesystem.place_kind import no_run
+from streamkern.filesystem.ownership import no_run
 from streamkern.rundir import file_names
 from streamkern.rundir.checkpoint_format import (
     Saved,
@@ -47,9 +47,14 @@ from streamkern.rundir.checkpoint_format import (
 )
 from streamkern.rundir.checksums import UnverifiedError
 from streamkern.rundir.chunked_array import ChunkedArray, TargetFactory, on_host
-from streamkern.rundir.file_names import CHECKPOINTS, CheckpointId, checkpoint_ids, stem_of
-from streamkern.rundir.retention import CheckpointRetention
-from streamkern.rundir.run_log import RunLog, last_line, read_lines
+from streamkern.rundir.file_names import (
+    CHECKPOINTS,
+    CheckpointId,
+    CheckpointRetention,
+    checkpoint_ids,
+    stem_of,
+)
+from streamkern.rundir.run_log import RunLog, last_line
 from streamkern.rundir.run_storage import WriterLock, open_folder, reason
 
 __all__ = ["RunDirectory", "Saved"]
@@ -141,10 +146,10 @@ class RunDirectory:
         names = self._folder.names()
         if "zarr.json" in names:
             raise RunError(f"{self.place} is a zarr store; give a new or empty directory")
-        found = file_names.foreign_files(self._folder)
-        if found is not None:
+        foreign = file_names.foreign_files(self._folder)
+        if foreign is not None:
             raise RunError(
-                f"{self.place} holds {found!r} but no run of streamkern; give a new or empty"
+                f"{self.place} holds {foreign!r} but no run of streamkern; give a new or empty"
                 " directory"
             )
         manifests = checkpoint_ids(names) + checkpoint_ids(self._folder.names(CHECKPOINTS))
@@ -192,13 +197,7 @@ class RunDirectory:
 
     def read_log(self) -> tuple[list[dict[str, Any]], str | None]:
         """Return the records of the run log in order, and a sentence if any are damaged or lost."""
-        try:
-            stored = file_names.logged(self._folder)  # before the log, which only grows
-            return read_lines(self._folder.read_log(), f"the run log in {self.place}", stored)
-        except StorageError:
-            raise
-        except OSError as error:
-            raise RunError(f"the run log in {self.place} cannot be read: {error}") from error
+        return file_names.stored_records(self._folder)
 
     def save_setup(self, arrays: Mapping[str, ChunkedArray], meta: Mapping[str, object]) -> None:
         """Store the setup, once per run; a later call replaces it atomically."""
@@ -312,14 +311,14 @@ class RunDirectory:
         failed: dict[CheckpointId, str] = {}
         damaged: list[CheckpointId] = []
         # Listed again each time: another process may delete one that is about to be read.
-        while left := [rank for rank in self._published() if rank not in failed]:
+        while remaining := [rank for rank in self._published() if rank not in failed]:
             try:
                 saved = load_checkpoint(
-                    self._folder, f"{CHECKPOINTS}{stem_of(*left[-1])}.json", into
+                    self._folder, f"{CHECKPOINTS}{stem_of(*remaining[-1])}.json", into
                 )
             except UnverifiedError as error:
-                failed[left[-1]] = str(error)
-                damaged += left[-1:] if left[-1] in self._published() else []
+                failed[remaining[-1]] = str(error)
+                damaged += remaining[-1:] if remaining[-1] in self._published() else []
                 continue
             self._check_same_run(saved)
             self._leftovers.broken.update(stem_of(*rank) for rank in damaged)

@@ -20,14 +20,14 @@ import re
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import google_crc32c
 import numpy as np
 
-from streamkern.basics.digest import parsed_json
 from streamkern.basics.errors import RunError
 from streamkern.basics.text import SECRET_NAME, redact, utc_now
+from streamkern.basics.values import parsed_json
 from streamkern.basics.warning import warn
 from streamkern.filesystem.durable import sync_folder
 from streamkern.filesystem.objects import Bytes, Objects
@@ -38,20 +38,8 @@ PART_BYTES = 1 << 20
 _DEADLINE_S = 30.0  # a part that fails is written with the next lines
 
 
-class LogLines(Protocol):
-    """Destination of the lines: a file or objects."""
-
-    def append(self, line: bytes) -> None: ...
-
-    def flush(self) -> bool:
-        """Make the appended lines durable; return whether that succeeded."""
-        ...
-
-    def close(self) -> None: ...
-
-
 class RunLog:
-    """Writes records to `LogLines`; with ``None`` it does nothing.
+    """Writes records to a file or to objects; with ``None`` it does nothing.
 
     after : number of the last line written before, by this process or an earlier one
     """
@@ -151,7 +139,7 @@ class FileLines:
             raise RunError(f"run log {self.path}: {error.strerror}") from error
 
     def flush(self) -> bool:
-        """Sync the file; raise RunError if that fails."""
+        """Make the appended lines durable and return True; raise RunError if that fails."""
         try:
             if self._fd is not None:
                 os.fsync(self._fd)
@@ -177,9 +165,9 @@ def _mend_tail(fd: int) -> None:
         tail = os.read(fd, take) + tail
     torn = tail[tail.rfind(b"\n") + 1 :]
     if torn:
-        whole = _unfinished(torn)
-        os.ftruncate(fd, size - len(torn) + len(whole))
-        os.write(fd, b"\n" if whole else b"")
+        complete = _unfinished(torn)
+        os.ftruncate(fd, size - len(torn) + len(complete))
+        os.write(fd, b"\n" if complete else b"")
 
 
 def _unfinished(tail: bytes) -> bytes:
@@ -264,6 +252,9 @@ class ObjectLines:
         self._say_failure()
 
 
+LogLines = FileLines | ObjectLines
+
+
 def _is_whole(part: Bytes) -> bool:
     return all(_record(line) is not None for line in bytes(part).splitlines())
 
@@ -294,8 +285,8 @@ def _sealed(record: bytes) -> bytes:
 
 def _record(line: bytes) -> dict[str, Any] | None:
     """Return the record of a line, or None if the line is not intact."""
-    found = _LINE.fullmatch(line)
-    if found is None or google_crc32c.value(found[1] + b"}") != int(found[2], 16):
+    match = _LINE.fullmatch(line)
+    if match is None or google_crc32c.value(match[1] + b"}") != int(match[2], 16):
         return None
     try:
         value = parsed_json(line)
@@ -310,8 +301,8 @@ def _record(line: bytes) -> dict[str, Any] | None:
 def _found(data: bytes) -> list[dict[str, Any] | None]:
     """Return the record of each line, None for a damaged one; a torn last line is left out."""
     *lines, tail = data.split(b"\n")
-    whole = _unfinished(tail)
-    return [_record(line) for line in (*lines, *([whole] if whole else []))]
+    complete = _unfinished(tail)
+    return [_record(line) for line in (*lines, *([complete] if complete else []))]
 
 
 def last_line(data: bytes, stored: int) -> int:
@@ -326,18 +317,18 @@ def read_lines(data: bytes, where: str, stored: int = 0) -> tuple[list[dict[str,
     stored : number of lines that a checkpoint records. A last line after these without a newline
         was torn by a kill, or is being written: it does not count as damage.
     """
-    found = _found(data)
-    damaged = [number for number, record in enumerate(found, 1) if record is None]
-    records = [record for record in found if record is not None]
+    lines = _found(data)
+    damaged = [number for number, record in enumerate(lines, 1) if record is None]
+    records = [record for record in lines if record is not None]
     numbers = {record.pop("line") for record in records}
     lost = max({stored, *numbers}) - len(numbers) - len(damaged)
-    said = []
+    sentences = []
     if damaged:
         shown = ", ".join(map(str, damaged[:5])) + (", ..." if len(damaged) > 5 else "")
-        said.append(f"{len(damaged)} damaged line(s) of {where} are left out: {shown}")
+        sentences.append(f"{len(damaged)} damaged line(s) of {where} are left out: {shown}")
     if lost > 0:
-        said.append(f"{lost} line(s) of {where} are lost")
-    return records, "; ".join(said) or None
+        sentences.append(f"{lost} line(s) of {where} are lost")
+    return records, "; ".join(sentences) or None
 
 
 def read_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:

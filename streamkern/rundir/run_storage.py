@@ -15,7 +15,7 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 import filelock
@@ -36,7 +36,8 @@ from streamkern.filesystem.objects import Objects
 from streamkern.filesystem.ownership import file_lock, is_of_group, remove_group
 from streamkern.filesystem.urls import local_path, open_objects
 from streamkern.filesystem.zarr_store import ObjectsStore
-from streamkern.rundir import documents, lease
+from streamkern.rundir import lease
+from streamkern.rundir.checksums import is_sealed, seal, unseal
 from streamkern.rundir.run_log import FileLines, LogLines, ObjectLines, read_parts
 
 _REASONS = {
@@ -46,77 +47,6 @@ _REASONS = {
     errno.EFBIG: "a file would pass the largest size allowed",
     errno.EROFS: "the file system is read-only",
 }
-
-
-class WriterLock(Protocol):
-    """The right to write, until it is released or lost."""
-
-    @property
-    def number(self) -> int:
-        """Number above those of all earlier holders; 0 if the lock needs no numbers."""
-        ...
-
-    def check(self) -> None:
-        """Raise RunLostError if the place is gone or another process has taken over."""
-        ...
-
-    def release(self) -> None: ...
-
-
-class RunStorage(Protocol):
-    """The files of one run by name, such as ``checkpoints/000000000042.json``.
-
-    place : for messages, without secrets
-    in_flight_bytes : bytes to write or read at once to hide the latency of a request; 0 if there is
-        none to hide
-    keeps : names that a run writes to, beside those of setups
-    """
-
-    place: str
-    in_flight_bytes: int
-    keeps: frozenset[str]
-
-    def exists(self) -> bool: ...
-
-    def names(self, folder: str = "") -> set[str]:
-        """Return the names in `folder`, "" or ending in "/"; empty if it does not exist."""
-        ...
-
-    def read(self, name: str) -> bytes:
-        """Return a document; FileNotFoundError without one. A damaged one is read again."""
-        ...
-
-    def write(self, name: str, data: bytes) -> None:
-        """Write a file of which readers, and a restart, see all or nothing."""
-        ...
-
-    def delete(self, names: Iterable[str]) -> None:
-        """Delete files durably; missing ones are ignored."""
-        ...
-
-    def delete_group(self, name: str) -> None:
-        """Delete a zarr group of ours, and no file that another program put there."""
-        ...
-
-    def store(self, group: str, *, read_only: bool) -> Store: ...
-
-    def sync(self, group: str) -> None:
-        """Return once everything in `group` is durable."""
-        ...
-
-    def hold(self, beyond: int) -> WriterLock:
-        """Become the only writer, numbered above `beyond`; RunLockedError naming another one."""
-        ...
-
-    def holder(self) -> str | None:
-        """Return the process that writes here, as part of a sentence, or None."""
-        ...
-
-    def open_log(self, hold: WriterLock) -> LogLines: ...
-
-    def read_log(self) -> bytes:
-        """Return all lines, oldest first."""
-        ...
 
 
 def open_folder(
@@ -149,7 +79,13 @@ def reason(error: OSError) -> str:
 
 
 class LocalFolder:
-    """A folder of the local file system."""
+    """A folder of the local file system, with files by name (``checkpoints/000000000042.json``).
+
+    place : for messages, without secrets
+    in_flight_bytes : bytes to write or read at once to hide the latency of a request; 0 if there is
+        none to hide
+    keeps : names that a run writes to, beside those of setups
+    """
 
     in_flight_bytes = 0
     keeps = frozenset({"run.json", "writer.json", "log", "log.jsonl", "checkpoints"})
@@ -162,6 +98,7 @@ class LocalFolder:
         return self.path.is_dir()
 
     def names(self, folder: str = "") -> set[str]:
+        """Return the names in `folder`, "" or ending in "/"; empty if it does not exist."""
         try:
             return set(os.listdir(self.path / folder))
         except (FileNotFoundError, NotADirectoryError):
@@ -170,12 +107,15 @@ class LocalFolder:
             return set()
 
     def read(self, name: str) -> bytes:
+        """Return a document; FileNotFoundError without one."""
         return (self.path / name).read_bytes()
 
     def write(self, name: str, data: bytes) -> None:
+        """Write a file of which readers, and a restart, see all or nothing."""
         write_durably(self.path / name, data)
 
     def delete(self, names: Iterable[str]) -> None:
+        """Delete files durably; missing ones are ignored."""
         paths = [self.path / name for name in names]
         for path in paths:
             path.unlink(missing_ok=True)
@@ -183,6 +123,7 @@ class LocalFolder:
             sync_folder(folder)
 
     def delete_group(self, name: str) -> None:
+        """Delete a zarr group of ours, and no file that another program put there."""
         remove_group(self.path / name)
 
     def store(self, group: str, *, read_only: bool) -> Store:
@@ -192,16 +133,18 @@ class LocalFolder:
         return _NewGroup(self.path / group)
 
     def sync(self, group: str) -> None:
+        """Return once everything in `group` is durable."""
         sync_tree(self.path / group)
 
     def hold(self, beyond: int) -> WriterLock:
+        """Become the only writer, numbered above `beyond`; RunLockedError naming another one."""
         make_folders(self.path)
         lock = file_lock(self.path / "run.lock")
         self._take(lock)
         try:
             token = uuid.uuid4().hex
             note = {"pid": os.getpid(), "host": socket.gethostname(), "since": utc_now()}
-            self.write("writer.json", documents.seal("writer", note | {"token": token}))
+            self.write("writer.json", seal("writer", note | {"token": token}))
             checkpoints = self.path / "checkpoints"
             checkpoints.mkdir(exist_ok=True)
             write_durably(checkpoints / f".probe.{token}.streamkern", b"")  # writable as well?
@@ -231,7 +174,7 @@ class LocalFolder:
     def holder(self) -> str | None:
         """Return the process that ``writer.json`` names; None if none, or if it has ended."""
         try:
-            note = documents.unseal("writer", self.read("writer.json"))
+            note = unseal("writer", self.read("writer.json"))
             pid, host, since = int(note["pid"]), str(note["host"]), str(note["since"])
         except (OSError, KeyError):
             return None
@@ -281,9 +224,10 @@ class _Lock:
         self._folder, self._lock, self._token = folder, lock, token
 
     def check(self) -> None:
+        """Raise RunLostError if the folder is gone or another process has taken over."""
         place = self._folder.place
         try:
-            note = documents.unseal("writer", self._folder.read("writer.json"))
+            note = unseal("writer", self._folder.read("writer.json"))
         except (FileNotFoundError, NotADirectoryError):
             raise RunLostError(
                 f"run directory {place} is gone, it was moved or deleted; put it back, or give its "
@@ -311,7 +255,7 @@ class _Lock:
             # Emptied rather than deleted: it also marks the directory as a run of streamkern.
             with contextlib.suppress(OSError, RunLostError):
                 self.check()
-                self._folder.write("writer.json", documents.seal("writer", {}))
+                self._folder.write("writer.json", seal("writer", {}))
         finally:
             self._lock.release()
 
@@ -320,7 +264,7 @@ class _Lock:
 
 
 class ObjectFolder:
-    """Objects below a URL. A put is complete and durable when it returns."""
+    """Objects below a URL, as a `LocalFolder`. A put is complete and durable when it returns."""
 
     in_flight_bytes = 64 << 20
     keeps = frozenset({"run.json", "lease", "log", "log.jsonl", "checkpoints"})
@@ -333,11 +277,11 @@ class ObjectFolder:
         return bool(self.objects.list())
 
     def names(self, folder: str = "") -> set[str]:
-        found = self.objects.list(folder.rstrip("/"))
-        return {key.removeprefix(folder).partition("/")[0] for key, _ in found}
+        listing = self.objects.list(folder.rstrip("/"))
+        return {key.removeprefix(folder).partition("/")[0] for key, _ in listing}
 
     def read(self, name: str) -> bytes:
-        return bytes(self.objects.get(name, good=documents.is_sealed))
+        return bytes(self.objects.get(name, good=is_sealed))
 
     def write(self, name: str, data: bytes) -> None:
         self.objects.put(name, data)
@@ -373,3 +317,8 @@ class ObjectFolder:
 
     def read_log(self) -> bytes:
         return read_parts(self.objects)
+
+
+RunStorage = LocalFolder | ObjectFolder
+WriterLock = _Lock | lease.Lease
+"""The right to write, until it is released or lost; `number` is above those of earlier holders."""

@@ -1,7 +1,7 @@
-"""Summary of a run directory, read beside any writer and without its arrays.
+"""Summary and verification of a run directory, read beside any writer.
 
-Manifests and the log carry checksums of themselves. The arrays are not verified here: see
-`verification`.
+Manifests and the log carry checksums of themselves, which `glance` verifies; `verify` reads every
+byte of the arrays, too, and keeps none.
 """
 
 from __future__ import annotations
@@ -9,15 +9,22 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from streamkern.basics.errors import RunError, StorageError
-from streamkern.filesystem.place_kind import no_run
-from streamkern.rundir.checkpoint_format import read_manifest
+from streamkern.filesystem.ownership import no_run
+from streamkern.rundir.checkpoint_format import load_checkpoint, read_manifest
 from streamkern.rundir.checksums import UnverifiedError
-from streamkern.rundir.file_names import CHECKPOINTS, checkpoint_ids, logged, published, read_config
-from streamkern.rundir.run_log import read_lines
-from streamkern.rundir.run_storage import RunStorage, open_folder, reason
+from streamkern.rundir.chunked_array import discard_target
+from streamkern.rundir.file_names import (
+    CHECKPOINTS,
+    checkpoint_ids,
+    published,
+    read_config,
+    stored_records,
+)
+from streamkern.rundir.run_storage import RunStorage, open_folder
 
 Manifest = Mapping[str, Any]
 
@@ -57,10 +64,12 @@ def glance(
     if bound is None and not setups + saves:
         raise RunError(no_run(place, folder.place))
     steps = tuple(step for _, step in checkpoint_ids(folder.names(CHECKPOINTS)))
-    records = _records(folder, notes)
+    records, damage = stored_records(folder)
+    notes += [damage] if damage is not None else []
     return RunSummary(
-        folder.place, bound or {}, setup, saved, steps, records, folder.holder(), tuple(notes)
-    )
+        folder.place, bound or {}, setup, saved, steps, tuple(records), folder.holder(),
+        tuple(notes),
+    )  # fmt: skip
 
 
 def _newest(folder: RunStorage, names: list[str], notes: list[str]) -> Manifest | None:
@@ -88,15 +97,29 @@ def _bound(
     return copy if manifest is None else manifest["run"]
 
 
-def _records(folder: RunStorage, notes: list[str]) -> tuple[dict[str, Any], ...]:
-    where = f"the run log in {folder.place}"
-    try:
-        stored = logged(folder)  # before the log, which only grows
-        records, damage = read_lines(folder.read_log(), where, stored)
-    except StorageError:
-        raise
-    except OSError as error:
-        raise RunError(f"{where} cannot be read: {reason(error)}") from error
-    if damage is not None:
-        notes.append(damage)
-    return tuple(records)
+WHOLE_CHECK = "whole"
+
+
+def verify(
+    place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
+) -> dict[str, str]:
+    """Return `WHOLE_CHECK`, or the damage, for every setup and then every checkpoint, oldest first.
+
+    Holds a chunk of 8 to 64 MiB, or on an object store 64 MiB of them. Raises StorageError if the
+    storage fails.
+    """
+    folder = open_folder(place, storage_options)
+    results = {}
+    for name in chain(*published(folder)):
+        try:
+            load_checkpoint(folder, name, discard_target)
+            results[name] = WHOLE_CHECK
+        except UnverifiedError as error:
+            results[name] = str(error)
+    # Another process may have deleted a checkpoint while it was read.
+    present = set(chain(*published(folder)))
+    return {
+        n.removesuffix(".json"): how
+        for n, how in results.items()
+        if how == WHOLE_CHECK or n in present
+    }

@@ -17,6 +17,7 @@ one in the RKHS norm and knows no weights.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,13 +30,19 @@ from streamkern.backend.ranks import SINGLE, Communicator
 from streamkern.basics.errors import DivergenceError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
+from streamkern.planning.problem import ProblemShape
+from streamkern.solver.precondition.partition import Partition
 from streamkern.solver.precondition.step_rule import StepRule
-from streamkern.solver.rank_sums import ColumnSums, RowSums
 
 LOSSES = 32
 """Number of steps whose losses stay on the device before they are overwritten."""
 ROOM_FACTOR = 1.1
 """Rows of a batch that a rank has room for from the start, relative to an equal share."""
+
+
+def batch_room(problem: ProblemShape, m: int) -> int:
+    """Return the rows of a batch of m that a rank has room for from the start."""
+    return min(m, math.ceil(ROOM_FACTOR * problem.of_row(m)))
 
 
 @dataclass
@@ -68,6 +75,7 @@ class Solver:
     """Base class of the solvers.
 
     Z : points of the centers, p rows, both sides.
+    max_batch : largest number of rows of a batch, over all ranks.
     ranks : communicator of the ranks, each of which has a part of the rows of a batch. All keep the
         same state, unless the centers are partitioned over them: then arrays with a row per center
         have only the rows of `Z`.
@@ -83,20 +91,32 @@ class Solver:
     """Setting to change if steps diverge however short they are, for the error message."""
 
     def __init__(
-        self, op: KernelOperator, Z: Points, *, n_outputs: int, average: bool = True,
-        ranks: Communicator = SINGLE, share: CenterPartition | None = None,
+        self, op: KernelOperator, Z: Points, *, n_outputs: int, max_batch: int,
+        average: bool = True, ranks: Communicator = SINGLE, share: CenterPartition | None = None,
     ) -> None:  # fmt: skip
         self.op, self.Z, self.backend, self.ranks = op, Z, op.backend, ranks
         if share is None:
             share = CenterPartition([slice(0, len(Z))], RankGrid(ranks.rank, ranks.size))
-        self.share, self.counts = share, share.grid.column == 0
-        self.across = RowSums(ranks, share.grid, op.backend)
-        self.down = ColumnSums(ranks, share, op.backend)
-        self.n_outputs = n_outputs
+        self.partition = Partition(share.blocks, share.grid, ranks, op.backend)
+        self.n_outputs, self.max_batch, self.room = n_outputs, max_batch, 0
         self.averaging = average
         xp = op.backend.xp
         self.losses = xp.zeros((LOSSES, 2, n_outputs))
         self._scratch = xp.empty((len(Z), n_outputs), op.dtype)
+
+    def _make_room(self, rows: int | None = None) -> None:
+        """Allocate buffers for `rows` rows of a batch; None: for this rank's share of the largest.
+
+        A rank may have more rows than an equal share.
+        """
+        if rows is None:
+            rows = math.ceil(ROOM_FACTOR * self.max_batch / self.partition.grid.rows)
+        if rows > self.room:
+            self.room = min(rows, self.max_batch)
+            self._allocate(self.room)
+
+    def _allocate(self, m: int) -> None:
+        """Allocate the buffers of a batch of m rows."""
 
     def init(self, alpha: Array | None = None) -> State:
         """Return the state of the zero function, or of the weights `alpha`.
@@ -107,7 +127,7 @@ class Solver:
         zero, average = (xp.zeros(shape, self.op.dtype) for _ in range(2))
         state = State(zero, average, pending=self._pending())
         if alpha is not None:
-            state.alpha[...] = self.share.part(alpha)
+            state.alpha[...] = self.partition.part(alpha)
         return state
 
     def _pending(self) -> dict[str, Array]:
@@ -168,24 +188,8 @@ class Solver:
         for values, loss in ((r, losses[0, ...]), (batch.Y, losses[1, ...])):
             self.backend.xp.multiply(values, values, out=squares)
             self._weigh(squares, batch.w).sum(axis=0, dtype=loss.dtype, out=loss)
-        if self.counts:  # ranks of other columns have the same rows
-            losses *= 1 / batch.whole
-        else:
-            losses[...] = 0
-        return self._total(losses)
-
-    def _total(self, a: Array) -> Array:
-        """Sum `a` over all ranks, in place, and return it."""
-        return self.ranks.sum(a, self.backend)
-
-    def _of_first(self, a: Array) -> Array:
-        """Broadcast `a` from rank 0, in place.
-
-        Results that ranks compute separately may differ by rounding.
-        """
-        if self.ranks.rank:
-            a[...] = 0
-        return self._total(a)
+        losses *= 1 / batch.whole
+        return self.partition.sum_over_rows(losses)
 
     def agree(self, so: bool) -> bool:
         """Return whether `so` holds on all ranks.
@@ -193,7 +197,7 @@ class Solver:
         The ranks are asked only if the centers are partitioned, as each then sees a part of the
         state; else all have the same state.
         """
-        return so if self.share.whole else self.ranks.agree(so)
+        return so if self.partition.whole else self.ranks.agree(so)
 
     def sums_of_rows(self, state: State) -> tuple[str, ...]:
         """Return the names of the pending arrays that are sums over the rows of this rank."""
@@ -205,9 +209,7 @@ class Solver:
         If the centers are partitioned, they move to the first rank of each column.
         """
         for name in self.sums_of_rows(state):
-            total = self.down.sum(state.pending[name])
-            if self.share.grid.row:
-                total[...] = 0
+            self.partition.column_reduce(state.pending[name])
 
     def _average(self, state: State) -> None:
         """Update the running average with the t-th iterate.
@@ -256,7 +258,7 @@ class Solver:
         state = replace(state, **numbers)
         for name, target in self.arrays(state).items():
             target[...] = self.backend.asarray(arrays[name], target.dtype)
-        if self.share.grid.row:
+        if self.partition.grid.row:
             for name in self.sums_of_rows(state):
                 state.pending[name][...] = 0
         return state

@@ -6,18 +6,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
-import numpy as np
-import numpy.typing as npt
-
 from streamkern.backend.base import Array
 from streamkern.backend.rank_grid import CenterPartition, RankGrid
 from streamkern.backend.ranks import Communicator
-from streamkern.config.solver import SolverConfig, set_value
+from streamkern.config.solver import (
+    SolverConfig,
+    set_value,
+)
 from streamkern.planning.effort import OpCounts, together
 from streamkern.planning.memory import Buffers, MemoryNeeds, count_products
 from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import check_between
-from streamkern.solver.base import ROOM_FACTOR, Solver
+from streamkern.solver.base import Solver, batch_room
 from streamkern.solver.block_sizes import (
     BlockSizes,
     batch_reason,
@@ -36,9 +36,8 @@ from streamkern.solver.precondition.block import (
     block_slices,
     build_block,
 )
-from streamkern.solver.precondition.center_targets import Sample
+from streamkern.solver.precondition.samples import Sample
 from streamkern.solver.precondition.step_rule import saved_rules
-from streamkern.solver.precondition.stripes import Centers
 
 CALLS, CALLS_OF_BLOCK = 10, 6
 """Overhead of a step, and of a block in it, in calls of a kernel product, approximately."""
@@ -134,10 +133,7 @@ class BlockMethod(Method[BlockSizes]):
             add("setup", "centers of a block", b, problem.point)
             beside = max(beside, -(-problem.point // item) - b)
         add("setup", "factors of one block, probe", 2 * b + beside, b, itemsize=item)
-        p, m = (
-            held,
-            min(sizes.batch_size, math.ceil(ROOM_FACTOR * problem.of_row(sizes.batch_size))),
-        )
+        p, m = held, batch_room(problem, sizes.batch_size)
         add("train", "K(X, Z)", m, p if sizes.keep else own, itemsize=item)
         add("train", "parts of a step", 3 * b, c, itemsize=item)
         add("train", "sketches beside alpha", p + m, c + SKETCH, itemsize=item)
@@ -154,10 +150,6 @@ class BlockMethod(Method[BlockSizes]):
             if problem.ridge and n_blocks > 1:
                 add("train", "centers of a block", b, problem.point)
 
-    def setup_together(self, problem: ProblemShape) -> bool:
-        """Return True: ranks always compute the setup together."""
-        return True
-
     def share(
         self, problem: ProblemShape, sizes: BlockSizes, ranks: Communicator
     ) -> CenterPartition:
@@ -169,26 +161,26 @@ class BlockMethod(Method[BlockSizes]):
         """Compute the preconditioner and its step rules."""
         op, options, problem = work.op, work.options, work.problem
         S, probe = (
-            Sample(op.points(rows.X, left=True), rows.Y, rows.root, rows.fresh, rows.place)
+            Sample(op.points(rows.X, left=True), rows.Y, rows.root, rows.fresh, rows.center_index)
             for rows in samples()
         )
         S = S.shared(work.ranks)
         op.backend.release()
-        Z = Centers(work.Z, problem.p, work.ranks, op.backend, problem.center_ranks > 1)
         pre = build_block(
-            op, Z, S, probe, block_slices(problem.p, work.sizes.block_size),
+            op, work.centers, S, probe, block_slices(problem.p, work.sizes.block_size),
             noise=work.noise, worth=work.worth, sweeps=n_sweeps(problem, work.sizes),
             damping=set_value(options.damping), ridge=options.fixed_ridge, seed=work.seed,
-            report=report, known=work.known, batch=_damped_by(problem, work.sizes.batch_size),
+            report=report,
+            known=work.known, batch=_damped_by(problem, work.sizes.batch_size),
         )  # fmt: skip
-        found = {} if work.worth is None else {"ridge": pre.ridge}
+        open_ridge = {} if work.worth is None else {"ridge": pre.ridge}
         critical = min(rule.critical_batch for rule in pre.rules)
         batch = measured_batch(problem, work.sizes, critical)
         if batch < work.sizes.batch_size:
             report("batch", {"planned": work.sizes.batch_size, "batch_size": batch})
         return Setup(
             _factors(pre),
-            found
+            open_ridge
             | {
                 "rules": [asdict(rule) for rule in pre.rules],
                 "mu": pre.mu,
@@ -199,10 +191,7 @@ class BlockMethod(Method[BlockSizes]):
             },
         )
 
-    def assemble(
-        self, work: Work[BlockSizes], setup: Setup,
-        sample_rows: npt.NDArray[np.int64] | None = None,
-    ) -> Solver:  # fmt: skip
+    def assemble(self, work: Work[BlockSizes], setup: Setup) -> Solver:
         """Return the solver that steps with the preconditioner of `setup`."""
         arrays, meta, options, problem = setup.arrays, setup.meta, work.options, work.problem
         share = self.share(problem, work.sizes, work.ranks)
@@ -219,10 +208,10 @@ class BlockMethod(Method[BlockSizes]):
         Z = work.Z if options.fixed_ridge and pre.L is None else work.Z.columns()
         Z = Z.each(share.part)
         return BlockSolver(
-            work.op, Z, pre, max_batch=meta["batch_size"], seed=work.seed,
+            work.op, Z, pre, seed=work.seed,
             ridge=options.fixed_ridge,
             keep=work.sizes.keep, cycled=problem.cycled, share=share,
-            **work.shared,
+            **work.shared(setup),
         )  # fmt: skip
 
 
@@ -257,5 +246,5 @@ def _factors(pre: BlockPreconditioner) -> dict[str, Array]:
     assert pre.start is not None
     arrays["start"] = pre.start
     arrays |= {f"G.{b}": G for b, G in enumerate(pre.sketches or [])}
-    there = {"values": pre.values, "L": pre.L}
-    return arrays | {name: array for name, array in there.items() if array is not None}
+    optional = {"values": pre.values, "L": pre.L}
+    return arrays | {name: array for name, array in optional.items() if array is not None}

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
-
-import numpy as np
 
 from streamkern.backend.base import Array
-from streamkern.backend.rank_grid import CenterPartition
-from streamkern.backend.ranks import Communicator
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import State
 from streamkern.solver.precondition.block import BlockPreconditioner
-from streamkern.solver.precondition.stripes import add_up, within
+from streamkern.solver.precondition.partition import Partition
 
 RIDGE_AGE, RIDGE_DELAY = 0.5, 4
 """Constants of `ridge_schedule`.
@@ -50,16 +44,16 @@ def ridge_schedule(n: int, share: float) -> tuple[int, int]:
 class BlockRidge:
     """Ridge term of the block solver's gradients, see `add`.
 
-    Z : centers of this rank, as given by `share`; both sides if there are several blocks.
+    Z : centers of this rank in the partition; both sides if there are several blocks.
     max_batch : largest number of rows of a step.
     """
 
     def __init__(
         self, op: KernelOperator, Z: Points, preconditioner: BlockPreconditioner,
-        share: CenterPartition, ranks: Communicator, *, ridge: float, max_batch: int,
+        partition: Partition, *, ridge: float, max_batch: int,
     ) -> None:  # fmt: skip
         self.op, self.Z, self.preconditioner, self.ridge = op, Z, preconditioner, ridge
-        self.share, self.ranks, self.backend = share, ranks, op.backend
+        self.partition, self.backend = partition, op.backend
         self.stride, self.count = self._schedule(max_batch)
 
     def _schedule(self, max_batch: int) -> tuple[int, int]:
@@ -93,94 +87,48 @@ class BlockRidge:
         Explicit features have the identity for K(Z, Z).
         """
         pre, xp = self.preconditioner, self.backend.xp
-        own = self.share.stripe(b)  # other ranks add the other rows
-        g, part, own = g[own], scratch[own], self.share.local_slice(b, own)
+        at, own = self.partition.stripe(b)  # other ranks add the other rows
+        g, part = g[at], scratch[at]
         values = state.alpha if self.op.kernel.explicit else state.pending["ridge_values"]
         if not self.op.kernel.explicit and self._is_due(b, state.steps):
-            self._see(state, b)
+            self._refresh(state, b)
         xp.multiply(values[own], self.ridge, out=part)
         g += part
         if pre.jitters[b] and pre.L is None:
             xp.multiply(state.alpha[own], self.ridge * pre.jitters[b], out=part)
             g += part
 
-    def _see(self, state: State, b: int) -> None:
+    def _refresh(self, state: State, b: int) -> None:
         """Update K(Z, Z) alpha of block b."""
-        share, block = self.share, self.preconditioner.blocks[b]
-        values = state.pending["ridge_values"]
-        shape = (block.stop - block.start, values.shape[1])
-        room = (
-            nullcontext(values[share.own[b]])
-            if share.whole
-            else self.backend.workspace(shape, values.dtype)
-        )
-        by = self._by_points if self.preconditioner.L is None else self._by_factor
-        with room as out:
-            if not self.ranks.is_single:
-                out[...] = 0
-            by(state, b, out)
-            self.ranks.sum(out, self.backend)
-            if not share.whole:
-                values[share.own[b]] = out[share.at[b]]
+        values, block = state.pending["ridge_values"], self.preconditioner.blocks[b]
+        with self.partition.replaced(values, block) as out:
+            if self.preconditioner.L is None:
+                self.partition.product(self.op, self.Z, block, state.alpha, out)
+            else:
+                self._by_factor(state, block, out)
 
-    def _by_points(self, state: State, b: int, out: Array) -> None:
-        """Add K(Z_b, Z) alpha to `out` by the kernel; each rank has some rows and some columns."""
-        share = self.share
-        rows = share.grid.of_row(len(out))
-        i, j = within(rows, share.at[b])
-        same = np.arange(i.start, i.stop), np.arange(j.start, j.stop) + share.own[b].start
-        with self._points(b) as Z:
-            self.op.product(Z[rows], self.Z, state.alpha, out=out[rows], same=same)
-
-    def _by_factor(self, state: State, b: int, out: Array) -> None:
+    def _by_factor(self, state: State, block: slice, out: Array) -> None:
         """Write L L^T alpha to `out`, with the jitter of K; each rank has some rows of L."""
-        rows, L = self.ranks.triangle(len(out)), self.preconditioner.L
+        ranks, L = self.partition.ranks, self.preconditioner.L
+        rows = ranks.triangle(len(out))
         first, lower = slice(rows.stop), rows.start == 0
-        with self.backend.workspace(out.shape, out.dtype) as half, self.whole(state.alpha, b) as a:
+        workspace, gathered = self.backend.workspace, self.partition.gathered
+        if not ranks.is_single:
+            out[...] = 0
+        with workspace(out.shape, out.dtype) as half, gathered(state.alpha, block) as a:
             half[rows.stop :] = 0
             self.backend.matmul_t(L, a[rows], half[first], lower=lower)
-            self.ranks.sum(half, self.backend)
+            self.partition.sum(half)
             self.backend.matmul(L, half[first], out[rows], lower=lower)
+        self.partition.sum(out)
 
-    def see_all(self, state: State) -> None:
+    def refresh_all(self, state: State) -> None:
         """Update K(Z, Z) alpha of all blocks, as the next turn of a block may be far away."""
         if "ridge_values" in state.pending:
             for b in range(len(self.preconditioner.blocks)):
-                self._see(state, b)
+                self._refresh(state, b)
 
     def _is_due(self, b: int, step: int) -> bool:
         """Return whether K(Z, Z) alpha of block b is evaluated at a step; blocks take turns."""
         n, (turn, rest) = len(self.preconditioner.blocks), divmod(step, self.stride)
         return not rest and (b - turn * self.count) % n < self.count
-
-    @contextmanager
-    def _points(self, b: int) -> Iterator[Points]:
-        """Yield the left side of a block's centers, broadcast if the centers are partitioned."""
-        if self.share.whole:
-            yield self.Z[self.share.own[b]]
-            return
-        with ExitStack() as lent:
-            left, norms = (
-                None if a is None else lent.enter_context(self.whole(a, b))
-                for a in (self.Z.left, self.Z.norms)
-            )
-            yield Points(left, None, norms)
-
-    @contextmanager
-    def whole(self, a: Array, b: int) -> Iterator[Array]:
-        """Yield the rows of all centers of block b.
-
-        a : array with the rows of this rank's centers.
-        """
-        share = self.share
-        if share.whole:
-            yield a[share.own[b]]
-            return
-        block = self.preconditioner.blocks[b]
-        shape = (block.stop - block.start, *a.shape[1:])
-        with self.backend.workspace(shape, a.dtype) as whole:
-            whole[...] = 0
-            if share.grid.row == 0:  # one of the ranks with the same centers contributes them
-                whole[share.at[b]] = a[share.own[b]]
-            add_up(whole, self.ranks, self.backend)
-            yield whole

@@ -8,7 +8,7 @@ taken if its setup is a quarter of the run or less, or seconds: it has the lower
 
 Times are in FLOPs at the speed of a GEMM. They exceed a method's FLOPs by the operations that are
 no multiplications: evaluating an entry of a kernel, and reading one of the preconditioner, which is
-read twice a step, whatever the number of outputs: see `planning.problem`.
+read twice a step, whatever the number of outputs: see `planning.costs`.
 
 The larger a batch, the less often H is read; but past the critical batch the step no longer grows
 in proportion to the batch. A step of m rows makes progress like m / (1 + m / critical), by the step
@@ -23,7 +23,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from streamkern.config.solver import SolverConfig, set_value
+from streamkern.config.solver import (
+    SolverConfig,
+    set_value,
+)
 from streamkern.planning.effort import OpCounts
 from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import (
@@ -71,8 +74,8 @@ class BlockSizes(Sizes):
 
 def candidates(problem: ProblemShape, options: SolverConfig) -> list[BlockSizes]:
     """Return candidate sizes, from the best to the smallest."""
-    wished, *_ = sizes = wished_batches(problem, options)
-    best = max(_soonest_and_affordable(problem, wished))
+    preferred, *_ = sizes = preferred_batches(problem, options)
+    best = max(_soonest_and_affordable(problem, preferred))
     blocks = halvings(set_value(options.block_size), best, min(256, problem.p))
     # The batch shrinks before the block does, down to half of a CPU's batch; evaluating K twice is
     # worse than either.
@@ -82,7 +85,7 @@ def candidates(problem: ProblemShape, options: SolverConfig) -> list[BlockSizes]
         block_sizes(problem, m, b, k, keep, loader)
         for keep, batch_sizes in groups
         for b in blocks
-        for k in _samples(problem, b, wished)
+        for k in _samples(problem, b, preferred)
         for m in batch_sizes
         for loader in LOADERS
     ]
@@ -90,7 +93,7 @@ def candidates(problem: ProblemShape, options: SolverConfig) -> list[BlockSizes]
 
 def block_reason(problem: ProblemShape, options: SolverConfig, sizes: BlockSizes) -> str:
     """Return what decided the size of the blocks, where the user did not set it."""
-    soonest, affordable = _soonest_and_affordable(problem, wished_batches(problem, options)[0])
+    soonest, affordable = _soonest_and_affordable(problem, preferred_batches(problem, options)[0])
     if sizes.block_size < max(soonest, affordable):
         return f"what the memory allows; with more it would be {max(soonest, affordable)}"
     if affordable > soonest:
@@ -98,7 +101,7 @@ def block_reason(problem: ProblemShape, options: SolverConfig, sizes: BlockSizes
     return "with this one the run is expected near the exact model the soonest"
 
 
-def wished_batches(problem: ProblemShape, options: SolverConfig) -> list[int]:
+def preferred_batches(problem: ProblemShape, options: SolverConfig) -> list[int]:
     """Return candidate numbers of rows per step, from the best to the smallest."""
     b = set_value(options.block_size) or problem.p
     if problem.batch_size is None and options.block_size == "auto":
@@ -132,9 +135,9 @@ def measured_batch(problem: ProblemShape, sizes: BlockSizes, critical: float) ->
 def batch_reason(problem: ProblemShape, options: SolverConfig, sizes: BlockSizes) -> str:
     """Return why a step has this number of rows, where the user did not set it."""
     m, b = sizes.batch_size, sizes.block_size
-    wished = wished_batches(problem, options)[0]
-    if m < wished:
-        return f"what the memory allows; with more it would be {wished}"
+    preferred = preferred_batches(problem, options)[0]
+    if m < preferred:
+        return f"what the memory allows; with more it would be {preferred}"
     if m <= auto_batch(problem):
         return "about a quarter of the centers, from 256 to 4096 and no more than there are rows"
     rows = _apply(problem, b) // _of_row(problem)
@@ -166,13 +169,9 @@ def _samples(problem: ProblemShape, b: int, m: int) -> list[int]:
 
 
 def block_sizes(
-    problem: ProblemShape,
-    m: int,
-    b: int,
-    k: int,
-    keep: bool = True,
+    problem: ProblemShape, m: int, b: int, k: int, keep: bool = True,
     loader: tuple[int, int] = (0, 0),
-) -> BlockSizes:
+) -> BlockSizes:  # fmt: skip
     """Return the sizes for batches of m, blocks of b and a sample of k blocks.
 
     The probe has one block, or half of one for the smaller sample.
@@ -257,8 +256,8 @@ def setup_effort(problem: ProblemShape, sizes: BlockSizes) -> OpCounts:
     """Return the operations of setup by kind, with the joint fit of all blocks.
 
     The fit counts as half of the sweeps, the usual number, and half of the penalties that
-    `fresh_noise` tries. The counts are those of one rank, which has a part of the sample's rows,
-    and of the centers in a sweep.
+    `noise_on_fresh_rows` tries. The counts are those of one rank, which has a part of the sample's
+    rows, and of the centers in a sweep.
     """
     p, b, s, h = problem.p, sizes.block_size, problem.of_rank(sizes.n_sample), sizes.n_probe
     factored = OpCounts(

@@ -34,7 +34,7 @@ step falls (`FULL_ROWS`). There is no projection and there are no temporary cent
 average of the iterates removes the noise floor of the constant step.
 
 Each rank of a grid (`backend.rank_grid`) has some rows of X and some centers of every block. g and
-u are summed over all ranks, K alpha and K_b u over the ranks with the same rows (`RowSums`). So all
+u are summed over all ranks, K alpha and K_b u over the ranks with the same rows. So all
 take the step of a single rank, in the same order.
 
 Cost per step 2 m p (d + 3 c) + 2 p b c FLOPs, and with a ridge at most p b (2 d + 2 c) for several
@@ -56,7 +56,7 @@ from streamkern.backend.rank_grid import CenterPartition, RankGrid
 from streamkern.backend.ranks import SINGLE
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.solver.base import ROOM_FACTOR, Solver, State
+from streamkern.solver.base import Solver, State
 from streamkern.solver.block_ridge import BlockRidge
 from streamkern.solver.precondition.block import BlockPreconditioner
 from streamkern.solver.precondition.step_rule import StepRule
@@ -94,70 +94,55 @@ class BlockSolver(Solver):
 
     Parameters
     ----------
-    max_batch : largest m that `step` receives; the buffers are made for it.
     remedy, average_k : see `Solver`; the default of the latter suits Newton steps of blocks.
     keep : hold all of K(X, Z), max_batch x p; otherwise a block's columns are evaluated twice.
     cycled : rows over which the stream cycles; None if every row is new.
     """
 
     def __init__(
-        self,
-        op: KernelOperator,
-        Z: Points,
-        preconditioner: BlockPreconditioner,
-        *,
-        max_batch: int,
-        seed: int,
+        self, op: KernelOperator, Z: Points, preconditioner: BlockPreconditioner, *, seed: int,
         remedy: str = "solver.damping, solver.ridge or a larger bandwidth",
-        average_k: float | None = None,
-        ridge: float = 0.0,
-        keep: bool = True,
-        cycled: int | None = None,
-        share: CenterPartition | None = None,
-        **shared: Any,
-    ) -> None:
+        average_k: float | None = None, ridge: float = 0.0, keep: bool = True,
+        cycled: int | None = None, share: CenterPartition | None = None, **shared: Any,
+    ) -> None:  # fmt: skip
         if share is None:
             ranks = shared.get("ranks", SINGLE)
             share = CenterPartition(preconditioner.blocks, RankGrid(ranks.rank, ranks.size))
         super().__init__(op, Z, share=share, **shared)
         self.preconditioner, self.seed, self.ridge, self.keep = preconditioner, seed, ridge, keep
-        self.max_batch, self.cycled = max_batch, cycled
-        self.of_ridge = BlockRidge(
-            op, Z, preconditioner, self.share, self.ranks, ridge=ridge, max_batch=max_batch
+        self.cycled = cycled
+        self.ridge_term = BlockRidge(
+            op, Z, preconditioner, self.partition, ridge=ridge, max_batch=self.max_batch
         )
         xp, c = op.backend.xp, self.n_outputs
         self.remedy = remedy
         # Measured at 0, 0.5, 1, 2, 3 on noisy, rough and smooth problems, 1 to 16 blocks.
-        of_blocks = 0.5 if len(preconditioner.blocks) <= 4 else 1
-        self.average_k = of_blocks if average_k is None else average_k
+        default_k = 0.5 if len(preconditioner.blocks) <= 4 else 1
+        self.average_k = default_k if average_k is None else average_k
         widest = max(b.stop - b.start for b in preconditioner.blocks)
-        widths = [own.stop - own.start for own in self.share.own]
+        widths = [own.stop - own.start for own in self.partition.local]
         # One matrix per block rather than slices of one: a GPU's GEMM needs contiguous matrices.
-        self._columns, self.room = widths if keep else [max(widths)], 0
+        self._columns = widths if keep else [max(widths)]
         self.g, self.u = (xp.empty((widest, c), op.dtype) for _ in range(2))
         sketches = preconditioner.sketches or []
         self.sketch = sketches[0].shape[1] if sketches else 0
         # [alpha, G] of every block, so that one product with K_b serves both.
-        self.beside = [xp.empty((len(G), c + G.shape[1]), op.dtype) for G in sketches]
-        for beside, G in zip(self.beside, sketches, strict=True):
-            beside[:, c:] = G
-        self._make_room(math.ceil(ROOM_FACTOR * max_batch / self.share.grid.rows))
+        self.augmented = [xp.empty((len(G), c + G.shape[1]), op.dtype) for G in sketches]
+        for augmented, G in zip(self.augmented, sketches, strict=True):
+            augmented[:, c:] = G
+        self._make_room()
 
-    def _make_room(self, rows: int) -> None:
-        """Allocate buffers for `rows` rows of a batch; a rank may have more than an equal share."""
-        if rows <= self.room:
-            return
+    def _allocate(self, m: int) -> None:
         xp, dtype, c = self.backend.xp, self.op.dtype, self.n_outputs
-        self.room = m = min(rows, self.max_batch)
         self.K = []  # free the old buffers first
         self.K = [xp.empty((m, width), dtype) for width in self._columns]
         self.x = self.op.empty_points(m, self.Z.width, left=True)
         self.r, self.Ku = (xp.empty((m, c), dtype) for _ in range(2))
-        if self.beside:
-            self.both = xp.empty((m, self.beside[0].shape[1]), dtype)
-            self.leverages = xp.empty((len(self.beside), m), dtype)
-            if not self.share.whole:
-                self.parts = xp.empty((m, c + self.sketch * len(self.beside)), dtype)
+        if self.augmented:
+            self.both = xp.empty((m, self.augmented[0].shape[1]), dtype)
+            self.leverages = xp.empty((len(self.augmented), m), dtype)
+            if not self.partition.whole:
+                self.parts = xp.empty((m, c + self.sketch * len(self.augmented)), dtype)
             self.own, self.w = (xp.empty(m, dtype) for _ in range(2))
 
     def init(self, alpha: Array | None = None) -> State:
@@ -172,7 +157,7 @@ class BlockSolver(Solver):
             state.average[...] = start
             state.averaged = int(TRUST_RATIO * self.preconditioner.start_rows / self.max_batch)
         if alpha is not None:
-            self.of_ridge.see_all(state)
+            self.ridge_term.refresh_all(state)
         elif self.preconditioner.values is not None:
             state.pending["ridge_values"][...] = self.preconditioner.values
         return state
@@ -187,7 +172,7 @@ class BlockSolver(Solver):
             arrays = arrays | {"ridge_values": np.zeros_like(arrays["alpha"])}
         state = super().restore(arrays, scalars)
         if not kept:
-            self.of_ridge.see_all(state)
+            self.ridge_term.refresh_all(state)
         return state
 
     def rules(self) -> list[StepRule]:
@@ -195,9 +180,9 @@ class BlockSolver(Solver):
         return self.preconditioner.rules
 
     def _step(self, state: State, batch: Batch) -> Array:
-        m, n, own = len(batch.X), batch.whole, self.share.own
+        m, n, own = len(batch.X), batch.whole, self.partition.local
         self._make_room(m)
-        self.across.begin(m, n)
+        self.partition.begin(m, n)
         rng = np.random.default_rng([self.seed, ORDER_STAGE, state.steps])
         order = rng.permutation(len(own))
         with self.backend.single_threaded_blas():
@@ -210,43 +195,42 @@ class BlockSolver(Solver):
                 K_b = self.K[b][:m] if self.keep else self._recomputed(x, own[b])
                 u = self._block_step(state, b, K_b, r, n)
                 if i + 1 < len(order):
-                    self._leave(r, state, b, K_b, u, w, n)
+                    self._update_residual(r, state, b, K_b, u, w, n)
             self._average(state)
         state.rows += n
         return loss
 
     def _block_step(self, state: State, b: int, K_b: Array, r: Array, n: int) -> Array:
-        block, at = self.preconditioner.blocks[b], self.share.at[b]
+        block, at = self.preconditioner.blocks[b], self.partition.in_block[b]
         width = block.stop - block.start
         g = self.g[:width]
-        if not self.share.whole:
-            g[...] = 0  # at centers of other ranks, whose share the sum over all of them adds
+        g[...] = 0  # at centers of other ranks, whose share the sum over all of them adds
         part = self.backend.matmul_t(K_b, r, g[at])
         part *= 1 / n
         if self.ridge:
-            self.of_ridge.add(g, state, b, self.u[:width])
-        self._total(g)
-        u = self._total(self.preconditioner.apply(b, g, self.backend, self.u[:width]))
+            self.ridge_term.add(g, state, b, self.u[:width])
+        self.partition.sum(g)
+        u = self.partition.sum(self.preconditioner.apply(b, g, self.backend, self.u[:width]))
         u *= self._eta(state, b, n)
         u = u[at]
-        alpha = state.alpha[self.share.own[b]]
+        alpha = state.alpha[self.partition.local[b]]
         alpha -= u
         return u
 
-    def _weights(self, state: State, m: int, n: int, given: Array | None) -> Array | None:
+    def _weights(self, state: State, m: int, n: int, sample_weights: Array | None) -> Array | None:
         """Return the factors of the rows in the step, (m,): sample weights, damped by leverage."""
-        if not self.beside:
-            return given
+        if not self.augmented:
+            return sample_weights
         xp, w = self.backend.xp, self.w[:m]
         eta = max(self._eta(state, b, n) for b in range(len(self.preconditioner.rules)))
         self.leverages[:, :m].sum(axis=0, out=w)
-        w *= self._alone(n) * eta / n
-        if given is None:
+        w *= self._variance_ratio(n) * eta / n
+        if sample_weights is None:
             w += 1
             return xp.reciprocal(w, out=w)
-        w *= given
+        w *= sample_weights
         w += 1
-        return xp.divide(given, w, out=w)
+        return xp.divide(sample_weights, w, out=w)
 
     def _eta(self, state: State, b: int, m: int) -> float:
         """Return the step size of a block for m rows.
@@ -254,69 +238,69 @@ class BlockSolver(Solver):
         The step of damped rows falls, see `FULL_ROWS`, except for the full batch, which has no
         noise.
         """
-        rule, full = self.preconditioner.rules[b], FULL_ROWS * self.share.p
-        falls = rule.damped and state.rows > full and self._alone(m) > 0
+        rule, full = self.preconditioner.rules[b], FULL_ROWS * self.partition.p
+        falls = rule.damped and state.rows > full and self._variance_ratio(m) > 0
         fall = math.sqrt(full / state.rows) if falls else 1.0
-        return state.scale * fall * rule.eta(m, self._alone(m))
+        return state.scale * fall * rule.eta(m, self._variance_ratio(m))
 
-    def _alone(self, m: int) -> float:
+    def _variance_ratio(self, m: int) -> float:
         """Return `finite_population_factor` of m rows of this solver's stream."""
         return finite_population_factor(self.cycled, m)
 
-    def _leave(
+    def _update_residual(
         self, r: Array, state: State, b: int, K_b: Array, u: Array, w: Array | None, n: int
     ) -> None:
         """Subtract w K_b u from r, already weighted, except for each row's share from itself."""
         m = len(r)
-        if self.beside:
+        if self.augmented:
             own = self.own[:m]
-            share = self._alone(n) * self._eta(state, b, n) / n
+            share = self._variance_ratio(n) * self._eta(state, b, n) / n
             self.backend.xp.multiply(self.leverages[b, :m], share, out=own)
             own *= w
             own += 1
             self._weigh(r, own)
-        r -= self._weigh(self.across.sum(self.backend.matmul(K_b, u, self.Ku[:m])), w)
+        r -= self._weigh(self.partition.row_sum(self.backend.matmul(K_b, u, self.Ku[:m])), w)
 
     def _pending(self) -> dict[str, Array]:
-        return self.of_ridge.pending(self.n_outputs)
+        return self.ridge_term.pending(self.n_outputs)
 
     def backed_off(self, state: State, good: Array, factor: float) -> None:
         """Go back to the weights `good`, and evaluate their ridge."""
         super().backed_off(state, good, factor)
-        self.of_ridge.see_all(state)
+        self.ridge_term.refresh_all(state)
 
     def _residual(self, state: State, x: Points, Y: Array) -> Array:
         """Return K alpha - Y; fills self.K and the leverages."""
         m, c = len(x), self.n_outputs
         r = self.r[:m]
-        if self.counts:
+        if not self.partition.grid.column:  # of the ranks with these rows, one subtracts Y
             self.backend.xp.negative(Y, out=r)
         else:
             r[...] = 0
         for b in range(len(self.preconditioner.blocks)):
             r += self._values(state, x, b)
-        if self.share.whole:
+        if self.partition.whole:
             return r
-        if not self.beside:
-            return self.across.sum(r)
+        if not self.augmented:
+            return self.partition.row_sum(r)
         parts = self.parts[:m]
         parts[:, :c] = r
-        r[...] = self.across.sum(parts)[:, :c]
-        for b in range(len(self.beside)):
-            self._lever(b, self._sketched(parts, b))
+        r[...] = self.partition.row_sum(parts)[:, :c]
+        for b in range(len(self.augmented)):
+            self._set_leverages(b, self._sketched(parts, b))
         return r
 
     def _values(self, state: State, x: Points, b: int) -> Array:
         """Return K_b alpha_b; fills the leverages of the rows in the block on the way."""
-        m, c, own = len(x), self.n_outputs, self.share.own[b]
+        m, c, own = len(x), self.n_outputs, self.partition.local[b]
         Z, alpha = self.Z[own], state.alpha[own]
         keep = self.K[b][:m] if self.keep else None
-        if not self.beside:
+        if not self.augmented:
             return self.op.product(x, Z, alpha, out=self.Ku[:m], keep=keep)
-        self.beside[b][:, :c] = alpha
-        both = self.op.product(x, Z, self.beside[b], out=self.both[:m], keep=keep)
-        if self.share.whole:
-            self._lever(b, both[:, c:])
+        self.augmented[b][:, :c] = alpha
+        both = self.op.product(x, Z, self.augmented[b], out=self.both[:m], keep=keep)
+        if self.partition.whole:
+            self._set_leverages(b, both[:, c:])
         else:
             self._sketched(self.parts[:m], b)[...] = both[:, c:]
         return both[:, :c]
@@ -325,7 +309,7 @@ class BlockSolver(Solver):
         first = self.n_outputs + self.sketch * b
         return parts[:, first : first + self.sketch]
 
-    def _lever(self, b: int, sketched: Array) -> None:
+    def _set_leverages(self, b: int, sketched: Array) -> None:
         """Set the leverages in block b. sketched : (m, k), overwritten."""
         self.backend.xp.multiply(sketched, sketched, out=sketched)
         sketched.sum(axis=1, out=self.leverages[b, : len(sketched)])

@@ -7,17 +7,17 @@ matrix (`kernel_ridge`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-
-import numpy as np
-import numpy.typing as npt
+from dataclasses import dataclass
 
 from streamkern.basics.errors import ConfigError
-from streamkern.config.solver import SolverConfig, set_value
+from streamkern.config.solver import (
+    SolverConfig,
+    set_value,
+)
 from streamkern.planning.effort import NO_WORK, OpCounts
 from streamkern.planning.memory import PANEL, PRODUCT_TILE, Buffers, MemoryNeeds
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import Sizes, without_sample
+from streamkern.planning.sizes import Sizes, batches
 from streamkern.solver.base import Solver
 from streamkern.solver.direct_step import HELD_SHARE, DirectSolver
 from streamkern.solver.equations import KERNEL_SLAB_ROWS
@@ -88,13 +88,12 @@ class Direct(Method[DirectSizes]):
 
     def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[DirectSizes]:
         """Return candidate sizes, best first, without a sample of the stream."""
-        searched = options.ridge == "auto" and self.finds_ridge(problem)
-        alone = problem.rows_are_centers and problem.ranks == 1
-        sums: Iterable[int] = (0,) if alone else (1,)
-        if searched:
+        nothing_summed = problem.rows_are_centers and problem.ranks == 1
+        sums: Iterable[int] = (0,) if nothing_summed else (1,)
+        if options.ridge == "auto" and self.finds_ridge(problem):
             sums = dict.fromkeys((1 + n_parts(problem.p), 2))
-        plain = without_sample(self.name, problem)
-        return [DirectSizes(**asdict(sizes), n_sums=n) for n in sums for sizes in plain]
+        rows = batches(problem)
+        return [sizes for n in sums for sizes in self._sized(rows, n_sums=n)]
 
     def passes(self, problem: ProblemShape) -> int:
         """Return 1 if further passes would bring the same rows, else the number of epochs."""
@@ -160,14 +159,7 @@ class Direct(Method[DirectSizes]):
             self._add_posterior(buffers, problem)
             return
         add("train", "K(X, Z)", m, p, itemsize=item)
-        add(
-            "always",
-            "tiles of a p x p matrix",
-            problem.threads,
-            PRODUCT_TILE,
-            PRODUCT_TILE,
-            itemsize=8,
-        )
+        add("always", "tiles of a p x p matrix", problem.threads, PRODUCT_TILE**2, itemsize=8)
         if item < 8:
             add("train", "K(X, Z) in float64", m, p, itemsize=8)
         if sizes.n_sums > 1:
@@ -197,12 +189,7 @@ class Direct(Method[DirectSizes]):
         """Return a setup without arrays, as nothing is computed ahead."""
         return Setup({}, {"rules": [], "batch_size": work.sizes.batch_size})
 
-    def assemble(
-        self,
-        work: Work[DirectSizes],
-        setup: Setup,
-        sample_rows: npt.NDArray[np.int64] | None = None,
-    ) -> Solver:
+    def assemble(self, work: Work[DirectSizes], setup: Setup) -> Solver:
         """Return the solver, with empty sums."""
         ridge, problem = set_value(work.options.ridge), work.problem
         if ridge == 0 and work.options.posterior:  # as it was found
@@ -215,14 +202,14 @@ class Direct(Method[DirectSizes]):
             ridges = work.op.backend.to_host(ridges)
         if self.takes_rows(work.sizes):
             return KernelRidgeSolver(
-                work.op, work.Z, max_batch=setup.meta["batch_size"], ridge=work.options.fixed_ridge,
-                ridges=ridges, **work.shared,
+                work.op, work.Z, ridge=work.options.fixed_ridge,
+                ridges=ridges, **work.shared(setup),
             )  # fmt: skip
         return DirectSolver(
-            work.op, work.Z if ridge != 0 else work.Z.columns(), max_batch=setup.meta["batch_size"],
+            work.op, work.Z if ridge != 0 else work.Z.columns(),
             ridge=ridge, n_sums=work.sizes.n_sums, n_stored=problem.n_stored or problem.n_rows,
             repeats=problem.repeats, keeps_posterior=work.options.posterior,
-            each=problem.several and ridge is None, ridges=ridges, **work.shared,
+            each=problem.several and ridge is None, ridges=ridges, **work.shared(setup),
         )  # fmt: skip
 
 

@@ -44,8 +44,7 @@ from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import PANEL
 from streamkern.solver.base import State
-from streamkern.solver.each_output import grouped, middle, on_grid
-from streamkern.solver.equations import KERNEL_SLAB_ROWS, EquationSolver
+from streamkern.solver.equations import KERNEL_SLAB_ROWS, EquationSolver, middle, on_grid
 from streamkern.solver.precondition.held_out import (
     bits_of,
     geometric_search,
@@ -68,7 +67,6 @@ class DirectSolver(EquationSolver):
     Parameters
     ----------
     Z : points of the centers, both sides if there is a ridge.
-    max_batch : largest m that `step` receives; the buffers are made for it.
     ridge : None: it is found on held-out rows, and is `State.ridge`.
     n_sums : 1 plus the number of held-out parts of the rows.
     n_stored : row v is made from the stored row v mod n_stored.
@@ -77,26 +75,16 @@ class DirectSolver(EquationSolver):
     """
 
     def __init__(
-        self,
-        op: KernelOperator,
-        Z: Points,
-        *,
-        max_batch: int,
-        ridge: float | None = 0.0,
-        n_sums: int = 1,
-        n_stored: int = 1,
-        repeats: bool = False,
-        keeps_posterior: bool = False,
-        each: bool = False,
-        ridges: Floats | None = None,
-        **shared: Any,
-    ) -> None:
+        self, op: KernelOperator, Z: Points, *, ridge: float | None = 0.0, n_sums: int = 1,
+        n_stored: int = 1, repeats: bool = False, keeps_posterior: bool = False,
+        each: bool = False, ridges: Floats | None = None, **shared: Any,
+    ) -> None:  # fmt: skip
         super().__init__(op, Z, **shared)
         self.keeps_posterior, self.each, self.ridges = keeps_posterior, each, ridges
         self.ridge, self.repeats = ridge, repeats
         self.n_sums, self.n_stored = n_sums, n_stored
         self.tried: list[tuple[float, float]] = []
-        xp, p, c = op.backend.xp, len(Z), self.n_outputs
+        xp, p, c, max_batch = op.backend.xp, len(Z), self.n_outputs, self.max_batch
         self.K = xp.empty((max_batch, p), op.dtype)
         wide = np.dtype(np.float64)
         self.wide_K = self.K if op.dtype == wide else xp.empty((max_batch, p), wide)
@@ -173,8 +161,9 @@ class DirectSolver(EquationSolver):
         """
         if self.n_sums == 1:
             return
-        told = self.repeats  # randomly transformed copies are not equal
-        origins = bits_of(batch.X, self.backend) if told else batch.rows % self.n_stored
+        # Randomly transformed copies of a row are not equal.
+        of_bits = self.repeats
+        origins = bits_of(batch.X, self.backend) if of_bits else batch.row_ids % self.n_stored
         part = part_of(origins, self.n_sums - 1)
         part[~is_not_center(self.op, self.Z, K)] = 0
         few = len(self.K) // HELD_SHARE + 1
@@ -197,27 +186,20 @@ class DirectSolver(EquationSolver):
         """Return slices of the outputs that fit the buffers."""
         return tiles(self.n_outputs, PANEL)
 
-    def _solve(self, state: State, out: Array) -> None:
-        xp, p = self.backend.xp, len(self.Z)
-        A = xp.empty((p, p))
+    def _find_ridges(self, state: State, A: Array) -> None:
         if self.ridge is None:
-            found = self._found(state, A)
-            state.ridge = middle(found) if self.each else float(found[0])
+            ridges = self._best_ridges(state, A)
+            state.ridge = middle(ridges) if self.each else float(ridges[0])
             if self.each:
-                state.pending["ridges"][...] = self.backend.asarray(found)
-        for ridge, outputs in grouped(self._ridges(state)):
-            self._factor_with(A, state, ridge)
-            for part in tiles(len(outputs), PANEL):
-                at = self.backend.asarray(outputs[part])
-                out[:, at] = self._solution(A, state, at)
+                state.pending["ridges"][...] = self.backend.asarray(ridges)
 
     def _ridges(self, state: State) -> Floats:
         if not self.each:
             return super()._ridges(state)
-        found: Floats = self.backend.to_host(state.pending["ridges"])
-        return found
+        ridges: Floats = self.backend.to_host(state.pending["ridges"])
+        return ridges
 
-    def _found(self, state: State, A: Array) -> Floats:
+    def _best_ridges(self, state: State, A: Array) -> Floats:
         """Return the ridge with the least error on held-out rows, (1,), or (c,) for each output.
 
         Sets `tried`, the ridges that were tried with their mean squared errors.
@@ -238,7 +220,7 @@ class DirectSolver(EquationSolver):
                 known[ridge] = sum(self._error(A, state, ridge, k, totals[k]) for k in parts) / rows
             return known[ridge]
 
-        fitted, found = 1 - rows / len(parts) / state.rows, np.empty(n_ridges)
+        fitted, ridges = 1 - rows / len(parts) / state.rows, np.empty(n_ridges)
         for k in range(n_ridges):
 
             def error(ridge: float, k: int = k) -> float:
@@ -249,10 +231,10 @@ class DirectSolver(EquationSolver):
             )
             if not math.isfinite(min(of_output.values())):
                 raise self._failure(state)
-            found[k] = float(10.0 ** parabola_minimum(of_output) * fitted)
+            ridges[k] = float(10.0 ** parabola_minimum(of_output) * fitted)
         tried = [(ridge, float(known[ridge].sum())) for ridge in sorted(known)]
         self.tried = [(ridge, value) for ridge, value in tried if math.isfinite(value)]
-        return on_grid(found) if self.each else found
+        return on_grid(ridges) if self.each else ridges
 
     def _error(
         self, A: Array, state: State, ridge: float, k: int, total: npt.NDArray[np.float64]
@@ -272,8 +254,8 @@ class DirectSolver(EquationSolver):
             np.concatenate(parts) if self.each else sum(parts) for parts in zip(*sums, strict=True)
         )
         unsure = rounding(self.op, self.Z) ** 2 * float(state.pending["G"][k].diagonal().max())
-        found: Floats = total[1:] - 2 * both + quadratic + unsure * squares
-        return found
+        error: Floats = total[1:] - 2 * both + quadratic + unsure * squares
+        return error
 
     def _of_panel(self, A: Array, state: State, k: int, cols: slice) -> tuple[Floats, ...]:
         """Return alpha^T B_k, alpha^T G_k alpha and |alpha|^2 of some outputs.
@@ -288,8 +270,8 @@ class DirectSolver(EquationSolver):
         both = (alpha * B).sum(axis=axis)
         squares = (alpha**2).sum(axis=axis)
         alpha *= G @ alpha
-        told = (both, alpha.sum(axis=axis), squares)
-        return tuple(np.atleast_1d(self.backend.to_host(a)) for a in told)
+        sums = both, alpha.sum(axis=axis), squares
+        return tuple(np.atleast_1d(self.backend.to_host(a)) for a in sums)
 
     def _factor_with(
         self, A: Array, state: State, ridge: float, without: int | None = None
@@ -326,11 +308,7 @@ class DirectSolver(EquationSolver):
         if without is not None:
             alpha -= take(B[without], outputs, axis=1)
         alpha *= 1 / self._rows(state, without)
-        self.backend.solve_lower(A, alpha)
-        self.backend.solve_lower(A, alpha, transposed=True)
-        if not bool(self.backend.xp.isfinite(alpha).all()):
-            raise self._failure(state)
-        return alpha
+        return self._substitute(A, state, alpha)
 
     def _fill_norm(self, R: Array) -> None:
         R[...] = 0
@@ -372,16 +350,11 @@ class DirectSolver(EquationSolver):
 
         The norm of the weights of explicit features is their own: ridge I.
         """
-        p, op = len(self.Z), self.op
         if not ridge:
             return
-        if op.kernel.explicit:
-            A.reshape(-1)[:: p + 1] += ridge
+        if self.op.kernel.explicit:
+            A.reshape(-1)[:: len(A) + 1] += ridge
             return
-        held = op.backend.xp.empty((min(KERNEL_SLAB_ROWS, p), p), op.dtype)
-        for rows in tiles(p, KERNEL_SLAB_ROWS):
-            slab = held[: rows.stop - rows.start]
-            ids = np.arange(rows.start, rows.stop)
-            op.product(self.Z[rows], self.Z, keep=slab, same=(ids - rows.start, ids))
+        for rows, slab in self._slabs():
             slab *= ridge
             A[rows] += slab

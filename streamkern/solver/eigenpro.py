@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,14 +11,16 @@ import numpy.typing as npt
 
 from streamkern.backend.base import Array
 from streamkern.backend.rank_grid import CenterPartition
-from streamkern.config.solver import SolverConfig, set_value
+from streamkern.config.solver import (
+    SolverConfig,
+    set_value,
+)
 from streamkern.kernels.points import Points
 from streamkern.planning.effort import OpCounts
 from streamkern.planning.memory import RANK_SLAB_BYTES, Buffers, MemoryNeeds
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import LOADERS, batches, check_between, steps
-from streamkern.solver.base import ROOM_FACTOR, Solver
-from streamkern.solver.broadcast_centers import ON_THEIR_WAY
+from streamkern.planning.sizes import batches, check_between, steps
+from streamkern.solver.base import Solver, batch_room
 from streamkern.solver.eigenpro_step import TEMPORARY, DelayedProjectionSolver, temporary
 from streamkern.solver.low_rank import (
     MANY_CENTERS,
@@ -27,27 +28,23 @@ from streamkern.solver.low_rank import (
     LowRankSizes,
     build,
     cut,
-    default_sample,
     rebuilt,
     sample_bytes,
-    sampled,
     summary,
 )
 from streamkern.solver.method import Report, Samples, Setup, Work
 from streamkern.solver.precondition.low_rank import LowRankPreconditioner
+from streamkern.solver.precondition.norm import jittered_cholesky
+from streamkern.solver.precondition.partition import BROADCAST_CENTERS, Centers, Partition
 from streamkern.solver.precondition.step_rule import StepRule
-from streamkern.solver.precondition.stripes import Centers
 from streamkern.solver.projection import (
     INNER_NYSTROM,
     ExactProjection,
     IterativeProjection,
+    PartitionedProjection,
     Projection,
     inner_centers,
     inner_rule,
-)
-from streamkern.solver.striped_projection import (
-    StripedExactProjection,
-    StripedIterativeProjection,
 )
 
 
@@ -84,17 +81,17 @@ class EigenPro3(LowRank[ProjectedSizes]):
 
     def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[ProjectedSizes]:
         """Return candidate sizes, best first; a projection that needs little memory comes last."""
-        s, h, level = sampled(problem, options, default_sample(problem.p))
+        s, h, level = self._sampled(problem, options)
         best = "exact" if problem.p <= MANY_CENTERS else "resident"
         projections = [best, "inexact"] if options.projection == "auto" else [options.projection]
         return [
-            ProjectedSizes(
-                self.name, m, s, h, *loader, level=level,
-                period=self._period(problem, options, m), projection=projection,
-            )
+            sizes
             for projection in projections
             for m in batches(problem)
-            for loader in LOADERS
+            for sizes in self._sized(
+                [m], s, h, level=level, period=self._period(problem, options, m),
+                projection=projection,
+            )
         ]  # fmt: skip
 
     def effort(self, problem: ProblemShape, sizes: ProjectedSizes) -> tuple[OpCounts, OpCounts]:
@@ -140,8 +137,7 @@ class EigenPro3(LowRank[ProjectedSizes]):
             add("setup", "eigensystem of the projection", 3 * inner, inner, itemsize=item)
             add("setup", "K(probe, probe) of the projection", probed, probed, itemsize=item)
         m = sizes.batch_size
-        of_rank = min(m, math.ceil(ROOM_FACTOR * problem.of_row(m)))
-        add("train", "K(X, Z)", of_rank, held, itemsize=item)
+        add("train", "K(X, Z)", batch_room(problem, m), held, itemsize=item)
         # With the batch cut to the critical one, a period has more steps but no more rows.
         rows = sizes.period * m if sizes.period > 1 else 0
         kept = problem.point + c * item
@@ -155,9 +151,7 @@ class EigenPro3(LowRank[ProjectedSizes]):
 
     def compute(self, work: Work[ProjectedSizes], samples: Samples, report: Report) -> Setup:
         """Compute the preconditioner, the batch size that it allows, and the projection."""
-        sizes, problem = work.sizes, work.problem
-        shared = problem.center_ranks > 1
-        Z = Centers(work.Z, problem.p, work.ranks, work.op.backend, shared)
+        sizes, Z = work.sizes, work.centers
         if work.ranks.rank:  # sends its centers; rank 0 does the rest
             samples()
             _centers_of_projection(work, Z)
@@ -170,17 +164,14 @@ class EigenPro3(LowRank[ProjectedSizes]):
         meta |= summary(P, report, batch_size=batch, period=period)
         return Setup(arrays | projected, meta)
 
-    def assemble(
-        self, work: Work[ProjectedSizes], setup: Setup,
-        sample_rows: npt.NDArray[np.int64] | None = None,
-    ) -> Solver:  # fmt: skip
+    def assemble(self, work: Work[ProjectedSizes], setup: Setup) -> Solver:
         """Return the solver with the preconditioner and projection of `setup`."""
         share = self.share(work.problem, work.sizes, work.ranks)
         Z = work.Z.each(share.part)
         return DelayedProjectionSolver(
             work.op, Z, rebuilt(work, setup), _assemble_projection(work, setup, Z, share),
             columns=work.op.columns(setup.arrays["sample"].shape[1]), period=setup.meta["period"],
-            max_batch=setup.meta["batch_size"], share=share, **work.shared,
+            share=share, **work.shared(setup),
         )  # fmt: skip
 
     def rows_of(self, name: str, n: int, share: CenterPartition) -> npt.NDArray[np.int64] | None:
@@ -235,7 +226,7 @@ def _count_shared(
     if sizes.projection == "resident":
         evaluated = problem.of_row(p) + problem.ranks // columns
         add("train", "a part of K(Z, Z)", evaluated, held, itemsize=item)
-    travelling = min(p, max(ON_THEIR_WAY, m))
+    travelling = min(p, max(BROADCAST_CENTERS, m))
     add("train", "centers on their way", travelling, problem.point)
     add("train", "K(batch, sample) of the projection", problem.of_row(m), min(inner, held),
         itemsize=item)  # fmt: skip
@@ -245,16 +236,16 @@ def _count_shared(
 def _centers_of_projection(work: Work[ProjectedSizes], Z: Centers) -> Points:
     """Return the centers that a projection is made from, on all ranks. Collective call."""
     exact = work.sizes.projection == "exact"
-    return Z.of(slice(0, Z.p if exact else inner_centers(Z.p)), left=True)
+    return Z.block(slice(0, len(Z) if exact else inner_centers(len(Z))), left=True)
 
 
 def _compute_projection(
     work: Work[ProjectedSizes], centers: Centers
 ) -> tuple[dict[str, Array], dict[str, Any]]:
-    op, p, Z = work.op, centers.p, _centers_of_projection(work, centers)
+    op, p, Z = work.op, len(centers), _centers_of_projection(work, centers)
     if work.sizes.projection == "exact":
-        exact = ExactProjection.build(op, Z)
-        return {"projection.L": exact.L}, {"jitter": exact.jitter}
+        L, jitter = jittered_cholesky(op, Z)
+        return {"projection.L": L}, {"jitter": jitter}
     P, batch = inner_rule(
         op, Z, p, level=max(1, min(INNER_NYSTROM, p) // 10), n_nystrom=INNER_NYSTROM,
         max_batch=work.sizes.batch_size, seed=work.seed,
@@ -267,19 +258,13 @@ def _assemble_projection(
     work: Work[ProjectedSizes], setup: Setup, Z: Points, share: CenterPartition
 ) -> Projection:
     op, arrays, meta = work.op, setup.arrays, setup.meta
+    partition = Partition(share.blocks, share.grid, work.ranks, op.backend)
     if work.sizes.projection == "exact":
-        L = arrays["projection.L"]
-        if share.whole:
-            return ExactProjection(op, L, meta["jitter"])
-        own = share.at[0]
-        L = L if len(L) == len(Z) else L[own, : own.stop].copy()
-        return StripedExactProjection(op, L, share, work.ranks)
+        return ExactProjection(arrays["projection.L"], partition)
     E, D = arrays["projection.E"], arrays["projection.D"]
     rule, resident = StepRule(**meta["projection_rule"]), work.sizes.projection == "resident"
     batch = meta["projection_batch"]
     if share.whole:
         P = LowRankPreconditioner(Z[: len(E)], E, D, rule)
         return IterativeProjection(op, Z, P, batch=batch, resident=resident)
-    return StripedIterativeProjection(
-        op, Z, E, D, rule, share, work.ranks, batch=batch, resident=resident
-    )
+    return PartitionedProjection(op, Z, E, D, rule, partition, batch=batch, resident=resident)

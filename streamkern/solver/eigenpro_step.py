@@ -26,7 +26,6 @@ and the running average, which helps these methods too.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from streamkern.backend.base import Array
@@ -35,10 +34,9 @@ from streamkern.backend.rank_grid import RankGrid
 from streamkern.basics.errors import ConfigError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.solver.base import ROOM_FACTOR, Solver, State
+from streamkern.solver.base import Solver, State
 from streamkern.solver.precondition.low_rank import LowRankPreconditioner
 from streamkern.solver.precondition.step_rule import StepRule
-from streamkern.solver.precondition.stripes import add_up
 from streamkern.solver.projection import Projection
 
 TEMPORARY = ("points", "norms", "delta")
@@ -57,7 +55,6 @@ class DelayedProjectionSolver(Solver):
     ----------
     columns : columns of a point, see `KernelOperator.columns`.
     period : steps from one projection to the next.
-    max_batch : largest m that `step` receives.
 
     Cost per step 2 m p (d + 2 c) + 2 m s (d + 2 c) FLOPs and, for the temporary centers, on
     average m (period - 1) m (d + c) more; per projection as in `projection` plus 2 p s (d + c).
@@ -67,34 +64,22 @@ class DelayedProjectionSolver(Solver):
     growing = ("points", "norms", "delta")
 
     def __init__(
-        self,
-        op: KernelOperator,
-        Z: Points,
-        preconditioner: LowRankPreconditioner,
-        projection: Projection,
-        *,
-        columns: int,
-        period: int,
-        max_batch: int,
-        **shared: Any,
-    ) -> None:
+        self, op: KernelOperator, Z: Points, preconditioner: LowRankPreconditioner,
+        projection: Projection, *, columns: int, period: int, **shared: Any,
+    ) -> None:  # fmt: skip
         super().__init__(op, Z, **shared)
         if period < 1:
             raise ConfigError(f"period={period} must be at least 1")
         self.P, self.projection = preconditioner, projection
-        self.columns, self.period, self.max_batch = columns, period, max_batch
+        self.columns, self.period = columns, period
         xp, s = op.backend.xp, len(preconditioner.X_s)
-        self.sampled, self.room = self.share.grid.of_column(s), 0
+        self.sampled = self.partition.grid.of_column(s)
         self.h = xp.empty((len(Z), self.n_outputs), op.dtype)
         self.correction = xp.empty((s, self.n_outputs), op.dtype)
-        self._make_room(math.ceil(ROOM_FACTOR * max_batch / self.share.grid.rows))
+        self._make_room()
 
-    def _make_room(self, rows: int) -> None:
-        """Allocate buffers for `rows` rows of a batch; a rank may have more than an equal share."""
-        if rows <= self.room:
-            return
+    def _allocate(self, m: int) -> None:
         xp, dtype = self.backend.xp, self.op.dtype
-        self.room = m = min(rows, self.max_batch)
         self.K: Array = None  # free the old buffer first
         self.K = xp.empty((m, len(self.Z)), dtype)
         self.f, self.part = (xp.empty((m, self.n_outputs), dtype) for _ in range(2))
@@ -103,7 +88,7 @@ class DelayedProjectionSolver(Solver):
     def _pending(self) -> dict[str, Array]:
         xp, dtype, c = self.backend.xp, self.op.dtype, self.n_outputs
         # The last batch of a period is projected at once and never becomes temporary centers.
-        capacity = len(temporary(self.share.grid, 0, (self.period - 1) * self.max_batch))
+        capacity = len(temporary(self.partition.grid, 0, (self.period - 1) * self.max_batch))
         kept = self.op.empty_points(capacity, self.Z.width, right=True)
         norms = {} if kept.norms is None else {"norms": kept.norms}
         right = kept.right
@@ -127,7 +112,7 @@ class DelayedProjectionSolver(Solver):
         return arrays | {"points": points, "norms": norms}
 
     def _used(self, state: State) -> int:
-        return len(temporary(self.share.grid, 0, state.n_pending))
+        return len(temporary(self.partition.grid, 0, state.n_pending))
 
     def rules(self) -> list[StepRule]:
         """Return the single step rule."""
@@ -136,18 +121,18 @@ class DelayedProjectionSolver(Solver):
     def _step(self, state: State, batch: Batch) -> Array:
         op, m, n, pending = self.op, len(batch.X), batch.whole, state.pending
         self._make_room(m)
-        self.across.begin(m, n)
+        self.partition.begin(m, n)
         x = op.points(batch.X, out=self.x[:m])
         g = self._values(state, x)
-        if self.counts:
+        if not self.partition.grid.column:  # of the ranks with these rows, one subtracts Y
             g -= batch.Y
-        self.across.sum(g)
+        self.partition.row_sum(g)
         loss = self._measure(state, batch, g, self.part[:m])
         self._weigh(g, batch.w)
         g *= state.scale * self.P.rule.eta(n) / n
         gamma, h = pending["gamma"], pending["h"]
-        gamma += self._total(self.P.correction(op, x, g, self.correction, part=self.sampled))
-        h -= self.down.sum(self.backend.matmul_t(self.K[:m], g, self.h))
+        gamma += self.partition.sum(self.P.correction(op, x, g, self.correction, part=self.sampled))
+        h -= self.partition.column_sum(self.backend.matmul_t(self.K[:m], g, self.h))
         if (state.steps + 1) % self.period == 0:
             self._project(state)
         else:
@@ -159,33 +144,17 @@ class DelayedProjectionSolver(Solver):
 
         Each rank keeps those of its column.
         """
-        grid, before = self.share.grid, self._used(state)
-        first = self.ranks.exclusive_scan(len(g)) if self.share.whole else self.across.first
+        grid, before = self.partition.grid, self._used(state)
+        first = self.partition.rows_before(len(g))
         ids = temporary(grid, state.n_pending, state.n_pending + n)
         new = slice(before, before + len(ids))
         at = slice(ids.start - state.n_pending, n, grid.columns)
-        parts = {"points": x.right, "norms": x.norms, "delta": g}
-        for name, part in parts.items():
+        for name, part in {"points": x.right, "norms": x.norms, "delta": g}.items():
             if part is not None:
-                kept = state.pending[name][new]
-                if grid.rows == 1:
-                    kept[...] = part[at]
-                elif self.share.whole:
-                    self._together(part, kept, first)
-                else:
-                    with self.backend.workspace((n, *part.shape[1:]), part.dtype) as whole:
-                        self._together(part, whole, first)
-                        kept[...] = whole[at]
+                self.partition.gather_batch(part, first, n, at, state.pending[name][new])
         delta = state.pending["delta"][new]
         self.backend.xp.negative(delta, out=delta)
         state.n_pending += n
-
-    def _together(self, part: Array, whole: Array, first: int) -> None:
-        """Gather the rows of all ranks in `whole`; one rank adds the rows that several have."""
-        whole[...] = 0
-        if self.counts:
-            whole[first : first + len(part)] = part
-        add_up(whole, self.ranks, self.backend)
 
     def _values(self, state: State, x: Points) -> Array:
         """Return this rank's part of f(X), with all three terms; K(X, Z) stays in self.K."""
@@ -200,12 +169,11 @@ class DelayedProjectionSolver(Solver):
 
     def _project(self, state: State) -> None:
         h, gamma = state.pending["h"], state.pending["gamma"]
-        own = self.share.grid.of_row(len(self.Z))
-        if self.share.grid.rows > 1:
-            self.h[...] = 0
+        own = self.partition.grid.of_row(len(self.Z))
+        self.h[...] = 0
         self.op.product(self.Z[own], self.P.X_s, gamma, out=self.h[own])
-        h += self.down.sum(self.h)
-        state.alpha += self.down.of_first(self.projection.solve(h))
+        h += self.partition.column_sum(self.h)
+        state.alpha += self.partition.column_broadcast(self.projection.solve(h))
         h[...] = 0
         gamma[...] = 0
         state.n_pending = 0

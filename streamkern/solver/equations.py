@@ -1,16 +1,21 @@
-"""Base class of solvers that sum over the rows of a pass and solve equations at its end."""
+"""Base class of solvers that sum over the rows of a pass and solve equations at its end.
+
+If outputs have a ridge each, those with nearly equal ridges share a factor (`grouped`).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from streamkern.backend.base import Array
+from streamkern.backend.base import Array, tiles
 from streamkern.basics.array_types import Floats
 from streamkern.basics.errors import DivergenceError
+from streamkern.planning.memory import PANEL
 from streamkern.solver.base import Solver, State
 from streamkern.solver.posterior import Posterior, simultaneous
 from streamkern.solver.precondition.norm import eps
@@ -63,7 +68,7 @@ class EquationSolver(Solver):
             state.alpha[...] = self.weights(state)
         state.averaged = state.rows
         for a in (state.alpha, state.average):
-            self._of_first(a)
+            self.partition.broadcast(a)
         state.ridge = float(self.ranks.broadcast_scalars([state.ridge])[0])
         state.passes += 1
         facts: dict[str, Any] = {"rows": state.rows, "jitter": self.jitter}
@@ -94,9 +99,50 @@ class EquationSolver(Solver):
             state.averaged = state.rows
         return state.average
 
-    def _solve(self, state: State, out: Array) -> None:
-        """Write the weights to `out` (p, c), with at most `PANEL` columns at once in float64."""
+    def _solve(self, state: State, out: Array) -> Array:
+        """Write the weights to `out` (p, c), with at most `PANEL` columns at once in float64.
+
+        Returns the last factor, (p, p).
+        """
+        p, asarray = len(self.Z), self.backend.asarray
+        A = self.backend.xp.empty((p, p))
+        self._find_ridges(state, A)
+        for ridge, outputs in grouped(self._ridges(state)):
+            self._factor_with(A, state, ridge)
+            for part in tiles(len(outputs), PANEL):
+                at = asarray(outputs[part])
+                out[:, at] = self._solution(A, state, at)
+        return A
+
+    def _find_ridges(self, state: State, A: Array) -> None:
+        """Find the ridges that are open, and set them in `state`. A : (p, p) buffer."""
+
+    def _factor_with(self, A: Array, state: State, ridge: float) -> None:
+        """Factor the equations of all rows in A (p, p)."""
         raise NotImplementedError
+
+    def _solution(self, A: Array, state: State, outputs: Array) -> Array:
+        """Return the weights (p, w) of these outputs, in float64. A : the factor."""
+        raise NotImplementedError
+
+    def _substitute(self, A: Array, state: State, alpha: Array) -> Array:
+        """Solve A A^T x = alpha in place. Raises DivergenceError if x is not finite."""
+        self.backend.solve_lower(A, alpha)
+        self.backend.solve_lower(A, alpha, transposed=True)
+        if not bool(self.backend.xp.isfinite(alpha).all()):
+            raise self._failure(state)
+        return alpha
+
+    def _slabs(self, *, lower: bool = False) -> Iterator[tuple[slice, Array]]:
+        """Yield some rows of K(Z, Z) at a time, if `lower` up to the last of their columns."""
+        p, op = len(self.Z), self.op
+        room = op.backend.xp.empty(min(KERNEL_SLAB_ROWS, p) * p, op.dtype)
+        for rows in tiles(p, KERNEL_SLAB_ROWS):
+            shape = rows.stop - rows.start, rows.stop if lower else p
+            slab, ids = room[: shape[0] * shape[1]].reshape(shape), np.arange(rows.start, rows.stop)
+            same = ids - rows.start, ids
+            op.product(self.Z[rows], self.Z[: shape[1]], keep=slab, same=same)
+            yield rows, slab
 
     def posterior(self, state: State) -> Posterior:
         """Return the posterior, once all rows are in the sums; see `solver.posterior`."""
@@ -111,8 +157,8 @@ class EquationSolver(Solver):
         U, lam = simultaneous(self.backend, R, self._inside(state, R))
         lam_host = self.backend.to_host(lam)
         left, norms, n = self._fit(state, U, lam, tau)
-        taus, place = np.unique(tau, return_inverse=True)
-        free = n - p + (taus / (lam_host[:, None] + taus)).sum(axis=0)[place]
+        taus, index = np.unique(tau, return_inverse=True)
+        free = n - p + (taus / (lam_host[:, None] + taus)).sum(axis=0)[index]
         least = eps(np.float64) * left  # if all targets are equal
         prior = np.maximum(norms / np.maximum(n - free, eps(np.float64)), least)
         return Posterior(self.backend.to_host(U), lam_host, left / free, prior)
@@ -181,3 +227,27 @@ class EquationSolver(Solver):
             "between centers and rows, or the targets, are zero or not finite; give a larger "
             "bandwidth, or check the data for outliers"
         )
+
+
+RIDGES_PER_DECADE = 4
+"""Grid steps per power of ten: a ridge is off by a third at most, with no effect on the error."""
+
+
+def on_grid(ridges: npt.ArrayLike) -> Floats:
+    """Return the ridges (c,), each rounded to the nearest grid step; 0 stays 0."""
+    ridges = np.asarray(ridges, np.float64)
+    with np.errstate(divide="ignore"):
+        near: Floats = 10.0 ** (np.round(RIDGES_PER_DECADE * np.log10(ridges)) / RIDGES_PER_DECADE)
+    return near
+
+
+def grouped(ridges: Floats) -> Iterator[tuple[float, npt.NDArray[np.int64]]]:
+    """Yield each distinct ridge among (c,), with the indices of its outputs."""
+    for ridge in np.unique(ridges):
+        yield float(ridge), np.flatnonzero(ridges == ridge)
+
+
+def middle(ridges: Floats) -> float:
+    """Return the geometric mean."""
+    with np.errstate(divide="ignore"):
+        return float(np.exp(np.log(ridges).mean()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,7 +10,9 @@ import numpy.typing as npt
 from streamkern.backend.base import Array
 from streamkern.backend.rank_grid import CenterPartition
 from streamkern.basics.errors import ConfigError
-from streamkern.config.solver import SolverConfig
+from streamkern.config.solver import (
+    SolverConfig,
+)
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.effort import OpCounts
@@ -23,9 +24,8 @@ from streamkern.planning.memory import (
     count_products,
 )
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import Sizes, without_sample
-from streamkern.solver.base import ROOM_FACTOR, Solver
-from streamkern.solver.broadcast_centers import ON_THEIR_WAY
+from streamkern.planning.sizes import Sizes, batches
+from streamkern.solver.base import Solver, batch_room
 from streamkern.solver.falkon_step import CAST_SLAB_ROWS, OF_ALL, FalkonSolver
 from streamkern.solver.method import Method, Report, Samples, Setup, Work
 from streamkern.solver.precondition.block import MIN_PENALTY
@@ -35,7 +35,7 @@ from streamkern.solver.precondition.norm import (
     jittered_cholesky,
     noise_floor,
 )
-from streamkern.solver.precondition.stripes import Centers, own_rows
+from streamkern.solver.precondition.partition import BROADCAST_CENTERS, triangle_rows
 
 CG_TOLERANCE = 1e-4
 """Default tolerance of the relative residual.
@@ -78,7 +78,7 @@ class Falkon(Method[Sizes]):
 
     def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[Sizes]:
         """Return candidate sizes, best first, without a sample of the stream."""
-        return without_sample(self.name, problem)
+        return self._sized(batches(problem))
 
     def effort(self, problem: ProblemShape, sizes: Sizes) -> tuple[OpCounts, OpCounts]:
         """Return the operations of setup and of training; H is cast anew for every product.
@@ -97,7 +97,7 @@ class Falkon(Method[Sizes]):
     def needs(self, problem: ProblemShape, sizes: Sizes) -> MemoryNeeds:
         """Return the memory needs of K times [alpha, v]; a ridge evaluates K(Z, Z)."""
         p = problem.p
-        rows = p if problem.center_ranks == 1 else min(p, ON_THEIR_WAY)
+        rows = p if problem.center_ranks == 1 else min(p, BROADCAST_CENTERS)
         return MemoryNeeds(
             not problem.ridge, max(sizes.batch_size, rows), 2 * problem.c, setup=p * p
         )
@@ -106,21 +106,8 @@ class Falkon(Method[Sizes]):
         """Add the buffers of H, its factors and the vectors of the iteration."""
         add, item, p, c = buffers.add, problem.itemsize, problem.p, problem.c
         m, held = sizes.batch_size, problem.of_column(p)
-        add(
-            "train",
-            "K(X, Z)",
-            min(m, math.ceil(ROOM_FACTOR * problem.of_row(m))),
-            held,
-            itemsize=item,
-        )
-        add(
-            "always",
-            "tiles of a p x p matrix",
-            problem.threads,
-            PRODUCT_TILE,
-            PRODUCT_TILE,
-            itemsize=8,
-        )
+        add("train", "K(X, Z)", batch_room(problem, m), held, itemsize=item)
+        add("always", "tiles of a p x p matrix", problem.threads, PRODUCT_TILE**2, itemsize=8)
         if problem.ranks == 1:
             add("always", "preconditioner H", p, p, itemsize=item)
         else:
@@ -135,30 +122,26 @@ class Falkon(Method[Sizes]):
 
     def compute(self, work: Work[Sizes], samples: Samples, report: Report) -> Setup:
         """Compute H, on rank 0 only; partitioned centers are broadcast for it."""
-        problem, ranks = work.problem, work.ranks
-        shared = problem.center_ranks > 1
-        if shared:
+        problem = work.problem
+        if problem.center_ranks > 1:
             samples()  # there are none; the call makes the other ranks take part
-        centers = Centers(work.Z, problem.p, ranks, work.op.backend, shared)
-        Z = centers.of(slice(0, problem.p), left=True)
-        if ranks.rank:
+        Z = work.centers.block(slice(0, problem.p), left=True)
+        if work.ranks.rank:
             return Setup({}, {})
         H, mu, jitter = precondition(work.op, Z, ridge=work.options.fixed_ridge)
         report("block", {"block": 0, "blocks": 1, "mu": mu, "jitter": jitter})
         meta = {"rules": [], "batch_size": work.sizes.batch_size, "mu": mu, "jitter": jitter}
         return Setup({"H.0": H}, meta)
 
-    def assemble(
-        self, work: Work[Sizes], setup: Setup, sample_rows: npt.NDArray[np.int64] | None = None
-    ) -> Solver:
+    def assemble(self, work: Work[Sizes], setup: Setup) -> Solver:
         """Return the solver that iterates with H."""
         ridge, share = work.options.fixed_ridge, self.share(work.problem, work.sizes, work.ranks)
         Z = work.Z if ridge else work.Z.columns()
-        H = own_rows(setup.arrays["H.0"], share.p, work.ranks)
+        H = triangle_rows(setup.arrays["H.0"], share.p, work.ranks)
         return FalkonSolver(
-            work.op, Z.each(share.part), H, max_batch=setup.meta["batch_size"], ridge=ridge,
+            work.op, Z.each(share.part), H, ridge=ridge,
             jitter=setup.meta["jitter"], tolerance=work.options.tolerance or CG_TOLERANCE,
-            share=share, **work.shared,
+            share=share, **work.shared(setup),
         )  # fmt: skip
 
     def rows_of(self, name: str, n: int, share: CenterPartition) -> npt.NDArray[np.int64] | None:
@@ -178,7 +161,7 @@ def _count_shared(buffers: Buffers, problem: ProblemShape, sizes: Sizes) -> None
     add("train", "vectors on their way to rank 0", min(RANK_SLAB_BYTES, 8 * p * c))
     add("train", "sums over ranks", m, 2 * c, itemsize=item)
     if problem.ridge:
-        travelling = min(p, ON_THEIR_WAY)
+        travelling = min(p, BROADCAST_CENTERS)
         add("train", "centers on their way", travelling, problem.point)
         add("train", "their values", 2 * travelling, c, itemsize=item)
 

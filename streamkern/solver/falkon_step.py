@@ -23,7 +23,7 @@ are in the operator's precision; sums over batches, vectors and scalars are floa
 Each rank of a grid (`backend.rank_grid`) has some rows of X, and the part of the centers and of all
 vectors of the iteration that belongs to its column; sums over rows stay separate until the pass
 ends. Each has its stripe of H (`Communicator.triangle`): while M r is computed, all ranks hold all
-of r and of M r. With a ridge, the centers are broadcast (`broadcast_centers`).
+of r and of M r. With a ridge, the centers are broadcast (`Partition.norm_product`).
 
 Differences from the paper: conjugate gradient in alpha with M rather than in beta = H^-T alpha,
 which gives the same iterates and keeps the residual free of the rounding of H; batches in place of
@@ -44,8 +44,7 @@ from streamkern.backend.batch import Batch
 from streamkern.basics.errors import DivergenceError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.solver.base import ROOM_FACTOR, Solver, State
-from streamkern.solver.broadcast_centers import BroadcastCenters
+from streamkern.solver.base import Solver, State
 
 OF_ALL = ("squares", "least")
 """Names of a checkpoint's arrays that do not have a row for each center."""
@@ -67,36 +66,22 @@ class FalkonSolver(Solver):
     ----------
     Z : points of the centers, both sides if there is a ridge.
     H : (p, p) lower, from `precondition`, or its stripe, and the `jitter` it took.
-    max_batch : largest m that `step` receives; the buffers are made for it.
     tolerance : stop once sqrt(r . M r) is at most this times sqrt(b . M b), for every output.
     """
 
     name = "falkon"
 
     def __init__(
-        self,
-        op: KernelOperator,
-        Z: Points,
-        H: Array,
-        *,
-        max_batch: int,
-        ridge: float = 0.0,
-        jitter: float = 0.0,
-        tolerance: float,
-        **shared: Any,
-    ) -> None:
+        self, op: KernelOperator, Z: Points, H: Array, *, ridge: float = 0.0, jitter: float = 0.0,
+        tolerance: float, **shared: Any,
+    ) -> None:  # fmt: skip
         super().__init__(op, Z, **shared)
         self.H, self.ridge, self.jitter, self.tolerance = H, ridge, jitter, tolerance
         self.part = op.backend.xp.empty((len(Z), self.n_outputs), op.dtype)
-        self.max_batch, self.room = max_batch, 0
-        self._make_room(math.ceil(ROOM_FACTOR * max_batch / self.share.grid.rows))
+        self._make_room()
 
-    def _make_room(self, rows: int) -> None:
-        """Allocate buffers for `rows` rows of a batch; a rank may have more than an equal share."""
-        if rows <= self.room:
-            return
+    def _allocate(self, m: int) -> None:
         xp, dtype, c = self.backend.xp, self.op.dtype, self.n_outputs
-        self.room = m = min(rows, self.max_batch)
         self.K: Array = None  # free the old buffer first
         self.K = xp.empty((m, len(self.Z)), dtype)
         self.x = self.op.empty_points(m, self.Z.width, left=True)
@@ -131,12 +116,12 @@ class FalkonSolver(Solver):
         X, Y, w = batch.X, batch.Y, batch.w
         m, c, xp, pending = len(X), self.n_outputs, self.backend.xp, state.pending
         self._make_room(m)
-        self.across.begin(m, batch.whole)
+        self.partition.begin(m, batch.whole)
         K, r, Kv = self.K[:m], self.r[:m], self.Kv[:m]
         with self.backend.single_threaded_blas():
             x = self.op.points(X, out=self.x[:m])
             values = self.op.product(x, self.Z, pending["both"], out=self.values[:m], keep=K)
-            self.across.sum(values)
+            self.partition.row_sum(values)
             xp.subtract(values[:, :c], Y, out=r)
             loss = self._measure(state, batch, r, Kv)
             if state.passes:
@@ -163,7 +148,7 @@ class FalkonSolver(Solver):
         Rank 0 returns the entries for the log.
         """
         for name in self.sums_of_rows(state):
-            self.down.sum(state.pending[name])
+            self.partition.column_sum(state.pending[name])
         self._iterate(state)
         self._tell(state)
         facts = self._taken(state)
@@ -205,8 +190,8 @@ class FalkonSolver(Solver):
         change after the first pass, and sums are 0.
         """
         for name in ("alpha64", "v", "r") if state.passes else ("alpha64", "v", "r", "b"):
-            self.down.of_first(state.pending[name])
-        self._of_first(state.pending["squares"])
+            self.partition.column_broadcast(state.pending[name])
+        self.partition.broadcast(state.pending["squares"])
 
     def _taken(self, state: State) -> dict[str, Any]:
         """Accept the weights, if their residual is near the least, and the direction."""
@@ -234,51 +219,26 @@ class FalkonSolver(Solver):
         directions (to 1.3 times the exact test error there).
         """
         if ridge:
-            part = self._norm_of(self.backend.asarray(v, self.op.dtype))
+            narrow = self.backend.asarray(v, self.op.dtype)
+            part = self.partition.norm_product(self.op, self.Z, narrow, self.part)
             sums += ridge * (part + self.jitter * v)
-
-    def _norm_of(self, v: Array) -> Array:
-        """Return K(Z, Z) v at this rank's centers; each rank evaluates a part."""
-        if not self.share.whole:
-            return BroadcastCenters(self.op, self.Z, self.share, self.ranks).product(v, self.part)
-        own = self.share.grid.of_row(len(self.Z))
-        if not self.ranks.is_single:
-            self.part[...] = 0
-        same = np.arange(own.stop - own.start), np.arange(own.start, own.stop)
-        self.op.product(self.Z[own], self.Z, v, out=self.part[own], same=same)
-        return self.down.sum(self.part)
 
     def _preconditioned(self, r: Array) -> Array:
         """Return H^T H r at this rank's centers, in float64, whatever the precision of H.
 
         The product is exactly symmetric and positive. Each rank adds the part of its rows of H.
         """
-        r = self._whole(r)
+        r = self.partition.gather(r, slice(0, self.partition.p))
         z, first = self.backend.xp.zeros(r.shape), self.ranks.triangle(len(r)).start
         for rows in tiles(len(self.H), CAST_SLAB_ROWS):
             end = first + rows.stop
             part = self.H[rows, :end].astype(np.float64)  # lower triangular
             z[:end] += part.T @ (part @ r[:end])
-        self._total(z)
-        return z if self.share.whole else z[self.share.at[0]].copy()
-
-    def _whole(self, a: Array) -> Array:
-        """Return the rows of all centers."""
-        if self.share.whole:
-            return a
-        whole = self.backend.xp.zeros((self.share.p, a.shape[1]), a.dtype)
-        if self.share.grid.row == 0:  # one of the ranks with the same centers contributes them
-            whole[self.share.at[0]] = a
-        return self._total(whole)
+        return self.partition.part(self.partition.sum(z))
 
     def _dot(self, a: Array, b: Array) -> Array:
         """Return a . b for each output, over all centers: (c,)."""
-        total = (a * b).sum(axis=0)
-        if self.share.whole:
-            return total
-        if self.share.grid.row:
-            total[...] = 0
-        return self._total(total)
+        return self.partition.sum_over_columns((a * b).sum(axis=0))
 
     def _residual(self, state: State) -> float:
         """Return the largest sqrt(r . M r / b . M b) of an output; 0 if all targets are 0."""

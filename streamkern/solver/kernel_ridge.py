@@ -24,21 +24,20 @@ Cost n^3 / 3 + n^2 (d + c) FLOPs; memory n^2 float64.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from streamkern.backend.base import Array, tiles
+from streamkern.backend.base import Array
 from streamkern.backend.batch import Batch
-from streamkern.basics.array_types import Floats
+from streamkern.basics.array_types import Floats, Ints
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.planning.memory import PANEL
+from streamkern.planning.memory import MAX_COPIES
 from streamkern.solver.base import State
-from streamkern.solver.each_output import grouped
-from streamkern.solver.equal_rows import groups_of_copies, packed_groups
-from streamkern.solver.equations import KERNEL_SLAB_ROWS, EquationSolver
+from streamkern.solver.equations import EquationSolver, grouped
 from streamkern.solver.precondition.held_out import rounding
 
 LEFT_OUT = 256
@@ -62,7 +61,6 @@ class LeftOut(NamedTuple):
 class KernelRidgeSolver(EquationSolver):
     """Kernel ridge regression, as in the module docstring. Center i is row i of the data.
 
-    max_batch : largest m that `step` receives.
     keeps_factor : whether the factor of the last equations is kept for `left_out`.
     """
 
@@ -70,13 +68,13 @@ class KernelRidgeSolver(EquationSolver):
     _kept: tuple[int, Array] | None = None  # rows in the equations, and the factor
 
     def __init__(
-        self, op: KernelOperator, Z: Points, *, max_batch: int, ridge: float,
-        ridges: Floats | None = None, **shared: Any,
+        self, op: KernelOperator, Z: Points, *, ridge: float, ridges: Floats | None = None,
+        **shared: Any,
     ) -> None:  # fmt: skip
         super().__init__(op, Z, **shared)
         self.ridge, self.ridges, self.repeats = ridge, ridges, True
-        xp, c = op.backend.xp, self.n_outputs
-        self.r, self.squares = (xp.empty((max_batch, c), op.dtype) for _ in range(2))
+        shape = self.max_batch, self.n_outputs
+        self.r, self.squares = (op.backend.xp.empty(shape, op.dtype) for _ in range(2))
 
     def _pending(self) -> dict[str, Array]:
         """Return the targets and weights, 0 of rows that have not been read yet.
@@ -89,7 +87,7 @@ class KernelRidgeSolver(EquationSolver):
 
     def _step(self, state: State, batch: Batch) -> Array:
         """Store the targets and return the loss of f = 0, as there is a single pass."""
-        m, xp, rows = len(batch.X), self.backend.xp, self.backend.asarray(batch.rows)
+        m, xp, rows = len(batch.X), self.backend.xp, self.backend.asarray(batch.row_ids)
         root = None if batch.w is None else xp.sqrt(batch.w)
         r = xp.negative(batch.Y, out=self.r[:m])
         state.pending["Y"][rows] = batch.Y if root is None else batch.Y * root[:, None]
@@ -97,16 +95,11 @@ class KernelRidgeSolver(EquationSolver):
         state.rows += m
         return self._measure(state, batch, r, self.squares[:m])
 
-    def _solve(self, state: State, out: Array) -> None:
-        xp, p = self.backend.xp, len(self.Z)
-        A, Y, groups = xp.empty((p, p)), state.pending["Y"], list(grouped(self._ridges(state)))
-        for ridge, outputs in groups:
-            self._factor_with(A, state, ridge)
-            for part in tiles(len(outputs), PANEL):
-                at = self.backend.asarray(outputs[part])
-                out[:, at] = self._solution(A, state, xp.take(Y, at, axis=1))
-        if self.keeps_factor and len(groups) == 1:
+    def _solve(self, state: State, out: Array) -> Array:
+        A = super()._solve(state, out)
+        if self.keeps_factor and len(set(self._ridges(state).tolist())) == 1:
             self._kept = state.rows, A
+        return A
 
     def _factor_with(self, A: Array, state: State, ridge: float) -> None:
         """Factor the equations in A (p, p)."""
@@ -119,14 +112,10 @@ class KernelRidgeSolver(EquationSolver):
 
         self._factor(A, state, ridge, fill, rounding(self.op, self.Z), added)
 
-    def _solution(self, A: Array, state: State, alpha: Array) -> Array:
-        """Overwrite the targets `alpha`, times root, with their weights. A : the factor."""
-        backend = self.backend
-        backend.solve_lower(A, alpha)
-        backend.solve_lower(A, alpha, transposed=True)
+    def _solution(self, A: Array, state: State, outputs: Array) -> Array:
+        alpha = self.backend.xp.take(state.pending["Y"], outputs, axis=1)
+        self._substitute(A, state, alpha)
         alpha *= state.pending["root"][:, None]
-        if not bool(backend.xp.isfinite(alpha).all()):
-            raise self._failure(state)
         return alpha
 
     def left_out(self, state: State) -> LeftOut:
@@ -162,30 +151,30 @@ class KernelRidgeSolver(EquationSolver):
 
     def _without_own(self, A: Array, beta: Array, groups: list[npt.NDArray[np.int64]]) -> Array:
         """Return (A A^T)^-1_gg^-1 beta_g of each group g, (n, c). A : lower factor."""
-        xp, found = self.backend.xp, self.backend.xp.empty_like(beta)
-        for some in packed_groups(groups, LEFT_OUT):
-            rows = np.concatenate(some)
+        xp, solved = self.backend.xp, self.backend.xp.empty_like(beta)
+        for together in packed_groups(groups, LEFT_OUT):
+            rows = np.concatenate(together)
             at, below = self.backend.asarray(rows), slice(int(rows.min()), len(A))
             columns = xp.zeros((len(A) - below.start, len(rows)))
             columns[at - below.start, xp.arange(len(rows))] = 1
             self.backend.solve_lower(A[below, below], columns)
-            found[at] = beta[at] / xp.einsum("ij,ij->j", columns, columns)[:, None]
-            if len(some) < len(rows):
-                self._solve_blocks(columns.T @ columns, beta, some, found)
-        return found
+            solved[at] = beta[at] / xp.einsum("ij,ij->j", columns, columns)[:, None]
+            if len(together) < len(rows):
+                self._solve_blocks(columns.T @ columns, beta, together, solved)
+        return solved
 
     def _solve_blocks(
-        self, inverse: Array, beta: Array, groups: list[npt.NDArray[np.int64]], found: Array
+        self, inverse: Array, beta: Array, groups: list[npt.NDArray[np.int64]], solved: Array
     ) -> None:
-        """Write G^-1 beta to `found` at each of `groups`; G is its diagonal block of `inverse`."""
-        inverse, place = self.backend.to_host(inverse), 0
+        """Write G^-1 beta to `solved` at each of `groups`; G is its diagonal block of `inverse`."""
+        inverse, offset = self.backend.to_host(inverse), 0
         for rows in groups:
-            block = slice(place, place + len(rows))
-            place += len(rows)
+            block = slice(offset, offset + len(rows))
+            offset += len(rows)
             if len(rows) > 1:
                 at = self.backend.asarray(rows)
                 own = np.linalg.solve(inverse[block, block], self.backend.to_host(beta[at]))
-                found[at] = self.backend.asarray(own)
+                solved[at] = self.backend.asarray(own)
 
     def _fill_norm(self, R: Array) -> None:
         self._fill(R, self.backend.xp.ones(len(R)))
@@ -216,13 +205,56 @@ class KernelRidgeSolver(EquationSolver):
 
     def _fill(self, A: Array, root: Array) -> None:
         """Write W^1/2 K W^1/2 to the lower part of A, one slab of rows at a time."""
-        p, op = len(self.Z), self.op
-        held = op.backend.xp.empty(min(KERNEL_SLAB_ROWS, p) * p, op.dtype)
-        for rows in tiles(p, KERNEL_SLAB_ROWS):
-            shape = rows.stop - rows.start, rows.stop
-            slab = held[: shape[0] * shape[1]].reshape(shape)
-            ids = np.arange(rows.start, rows.stop)
-            op.product(self.Z[rows], self.Z[: rows.stop], keep=slab, same=(ids - rows.start, ids))
+        for rows, slab in self._slabs(lower=True):
             A[rows, : rows.stop] = slab
             A[rows, : rows.stop] *= root[: rows.stop]
             A[rows, : rows.stop] *= root[rows, None]
+
+
+EQUAL_TOLERANCE = 1e-5
+"""Relative difference up to which rows are equal: a product with a metric rounds."""
+
+
+def groups_of_copies(X: npt.NDArray[np.floating], Y: npt.NDArray[np.floating]) -> list[Ints]:
+    """Return the indices of the rows of each group, ascending; every row is in one group.
+
+    Rows with equal features and equal targets form a group. Equal rows with different targets are
+    not copies, and neither are more than `MAX_COPIES`; each of them is a group of its own.
+
+    Parameters
+    ----------
+    X : (n, d) features.
+    Y : (n, c) targets.
+    """
+    order, starts = _runs(X)
+    sizes = np.diff(starts, append=len(X))
+    first = np.repeat(order[starts], sizes)
+    alike = np.isclose(Y[order], Y[first]).all(axis=1)
+    same = np.logical_and.reduceat(alike, starts) & (sizes <= MAX_COPIES)
+    single = ~np.repeat(same & (sizes > 1), sizes)
+    several = np.flatnonzero(same & (sizes > 1))
+    return [*order[single][:, None], *(np.sort(order[starts[i] :][: sizes[i]]) for i in several)]
+
+
+def _runs(X: npt.NDArray[np.floating]) -> tuple[Ints, Ints]:
+    """Return an order of the rows with equal rows side by side, and the start of each run."""
+    # Equal rows have equal projections, up to rounding; other rows only by chance.
+    X = X.astype(np.float64)
+    projected = X @ np.random.default_rng(0).normal(size=X.shape[1])
+    order = np.argsort(projected, kind="stable")
+    X = X[order]
+    limit = EQUAL_TOLERANCE * np.abs(X[1:]).max(axis=1, initial=0.0)
+    other = np.abs(np.diff(X, axis=0)).max(axis=1, initial=0.0) > limit
+    return order, np.concatenate(([0], np.flatnonzero(other) + 1))
+
+
+def packed_groups(groups: list[Ints], columns: int) -> Iterator[list[Ints]]:
+    """Yield lists of groups, ordered by their first rows, with up to `columns` rows in a list."""
+    together: list[Ints] = []
+    for group in sorted(groups, key=lambda rows: int(rows[0])):
+        if together and sum(map(len, together)) + len(group) > columns:
+            yield together
+            together = []
+        together.append(group)
+    if together:
+        yield together

@@ -1,29 +1,131 @@
-"""Plain SGD and EigenPro on explicit features: see `precondition.linear`."""
+"""Plain SGD and linear EigenPro on explicit features, f(x) = phi(x)^T w.
+
+phi is either random Fourier features, which the operator evaluates in place of a kernel, or
+Nystrom's, phi(x) = L^-1 k(Z, x) with K(Z, Z) = L L^T, for which |w| is the RKHS norm of f. Weights
+are kept as alpha = L^-T w, so that f = K(., Z) alpha is evaluated like any other model; a step
+w -= u becomes alpha -= L^-T u, and the gradient in w is L^-1 times that in alpha. So all methods on
+features are one, the step of `solver.block_step` with a single block,
+
+    alpha -= eta H^T P H (K(Z, X) r / m),      H = L^-1 (Nystrom), I (Fourier),
+
+where P = I for SGD, and for linear EigenPro (EP1 eq. 7, which has no ridge)
+
+    P = I - sum_i (1 - tau (lam_{q+1} + ridge) / (lam_i + ridge)) e_i e_i^T
+
+in the top eigendirections of the covariance of the features of a sample, Phi^T Phi / s. They come
+from Phi Phi^T / s, (s, s), which has the same eigenvalues: e_i = Phi^T v_i / sqrt(s lam_i). The
+paper takes tau = 1/4 with features. The ridge is in P because P has to level it as well: with
+nearly equal centers lam_{q+1} is far below it, and directions damped that far never move.
+
+`solver.block_step` itself is the third method: H from the whole covariance.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 
-import numpy as np
-import numpy.typing as npt
-
+from streamkern.backend.base import Array, tiles
 from streamkern.basics.errors import ConfigError
-from streamkern.config.solver import SolverConfig
+from streamkern.config.solver import (
+    SolverConfig,
+)
+from streamkern.kernels.points import Points
+from streamkern.kernels.products import KernelOperator
 from streamkern.planning.effort import OpCounts
 from streamkern.planning.memory import Buffers, MemoryNeeds, count_products
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import LOADERS
 from streamkern.solver.base import Solver
 from streamkern.solver.block_step import BlockSolver
-from streamkern.solver.eigenpro_in_place import PAPER_LEVEL, PAPER_N_NYSTROM, EigenPro1
+from streamkern.solver.in_place import (
+    PAPER_LEVEL,
+    PAPER_N_NYSTROM,
+    SGD,
+    EigenPro1,
+    probe_rows,
+    small_batches,
+)
 from streamkern.solver.low_rank import LowRank, LowRankSizes, sampled
 from streamkern.solver.method import Report, Samples, Setup, Work
-from streamkern.solver.precondition import eigen
 from streamkern.solver.precondition.block import BlockPreconditioner
-from streamkern.solver.precondition.linear import FEATURE_COLUMNS, TAU, build_linear
-from streamkern.solver.precondition.step_rule import saved_rules
-from streamkern.solver.sgd import SGD, probe_rows, small_batches
+from streamkern.solver.precondition.low_rank import eigen_flops, rule_of_gram, sample_eigenpairs
+from streamkern.solver.precondition.norm import WeightNorm, check_overlap, noise_floor, weight_norm
+from streamkern.solver.precondition.step_rule import StepRule, saved_rules
+
+TAU = 0.25
+FEATURE_COLUMNS = 4096
+"""Number of features that are evaluated at once, if they are independent of each other."""
+
+
+def build_linear(
+    op: KernelOperator, Z: Points, S: Points | None, probe: Points, *, level: int = 0,
+    tau: float = TAU, ridge: float = 0.0, seed: int = 0, root: Array | None = None,
+) -> BlockPreconditioner:  # fmt: skip
+    """Return one block with the map H^T P H, and its step rule, measured on `probe`.
+
+    Z : points of the features, p, both sides.
+    S, probe : left points, s and h of them, without a row in common; S only for level >= 1.
+    level : number of directions that EigenPro damps.
+    root : (h,) square roots of the sample weights of the probe.
+
+    Cost 4 s p (d + s) + 2 h p (d + h) FLOPs, for Nystrom's features p^3 + 2 (s + h) p^2 more;
+    memory besides the result 3 s^2 + h^2 + 2 s FEATURE_COLUMNS elements; 2 (p + s) p for Nystrom's.
+    """
+    norm = weight_norm(op, Z, noise_floor(op, len(Z)) if ridge else 0.0)
+    damped = None if S is None else _directions(op, norm, Z, S, level, tau, ridge, seed)
+    rule = _measure(op, norm, Z, probe, damped, seed, root)
+    if ridge:  # P <= I, so that a ridge of unit metric adds no more than itself
+        lambda_1 = rule.lambda_1 + ridge
+        rule = StepRule(rule.leverage + lambda_1, lambda_1)
+    H = None if norm.L is None else norm.inverse(op.backend, len(Z), op.dtype)
+    return BlockPreconditioner([slice(0, len(Z))], [H], [rule], 0.0, [norm.jitter], damped=damped)
+
+
+def _slabs(
+    op: KernelOperator, norm: WeightNorm, X: Points, Z: Points
+) -> Iterator[tuple[slice, Array]]:
+    """Yield columns of Phi, (n, width) at a time; all at once if L couples them."""
+    for columns in tiles(len(Z), FEATURE_COLUMNS) if norm.L is None else [slice(0, len(Z))]:
+        yield columns, norm.features(op.backend, op.matrix(X, Z[columns]))
+
+
+def _directions(
+    op: KernelOperator, norm: WeightNorm, Z: Points, S: Points, level: int, tau: float,
+    ridge: float, seed: int,
+) -> tuple[Array, Array]:  # fmt: skip
+    """Return E (p, q), and D = 1 - tau (lam_{q+1} + ridge) / (lam_i + ridge)."""
+    xp, s = op.backend.xp, len(S)
+    G = xp.zeros((s, s), op.dtype)
+    for _, Phi in _slabs(op, norm, S, Z):
+        op.backend.add_gram(G, xp.ascontiguousarray(Phi.T), 1 / s)
+    op.backend.mirror_lower(G)
+    check_overlap(op, float(G.diagonal().sum()), "covariance")
+    lam, V = sample_eigenpairs(op, G, level, seed)
+    del G
+    tail, lam = lam[-1], lam[:-1]
+    V = xp.ascontiguousarray(V[:, :-1] / xp.sqrt(s * lam))
+    E = xp.empty((len(Z), len(lam)), op.dtype)
+    for columns, Phi in _slabs(op, norm, S, Z):
+        op.backend.matmul_t(Phi, V, E[columns])
+    # The tail is an upper estimate, so the last of the others may seem to be below it.
+    return E, xp.maximum(1 - tau * (tail + ridge) / (lam + ridge), 0)
+
+
+def _measure(
+    op: KernelOperator, norm: WeightNorm, Z: Points, probe: Points,
+    damped: tuple[Array, Array] | None, seed: int, root: Array | None,
+) -> StepRule:  # fmt: skip
+    """Return ell = max phi^T P phi and lambda_1 of Phi P Phi^T / h on the probe."""
+    xp, h = op.backend.xp, len(probe)
+    G = xp.zeros((h, h), op.dtype)
+    Q = None if damped is None else xp.zeros((h, len(damped[1])), op.dtype)
+    for columns, Phi in _slabs(op, norm, probe, Z):
+        op.backend.add_gram(G, xp.ascontiguousarray(Phi.T), 1.0)
+        if damped is not None and Q is not None:
+            Q += op.backend.matmul(Phi, damped[0][columns], xp.empty_like(Q))
+    op.backend.mirror_lower(G)
+    along = None if damped is None else (Q, damped[1])
+    return rule_of_gram(op, G, along, root, [seed, 5], checked=True)
 
 
 class LinearEigenPro(LowRank[LowRankSizes]):
@@ -33,14 +135,8 @@ class LinearEigenPro(LowRank[LowRankSizes]):
     sizes = LowRankSizes
     features = ("nystrom", "fourier")
 
-    def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[LowRankSizes]:
-        """Return candidate sizes, best first: the paper's sample, and smaller batches in turn."""
-        s, h, level = self._sampled(problem, options)
-        return [
-            LowRankSizes(self.name, m, s, h, *loader, level=level)
-            for m in small_batches(problem)
-            for loader in LOADERS
-        ]
+    def _batches(self, problem: ProblemShape) -> list[int]:
+        return small_batches(problem)
 
     def _sampled(self, problem: ProblemShape, options: SolverConfig) -> tuple[int, int, int]:
         """Return the rows of the sample and of the probe, and the level.
@@ -66,7 +162,7 @@ class LinearEigenPro(LowRank[LowRankSizes]):
         s, h = sizes.n_sample if q else 0, sizes.n_probe
         before = OpCounts(
             kept=p * (2 * s + h), products=p * (3 * s * s + h * h),
-            eigen=eigen.flops(s, q + 1) if q else 0,
+            eigen=eigen_flops(s, q + 1) if q else 0,
         )  # fmt: skip
         applied = 2 * q
         if problem.features == "nystrom":
@@ -83,7 +179,7 @@ class LinearEigenPro(LowRank[LowRankSizes]):
         return MemoryNeeds(not problem.ridge, rows, problem.c, setup=saved)
 
     def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: LowRankSizes) -> None:
-        """Add the buffers of `precondition.linear.build_linear` and of the steps on its result."""
+        """Add the buffers of `build_linear` and of the steps on its result."""
         add, p, item = buffers.add, problem.p, problem.itemsize
         s, h, q = sizes.n_sample, sizes.n_probe, sizes.level
         coupled = problem.features == "nystrom"
@@ -123,10 +219,7 @@ class LinearEigenPro(LowRank[LowRankSizes]):
         meta = {"rules": [asdict(rule)], "jitter": pre.jitter, "level": level}
         return Setup(arrays, meta | {"batch_size": work.sizes.batch_size})
 
-    def assemble(
-        self, work: Work[LowRankSizes], setup: Setup,
-        sample_rows: npt.NDArray[np.int64] | None = None,
-    ) -> Solver:  # fmt: skip
+    def assemble(self, work: Work[LowRankSizes], setup: Setup) -> Solver:
         """Return the block solver on one block."""
         arrays, meta, options, problem = setup.arrays, setup.meta, work.options, work.problem
         pre = BlockPreconditioner(
@@ -137,8 +230,8 @@ class LinearEigenPro(LowRank[LowRankSizes]):
         return BlockSolver(
             work.op, work.Z if options.fixed_ridge else work.Z.columns(), pre,
             remedy="solver.ridge or a larger bandwidth", average_k=Solver.average_k,
-            max_batch=meta["batch_size"], seed=work.seed, ridge=options.fixed_ridge,
-            cycled=problem.n_rows if problem.repeats else None, **work.shared,
+            seed=work.seed, ridge=options.fixed_ridge,
+            cycled=problem.n_rows if problem.repeats else None, **work.shared(setup),
         )  # fmt: skip
 
 

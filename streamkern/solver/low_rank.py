@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from streamkern.backend.base import Array
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.warning import warn
-from streamkern.config.solver import SolverConfig, set_value
+from streamkern.config.solver import (
+    SolverConfig,
+    set_value,
+)
 from streamkern.planning.effort import OpCounts
 from streamkern.planning.memory import Buffers
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import MAX_PROBE, MIN_PROBE, Sizes, check_between, sample_sizes
+from streamkern.planning.sizes import (
+    MAX_PROBE,
+    MIN_PROBE,
+    Sizes,
+    batches,
+    check_between,
+    sample_sizes,
+)
 from streamkern.solver.method import Method, Report, Samples, Setup, Work
-from streamkern.solver.precondition import eigen
-from streamkern.solver.precondition.low_rank import LowRankPreconditioner, build_low_rank
+from streamkern.solver.precondition.low_rank import (
+    LowRankPreconditioner,
+    build_low_rank,
+    eigen_flops,
+)
 from streamkern.solver.precondition.step_rule import StepRule, saved_rules
 
 MANY_CENTERS = 20_000
@@ -44,11 +58,24 @@ class LowRank(Method[_S]):
         check_between("n_nystrom", set_value(options.n_nystrom), 2, problem.n_rows, "n_rows=")
         super().check(problem, options)
 
+    def _sampled(self, problem: ProblemShape, options: SolverConfig) -> tuple[int, int, int]:
+        """Return the rows of the sample and of the probe, and the number of damped directions."""
+        return sampled(problem, options, default_sample(problem.p))
+
+    def _batches(self, problem: ProblemShape) -> list[int]:
+        """Return candidate batch sizes, best first."""
+        return batches(problem)
+
+    def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[_S]:
+        """Return candidate sizes, best first: one sample size, and smaller and smaller batches."""
+        s, h, level = self._sampled(problem, options)
+        return self._sized(self._batches(problem), s, h, level=level)
+
     def setup_effort(self, sizes: _S) -> OpCounts:
         """Return the operations of the sample's eigensystem and of the step rule on the probe."""
         s, h, q = sizes.n_sample, sizes.n_probe, sizes.level
         measured = OpCounts(kept=s * s + h * (s + h), products=2 * h * q * (s + h))
-        return measured + OpCounts(eigen=eigen.flops(s, q + 1))
+        return measured + OpCounts(eigen=eigen_flops(s, q + 1))
 
     def correction(self, sizes: _S) -> OpCounts:
         """Return the operations per row: K(X, X_s), and its part of a step, E twice."""

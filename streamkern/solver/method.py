@@ -12,7 +12,7 @@ A new method is a file with a subclass of `Method`, and a line in `methods`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -23,7 +23,10 @@ from streamkern.backend.base import Array
 from streamkern.backend.rank_grid import CenterPartition, RankGrid
 from streamkern.backend.ranks import SINGLE, Communicator
 from streamkern.basics.errors import ConfigError, MemoryBudgetError
-from streamkern.config.solver import SolverConfig, options_of
+from streamkern.config.solver import (
+    SolverConfig,
+    options_of,
+)
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.effort import OpCounts
@@ -42,11 +45,11 @@ from streamkern.planning.memory import (
     count_run,
 )
 from streamkern.planning.problem import MiB, ProblemShape
-from streamkern.planning.sizes import Sizes, check_batch_size
+from streamkern.planning.sizes import LOADERS, Sizes, check_batch_size
 from streamkern.solver.base import Solver
-from streamkern.solver.precondition.center_targets import CenterTargets
 from streamkern.solver.precondition.noise import NO_NOISE, NOISE_ROWS, Noise
-from streamkern.solver.precondition.rows import SampleRows
+from streamkern.solver.precondition.partition import Centers
+from streamkern.solver.precondition.samples import CenterTargets, SampleRows
 
 Report = Callable[[str, dict[str, Any]], None]
 STEP_SETTINGS = ("average", "step_scale")
@@ -64,10 +67,14 @@ the training rows, so are these.
 
 @dataclass
 class Setup:
-    """Results of the setup: device arrays by name, and numbers that go into the log."""
+    """Results of the setup: device arrays by name, and numbers that go into the log.
+
+    sample_rows : row numbers of the sample, if they are known.
+    """
 
     arrays: dict[str, Array]
     meta: dict[str, Any]
+    sample_rows: npt.NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True)
@@ -76,8 +83,7 @@ class Work(Generic[_S]):
 
     Z : points of the centers, both sides; in `compute`, if the centers are partitioned over ranks,
         the centers of this rank's stripe.
-    options : settings of [solver], with the ridge as a number, unless the method finds it.
-    seed : seed of every draw of the setup.
+    options : the options, with the ridge as a number, unless the method finds it.
     known, noise : for a method that uses them.
     worth : number of rows that the run is worth, if the noise determines the ridge; a method that
         estimates the noise better returns "ridge" in its setup.
@@ -96,10 +102,17 @@ class Work(Generic[_S]):
     ranks: Communicator = SINGLE
 
     @property
-    def shared(self) -> dict[str, Any]:
-        """Arguments that every solver receives."""
+    def centers(self) -> Centers:
+        """The centers, of which each rank has all, or its stripe if they are partitioned."""
+        problem, backend = self.problem, self.op.backend
+        partitioned = problem.center_ranks > 1
+        return Centers.of(self.Z, backend, self.ranks, problem.p, partitioned=partitioned)
+
+    def shared(self, setup: Setup) -> dict[str, Any]:
+        """Return the arguments that every solver receives."""
         return {
-            "n_outputs": self.problem.c, "average": self.options.average, "ranks": self.ranks,
+            "n_outputs": self.problem.c, "max_batch": setup.meta["batch_size"],
+            "average": self.options.average, "ranks": self.ranks,
         }  # fmt: skip
 
 
@@ -146,7 +159,7 @@ class Method(Generic[_S]):
     See `Communicator.triangle`.
     """
     made_in_stripes = False
-    """Whether ranks that make the setup together make these arrays in stripes.
+    """Whether ranks always make the setup together, and these arrays in stripes.
 
     Otherwise rank 0 has all of them.
     """
@@ -202,11 +215,8 @@ class Method(Generic[_S]):
 
     def asks_ridge(self, problem: ProblemShape) -> bool:
         """Return whether the noise of the targets determines the ridge."""
-        return (
-            problem.finds_ridge
-            and "ridge" in options_of(self.name)
-            and not self.finds_ridge(problem)
-        )
+        takes_ridge = "ridge" in options_of(self.name)
+        return problem.finds_ridge and takes_ridge and not self.finds_ridge(problem)
 
     def asks_noise(self, problem: ProblemShape) -> bool:
         """Return whether setup has to estimate the noise of the targets."""
@@ -217,6 +227,17 @@ class Method(Generic[_S]):
     def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[_S]:
         """Return sizes for the settings that were left open, from the best to the smallest."""
         raise NotImplementedError
+
+    def _sized(
+        self, batch_sizes: Iterable[int], n_sample: int = 0, n_probe: int = 0, **sizes: Any
+    ) -> list[_S]:
+        """Return sizes with each batch size and each size of read-ahead, in this order."""
+        made: Callable[..., _S] = self.sizes
+        return [
+            made(self.name, m, n_sample, n_probe, *loader, **sizes)
+            for m in batch_sizes
+            for loader in LOADERS
+        ]
 
     def plan(
         self, problem: ProblemShape, options: SolverConfig, budget_bytes: int
@@ -315,7 +336,7 @@ class Method(Generic[_S]):
 
     def setup_together(self, problem: ProblemShape) -> bool:
         """Return whether ranks make the setup together; else one of them makes it beforehand."""
-        return problem.center_ranks > 1
+        return self.made_in_stripes or problem.center_ranks > 1
 
     def rows_of(self, name: str, n: int, share: CenterPartition) -> npt.NDArray[np.int64] | None:
         """Return the rows of a checkpoint's array that a rank has; None: all of them.
@@ -332,10 +353,8 @@ class Method(Generic[_S]):
         """Compute factors, eigensystems and step rules."""
         raise NotImplementedError
 
-    def assemble(
-        self, work: Work[_S], setup: Setup, sample_rows: npt.NDArray[np.int64] | None = None
-    ) -> Solver:
-        """Return the solver that `setup` describes. sample_rows : row numbers of the sample."""
+    def assemble(self, work: Work[_S], setup: Setup) -> Solver:
+        """Return the solver that `setup` describes."""
         raise NotImplementedError
 
 

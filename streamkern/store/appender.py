@@ -26,29 +26,28 @@ from streamkern.filesystem.durable import LocalFiles, disk_full_hint, sync_files
 from streamkern.filesystem.ownership import ATTRIBUTE, STORE, remove_arrays, sweep
 from streamkern.filesystem.urls import zarr_store
 from streamkern.store import layout
-from streamkern.store.chunk import Chunk, checked_parts
-from streamkern.store.fast_chunks import ChunkWriter, chunk_key
-from streamkern.store.journal import Journal
+from streamkern.store.chunk_output import ChunkOutput, Journal, create_array
+from streamkern.store.fast_chunks import chunk_key
 from streamkern.store.layout import StoreSpec
-from streamkern.store.new_arrays import create_array, write_crcs
+from streamkern.store.row_block import RowBlock
 from streamkern.store.statistics import RunningStatistics, Statistics
 from streamkern.store.store import open_store
 from streamkern.store.writer import statistics_json
 from streamkern.store.zarr_json import (
-    own_documents,
-    own_mark,
     read_documents,
     root_metadata,
     sealed,
+    store_documents,
+    store_mark,
 )
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    pass
 
 _PLAN = "plan"
 
 
-class StoreAppender:
+class StoreAppender(ChunkOutput):
     """Writes the chunks of a store that hold appended rows, and publishes them all at once.
 
     The caller ensures that nothing else appends to the store. The same appender (same `plan`, same
@@ -66,7 +65,7 @@ class StoreAppender:
     ----------
     spec : StoreSpec
         Spec of the resulting store.
-    head : Chunk or None
+    head : RowBlock or None
         The old rows of the last chunk, if it has room.
     """
 
@@ -78,79 +77,43 @@ class StoreAppender:
         plan: str,
         n_left_out: int = 0,
     ) -> None:
-        self.url, self._plan = str(url), plan
-        self._old = open_store(url)
-        old, self._mark = self._old.spec, self._old.stored.found.mark
+        self._plan, self._old = plan, open_store(url)
+        old, self._mark = self._old.spec, self._old.stored.contents.mark
         store = zarr_store(url, read_only=False)
         assert isinstance(store, LocalFiles)
         self._store = store
-        self.spec = replace(
+        spec = replace(
             old, n_rows=old.n_rows + n_rows, files=_files(old, n_rows, files), fingerprint="",
             n_left_out=old.n_left_out + n_left_out,
         )  # fmt: skip
         self._first = old.n_rows // old.chunk_rows
         self.head = self._read_head()
         self._group: Any = zarr.open_group(store, mode="r+", use_consolidated=False)
-        names = layout.row_arrays(old.weight_totals is not None)
-        self._chunks = [ChunkWriter(self._group[name]) for name in names]
+        self._names = layout.row_arrays(old.weight_totals is not None)
+        self._appends = int(self._mark.get("appends", 0)) + 1  # this time included
         self._digests, self._crc = layout.table_names(self._appends)
-        self._crcs: dict[int, list[int | None]] = {}  # of chunks written or read here
-        with disk_full_hint(self.url):
-            self._journal = self._begin(len(names))
-
-    @property
-    def _appends(self) -> int:
-        """Number of times that rows were appended, this time included."""
-        return int(self._mark.get("appends", 0)) + 1
+        with disk_full_hint(str(url)):
+            journal = self._begin(spec)
+        arrays = [self._group[name] for name in self._names]
+        replaced = None if self.head is None else self._first
+        super().__init__(str(url), spec, arrays, journal, replaced)
 
     def statistics(self) -> RunningStatistics:
         """Return the statistics of the old rows."""
-        return RunningStatistics.of(self._old.spec)
-
-    def write_chunk(
-        self,
-        i: int,
-        X: NDArray[Any],
-        y: NDArray[Any],
-        w: NDArray[Any] | None = None,
-        rows: NDArray[Any] | None = None,
-    ) -> None:
-        """Write chunk `i`, given as the fields of `Chunk`; the first one begins with `head`."""
-        parts = checked_parts(self.spec, i, Chunk(X, y, w, rows))
-        replaces = self.head is not None and i == self._first
-        with disk_full_hint(self.url):
-            chunks = zip(self._chunks, parts, strict=True)
-            self._crcs[i] = [array.write(i, part, replaces=replaces) for array, part in chunks]
-            self._journal.add(i, layout.chunk_digest(*parts))
-
-    def stored(self, i: int) -> Chunk | None:
-        """Return chunk `i`, if the journal has it and its digest agrees; else None."""
-        digest = self._journal.digest(i)
-        if digest is None:
-            return None
-        n_rows = min(self.spec.chunk_rows, self.spec.n_rows - i * self.spec.chunk_rows)
-        try:
-            read = [array.read(i, n_rows) for array in self._chunks]
-        except (ValueError, RuntimeError, FileNotFoundError):  # bytes that do not decode
-            return None
-        parts = [rows.astype(rows.dtype.newbyteorder("="), copy=False) for rows, _ in read]
-        if not np.array_equal(layout.chunk_digest(*parts), digest):
-            return None
-        self._crcs[i] = [crc for _, crc in read]
-        X, y, *w, rows = parts
-        return Chunk(X, y, w[0] if w else None, rows)
+        return RunningStatistics.from_spec(self._old.spec)
 
     def finish(self, stats: Statistics) -> StoreSpec:
         """Publish the new store in the place of the old one, in one step; return its spec."""
         self._check_place()  # first: a replaced store would be read below
-        for i in range(self._first, self.spec.n_chunks):
-            if i not in self._crcs and self.stored(i) is None:
-                raise DataError(
-                    f"chunk {i} of {redact(self.url)} is damaged or was not written; append the "
-                    "same rows again"
-                )
+        damaged = self._first_damaged(self._first)
+        if damaged is not None:
+            raise DataError(
+                f"chunk {damaged} of {redact(self.url)} is damaged or was not written; append the "
+                "same rows again"
+            )
         with disk_full_hint(self.url):
-            crc = self._write_crcs()
+            old = self._old.stored.read_crcs()[: self._first]
+            crc = self._write_crcs(self._group, self._crc, old)
             arrays = self._documents()
             mark = sealed({**self._attributes(stats), "crc": crc}, arrays)
             root = root_metadata(mark, arrays, self._other_attributes())
@@ -160,9 +123,9 @@ class StoreAppender:
             _follow(self._store, self.url)
         return open_store(self.url).spec
 
-    def _begin(self, n_arrays: int) -> Journal:
+    def _begin(self, spec: StoreSpec) -> Journal:
         """Return the journal of a killed call, or a new one with the chunks of the old store."""
-        plan = [self._plan, self._old.spec.fingerprint, self.spec.n_rows]
+        plan = [self._plan, self._old.spec.fingerprint, spec.n_rows]
         digests = self._old.stored.read_digests()[: self._first]
         self._remove(self._crc)
         if self._digests in self._group:
@@ -173,10 +136,10 @@ class StoreAppender:
                     journal.keep(digests)  # a killed call has written only a part
                 return journal
             self._remove(self._digests)
-        shape, byte = (self.spec.n_chunks, n_arrays * layout.DIGEST_BYTES), np.dtype(np.uint8)
+        shape = (spec.n_chunks, len(self._names) * layout.DIGEST_BYTES)
         table = create_array(
-            self._group, self._digests, shape, layout.DIGEST_CHUNK, byte, ("chunk", "byte"),
-            self._compress(),
+            self._group, self._digests, shape, layout.DIGEST_CHUNK, np.dtype(np.uint8),
+            ("chunk", "byte"), self._compress(),
         )  # fmt: skip
         journal = Journal(table)
         journal.keep(digests)
@@ -189,34 +152,27 @@ class StoreAppender:
 
     def _compress(self) -> str:
         """Return the compression of the old tables."""
-        return "zstd" if len(self._old.stored.found.digests.compressors) > 1 else "none"
+        return "zstd" if len(self._old.stored.contents.digests.compressors) > 1 else "none"
 
-    def _read_head(self) -> Chunk | None:
+    def _read_head(self) -> RowBlock | None:
         stored, spec = self._old.stored, self._old.spec
         if spec.n_rows % spec.chunk_rows == 0:
             return None
-        X, y, *w = stored.read(self._first)
-        return Chunk(X, y, w[0] if w else None, self._old.source_rows(self._first))
-
-    def _write_crcs(self) -> str:
-        """Write the checksums: known for old chunks, and as written for the others."""
-        old = self._old.stored.read_crcs()[: self._first]
-        new = [self._crcs[i] for i in range(self._first, self.spec.n_chunks)]
-        return write_crcs(self._group, self._crc, np.concatenate([old, np.array(new, np.uint32)]))
+        row_ids = self._old.source_rows(self._first)
+        return RowBlock.from_arrays([*stored.read(self._first), row_ids])
 
     def _documents(self) -> dict[str, Mapping[str, Any]]:
         """Return the metadata of the arrays; arrays of rows get their new length."""
-        found = own_documents(self._store, "", self.url)
-        assert found is not None
+        documents = store_documents(self._store, "", self.url)
+        assert documents is not None
         arrays: dict[str, Mapping[str, Any]] = {}
-        for name in layout.row_arrays(self.spec.weight_totals is not None):
-            document = found.arrays[name]
+        for name in self._names:
+            document = documents.arrays[name]
             arrays[name] = {**document, "shape": [self.spec.n_rows, *document["shape"][1:]]}
         tables = (self._digests, self._crc)
         return arrays | read_documents(self._store, "", self.url, tables)
 
     def _attributes(self, stats: Statistics) -> dict[str, Any]:
-        digests = self._journal.digests
         old = self._old.spec
         before = [*self._mark.get("before", []), [old.n_rows, old.fingerprint]]
         return {
@@ -227,7 +183,7 @@ class StoreAppender:
             "appended": self._plan,
             "files": self.spec.files,
             **({"n_left_out": self.spec.n_left_out} if self.spec.n_left_out else {}),
-            "fingerprint": layout.content_fingerprint(self.spec, digests),
+            "fingerprint": layout.content_fingerprint(self.spec, self.journal.digests),
             **statistics_json(stats),
         }
 
@@ -238,15 +194,15 @@ class StoreAppender:
 
     def _sync(self) -> None:
         """Return once the new chunks and tables are durable, as the old ones are."""
-        place, names = self._store.root, layout.row_arrays(self.spec.weight_totals is not None)
+        root = self._store.root
         chunks = range(self._first, self.spec.n_chunks)
-        files = [place / chunk_key(self._group[name], i) for name in names for i in chunks]
-        tables = (place / name for name in (self._digests, self._crc))
+        files = [root / chunk_key(self._group[name], i) for name in self._names for i in chunks]
+        tables = (root / name for name in (self._digests, self._crc))
         files += [path for table in tables for path in table.rglob("*") if path.is_file()]
-        sync_files(place, files)
+        sync_files(root, files)
 
     def _check_place(self) -> None:
-        now = own_mark(self._store, "", self.url) or {}
+        now = store_mark(self._store, "", self.url) or {}
         if now.get("fingerprint") != self._old.spec.fingerprint:
             raise DataError(
                 f"rows cannot be appended to {redact(self.url)}: it was replaced meanwhile; let "
@@ -268,18 +224,18 @@ def complete(url: str | os.PathLike[str]) -> None:
 
 def _follow(store: LocalFiles, url: str) -> None:
     """Copy the group's metadata to the arrays' own zarr.json; drop tables no longer in use."""
-    found = own_documents(store, "", url)
-    if found is None or not found.mark.get("appends"):
+    documents = store_documents(store, "", url)
+    if documents is None or not documents.mark.get("appends"):
         return
-    names = tuple(found.arrays)
-    for name, own in read_documents(store, "", url, names).items():
-        wanted = {**found.arrays[name], "attributes": own.get("attributes", {})}
-        if own != wanted:
+    names = tuple(documents.arrays)
+    for name, current in read_documents(store, "", url, names).items():
+        wanted = {**documents.arrays[name], "attributes": current.get("attributes", {})}
+        if current != wanted:
             store.write(f"{name}/zarr.json", json.dumps(wanted, indent=2).encode())
-    old = [name for k in range(found.mark["appends"] - 1) for name in layout.table_names(k)]
-    there = [name for name in old if (store.root / name).is_dir()]
-    if there:
-        remove_arrays(store, STORE, there)
+    old = [name for k in range(documents.mark["appends"] - 1) for name in layout.table_names(k)]
+    unused = [name for name in old if (store.root / name).is_dir()]
+    if unused:
+        remove_arrays(store, STORE, unused)
 
 
 def _files(

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from streamkern.basics.errors import DataError
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -58,6 +60,20 @@ def as_boolean(text: str) -> bool | None:
     return _TRUTH.get(text.lower())
 
 
+def encode_labels(y: NDArray[Any], labels: NDArray[Any], first_row: int) -> NDArray[np.int64]:
+    """Return the index of each label, (k,) int64; raise DataError for an unknown one."""
+    order = np.argsort(labels, kind="stable")
+    rank = np.searchsorted(labels[order], y)
+    ids: NDArray[np.int64] = order[np.minimum(rank, len(labels) - 1)].astype(np.int64, copy=False)
+    if (unknown := labels[ids] != y).any():
+        row = int(np.argmax(unknown))
+        raise DataError(
+            f"label {np.asarray(y[row]).item()!r} of row {first_row + row} is none of the "
+            f"{len(labels)} classes; correct it, or leave the row out"
+        )
+    return ids
+
+
 class KnownClasses:
     """The classes of a store or a model, in which the labels of other rows are looked up.
 
@@ -79,12 +95,12 @@ class KnownClasses:
         """Return the id of a label; None if it is not one of the classes."""
         if isinstance(label, np.generic):
             label = str(label) if label.dtype.kind in "mM" else label.item()
-        found = self._ids.get(label)
-        if found is None:
-            found = self._ids.get(_number(label) if isinstance(label, str) else str(label))
-        return found
+        class_id = self._ids.get(label)
+        if class_id is None:
+            class_id = self._ids.get(_number(label) if isinstance(label, str) else str(label))
+        return class_id
 
-    def places(self, names: Sequence[str], dtype: str | None) -> list[int | None]:
+    def class_ids(self, names: Sequence[str], dtype: str | None) -> list[int | None]:
         """Return the id of each class of other data; None for a new class."""
         return [self.find(label) for label in labels_of(names, dtype)]
 
@@ -106,7 +122,7 @@ def _number(text: str) -> bool | int | float | None:
 
 def _are_integers(names: Sequence[str]) -> bool:
     try:
-        whole = np.array([int(name) for name in names], np.int64)
+        integers = np.array([int(name) for name in names], np.int64)
     except (ValueError, OverflowError):
         return False
-    return [str(k) for k in whole.tolist()] == list(names)
+    return [str(k) for k in integers.tolist()] == list(names)

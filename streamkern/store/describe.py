@@ -20,7 +20,7 @@ from streamkern.basics.errors import DataError, StreamkernError
 from streamkern.basics.text import redact, size_text
 from streamkern.filesystem.urls import local_path, zarr_store
 from streamkern.store.sample_weights import class_notes
-from streamkern.store.zarr_json import own_mark
+from streamkern.store.zarr_json import store_mark
 
 if TYPE_CHECKING:
     import os
@@ -95,7 +95,7 @@ def describe_unfinished(
     """Return the progress of a store that is being written at `url`; None if there is none."""
     store = zarr_store(url, storage_options=storage_options)
     try:
-        mark = own_mark(store, "", str(url))
+        mark = store_mark(store, "", str(url))
     except (OSError, StreamkernError):
         return None
     plan = None if mark is None or mark.get("status") == "complete" else mark.get("plan")
@@ -128,7 +128,7 @@ def is_sorted_by_class(store: Store) -> bool:
     """
     if store.spec.classes is None or store.n_chunks < 2:
         return False
-    targets = _of_some_chunks(store, store.read_targets)
+    targets = _sampled(store, store.read_targets)
     counts = np.stack([np.bincount(y, minlength=store.spec.n_outputs) for y in targets])
     table = counts[:, counts.sum(axis=0) > 0].astype(np.float64)
     if table.shape[1] < 2:
@@ -141,7 +141,7 @@ def is_sorted_by_class(store: Store) -> bool:
 # -------------------------------------------------------------------------------------- reads
 
 
-def _of_some_chunks(store: Store, read: Callable[[int], _T]) -> list[_T]:
+def _sampled(store: Store, read: Callable[[int], _T]) -> list[_T]:
     """Return `read` of up to 8 chunks spread over the store, read side by side."""
     chunks = np.unique(np.linspace(0, store.n_chunks - 1, _SAMPLED_CHUNKS).astype(int)).tolist()
     with ThreadPoolExecutor(_SAMPLED_CHUNKS, "streamkern-describe") as pool:
@@ -167,10 +167,10 @@ def _estimated_bytes(store: Store) -> int | None:
         return objects.stat(store.stored.key(store.stored.x, i))[0]
 
     try:
-        found = _of_some_chunks(store, size)
+        sizes = _sampled(store, size)
     except OSError:
         return None
-    X_bytes = float(np.mean(found)) * _objects_per_read(store) * store.n_chunks
+    X_bytes = float(np.mean(sizes)) * _objects_per_read(store) * store.n_chunks
     return int(X_bytes) + store.spec.n_rows * _target_bytes(store)
 
 
@@ -194,41 +194,41 @@ def _target_bytes(store: Store) -> int:
 
 
 def _layout_warnings(store: Store) -> list[str]:
-    spec, found, advice = store.spec, [], "ingest with chunk_mb between 4 and 16"
+    spec, warnings, advice = store.spec, [], "ingest with chunk_mb between 4 and 16"
     chunk = spec.chunk_rows * spec.row_bytes
     if chunk < _SMALL_CHUNK and spec.n_rows * spec.row_bytes > _SMALL_CHUNK:
-        found.append(
+        warnings.append(
             f"chunks of {size_text(chunk)} are small: every read costs a request; {advice}"
         )
     if chunk > _LARGE_CHUNK:
-        found.append(f"chunks of {size_text(chunk)} are large: prefetching holds many; {advice}")
+        warnings.append(f"chunks of {size_text(chunk)} are large: prefetching holds many; {advice}")
     X, y = store.stored.x, store.stored.y
     if X.shards is not None:
         inner = math.prod(X.shards) // math.prod(X.chunks)
-        found.append(
+        warnings.append(
             f"X is sharded: rows are read a shard at a time, {size_text(chunk)} in {inner} pieces, "
             "and decoded by zarr, which is slower than plain chunks; ingest the store"
         )
     pieces = _objects_per_read(store)
     if pieces > 1:
-        found.append(
+        warnings.append(
             f"X is cut into {pieces} pieces along its features: a read of some rows costs "
             f"{pieces} requests; ingest the store"
         )
     y_rows = spec.chunk_rows if y is None else min((y.shards or y.chunks)[0], spec.n_rows)
     if y_rows != spec.chunk_rows:
-        found.append(
+        warnings.append(
             f"X has chunks of {spec.chunk_rows:,} rows and y of {y_rows:,}: parts of y are read "
             "more than once; ingest the store"
         )
     if spec.x_dtype.kind == "u" and not _is_compressed(store):
         ratio = _would_compress(store)
         if ratio > _WORTH_COMPRESSING:
-            found.append(
+            warnings.append(
                 f"{spec.x_dtype.name} rows are stored as they are; zstd would make them "
                 f"{ratio:.2g} times smaller: ingest with compress zstd"
             )
-    return found
+    return warnings
 
 
 def _is_compressed(store: Store) -> bool:
@@ -249,23 +249,23 @@ def _foreign_warnings(store: Store, listed: bool) -> list[str]:
     lacks = "no digests, no statistics, and the fingerprint covers its metadata only"
     if store.spec.fingerprint.startswith("icechunk:"):
         lacks = "no statistics"
-    found = [f"streamkern did not write this store: {lacks}; ingest it to get them"]
+    warnings = [f"streamkern did not write this store: {lacks}; ingest it to get them"]
     absent = store.absent_chunks() if listed else 0
     if absent:
-        found.append(
+        warnings.append(
             f"{absent} chunks are absent; reading them is an error unless the store is opened "
             'with missing="fill"'
         )
-    return found
+    return warnings
 
 
 def _target_warnings(store: Store) -> list[str]:
-    found, spec = [], store.spec
+    warnings, spec = [], store.spec
     if is_sorted_by_class(store):
-        found.append(
+        warnings.append(
             "rows are sorted or grouped by label: batches will not be mixed well; ingest the store "
             "with shuffle"
         )
     if spec.classes is not None and spec.class_counts is not None:
-        found += class_notes(spec.classes, np.array(spec.class_counts, np.float64), "rows")
-    return found
+        warnings += class_notes(spec.classes, np.array(spec.class_counts, np.float64), "rows")
+    return warnings

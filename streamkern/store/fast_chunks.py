@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import google_crc32c
 import numpy as np
 from numcodecs.zstd import Zstd
+from zarr.buffer import default_buffer_prototype
 from zarr.codecs import Crc32cCodec, ZstdCodec
-from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
 from streamkern.basics.errors import CorruptChunkError
@@ -67,9 +67,9 @@ class Chunks:
         They have the bits that zarr would write; a shorter chunk is filled up with zeros.
         """
         if len(rows) < self._shape[0]:
-            whole = np.zeros(self._shape, self._dtype)
-            whole[: len(rows)] = rows
-            rows = whole
+            chunk = np.zeros(self._shape, self._dtype)
+            chunk[: len(rows)] = rows
+            rows = chunk
         data: Any = np.ascontiguousarray(rows, self._dtype).reshape(-1).view(np.uint8)
         if self._compressed:
             data = Zstd(level=ZSTD_LEVEL).encode(data)
@@ -204,12 +204,12 @@ def _is_plain(array: Any) -> bool:
     """Return whether each chunk is one object and its codecs are known here."""
     if array.metadata.zarr_format != 3 or array.shards is not None:
         return False
-    first, *others = array.metadata.codecs
+    first, *compressors = array.metadata.codecs
     # A string or an enumeration of one, depending on the version of zarr.
     order = getattr(first, "endian", "big")
     little = getattr(order, "value", order) in (None, "little")
     rows_only = array.chunks[1:] == array.shape[1:]
-    return little and rows_only and [type(codec) for codec in others] in _DECODERS
+    return little and rows_only and [type(codec) for codec in compressors] in _DECODERS
 
 
 def _compare(crc: int, trailer: NDArray[np.uint8]) -> None:

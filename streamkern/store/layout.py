@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from zarr.codecs import Crc32cCodec, ZstdCodec
 
-from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import ConfigError, DataError
+from streamkern.basics.values import json_digest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -22,22 +22,20 @@ from streamkern.basics.errors import (
 )
 from streamkern.basics.text import redact
 from streamkern.filesystem.icechunk_repository import snapshot_of
-from streamkern.filesystem.ownership import ATTRIBUTE, STORE
-from streamkern.filesystem.place_kind import no_store
+from streamkern.filesystem.ownership import ATTRIBUTE, STORE, no_store
 from streamkern.filesystem.urls import StrictStore
 from streamkern.store import layout
-from streamkern.store.dimensions import check_dimensions
+from streamkern.store.conventions import check_dimensions, no_member, stands_for_array
 from streamkern.store.layout import StoreSpec
-from streamkern.store.members import no_member, stands_for_array
 from streamkern.store.packing import native, refuse_packed
 from streamkern.store.sample_weights import add_totals, as_weights
 from streamkern.store.zarr_json import (
     Documents,
+    lost_mark,
     open_array,
-    own_documents,
-    own_mark,
     single_array,
-    without_mark,
+    store_documents,
+    store_mark,
 )
 
 if TYPE_CHECKING:
@@ -87,10 +85,10 @@ def read_metadata(
     for name in names:
         _check_name(name)
     strict = StrictStore(inner)
-    documents = None if foreign else own_documents(strict, prefix, url)
+    documents = None if foreign else store_documents(strict, prefix, url)
     if documents is not None:
-        return _own(strict, prefix, documents, names, url)
-    return _foreign(inner, prefix, names, missing, url, foreign)
+        return _streamkern_contents(strict, prefix, documents, names, url)
+    return _foreign_contents(inner, prefix, names, missing, url, foreign)
 
 
 def fingerprints_now(found: GroupContents, url: str) -> list[str]:
@@ -101,7 +99,7 @@ def fingerprints_now(found: GroupContents, url: str) -> list[str]:
     if found.spec.foreign:
         arrays = _foreign_arrays(_strict_group(found.store, found.path, url), found.names, url)
         return [foreign_fingerprint(arrays, found.names)]
-    mark = own_mark(found.store, found.path, url)
+    mark = store_mark(found.store, found.path, url)
     if mark is None:
         return []
     return [str(mark.get("fingerprint")), *(was for _, was in reversed(mark.get("before", [])))]
@@ -116,7 +114,7 @@ def rows_appended(url: str, n_rows: int) -> DataError:
     )
 
 
-def _own(
+def _streamkern_contents(
     strict: StrictStore, path: str, documents: Documents, names: ArrayNames, url: str
 ) -> GroupContents:
     if names[0] != "X" or names[1] not in ("y", None) or names[2] not in ("w", None):
@@ -153,7 +151,7 @@ def _check_name(name: str | None) -> None:
 # -------------------------------------------------------------------------------- foreign stores
 
 
-def _foreign(
+def _foreign_contents(
     inner: Any, path: str, names: ArrayNames, missing: str, url: str, foreign: bool
 ) -> GroupContents:
     strict = StrictStore(inner)
@@ -162,7 +160,7 @@ def _foreign(
         group = zarr.open_group(inner, path=group.path, mode="r", use_consolidated=False)
     X, y, w = _foreign_arrays(group, names, url)
     if not foreign and X.attrs.get(ATTRIBUTE) == STORE:
-        raise without_mark(url)
+        raise lost_mark(url)
     for name, array in zip(names, (X, y, w), strict=True):
         if array is not None:
             refuse_packed(array, f"{name!r} of {redact(url)}", fill_is_gap=missing != "fill")
@@ -180,7 +178,7 @@ def _unused_weights(group: zarr.Group) -> Any:
 
 
 def _foreign_arrays(group: zarr.Group, names: ArrayNames, url: str) -> Arrays:
-    found = []
+    arrays = []
     for name in names:
         with _explained(f"the metadata of {name!r} of {redact(url)}"):
             array = None if name is None else _member(group, name)
@@ -194,8 +192,8 @@ def _foreign_arrays(group: zarr.Group, names: ArrayNames, url: str) -> Arrays:
                     "ingest_store)"
                 )
             raise StoreNotFoundError(no_member(name, group, redact(url)))
-        found.append(array)
-    X, y, w = found
+        arrays.append(array)
+    X, y, w = arrays
     return X, y, w
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError, NonFiniteError
-from streamkern.store.attribute_values import as_stored, number_of, text_of
+from streamkern.store.conventions import XARRAY_DIMENSIONS, as_stored, number_of, text_of
 
 _SCALES = ("scale_factor", "add_offset")
 _FILLS = ("_FillValue", "missing_value")
@@ -38,7 +38,6 @@ _UNCLEAR_FILLS = {"fill", "missing", "missingdata", "null", "undef", "undefined"
 _TIME = re.compile(r"\s*\w+\s+since\s", re.IGNORECASE)
 _NC_FILL = {"f": 9.969209968386869e36, "i4": -2147483647, "i8": -9223372036854775806}
 _R_NA = -(2**31)  # NA among integers in files of rhdf5
-XARRAY_DIMENSIONS = "_ARRAY_DIMENSIONS"
 
 
 @dataclass(frozen=True)
@@ -86,29 +85,29 @@ class Packing:
         if self.stored != native(stored.dtype):
             stored = stored.astype(native(stored.dtype)).view(self.stored)
         wrong = [(stored == value, what) for what, value in self.gaps]
-        found = stored
+        numbers = stored
         if self.changes and (self.scale, self.offset) != (1.0, 0.0):
-            found = (stored.astype(np.float64) * self.scale + self.offset).astype(self.dtype)
+            numbers = (stored.astype(np.float64) * self.scale + self.offset).astype(self.dtype)
         if self.dtype.kind == "b":
-            found = stored.astype(bool)
+            numbers = stored.astype(bool)
         if self.bounds is not None:
             what, low, high = self.bounds
-            compared = found if self.unpacked else stored
+            compared = numbers if self.unpacked else stored
             wrong.append(((compared < low) | (compared > high), what))
         for missing, what in wrong:
             if keep:
-                found = mask_to_nan(found, missing)
+                numbers = mask_to_nan(numbers, missing)
             else:
                 self._refuse(missing, what, stored, first)
-        return found
+        return numbers
 
     def _refuse(self, wrong: NDArray[Any], what: str, stored: NDArray[Any], first: int) -> None:
         if not np.any(wrong):
             return
-        place = np.argwhere(wrong)[0]
-        column = f", column {', '.join(map(str, place[1:]))}" if len(place) > 1 else ""
+        index = np.argwhere(wrong)[0]
+        column = f", column {', '.join(map(str, index[1:]))}" if len(index) > 1 else ""
         raise NonFiniteError(
-            f"{self.name}, row {first + int(place[0])}{column} is missing: {stored[tuple(place)]} "
+            f"{self.name}, row {first + int(index[0])}{column} is missing: {stored[tuple(index)]} "
             f"is stored there, {what}; fill in or drop such rows first"
         )
 
@@ -135,9 +134,9 @@ def mask_to_nan(values: NDArray[Any], missing: NDArray[Any]) -> NDArray[Any]:
     """Return `values` with missing ones replaced by NaN, or by None if they are no floats."""
     if not np.any(missing):
         return values
-    kept = values.copy() if values.dtype.kind == "f" else values.astype(object)
-    kept[missing] = np.nan if values.dtype.kind == "f" else None
-    return kept
+    masked = values.copy() if values.dtype.kind == "f" else values.astype(object)
+    masked[missing] = np.nan if values.dtype.kind == "f" else None
+    return masked
 
 
 def packing_of(
@@ -162,20 +161,20 @@ def packing_of(
     attributes = getattr(array, "attrs", None)
     if not isinstance(attributes, Mapping) or not isinstance(_dtype_of(array), np.dtype):
         return None
-    held = {str(key): key for key in attributes}
-    known = {_plain(key): key for key in held}
-    _refuse_dates(attributes, held, name)
+    keys = {str(key): key for key in attributes}
+    known = {_plain(key): key for key in keys}
+    _refuse_dates(attributes, keys, name)
     stored = native(array.dtype)
-    fills = {key: attributes[key] for key in _FILLS if key in held}
+    fills = {key: attributes[key] for key in _FILLS if key in keys}
     fills |= {
         k: attributes[k]
         for p, k in known.items()
         if p in _OTHER_FILLS and k not in fills and np.asarray(attributes[k]).dtype.kind != "b"
     }
-    if fill_is_gap and XARRAY_DIMENSIONS in held and "_FillValue" not in held:
+    if fill_is_gap and XARRAY_DIMENSIONS in keys and "_FillValue" not in keys:
         fills |= _fill_of_v2(array)
     if stored.kind not in "biuf":
-        return _oftext_of(fills, stored, name)
+        return _text_packing(fills, stored, name)
     read = _Attributes(attributes, name)
     scale, offset = (
         read.number(key, plain) for key, plain in zip(_SCALES, (1.0, 0.0), strict=True)
@@ -190,27 +189,27 @@ def packing_of(
             f"{name} has scale_factor={scale:g} and add_offset={offset:g}, by which its numbers "
             f"cannot be read; correct these attributes"
         )
-    said = [
+    changes = [
         f"{k}={v:g}" for k, v, p in zip(_SCALES, (scale, offset), (1, 0), strict=True) if v != p
     ]
     meant = _signed(read.one("_Unsigned"), stored, name)
     gaps = [(f"its {k}", v) for k, value in fills.items() for v in read.fills(k, value, meant)]
-    if netcdf and "_FillValue" not in held and meant.itemsize > 1:
+    if netcdf and "_FillValue" not in keys and meant.itemsize > 1:
         default = _NC_FILL.get("f" if meant.kind == "f" else meant.str[1:])
         if default is not None:
             gaps.append(("the fill value of NetCDF", meant.type(default)))
-    if "rhdf5-NA.OK" in held and meant == np.int32:
+    if "rhdf5-NA.OK" in keys and meant == np.int32:
         gaps.append(("which is NA in R", np.int32(_R_NA)))
     bounds, floating = read.bounds(meant)
-    dtype = read.unpacked_dtype(meant) if said else meant
-    if not said and meant.kind in "iu" and _text_of(attributes.get("dtype")) == "bool":
+    dtype = read.unpacked_dtype(meant) if changes else meant
+    if not changes and meant.kind in "iu" and _text_of(attributes.get("dtype")) == "bool":
         dtype = np.dtype(bool)  # as xarray writes truth values to NetCDF
-        said.append("dtype=bool")
+        changes.append("dtype=bool")
     if meant != stored:
-        said.append(f"_Unsigned={'true' if meant.kind == 'u' else 'false'}")
+        changes.append(f"_Unsigned={'true' if meant.kind == 'u' else 'false'}")
     packing = Packing(
         name, scale, offset, meant, dtype, tuple(gaps), bounds,
-        bool(said) and floating and meant.kind != "f", tuple(said),
+        bool(changes) and floating and meant.kind != "f", tuple(changes),
     )  # fmt: skip
     return None if packing.is_plain else packing
 
@@ -267,7 +266,7 @@ def _fill_of_v2(array: Any) -> dict[str, Any]:
     return {"fill_value": metadata.fill_value}
 
 
-def _oftext_of(fills: Mapping[str, Any], stored: np.dtype[Any], name: str) -> Packing | None:
+def _text_packing(fills: Mapping[str, Any], stored: np.dtype[Any], name: str) -> Packing | None:
     """Return the packing of an array of text, in which a value may stand for a missing one."""
     texts = [(f"its {k}", text_of(v)) for k, v in fills.items() if isinstance(v, str | bytes)]
     texts = [(what, text) for what, text in texts if text]  # an empty label is always refused
@@ -318,10 +317,10 @@ class _Attributes:
         value = self.one(key)
         if value is None:
             return plain
-        found = number_of(value)
-        if found is None or isinstance(found, complex):
+        number = number_of(value)
+        if number is None or isinstance(number, complex):
             raise DataError(f"{self.name} has {key}={value!r}, which is no number; correct it")
-        return float(found)
+        return float(number)
 
     def refuse_scale(self, key: str) -> None:
         """Raise DataError for a scale in another spelling that would change the numbers."""
@@ -348,17 +347,17 @@ class _Attributes:
 
     def fills(self, key: str, value: Any, dtype: np.dtype[Any]) -> list[Any]:
         """Return the numbers, in `dtype`, that an attribute declares missing."""
-        found = []
+        numbers = []
         for k in np.ravel(np.asarray(value)).tolist():
             number = number_of(k)
             if number is None:
                 if k in (None, ""):
                     continue
                 raise DataError(f"{self.name} has {key}={k!r}, which is no number; correct it")
-            held = as_stored(number, dtype, wraps="_Unsigned" in self.attributes)
-            if held is not None:
-                found.append(held)
-        return found
+            stored = as_stored(number, dtype, wraps="_Unsigned" in self.attributes)
+            if stored is not None:
+                numbers.append(stored)
+        return numbers
 
     def bounds(self, dtype: np.dtype[Any]) -> tuple[tuple[str, float, float] | None, bool]:
         """Return the valid range, and whether it is given in floating-point numbers."""
@@ -366,14 +365,14 @@ class _Attributes:
         for key in _BOUNDS:
             if key not in self.attributes:
                 continue
-            given = np.ravel(np.asarray(self.attributes[key]))
-            numbers = [number_of(k) for k in given.tolist()]
+            limits = np.ravel(np.asarray(self.attributes[key]))
+            numbers = [number_of(k) for k in limits.tolist()]
             if any(k is None for k in numbers) or len(numbers) != 1 + (key == "valid_range"):
                 raise DataError(
                     f"{self.name} has {key}={self.attributes[key]}, which is no "
                     f"{'pair of numbers' if key == 'valid_range' else 'number'}; correct it"
                 )
-            floating = floating or given.dtype.kind == "f"
+            floating = floating or limits.dtype.kind == "f"
             wraps = dtype.kind == "u" and "_Unsigned" in self.attributes
             numbers = [k + 2 ** (8 * dtype.itemsize) if wraps and k < 0 else k for k in numbers]
             names.append(key)
@@ -383,7 +382,7 @@ class _Attributes:
 
     def unpacked_dtype(self, stored: np.dtype[Any]) -> np.dtype[Any]:
         """Return float32 if the attributes have it and it holds stored numbers; else float64."""
-        given = [np.asarray(self.attributes[k]).dtype for k in _SCALES if k in self.attributes]
-        narrow = all(k in (np.float32, np.float16) for k in given)
+        dtypes = [np.asarray(self.attributes[k]).dtype for k in _SCALES if k in self.attributes]
+        narrow = all(k in (np.float32, np.float16) for k in dtypes)
         small = stored.itemsize <= 2 or (stored.kind == "f" and stored.itemsize <= 4)
         return np.dtype(np.float32 if narrow and small else np.float64)

@@ -131,7 +131,7 @@ def weight_factors(
             f"data.class_weight={class_weight!r} needs the number of rows of each class, which "
             "this source does not know; write it to a store first"
         )
-    factors = _of_classes(class_weight, source.classes or (), totals)
+    factors = _class_factors(class_weight, source.classes or (), totals)
     total = float(factors @ totals)
     if not total > 0:
         raise DataError("all sample weights are zero; give some rows a weight above 0")
@@ -174,24 +174,24 @@ def class_notes(classes: tuple[str, ...], totals: NDArray[np.float64], what: str
             f"all {what} {are} of class {classes[present[0]]!r}, so there is nothing to learn; "
             "add rows of another class"
         ]
-    found = []
+    notes = []
     if len(present) < len(totals):
         first = int(np.argmin(totals > 0))
         more = len(totals) - len(present) - 1
-        others = f" and {more} more have" if more else " has"
-        found.append(f"class {classes[first]!r}{others} no {what}, and will not be predicted")
+        rest = f" and {more} more have" if more else " has"
+        notes.append(f"class {classes[first]!r}{rest} no {what}, and will not be predicted")
     shares = totals / totals.sum()
     low, high = present[np.argmin(totals[present])], int(np.argmax(totals))
     if totals[high] > IMBALANCE * totals[low]:
-        found.append(
+        notes.append(
             f"classes are unbalanced: class {classes[low]!r} has {100 * shares[low]:.2g}% of the "
             f"{what} and class {classes[high]!r} {100 * shares[high]:.3g}%; set class_weight = "
             '"balanced" if both matter alike'
         )
-    return found
+    return notes
 
 
-def _of_classes(
+def _class_factors(
     class_weight: ClassWeight | None, classes: tuple[str, ...], totals: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     if class_weight is None:

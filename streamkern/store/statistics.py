@@ -62,7 +62,7 @@ class ColumnMoments:
         self._slab = max(1, _SLAB_BYTES // (8 * max(1, n_columns)))
 
     @classmethod
-    def of(
+    def from_statistics(
         cls, weight: float, mean: NDArray[np.float64], scale: NDArray[np.float64]
     ) -> ColumnMoments:
         """Return the moments of rows with this total weight, mean and standard deviation.
@@ -158,22 +158,24 @@ class RunningStatistics:
         self._totals: NDArray[np.float64] | None = None
 
     @classmethod
-    def of(cls, spec: StoreSpec) -> RunningStatistics:
+    def from_spec(cls, spec: StoreSpec) -> RunningStatistics:
         """Return the statistics of a store's rows, to be continued; the spec must have them."""
-        found = cls(spec.n_features, None if spec.classes is None else len(spec.classes))
+        statistics = cls(spec.n_features, None if spec.classes is None else len(spec.classes))
         assert spec.mean is not None
         assert spec.scale is not None
-        found.n_rows = spec.n_rows
+        statistics.n_rows = spec.n_rows
         counted = spec.n_rows if spec.n_counted is None else spec.n_counted
-        found._features = ColumnMoments.of(counted, spec.mean, spec.scale)
+        statistics._features = ColumnMoments.from_statistics(counted, spec.mean, spec.scale)
         if spec.class_counts is not None:
-            found._counts = np.array(spec.class_counts, np.int64)
+            statistics._counts = np.array(spec.class_counts, np.int64)
         if spec.weight_totals is not None:
-            found._totals = np.array(spec.weight_totals)
+            statistics._totals = np.array(spec.weight_totals)
         if spec.classes is None and spec.target_mean is not None and spec.target_scale is not None:
             weight = spec.n_rows if spec.weight_totals is None else spec.weight_totals[0]
-            found._targets = ColumnMoments.of(weight, spec.target_mean, spec.target_scale)
-        return found
+            statistics._targets = ColumnMoments.from_statistics(
+                weight, spec.target_mean, spec.target_scale
+            )
+        return statistics
 
     def add(self, X: NDArray[Any], y: NDArray[Any], w: NDArray[Any] | None = None) -> None:
         """Take in a block: X (k, ...) of any dtype, y (k,) class ids or (k, c) values, w (k,)."""

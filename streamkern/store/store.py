@@ -138,10 +138,10 @@ class Store:
         wanted, starts = np.unique(chunks, return_index=True)
         stops = np.append(starts, len(rows))[1:]
         for chunk, a, b in zip(wanted.tolist(), starts, stops, strict=True):
-            places = order[a:b]
-            inside = rows[places] - chunk * spec.chunk_rows
+            index = order[a:b]
+            inside = rows[index] - chunk * spec.chunk_rows
             chunk_X, chunk_y = self.read_chunk(chunk)
-            X[places], y[places] = chunk_X[inside], chunk_y[inside]
+            X[index], y[index] = chunk_X[inside], chunk_y[inside]
         return X, y
 
     def read_targets(self, i: int) -> NDArray[Any]:
@@ -176,7 +176,7 @@ class Store:
         Foreign stores are compared by their metadata only. Rows appended since follow the rows of
         this store, which are unchanged.
         """
-        now = fingerprints_now(self.stored.found, self.url)
+        now = fingerprints_now(self.stored.contents, self.url)
         if not now:
             raise DataError(
                 f"{self!r} was deleted while it was in use; restore it and resume, or start a new "
@@ -263,7 +263,7 @@ def _reopened(reopen: Callable[[], Store], fingerprint: str) -> Store:
     """Return the store, reopened; DataError if its rows were changed or appended to."""
     store = reopen()
     if store.spec.fingerprint != fingerprint:
-        before = {was: n for n, was in store.stored.found.mark.get("before", [])}
+        before = {was: n for n, was in store.stored.contents.mark.get("before", [])}
         if fingerprint in before:
             raise rows_appended(store.url, before[fingerprint])
         raise _changed(store, fingerprint, store.spec.fingerprint)
@@ -355,13 +355,13 @@ def open_store(
     # Retried on a disk, too: rows may be appended between the reads of two files.
     for reads_left in reversed(range(2 if local_path(text) is not None else READS)):
         try:
-            found = read_metadata(inner, prefix, text, (x, y, w), missing, foreign)
+            contents = read_metadata(inner, prefix, text, (x, y, w), missing, foreign)
             break
         except CorruptChunkError:
             if not reads_left:
                 raise
-    warn_of_unused(found.unused, found.spec.n_rows, redact(text))
-    return Store(StoredChunks(found, text, cache), reopen)
+    warn_of_unused(contents.unused, contents.spec.n_rows, redact(text))
+    return Store(StoredChunks(contents, text, cache), reopen)
 
 
 def _stored_chunks(array: Any) -> int:

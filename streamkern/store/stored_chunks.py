@@ -18,8 +18,7 @@ import numpy as np
 from streamkern.basics.errors import CorruptChunkError, StreamkernError
 from streamkern.basics.text import redact
 from streamkern.basics.warning import warn
-from streamkern.filesystem.cache import Cache
-from streamkern.filesystem.cached_objects import CachedObjects
+from streamkern.filesystem.cache import Cache, CachedObjects
 from streamkern.filesystem.objects import READS, Traffic
 from streamkern.filesystem.urls import StrictStore, local_path
 from streamkern.store import layout
@@ -50,7 +49,7 @@ class StoredChunks:
 
     Attributes
     ----------
-    found : contents of the group
+    contents : contents of the group
     url, spec : as in the store
     x, y, w : zarr arrays; y and w may be None
     arrays : the ones of these that exist, in this order
@@ -60,21 +59,21 @@ class StoredChunks:
     cache : cache of the chunks, or None
     """
 
-    def __init__(self, found: GroupContents, url: str, cache: Cache | None = None) -> None:
-        self.found, self.url, self.spec = found, url, found.spec
-        self.x, self.y, self.w, self.row = found.x, found.y, found.w, found.row
+    def __init__(self, contents: GroupContents, url: str, cache: Cache | None = None) -> None:
+        self.contents, self.url, self.spec = contents, url, contents.spec
+        self.x, self.y, self.w, self.row = contents.x, contents.y, contents.w, contents.row
         self.arrays = [a for a in (self.x, self.y, self.w) if a is not None]
-        place = found.x.store_path.store
-        self.objects = place.objects if isinstance(place, StrictStore) else None
+        inner = contents.x.store_path.store
+        self.objects = inner.objects if isinstance(inner, StrictStore) else None
         self.traffic = Traffic() if self.objects is None else self.objects.traffic
         self.cache: Cache | None = None
         self._known_crcs: list[Any] = []  # read at the first use
         self._last_digests: NDArray[np.uint8] | None = None  # with them
         self._lock = threading.Lock()
         self._remote = local_path(url) is None
-        tables = (found.row, found.digests, found.crc)
-        whole = [a for a in self.arrays if a.chunks[0] == found.spec.chunk_rows]
-        self._readers = {a.path: chunk_reader(a) for a in (*whole, *tables) if a is not None}
+        tables = (contents.row, contents.digests, contents.crc)
+        aligned = [a for a in self.arrays if a.chunks[0] == contents.spec.chunk_rows]
+        self._readers = {a.path: chunk_reader(a) for a in (*aligned, *tables) if a is not None}
         if cache is not None:
             self._keep_chunks(cache)
 
@@ -114,8 +113,8 @@ class StoredChunks:
 
     def read_digests(self) -> Any:
         """Return the checked digests, (n_chunks, 96) uint8, or (n_chunks, 128) with weights."""
-        with self._told_of_appends():
-            digests, spec = self._read_table(self.found.digests), self.spec
+        with self._appends_explained():
+            digests, spec = self._read_table(self.contents.digests), self.spec
         if layout.content_fingerprint(spec, digests) != spec.fingerprint:
             raise CorruptChunkError(
                 f"the digests of {self!r} do not match its fingerprint; {self._remedy()}"
@@ -126,10 +125,10 @@ class StoredChunks:
         """Return the checksums of the chunks as stored, (n_chunks, 3 or 4), checked and kept."""
         with self._lock:
             if not self._known_crcs:
-                with self._told_of_appends():
-                    table = self._read_table(self.found.crc)
+                with self._appends_explained():
+                    table = self._read_table(self.contents.crc)
                     self._last_digests = self._digests_of_last()
-                if layout.array_digest(table).tobytes().hex() != self.found.mark["crc"]:
+                if layout.array_digest(table).tobytes().hex() != self.contents.mark["crc"]:
                     raise CorruptChunkError(
                         f"the checksums in crc of {self!r} do not match their digest; "
                         f"{self._remedy()}"
@@ -139,13 +138,13 @@ class StoredChunks:
         return known
 
     @contextmanager
-    def _told_of_appends(self) -> Iterator[None]:
+    def _appends_explained(self) -> Iterator[None]:
         """Raise a clear error if tables read inside are gone, as after a second append."""
         try:
             yield
         except (CorruptChunkError, FileNotFoundError) as error:
-            now, own = fingerprints_now(self.found, self.url), self.spec.fingerprint
-            if own in now[1:]:
+            now, opened = fingerprints_now(self.contents, self.url), self.spec.fingerprint
+            if opened in now[1:]:
                 raise rows_appended(self.url, self.spec.n_rows) from error
             raise
 
@@ -154,7 +153,7 @@ class StoredChunks:
 
     def _crc(self, array: Any, i: int) -> int | None:
         """Return the recorded checksum of a chunk; None in foreign stores."""
-        if self.found.crc is None:
+        if self.contents.crc is None:
             return None
         known = self.read_crcs()
         return int(known[i, layout.row_arrays(known.shape[1] == 4).index(array.basename)])
@@ -191,7 +190,7 @@ class StoredChunks:
             for (reader, part), data in zip(missing, raw, strict=True):
                 with self._explained(part.key, retry=reads_left > 0):
                     read = reader.decode(data, part.stop - part.start)
-                    rows[part.key] = self._placed(part, *read)
+                    rows[part.key] = self._checked_rows(part, *read)
             if len(rows) == len(parts):
                 break
         return [rows[part.key] for part in parts]
@@ -203,12 +202,12 @@ class StoredChunks:
                 if reader is None:
                     rows = _native(np.asarray(part.array[part.start : part.stop]))
                 else:
-                    rows = self._placed(part, *reader.read(part.key, part.stop - part.start))
+                    rows = self._checked_rows(part, *reader.read(part.key, part.stop - part.start))
                 break
         assert rows is not None
         return rows
 
-    def _placed(self, part: _Part, rows: NDArray[Any], crc: int | None) -> NDArray[Any]:
+    def _checked_rows(self, part: _Part, rows: NDArray[Any], crc: int | None) -> NDArray[Any]:
         """Return the rows; raise ValueError unless the chunk is the one written at its place."""
         if part.crc is not None and crc != part.crc and not self._begins_with(part, rows):
             raise ValueError(
@@ -235,7 +234,7 @@ class StoredChunks:
         """
         if self.spec.n_rows % self.spec.chunk_rows == 0 or self._remote:
             return None
-        last: NDArray[np.uint8] = self._read_table(self.found.digests)[-1].copy()
+        last: NDArray[np.uint8] = self._read_table(self.contents.digests)[-1].copy()
         return last
 
     @contextmanager
@@ -283,10 +282,10 @@ class StoredChunks:
 
     def _is_written(self, key: str, raw: Any) -> bool:
         """Return whether an object is the chunk that was written there."""
-        path, _, place = key.partition("/c/")
+        path, _, number = key.partition("/c/")
         array = next(array for array in self.arrays if array.path == path)
         reader: Any = self._readers[path]
-        i = int(place.partition("/")[0])
+        i = int(number.partition("/")[0])
         try:
             return bool(reader.decode(raw, 0)[1] == self._crc(array, i))
         except (ValueError, RuntimeError):

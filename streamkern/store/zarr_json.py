@@ -18,13 +18,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import zarr
-from zarr.core.buffer import default_buffer_prototype
+from zarr.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import StorePath
 
-from streamkern.basics.digest import json_digest, parsed_json
 from streamkern.basics.errors import CorruptChunkError, DataError
 from streamkern.basics.text import redact
+from streamkern.basics.values import json_digest, parsed_json
 from streamkern.filesystem.ownership import ATTRIBUTE, STORE
 from streamkern.store import layout
 from streamkern.store.layout import STORE_SCHEMA
@@ -40,7 +40,7 @@ class Documents(NamedTuple):
     arrays: dict[str, Mapping[str, Any]]
 
 
-def own_documents(store: Any, path: str, url: str) -> Documents | None:
+def store_documents(store: Any, path: str, url: str) -> Documents | None:
     """Return the checked metadata of a finished store of streamkern; None for a foreign group.
 
     Raises
@@ -51,14 +51,14 @@ def own_documents(store: Any, path: str, url: str) -> Documents | None:
         An unfinished store, one of another schema, or another group that streamkern wrote.
     """
     root = _root(store, path, url)
-    mark = None if root is None else _own_mark(root, url)
+    mark = None if root is None else _checked_mark(root, url)
     if root is None or mark is None:
         return None
     _check_state(mark, url)
     names = layout.array_names(mark)
     arrays: dict[str, Mapping[str, Any]] = {}
     known = mark.get("metadata")
-    for name, document in zip(names, _of_arrays(store, path, url, root, mark), strict=True):
+    for name, document in zip(names, _array_documents(store, path, url, root, mark), strict=True):
         if document is None:
             raise CorruptChunkError(f"{name}/zarr.json of {redact(url)} is missing; {_REMEDY}")
         arrays[name] = document
@@ -69,14 +69,14 @@ def own_documents(store: Any, path: str, url: str) -> Documents | None:
     return Documents(mark, arrays)
 
 
-def own_mark(store: Any, path: str, url: str) -> Mapping[str, Any] | None:
+def store_mark(store: Any, path: str, url: str) -> Mapping[str, Any] | None:
     """Return the attribute of a group of streamkern, checked for a finished store; else None.
 
     Raises CorruptChunkError for a zarr.json that is not JSON, or one of streamkern without a whole
     attribute.
     """
     root = _root(store, path, url)
-    return None if root is None else _own_mark(root, url)
+    return None if root is None else _checked_mark(root, url)
 
 
 def _root(store: Any, path: str, url: str) -> Mapping[str, Any] | None:
@@ -85,14 +85,14 @@ def _root(store: Any, path: str, url: str) -> Mapping[str, Any] | None:
     return None if data is None else _parsed(data, f"zarr.json of {redact(url)}")
 
 
-def _own_mark(root: Mapping[str, Any], url: str) -> Mapping[str, Any] | None:
+def _checked_mark(root: Mapping[str, Any], url: str) -> Mapping[str, Any] | None:
     if root.get("node_type") == "array":
         raise single_array(url)
     attributes = root.get("attributes")
     mark = attributes.get(ATTRIBUTE) if isinstance(attributes, Mapping) else None
     if not isinstance(mark, Mapping):
         if any(sign in json.dumps(root) for sign in _SIGNS):
-            raise without_mark(url)
+            raise lost_mark(url)
         return None
     finished = mark.get("status") == "complete" and mark.get("kind") == STORE
     sealed = mark.get("schema") == STORE_SCHEMA and (finished or _OWN in mark)
@@ -101,7 +101,7 @@ def _own_mark(root: Mapping[str, Any], url: str) -> Mapping[str, Any] | None:
     return mark
 
 
-def _of_arrays(
+def _array_documents(
     store: Any, path: str, url: str, root: Mapping[str, Any], mark: Mapping[str, Any]
 ) -> list[Mapping[str, Any] | None]:
     """Return the document of each array: from the group after an append, else from its own file."""
@@ -109,8 +109,8 @@ def _of_arrays(
     inline = root.get("consolidated_metadata") if mark.get("appends") else None
     inline = inline.get("metadata") if isinstance(inline, Mapping) else None
     if isinstance(inline, Mapping):
-        said = (inline.get(name) for name in names)
-        return [document if isinstance(document, Mapping) else None for document in said]
+        documents = (inline.get(name) for name in names)
+        return [document if isinstance(document, Mapping) else None for document in documents]
     return [
         None if data is None else _parsed(data, f"{name}/zarr.json of {redact(url)}")
         for name, data in zip(names, _read(store, path, names), strict=True)
@@ -122,7 +122,7 @@ def single_array(url: str) -> DataError:
     return DataError(f"{redact(url)} is a single zarr array; give the group that holds X and y")
 
 
-def without_mark(url: str) -> CorruptChunkError:
+def lost_mark(url: str) -> CorruptChunkError:
     """Return the error for a group of streamkern that has lost its attribute."""
     return CorruptChunkError(
         f"{redact(url)} looks like a store that streamkern wrote, and the attribute 'streamkern' "
@@ -156,8 +156,8 @@ def root_metadata(
 ) -> bytes:
     """Return the zarr.json of a group: the sealed attribute, others, and its arrays' documents."""
     inline = {"kind": "inline", "must_understand": False, "metadata": dict(arrays)}
-    whole = {ATTRIBUTE: dict(mark)}
-    root = {**_GROUP, "attributes": {**attributes, **whole}, "consolidated_metadata": inline}
+    ours = {ATTRIBUTE: dict(mark)}
+    root = {**_GROUP, "attributes": {**attributes, **ours}, "consolidated_metadata": inline}
     return json.dumps(root, indent=2).encode()
 
 

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from streamkern.store.row_block import RowBlock
 from streamkern.stream.order import EpochPlan
-from streamkern.stream.sources.base import BaseSource, Block, check_promise, empty_rows
+from streamkern.stream.sources.base import BaseSource, check_promise, empty_rows
 
 MIN_UNITS = 8
 """Smallest number of units per rank of a block that is shared out by units, not by rows."""
@@ -49,10 +50,10 @@ class Share:
 
         sizes : (n,) rows of each unit
         """
-        held, mine = [0] * self.size, []
+        totals, mine = [0] * self.size, []
         for k in np.argsort(-sizes, kind="stable").tolist():
-            rank = held.index(min(held))
-            held[rank] += int(sizes[k])
+            rank = totals.index(min(totals))
+            totals[rank] += int(sizes[k])
             mine += [k] if rank == self.rank else []
         return np.sort(np.array(mine, np.int64))
 
@@ -69,11 +70,11 @@ class Buffer:
     """Memory for the rows of a block or of a share of it, and for the places of shuffled rows."""
 
     def __init__(self, source: BaseSource, n_rows: int, n_places: int) -> None:
-        self.held = empty_rows(source, n_rows)
-        self.places = np.empty(n_places, np.int64)
+        self.rows = empty_rows(source, n_rows)
+        self.positions = np.empty(n_places, np.int64)
 
-    def part(self, start: int, stop: int) -> Block:
-        return self.held.take(slice(start, stop))
+    def part(self, start: int, stop: int) -> RowBlock:
+        return self.rows.take(slice(start, stop))
 
 
 class Fill:
@@ -94,7 +95,7 @@ class Fill:
         self._before: np.ndarray | None = None
         self._lock = threading.Lock()
 
-    def part(self, start: int, stop: int) -> Block:
+    def part(self, start: int, stop: int) -> RowBlock:
         """Return the rows of this share in [start, stop) of the shuffled block."""
         if not self.share.whole:
             self._shuffle()
@@ -107,29 +108,29 @@ class Fill:
         with self._lock:  # the first unit to arrive does it for all
             if self._shuffled:
                 return
-            places = self.buffer.places[: self.n_rows]
-            self.plan.shuffle(self.block, places)
+            positions = self.buffer.positions[: self.n_rows]
+            self.plan.shuffle(self.block, positions)
             if not self.share.whole:
-                held = np.zeros(self.n_rows + 1, np.int64)
+                before = np.zeros(self.n_rows + 1, np.int64)
                 if self.share.deals(self.plan.mix_units):
                     for (_, start), stop in zip(self.units, self._ends, strict=True):
-                        held[1 + places[start:stop]] = 1
+                        before[1 + positions[start:stop]] = 1
                 else:
-                    held[1 + self.share.rank :: self.share.size] = 1
-                self._before = np.cumsum(held, out=held)
+                    before[1 + self.share.rank :: self.share.size] = 1
+                self._before = np.cumsum(before, out=before)
             self._shuffled = True
 
-    def place(self, offset: int, block: Block, u: int) -> None:
+    def scatter(self, offset: int, block: RowBlock, u: int) -> None:
         """Scatter unit u, whose first row is row `offset` of the block as read, to its places."""
         self._shuffle()
-        places = self.buffer.places[offset : offset + len(block.rows)]
-        held = self.buffer.held
-        check_promise(block, held, len(places), u)
+        positions = self.buffer.positions[offset : offset + len(block.row_ids)]
+        held = self.buffer.rows
+        check_promise(block, held, len(positions), u)
         if self._before is not None:
-            mine = self._before[places + 1] > self._before[places]
-            places, block = self._before[places[mine]], block.take(mine)
-        for target, part in zip((*held.read, held.rows), (*block.read, block.rows), strict=True):
-            _scatter(target, places, part)
+            mine = self._before[positions + 1] > self._before[positions]
+            positions, block = self._before[positions[mine]], block.take(mine)
+        for target, part in zip(held.arrays, block.arrays, strict=True):
+            _scatter(target, positions, part)
 
 
 def _scatter(target: np.ndarray, places: np.ndarray, rows: np.ndarray) -> None:

@@ -14,9 +14,8 @@ from typing import Any
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.optional import import_optional, on_demand
 from streamkern.basics.text import SCHEDULER_ADDRESS, redact
-from streamkern.stream.cluster_reader import address_of, run_on
 from streamkern.stream.sources.base import BaseSource
-from streamkern.stream.unit_graph import Recipe, draw_versions, mismatch
+from streamkern.stream.unit_readers import Recipe, address_of, draw_versions, mismatch, run_on
 
 CONNECT_S = 10.0
 
@@ -87,12 +86,12 @@ def _event_loop() -> Iterator[Any]:
     """Yield a running event loop for a client: one of its own would outlive a failed connection."""
     current = on_demand("tornado.ioloop").IOLoop.current
     running = threading.Event()
-    held: dict[str, Any] = {}
+    started: dict[str, Any] = {}
 
     async def serve() -> None:
-        held["loop"], held["end"] = current(), asyncio.Event()
+        started["loop"], started["end"] = current(), asyncio.Event()
         running.set()
-        await held["end"].wait()
+        await started["end"].wait()
 
     thread = threading.Thread(
         target=lambda: asyncio.run(serve()), name="streamkern-cluster", daemon=True
@@ -100,9 +99,9 @@ def _event_loop() -> Iterator[Any]:
     thread.start()
     running.wait()
     try:
-        yield held["loop"]
+        yield started["loop"]
     finally:
-        held["loop"].add_callback(held["end"].set)
+        started["loop"].add_callback(started["end"].set)
         thread.join(CONNECT_S)  # a name look-up may hold it up
 
 
@@ -121,15 +120,17 @@ def check_versions(client: Any) -> None:
     """Raise a ConfigError unless the cluster runs the same versions of streamkern and NumPy."""
     for name, ours in draw_versions().items():
         where = f"{name}:__version__"
-        found = client.run(pkgutil.resolve_name, where, on_error="return")
+        versions = client.run(pkgutil.resolve_name, where, on_error="return")
         if name == "streamkern":  # the scheduler unpickles tasks, too
             try:
-                found["scheduler"] = client.run_on_scheduler(pkgutil.resolve_name, where)
+                versions["scheduler"] = client.run_on_scheduler(pkgutil.resolve_name, where)
             except ImportError as error:
-                found["scheduler"] = error
-        for place, theirs in found.items():
-            if theirs != ours:
-                raise ConfigError(mismatch(name, ours, theirs, f"{place} of {address_of(client)}"))
+                versions["scheduler"] = error
+        for process, version in versions.items():
+            if version != ours:
+                raise ConfigError(
+                    mismatch(name, ours, version, f"{process} of {address_of(client)}")
+                )
 
 
 def dashboard_link(client: Any) -> str | None:

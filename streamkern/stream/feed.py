@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -17,25 +17,10 @@ from streamkern.backend.base import Array, Backend
 from streamkern.backend.batch import Batch
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.randomness import Empty, Stage
-from streamkern.stream.loader import HostBatch, Loader
+from streamkern.store.row_block import RowBlock
+from streamkern.stream.loader import Loader
 from streamkern.stream.sources.transforms import Transform, apply_transforms
 from streamkern.stream.target_scale import TargetScale
-
-
-class HostRows(Protocol):
-    """A `HostBatch` or a `Block`."""
-
-    @property
-    def X(self) -> np.ndarray: ...
-
-    @property
-    def y(self) -> np.ndarray: ...
-
-    @property
-    def rows(self) -> np.ndarray: ...
-
-    @property
-    def w(self) -> np.ndarray | None: ...
 
 
 def transform_dtype(
@@ -52,7 +37,7 @@ def transform_dtype(
 
 def prepare(
     backend: Backend,
-    block: HostRows,
+    block: RowBlock,
     factors: np.ndarray | None = None,
     *,
     transforms: Sequence[Transform],
@@ -68,22 +53,15 @@ def prepare(
     X and w have `dtype`. Class ids become one-hot rows of {0, 1} in `dtype`; float64 values keep
     float64. With `targets`, Y is (Y - mean) / scale in `dtype`, the targets of a solver, formed in
     float64 for values. w is None without `factors` (from `weight_factors`). The draws of random
-    transforms depend on (seed, epoch, block.rows). Cost: one pass per transform; memory: X in
+    transforms depend on (seed, epoch, block.row_ids). Cost: one pass per transform; memory: X in
     `dtype`, and once more inside a transform.
     """
-    X, y, rows = (backend.asarray(a) for a in (block.X, block.y, block.rows))
+    X, y, rows = (backend.asarray(a) for a in (block.X, block.y, block.row_ids))
     w = None if block.w is None else backend.asarray(block.w)
     path = _Path(
-        backend,
-        transforms,
-        np.dtype(dtype),
-        seed,
-        None if classes is None else n_outputs,
-        backend.xp.arange(len(rows)),
-        backend.xp.empty,
-        None if factors is None else backend.asarray(factors, np.dtype(dtype)),
-        _on_device(backend, targets, classes is None, dtype),
-    )
+        backend, transforms, dtype, seed, None if classes is None else n_outputs, len(rows),
+        backend.xp.empty, factors, targets,
+    )  # fmt: skip
     return path.take(X, y, rows, epoch, w)
 
 
@@ -118,20 +96,14 @@ class Feed:
             raise ConfigError(f"dtype={self.dtype} of the feed must be float32 or float64")
         source = loader.source
         self._arrays = _Arrays(backend.xp)
+        n_classes = None if source.classes is None else source.n_outputs
         self._path = _Path(
-            backend,
-            source.feed_transforms,
-            self.dtype,
-            seed,
-            None if source.classes is None else source.n_outputs,
-            backend.xp.arange(loader.batch_size),
-            self._arrays.empty,
-            None if factors is None else backend.asarray(factors, self.dtype),
-            _on_device(backend, targets, source.classes is None, self.dtype),
-        )
+            backend, source.feed_transforms, self.dtype, seed, n_classes, loader.batch_size,
+            self._arrays.empty, factors, targets,
+        )  # fmt: skip
         # One ring per array: their reuse relies on one upload per batch and ring.
         weighted = factors is not None and source.weighted
-        names = ("X", "y", "rows", "w") if weighted else ("X", "y", "rows")
+        names = ("X", "y", "row_ids", "w") if weighted else ("X", "y", "row_ids")
         self._rings = {name: backend.uploader() for name in names}
 
     def __enter__(self) -> Feed:
@@ -151,18 +123,23 @@ class Feed:
 
     def epochs(self, first: int, stop: int, start: int = 0) -> Iterator[Batch]:
         """Return batches of epochs first … stop - 1, from batch `start` of the first one on."""
-        return self._iterate(self.loader.epochs(first, stop, start))
+        return self._iterate(self.loader.epochs(first, stop, start), first, stop, start)
 
-    def _iterate(self, batches: Iterator[HostBatch]) -> Iterator[Batch]:
+    def _iterate(
+        self, blocks: Iterator[RowBlock], first: int, stop: int, start: int
+    ) -> Iterator[Batch]:
+        loader = self.loader
+        positions = loader.positions(first, stop, start)
         try:
-            for batch in batches:
-                up = {name: ring.upload(getattr(batch, name)) for name, ring in self._rings.items()}
+            for block, (epoch, index) in zip(blocks, positions, strict=True):
+                up = {name: ring.upload(getattr(block, name)) for name, ring in self._rings.items()}
                 self._arrays.restart()
-                X, Y, w = self._path.take(up["X"], up["y"], up["rows"], batch.epoch, up.get("w"))
-                last = batch.index + 1 == self.loader.n_batches
-                yield Batch(X, Y, batch.rows, w, batch.epoch, batch.index, last, batch.n_rows)
+                X, Y, w = self._path.take(up["X"], up["y"], up["row_ids"], epoch, up.get("w"))
+                n_rows = min(loader.batch_size, loader.source.n_rows - index * loader.batch_size)
+                last = index + 1 == loader.n_batches
+                yield Batch(X, Y, block.row_ids, w, epoch, index, last, n_rows)
         finally:
-            batches.close()  # type: ignore[attr-defined]  # at once, not when collected
+            blocks.close()  # type: ignore[attr-defined]  # at once, not when collected
 
 
 class _Arrays:
@@ -191,24 +168,28 @@ class _Arrays:
         return self._held[k][:size].reshape(shape)
 
 
-class _Path(NamedTuple):
+class _Path:
     """The steps from uploaded rows to the arrays of a step.
 
     n_classes : None for float targets
-    order : 0, 1, …, at least as many as rows are taken
-    factors : of the weights of each class (c,), or of all (1,), on the device; None without weights
-    targets : mean and scale of the targets (c,), on the device, or None
+    most_rows : upper bound on the rows taken at once
+    empty : makes the arrays
+    factors, targets : as for `Feed`, or None
     """
 
-    backend: Backend
-    transforms: Sequence[Transform]
-    dtype: np.dtype[Any]
-    seed: int
-    n_classes: int | None
-    order: Array
-    empty: Empty
-    factors: Array | None
-    targets: tuple[Array, Array] | None
+    def __init__(
+        self, backend: Backend, transforms: Sequence[Transform], dtype: Any, seed: int,
+        n_classes: int | None, most_rows: int, empty: Empty, factors: np.ndarray | None,
+        targets: TargetScale | None,
+    ) -> None:  # fmt: skip
+        self.backend, self.transforms, self.seed = backend, transforms, seed
+        self.dtype, self.n_classes, self.empty = np.dtype(dtype), n_classes, empty
+        self.order = backend.xp.arange(most_rows)
+        self.factors = None if factors is None else backend.asarray(factors, self.dtype)
+        self.targets = None
+        if targets is not None:  # one-hot rows are exact in `dtype`; values need float64
+            wide = np.dtype(np.float64) if n_classes is None else self.dtype
+            self.targets = [backend.asarray(a, wide) for a in (targets.mean, targets.scale)]
 
     def take(
         self, X: Array, y: Array, rows: Array, epoch: int, w: Array | None
@@ -271,13 +252,3 @@ class _Path(NamedTuple):
         Y[...] = 0
         Y[self.order[: len(y)], y] = 1
         return Y
-
-
-def _on_device(
-    backend: Backend, targets: TargetScale | None, values: bool, dtype: Any
-) -> tuple[Array, Array] | None:
-    """Return mean and scale: float64 for values, `dtype` for one-hot rows, which is exact."""
-    if targets is None:
-        return None
-    wide = np.dtype(np.float64 if values else dtype)
-    return backend.asarray(targets.mean, wide), backend.asarray(targets.scale, wide)

@@ -1,8 +1,8 @@
 """Batches of an epoch, in plan order, read ahead by a pool of threads in bounded memory.
 
 There are two block buffers: the consumer drains one, as views, while the pool fills the other. A
-task reads one unit (a Dask graph: read, decode, host transforms; run on the pool's thread, or on a
-cluster while the thread waits) and scatters its rows to their shuffled places in the buffer.
+task reads one unit (read, decode, host transforms; on the pool's thread, or on a cluster while the
+thread waits) and scatters its rows to their shuffled places in the buffer.
 
     units ──read──> [ thread ] ──scatter──> [ buffer A: filling  ]
                     [ thread ] ──scatter──> [ buffer B: draining ] ──views──> batches
@@ -20,42 +20,19 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from streamkern.basics.errors import ConfigError, RunError
 from streamkern.basics.machine import available_cpus
-from streamkern.basics.plain import to_builtin
+from streamkern.basics.values import to_builtin
+from streamkern.store.row_block import RowBlock
 from streamkern.stream.buffers import WHOLE_SHARE, Buffer, Fill, Share
-from streamkern.stream.cluster_reader import ClusterReader
-from streamkern.stream.local_reader import LocalReader, UnitReader, read_patiently
 from streamkern.stream.order import PLAN_VERSION, EpochPlan
 from streamkern.stream.sources.base import Source, target_bytes, unit_sizes
 from streamkern.stream.sources.user import as_source
+from streamkern.stream.unit_readers import ClusterReader, LocalReader, UnitReader, read_patiently
 
 MAX_THREADS = 64
-
-
-class HostBatch(NamedTuple):
-    """One batch on the host; its arrays are valid until the next batch is requested.
-
-    X : (m, *row_shape) storage dtype
-    y : (m,) int64 ids or (m, c) floats
-    rows : (m,) int64 virtual row ids
-    w : (m,) float32 sample weights of the source, or None
-    n_rows : rows of the whole batch, of which this may be one rank's share
-
-    The arrays are views of a block buffer, or of one reused buffer across a block's edge.
-    """
-
-    X: np.ndarray
-    y: np.ndarray
-    rows: np.ndarray
-    epoch: int
-    index: int  # type: ignore[assignment]  # hides tuple.index
-    w: np.ndarray | None = None
-    n_rows: int = 0
 
 
 @dataclass
@@ -169,14 +146,16 @@ class Loader:
             "n_rows": self.source.n_rows,
         }
 
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[HostBatch]:
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[RowBlock]:
         """Return batches start, start + 1, … of one epoch."""
         return self.epochs(epoch, epoch + 1, start)
 
-    def epochs(self, first: int, stop: int, start: int = 0) -> Iterator[HostBatch]:
+    def epochs(self, first: int, stop: int, start: int = 0) -> Iterator[RowBlock]:
         """Return batches of epochs first … stop - 1, from batch `start` of the first one on.
 
-        The next epoch is read ahead while the last block of this one is drained.
+        A batch is valid until the next one is requested: it holds views of a block buffer, or of
+        one reused buffer across a block's edge. With a `share`, it is the share of this rank. The
+        next epoch is read ahead while the last block of this one is drained.
 
         Raises
         ------
@@ -190,13 +169,17 @@ class Loader:
                 f"batch {start} of epoch {first} was asked for; begin at an epoch from 0 on and "
                 f"at a batch from 0 to {self.n_batches}"
             )
-        if start == self.n_batches:
-            first, start = first + 1, 0
         return self._iterate(first, stop, start)
+
+    def positions(self, first: int, stop: int, start: int = 0) -> Iterator[tuple[int, int]]:
+        """Yield (epoch of the draws, number in the epoch) of each batch of `epochs`."""
+        for epoch in range(first, stop):
+            for index in range(start if epoch == first else 0, self.n_batches):
+                yield 0 if self.repeat else epoch, index
 
     # ------------------------------------------------------------------- the consumer's thread
 
-    def _iterate(self, first: int, stop: int, start: int) -> Iterator[HostBatch]:
+    def _iterate(self, first: int, stop: int, start: int) -> Iterator[RowBlock]:
         if self._run is not None:
             self._end(self._run)
         if self._closed:
@@ -204,17 +187,15 @@ class Loader:
         run = self._run = _Run(self._blocks(first, stop, start), list(self._buffers))
         try:
             self._top_up(run)
-            for epoch in range(first, stop):
-                plan = run.fills[0].plan
-                for index in range(start if epoch == first else 0, self.n_batches):
-                    yield self._batch(run, plan, index)
-                    if run.stopped.is_set():
-                        raise RunError(
-                            "this iterator has ended: another one was started on its loader, or "
-                            "the loader was closed; use one to its end before the next"
-                        )
-                    if run.drained:
-                        self._release(run)
+            for _, index in self.positions(first, stop, start):
+                yield self._batch(run, index)
+                if run.stopped.is_set():
+                    raise RunError(
+                        "this iterator has ended: another one was started on its loader, or "
+                        "the loader was closed; use one to its end before the next"
+                    )
+                if run.drained:
+                    self._release(run)
         finally:
             self._end(run)
 
@@ -233,14 +214,16 @@ class Loader:
         """Yield every block from the one that holds batch `start` of epoch `first` on."""
         for epoch in range(first, stop):
             plan = self._plan(epoch)
+            if epoch == first and start == self.n_batches:
+                continue
             begin = plan.batch(start)[0].block if epoch == first else 0
             for block in range(begin, plan.n_blocks):
                 yield plan, block
 
-    def _batch(self, run: _Run, plan: EpochPlan, index: int) -> HostBatch:
+    def _batch(self, run: _Run, index: int) -> RowBlock:
         """Return batch `index`: a view if one block holds all of it, else a copy in one buffer."""
         self.stats.last_wait_s = 0.0
-        pieces = plan.batch(index)
+        pieces = run.fills[0].plan.batch(index)
         if len(pieces) == 1:
             piece, fill = pieces[0], self._ready(run)
             run.drained = piece.stop == fill.n_rows
@@ -254,15 +237,14 @@ class Loader:
                     self._release(run)
                 fill = self._ready(run)
                 part = fill.part(piece.start, piece.stop)
-                size = len(part.rows)
-                self._straddle.held.put(slice(done, done + size), part)
+                size = len(part.row_ids)
+                self._straddle.rows.put(slice(done, done + size), part)
                 run.drained = piece.stop == fill.n_rows
                 done += size
             rows = self._straddle.part(0, done)
         self.stats.batches += 1
-        self.stats.rows += len(rows.rows)
-        whole = sum(piece.stop - piece.start for piece in pieces)
-        return HostBatch(rows.X, rows.y, rows.rows, plan.epoch, index, rows.w, whole)
+        self.stats.rows += len(rows.row_ids)
+        return rows
 
     def _ready(self, run: _Run) -> Fill:
         """Return the block being drained, once all of its units are in place."""
@@ -332,7 +314,7 @@ class Loader:
                 retry_s=self.retry_s,
                 on_retry=self._count_retry,
             )
-            fill.place(offset, block, u)
+            fill.scatter(offset, block, u)
             done_bytes = n_bytes
         finally:
             with self._lock:

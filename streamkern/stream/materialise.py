@@ -14,22 +14,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
 from streamkern.backend.base import Backend
 from streamkern.basics.errors import ConfigError, DataError
-from streamkern.basics.plain import checked_int
 from streamkern.basics.progress import Progress
 from streamkern.basics.randomness import Stage
-from streamkern.filesystem.ownership import mark_at
-from streamkern.filesystem.place_kind import refuse_within
+from streamkern.basics.values import checked_int
+from streamkern.filesystem.ownership import mark_at, refuse_within
 from streamkern.filesystem.urls import zarr_store
 from streamkern.store import layout
-from streamkern.store.chunk import Chunk
-from streamkern.store.fill import (
+from streamkern.store.chunk_output import (
     COPIES_OF_A_CHUNK,
     DEFAULT_MEMORY,
     checked_chunk_bytes,
@@ -37,16 +35,16 @@ from streamkern.store.fill import (
     n_writers,
     refuse_same_place,
 )
-from streamkern.store.journal import is_made_from
 from streamkern.store.layout import StoreSpec
+from streamkern.store.row_block import RowBlock
 from streamkern.store.store import open_store
-from streamkern.store.writer import StoreWriter
+from streamkern.store.writer import StoreWriter, is_made_from
 from streamkern.stream.feed import prepare
 from streamkern.stream.loader import Loader
-from streamkern.stream.row_numbers import RowNumbers
 from streamkern.stream.sources.augmented import AugmentedSource
-from streamkern.stream.sources.base import BaseSource, Block, Source
+from streamkern.stream.sources.base import BaseSource, Source, unit_edges
 from streamkern.stream.sources.mixture import open_stores
+from streamkern.stream.sources.sampling import by_unit
 from streamkern.stream.sources.stores import stores_of
 from streamkern.stream.sources.transforms import apply_transforms, from_config, integers_stay
 from streamkern.stream.sources.user import as_source
@@ -171,7 +169,7 @@ def materialise(
         )  # fmt: skip
         n = n_writers(out_url, memory // 2, chunk_bytes)
         n = n if threads == "auto" else min(n, int(threads))
-        numbers = RowNumbers(source, loader.mix_units + n)
+        numbers = row_numbers(source, loader.mix_units + n)
         return fill(writer, partial(_chunks_from, maker, loader, numbers), n, progress)
 
 
@@ -199,18 +197,15 @@ def _is_there(
 
 
 def _chunks_from(
-    maker: _Maker, loader: Loader, numbers: RowNumbers, first: int
-) -> Iterator[Callable[[], Chunk]]:
+    maker: _Maker, loader: Loader, numbers: Callable[[np.ndarray], np.ndarray], first: int
+) -> Iterator[Callable[[], RowBlock]]:
     """Yield the calls that make chunk `first` and the chunks after it."""
-    for batch in loader.epoch(maker.epoch, first):
-        # The loader reuses its arrays, so the threads get copies.
-        w = None if batch.w is None else batch.w.copy()
-        rows = Block(batch.X.copy(), batch.y.copy(), batch.rows.copy(), w)
-        yield partial(_numbered, maker, numbers, batch.index, rows)
 
+    def make(i: int, rows: RowBlock) -> RowBlock:
+        return maker.chunk(i, rows)._replace(row_ids=numbers(rows.row_ids))
 
-def _numbered(maker: _Maker, numbers: RowNumbers, i: int, rows: Block) -> Chunk:
-    return maker.chunk(i, rows)._replace(rows=numbers.of(rows.rows))
+    for i, rows in enumerate(loader.epoch(maker.epoch, first), first):
+        yield partial(make, i, rows.copy())  # the loader reuses its arrays
 
 
 class _Maker:
@@ -228,11 +223,11 @@ class _Maker:
         wide = np.float64 in (source.dtype, wanted)
         self._computed = np.dtype(np.float64 if wide else np.float32)
         integers = source.dtype.kind == "u" and integers_stay(source.feed_transforms)
-        given = self._computed if source.feed_transforms and not integers else source.dtype
-        self.dtype = given if wanted is None else wanted
-        if not np.can_cast(given, self.dtype, "same_kind" if given.kind == "f" else "safe"):
+        natural = self._computed if source.feed_transforms and not integers else source.dtype
+        self.dtype = natural if wanted is None else wanted
+        if not np.can_cast(natural, self.dtype, "same_kind" if natural.kind == "f" else "safe"):
             raise ConfigError(
-                f"dtype={self.dtype.name} would lose values: the rows come out as {given.name}; "
+                f"dtype={self.dtype.name} would lose values: the rows come out as {natural.name}; "
                 "leave dtype= out, or give one that holds them"
             )
         # dtype of targets after a transform: values stored in float64 keep it, as in the feed.
@@ -245,7 +240,7 @@ class _Maker:
         # Factors 1 keep the weights unchanged; training divides them by their mean.
         self._factors = np.ones(source.n_outputs if source.classes is not None else 1)
 
-    def chunk(self, i: int, rows: Block) -> Chunk:
+    def chunk(self, i: int, rows: RowBlock) -> RowBlock:
         """Return chunk i as stored; its rows are virtual ones."""
         X, y, w = rows.X, rows.y, rows.w
         if self.source.feed_transforms:
@@ -276,7 +271,7 @@ class _Maker:
                 "that are marked keeps_integers return whole numbers in its range"
             )
         X = stored.reshape(len(X), *self.source.row_shape)
-        return Chunk(X, y, w, rows.rows)
+        return RowBlock(X, y, w, rows.row_ids)
 
     def _as_values(self, y: np.ndarray) -> np.ndarray:
         """Return y as the feed returns it: one-hot, or cast."""
@@ -291,19 +286,19 @@ class _Maker:
         if not self.source.feed_transforms:
             return False
         tried = self.source.read_unit(0, self.seed, self.epoch).take(slice(_TRIED_ROWS))
-        given = self._as_values(tried.y)
+        Y = self._as_values(tried.y)
         _, returned, _ = apply_transforms(
             np,
             self.source.feed_transforms,
             tried.X.astype(self._computed),
-            given,
-            rows=tried.rows,
+            Y,
+            rows=tried.row_ids,
             seed=self.seed,
             epoch=self.epoch,
             stage=(Stage.FEED_TRANSFORM,),
             dtype=self._computed,
         )
-        return returned is not given
+        return returned is not Y
 
 
 def _check(
@@ -315,3 +310,19 @@ def _check(
         raise ConfigError("the source has no targets y; a store needs them")
     refuse_same_place((store.url for store in stores_of(source)), out_url)
     return chunk_bytes
+
+
+def row_numbers(source: BaseSource, n_kept: int) -> Callable[[np.ndarray], np.ndarray]:
+    """Return a function from virtual rows (k,) to their row numbers, (k,) uint64, for any thread.
+
+    n_kept : units whose numbers stay in memory, 8 bytes for each row, to be read once
+    """
+    edges, numbers_of_unit = unit_edges(source), lru_cache(n_kept)(source.source_rows)
+
+    def numbers(rows: np.ndarray) -> np.ndarray:
+        result = np.empty(len(rows), layout.ROW)
+        for u, index, inside in by_unit(edges, rows):
+            result[index] = numbers_of_unit(u)[inside]
+        return result
+
+    return numbers

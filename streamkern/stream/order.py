@@ -134,6 +134,6 @@ def _unit_order(n_units: int, strata: np.ndarray | None, rng: np.random.Generato
     counts = np.unique(strata, return_counts=True)[1]
     count = np.repeat(counts, counts)
     rank = np.arange(n_units) - np.repeat(np.cumsum(counts) - counts, counts)
-    place = (rank + np.repeat(rng.random(len(counts)), counts)) / count
-    order: np.ndarray = units[np.argsort(place, kind="stable")]
+    position = (rank + np.repeat(rng.random(len(counts)), counts)) / count
+    order: np.ndarray = units[np.argsort(position, kind="stable")]
     return order

@@ -157,8 +157,8 @@ def _object_reader(
 
     def keys(i: int) -> list[str]:
         return [
-            f"{X.path}/{X.metadata.encode_chunk_key((i, *place))}"
-            for place in itertools.product(*pieces)
+            f"{X.path}/{X.metadata.encode_chunk_key((i, *piece))}"
+            for piece in itertools.product(*pieces)
         ]
 
     path = local_path(store.url)

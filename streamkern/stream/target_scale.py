@@ -40,7 +40,7 @@ class TargetScale:
     scale: NDArray[np.float64]
 
     @classmethod
-    def of(cls, moments: ColumnMoments, fit_intercept: bool) -> TargetScale:
+    def from_moments(cls, moments: ColumnMoments, fit_intercept: bool) -> TargetScale:
         """Return the mean and the power of two above the standard deviation of the targets.
 
         Without `fit_intercept` the mean is 0, and the root mean square replaces the standard

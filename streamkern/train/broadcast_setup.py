@@ -17,9 +17,8 @@ from streamkern.backend.base import Array
 from streamkern.backend.ranks import Communicator
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.method import Samples, Work
-from streamkern.solver.precondition.center_targets import CenterTargets
 from streamkern.solver.precondition.noise import Noise
-from streamkern.solver.precondition.rows import SampleRows
+from streamkern.solver.precondition.samples import CenterTargets, SampleRows
 from streamkern.train.resolve import ResolvedRun
 
 Hosts = Mapping[str, npt.NDArray[Any]]
@@ -106,8 +105,10 @@ def work_of(
 def _rows(
     name: str, arrays: dict[str, npt.NDArray[Any]], fresh: int, asarray: Callable[[Any], Array]
 ) -> SampleRows:
-    X, Y, root, place = (arrays.pop(f"{name}.{part}", None) for part in ("X", "Y", "root", "place"))
-    return SampleRows(asarray(X), asarray(Y), None if root is None else asarray(root), fresh, place)
+    X, Y, root, index = (
+        arrays.pop(f"{name}.{part}", None) for part in ("X", "Y", "root", "center_index")
+    )
+    return SampleRows(asarray(X), asarray(Y), None if root is None else asarray(root), fresh, index)
 
 
 def _named(

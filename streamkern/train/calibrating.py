@@ -95,7 +95,7 @@ def _prepared(
     """Yield the rows at positions `chosen` of the order of reading, ascending, for the kernel."""
     first = 0
     for block in source.blocks():
-        own = chosen[(chosen >= first) & (chosen < first + len(block.rows))] - first
+        own = chosen[(chosen >= first) & (chosen < first + len(block.row_ids))] - first
         for part in tiles(len(own), EVALUATED_ROWS):
             yield model.prepared(block.take(own[part]))
-        first += len(block.rows)
+        first += len(block.row_ids)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from streamkern.stream.sources.base import Block
+from streamkern.store.row_block import RowBlock
 from streamkern.stream.sources.mixture import stored_rows
 from streamkern.stream.sources.sampling import read_rows
 from streamkern.train.resolve import ResolvedRun
@@ -25,14 +25,14 @@ class CenterRows(NamedTuple):
     """
 
     place: npt.NDArray[np.int64]
-    block: Block
+    block: RowBlock
 
 
-def of_rows(run: ResolvedRun, block: Block) -> CenterRows | None:
+def of_rows(run: ResolvedRun, block: RowBlock) -> CenterRows | None:
     """Return the rows of centers drawn as rows: row i of `block` is the i-th center kept."""
     if run.data.augmented or not run.data.repeats:
         return None
-    return CenterRows(np.arange(len(block.rows)), without_features(block))
+    return CenterRows(np.arange(len(block.row_ids)), without_features(block))
 
 
 def given(run: ResolvedRun, centers: npt.NDArray[Any]) -> CenterRows | None:
@@ -49,9 +49,9 @@ def given(run: ResolvedRun, centers: npt.NDArray[Any]) -> CenterRows | None:
     return CenterRows(place, without_features(read_rows(run.data.source, rows, 0)))
 
 
-def without_features(block: Block) -> Block:
+def without_features(block: RowBlock) -> RowBlock:
     """Return the block with X of shape (m, 0)."""
-    return block._replace(X=np.empty((len(block.rows), 0), np.float32))
+    return block._replace(X=np.empty((len(block.row_ids), 0), np.float32))
 
 
 def center_places(
@@ -60,8 +60,8 @@ def center_places(
     """Return the index of the center that each row is, or -1, by row number. numbers : (m,)."""
     places = np.full(len(numbers), -1)
     if known is not None:
-        order = np.argsort(known.block.rows)
-        ascending = known.block.rows[order]
+        order = np.argsort(known.block.row_ids)
+        ascending = known.block.row_ids[order]
         at = np.minimum(np.searchsorted(ascending, numbers), len(order) - 1)
         hit = ascending[at] == numbers
         places[hit] = known.place[order[at[hit]]]

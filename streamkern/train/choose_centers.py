@@ -18,9 +18,9 @@ from streamkern.centers.selectors import SELECTORS
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.fourier import FourierFeatures, frequencies
 from streamkern.solver.method import Report
-from streamkern.stream.feed import HostRows, prepare
+from streamkern.store.row_block import RowBlock, concatenated
+from streamkern.stream.feed import prepare
 from streamkern.stream.loader import Loader
-from streamkern.stream.sources.base import Block, concatenated
 from streamkern.stream.sources.sampling import rows_by_unit
 from streamkern.stream.sources.transforms import SETUP_EPOCH
 from streamkern.train import center_rows
@@ -133,7 +133,7 @@ def _streamed(
     order = random_rows.random_order(p, seed)
     kept = np.argsort(order)
     first = np.empty((min(p, random_rows.BANDWIDTH_ROWS), run.data.d), dtype)
-    seen, rest = list[Ints](), list[Block]()
+    seen, rest = list[Ints](), list[RowBlock]()
 
     def parts() -> Iterator[CenterPart]:
         for at, block in rows_by_unit(base, chosen, seed):
@@ -161,7 +161,7 @@ def scatter_all(run: ResolvedRun, Z: HostArray) -> tuple[HostArray, HostArray]:
     return stripe, mean(stripe, p, ranks).astype(Z.dtype)
 
 
-def _known(run: ResolvedRun, method: str, block: Block) -> CenterRows | None:
+def _known(run: ResolvedRun, method: str, block: RowBlock) -> CenterRows | None:
     """Return the rows of the training data that are centers, if the method uses their targets.
 
     block : the centers in kept order, or the rows from which a selection begins
@@ -173,7 +173,7 @@ def _known(run: ResolvedRun, method: str, block: Block) -> CenterRows | None:
     return center_rows.of_rows(run, block)
 
 
-def transformed(run: ResolvedRun, rows: HostRows, dtype: np.dtype[Any]) -> tuple[Array, Array]:
+def transformed(run: ResolvedRun, rows: RowBlock, dtype: np.dtype[Any]) -> tuple[Array, Array]:
     """Return rows of the training data as the kernel takes them, (m, d), and targets (m, c)."""
     source = run.data.source
     return prepare(
@@ -183,7 +183,7 @@ def transformed(run: ResolvedRun, rows: HostRows, dtype: np.dtype[Any]) -> tuple
     )[:2]  # fmt: skip
 
 
-def _rows(run: ResolvedRun, method: str) -> tuple[Block, int]:
+def _rows(run: ResolvedRun, method: str) -> tuple[RowBlock, int]:
     """Return the rows that are centers or begin a selection, and how many were examined."""
     base, seed, selection = run.data.base, run.config.run.random_state, run.problem.selection
     if method in SELECTORS:

@@ -56,7 +56,7 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.solver.method import Report
 from streamkern.solver.precondition.held_out import geometric_search
 from streamkern.solver.precondition.noise import Noise, find_noise, row_errors, surplus
-from streamkern.solver.precondition.rows import SampleRows
+from streamkern.solver.precondition.samples import SampleRows
 from streamkern.train.resolve import ResolvedRun
 
 Squares = npt.NDArray[np.float64]

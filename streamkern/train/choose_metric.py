@@ -48,7 +48,7 @@ from streamkern.planning.memory import (
     STEPPED_OTHERS,
 )
 from streamkern.solver.method import Report
-from streamkern.solver.precondition.rows import SampleRows
+from streamkern.solver.precondition.samples import SampleRows
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.choose_kernel import is_open, kernels_of
 from streamkern.train.held_out_models import Fitted, HeldOut

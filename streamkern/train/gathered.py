@@ -19,7 +19,7 @@ from streamkern.backend.rank_grid import RankGrid
 from streamkern.backend.ranks import Communicator
 from streamkern.planning.memory import RANK_SLAB_BYTES
 from streamkern.rundir.chunked_array import ChunkedArray
-from streamkern.solver.precondition.stripes import add_up, within
+from streamkern.solver.precondition.partition import gather_rows, overlap
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def gathered(
         first, stop = np.searchsorted(ids, (part.start, part.stop)).tolist()
         if grid.row == 0 and first < stop:
             whole[backend.xp.asarray(ids[first:stop] - part.start)] = a[first:stop]
-        add_up(whole, ranks, backend)
+        gather_rows(whole, ranks, backend)
         if host is not None:
             host[part] = backend.to_host(whole)
     return host
@@ -123,7 +123,7 @@ class _Window:
         stripe = self._stripes[k]
         xp = self._backend.xp
         whole = xp.zeros((stop - start, stripe.width), stripe.rows.dtype)
-        at, here = within(slice(start, stop), stripe.own)
+        at, here = overlap(slice(start, stop), stripe.own)
         whole[at, : stripe.rows.shape[1]] = xp.asarray(stripe.rows[here])
         return self._backend.to_host(self._ranks.sum(whole, self._backend))
 

@@ -22,7 +22,7 @@ from streamkern.ingest.columns import in_order
 from streamkern.ingest.tables.encoder import check_encoder
 from streamkern.solver.methods import find
 from streamkern.store.store import Store, open_store
-from streamkern.stream.sources.row_shapes import check_row_shape
+from streamkern.stream.sources.alignment import check_row_shape
 from streamkern.train.training_data import Data, storage_options_for
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from streamkern.backend.cupy_backend import gpu_count, gpu_problem
+from streamkern.backend.devices import gpu_count, gpu_problem
 from streamkern.basics.errors import ConfigError
 from streamkern.config.run_config import RunConfig
 

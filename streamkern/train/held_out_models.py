@@ -23,7 +23,7 @@ from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import EVALUATED_ROWS, METRIC_FIT
 from streamkern.solver.precondition.held_out import geometric_search
-from streamkern.solver.precondition.rows import SampleRows
+from streamkern.solver.precondition.samples import SampleRows
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.choose_kernel import KERNEL_TIE, is_wide_open, kernels_of, moved, widest_of
 from streamkern.train.resolve import ResolvedRun

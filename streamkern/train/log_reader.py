@@ -1,20 +1,121 @@
-"""Summarise the state of a run from the records of its log."""
+"""The reader of a run's log: its present state, curves over samples, and processes in time.
+
+`info`, `runs` and `report` show what it reads. A run that was killed resumes from its last
+checkpoint. Steps in the log after that checkpoint were done again: they are left out of the curves,
+and their number is reported at the resume.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
-LogRecord = dict[str, Any]
-_AHEAD = (
+from streamkern.predict.evaluation import format_metrics
+
+CurvePoint = tuple[float, float]
+LogRecord = Mapping[str, Any]
+
+RATES = ("samples_per_s", "stall_share")
+RANK_FIGURES = ("rank_samples_per_s", "rank_stall_shares", "rank_wait_shares")
+"""Figures of each rank, if there are several; curves are named with the rank after a slash."""
+SLOWEST = "slowest_rank"
+LOSS, PEAK = "train_mse", "peak_bytes"
+_ORDER = {"metric": 0, "kernel": 1, "centers": 2, "noise": 3, "sample": 4, "preconditioner": 5}
+"""Order of the stages of a setup; its other reports come later."""
+_LATER = 6
+_ONCE = ("setup", "centers", "noise", "start")
+"""Events that a process reports once for each stage."""
+_NO_CHOICE = (
+    *("setup", "start", "resume", "changed", "skipped", "back-off", "finished", "pass"),
+    *("calibrated", "posterior"),
+)
+_POSITION = ("time", "step", "epoch", "samples", "event")
+_PLANNED = (
     *("epochs", "of_samples", "train", "test", "ranks", "center_ranks", "workers", "dashboard"),
 )
-_OF_RANKS = ("rank_samples_per_s", "rank_stall_shares", "rank_wait_shares", "slowest_rank")
-_MOVING = ("train_mse", "samples_per_s", "left_s", *_OF_RANKS)
+_NEWEST = ("train_mse", "samples_per_s", "left_s", *RANK_FIGURES, SLOWEST)
 
 
-def run_progress(records: Sequence[LogRecord]) -> LogRecord:
-    """Return the state of a run by its log.
+@dataclass(frozen=True)
+class TimelineEvent:
+    """An event for the time line: its time, its samples, a text, and whether it is bad news."""
+
+    time: str
+    samples: int
+    text: str
+    bad: bool = False
+
+
+@dataclass(frozen=True)
+class ProcessLog:
+    """The log records of one process that worked on the run."""
+
+    records: Sequence[LogRecord]
+
+    @property
+    def seconds(self) -> float:
+        """Seconds from its first to its last record."""
+        return seconds_between(self.records[0]["time"], self.records[-1]["time"])
+
+    @property
+    def steps_s(self) -> float | None:
+        """Seconds of these after its setup; None if it did not finish the setup."""
+        begun = [r["time"] for r in self.records if r.get("event") in ("start", "resume")]
+        return seconds_between(begun[0], self.records[-1]["time"]) if begun else None
+
+
+@dataclass
+class RunHistory:
+    """The history of a run.
+
+    progress : its present state, see `_advance`
+    curves : (samples, value) by the name of the figure, in order
+    evaluations : figures by name, with time, step and samples
+    setup : records of the last setup
+    plan : of the last process that recorded one
+    workers, dashboard : of its ranks
+    expected_s : for all steps, as first estimated
+    lost : samples that were done again
+    """
+
+    progress: dict[str, Any] = field(default_factory=dict)
+    curves: dict[str, list[CurvePoint]] = field(default_factory=dict)
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    processes: list[ProcessLog] = field(default_factory=list)
+    events: list[TimelineEvent] = field(default_factory=list)
+    setup: list[LogRecord] = field(default_factory=list)
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    workers: Sequence[str] = ()
+    dashboard: str | None = None
+    setup_s: float | None = None
+    expected_s: float | None = None
+    peak_bytes: int | None = None
+    lost: int = 0
+    last: LogRecord | None = None
+
+    @property
+    def steps_s(self) -> float | None:
+        """Seconds of steps and evaluations, in all processes, as far as the log goes."""
+        return sum(process.steps_s or 0.0 for process in self.processes) or None
+
+
+def read_history(records: Sequence[LogRecord]) -> RunHistory:
+    """Return the history from the records of a log, oldest first."""
+    history = RunHistory(processes=processes_in(records), last=records[-1] if records else None)
+    for number, process in enumerate(history.processes, 1):
+        if _stage(process.records[0])[1] in _ORDER:
+            history.setup = []
+        for record in process.records:
+            _advance(history.progress, record)
+            _take(history, record, str(record.get("event", "")), number)
+    return history
+
+
+def _advance(progress: dict[str, Any], record: LogRecord) -> None:
+    """Enter a record into the state of a run; fields that the log does not have are left out.
 
     `time`, `step`, `epoch`, `samples` : of the newest record
     `epochs`, `of_samples`, `train`, `test` : plan and data, by the process that began last
@@ -22,25 +123,222 @@ def run_progress(records: Sequence[LogRecord]) -> LogRecord:
     `why` : reason why it ended before its last epoch
     `doing`, `blocks_done`, `blocks` : state of the setup
     `train_mse`, `samples_per_s`, `left_s` : the newest, with those of `RankCoordinator.facts`
-
-    Fields that the log does not have are left out.
     """
-    if not records:
-        return {}
-    last = records[-1]
-    found = {name: last[name] for name in ("time", "step", "epoch", "samples")}
+    progress |= {name: record[name] for name in ("time", "step", "epoch", "samples")}
+    match record.get("event"):
+        case "start" | "resume":
+            progress |= {name: record[name] for name in _PLANNED if name in record}
+            for name in ("doing", "blocks_done", "blocks", "left_s", *RANK_FIGURES, SLOWEST):
+                progress.pop(name, None)
+        case "setup":
+            progress["doing"] = record["doing"]
+        case "block" if "block" in record:
+            progress |= {"blocks_done": record["block"] + 1, "blocks": record["blocks"]}
+        case "finished":
+            progress["why"] = record["why"]
+        case "train":
+            progress |= {name: record[name] for name in _NEWEST if name in record}
+
+
+def processes_in(records: Iterable[LogRecord]) -> list[ProcessLog]:
+    """Return the records grouped by the process that wrote them."""
+    processes: list[list[LogRecord]] = []
+    seen: list[tuple[str, str]] = []
     for record in records:
-        event = record.get("event")
-        if event in ("start", "resume"):
-            found |= {name: record[name] for name in _AHEAD if name in record}
-            for name in ("doing", "blocks_done", "blocks", "left_s", *_OF_RANKS):
-                found.pop(name, None)
-        elif event == "setup":
-            found["doing"] = record["doing"]
-        elif event == "block":
-            found |= {"blocks_done": record["block"] + 1, "blocks": record["blocks"]}
-        elif event == "finished":
-            found["why"] = record["why"]
-        elif event == "train":
-            found |= {name: record[name] for name in _MOVING if name in record}
-    return found
+        here = _stage(record)
+        if _begins(here, seen):
+            processes.append([])
+            seen = []
+        processes[-1].append(record)
+        seen.append(here)
+    return [ProcessLog(process) for process in processes]
+
+
+def _stage(record: LogRecord) -> tuple[str, str]:
+    """Return the event of a record, and its stage of a setup."""
+    event = str(record.get("event", ""))
+    stage = record.get("doing", event) if event == "setup" else event
+    return event, "kernel" if stage == "bandwidth" else str(stage)
+
+
+def _begins(here: tuple[str, str], seen: Sequence[tuple[str, str]]) -> bool:
+    """Return whether a record is the first of a new process."""
+    event, stage = here
+    if not seen or event == "changed":
+        return True
+    if event == "resume":
+        return seen[-1][0] != "changed"
+    if event in _ONCE and here in seen:
+        return True
+    if event == "start":
+        return any(each == "resume" for each, _ in seen)
+    return _ORDER.get(stage, _LATER) < max(_ORDER.get(each, _LATER) for _, each in seen)
+
+
+def _take(history: RunHistory, record: LogRecord, event: str, number: int) -> None:
+    """Add one record, of the process of this number, to the history."""
+    if event == "train":
+        _add_losses(history.curves, record)
+        for name in (*RATES, SLOWEST):
+            _add(history.curves, name, record["samples"], record.get(name))
+        for name in RANK_FIGURES:
+            for rank, value in enumerate(record.get(name, ())):
+                _add(history.curves, of_rank(name, rank), record["samples"], value)
+        left = finite_number(record.get("left_s"))
+        if history.expected_s is None and left and history.steps_s is not None:
+            here = history.processes[number - 1]
+            begun = [r["time"] for r in here.records if r.get("event") in ("start", "resume")]
+            history.expected_s = seconds_between(begun[0], record["time"]) + left if begun else None
+        history.peak_bytes = max(history.peak_bytes or 0, int(record.get(PEAK, 0))) or None
+        return
+    if event == "evaluation":
+        while history.evaluations and history.evaluations[-1]["step"] >= record["step"]:
+            history.evaluations.pop()  # the newest one of a step counts
+        history.evaluations.append(_evaluation(record))
+    elif event in ("start", "resume"):
+        history.plan = record.get("plan", history.plan)
+        history.workers, history.dashboard = record.get("workers", ()), record.get("dashboard")
+        if event == "start":  # for a setup that was only loaded it is less
+            history.setup_s = (
+                max(history.setup_s or 0.0, finite_number(record.get("setup_s")) or 0.0) or None
+            )
+        _go_back(history, record)
+    elif event not in _NO_CHOICE:
+        history.setup.append(record)
+    if event == "resume":
+        shown: tuple[Any, ...] | None = _resumed(history.processes, number, record)
+    else:
+        shown = _event_text(record, event)
+    if shown is not None:
+        history.events.append(TimelineEvent(record["time"], record["samples"], *shown))
+
+
+def of_rank(name: str, rank: int) -> str:
+    """Return the name of a curve that exists for each rank."""
+    return f"{name}/{rank}"
+
+
+def _evaluation(record: LogRecord) -> dict[str, Any]:
+    figures = {
+        name: finite_number(value) for name, value in record.items() if name not in _POSITION
+    }
+    return {"time": record["time"], "step": record["step"], "samples": record["samples"],
+            "figures": figures}  # fmt: skip
+
+
+def _add_losses(curves: dict[str, list[CurvePoint]], record: LogRecord) -> None:
+    """Add the losses of the windows that ended since the previous record, or the last of them."""
+    losses = record.get("losses") or [record.get(LOSS)]
+    before = curves[LOSS][-1][0] if curves.get(LOSS) else 0.0
+    each = (record["samples"] - before) / len(losses)
+    for k, loss in enumerate(losses, 1):
+        if k > record.get("empty", 0):  # earlier ones are of the zero function, during the sums
+            _add(curves, LOSS, before + k * each, loss)
+
+
+def _add(curves: dict[str, list[CurvePoint]], name: str, samples: float, value: object) -> None:
+    known = finite_number(value)
+    if known is not None:
+        curves.setdefault(name, []).append((float(samples), known))
+
+
+def _go_back(history: RunHistory, record: LogRecord) -> None:
+    """Drop the history after the position at which a process resumes."""
+    here = record["samples"]
+    done = [points[-1][0] for points in history.curves.values() if points]
+    done += [float(e["samples"]) for e in history.evaluations]
+    again = int(max([here, *done])) - here
+    if again:
+        history.lost += again
+        history.events.append(
+            TimelineEvent(
+                record["time"], here, f"{again:,} samples or more are done again", bad=True
+            )
+        )
+    for name, points in history.curves.items():
+        history.curves[name] = [point for point in points if point[0] <= here]
+    history.evaluations = [e for e in history.evaluations if e["samples"] <= here]
+
+
+def _resumed(processes: Sequence[ProcessLog], number: int, record: LogRecord) -> tuple[str]:
+    """Return the text for the start of a process, with its delay after the previous one."""
+    if number == 1:
+        return (f"went on{_with_ranks(record)}",)
+    before = processes[number - 2].records[-1]["time"]
+    pause = duration(max(seconds_between(before, record["time"]), 0.0))
+    after = f"{pause} after the last word of process {number - 1}"
+    return (f"went on, in process {number}, {after}{_with_ranks(record)}",)
+
+
+def _with_ranks(record: LogRecord) -> str:
+    ranks = len(record.get("workers", ()))
+    return f", with {ranks} ranks" if ranks else ""
+
+
+def _event_text(record: LogRecord, event: str) -> tuple[str, bool] | tuple[str] | None:
+    """Return an event as text, and whether it is bad news; None if it is not shown."""
+    match event:
+        case "start":
+            took = record.get("setup_s")
+            done = f"set up{f' in {duration(took)}' if took else ''}"
+            return (f"{done}; the steps begin{_with_ranks(record)}",)
+        case "evaluation":
+            figures = {k: float(v) for k, v in record.items() if k not in _POSITION}
+            return (f"evaluated: {format_metrics(figures)}",)
+        case "back-off":
+            return (f"the loss grew; back to the last good weights, steps x {_scale(record)}", True)
+        case "skipped":
+            return ("; ".join(map(str, record.get("what", ()))), True)
+        case "changed":
+            return (f"changed: {'; '.join(map(str, record.get('what', ())))}", True)
+        case "finished":
+            return (f"ended before its last epoch: {record.get('why', '')}",)
+        case "calibrated":
+            return (f"calibrated by rows set aside: {facts_text(record)}",)
+        case "posterior":
+            noise = ", ".join(f"{x:.4g}" for x in record.get("noise", ())[:3])
+            return (f"standard deviation of the noise: {noise}",)
+        case "pass":
+            return (f"pass: {facts_text(record)}", "note" in record)
+        case "centers":
+            return (f"chose {record.get('centers', 0):,} centers: {record.get('method', '')}",)
+    return None
+
+
+def _scale(record: LogRecord) -> str:
+    scale = finite_number(record.get("scale"))
+    return "?" if scale is None else f"{scale:.3g}"
+
+
+def facts_text(record: LogRecord) -> str:
+    """Return the entries of a record beside its position, as names and values."""
+    shown = {
+        k: v for k, v in record.items() if k not in _POSITION and not isinstance(v, list | dict)
+    }
+    return ", ".join(
+        f"{name.replace('_', ' ')} {f'{value:.4g}' if isinstance(value, float) else value}"
+        for name, value in shown.items()
+    )
+
+
+def finite_number(value: object) -> float | None:
+    """Return a finite number of the log; None for others, which it holds as text."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def seconds_between(began: str, ended: str) -> float:
+    """Return the seconds between two times of the log."""
+    return (datetime.fromisoformat(ended) - datetime.fromisoformat(began)).total_seconds()
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as "0.4 s", "2 min 5 s" or "3 h 20 min"."""
+    if seconds < 60:
+        return f"{seconds:.2g} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min"

@@ -33,7 +33,7 @@ from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.kernels.slope import Slope
 from streamkern.planning.memory import METRIC_FEATURES, STEPPED_FIT, STEPPED_OTHERS
-from streamkern.solver.precondition.rows import SampleRows
+from streamkern.solver.precondition.samples import SampleRows
 from streamkern.train.held_out_models import MIN_RIDGE, Fitted
 
 METRIC_STEPS = 120

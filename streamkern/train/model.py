@@ -21,8 +21,8 @@ from streamkern.backend.devices import get_backend
 from streamkern.basics.errors import ConfigError, DataError, RunError
 from streamkern.basics.progress import Progress
 from streamkern.basics.warning import warn
-from streamkern.filesystem.place_kind import no_run
-from streamkern.ingest.recorded_arrays import USUAL, RecordedArrays
+from streamkern.filesystem.ownership import no_run
+from streamkern.ingest.columns import USUAL, RecordedArrays
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import EVALUATED_ROWS, rows_at_once
@@ -30,16 +30,15 @@ from streamkern.predict.calibration import Calibration, lacking
 from streamkern.predict.evaluation import CalibratedFigures, EvaluationMetrics
 from streamkern.predict.input_rows import FileRows
 from streamkern.predict.prediction_table import OutputFormat, PredictionTable, answered_labels
-from streamkern.predict.predictions import PredictionJob, write_predictions
+from streamkern.predict.predictions import write_predictions
 from streamkern.rundir.checkpoint_format import Saved, checkpoint_errors
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.solver.posterior import Posterior
+from streamkern.store.row_block import RowBlock
 from streamkern.stream.feed import prepare
+from streamkern.stream.sources.alignment import check_row_shape, in_classes, in_columns
 from streamkern.stream.sources.arrays import is_sparse, rows_of
-from streamkern.stream.sources.base import Block, Source
-from streamkern.stream.sources.column_order import in_columns
-from streamkern.stream.sources.known_classes import in_classes
-from streamkern.stream.sources.row_shapes import check_row_shape
+from streamkern.stream.sources.base import Source
 from streamkern.stream.sources.transforms import Transform, describe_transform
 from streamkern.stream.sources.user import as_source
 from streamkern.stream.target_scale import TargetScale
@@ -117,18 +116,18 @@ class KernelModel:
         X = X.tocsr() if is_sparse(X) else X  # not all sparse formats can slice rows
         out = np.empty((X.shape[0], (1 + std + spread) * self.n_outputs), self.dtype)
         for rows in self._tiles(X.shape[0]):
-            part = rows_of(X, rows.start, rows.stop)
-            numbers = np.arange(rows.start, rows.stop, dtype=np.int64)
-            block = Block(part, np.empty((len(numbers), 0)), numbers)
+            row_ids = np.arange(rows.start, rows.stop, dtype=np.int64)
+            y = np.empty((len(row_ids), 0))
+            block = RowBlock(rows_of(X, rows.start, rows.stop), y, None, row_ids)
             out[rows] = self._host_values(block, std, spread)
         return out
 
-    def stream(self, source: Source | FileRows) -> Iterator[tuple[Block, Array, Array]]:
+    def stream(self, source: Source | FileRows) -> Iterator[tuple[RowBlock, Array, Array]]:
         """Yield (block, f(X), Y) of every unit in order; use f(X), Y inside `backend.active()`."""
         checked = self.checked(source, targets=True)
         classes = self.classes if checked.classes is not None else None
         for block in checked.blocks():
-            for rows in self._tiles(len(block.rows)):
+            for rows in self._tiles(len(block.row_ids)):
                 part = block.take(rows)
                 yield part, *self._block_values(part, classes, checked.n_outputs)
 
@@ -144,7 +143,7 @@ class KernelModel:
 
     @on_its_backend
     def _block_values(
-        self, block: Block, classes: Sequence[str] | None, n_outputs: int
+        self, block: RowBlock, classes: Sequence[str] | None, n_outputs: int
     ) -> tuple[Array, Array]:
         with np.errstate(over="ignore", invalid="ignore"):  # the result is checked
             X, Y = self._prepared(block, classes, n_outputs)
@@ -157,7 +156,7 @@ class KernelModel:
         return self.op.product(self.op.points(X, left=True), self.Z, self.weights)
 
     def _prepared(
-        self, block: Block, classes: Sequence[str] | None, n_outputs: int
+        self, block: RowBlock, classes: Sequence[str] | None, n_outputs: int
     ) -> tuple[Array, Array]:
         # Transforms need the row shape of training; rows may be given flat.
         block = block._replace(X=block.X.reshape(len(block.X), *self.row_shape))
@@ -166,7 +165,7 @@ class KernelModel:
             n_outputs=n_outputs, classes=classes,
         )[:2]  # fmt: skip
 
-    def _check_finite(self, F: Array, block: Block) -> None:
+    def _check_finite(self, F: Array, block: RowBlock) -> None:
         """Raise DataError if distances to a row overflow: it would get NaN, or the first class."""
         xp = self.backend.xp
         # If the weights are not finite the run diverged, and no row is at fault.
@@ -174,7 +173,7 @@ class KernelModel:
             return
         good = np.isfinite(self.backend.to_host(F)).all(axis=1)
         raise DataError(
-            f"row {int(block.rows[int(np.argmin(good))])} is too large for {self.op.dtype}: "
+            f"row {int(block.row_ids[int(np.argmin(good))])} is too large for {self.op.dtype}: "
             "distances to it overflow; correct it, or train with precision='float64'"
         )
 
@@ -184,7 +183,7 @@ class KernelModel:
         assert self.calibration.residual_scale is not None
         return ResidualScales(self.op, self.calibration.residual_scale)
 
-    def prepared(self, block: Block) -> Array:
+    def prepared(self, block: RowBlock) -> Array:
         """Return the rows of a block as the kernel takes them, (k, d) on the device."""
         return self._prepared(block, None, 0)[0]
 
@@ -219,13 +218,13 @@ class KernelModel:
         Begins at position `start`; `std`, `spread` as in `values`; see `BaseSource.source_rows`.
         """
         for place, block in self.checked(source).numbered_blocks(start):
-            for rows in self._tiles(len(block.rows)):
+            for rows in self._tiles(len(block.row_ids)):
                 if place + rows.stop > start:
                     part = block.take(rows)
-                    yield place + rows.start, part.rows, self._host_values(part, std, spread)
+                    yield place + rows.start, part.row_ids, self._host_values(part, std, spread)
 
     @on_its_backend
-    def _host_values(self, block: Block, std: bool, spread: bool) -> npt.NDArray[Any]:
+    def _host_values(self, block: RowBlock, std: bool, spread: bool) -> npt.NDArray[Any]:
         F = np.array(self.backend.to_host(self._block_values(block, None, 0)[0]))
         if spread:
             return np.concatenate((F, self._spreads(self.prepared(block))), axis=1)
@@ -306,17 +305,18 @@ class KernelModel:
         if original is not None and names is not None:  # names that the input may have too
             names = tuple(f"predicted_{name}" for name in names)
         record = provenance({**self.origin, "sha256": self.digest()}, checked, self.classes)
-        plain = PredictionTable(0, self.dtype, self.n_outputs, labels, names, record=record,
-                        input_columns=original, escapes_formulas=escape_formulas)  # fmt: skip
+        plain = PredictionTable(
+            checked.n_rows or 0, self.dtype, self.n_outputs, labels, names, record=record,
+            input_columns=original, escapes_formulas=escape_formulas,
+        )  # fmt: skip
 
         def compute(start: int) -> Iterator[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]:
             told = self.answers(checked, start, std=std, spread=normalised)
             return ((first, rows, form(F)) for first, rows, F in told)
 
         return write_predictions(
-            PredictionJob(form.applied_to(plain), checked.n_rows, compute), url, order=order,
-            values=values or proba, overwrite=overwrite, storage_options=storage_options,
-            progress=progress,
+            form.applied_to(plain), compute, url, order=order, values=values or proba,
+            overwrite=overwrite, storage_options=storage_options, progress=progress,
         )  # fmt: skip
 
     @on_its_backend
@@ -370,7 +370,7 @@ def load_model(
     try:
         with checkpoint_errors(run.place):
             model = model_of(run.place, backend, setup, saved)
-        return replace(model, arrays=RecordedArrays.of_run(recorded, model.file_form))
+        return replace(model, arrays=RecordedArrays.from_run(recorded, model.file_form))
     except BaseException:
         backend.close()
         raise

@@ -20,15 +20,14 @@ from streamkern.basics.errors import ConfigError, DivergenceError, RunError
 from streamkern.basics.progress import Line
 from streamkern.basics.text import redact
 from streamkern.config.run_config import RunConfig
-from streamkern.filesystem.place_kind import no_run
+from streamkern.filesystem.ownership import no_run
 from streamkern.planning.sizes import Sizes
 from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import RunLog
 from streamkern.solver.methods import find
 from streamkern.stream.meter import Meter
-from streamkern.stream.sources.base import Source
-from streamkern.stream.sources.derived import check_unchanged
+from streamkern.stream.sources.base import Source, check_unchanged
 from streamkern.train.closing import closing_line
 from streamkern.train.progress import RunProgress
 from streamkern.train.resolve import NO_INPUTS, ResolvedRun, RunInputs, open_run

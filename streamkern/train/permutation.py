@@ -17,7 +17,8 @@ from streamkern.basics.errors import DataError
 from streamkern.basics.optional import on_demand
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.predict.input_rows import FileRows
-from streamkern.stream.sources.base import BaseSource, Block
+from streamkern.store.row_block import RowBlock, concatenated
+from streamkern.stream.sources.base import BaseSource
 from streamkern.train.model import KernelModel
 
 PERMUTED_ROWS, REPEATS = 2000, 5
@@ -56,7 +57,7 @@ def column_groups(
 ) -> tuple[tuple[str, slice], ...]:
     """Return the name of each column with the slice of features that encode it."""
     if encoder is not None:
-        return Encoder.of(encoder, "the model").groups
+        return Encoder.from_json(encoder, "the model").groups
     names = columns or tuple(f"x{j}" for j in range(n_features))
     return tuple((name, slice(j, j + 1)) for j, name in enumerate(names))
 
@@ -116,33 +117,25 @@ class _Shuffled:
         return X
 
 
-def _random_rows(model: KernelModel, source: Any, n_rows: int, seed: int) -> Block:
+def _random_rows(model: KernelModel, source: Any, n_rows: int, seed: int) -> RowBlock:
     """Return at most `n_rows` random rows, drawn in one pass over all rows."""
     rng, keys = np.random.default_rng(seed), np.empty(0)
-    kept: Block | None = None
+    kept: RowBlock | None = None
     for block in model.checked(source, targets=True).blocks():
-        drawn = rng.random(len(block.rows))
-        joined = block if kept is None else _joined(kept, block)
+        drawn = rng.random(len(block.row_ids))
+        joined = block if kept is None else concatenated([kept, block])
         keys = np.concatenate([keys, drawn])
         least = np.sort(np.argsort(keys, kind="stable")[:n_rows])
         kept, keys = joined.take(least), keys[least]
-    if kept is None or not len(kept.rows):
+    if kept is None or not len(kept.row_ids):
         raise DataError("there are no rows to measure the importance of columns on; give some")
-    counted = len(kept.rows) if kept.w is None else np.count_nonzero(kept.w)
+    counted = len(kept.row_ids) if kept.w is None else np.count_nonzero(kept.w)
     needed = 2 if model.classes is None else 1  # R2 needs a variance
     if counted < needed:
         weighed = "" if kept.w is None else " with a sample weight above 0"
         raise DataError(
             f"the importance of columns is measured on {needed} rows{weighed} at least, and "
-            f"{counted} of the {len(kept.rows)} rows looked at count; give more of them, or raise "
-            "n_rows="
+            f"{counted} of the {len(kept.row_ids)} rows looked at count; give more of them, or "
+            "raise n_rows="
         )
     return kept
-
-
-def _joined(first: Block, second: Block) -> Block:
-    w = None
-    if first.w is not None and second.w is not None:
-        w = np.concatenate([first.w, second.w])
-    X, y, rows = (np.concatenate(pair) for pair in zip(first[:3], second[:3], strict=True))
-    return Block(X, y, rows, w)

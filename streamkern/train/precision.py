@@ -12,7 +12,7 @@ from streamkern.basics.errors import ConfigError
 from streamkern.kernels.base import Kernel
 from streamkern.kernels.points import Grid
 from streamkern.kernels.products import check_precision
-from streamkern.stream.sources.noise import GaussianNoise
+from streamkern.stream.sources.random_transforms import GaussianNoise
 from streamkern.stream.sources.transforms import Scale, Transform, integers_stay, transform_name
 
 

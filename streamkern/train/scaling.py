@@ -19,8 +19,7 @@ from streamkern.store.sample_weights import ClassWeight, weight_factors, weights
 from streamkern.store.statistics import ColumnMoments, RunningStatistics
 from streamkern.stream.feed import prepare
 from streamkern.stream.sources.augmented import without_copies
-from streamkern.stream.sources.base import BaseSource, read_units
-from streamkern.stream.sources.derived import host_transforms
+from streamkern.stream.sources.base import BaseSource, host_transforms, read_units
 from streamkern.stream.sources.mixture import MixtureSource, mixed_moments
 from streamkern.stream.sources.sampling import MANY_UNITS, sample_rows
 from streamkern.stream.sources.transforms import (
@@ -166,7 +165,7 @@ def _sampled(
     X = block.X
     if fixed:
         X, _, _ = apply_transforms(
-            np, fixed, X.astype(np.float64), block.y.reshape(len(X), -1), rows=block.rows,
+            np, fixed, X.astype(np.float64), block.y.reshape(len(X), -1), rows=block.row_ids,
             seed=seed, epoch=0, stage=(Stage.SAMPLE, SCALE_STAGE), dtype=np.float64,
         )  # fmt: skip
     running = RunningStatistics(int(np.prod(source.row_shape)))
@@ -243,7 +242,7 @@ def target_scale(
     moments = None if changes_targets(source) else known_moments(source, factors)
     if moments is None:
         moments = sampled_moments(backend, source, factors, seed, dtype)
-    found = TargetScale.of(moments, fit_intercept)
+    found = TargetScale.from_moments(moments, fit_intercept)
     if source.classes is not None:
         return TargetScale(found.mean, np.ones(source.n_outputs))
     return found
@@ -268,7 +267,7 @@ def known_moments(
         return None
     weights = source.totals if factors is None else source.totals * factors
     shares = weights / weights.sum()
-    return ColumnMoments.of(1.0, shares, np.sqrt(shares * (1 - shares)))
+    return ColumnMoments.from_statistics(1.0, shares, np.sqrt(shares * (1 - shares)))
 
 
 def sampled_moments(

@@ -24,7 +24,7 @@ from streamkern.kernels.points import Grid, Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import METRIC_ROWS
 from streamkern.solver.base import Solver
-from streamkern.solver.each_output import middle, on_grid
+from streamkern.solver.equations import middle, on_grid
 from streamkern.solver.method import Report, Samples, Setup, Work
 from streamkern.solver.precondition.noise import (
     NO_NOISE,
@@ -33,7 +33,7 @@ from streamkern.solver.precondition.noise import (
     find_noise,
     or_the_mean,
 )
-from streamkern.solver.precondition.rows import SampleRows
+from streamkern.solver.precondition.samples import SampleRows
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.broadcast_setup import broadcast_setup, receive_setup, work_of
 from streamkern.train.center_stripes import mean, receive_shard
@@ -99,7 +99,7 @@ def start(
     """Compute the setup, see `compute`, and assemble the solver."""
     made = compute(run, report, targets, found)
     op, arrays, meta = made.work.op, made.arrays, made.meta
-    solver = run.method.assemble(made.work, made.setup, arrays["sample_rows"])
+    solver = run.method.assemble(made.work, replace(made.setup, sample_rows=arrays["sample_rows"]))
     del made
     run.backend.release()
     return Assembled(solver, op, arrays, meta)
@@ -282,7 +282,7 @@ def reassemble(
         options = options.with_ridge(meta["setup"]["ridge"])
     seed, ranks = run.config.run.random_state, run.given.ranks
     work = Work(op, points, run.problem, run.sizes, options, seed, ranks=ranks)
-    solver = run.method.assemble(work, Setup(device, meta["setup"]), arrays["sample_rows"])
+    solver = run.method.assemble(work, Setup(device, meta["setup"], arrays["sample_rows"]))
     return Assembled(solver, op, dict(arrays), meta)
 
 

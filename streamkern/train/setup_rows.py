@@ -19,13 +19,12 @@ from streamkern.solver.copies import (
     effective_sample_size,
     intraclass_correlation,
 )
-from streamkern.solver.precondition.center_targets import CenterTargets, by_center
 from streamkern.solver.precondition.noise import MIN_ROWS_OF_NOISE as FEWEST_ALONE
 from streamkern.solver.precondition.noise import NOISE_ROWS, distinct_origins, find_noise
-from streamkern.solver.precondition.rows import SampleRows, merged
+from streamkern.solver.precondition.samples import CenterTargets, SampleRows, by_center, merged
+from streamkern.store.row_block import RowBlock
 from streamkern.store.sample_weights import NEGLIGIBLE_WEIGHT
 from streamkern.stream.feed import prepare
-from streamkern.stream.sources.base import Block
 from streamkern.stream.sources.class_sampling import each_once
 from streamkern.stream.sources.sampling import (
     choose_copies,
@@ -54,7 +53,7 @@ def samples_of(
     # A method may take no sample: then one row gives the shapes.
     block = sample_rows(source, max(1, wanted), seed, stage=SAMPLE_STAGE, epoch=SETUP_EPOCH)
     if run.in_order:  # no augmentation: the rows are what the stream delivers
-        first = np.argsort(block.rows[: sizes.n_sample])
+        first = np.argsort(block.row_ids[: sizes.n_sample])
         order = np.concatenate([first, np.arange(sizes.n_sample, wanted)])
         block = block.take(order)
     X, Y, root, _, place, _ = _prepared(run, block, dtype, targets, known)
@@ -73,7 +72,7 @@ def samples_of(
         )
         for part, fresh in ((s, 0), (h, shared))
     )
-    return sample, probe, block.rows[s]
+    return sample, probe, block.row_ids[s]
 
 
 def few_rows(
@@ -87,7 +86,7 @@ def few_rows(
     source, rates = each_once(run.data.source)
     wanted, seed = min(most, source.n_rows), run.config.run.random_state
     block = sample_rows(source, wanted, seed, stage=SAMPLE_STAGE, epoch=SETUP_EPOCH)
-    block = block.take(distinct_origins(origins_of(source, block.rows, SETUP_EPOCH), most))
+    block = block.take(distinct_origins(origins_of(source, block.row_ids, SETUP_EPOCH), most))
     rows = _prepared(run, block, dtype, targets, None, rates)
     if rows.root is not None:
         small = math.sqrt(NEGLIGIBLE_WEIGHT) * float(rows.root.max())
@@ -174,17 +173,17 @@ def _copies(
 
 
 def _prepared(
-    run: ResolvedRun, block: Block, dtype: np.dtype[Any], targets: TargetScale,
+    run: ResolvedRun, block: RowBlock, dtype: np.dtype[Any], targets: TargetScale,
     known: CenterRows | None, rates: npt.NDArray[np.float64] | None = None,
 ) -> SampleRows:  # fmt: skip
     """Return rows as the stream delivers them. rates : (c,) factors of the class weights."""
     X, Y, w = _through(run, block, dtype, targets, run.config.run.random_state, rates)
     root = None if w is None else run.backend.xp.sqrt(w)
-    return SampleRows(X, Y, root, 0, center_places(block.rows, known))
+    return SampleRows(X, Y, root, 0, center_places(block.row_ids, known))
 
 
 def _through(
-    run: ResolvedRun, block: Block, dtype: np.dtype[Any], targets: TargetScale, seed: int,
+    run: ResolvedRun, block: RowBlock, dtype: np.dtype[Any], targets: TargetScale, seed: int,
     rates: npt.NDArray[np.float64] | None = None,
 ) -> tuple[Array, Array, Array | None]:  # fmt: skip
     """Return X, Y and w after the transforms at the feed, with the random draws of the setup."""

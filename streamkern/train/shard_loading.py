@@ -21,7 +21,7 @@ def of_setup(run: ResolvedRun) -> DeviceLoader:
 
     def stripe(name: str, n: int) -> slice | None:
         in_columns = name.startswith(method.in_columns) and not share.whole
-        return share.at[0] if in_columns else triangles(name, n)
+        return share.in_block[0] if in_columns else triangles(name, n)
 
     return DeviceLoader(
         run.backend, is_computed_with, stripe, picks(("Z", *method.by_center), share)

@@ -19,10 +19,10 @@ from streamkern.kernels.builtin import get_kernel
 from streamkern.kernels.fourier import FourierFeatures, frequencies
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.effort import OpCounts, Speeds
-from streamkern.solver.precondition.eigen import EIGH_FLOPS
+from streamkern.solver.precondition.low_rank import EIGH_FLOPS
 from streamkern.solver.precondition.noise import NOISE_ROWS
+from streamkern.store.row_block import RowBlock, concatenated
 from streamkern.stream.feed import prepare
-from streamkern.stream.sources.base import Block, concatenated
 from streamkern.stream.sources.transforms import SETUP_EPOCH
 from streamkern.train.resolve import ResolvedRun
 
@@ -50,7 +50,7 @@ class _Timed(NamedTuple):
 class _Sampled(NamedTuple):
     """Rows, the seconds to read one, and the part of these seconds that is computation."""
 
-    block: Block
+    block: RowBlock
     read: float
     busy: float
 
@@ -104,7 +104,7 @@ def _read(run: ResolvedRun, share: float) -> _Sampled:
     """
     source, seed = run.data.source, run.config.run.random_state
     units = np.random.default_rng([seed, 0]).permutation(source.n_units)[:MAX_TIMED_UNITS].tolist()
-    blocks, wall, busy, rows, size = list[Block](), 0.0, 0.0, 0, 0
+    blocks, wall, busy, rows, size = list[RowBlock](), 0.0, 0.0, 0, 0
     for at, u in enumerate(units):
         began, computed = time.perf_counter(), time.thread_time()
         block = source.read_unit(u, seed, SETUP_EPOCH)
@@ -119,7 +119,7 @@ def _read(run: ResolvedRun, share: float) -> _Sampled:
     return _Sampled(concatenated(blocks), wall / rows, min(busy, wall) / rows)
 
 
-def _prepare(run: ResolvedRun, block: Block, share: float, clock: Clock) -> tuple[Array, _Timed]:
+def _prepare(run: ResolvedRun, block: RowBlock, share: float, clock: Clock) -> tuple[Array, _Timed]:
     """Return rows as steps take them, a batch or fewer, and the seconds per row."""
     source, backend = run.data.source, run.backend
     part = block.take(slice(min(run.sizes.batch_size, len(block.X))))

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
-from streamkern.backend.nccl import on_devices
-from streamkern.backend.ranks import Communicator
+from streamkern.backend.ranks import Communicator, on_devices
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.progress import ProgressSetting
 from streamkern.basics.stop import StopRequest

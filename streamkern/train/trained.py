@@ -13,8 +13,8 @@ import numpy as np
 from streamkern.backend.devices import get_backend
 from streamkern.basics.errors import RunError
 from streamkern.basics.warning import warn
-from streamkern.filesystem.place_kind import no_run
-from streamkern.ingest.recorded_arrays import RecordedArrays
+from streamkern.filesystem.ownership import no_run
+from streamkern.ingest.columns import RecordedArrays
 from streamkern.rundir.checkpoint_format import Saved, checkpoint_errors
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.device_loader import load_trained
@@ -65,7 +65,7 @@ def load_trained_run(
     with checkpoint_errors(directory.place):
         settings, position = recorded["identity"]["settings"], saved.meta["position"]
         result = _result(directory.place, setup, saved, records)
-        result.model.arrays = RecordedArrays.of_run(recorded, setup.meta.get("file_form"))
+        result.model.arrays = RecordedArrays.from_run(recorded, setup.meta.get("file_form"))
         if damage is not None:
             result.skipped += (damage,)
         return Trained(directory.place, result, settings, position["step"])

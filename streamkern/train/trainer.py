@@ -32,7 +32,7 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import RunLog
 from streamkern.stream.cluster import dashboard_link
 from streamkern.stream.meter import Meter
-from streamkern.stream.sources.derived import check_unchanged
+from streamkern.stream.sources.base import check_unchanged
 from streamkern.train.callbacks import Callbacks, EpochEnd, TrainStart
 from streamkern.train.checkpoint_times import Checkpoints
 from streamkern.train.early_stopping import EarlyStopping, kept_scores, scores_in

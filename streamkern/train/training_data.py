@@ -19,18 +19,15 @@ from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.text import redact, some
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.cache import Cache
-from streamkern.filesystem.place_kind import place_kind
+from streamkern.filesystem.ownership import place_kind
 from streamkern.filesystem.urls import local_path
 from streamkern.solver.methods import find
 from streamkern.store.sample_weights import class_notes, weight_factors
+from streamkern.stream.sources.alignment import check_row_shape, in_classes, in_columns
 from streamkern.stream.sources.augmented import AugmentedSource, without_copies
-from streamkern.stream.sources.base import BaseSource, Source
+from streamkern.stream.sources.base import BaseSource, Source, host_transforms, same_rows
 from streamkern.stream.sources.class_sampling import sampled_by_class
-from streamkern.stream.sources.column_order import in_columns
-from streamkern.stream.sources.derived import host_transforms, same_rows
-from streamkern.stream.sources.known_classes import in_classes
 from streamkern.stream.sources.mixture import open_stores, stored_rows
-from streamkern.stream.sources.row_shapes import check_row_shape
 from streamkern.stream.sources.split import split_rows
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import (

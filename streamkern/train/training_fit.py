@@ -17,8 +17,8 @@ from streamkern.basics.array_types import Floats
 from streamkern.basics.warning import warn
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.solver.method import Report
+from streamkern.store.row_block import RowBlock
 from streamkern.store.sample_weights import weights_of
-from streamkern.stream.sources.base import Block
 from streamkern.stream.sources.sampling import sample_rows
 from streamkern.stream.sources.transforms import Scale
 from streamkern.train.model import KernelModel
@@ -113,14 +113,14 @@ def report_fit(run: ResolvedRun, model: Callable[[], KernelModel], report: Repor
     return None if fit is None else fit.mse
 
 
-def sample_of(run: ResolvedRun) -> Block:
+def sample_of(run: ResolvedRun) -> RowBlock:
     """Read up to `FIT_ROWS` training rows, without random transforms."""
     base, seed = run.data.base, run.config.run.random_state
     n = min(FIT_ROWS, base.n_rows, max(1, BYTES // (8 * run.problem.d)))
     return sample_rows(base, n, seed, stage=FIT_STAGE, max_units=FIT_UNITS)
 
 
-def squeezed_features(model: KernelModel, block: Block) -> str | None:
+def squeezed_features(model: KernelModel, block: RowBlock) -> str | None:
     """Return a warning if a few large values of a feature leave no room for the others.
 
     These values then determine the standard deviation that scales the feature, and distances hardly
@@ -153,7 +153,7 @@ def squeezed_features(model: KernelModel, block: Block) -> str | None:
 def _scaled_by_themselves(model: KernelModel) -> npt.NDArray[np.int64]:
     """Return the indices of numeric features that have a standard deviation of their own."""
     if model.encoder is not None:
-        encoder = Encoder.of(model.encoder, "the model")
+        encoder = Encoder.from_json(model.encoder, "the model")
         parts = zip(encoder.codes, encoder.groups, strict=True)
         found = [part.start for code, (_, part) in parts if code.kind == "number"]
         return np.array(found, np.int64)
@@ -161,7 +161,7 @@ def _scaled_by_themselves(model: KernelModel) -> npt.NDArray[np.int64]:
     return np.arange(math.prod(model.row_shape) if by_feature else 0)
 
 
-def training_fit(run: ResolvedRun, model: KernelModel, block: Block) -> TrainingFit | None:
+def training_fit(run: ResolvedRun, model: KernelModel, block: RowBlock) -> TrainingFit | None:
     """Return the fit of `model` to the rows of a block; None if no row has a weight.
 
     If all targets of the sample are equal, the figures relative to their mean are 0 or 1, as for a
@@ -195,7 +195,7 @@ def _finds_classes(F: Floats, Y: Floats, w: Floats) -> bool:
     return bool(w @ right > (w @ Y).max() * (1 + 1e-9))
 
 
-def _targets(block: Block, classes: Sequence[str] | None) -> Floats:
+def _targets(block: RowBlock, classes: Sequence[str] | None) -> Floats:
     """Return (m, c) values, or one-hot classes."""
     if classes is None:
         return block.y.reshape(len(block.y), -1).astype(np.float64)
@@ -204,7 +204,7 @@ def _targets(block: Block, classes: Sequence[str] | None) -> Floats:
     return np.eye(len(classes))[block.y.astype(np.int64)]
 
 
-def _alone(model: KernelModel, block: Block) -> float:
+def _alone(model: KernelModel, block: RowBlock) -> float:
     """Return the share of rows that no center reaches but one equal to the row.
 
     0 if rows repeat, so that a center knows all rows equal to it, and for kernels that are not a

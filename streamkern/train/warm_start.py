@@ -21,8 +21,8 @@ from streamkern.kernels.fourier import of_features
 from streamkern.kernels.notation import bandwidths, with_bandwidths
 from streamkern.rundir.checkpoint_format import Saved, checkpoint_errors
 from streamkern.rundir.run_directory import RunDirectory
+from streamkern.stream.sources.alignment import check_row_shape
 from streamkern.stream.sources.base import BaseSource
-from streamkern.stream.sources.row_shapes import check_row_shape
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.device_loader import load_trained
 from streamkern.train.kept_centers import CentersSeen, KeptCenters, center_digests

@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError, DataError
+from streamkern.store.row_block import concatenated
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource, without_copies
-from streamkern.stream.sources.base import BaseSource, concatenated
+from streamkern.stream.sources.base import BaseSource, host_transforms
 from streamkern.stream.sources.class_sampling import BalancedSource
-from streamkern.stream.sources.derived import host_transforms
 from streamkern.stream.sources.mixture import MixtureSource, stored_rows
 from streamkern.stream.sources.sampling import MANY_UNITS, origins_of, sample_rows
 from streamkern.stream.sources.transforms import transform_name
@@ -96,9 +96,9 @@ def draw(data: Data, n: int, seed: int) -> SearchSample:
             max_units=max(1, MANY_UNITS // len(parts)),
         )  # fmt: skip
         # One of the copies in a store: a model that fits one would know its held-out copy.
-        first = np.unique(origins_of(part, block.rows), return_index=True)[1]
+        first = np.unique(origins_of(part, block.row_ids), return_index=True)[1]
         blocks.append(block.take(np.sort(first)))
-    X, y, _, w = blocks[0] if len(blocks) == 1 else concatenated(blocks)
+    X, y, w, _ = concatenated(blocks)
     stratum = np.repeat(np.arange(len(blocks)), [len(block.X) for block in blocks])
     if data.source.classes is not None:
         stratum = stratum * data.source.n_outputs + y
@@ -139,7 +139,11 @@ def _like(source: BaseSource, rows: ArraySource, max_copies: int) -> BaseSource:
         below = _like(source.base, rows, max_copies)
         transforms = [*source.host_transforms, *source._own_feed()]
         return AugmentedSource(below, min(source.copies, max_copies), transforms)
-    own = BalancedSource(rows, source.wish) if isinstance(source, BalancedSource) else rows
+    own = (
+        BalancedSource(rows, source.requested_shares)
+        if isinstance(source, BalancedSource)
+        else rows
+    )
     return AugmentedSource(own, 1, source.feed_transforms) if source.feed_transforms else own
 
 

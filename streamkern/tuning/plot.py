@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from streamkern.basics.optional import import_optional
+from streamkern.basics.plots import log_axis, new_figure, png
 from streamkern.kernels.notation import kernel_text
 
 _DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 1.5, 1, 1.5)))
 _MARKERS = "osD^v<>P"
-_APART = 0.006
+_SHIFT = 0.006
 """Shift between lines as a share of the width, so that error bars do not hide each other."""
 
 
@@ -20,9 +19,7 @@ def scores_png(
     table: Sequence[Mapping[str, Any]], best: Mapping[str, Any], metric: str = "mse"
 ) -> bytes:
     """Return the rows of `Tuned.table` as a PNG; MissingDependencyError without Matplotlib."""
-    picture = io.BytesIO()
-    scores_figure(table, best, metric).savefig(picture, format="png", dpi=160)
-    return picture.getvalue()
+    return png(scores_figure(table, best, metric))
 
 
 def scores_figure(
@@ -33,9 +30,7 @@ def scores_figure(
     Bars are standard errors of the difference to the best. Kernels without a bandwidth are
     horizontal lines. Diverged trainings are left out.
     """
-    figure = import_optional("matplotlib.figure", "the plot", "report").Figure(
-        figsize=(8.4, 4.8), layout="constrained"
-    )
+    figure = new_figure(8.4, 4.8)
     axes = figure.add_subplot()
     widths = [row["bandwidth"] for row in table if row["bandwidth"] is not None]
     lines = list(dict.fromkeys((kernel_text(row["kernel"]), row["ridge"]) for row in table))
@@ -50,18 +45,16 @@ def scores_figure(
             "marker": _MARKERS[ridges.index(ridge) % len(_MARKERS)],
             "label": f"{kernel}, ridge {ridge:.3g}",
         }
-        shift = math.exp(_APART * span * (k - (len(lines) - 1) / 2)) if "se" in table[0] else 1.0
+        shift = math.exp(_SHIFT * span * (k - (len(lines) - 1) / 2)) if "se" in table[0] else 1.0
         good = [row for row in rows if row["held_out_mse"] is not None]
         _draw(axes, good, figure_of, style, shift)
         if (kernel, ridge) == (kernel_text(best["kernel"]), best["ridge"]):
             of_best = shift
     _mark(axes, best, metric, of_best)
     if metric in ("mse", "mae", "log_loss"):
-        axes.set_yscale("log")
-        _label(axes.yaxis)
+        log_axis(axes, "y")
     if widths:
-        axes.set_xscale("log")
-        _label(axes.xaxis)
+        log_axis(axes, "x")
     else:
         axes.set_xticks([])
     axes.set_xlabel("bandwidth" if widths else "no kernel that was tried has a bandwidth")
@@ -102,22 +95,10 @@ def _mark(axes: Any, best: Mapping[str, Any], metric: str, shift: float) -> None
     """Draw a ring around the best point, and use its settings as the title."""
     width, error = best["bandwidth"], best[f"held_out_{metric}"]
     name = "error" if metric == "mse" else metric.replace("_", " ")
-    told = "" if width is None else f", bandwidth {width:.4g}"
-    title = (
-        f"Best: {kernel_text(best['kernel'])}{told}, ridge {best['ridge']:.3g}; {name} {error:.4g}"
-    )
+    bandwidth = "" if width is None else f", bandwidth {width:.4g}"
+    settings = f"{kernel_text(best['kernel'])}{bandwidth}, ridge {best['ridge']:.3g}"
+    title = f"Best: {settings}; {name} {error:.4g}"
     axes.set_title(title, loc="left", fontsize=11)
     if width is not None:
         axes.plot(shift * width, error, "o", ms=13, mfc="none", mec="0.1", mew=1.6, zorder=5,
             label="the best")  # fmt: skip
-
-
-def _label(axis: Any) -> None:
-    """Label the decades of a logarithmic axis with plain numbers; more ticks if these are few."""
-    ticker = import_optional("matplotlib.ticker", "the plot", "report")
-    low, high = axis.get_view_interval()
-    ratio = high / low
-    subs = (1, 1.5, 2, 3, 4, 6, 8) if ratio < 12 else (1, 2, 5) if ratio < 300 else (1,)
-    axis.set_major_locator(ticker.LogLocator(subs=subs))
-    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:.4g}"))
-    axis.set_minor_formatter(ticker.NullFormatter())

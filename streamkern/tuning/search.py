@@ -1,11 +1,11 @@
 """Choose kernel, bandwidth and ridge by trainings on a small sample of the data.
 
 A bounded sample of the stored rows is split into rows to fit and held-out rows (`holdout`). The
-settings as they were given, and combinations of kernels, bandwidths and ridges (`grid`, or
-`optuna_trials`), are trained on the former with few centers, by the same `train` as a real run, and
-evaluated on the latter. Every candidate gets the same rows and batches, and centers chosen the same
-way, so that only the settings differ. In a sum or a product of kernels the bandwidths of all parts
-change by one factor.
+settings as they were given, and combinations of kernels, bandwidths and ridges (`points`), are
+trained on the former with few centers, by the same `train` as a real run, and evaluated on the
+latter; Optuna's journal records each training (`journal`). Every candidate gets the same rows and
+batches, and centers chosen the same way, so that only the settings differ. In a sum or a product of
+kernels the bandwidths of all parts change by one factor.
 
 Candidates are compared by a metric of the held-out rows (`metrics`), equal ones by mean squared
 error, which training minimises. The settings as they were given are kept unless others are better
@@ -52,10 +52,9 @@ from streamkern.tuning.candidates import (
     numbers_or_auto,
     plain_kernels,
 )
-from streamkern.tuning.grid import SearchGrid
+from streamkern.tuning.journal import TrialJournal, optuna_package
 from streamkern.tuning.metrics import OF_CLASSES, OF_VALUES, find_metric, row_weights
-from streamkern.tuning.optuna_trials import N_TRIALS, RIDGE_RANGE, Proposals, optuna_package
-from streamkern.tuning.records import Trials
+from streamkern.tuning.points import N_TRIALS, RIDGE_RANGE, SearchPoints
 from streamkern.tuning.table import SearchTable, TrialRow
 from streamkern.tuning.trainings import Trainings
 
@@ -139,39 +138,37 @@ def search_settings(
     config = config if isinstance(config, RunConfig) else load_run_file(config)
     folds, refine, n_trials = _counts(folds=folds, refine=refine, n_trials=n_trials)
     wishes = FixedSizes(*_counts(rows=rows, centers=centers, epochs=epochs))
-    rounds, n_asked = _effort(sampler, refine, n_trials)
+    rounds, n_proposals = _effort(sampler, refine, n_trials)
     chosen = plain_kernels(config, kernels)
     widths = numbers_or_auto("bandwidths", bandwidths, above=True)
     penalties = numbers_or_auto("ridges", ridges, above=False)
     if widths is not None and not any(map(notation.bandwidths, chosen)):
         raise ConfigError(f"bandwidths={bandwidths!r} but no kernel has one; leave bandwidths= out")
     off = ("run.early_stopping", "run.calibrate", "solver.posterior")
-    asked, config = config, config.with_overrides(dict.fromkeys(off, False))
+    original, config = config, config.with_overrides(dict.fromkeys(off, False))
     data = open_data(config, source)
     judged_by = find_metric(metric, data.source.classes is not None)
     candidates = Candidates(config, data, wishes, folds, distances)
     known = candidates.ridges(penalties, chosen, None if widths is None else widths[0])
-    way: SearchGrid | Proposals = SearchGrid(chosen, widths, known, rounds)
-    if n_asked:
-        known = RIDGE_RANGE if penalties is None and any(known) else known
-        way = Proposals(chosen, widths, known, n_asked)
-    trials = Trials(out, _identity(candidates, data), config.data.storage_options)
-    tried = way.most(candidates.given())
+    if n_proposals and penalties is None and any(known):
+        known = RIDGE_RANGE
+    points = SearchPoints(chosen, widths, known, rounds, n_proposals)
+    total = points.count(candidates.given()) * folds
+    journal = TrialJournal(out, _identity(candidates, data), config.data.storage_options)
 
     def recorded() -> str:
-        return f"with {len(trials.records())} of {tried * folds} trainings recorded"
+        return f"with {len(journal.records())} of {total} trainings recorded"
 
-    with resumable(stop, kept=out is not None, where=recorded) as request, trials:
-        trainings = Trainings(candidates, trials, request, tried * folds, report, progress)
-        sizes = trainings.announce(chosen, way.knows)
-        given = trainings.as_given()
+    with resumable(stop, kept=out is not None, where=recorded) as request, journal:
+        trainings = Trainings(candidates, journal, request, total, report, progress)
+        sizes = trainings.announce()
         targets = map(candidates.targets, range(folds))
         table = SearchTable(judged_by, [row_weights(judged_by, *of_split) for of_split in targets])
-        table.add(given)
-        way.fill(table, trainings)
-        tuned = _tuned(asked, table, sizes, candidates)
-        found = {"best": tuned.best, "table": tuned.table, "metric": tuned.metric}
-        trials.finish(found | {"search": sizes, "toml": tuned.toml})
+        table.add(trainings.as_given())
+        points.train(table, trainings)
+        tuned = _tuned(original, table, sizes, candidates)
+        result = {"best": tuned.best, "table": tuned.table, "metric": tuned.metric}
+        journal.finish(result | {"search": sizes, "toml": tuned.toml})
     return tuned
 
 
@@ -191,7 +188,7 @@ def _effort(sampler: str, refine: int | None, n_trials: int | None) -> tuple[int
         raise ConfigError(f"{name}={value} is not defined for sampler={sampler!r}; leave it out")
     if sampler == "grid":
         return REFINE if refine is None else refine, 0
-    optuna_package()  # or MissingDependencyError, before anything is written
+    optuna_package('sampler="optuna"')  # or MissingDependencyError, before anything is written
     return 0, N_TRIALS if n_trials is None else n_trials
 
 
@@ -209,9 +206,9 @@ def _tuned(
         at_end = len(tried) > 1 and value in (tried[0], tried[-1]) and value > 0
         edges.append(at_end and not point.is_open)
     if not point.is_given:
-        found = point.kernel, point.bandwidth, point.ridge
-        metric = candidates.config(*found).model.metric
-        config = config.with_overrides(_overrides(*found) | {"model.metric": metric})
+        best = point.kernel, point.bandwidth, point.ridge
+        metric = candidates.config(*best).model.metric
+        config = config.with_overrides(_overrides(*best) | {"model.metric": metric})
     return Tuned(rows[0], rows, config, table.metric.name, sizes, *edges)
 
 
@@ -231,12 +228,12 @@ def _identity(candidates: Candidates, data: Data) -> dict[str, Any]:
         settings[section].pop(key, None)
     sample = {"rows": len(candidates.sample.X), "parts": candidates.n_parts}
     metrics = OF_VALUES if data.source.classes is None else OF_CLASSES
-    kept = sorted({metric.loss for metric in metrics.values()})
-    found = {"settings": settings, "data": data.source.describe(), "sample": sample, "kept": kept}
-    model, given = candidates.trial.model, candidates.distances
-    if given is not None or model.metric not in METRICS:
+    losses = sorted({metric.loss for metric in metrics.values()})
+    identity = {"settings": settings, "data": data.source.describe(), "sample": sample}
+    model, distances = candidates.trial.model, candidates.distances
+    if distances is not None or model.metric not in METRICS:
         d = int(candidates.sample.X[0].size)
-        found["metric"] = array_identity(
-            open_metric(candidates.trial, d) if given is None else given
+        identity["metric"] = array_identity(
+            open_metric(candidates.trial, d) if distances is None else distances
         )
-    return found
+    return identity | {"losses": losses}

@@ -42,8 +42,8 @@ class TrialPoint:
 
     @property
     def is_open(self) -> bool:
-        """True if each training finds some of its settings itself."""
-        return list(self.records[0]["asked"]) != [self.kernel, self.bandwidth, self.ridge]
+        """True if each training chooses some of its settings itself."""
+        return list(self.records[0]["settings"]) != [self.kernel, self.bandwidth, self.ridge]
 
     @property
     def diverged(self) -> bool:
@@ -77,8 +77,8 @@ class SearchTable:
 
     def add(self, point: TrialPoint) -> None:
         """Add a point, unless the table has it already."""
-        asked = point.records[0]["asked"]
-        if all(other.records[0]["asked"] != asked for other in self.points):
+        settings = point.records[0]["settings"]
+        if all(other.records[0]["settings"] != settings for other in self.points):
             self.points.append(point)
 
     def best(self) -> TrialPoint:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Sequence
+from contextlib import closing, suppress
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from streamkern.solver.method import Report
 from streamkern.train.train import Result, train
 from streamkern.train.training_fit import ALONE_NOTE, NOTHING_NOTE, SQUEEZED_NOTE
 from streamkern.tuning.candidates import Candidates
+from streamkern.tuning.journal import TrialJournal
 from streamkern.tuning.metrics import (
     MSE,
     OF_CLASSES,
@@ -28,14 +29,14 @@ from streamkern.tuning.metrics import (
     packed_predictions,
     row_weights,
 )
-from streamkern.tuning.records import Trials
-from streamkern.tuning.table import HELD_OUT, TrialPoint, TrialRow
+from streamkern.tuning.table import HELD_OUT, HELD_OUT_MSE, TrialPoint, TrialRow
 
-TrialKey = tuple[Any, Any, Any]
+TrialSettings = tuple[Any, Any, Any]
+"""Kernel, bandwidth and ridge of a candidate, as JSON values."""
 
 
 class Trainings:
-    """Trainings of `candidates`, kept in `trials`, at most `total`.
+    """Trainings of `candidates`, recorded in `journal`, at most `total`.
 
     report : see `search_settings`
     """
@@ -43,32 +44,23 @@ class Trainings:
     def __init__(
         self,
         candidates: Candidates,
-        trials: Trials,
+        journal: TrialJournal,
         stop: StopRequest,
         total: int,
         report: Report | None,
         progress: bool | str,
     ) -> None:
-        self.candidates, self.trials, self.stop = candidates, trials, stop
+        self.candidates, self.journal, self.stop = candidates, journal, stop
         self.total, self.progress = total, progress
         self._report: Report = report or (lambda event, fields: None)
         self._used: set[str] = set()  # trainings of this search that are recorded
         self._done, self._spent_s = 0, 0.0
 
-    def announce(self, kernels: Sequence[Any], knows: Callable[[float], bool]) -> TrialRow:
-        """Report and return the sizes of the search, with the number of trainings already recorded.
-
-        knows : returns whether trainings with a ridge are known to be part of the search
-        """
+    def announce(self) -> TrialRow:
+        """Report and return the sizes of the search, with the number of recorded trainings."""
         sizes = {"trainings": self.total, **self.candidates.sizes()}
-        records, own = self.trials.records(), list(self.candidates.given())
-        known = [*kernels, *(r["kernel"] for r in records if r.get("given") in kernels)]
-        like = (
-            r["asked"] == own or (r["asked"][0] in known and knows(r["ridge"]))
-            for r in records
-            if r["fold"] < self.candidates.folds
-        )
-        self._report("search", {**sizes, "recorded": min(self.total, sum(like))})
+        recorded = sum(r["fold"] < self.candidates.folds for r in self.journal.records())
+        self._report("search", {**sizes, "recorded": min(self.total, recorded)})
         return sizes
 
     def measured(self, kernel: Any, bandwidth: float | None, ridge: float) -> TrialPoint:
@@ -78,51 +70,54 @@ class Trainings:
     def as_given(self) -> TrialPoint:
         """Return the settings as they were given, trained on all splits.
 
-        Open values are found in every training, and shown as the first one found them.
+        Open values are chosen in every training, and shown as the first one chose them.
         """
         return self._point(self.candidates.given())
 
-    def automatic(self, kernel: Any, ridge: float) -> TrialRow:
-        """Return the record of the kernel with the median distance as its bandwidth, in numbers.
+    def scale(self, kernel: Any, ridge: float) -> tuple[Any, float]:
+        """Return the kernel, with known ratios of bandwidths, and its own bandwidth.
 
-        A kernel with a bandwidth in some of its parts gets one in all of them. Raises
+        A kernel without one gets the median distance between centers, which a training measures; a
+        kernel with a bandwidth in some of its parts gets one in all of them. Raises
         DivergenceError: without this number there is no grid.
         """
-        known = (r for r in self.trials.records() if r.get("given") == kernel)
-        return next(known, None) or self._automatic(kernel, ridge)
+        widths = notation.bandwidths(kernel)
+        if "auto" not in widths:
+            return kernel, float(max(widths))
+        known = (r for r in self.journal.records() if r.get("given") == kernel)
+        record = next(known, None) or self._median_training(kernel, ridge)
+        return record["kernel"], record["bandwidth"]
 
-    def _point(self, asked: TrialKey) -> TrialPoint:
+    def _point(self, settings: TrialSettings) -> TrialPoint:
         records = []
         for fold in range(self.candidates.folds):
-            found = self.trials.get((*asked, fold))
-            if found is None:
-                found = self._trained(asked, fold)
-            self._used.add(repr((*asked, fold)))
-            records.append(found)
-        return TrialPoint(records, is_given=asked == self.candidates.given())
+            record = self.journal.get(settings, fold) or self._trained(settings, fold)
+            self._used.add(repr((*settings, fold)))
+            records.append(record)
+        return TrialPoint(records, is_given=settings == self.candidates.given())
 
-    def _trained(self, asked: TrialKey, fold: int) -> TrialRow:
-        began, as_given = time.perf_counter(), asked == self.candidates.given()
-        candidates = self.candidates
-        config = candidates.in_metric(candidates.trial) if as_given else candidates.config(*asked)
-        shown = tuple(None if isinstance(value, str) else value for value in asked[1:])
-        found: TrialRow = dict(
-            zip(("kernel", "bandwidth", "ridge"), (asked[0], *shown), strict=True)
+    def _trained(self, settings: TrialSettings, fold: int) -> TrialRow:
+        began, candidates = time.perf_counter(), self.candidates
+        config = (
+            candidates.in_metric(candidates.trial)
+            if settings == candidates.given()
+            else candidates.config(*settings)
         )
-        try:
-            found |= self._result(config, fold, asked)
-        except DivergenceError:
-            found[f"{HELD_OUT}_mse"] = None
-        return self._keep(asked, fold, found, time.perf_counter() - began)
+        kernel, *numbers = settings
+        shown = [None if isinstance(value, str) else value for value in numbers]
+        row = {"kernel": kernel, "bandwidth": shown[0], "ridge": shown[1], HELD_OUT_MSE: None}
+        with suppress(DivergenceError):
+            row |= self._result(config, fold, settings)
+        return self._record(settings, fold, row, time.perf_counter() - began)
 
-    def _automatic(self, kernel: Any, ridge: float) -> TrialRow:
+    def _median_training(self, kernel: Any, ridge: float) -> TrialRow:
         began = time.perf_counter()
         config = self.candidates.config(kernel, None, ridge)
-        found = self._result(config, 0, (kernel, "median", ridge)) | {"given": kernel}
-        asked = found["kernel"], found["bandwidth"], ridge
-        return self._keep(asked, 0, found, time.perf_counter() - began)
+        row = self._result(config, 0, (kernel, "median", ridge)) | {"given": kernel}
+        settings = row["kernel"], row["bandwidth"], ridge
+        return self._record(settings, 0, row, time.perf_counter() - began)
 
-    def _result(self, config: RunConfig, fold: int, asked: TrialKey) -> TrialRow:
+    def _result(self, config: RunConfig, fold: int, settings: TrialSettings) -> TrialRow:
         """Return kernel, bandwidth and ridge in numbers, figures and losses of the held-out rows.
 
         Without figures if they are not finite: an overflow counts as divergence.
@@ -137,11 +132,11 @@ class Trainings:
                 config, source=fit, test=held_out, metric=self.candidates.distances,
                 progress=self.progress, stop=self.stop, last_line=False,
             )  # fmt: skip
-        figures: TrialRow = {f"{HELD_OUT}_mse": None}
+        figures: TrialRow = {HELD_OUT_MSE: None}
         with closing(result.model.backend) as backend, backend.active():
             if result.metrics and all(map(math.isfinite, result.metrics.values())):
                 figures = self._figures(result, fold)
-        return _in_numbers(asked, result) | figures
+        return _in_numbers(settings, result) | figures
 
     def _figures(self, result: Result, fold: int) -> TrialRow:
         """Return the figure of every metric, and the losses of each row."""
@@ -155,37 +150,37 @@ class Trainings:
             losses(to_host(F), to_host(Y), variance)
             for _, F, Y in result.model.stream(self.candidates.split(fold)[1])
         ]
-        lost = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        of_rows = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         figures = {
-            name: metric.loss_of(float(row_weights(metric, y, w) @ lost[metric.loss]))
+            name: metric.loss_of(float(row_weights(metric, y, w) @ of_rows[metric.loss]))
             for name, metric in (OF_CLASSES if classes else OF_VALUES).items()
         }
         figures |= {k.removeprefix("test_"): v for k, v in result.metrics.items()}
-        named: TrialRow = {f"{HELD_OUT}_{name}": value for name, value in figures.items()}
-        return named | {
-            "losses": {name: packed_predictions(values) for name, values in lost.items()}
-        }
+        row: TrialRow = {f"{HELD_OUT}_{name}": value for name, value in figures.items()}
+        return row | {"losses": {name: packed_predictions(v) for name, v in of_rows.items()}}
 
-    def _keep(self, asked: TrialKey, fold: int, found: TrialRow, seconds: float) -> TrialRow:
+    def _record(
+        self, settings: Sequence[Any], fold: int, row: TrialRow, seconds: float
+    ) -> TrialRow:
         """Record a training, and report that it is done."""
-        record = {**found, "fold": fold, "asked": list(asked), "seconds": seconds}
-        self.trials.add((*asked, fold), record)
-        self._used.add(repr((*asked, fold)))
+        record = {**row, "fold": fold, "settings": list(settings), "seconds": seconds}
+        self.journal.add(record)
+        self._used.add(repr((*settings, fold)))
         self._done, self._spent_s = self._done + 1, self._spent_s + seconds
         left = self.total - len(self._used)
         progress = {"left": left, "seconds_left": left * self._spent_s / self._done}
-        shown = {k: v for k, v in record.items() if k not in ("losses", "asked")}
+        shown = {k: v for k, v in record.items() if k not in ("losses", "settings")}
         self._report("trial", {**shown, "folds": self.candidates.folds, **progress})
         return record
 
 
-def _in_numbers(asked: TrialKey, result: Result) -> TrialRow:
-    """Return kernel, bandwidth and ridge, with words in `asked` replaced by the values of the run.
+def _in_numbers(settings: TrialSettings, result: Result) -> TrialRow:
+    """Return kernel, bandwidth and ridge, with words in `settings` replaced by the run's values.
 
     The bandwidth of a sum or product is its largest one; if some parts have their own, the kernel
     holds that of all parts.
     """
-    kernel, bandwidth, ridge = asked
+    kernel, bandwidth, ridge = settings
     described = result.meta["kernel"]
     described = described.get("of", described)  # of Fourier features
     widths = notation.bandwidths(described)

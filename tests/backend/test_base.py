@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from streamkern.backend import devices as module
 from streamkern.backend.base import Backend, tiles
-from streamkern.backend.cupy_backend import gpu_problem
-from streamkern.backend.devices import get_backend
+from streamkern.backend.devices import get_backend, gpu_problem
 from streamkern.basics.errors import BackendError, ConfigError
 from streamkern.basics.machine import available_cpus
 from streamkern.basics.optional import install

@@ -16,8 +16,7 @@ import pytest
 
 import streamkern as sk
 from streamkern.backend.base import Backend
-from streamkern.backend.cupy_backend import gpu_problem
-from streamkern.backend.devices import get_backend
+from streamkern.backend.devices import get_backend, gpu_problem
 from streamkern.backend.row_major import RowMajor
 from streamkern.basics.errors import BackendError
 from streamkern.basics.randomness import RowRandom
@@ -424,7 +423,7 @@ def test_a_cache_that_can_not_be_written_is_named(
     def refused(backend: Any) -> None:
         raise PermissionError(13, "Permission denied", "/home/none/.cupy")
 
-    monkeypatch.setattr("streamkern.backend.cupy_backend.probe", refused)
+    monkeypatch.setattr("streamkern.backend.devices.probe", refused)
     said = str(gpu_problem())
     assert "Permission denied: '/home/none/.cupy'; set CUPY_CACHE_DIR to another folder" in said
 

@@ -58,10 +58,10 @@ def test_every_center_is_one_columns(shape: tuple[int, int], widths: list[int]) 
         assert (np.diff(share.ids) > 0).all()
         all_of_them = np.arange(share.p)
         for b, block in enumerate(blocks):
-            np.testing.assert_array_equal(share.ids[share.own[b]], all_of_them[block][share.at[b]])
-            part = share.stripe(b)
-            mine = all_of_them[block][part]
-            np.testing.assert_array_equal(share.ids[share.local_slice(b, part)], mine)
+            held = all_of_them[block][share.in_block[b]]
+            np.testing.assert_array_equal(share.ids[share.local[b]], held)
+            part, local = share.stripe(b)
+            np.testing.assert_array_equal(share.ids[local], all_of_them[block][part])
     columns = [share.ids.tolist() for share in shares[: shape[1]]]
     assert sorted(i for ids in columns for i in ids) == list(range(sum(widths)))
     assert all(s.ids.tolist() == columns[s.grid.column] for s in shares)

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import compileall
 import importlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -29,3 +35,21 @@ def test_what_commands_do_functions_do(name: str) -> None:
 def test_a_name_that_is_none_names_the_one_that_is() -> None:
     with pytest.raises(AttributeError, match=r"no attribute 'open'; use streamkern\.open_store"):
         streamkern.open  # noqa: B018
+
+
+def test_a_copy_without_sources_can_be_imported(tmp_path: Path) -> None:
+    """As PyInstaller and the like ship it: `.pyc` files in the places of the sources."""
+    copy = tmp_path / "streamkern"
+    shutil.copytree(Path(streamkern.__file__).parent, copy, ignore=shutil.ignore_patterns("*.pyc"))
+    assert compileall.compile_dir(copy, quiet=1, legacy=True)
+    for source in copy.rglob("*.py"):
+        source.unlink()
+    code = (
+        "import streamkern as s; from streamkern.cli.main import run_command; "
+        "print(s.__file__, s.Gaussian.__name__, s.ingest_store.__module__, run_command(['--help']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert done.stdout.endswith(f"{copy}/__init__.pyc Gaussian streamkern.ingest.ingest 0\n")

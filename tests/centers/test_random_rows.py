@@ -29,12 +29,12 @@ seeds = st.integers(0, 2**32)
 def test_random_centers_are_different_rows(p: int, seed: int) -> None:
     source = array_source()
     block = random_rows.random_centers(source, p, seed)
-    assert len(np.unique(block.rows)) == p
+    assert len(np.unique(block.row_ids)) == p
     X, y = arrays()
-    np.testing.assert_array_equal(block.X, X[block.rows])
-    np.testing.assert_array_equal(block.y, y[block.rows])
+    np.testing.assert_array_equal(block.X, X[block.row_ids])
+    np.testing.assert_array_equal(block.y, y[block.row_ids])
     again = random_rows.random_centers(source, p, seed)
-    np.testing.assert_array_equal(again.rows, block.rows)
+    np.testing.assert_array_equal(again.row_ids, block.row_ids)
 
 
 def test_random_centers_come_from_all_over_a_sorted_store() -> None:
@@ -42,14 +42,14 @@ def test_random_centers_come_from_all_over_a_sorted_store() -> None:
     X = np.arange(3000, dtype=np.float32).reshape(-1, 1)
     source = ArraySource(X, np.zeros((3000, 1)), unit_rows=10)
     block = random_rows.random_centers(source, 600, 0)
-    per_unit = np.bincount(block.rows // 10, minlength=300)
+    per_unit = np.bincount(block.row_ids // 10, minlength=300)
     assert (per_unit > 0).sum() > 200
     assert per_unit.max() <= 10
 
 
 def test_all_rows_in_their_order() -> None:
     block = random_rows.all_rows(array_source(), 0)
-    np.testing.assert_array_equal(block.rows, np.arange(runs.N))
+    np.testing.assert_array_equal(block.row_ids, np.arange(runs.N))
     np.testing.assert_array_equal(block.X, arrays()[0])
 
 

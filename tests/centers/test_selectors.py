@@ -33,10 +33,10 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import BaseSource
-from streamkern.stream.sources.generator import GeneratorSource
 from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import GaussianNoise, RandomFlip, Scale, host_transform
+from streamkern.stream.sources.user import GeneratorSource
 from streamkern.train import choose_centers
 from streamkern.train.resolve import ResolvedRun
 from tests import reference as ref
@@ -89,9 +89,9 @@ def test_balanced_counts_are_exact(
     y = np.sort(y) if ordered else y
     p = max(1, int(share * n))
     block, looked_at = balanced.Balanced().rows(labelled(y, unit, c), p, seed)
-    assert len(np.unique(block.rows)) == len(block.rows) == p
-    np.testing.assert_array_equal(block.X[:, 0], block.rows)
-    np.testing.assert_array_equal(block.y, y[block.rows])
+    assert len(np.unique(block.row_ids)) == len(block.row_ids) == p
+    np.testing.assert_array_equal(block.X[:, 0], block.row_ids)
+    np.testing.assert_array_equal(block.y, y[block.row_ids])
     found, there = np.bincount(block.y, minlength=c), np.bincount(y, minlength=c)
     # A class with less than another by more than one has no more to give.
     assert (found[found < found.max() - 1] == there[found < found.max() - 1]).all()
@@ -103,7 +103,7 @@ def test_every_row_of_a_class_is_as_likely() -> None:
     source = labelled(np.repeat([0, 1], 25), 16, 2)
     hits = np.zeros(50)
     for seed in range(400):
-        hits[balanced.Balanced().rows(source, 10, seed)[0].rows] += 1
+        hits[balanced.Balanced().rows(source, 10, seed)[0].row_ids] += 1
     expected = 400 * 5 / 25
     for part in (hits[:25], hits[25:]):
         # Drawn without replacement: the variance is smaller by 1 - 5 / 25.
@@ -118,11 +118,11 @@ def test_units_are_read_until_every_class_is_full(monkeypatch: pytest.MonkeyPatc
     source = labelled(y, 20, 3)
     mixed, looked_at = balanced.Balanced().rows(labelled(y % 2, 20, 2), 300, 0)
     assert looked_at == 256 * 20
-    assert len(np.unique(mixed.rows // 20)) <= 256
+    assert len(np.unique(mixed.row_ids // 20)) <= 256
     block, looked_at = balanced.Balanced().rows(source, 303, 0)
     assert np.bincount(block.y).tolist() == [150, 150, 3]
     assert looked_at == 20_000
-    assert len(np.unique(block.rows // 20)) <= 256 + 3
+    assert len(np.unique(block.row_ids // 20)) <= 256 + 3
 
 
 def test_a_store_gives_its_labels_without_its_rows(
@@ -139,12 +139,12 @@ def test_a_store_gives_its_labels_without_its_rows(
     plain = source.store.read_chunk
     monkeypatch.setattr(source.store, "read_chunk", lambda i: read.append(i) or plain(i))
     found = balanced.Balanced().rows(source, 30, 3)
-    np.testing.assert_array_equal(found[0].rows, expected[0].rows)
+    np.testing.assert_array_equal(found[0].row_ids, expected[0].row_ids)
     np.testing.assert_array_equal(found[0].X, expected[0].X)
     assert len(read) <= 30
     two = MixtureSource([source, whole])
     block, _ = balanced.Balanced().rows(two, 31, 0)
-    np.testing.assert_array_equal(block.X, np.concatenate([X, X])[block.rows])
+    np.testing.assert_array_equal(block.X, np.concatenate([X, X])[block.row_ids])
     assert sorted(np.bincount(block.y)) == [10, 10, 11]
 
 
@@ -157,7 +157,7 @@ def test_labels_that_a_transform_changes_are_the_ones_balanced() -> None:
     X = np.arange(100, dtype=np.float32)[:, None]
     source = ArraySource(X, y, [relabelled], classes=["a", "b"], unit_rows=7)
     block, _ = balanced.Balanced().rows(source, 20, 0)
-    assert (block.rows >= 90).sum() == 10
+    assert (block.row_ids >= 90).sum() == 10
 
 
 def test_a_source_of_the_user_is_enough() -> None:

@@ -17,7 +17,7 @@ from streamkern.cli.run_info import run_overview, run_text
 from streamkern.config.run_config import FREE_AT_RESUME, RunConfig
 from streamkern.ingest.ingest import ingest
 from streamkern.kernels.builtin import KERNELS, get_kernel
-from streamkern.rundir.verification import verify
+from streamkern.rundir.run_summary import verify
 from streamkern.store.describe import describe_store
 from streamkern.store.store import open_store
 from tests.runs import METHODS, array_source, finished, settings, stream

@@ -26,7 +26,7 @@ from streamkern.cli import main
 from streamkern.cli.options import options_for, parse_options
 from streamkern.cli.wording import Wording
 from streamkern.ingest.ingest import ingest
-from streamkern.rundir import documents
+from streamkern.rundir import checksums
 from streamkern.rundir.run_directory import RunDirectory, Saved
 from streamkern.store.writer import StoreWriter
 from streamkern.stream.sources.stores import ZarrSource
@@ -138,14 +138,14 @@ def test_the_list_of_commands_is_told_without_loading_them() -> None:
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert not loaded & {"numpy", "zarr", "dask", "pydantic", "scipy"}
     assert set(main.COMMANDS) <= set(done.stdout.split())
-    assert {f"{name.replace('-', '_')}_command" for name in main.COMMANDS} == set(main._HOME)
+    assert {f"{name.replace('-', '_')}_command" for name in main.COMMANDS} == set(main._NAMES)
 
 
 def test_commands_begin_without_what_takes_seconds_to_load() -> None:
     """As every rank and every worker does."""
     code = (
         "import sys; from streamkern.cli import main as m; "
-        "[m.load_name(home) for home in m._HOME.values()]; print(*sys.modules)"
+        "[m._load(name) for name in m._NAMES]; print(*sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
@@ -402,9 +402,9 @@ def test_other_libraries_are_one_line(run: Run, stores: Path, tmp_path: Path) ->
     for manifest in place.glob("checkpoints/*30.json"):
         manifest.unlink()
     for checkpoint in place.glob("checkpoints/*.json"):
-        saved = documents.unseal("checkpoint", checkpoint.read_bytes())
+        saved = checksums.unseal("checkpoint", checkpoint.read_bytes())
         saved["meta"]["versions"]["numpy"] = "1.0"  # of who wrote it
-        checkpoint.write_bytes(documents.seal("checkpoint", saved))
+        checkpoint.write_bytes(checksums.seal("checkpoint", saved))
     words = ("--run-dir", place, "--epochs", 3, *BY_STEPS, "--test", stores / "test.zarr")
     code, _, err = run("train", "--train", stores / "train.zarr", *words)
     assert code == DONE
@@ -488,7 +488,7 @@ BAD_TRAINING = {
     "no such device": (["--set", "run.device=gpu:99"], "gpu:99|CuPy|cupy|CUDA"),
     "test set": (["--test", "nowhere.zarr"], "there is no zarr store at .*nowhere.zarr"),
     "centers": (["--set", "model.centers=nowhere.npy"], "no array of centers at nowhere.npy"),
-    "password": (["--train", "s3://me:secret@host/x"], "without a password in it"),
+    "password": (["--train", "s3://me:secret@host/x"], "holds credentials, and other users"),
 }
 
 
@@ -794,11 +794,12 @@ def test_bench_read_prints_a_table_and_a_conclusion(run: Run, stores: Path) -> N
 
 @pytest.mark.slow
 def test_every_command_on_s3(
-    run: Run, s3: S3Server, bucket: str, stores: Path, tmp_path: Path
-) -> None:
+    run: Run, s3: S3Server, bucket: str, stores: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     np.save(tmp_path / "X.npy", X)
     np.save(tmp_path / "y.npy", Y)
-    options = [w for k, v in s3.options().items() for w in ("--storage-option", f"{k}={v}")]
+    options = s3.words(monkeypatch)
     place = f"s3://{bucket}"
     words = (tmp_path / "X.npy", f"{place}/s.zarr", "--y", tmp_path / "y.npy", "--chunk-mb", 0.002)
     answers = [run("ingest", *words, *options)]
@@ -845,9 +846,11 @@ def test_every_command_on_s3(
         ["ingest", "{}.npy", "s3://none-{}/s.zarr"],
     ],
 )
-def test_what_is_not_on_s3(run: Run, s3: S3Server, words: list[str], tmp_path: Path) -> None:
+def test_what_is_not_on_s3(
+    run: Run, s3: S3Server, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     np.save(tmp_path / "X.npy", X)
-    options = [w for k, v in s3.options().items() for w in ("--storage-option", f"{k}={v}")]
+    options = s3.words(monkeypatch)
     filled = [word.replace("{}.npy", str(tmp_path / "X.npy")) for word in words]
     answer = run(*[word.format(s3.bucket) for word in filled], *options)
     said = sentence(answer, USAGE)
@@ -979,7 +982,7 @@ def test_killed_stopped_out_of_disk_and_gone_on_with(
     assert_same_weights(place, tmp_path / "whole")
 
 
-BAD_HOST = "https://h@[::1/x"
+BAD_HOST = "https://[::1/x"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from streamkern.basics.errors import StreamkernError
 from streamkern.cli import main
-from streamkern.cli.redaction import HIDDEN, Outlet, Secrets
+from streamkern.cli.redaction import HIDDEN, Outlet, refuse_credentials
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem import urls
 from streamkern.filesystem.urls import check_open, local_path, zarr_store
@@ -138,7 +138,7 @@ def shown(url: str, secret: str) -> str:
     sys.stdout, sys.stderr = out, err
     try:
         assert main.run_command(words) != DONE
-        info = ["info", "nothing.zarr", "--x", url, "--storage-option", f"k={secret}"]
+        info = ["info", "nothing.zarr", "--x", url, "--storage-option", f"secret={secret}"]
         assert main.run_command(info) == 2
     finally:
         sys.stdout, sys.stderr = before
@@ -282,31 +282,52 @@ def test_a_url_without_a_secret_may_hold_an_at(url: str) -> None:
         check_open("://user:secret@".join(url.rsplit("://", 1)))
 
 
-def test_options_of_a_run_file_are_secrets(tmp_path: Path) -> None:
-    file = tmp_path / "run.toml"
-    file.write_text(
-        '[data]\ntrain = "https://h/x?sig=ZqSIGN7Xk"\n[data.storage_options]\n'
-        'key = "ZqKEY7Xk"\nclient_kwargs = {password = "ZqPASS7Xk", region = "eu-central-1"}\n'
-    )
-    secrets = Secrets()
-    secrets.add_words(["train", str(file)])
-    text = "ZqSIGN7Xk ZqKEY7Xk ZqPASS7Xk eu-central-1 3600"
-    assert secrets.hidden_in(text) == f"{HIDDEN} {HIDDEN} {HIDDEN} eu-central-1 3600"
+@pytest.mark.parametrize(
+    "line",
+    [
+        "info s3://b/x --storage-option secret=b", "info s3://b/x --storage-option=key=Zq7XkZq7Xk",
+        """plan --set data.storage_options={token="Zq7XkZq7Xk"}""",
+        "plan --set data.storage_options.password=Zq7XkZq7Xk",
+        """info s3://b/x --storage-option client_kwargs={"aws_secret_access_key":"Zq7XkZq7Xk"}""",
+        "info https://host/x.npz?v=1&X-Amz-Signature=Zq7XkZq7Xk",
+        "plan --train=s3:/K:Zq7XkZq7Xk@b/x",
+        "ingest simplecache::s3://K:Zq7XkZq7Xk@b/x.npz o.zarr",
+        "plan --set data.train=['s3://a/b','https://u:Zq7XkZq7Xk@h/x']",
+    ],
+)  # fmt: skip
+def test_credentials_on_the_command_line_are_refused(
+    line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run_command(line.split()) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "put credentials into the environment, a profile" in err
+    assert "Zq7Xk" not in err
 
 
-def test_settings_of_a_storage_do_not_hide_parts_of_results() -> None:
-    secrets = Secrets()
-    words = ["region=test", "mode=normal", "password=eval", "key=minioadmin", "x=ZqSIGN7Xk"]
-    secrets.add_words([word for option in words for word in ("--storage-option", option)])
-    secrets.add_words(["--storage-option=endpoint=samples"])
-    result = '{"test_mse": 0.1, "samples": 3, "eval": 1, "evaluation": "test"}'
-    assert secrets.hidden_in(result) == result
-    text = "normal: no access with eval:minioadmin and ZqSIGN7Xk"
-    shown = f"normal: no access with {HIDDEN}:{HIDDEN} and {HIDDEN}"
-    assert secrets.hidden_in(text) == shown
-    secrets.add_words(['data.storage_options={region="test", secret="Zq7Xk"}'])
-    assert secrets.hidden_in('{"test_mse": 0.1}') == '{"test_mse": 0.1}'
-    assert secrets.hidden_in("'Zq7Xk'") == f"'{HIDDEN}'"
+def test_settings_of_a_storage_are_no_credentials() -> None:
+    words = [
+        "endpoint_url=http://host:9000", "anon=true", "region=eu-central-1", "secret=",
+        'client_kwargs={"endpoint_url": "http://127.0.0.1:1"}', "profile=minio",
+    ]  # fmt: skip
+    refuse_credentials([word for option in words for word in ("--storage-option", option)])
+    refuse_credentials(["--set", "data.train=['s3://a/b','s3://c/d']", "--dask", "tcp://h:8786"])
+    refuse_credentials(["https://host/x.npz?version=3", "C:/a@b/x", "zip://a/x.csv::/d/c@d.zip"])
+
+
+def test_secrets_of_the_environment_are_in_no_message(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "MY_TOKEN": "ZqSECRET'7Xk",
+        "NO_SECRET": "nothing",
+        "A_TOKEN": "12345678",
+    }.items():
+        monkeypatch.setenv(name, value)
+    assert main.run_command(["info", "nothing/ZqSECRET'7Xk/12345678"]) == 2
+    err = capsys.readouterr().err
+    assert "ZqSECRET" not in err
+    assert f"nothing/{HIDDEN}/12345678" in err
 
 
 # --------------------------------------------------------------------------- nobody who listens
@@ -324,7 +345,7 @@ class Gone(io.StringIO):
 
 @pytest.mark.parametrize("stream", [Gone(), None])
 def test_a_stream_that_fails_takes_every_write(stream: Any) -> None:
-    outlet = Outlet(stream, Secrets())
+    outlet = Outlet(stream)
     for _ in range(3):
         assert outlet.write("text") == 4
         outlet.flush()

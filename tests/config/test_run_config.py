@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 
 import streamkern
 from streamkern.basics.errors import ConfigError, StreamkernError
-from streamkern.basics.quantity import parse_bytes, parse_seconds
+from streamkern.basics.values import parse_bytes, parse_seconds
 from streamkern.config import run_config as config_module
 from streamkern.config.data import DataConfig
 from streamkern.config.model import ModelConfig
 from streamkern.config.names import OTHER_PARAMETERS, PARAMETER_SETTINGS
-from streamkern.config.nearest_word import FOREIGN_KERNEL_NAMES as WORDS_ELSEWHERE
+from streamkern.config.rules import FOREIGN_KERNEL_NAMES as WORDS_ELSEWHERE
 from streamkern.config.run_config import FREE_AT_RESUME, ExecutionConfig, RunConfig, load_run_file
 from streamkern.config.solver import SOLVER_OPTIONS, SolverConfig, options_of
 from streamkern.filesystem.engines import _refuse_unknown

@@ -11,8 +11,8 @@ import pytest
 from streamkern.basics.errors import ConfigError
 from streamkern.cli.options import parse_transform
 from streamkern.cli.run_options import setting
-from streamkern.config.parse import parse_toml
 from streamkern.config.run_config import load_run_file
+from streamkern.config.toml import parse_toml
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 

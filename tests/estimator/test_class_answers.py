@@ -235,18 +235,14 @@ def test_classes_of_a_store_are_sorted(tmp_path: Path) -> None:
     assert np.mean(more.partial_fit(X, labels).predict(X) == labels) > 0.9
 
 
-@pytest.mark.parametrize(
-    "labels", [["01", "1", "002", "3"], ["-1", "+1", "1"], ["5", "123456789012345678901"]]
-)
-def test_so_are_labels_that_look_like_numbers(tmp_path: Path, labels: list[str]) -> None:
-    which = np.arange(len(X)) % len(labels)
-    rows = X[:, :1] * 0.1 + which[:, None]
-    lines = [f"{x:.6f},{labels[k]}" for (x,), k in zip(rows, which, strict=True)]
-    (tmp_path / "t.csv").write_text("\n".join(["x,label", *lines]) + "\n")
-    ingest(tmp_path / "t.csv", tmp_path / "s.zarr", y="label")
-    model = KernelClassifier(**QUICK).fit(str(tmp_path / "s.zarr"))
-    assert list(model.classes_) == sorted(labels)
-    truth = np.array(labels)[which]
-    ours = get_scorer("neg_log_loss")(model, rows, truth)
-    assert ours > -0.1
-    assert np.mean(model.predict(rows) == truth) > 0.98
+def test_so_are_labels_that_look_like_numbers(tmp_path: Path) -> None:
+    for labels in (["01", "1", "002", "3"], ["-1", "+1", "1"], ["5", "123456789012345678901"]):
+        which = np.arange(len(X)) % len(labels)
+        rows = X[:, :1] * 0.1 + which[:, None]
+        lines = [f"{x:.6f},{labels[k]}" for (x,), k in zip(rows, which, strict=True)]
+        (tmp_path / "t.csv").write_text("\n".join(["x,label", *lines]) + "\n")
+        ingest(tmp_path / "t.csv", store := tmp_path / f"{len(labels)}.zarr", y="label")
+        model, truth = KernelClassifier(**QUICK).fit(str(store)), np.array(labels)[which]
+        assert list(model.classes_) == sorted(labels)
+        assert get_scorer("neg_log_loss")(model, rows, truth) > -0.1
+        assert np.mean(model.predict(rows) == truth) > 0.98

@@ -637,37 +637,38 @@ def test_r2_of_a_stream_with_a_constant_output() -> None:
 # ---------------------------------------------------------------------------- what a fit says
 
 
-@pytest.mark.parametrize("solver", ["direct", "sgd"])
-def test_the_loss_curve_is_in_squares_of_the_units_of_y(solver: str) -> None:
+def curved(solver: str, **more: Any) -> KernelRegressor:
+    """A model whose loss curve is looked at."""
+    settings = {"n_centers": 40, "batch_size": 10, "epochs": 3, **SMALL, **more}
+    return KernelRegressor("laplace", bandwidth=3.0, solver=solver, **settings)
+
+
+def test_the_loss_curve_is_in_squares_of_the_units_of_y() -> None:
     """Of steps that move next to nothing it is the variance; of a solution, the error it leaves."""
-    y = 1e3 * Y[:256] + 7e5
-    model = KernelRegressor(
-        "laplace", bandwidth=3.0, solver=solver, batch_size=8, epochs=1, **SMALL
-    )
-    model.set_params(epochs=1, **({"step_scale": 1e-12, "ridge": 0} if solver == "sgd" else {}))
-    model.fit(X[:256], y)
-    assert model.n_iter_ == 1
-    left = y - (y.mean(axis=0) if solver == "sgd" else model.predict(X[:256]))
-    np.testing.assert_allclose(model.loss_curve_, [np.mean(left**2)], rtol=1e-3)
+    y, options = 1e3 * Y[:256] + 7e5, {"batch_size": 8, "epochs": 1, "n_centers": "auto"}
+    still = curved("sgd", step_scale=1e-12, ridge=0, **options).fit(X[:256], y)
+    model = curved("direct", **options).fit(X[:256], y)
+    for fitted, error in ((still, y - y.mean(axis=0)), (model, y - model.predict(X[:256]))):
+        assert fitted.n_iter_ == 1
+        np.testing.assert_allclose(fitted.loss_curve_, [np.mean(error**2)], rtol=1e-3)
 
 
 def test_partial_fit_adds_to_the_loss_curve() -> None:
-    def model() -> KernelRegressor:
-        return KernelRegressor(
-            "laplace", bandwidth=3.0, solver="eigenpro3", n_centers=40, batch_size=10, epochs=3,
-            **SMALL,
-        )  # fmt: skip
-
-    whole = model().fit(X, Y)
-    assert (whole.n_iter_, len(whole.loss_curve_)) == (3, 3)
+    whole, parts = curved("eigenpro3").fit(X, Y), curved("eigenpro3").partial_fit(X, Y)
+    assert (
+        (whole.n_iter_, len(whole.loss_curve_)) == (parts.n_iter_, len(parts.loss_curve_)) == (3, 3)
+    )
     assert whole.loss_curve_[-1] < whole.loss_curve_[0]
-    parts = model().partial_fit(X, Y)
-    assert (parts.n_iter_, len(parts.loss_curve_)) == (3, 3)
     first = parts.loss_curve_
     pickle.loads(pickle.dumps(parts)).partial_fit(X[:50], Y[:50])
     parts.partial_fit(X[:50], Y[:50])
     assert (parts.n_iter_, len(parts.loss_curve_)) == (6, 6)
     assert parts.loss_curve_[:3] == first
+    direct, curve = curved("direct", ridge=1e-4, epochs=1), []
+    for rows in (slice(0, 100), slice(100, 250)):
+        direct.partial_fit(X[rows], Y[rows, 0])
+        curve.append(np.mean((direct.predict(X[rows]) - Y[rows, 0]) ** 2))
+    np.testing.assert_allclose(direct.loss_curve_, curve, rtol=1e-3)
 
 
 @pytest.mark.parametrize("solver", ["direct", "falkon", "eigenpro3", "block", "eigenpro4"])
@@ -675,11 +676,8 @@ def test_the_loss_curve_has_the_loss_of_the_model_after_every_epoch(
     solver: str, tmp_path: Path
 ) -> None:
     """What a scikit-learn user reads off it, also after save and load, and in the run's log."""
-    y = Y[:, 0]
-    model = KernelRegressor(
-        "laplace", bandwidth=3.0, solver=solver, n_centers=40, batch_size=32, epochs=7,
-        ridge=1e-4 if solver in ("direct", "falkon") else "auto", **SMALL,
-    ).fit(X, y)  # fmt: skip
+    y, ridge = Y[:, 0], 1e-4 if solver in ("direct", "falkon") else "auto"
+    model = curved(solver, batch_size=32, epochs=7, ridge=ridge).fit(X, y)
     curve, error = model.loss_curve_, np.mean((model.predict(X) - y) ** 2)
     assert len(curve) == model.n_iter_
     if solver in ("direct", "falkon"):
@@ -692,27 +690,10 @@ def test_the_loss_curve_has_the_loss_of_the_model_after_every_epoch(
     assert [r["train_mse"] for r in logged] == curve
 
 
-def test_partial_fit_of_the_direct_solver_keeps_the_loss_of_each_block() -> None:
-    model = KernelRegressor(
-        "laplace", bandwidth=3.0, solver="direct", ridge=1e-4, n_centers=40, epochs=1, **SMALL
-    )
-    y, curve = Y[:, 0], []
-    for rows in (slice(0, 100), slice(100, 250)):
-        model.partial_fit(X[rows], y[rows])
-        curve.append(np.mean((model.predict(X[rows]) - y[rows]) ** 2))
-    np.testing.assert_allclose(model.loss_curve_, curve, rtol=1e-3)
-
-
 def test_a_fit_that_was_done_before_has_its_loss_curve(tmp_path: Path) -> None:
-    def fitted() -> KernelRegressor:
-        return KernelRegressor(
-            "laplace", bandwidth=3.0, solver="block", n_centers=40, batch_size=10, epochs=3,
-            run_dir=tmp_path, **SMALL,
-        ).fit(X, Y)  # fmt: skip
-
-    first = fitted()
+    first = curved("block", run_dir=tmp_path).fit(X, Y)
     assert len(first.loss_curve_) == 3
-    for again in (fitted(), streamkern.load(tmp_path)):
+    for again in (curved("block", run_dir=tmp_path).fit(X, Y), streamkern.load(tmp_path)):
         assert (again.loss_curve_, again.n_iter_) == (first.loss_curve_, 3)
 
 

@@ -80,35 +80,24 @@ def test_blocks_of_the_rows_of_a_tile_are_the_same_bits(regressor: KernelRegress
     np.testing.assert_array_equal(lazy.compute(), regressor.predict(rows))
 
 
-def test_values_stay_lazy(regressor: KernelRegressor) -> None:
-    reads = Reads()
-    assert_answers(regressor.predict(reads.rows), regressor.predict(X), reads)
+def test_predictions_stay_lazy(regressor: KernelRegressor, classifier: KernelClassifier) -> None:
     flat = KernelRegressor(**SMALL).fit(X, Y[:, 0])
-    reads = Reads()
-    assert_answers(flat.predict(reads.rows), flat.predict(X), reads)
-
-
-@pytest.mark.parametrize("method", ["predict", "decision_function", "predict_values"])
-def test_labels_and_scores_stay_lazy(classifier: KernelClassifier, method: str) -> None:
-    answer = getattr(classifier, method)
-    reads = Reads()
-    assert_answers(answer(reads.rows), answer(X), reads)
     two = KernelClassifier(**SMALL).fit(X, LABELS == "mid")
-    reads = Reads()
-    assert_answers(getattr(two, method)(reads.rows), getattr(two, method)(X), reads)
+    methods = ("predict", "decision_function", "predict_values")
+    for answer in (
+        regressor.predict, flat.predict,
+        *(getattr(model, method) for model in (classifier, two) for method in methods),
+    ):  # fmt: skip
+        reads = Reads()
+        assert_answers(answer(reads.rows), answer(X), reads)
 
 
 def test_answers_are_of_the_model_at_the_call() -> None:
-    model = KernelRegressor(**SMALL).fit(X, Y)
-    wanted = model.predict(X)
-    lazy = model.predict(da.from_array(X, chunks=(100, 4)))
-    model.fit(X, -Y)
-    assert_rounded(lazy.compute(), wanted)
-    online = KernelRegressor(**SMALL).partial_fit(X, Y)
-    wanted = online.predict(X)
-    lazy = online.predict(da.from_array(X, chunks=(100, 4)))
-    online.partial_fit(X, -Y)
-    assert_rounded(lazy.compute(), wanted)
+    for method in ("fit", "partial_fit"):
+        model = getattr(KernelRegressor(**SMALL), method)(X, Y)
+        expected, lazy = model.predict(X), model.predict(da.from_array(X, chunks=(100, 4)))
+        getattr(model, method)(X, -Y)
+        assert_rounded(lazy.compute(), expected)
 
 
 def test_images_stay_lazy() -> None:

@@ -145,25 +145,28 @@ def test_a_run_directory_is_the_estimator_that_trained_it(
     same(load(str(tmp_path / "run")), fitted)
 
 
-@pytest.mark.parametrize("name", ["centers", "metric"])
 def test_an_array_is_not_kept_and_a_place_called_so_is(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    array = {"centers": X[:40], "metric": METRIC}[name]
-    np.save("given.npy", array)
-    zarr.save_array("given", array)
-    for path in ("given", "given.npy"):
-        own = KernelRegressor(threads=1, epochs=2, run_dir=f"run of {path}", **{name: path})
-        own.fit(X, Y)
-        assert getattr(load(f"run of {path}"), name) == path
-    given = KernelRegressor(threads=1, epochs=2, run_dir="run", **{name: array}).fit(X, Y)
-    given.save("saved")
-    parts = KernelRegressor(threads=1, **{name: array}).partial_fit(X, Y).partial_fit(X, Y)
-    parts.save("parts")
-    for place in ("run", "saved", "parts"):
-        with pytest.raises(ConfigError, match=f"{name} was an array, which is not kept on disk"):
-            load(place).fit(X, Y)
+    once: dict[str, Any] = {"threads": 1, "epochs": 2}
+    arrays: dict[str, Any] = {"centers": X[:40], "metric": METRIC}
+    for name, array in arrays.items():
+        np.save(f"{name}.npy", array)
+        zarr.save_array(name, array)
+        for path in (name, f"{name}.npy"):
+            KernelRegressor(**once, run_dir=f"run of {path}", **{name: path}).fit(X, Y)
+            assert getattr(load(f"run of {path}"), name) == path
+        KernelRegressor(**once, run_dir=f"run-{name}", **{name: array}).fit(X, Y).save(
+            f"fit-{name}"
+        )
+        parts = KernelRegressor(threads=1, **{name: array}).partial_fit(X, Y).partial_fit(X, Y)
+        parts.save(f"parts-{name}")
+        for place in ("run", "fit", "parts"):
+            with pytest.raises(
+                ConfigError, match=f"{name} was an array, which is not kept on disk"
+            ):
+                load(f"{place}-{name}").fit(X, Y)
 
 
 def test_what_trains_anew_is_the_same_model(tmp_path: Path) -> None:

@@ -129,14 +129,13 @@ def test_what_several_labels_have_no_meaning_for(model: KernelClassifier, tmp_pa
         KernelClassifier(centers="balanced", n_centers=50, **SMALL).fit(X, Y)
 
 
-@pytest.mark.parametrize(
-    ("held", "words"),
-    [("a", "holds '.'; give 0 or 1"), (None, "holds None"), (0.5, "holds 0.5"), (np.nan, "NaN in"),
-     (pd.NA, "no value in some row"), (pd.Timestamp("2020"), "give 0 or 1")],
-)  # fmt: skip
-def test_labels_that_are_neither_0_nor_1_are_named(held: object, words: str) -> None:
+def test_labels_that_are_neither_0_nor_1_are_named() -> None:
     wrong = Y.astype(object)
-    wrong[3, 1] = held
-    for targets in (wrong, [tuple(row) for row in wrong.tolist()]):
-        with pytest.raises(DataError, match=words):
-            KernelClassifier(**SMALL).fit(X, targets)
+    for value, words in (
+        ("a", "holds '.'; give 0 or 1"), (None, "holds None"), (0.5, "holds 0.5"),
+        (np.nan, "NaN in"), (pd.NA, "no value in some row"), (pd.Timestamp("2020"), "give 0 or 1"),
+    ):  # fmt: skip
+        wrong[3, 1] = value
+        for targets in (wrong, [tuple(row) for row in wrong.tolist()]):
+            with pytest.raises(DataError, match=words):
+                KernelClassifier(**SMALL).fit(X, targets)

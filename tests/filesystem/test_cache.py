@@ -27,11 +27,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamkern.basics.errors import ConfigError
-from streamkern.filesystem.cache import Cache, EntryName
-from streamkern.filesystem.cached_objects import CachedObjects
+from streamkern.filesystem.cache import Cache, CachedObjects, EntryName
 from streamkern.filesystem.objects import Objects, Outcome
 from streamkern.ingest.ingest import ingest
-from streamkern.stream.loader import HostBatch, Loader
+from streamkern.store.row_block import RowBlock
+from streamkern.stream.loader import Loader
 from streamkern.stream.sources.stores import ZarrSource
 from tests.faultproxy import FaultProxy
 from tests.faults import tree
@@ -441,7 +441,7 @@ X = rng.integers(0, 256, size=(500, 6)).astype(np.uint8)
 Y = np.arange(500) % 3
 
 
-def batches(source: ZarrSource, epoch: int) -> list[HostBatch]:
+def batches(source: ZarrSource, epoch: int) -> list[RowBlock]:
     with Loader(source, batch_size=60, seed=0, threads=3) as loader:
         return kept(loader.epoch(epoch))
 

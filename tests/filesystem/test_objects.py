@@ -400,7 +400,10 @@ def test_one_sentence_for_what_is_not_there(
     ("url", "options", "error", "words"),
     [
         ("zz://x", {}, ConfigError, "Protocol not known"),
-        ("gs://bucket/x", {}, MissingDependencyError, "install gcsfs"),
+        ("gs://bucket/x", {"project": "p"}, MissingDependencyError, "install gcsfs"),
+        ("gs://bucket/x", {"engine": "s3fs"}, ConfigError, 'use "obstore"'),
+        ("az://container/x", {}, ConfigError, "Account must be specified"),
+        ("abfs:///x", {}, ConfigError, "names no bucket; write abfs://"),
         ("s3:///x", {}, ConfigError, "names no bucket"),
         ("s3://me:pass@b/x", {}, ConfigError, "s3://b/x holds credentials .* environment"),
         ("s3://b/x", {"engine": "boto"}, ConfigError, 'use "obstore" or "s3fs"'),
@@ -427,6 +430,24 @@ def test_settings_only_s3fs_knows_choose_it(s3: S3Server, bucket: str) -> None:
         assert isinstance(open_objects(url, storage_options=options)._engine, engine)
         X, _ = open_store(url, storage_options=options).read_chunk(0)
         np.testing.assert_array_equal(X, open_store(url, storage_options=plain).read_chunk(0)[0])
+
+
+def test_a_store_is_read_from_other_clouds_by_obstore(s3: S3Server) -> None:
+    """Google's objects speak S3's language when they are read without credentials."""
+    s3.client().create_bucket(Bucket="plain")
+    expected = open_store(make_store(s3, "plain"), storage_options=s3.options())
+    for key, _ in open_objects("s3://plain", storage_options=s3.options()).list():
+        s3.client().put_object_acl(Bucket="plain", Key=key, ACL="public-read")
+    options = {"endpoint_url": s3.endpoint, "anon": True}
+    objects = open_objects("gs://plain/train.zarr", storage_options=options)
+    assert isinstance(objects._engine, ObstoreEngine)
+    store = open_store("gs://plain/train.zarr", storage_options=options)
+    assert store.spec.fingerprint == expected.spec.fingerprint
+    np.testing.assert_array_equal(store.read_chunk(1)[0], expected.read_chunk(1)[0])
+    with pytest.raises(FileNotFoundError, match="x is missing from gs://plain"):
+        objects.get("x")
+    with pytest.raises(StorageAccessError, match="no credentials were found"):
+        open_objects("az://container/x", storage_options={"account_name": "a"}).get("y")
 
 
 def test_no_secret_in_a_repr_or_a_message(s3: S3Server, bucket: str) -> None:

@@ -16,8 +16,8 @@ import pandas as pd
 from streamkern.basics.errors import StreamkernError
 from streamkern.ingest.conform import FeatureConverter
 from streamkern.ingest.encoding_options import EncodingOptions
-from streamkern.ingest.given import received_for_store
 from streamkern.ingest.readers import open_reader
+from streamkern.ingest.received import received_for_store
 from streamkern.ingest.tables.columns import Date, Number, OneHot
 from streamkern.ingest.targets import TargetConverter
 
@@ -124,7 +124,7 @@ def _feature(opened: Callable[..., Any]) -> list[Any]:
     except StreamkernError:
         if not reader.has_cells:
             raise
-    wish = EncodingOptions.of()
+    wish = EncodingOptions.checked()
     coded = wish.reader(opened, partial(TargetConverter, targets="values"), 0, 1 << 20)
     X = np.concatenate([block.X for block in coded.blocks(0, 1 << 20)])
     (code,) = coded._encoder.codes

@@ -225,7 +225,7 @@ def test_who_opens_the_store_in_that_very_moment_gets_one_of_the_two(
     """The old attribute was read, and then the new metadata of the arrays."""
     parts = rows(21, 0), rows(30, 1)
     place = stored(tmp_path / "s", parts[0])
-    read, done = zarr_json._of_arrays, list[None]()
+    read, done = zarr_json._array_documents, list[None]()
 
     def late(*arguments: Any) -> Any:
         if not done:
@@ -233,7 +233,7 @@ def test_who_opens_the_store_in_that_very_moment_gets_one_of_the_two(
             added(place, parts[1])
         return read(*arguments)
 
-    monkeypatch.setattr(zarr_json, "_of_arrays", late)
+    monkeypatch.setattr(zarr_json, "_array_documents", late)
     check_rows(open_store(place), *parts)
 
 

@@ -1,3 +1,5 @@
+"""Raw rows become what a store holds, and a column that loses its information is refused."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -8,8 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from streamkern import KernelRegressor
 from streamkern.basics.errors import DataError
+from streamkern.cli import main
+from streamkern.ingest.conform import Rounding
 from streamkern.ingest.ingest import ingest
 from streamkern.store.store import open_store
 from tests.rawfiles import memory_url
@@ -71,3 +78,119 @@ def test_blocks_that_fit_or_a_dtype_that_was_asked_for_are_taken() -> None:
         stored(halves(NARROW, small, np.empty((0, 1))))[:, 0], [1.5, 2.5, 1, 2]
     )
     np.testing.assert_array_equal(stored(halves(NARROW, WIDE), dtype="float64")[2:], WIDE)
+
+
+FLOAT32 = np.dtype(np.float32)
+
+
+def csv_file(path: Path, X: Any) -> Path:
+    """Columns a, b, ... and the values y."""
+    names = [chr(ord("a") + k) for k in range(len(X[0]))]
+    lines = [",".join([*names, "y"]), *(",".join([*map(str, row), f"{row[0]}.5"]) for row in X)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def seconds(n: int = 400) -> list[tuple[int, int]]:
+    """Another number and UNIX seconds: float32 has one number for 128 of them."""
+    return [(k % 7, 1_700_000_000 + k) for k in range(n)]
+
+
+def loses(X: Any, dtype: np.dtype[Any]) -> bool:
+    """Whether a column loses more than a thousandth of its deviation, from all rows at once."""
+    error = np.abs(X - X.astype(dtype)).max(axis=0)
+    return bool(((error > 1e-3 * X.std(axis=0)) & (np.ptp(X, axis=0) > 0)).any())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32), offset=st.sampled_from([0, 1e3, 3e4, 1e6, 1.7e9]),
+    d=st.integers(1, 300), cuts=st.lists(st.integers(0, 500), max_size=4),
+)  # fmt: skip
+def test_what_is_lost_is_what_all_rows_at_once_say(
+    seed: int, offset: float, d: int, cuts: list[int]
+) -> None:
+    """However they come in blocks, and after a pass that was interrupted."""
+    X = offset + np.random.default_rng(seed).normal(size=(500, d))
+    rounding = Rounding(d, FLOAT32)
+    for part in np.split(X, sorted(cuts)):
+        rounding.add(part, part.astype(FLOAT32))
+        rounding = Rounding(d, FLOAT32, rounding.saved)
+    refused = False
+    try:
+        rounding.check(None, ["x.csv"])
+    except DataError:
+        refused = True
+    assert refused == loses(X, FLOAT32)
+
+
+def test_constant_columns_lose_nothing() -> None:
+    """Their values are rounded all the same; with one other value in a column it is refused."""
+    X = np.full((1000, 2), [0.1, 1_700_000_001.0])
+    rounding = Rounding(2, FLOAT32)
+    rounding.add(X, X.astype(FLOAT32))
+    rounding.check(None, ["x.csv"])
+    np.testing.assert_array_equal(rounding.saved["columns"][3], np.abs(X - X.astype(FLOAT32))[0])
+    X[500, 1] += 1
+    rounding = Rounding(2, FLOAT32)
+    rounding.add(X, X.astype(FLOAT32))
+    with pytest.raises(DataError, match=r"column 1 of x\.csv is rounded by up to"):
+        rounding.check(None, ["x.csv"])
+
+
+def test_a_csv_whose_column_float32_can_not_hold_is_refused_before_anything_is_published(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = csv_file(tmp_path / "t.csv", seconds()), tmp_path / "o.zarr"
+    words = ["ingest", str(path), str(out), "--y", "y", "--targets", "values"]
+    assert main.run_command(words) == 2
+    said = capsys.readouterr().err
+    assert "column 'b' of" in said
+    assert str(path) in said
+    assert "--dtype float64" in said
+    assert sorted(k.name for k in tmp_path.iterdir()) == ["t.csv"]
+    assert main.run_command([*words, "--dtype", "float64", "--no-shuffle"]) == 0
+    np.testing.assert_array_equal(open_store(out).read_rows(np.arange(400))[0], seconds())
+
+
+def test_a_dtype_that_was_asked_for_is_taken(tmp_path: Path) -> None:
+    path = csv_file(tmp_path / "t.csv", seconds())
+    assert ingest(path, memory_url(), y="y", dtype="float32").x_dtype == FLOAT32
+
+
+def test_whether_a_csv_is_refused_depends_on_no_memory(tmp_path: Path) -> None:
+    """Also where what is lost is seen after many blocks only."""
+    rows = [(k, k) for k in range(60_000)] + [(k, 2**40 + k) for k in range(60_000)]
+    path = csv_file(tmp_path / "t.csv", rows)  # the spread grows with the error
+    narrow = csv_file(tmp_path / "n.csv", [(k, 2**40 + k) for k in range(120_000)])
+    for memory in (1 << 20, 1 << 30):
+        options: dict[str, Any] = {"y": "y", "memory": memory, "chunk_mb": 1 / 16}
+        assert ingest(path, memory_url(), **options).x_dtype == FLOAT32
+        with pytest.raises(DataError, match="column 'b' of"):
+            ingest(narrow, memory_url(), **options)
+
+
+def test_long_doubles_are_rounded_to_float64_at_every_door(tmp_path: Path) -> None:
+    X = np.random.default_rng(0).normal(size=(30, 2)).astype(np.longdouble)
+    y = X[:, 0].astype(float)
+    np.save(tmp_path / "x.npy", X + np.longdouble(1) / 3)
+    np.save(tmp_path / "y.npy", y)
+    assert ingest(X, tmp_path / "exact.zarr", y=X[:, 0]).x_dtype == np.float64
+    exact = KernelRegressor(n_centers=5, epochs=1).fit(X, y)
+    thirds = X + np.longdouble(1) / 3
+    calls = (
+        lambda: ingest(thirds, tmp_path / "s.zarr", y=y),
+        lambda: ingest(tmp_path / "x.npy", tmp_path / "f.zarr", y=tmp_path / "y.npy"),
+        lambda: KernelRegressor(n_centers=5, epochs=1).fit(thirds, y),
+        lambda: KernelRegressor(n_centers=5, epochs=1).fit(X.astype(float), thirds[:, 0]),
+        lambda: exact.predict(thirds),
+    )
+    for call in calls:
+        with pytest.warns(UserWarning, match="rounded to 16 digits"):
+            call()
+    rows = open_store(tmp_path / "s.zarr").read_rows(np.arange(30))[0]
+    np.testing.assert_array_equal(np.sort(rows, 0), np.sort(thirds.astype(float), 0))
+    for huge in (X * np.longdouble("1e400"), np.where(X > 0, np.longdouble("1e400"), X)):
+        for call in (lambda X: ingest(X, tmp_path / "h.zarr", y=y), exact.predict):
+            with pytest.raises(DataError, match="too large for float64"):
+                call(huge)

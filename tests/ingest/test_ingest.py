@@ -47,9 +47,9 @@ from streamkern.ingest import input_files
 from streamkern.ingest.array_files import idx_array, npy_array
 from streamkern.ingest.ingest import ingest
 from streamkern.ingest.shuffle import Spool, row_keys
-from streamkern.store import journal, writer
+from streamkern.store import writer
+from streamkern.store.chunk_output import n_writers
 from streamkern.store.describe import is_sorted_by_class
-from streamkern.store.fill import n_writers
 from streamkern.store.store import Store, open_store
 from tests import faults
 from tests.lives import Stop
@@ -838,23 +838,17 @@ def stop_after(stage: str, rows: int) -> Any:
     return progress
 
 
-def test_a_chunk_damaged_between_the_runs_is_written_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damaged", ["chunks", "journal"])
+def test_what_was_damaged_between_the_runs_is_written_again(tmp_path: Path, damaged: str) -> None:
     X, y = digits()
     ingest(X, tmp_path / "whole", y=y, chunk_mb=2**-6)
     with pytest.raises(Stop):
         ingest(X, tmp_path / "s", y=y, chunk_mb=2**-6, progress=stop_after("write", 512))
-    faults.flip_bit(tmp_path / "s", "X/c/0/0/0/0")
-    faults.truncate(tmp_path / "s", "y/c/1", keep=0)
-    ingest(X, tmp_path / "s", y=y, chunk_mb=2**-6)
-    assert faults.tree(tmp_path / "s") == faults.tree(tmp_path / "whole")
-
-
-def test_a_damaged_journal_costs_work_not_correctness(tmp_path: Path) -> None:
-    X, y = digits()
-    ingest(X, tmp_path / "whole", y=y, chunk_mb=2**-6)
-    with pytest.raises(Stop):
-        ingest(X, tmp_path / "s", y=y, chunk_mb=2**-6, progress=stop_after("write", 512))
-    faults.flip_bit(tmp_path / "s", "digests/c/0/0")
+    if damaged == "chunks":
+        faults.flip_bit(tmp_path / "s", "X/c/0/0/0/0")
+        faults.truncate(tmp_path / "s", "y/c/1", keep=0)
+    else:
+        faults.flip_bit(tmp_path / "s", "digests/c/0/0")
     ingest(X, tmp_path / "s", y=y, chunk_mb=2**-6)
     assert faults.tree(tmp_path / "s") == faults.tree(tmp_path / "whole")
 
@@ -895,24 +889,12 @@ def test_other_data_or_settings_do_not_continue_it(tmp_path: Path, other: str) -
     assert spec.fingerprint == ingest(inputs, memory_url(), **arguments).fingerprint
 
 
-def test_a_changed_frame_is_not_taken_for_the_one_a_store_was_made_from(tmp_path: Path) -> None:
-    frame = pa.table({"a": np.arange(2000.0), "y": np.arange(2000.0)})
-    ingest(frame, tmp_path / "s", y="y")
-    changed = np.arange(2000.0)
-    changed[1000] = -1
-    other = frame.set_column(0, "a", pa.array(changed))
-    with pytest.raises(DataError, match="already holds a store"):
-        ingest(other, tmp_path / "s", y="y")
-    spec = ingest(other, tmp_path / "s", y="y", overwrite=True)
-    assert spec.fingerprint == ingest(other, memory_url(), y="y").fingerprint
-
-
 @pytest.mark.parametrize("fingerprint", ["name:mine", "meta:0"])
 def test_a_source_known_by_name_alone_does_not_tell_data(fingerprint: str) -> None:
     plan: Any = {"source": {"kind": "mine", "fingerprint": fingerprint}}
-    assert journal.source_digest(plan, "auto") is None
+    assert writer.source_digest(plan, "auto") is None
     plan["source"]["fingerprint"] = "c" * 64
-    assert journal.source_digest(plan, "auto") is not None
+    assert writer.source_digest(plan, "auto") is not None
 
 
 def test_a_full_disk_says_so_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1062,6 +1044,8 @@ def test_a_data_frame_changed_anywhere_is_other_data(tmp_path: Path) -> None:
     assert ingest(frame(), out, y="y").fingerprint == spec.fingerprint
     with pytest.raises(DataError, match="already holds a store"):
         ingest(frame(changed=True), out, y="y")
+    spec = ingest(frame(changed=True), out, y="y", overwrite=True)
+    assert spec.fingerprint == ingest(frame(changed=True), memory_url(), y="y").fingerprint
 
 
 def test_an_interrupted_ingest_of_a_data_frame_does_not_go_on_with_another(tmp_path: Path) -> None:
@@ -1070,32 +1054,6 @@ def test_an_interrupted_ingest_of_a_data_frame_does_not_go_on_with_another(tmp_p
         ingest(frame(), tmp_path / "s", progress=stop_after("write", 512), **settings)
     with pytest.raises(ResumeMismatchError, match="differ"):
         ingest(frame(changed=True), tmp_path / "s", **settings)
-
-
-def test_source_order_is_kept_when_the_memory_changes_in_between(tmp_path: Path) -> None:
-    n = 3000
-    X = np.arange(n, dtype=np.int32)[:, None]
-
-    def spool(scratch: Scratch, rows_in_memory: int) -> Spool:
-        return Spool(
-            (1,), X.dtype, (), X.dtype, limit_bytes=40 * rows_in_memory, scratch=scratch,
-            seed=None, identity="t",
-        )  # fmt: skip
-
-    with Scratch(tmp_path / "s") as scratch:
-        first = spool(scratch, 100)
-        first.append(X[:1234], X[:1234, 0])
-        first.save(None, wait=True)
-    for rows_in_memory in (70, 1000):
-        with Scratch(tmp_path / "s") as scratch:
-            again = spool(scratch, rows_in_memory)
-            stop = n if rows_in_memory == 1000 else 2000
-            again.append(X[again.n_rows : stop], X[again.n_rows : stop, 0])
-            again.save(None, wait=True)
-    with Scratch(tmp_path / "s") as scratch:
-        last = spool(scratch, 500)
-        last.seal(None)
-        np.testing.assert_array_equal(last.rows(0, n)[0], X)
 
 
 @pytest.mark.parametrize("kind", ["rows", "keys"])

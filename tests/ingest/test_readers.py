@@ -34,9 +34,9 @@ from scipy.io import netcdf_file
 from streamkern.basics.errors import DataError, MemoryBudgetError
 from streamkern.ingest.append import append
 from streamkern.ingest.decompress import decompressed
-from streamkern.ingest.given import received
 from streamkern.ingest.ingest import ingest
 from streamkern.ingest.readers import open_reader
+from streamkern.ingest.received import received
 from tests.rawfiles import npy, write_idx
 
 PACK: dict[str, Callable[[bytes], bytes]] = {

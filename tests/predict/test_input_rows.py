@@ -6,7 +6,6 @@ import csv
 import json
 import shutil
 import struct
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -24,82 +23,26 @@ from streamkern.predict import input_rows
 from streamkern.predict.input_rows import FileRows, open_rows
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.store.store import open_store
-from streamkern.train.model import KernelModel, load_model
+from streamkern.train.model import load_model
 from tests import reference as ref
 from tests import tables
+from tests.city_rows import (
+    CITIES,
+    CITY,
+    CLOSE,
+    DIGITS,
+    IDS,
+    NAMES,
+    PRICE,
+    D,
+    N,
+    Run,
+    X,
+    features,
+    model_of,  # fmt: skip
+    write_csv,
+)
 from tests.runs import Array
-
-N, D = 240, 4
-CITIES = np.array(["Bonn", "Lima", "Oslo"])
-NAMES = ("age", "height", "speed", "weight")
-RNG = np.random.default_rng(11)
-X = RNG.standard_normal((N, D)).astype(np.float32)
-IDS = np.abs(X[:, :3]).argmax(axis=1)
-CITY = CITIES[IDS]
-DIGITS = 3 + 2 * IDS
-PRICE = (X @ [1.0, -2.0, 0.5, 3.0]).astype(np.float32)
-SETTINGS = ["model.kernel=laplace", "model.bandwidth=3", "model.n_centers=60", "data.batch_size=60"]
-# Of a row that is a center, float32 has a distance to itself of sqrt(eps), not of 0.
-CLOSE = 3e-3
-Run = Callable[..., tuple[int, str, str]]
-
-
-def write_csv(path: Path, columns: dict[str, Any]) -> Path:
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        writer.writerows(
-            zip(*(np.asarray(v).astype(str).tolist() for v in columns.values()), strict=True)
-        )
-    return path
-
-
-def features(rows: slice = slice(None), names: tuple[str, ...] = NAMES) -> dict[str, Any]:
-    return {name: X[rows, NAMES.index(name)] for name in names}
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def call(*words: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = main.run_command([str(word) for word in words])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs trained on a table with the target city, on one with price, and on arrays."""
-    folder = tmp_path_factory.mktemp("runs")
-    sets = [word for setting in SETTINGS for word in ("--set", setting)]
-    for name, target in (("city", CITY), ("price", PRICE)):
-        table = write_csv(folder / f"{name}.csv", features() | {name: target})
-        ingest(table, folder / f"{name}.zarr", y=name, chunk_mb=1000 / 2**20)
-    ingest(X, folder / "digit.zarr", y=DIGITS, chunk_mb=1000 / 2**20)
-    for name in ("city", "price", "digit"):
-        words = ["--train", folder / f"{name}.zarr", "--run-dir", folder / name, "--epochs", 3]
-        words += ["--memory", "1 GiB", *sets]
-        assert main.run_command(["train", *map(str, words)]) == 0
-    return folder
-
-
-@pytest.fixture(scope="module")
-def truth(place: Path) -> dict[str, Array]:
-    """f(X) in float64 from the centers and weights of each run, by its own scaling."""
-    found = {}
-    for name in ("city", "price", "digit"):
-        model = load_model(place / name, device="cpu", threads=1)
-        with model.backend:
-            found[name] = model.values(X).astype(np.float64)
-    return found
-
-
-def model_of(run_dir: Path) -> KernelModel:
-    model = load_model(run_dir, device="cpu", threads=1)
-    model.backend.close()
-    return model
 
 
 def answers(path: Path) -> dict[str, list[str]]:
@@ -165,7 +108,7 @@ def raw_inputs(folder: Path) -> dict[str, tuple[list[Path], list[Any]]]:
     "kind", ["npy", "npz", "hdf5", "parquet", "csv", "several csv", "idx", "foreign"]
 )
 def test_raw_files_are_predicted_in_their_order(
-    kind: str, place: Path, truth: dict[str, Array], run: Run, tmp_path: Path
+    kind: str, place: Path, model_values: dict[str, Array], run: Run, tmp_path: Path
 ) -> None:
     """U1: as the store that was ingested from them, and with the same labels."""
     files, more = raw_inputs(tmp_path)[kind]
@@ -177,19 +120,19 @@ def test_raw_files_are_predicted_in_their_order(
     assert list(table) == ["row", "label", "score_3", "score_5", "score_7"]
     assert table["row"] == [str(k) for k in range(N)]
     values = np.stack([np.array(table[f"score_{k}"], np.float64) for k in (3, 5, 7)], axis=1)
-    np.testing.assert_allclose(values, truth["digit"], atol=CLOSE)
-    assert table["label"] == (3 + 2 * truth["digit"].argmax(axis=1)).astype(str).tolist()
+    np.testing.assert_allclose(values, model_values["digit"], atol=CLOSE)
+    assert table["label"] == (3 + 2 * model_values["digit"].argmax(axis=1)).astype(str).tolist()
     if kind != "foreign":  # it has no targets
         code, out, err = run("evaluate", place / "digit", *files, *more, "--json")
         assert (code, err) == (0, "")
         found = json.loads(out)
         assert found["rows"] == N
-        accuracy = (truth["digit"].argmax(axis=1) == IDS).mean()
+        accuracy = (model_values["digit"].argmax(axis=1) == IDS).mean()
         assert found["accuracy"] == pytest.approx(accuracy, abs=1e-12)
 
 
 def test_predictions_of_a_store_are_in_the_order_of_its_files(
-    place: Path, truth: dict[str, Array], run: Run, tmp_path: Path
+    place: Path, model_values: dict[str, Array], run: Run, tmp_path: Path
 ) -> None:
     """U1: of a shuffled store, of several stores, and of a store of several files."""
     parts = [np.arange(0, 100), np.arange(100, N)]
@@ -206,13 +149,15 @@ def test_predictions_of_a_store_are_in_the_order_of_its_files(
                                 [tmp_path / "both.zarr"])):  # fmt: skip
         code, _, err = run("predict", place / "digit", *stores, tmp_path / f"p{k}.npy", "--values")
         assert (code, err) == (0, "")
-        np.testing.assert_allclose(np.load(tmp_path / f"p{k}.npy"), truth["digit"], atol=CLOSE)
+        np.testing.assert_allclose(
+            np.load(tmp_path / f"p{k}.npy"), model_values["digit"], atol=CLOSE
+        )
     words = ("predict", place / "digit", tmp_path / "both.zarr", tmp_path / "s.zarr")
     assert run(*words, "--order", "store")[0] == 0
     group = zarr.open_group(str(tmp_path / "s.zarr"), mode="r")
     rows = group["row"][...]
     np.testing.assert_array_equal(DIGITS[rows], both)
-    np.testing.assert_allclose(group["values"][...], truth["digit"][rows], atol=CLOSE)
+    np.testing.assert_allclose(group["values"][...], model_values["digit"][rows], atol=CLOSE)
 
 
 def streamed_labels(url: Path) -> Array:
@@ -221,7 +166,7 @@ def streamed_labels(url: Path) -> Array:
     return np.array(attributes["classes"], np.int64)[group["y"][...]]
 
 
-def test_the_truth_is_the_formula(place: Path, truth: dict[str, Array]) -> None:
+def test_the_truth_is_the_formula(place: Path, model_values: dict[str, Array]) -> None:
     """In float64, by brute force, from what the run directory holds."""
     model = load_model(place / "digit", device="cpu", threads=1)
     with model.backend:
@@ -234,7 +179,9 @@ def test_the_truth_is_the_formula(place: Path, truth: dict[str, Array]) -> None:
         for transform in model.fixed:
             rows = (rows - transform.mean) / transform.scale  # type: ignore[attr-defined]
         values = ref.laplace(rows, Z, 3.0) @ weights
-    offset = truth["digit"] - values  # the mean of the targets, where it is a part of the model
+    offset = (
+        model_values["digit"] - values
+    )  # the mean of the targets, where it is a part of the model
     np.testing.assert_allclose(offset, np.broadcast_to(offset[0], offset.shape), atol=CLOSE)
 
 
@@ -242,21 +189,21 @@ def test_the_truth_is_the_formula(place: Path, truth: dict[str, Array]) -> None:
 
 
 def test_columns_in_another_order_are_put_right(
-    place: Path, truth: dict[str, Array], run: Run, tmp_path: Path
+    place: Path, model_values: dict[str, Array], run: Run, tmp_path: Path
 ) -> None:
     """U3: in files and in stores, for predict and evaluate, with and without the target."""
     names = ("weight", "age", "speed", "height")
     moved = write_csv(tmp_path / "moved.csv", {"city": CITY} | features(names=names))
     bare = write_csv(tmp_path / "bare.csv", features(names=names))
     ingest(moved, tmp_path / "moved.zarr", y="city", chunk_mb=500 / 2**20)
-    expected = CITIES[truth["city"].argmax(axis=1)].tolist()
+    expected = CITIES[model_values["city"].argmax(axis=1)].tolist()
     for k, data in enumerate((moved, bare, tmp_path / "moved.zarr")):
         code, _, err = run("predict", place / "city", data, tmp_path / f"{k}.csv")
         assert (code, err) == (0, "")
         table = answers(tmp_path / f"{k}.csv")
         assert list(table) == ["row", "city", "score_Bonn", "score_Lima", "score_Oslo"]
         assert table["city"] == expected
-    accuracy = (truth["city"].argmax(axis=1) == IDS).mean()
+    accuracy = (model_values["city"].argmax(axis=1) == IDS).mean()
     for data in (moved, tmp_path / "moved.zarr"):
         code, out, _ = run("evaluate", place / "city", data, "--json")
         assert json.loads(out)["accuracy"] == pytest.approx(accuracy)
@@ -283,7 +230,7 @@ def test_missing_and_extra_columns_are_refused_by_name(
 
 
 def test_stores_of_ours_go_by_the_names_of_their_columns(
-    place: Path, truth: dict[str, Array], run: Run, tmp_path: Path
+    place: Path, model_values: dict[str, Array], run: Run, tmp_path: Path
 ) -> None:
     """U3: columns are chosen as of the table that the store was made from, and targets named."""
     extra = write_csv(tmp_path / "extra.csv", {"shoe": X[:, 0]} | features() | {"price": PRICE})
@@ -295,12 +242,16 @@ def test_stores_of_ours_go_by_the_names_of_their_columns(
         (place / "price.zarr", ["--y", "price"]),
     ]
     known = (
-        1 - np.square(truth["price"][:, 0] - PRICE).sum() / np.square(PRICE - PRICE.mean()).sum()
+        1
+        - np.square(model_values["price"][:, 0] - PRICE).sum()
+        / np.square(PRICE - PRICE.mean()).sum()
     )
     for k, (data, words) in enumerate(accepted):
         code, _, err = run("predict", place / "price", data, tmp_path / f"{k}.npy", *words)
         assert (code, err) == (0, "")
-        np.testing.assert_allclose(np.load(tmp_path / f"{k}.npy"), truth["price"][:, 0], atol=CLOSE)
+        np.testing.assert_allclose(
+            np.load(tmp_path / f"{k}.npy"), model_values["price"][:, 0], atol=CLOSE
+        )
         code, out, _ = run("evaluate", place / "price", data, "--json", *words)
         assert json.loads(out)["r2"] == pytest.approx(known, abs=1e-4)
     one = write_csv(tmp_path / "one.csv", features(names=("age",)) | {"price": PRICE})
@@ -355,7 +306,7 @@ def test_what_makes_no_sense_for_a_store_is_one_sentence(
 
 
 def test_arrays_of_a_store_that_lost_its_mark_are_read_where_that_is_meant(
-    place: Path, truth: dict[str, Array], run: Run, tmp_path: Path
+    place: Path, model_values: dict[str, Array], run: Run, tmp_path: Path
 ) -> None:
     """Also by ingest and augment."""
     shutil.copytree(place / "digit.zarr", tmp_path / "lost.zarr")
@@ -370,7 +321,7 @@ def test_arrays_of_a_store_that_lost_its_mark_are_read_where_that_is_meant(
         assert code == 3
         assert "looks like a store" in err
         assert run(*words, "--foreign")[0] == 0
-    np.testing.assert_allclose(np.load(tmp_path / "p.npy"), truth["digit"][rows], atol=CLOSE)
+    np.testing.assert_allclose(np.load(tmp_path / "p.npy"), model_values["digit"][rows], atol=CLOSE)
     for name in ("i", "a"):
         group = zarr.open_group(str(tmp_path / f"{name}.zarr"), mode="r")
         np.testing.assert_array_equal(group["X"][...], X[rows])  # type: ignore[index]
@@ -416,7 +367,7 @@ def test_several_targets_go_by_name(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_file_without_names_is_not_taken_by_position_unasked(
-    place: Path, truth: dict[str, Array], run: Run, tmp_path: Path
+    place: Path, model_values: dict[str, Array], run: Run, tmp_path: Path
 ) -> None:
     moved = tmp_path / "moved.csv"
     np.savetxt(moved, X[:, [3, 0, 1, 2]], delimiter=",", fmt="%.9g")
@@ -426,18 +377,18 @@ def test_a_file_without_names_is_not_taken_by_position_unasked(
     assert "no header line" in err
     assert "'age', 'height', 'speed', 'weight'" in err
     assert run(*words, "--x", "1,2,3,0")[0] == 0
-    np.testing.assert_allclose(np.load(tmp_path / "p.npy"), truth["price"][:, 0], atol=CLOSE)
+    np.testing.assert_allclose(np.load(tmp_path / "p.npy"), model_values["price"][:, 0], atol=CLOSE)
     assert run("predict", place / "digit", moved, tmp_path / "d.npy")[0] == 0  # it has no names
 
 
 def test_values_are_written_by_the_names_of_the_targets(
-    place: Path, truth: dict[str, Array], run: Run, tmp_path: Path
+    place: Path, model_values: dict[str, Array], run: Run, tmp_path: Path
 ) -> None:
     bare = write_csv(tmp_path / "bare.csv", features())
     assert run("predict", place / "price", bare, tmp_path / "p.parquet")[0] == 0
     table = pyarrow.parquet.read_table(tmp_path / "p.parquet")
     assert table.column_names == ["row", "price"]
-    np.testing.assert_allclose(table["price"].to_numpy(), truth["price"][:, 0], atol=CLOSE)
+    np.testing.assert_allclose(table["price"].to_numpy(), model_values["price"][:, 0], atol=CLOSE)
 
 
 def test_raw_rows_are_those_of_the_store_before_it_rounded_them(place: Path) -> None:
@@ -472,7 +423,7 @@ def test_blocks_are_the_same_wherever_reading_begins(
             assert [k for k, _ in tail] == [k for k, _ in whole[first:]]
             for (_, mine), (_, own) in zip(tail, whole[first:], strict=True):
                 assert mine.X.tobytes() == own.X.tobytes()
-                np.testing.assert_array_equal(mine.rows, own.rows)
+                np.testing.assert_array_equal(mine.row_ids, own.row_ids)
 
 
 # -- refused --------------------------------------------------------------------------------------

@@ -358,7 +358,7 @@ def test_what_came_to_the_output_meanwhile_stays(
         model.predict_to(array_source(N_TEST, 5), url, progress=comes)
     url.rename(other)
     assert scratch_folder(url, ending=".predict").exists()
-    monkeypatch.setattr("streamkern.predict.predictions._compute", None)
+    monkeypatch.setattr("streamkern.predict.predictions._fill", None)
     assert model.predict_to(array_source(N_TEST, 5), url) == N_TEST
     assert sorted(os.listdir(tmp_path)) == sorted([url.name, other.name])
     assert expected.items() <= tree(tmp_path).items()
@@ -424,7 +424,7 @@ def test_answers_stay_where_they_can_not_be_written(
         patch.setitem(prediction_files.FILES, ".parquet", broken)
         with pytest.raises(MissingDependencyError, match="gone by now"):
             model.predict_to(array_source(20, 5), url)
-    monkeypatch.setattr("streamkern.predict.predictions._compute", broken)
+    monkeypatch.setattr("streamkern.predict.predictions._fill", broken)
     assert model.predict_to(array_source(20, 5), url) == 20
     assert os.listdir(tmp_path) == ["p.parquet"]
 

@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import tracemalloc
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from streamkern.basics.errors import DataError
-from streamkern.cli import main
 from streamkern.filesystem.scratch import scratch_folder
 from streamkern.ingest.ingest import ingest
 from streamkern.ingest.input_files import FileOpener
@@ -35,24 +33,16 @@ from streamkern.predict import (
 from streamkern.predict.input_rows import open_rows
 from streamkern.predict.prediction_table import PredictionTable
 from streamkern.train.model import load_model
+from tests.city_rows import CITY, CLOSE, NAMES, PRICE, N, Run, X
 from tests.faults import tree
 from tests.runs import Array, process
 
-# Of a row that is a center, float32 has a distance to itself of sqrt(eps), not of 0.
-CLOSE = 3e-3
-N = 240
-NAMES = ["age", "height", "speed"]
-RNG = np.random.default_rng(7)
-X = RNG.standard_normal((N, 3)).astype(np.float32)
-CITY = np.array(["Bonn", "Lima", "Oslo"])[np.abs(X).argmax(axis=1)]
-PRICE = X @ np.float32([1, -2, 0.5])
 NOTES = ["007", "", " NA ", "1.50", 'says "no"', "a,b", "ü€", "'", "None", "1e3"]
-Run = Callable[..., tuple[int, str]]
 
 
 def frame(rows: slice = slice(None)) -> pd.DataFrame:
     """Rows with an id before the features, a note between them and the targets behind."""
-    table = pd.DataFrame(X, columns=NAMES).assign(city=CITY, price=PRICE)
+    table = pd.DataFrame(X, columns=list(NAMES)).assign(city=CITY, price=PRICE)
     table.insert(0, "id", [f"{k:05}" for k in range(N)])
     table.insert(2, "note", [NOTES[k % len(NOTES)] for k in range(N)])
     return table[rows]
@@ -67,29 +57,10 @@ def cells(column: pd.Series) -> list[str]:
     return ["" if pd.isna(cell) else str(cell) for cell in column]
 
 
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def call(*words: object) -> tuple[int, str]:
-        capsys.readouterr()
-        code = main.run_command([str(word) for word in words])
-        return code, capsys.readouterr().err
-
-    return call
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs trained on the features, of the city and of the price."""
-    folder = tmp_path_factory.mktemp("runs")
-    table = frame()
-    for name in ("city", "price"):
-        table[[*NAMES, name]].to_csv(folder / f"{name}.csv", index=False)
-        ingest(folder / f"{name}.csv", folder / f"{name}.zarr", y=name)
-        words = ["--train", folder / f"{name}.zarr", "--run-dir", folder / name, "--epochs", 1]
-        words += ["--memory", "1 GiB", "--set", "model.n_centers=40", "--set", "model.bandwidth=3"]
-        words += ["--set", "run.calibrate=true"]
-        assert main.run_command(["train", *map(str, words)]) == 0
-    return folder
+@pytest.fixture(name="run")
+def call(run: Run) -> Any:
+    """Call a command, for its exit code and its errors."""
+    return lambda *words: run(*words)[::2]
 
 
 def _small(set_attribute: Any) -> None:
@@ -120,7 +91,7 @@ def test_a_csv_keeps_its_columns_and_gets_the_answers(
     plain = frame().to_csv(index=False)
     odd = plain.replace("\n0001", "\n\n  \n0001").replace("\n", "\r\n")
     (tmp_path / "new.csv").write_bytes(b"\xef\xbb\xbf" + odd.encode())
-    bare = frame()[NAMES]
+    bare = frame()[list(NAMES)]
     bare.to_csv(tmp_path / "bare.csv", index=False)
     for name, words in (("city", []), ("price", [])):
         out, alone = tmp_path / f"{name}.csv", tmp_path / f"alone-{name}.csv"
@@ -139,7 +110,7 @@ def test_a_csv_keeps_its_columns_and_gets_the_answers(
 
 
 def test_files_follow_one_another_with_columns_by_name(
-    place: Path, run: Run, tmp_path: Path
+    place: Path, model_values: dict[str, Array], run: Run, tmp_path: Path
 ) -> None:
     """Also compressed, with other delimiters and orders of columns."""
     first, second, third = frame(slice(0, 100)), frame(slice(100, 101)), frame(slice(101, N))
@@ -153,19 +124,13 @@ def test_files_follow_one_another_with_columns_by_name(
     found, whole = texts(tmp_path / "o.csv"), texts(tmp_path / "all.csv")
     pd.testing.assert_frame_equal(found[list(whole.columns)], whole)
     np.testing.assert_allclose(
-        found["predicted_price"].astype(float), values_of(place / "price", X)[:, 0], atol=CLOSE
+        found["predicted_price"].astype(float), model_values["price"][:, 0], atol=CLOSE
     )
-
-
-def values_of(run_dir: Path, rows: Array) -> Array:
-    model = load_model(run_dir, device="cpu", threads=1)
-    with model.backend:
-        return model.values(rows)
 
 
 def test_no_answer_takes_the_name_of_a_column(place: Path, run: Run, tmp_path: Path) -> None:
     names = ["predicted_city", "predicted_city_", "score_Bonn", "row", "label"]
-    table = frame()[NAMES].assign(**dict.fromkeys(names, "mine"))
+    table = frame()[list(NAMES)].assign(**dict.fromkeys(names, "mine"))
     table.to_csv(tmp_path / "new.csv", index=False)
     assert run("predict", place / "city", tmp_path / "new.csv", tmp_path / "o.csv",
                "--with-input") == (0, "")  # fmt: skip
@@ -244,7 +209,9 @@ def rich(rows: slice = slice(None)) -> pa.Table:
 
 
 @pytest.mark.usefixtures("small")
-def test_parquet_keeps_types_nulls_and_metadata(place: Path, run: Run, tmp_path: Path) -> None:
+def test_parquet_keeps_types_nulls_and_metadata(
+    place: Path, model_values: dict[str, Array], run: Run, tmp_path: Path
+) -> None:
     for k, rows in enumerate((slice(0, 90), slice(90, N))):
         pq.write_table(rich(rows), tmp_path / f"{k}.parquet", row_group_size=41)
     one, out = tmp_path / "one.parquet", tmp_path / "o.parquet"
@@ -263,7 +230,7 @@ def test_parquet_keeps_types_nulls_and_metadata(place: Path, run: Run, tmp_path:
     assert frames[0].index.name == "id"
     pd.testing.assert_frame_equal(frames[0].drop(columns="predicted_price"), frames[1])
     np.testing.assert_allclose(
-        found["predicted_price"].to_numpy(), values_of(place / "price", X)[:, 0], atol=CLOSE
+        found["predicted_price"].to_numpy(), model_values["price"][:, 0], atol=CLOSE
     )
 
 
@@ -276,7 +243,7 @@ def test_parquet_goes_to_csv_and_csv_to_parquet(place: Path, run: Run, tmp_path:
     known = pd.read_parquet(tmp_path / "t.parquet").reset_index()[table.column_names]
     found = pd.read_csv(
         tmp_path / "o.csv", dtype={"id": str, "note": str, "maybe": "Int32", "age": "f4",
-        "height": "f4", "speed": "f4", "price": "f4"}, keep_default_na=False,
+        "height": "f4", "speed": "f4", "weight": "f4", "price": "f4"}, keep_default_na=False,
         na_values={"maybe": "", "words": ""}, lineterminator="\n",
     )  # fmt: skip
     assert (pd.to_datetime(found.pop("when"), utc=True) == known.pop("when")).all()
@@ -408,7 +375,7 @@ def test_what_can_not_be_written_beside_is_one_sentence(
 ) -> None:
     frame().to_csv(tmp_path / "a.csv", index=False)
     frame().drop(columns="note").to_csv(tmp_path / "b.csv", index=False)
-    frame()[NAMES].to_csv(tmp_path / "bare.csv", index=False, header=False)
+    frame()[list(NAMES)].to_csv(tmp_path / "bare.csv", index=False, header=False)
     np.save(tmp_path / "a.npy", X)
     pq.write_table(rich(), tmp_path / "a.parquet")
     schema = rich().schema

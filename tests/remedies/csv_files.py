@@ -18,8 +18,8 @@ from tests.remedies import N, Remedy, X, Y, command, ingested, regressor
 COVERED = tuple(
     f"ingest/{name}.py"
     for name in (
-        "csv_cells", "csv_files", "csv_header", "csv_layout", "csv_lines", "csv_records",
-        "csv_signs", "formats", "original_columns", "svmlight_files",
+        "csv_files", "csv_header", "csv_layout", "csv_lines", "formats",
+        "original_columns", "svmlight_files",
     )
 )  # fmt: skip
 NOT_TRIED = {

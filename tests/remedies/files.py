@@ -25,8 +25,7 @@ from tests.remedies import FRAME, N, Remedy, X, Y, ingested
 COVERED = tuple(
     f"ingest/{name}.py"
     for name in (
-        "input_files", "found_files", "array_files", "npz_files", "apart_files", "decompress",
-        "readers", "file_reader", "columns", "content",
+        "input_files", "path_patterns", "array_files", "decompress", "readers", "reader", "columns",
     )
 )  # fmt: skip
 

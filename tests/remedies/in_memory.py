@@ -18,9 +18,8 @@ import streamkern as sk
 from tests.remedies import FRAME, N, Remedy, X, Y, ingested, regressor
 
 COVERED = (
-    "ingest/given.py", "ingest/frames.py", "ingest/frame_reader.py", "ingest/block_reader.py",
-    "ingest/array_reader.py", "ingest/conform.py", "ingest/dask_tables.py",
-    "ingest/plain_arrays.py",
+    "ingest/received.py", "ingest/frames.py", "ingest/array_reader.py", "ingest/conform.py",
+    "ingest/numeric.py",
 )  # fmt: skip
 Do = partial  # of a call that is made later
 
@@ -147,9 +146,6 @@ def of_columns() -> list[tuple[str, Any, Any]]:
         (r"count them, X.compute_chunk_sizes..", Do(ingested, unknown, y=Y),
          lambda: ingested(unknown.compute_chunk_sizes(), y=Y)),
         ("give one column of labels, or numbers", Do(fit, X, two), Do(fit, X, two[["a"]])),
-        ("give one target for each row", Do(ingested, FRAME, y=Y[:9]), Do(ingested, FRAME, y=Y)),
-        ("give one weight for each row", Do(ingested, FRAME, y=Y, sample_weight=Y[:9] ** 2),
-         Do(ingested, FRAME, y=Y, sample_weight=Y**2)),
     ]  # fmt: skip
 
 
@@ -208,9 +204,18 @@ def of_stored_arrays() -> list[tuple[str, Any, Any]]:
         made.create_array("X", data=X + 1, chunks=(30, 3))
         made.create_array("y", data=Y)
     Path("gap.zarr/X/c/0/0").unlink()
-    cut = Path("cut.zarr/X/c/0/0")
+    cut, close = Path("cut.zarr/X/c/0/0"), 1e8 + X[:, 0] * 1e-3
+    pd.DataFrame({"a": close, "fare": Y}).to_csv("close.csv", index=False)
+    pd.DataFrame({"a": close - 1e8, "fare": Y}).to_csv("far.csv", index=False)
+    huge = X * np.longdouble("1e400")
     cut.write_bytes(cut.read_bytes()[:20])
     return [
+        ("too large for float64; divide them by a constant", Do(ingested, huge, y=Y),
+         Do(ingested, huge / np.longdouble("1e400"), y=Y)),
+        ('pass dtype="float64"', Do(ingested, "close.csv", y="fare"),
+         Do(ingested, "close.csv", y="fare", dtype="float64")),
+        ("or subtract a constant from the column", Do(ingested, "close.csv", y="fare"),
+         Do(ingested, "far.csv", y="fare")),
         (r"X.reshape.-1, 1. if it is one feature", Do(ingested, "flat.npz"),
          Do(ingested, "columns.npz")),
         (r"convert it, as by X.astype.float.", Do(ingested, "words.npz"),

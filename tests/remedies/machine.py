@@ -14,7 +14,7 @@ from streamkern.backend.devices import get_backend
 from streamkern.backend.expression import check_expression, render
 from streamkern.backend.rank_grid import check_columns
 from streamkern.basics.optional import import_optional
-from streamkern.basics.quantity import parse_seconds
+from streamkern.basics.values import parse_seconds
 from streamkern.kernels.base import Kernel
 from tests.remedies import Do, Remedy, X, Y
 from tests.remedies.training import trained
@@ -25,11 +25,10 @@ GPU = "needs a GPU; tests/backend/test_cupy_backend.py"
 LOST = "a rank is lost; tests/backend/test_ranks.py"
 NOT_TRIED = {
     "backend/cupy_backend.py:CupyBackend.__init__:1": GPU,
-    "backend/nccl.py:on_devices:1": "needs GPUs",
-    "backend/probe.py:probe:1": GPU,
-    "backend/probe.py:probe:2": GPU,
+    "backend/ranks.py:on_devices:1": "needs GPUs",
+    "backend/devices.py:probe:1": GPU,
+    "backend/devices.py:probe:2": GPU,
     "backend/ranks.py:Collective._total:1": LOST,
-    "backend/ranks.py:_Board.total:1": LOST,
     "backend/ranks.py:process_group:1": LOST,
 }
 

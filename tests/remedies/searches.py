@@ -14,7 +14,7 @@ from tests.remedies import LABELS, N, Remedy, X, Y, regressor
 
 COVERED = ("tuning",)
 NOT_TRIED = {
-    "tuning/records.py:Trials._using:1": "needs a disk that fails",
+    "tuning/journal.py:TrialJournal._storage_errors:1": "needs a disk that fails",
     "tuning/search.py:_tuned:1": "no quick training diverges for every candidate",
 }
 QUICK: dict[str, Any] = {"bandwidths": [2.0], "ridges": [1e-3], "epochs": 1, "refine": 0}
@@ -86,7 +86,7 @@ def of_folders() -> list[Remedy]:
     for name in ("held", "damaged"):
         tuned(out=name)
     shutil.copytree("damaged", "copy")
-    Path("damaged/search.json").write_text("{}")
+    Path("damaged/journal.log").write_text("{}\n")
     lock = file_lock(Path("held/search.lock"))
 
     def held() -> None:

@@ -10,16 +10,18 @@ import pandas as pd
 import scipy.sparse
 
 import streamkern as sk
+from streamkern.stream.sources.alignment import in_classes
 from streamkern.stream.sources.sampling import sample_rows
 from tests.remedies import LABELS, N, Remedy, X, Y, regressor
 from tests.streams import Plain
 
 COVERED = (
     "stream/sources/arrays.py", "stream/sources/augmented.py", "stream/sources/base.py",
-    "stream/sources/derived.py", "stream/sources/class_sampling.py",
-    "stream/sources/column_order.py", "stream/sources/generator.py", "stream/sources/mixture.py",
-    "stream/sources/row_shapes.py", "stream/sources/sampling.py", "stream/sources/stores.py",
-    "stream/sources/user.py", "stream/sources/split.py",
+    "stream/sources/class_sampling.py",
+    "stream/sources/mixture.py",
+    "stream/sources/sampling.py", "stream/sources/stores.py",
+    "stream/sources/user.py", "stream/sources/split.py", "stream/sources/alignment.py",
+    "store/class_labels.py",
 )  # fmt: skip
 
 IDS = np.arange(N) % 2
@@ -133,8 +135,8 @@ def of_own_objects() -> list[Remedy]:
         ("it has no statistics; a source has n_rows", own(lacks="statistics")),
         ("must be a whole number, at least 1", own({"n_rows": 2.5})),
         (r"must start where unit_bounds\(u - 1\) stopped", own({"n_rows": 10})),
-        ("let read_unit return a streamkern.stream.sources.base.Block", own(reads(tuple))),
-        ("correct Block.rows", own(reads(lambda b: b._replace(rows=b.rows[::-1].copy())))),
+        ("let read_unit return a streamkern.store.row_block.RowBlock", own(reads(tuple))),
+        ("correct RowBlock.row_ids", own(reads(lambda b: b._replace(row_ids=b.row_ids[::-1])))),
         ("promised .* correct one of them", own(reads(lambda b: b._replace(y=b.y[1:])))),
         ("unexpected sample weights.*correct one of them",
          own(reads(lambda b: b._replace(w=np.ones(N, "f4"))))),
@@ -152,6 +154,10 @@ def of_mixtures() -> list[Remedy]:
     abc, bac = sk.ZarrSource("abc.zarr"), sk.ZarrSource("bac.zarr")
     other = sk.ZarrSource("bac.zarr", transforms=[noise])
     mixed: Any = sk.MixtureSource
+
+    def numbered(classes: list[str]) -> sk.ArraySource:
+        return sk.ArraySource(X, np.arange(N) % 2, classes=classes)
+
     cases: list[tuple[str, Callable[[], Any], Callable[[], Any]]] = [
         ("give 1 to 65535 of them", lambda: mixed([]), lambda: mixed([values])),
         ("give one finite number above 0 for each",
@@ -167,6 +173,12 @@ def of_mixtures() -> list[Remedy]:
          lambda: sk.AugmentedSource(values, 1 << 40), lambda: sk.AugmentedSource(values, 40)),
         ("use data with the same features", lambda: sk.load("run").predict(narrow),
          lambda: sk.load("run").predict(values)),
+        ("classes '0', '00', which all stand for .* '0'.* write them alike",
+         lambda: in_classes(numbered(["0", "00"]), ("0", "1"), "<i8", "the data"),
+         lambda: in_classes(numbered(["0", "01"]), ("0", "1"), "<i8", "the data")),
+        ("are known; leave such rows out",
+         lambda: in_classes(numbered(["up", "down"]), ("up", "left"), None, "the data"),
+         lambda: in_classes(numbered(["up", "left"]), ("left", "up"), None, "the data")),
         ("ask for 1 to 60", lambda: sample_rows(values, 61, 0), lambda: sample_rows(values, 60, 0)),
     ]  # fmt: skip
     return [Remedy(*case) for case in cases]

@@ -19,9 +19,9 @@ from tests import damage
 from tests.remedies import LABELS, TRAIN, N, Remedy, X, Y, classifier, command, regressor
 
 COVERED = (
-    "store/appender.py", "store/chunk.py", "store/describe.py", "store/dimensions.py",
+    "store/appender.py", "store/row_block.py", "store/describe.py", "store/conventions.py",
     "store/fast_chunks.py",
-    "store/fill.py", "store/journal.py", "store/layout.py", "store/new_arrays.py",
+    "store/layout.py", "store/chunk_output.py",
     "store/sample_weights.py", "store/statistics.py", "store/store.py", "store/stored_chunks.py",
     "store/writer.py",
 )  # fmt: skip

@@ -16,22 +16,21 @@ from streamkern.stream.cluster import check_cluster, connect
 from streamkern.stream.feed import Feed
 from streamkern.stream.loader import Loader
 from streamkern.stream.order import EpochPlan
-from streamkern.stream.unit_graph import Recipe
-from streamkern.stream.unit_graph import opened as unpack
+from streamkern.stream.unit_readers import Recipe
+from streamkern.stream.unit_readers import opened as unpack
 from tests.remedies import N, Remedy, X, Y, command, regressor
 
 COVERED = (
-    "stream/buffers.py", "stream/cluster.py", "stream/cluster_reader.py", "stream/feed.py",
-    "stream/loader.py", "stream/local_reader.py", "stream/materialise.py", "stream/meter.py",
-    "stream/order.py", "stream/read_speed.py", "stream/row_numbers.py", "stream/target_scale.py",
-    "stream/unit_graph.py",
+    "stream/buffers.py", "stream/cluster.py", "stream/unit_readers.py", "stream/feed.py",
+    "stream/loader.py", "stream/materialise.py", "stream/meter.py",
+    "stream/order.py", "stream/read_speed.py", "stream/target_scale.py",
 )  # fmt: skip
 
 NOT_TRIED = {
     "stream/cluster.py:check_versions:1": "needs an older worker: tests/stream/test_cluster.py",
-    "stream/cluster_reader.py:ClusterReader.read:1":
+    "stream/unit_readers.py:ClusterReader.read:1":
         "needs a worker of other packages: tests/stream/test_cluster.py",
-    "stream/cluster_reader.py:ClusterReader._check_pulse:1":
+    "stream/unit_readers.py:ClusterReader._check_pulse:1":
         "needs a worker that is killed: tests/stream/test_elastic.py",
 }  # fmt: skip
 

@@ -11,7 +11,7 @@ import streamkern as sk
 from tests.remedies import N, Remedy, X, Y
 
 COVERED = (
-    "stream/sources/images.py", "stream/sources/noise.py", "stream/sources/transforms.py",
+    "stream/sources/random_transforms.py", "stream/sources/transforms.py",
 )  # fmt: skip
 
 

@@ -23,14 +23,14 @@ from hypothesis import strategies as st
 from streamkern.basics.errors import RunLockedError, StreamkernError
 from streamkern.cli.run_info import run_overview, run_text
 from streamkern.filesystem.urls import open_objects
-from streamkern.rundir import documents
+from streamkern.rundir import checksums
 from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.rundir.lease import Lease, current_holder
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import _sealed
 from streamkern.train.model import load_model
 from streamkern.train.run_identity import recorded_sizes
-from streamkern.tuning.records import Trials
+from streamkern.tuning.journal import TrialJournal
 from tests import damage
 from tests.runs import array_source, finished, settings, stopped, stream
 
@@ -134,14 +134,19 @@ def test_nor_does_one_of_many(look: Look, n: int, run: Path) -> None:
 
 
 def searched(path: Path) -> Any:
-    with Trials(path, {"settings": {"a": 1}}) as trials:
+    with TrialJournal(path, {"settings": {"a": 1}}) as trials:
         return sorted(json.dumps(record) for record in trials.records())
 
 
 def survey_search(n: int) -> None:
-    with Trials("search", {"settings": {"a": 1}}) as trials:
+    with TrialJournal("search", {"settings": {"a": 1}}) as trials:
         for number in range(4):
-            trials.add(("kernel", number), {"mse": 0.1 * number, "fold": number})
+            trials.add(
+                {
+                    "kernel": "laplace", "bandwidth": 2.0, "ridge": 0.0, "fold": number,
+                    "settings": ["laplace", 2.0, 0.0], "held_out_mse": 0.1 * number,
+                }
+            )  # fmt: skip
         trials.finish({"best": {"mse": 0.0}})
     (Path("search") / "search.lock").unlink(missing_ok=True)
     assert len(searched(Path("search"))) == 4
@@ -182,7 +187,7 @@ def altered(whole: bytes, kind: str, rng: np.random.Generator) -> bytes:
         own = ("format", "version", "sha256", "crc32c")
         body = {name: value for name, value in json.loads(text).items() if name not in own}
         with contextlib.suppress(ValueError):  # NaN
-            text = documents.seal(kind, body) if kind else sealed_line(body)
+            text = checksums.seal(kind, body) if kind else sealed_line(body)
     return text + b"".join(others)
 
 
@@ -247,10 +252,10 @@ def test_any_small_file_is_a_sentence_or_the_same(name: str, n: int, run: Path) 
 @pytest.mark.parametrize("value", [1e308, 1e-308, 0.0, -1.0])
 def test_figures_that_were_edited_are_a_sentence_or_a_run(value: float, run: Path) -> None:
     path = Path(shutil.copytree(run, "run"))
-    body = documents.unseal("checkpoint", (path / "setup.json").read_bytes())
+    body = checksums.unseal("checkpoint", (path / "setup.json").read_bytes())
     for rule in body["meta"]["setup"]["rules"]:
         rule["lambda_1"] = value
-    (path / "setup.json").write_bytes(documents.seal("checkpoint", body))
+    (path / "setup.json").write_bytes(checksums.seal("checkpoint", body))
     said = ""
     try:
         weights, _, metrics = resumed(path)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from streamkern.basics.errors import RunLockedError, StorageAccessError, StorageError
 from streamkern.filesystem.objects import Objects
 from streamkern.filesystem.urls import open_objects
-from streamkern.rundir import documents, lease
+from streamkern.rundir import checksums, lease
 from streamkern.rundir.lease import Lease, current_holder
 from streamkern.rundir.run_directory import RunDirectory
 from tests.lives import Killed
@@ -300,7 +300,7 @@ def test_a_dead_holder_of_this_machine_is_not_waited_for(objects: Objects) -> No
     reused, gone = (note | {"pid": pid} for pid in (os.getpid(), finished.pid))
     for number, note in enumerate((reused, gone), 1):
         key = f"lease/{2 * number - 1:012d}.json"
-        objects.put(key, documents.seal("writer", note))
+        objects.put(key, checksums.seal("writer", note))
         assert current_holder(objects) is None
         held = Lease(objects, wait=no_waiting)
         held.acquire()
@@ -452,7 +452,7 @@ def test_a_storage_that_lies_is_refused(objects: Objects, faulty: Faulty) -> Non
 def test_a_note_holds_no_more_than_it_needs(objects: Objects) -> None:
     held = Lease(objects)
     held.acquire()
-    note = documents.unseal("writer", objects.get("lease/000000000001.json"))
+    note = checksums.unseal("writer", objects.get("lease/000000000001.json"))
     held.release()
     assert set(note) == {"pid", "host", "since", "machine", "started", "nonce", "beat"}
 

@@ -25,13 +25,12 @@ from streamkern.basics.errors import (
     StreamkernError,
 )
 from streamkern.cli.run_info import is_run_directory, run_overview
-from streamkern.rundir import documents
+from streamkern.rundir import checksums
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import FileLines, RunLog, read_log
 from streamkern.rundir.saver import AsyncSaver
 from streamkern.train.model import load_model
 from streamkern.train.warm_start import load_warm_start
-from streamkern.tuning.records import Trials
 from tests import runs
 from tests.faults import flip_bit
 from tests.runs import (
@@ -55,28 +54,28 @@ JSON = st.recursive(
     max_leaves=6,
 )  # fmt: skip
 BODIES = st.dictionaries(
-    st.text().filter(lambda name: name not in documents._OWN), JSON, max_size=4
+    st.text().filter(lambda name: name not in checksums._OWN), JSON, max_size=4
 )
 
 
 @given(body=BODIES)
 def test_a_document_comes_back_as_it_was_written(body: dict[str, Any]) -> None:
-    data = documents.seal("run", body)
-    assert repr(documents.unseal("run", data)) == repr(body)
-    assert documents.is_sealed(data)
+    data = checksums.seal("run", body)
+    assert repr(checksums.unseal("run", data)) == repr(body)
+    assert checksums.is_sealed(data)
     # A person's tools may read it and lay it out anew.
     plain = json.loads(data)
-    assert documents.unseal("run", json.dumps(plain, sort_keys=True).encode()) == body
+    assert checksums.unseal("run", json.dumps(plain, sort_keys=True).encode()) == body
 
 
 @given(body=BODIES, where=st.integers(0, 10**6))
 def test_a_document_with_a_flipped_bit_is_refused_or_says_the_same(
     body: dict[str, Any], where: int
 ) -> None:
-    data = bytearray(documents.seal("run", body))
+    data = bytearray(checksums.seal("run", body))
     data[where // 8 % len(data)] ^= 1 << where % 8
     try:
-        found = documents.unseal("run", bytes(data))
+        found = checksums.unseal("run", bytes(data))
     except ValueError:
         return
     assert repr(found) == repr(body)  # white space, or the case of an escape
@@ -84,9 +83,9 @@ def test_a_document_with_a_flipped_bit_is_refused_or_says_the_same(
 
 @given(data=st.binary() | st.text().map(str.encode) | JSON.map(lambda x: json.dumps(x).encode()))
 def test_anything_else_is_no_document(data: bytes) -> None:
-    assert not documents.is_sealed(data)
+    assert not checksums.is_sealed(data)
     with pytest.raises(ValueError, match=r"."):
-        documents.unseal("run", data)
+        checksums.unseal("run", data)
 
 
 @pytest.mark.parametrize(
@@ -96,13 +95,13 @@ def test_anything_else_is_no_document(data: bytes) -> None:
         (b'{"a": NaN, "sha256": ""}', "holds NaN"),
         (b"[1]", "not a JSON object"),
         (b'{"a": 1}', "no checksum"),
-        (documents.seal("search", {}), "'streamkern-search' version 2 is not known here"),
-        (documents.seal("run", {"a": 1}).replace(b"1", b"3", 1), "checksum does not match"),
+        (checksums.seal("search", {}), "'streamkern-search' version 2 is not known here"),
+        (checksums.seal("run", {"a": 1}).replace(b"1", b"3", 1), "checksum does not match"),
     ],
 )
 def test_why_a_document_is_refused_is_said(data: bytes, why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        documents.unseal("run", data)
+        checksums.unseal("run", data)
 
 
 # -- an older checkpoint -----------------------------------------------------------------------
@@ -176,7 +175,7 @@ def test_run_json_is_written_again_from_what_the_setup_carries(
     elif what == "damaged":
         flip_bit(run, "run.json", 40)
     elif what == "of another run":
-        path.write_bytes(documents.seal("run", {"identity": {}, "sizes": {}, "versions": {}}))
+        path.write_bytes(checksums.seal("run", {"identity": {}, "sizes": {}, "versions": {}}))
     else:
         path.write_text('{"identity": {}, "versions": {}}')
     assert is_run_directory(run)
@@ -230,9 +229,9 @@ def test_checkpoints_of_another_run_are_not_mixed_in(run: Path, tmp_path: Path) 
 def test_sizes_of_another_version_are_a_sentence(run: Path) -> None:
     """W7: whole by its checksum, and still not what is known here."""
     for manifest in (run / "setup.json", *run.glob("checkpoints/*.json")):
-        body = documents.unseal("checkpoint", manifest.read_bytes())
+        body = checksums.unseal("checkpoint", manifest.read_bytes())
         body["run"]["sizes"]["unknown"] = 1
-        manifest.write_bytes(documents.seal("checkpoint", body))
+        manifest.write_bytes(checksums.seal("checkpoint", body))
     with pytest.raises(RunError, match="holds a run of another version of streamkern"):
         again(run)
 
@@ -249,9 +248,9 @@ RECORD: dict[str, Any] = {"identity": {"a": 1}, "sizes": {}, "versions": {}}
         b"{}",
         b'{"identity": 3}',
         json.dumps(RECORD | {"more": 1}).encode(),
-        documents.seal("run", {}),
-        documents.seal("run", {"identity": 3}),
-        documents.seal("run", RECORD | {"sizes": 3}),
+        checksums.seal("run", {}),
+        checksums.seal("run", {"identity": 3}),
+        checksums.seal("run", RECORD | {"sizes": 3}),
     ],
 )
 def test_any_run_json_is_a_sentence(text: bytes, run: Path, tmp_path: Path) -> None:
@@ -263,7 +262,7 @@ def test_any_run_json_is_a_sentence(text: bytes, run: Path, tmp_path: Path) -> N
     begun = tmp_path / "begun"
     begun.mkdir()
     (begun / "run.json").write_bytes(text)  # and nothing that was computed
-    (begun / "writer.json").write_bytes(documents.seal("writer", {}))
+    (begun / "writer.json").write_bytes(checksums.seal("writer", {}))
     finished(settings(begun), source=stream())
 
 
@@ -504,29 +503,6 @@ def test_any_bytes_are_a_log(
         assert [r["step"] for r in read_log(path)][-1] == 9
 
 
-# -- records of a search -----------------------------------------------------------------------
-
-
-def test_a_damaged_record_of_a_search_is_said_and_done_again(tmp_path: Path) -> None:
-    with Trials(tmp_path, {"a": 1}) as trials:
-        trials.add(("k", 1), {"mse": 0.5})
-        trials.finish({"best": 1})
-        assert trials.get(("k", 1)) is not None
-    (name,) = [path.name for path in tmp_path.glob("trial-*.json")]
-    assert documents.unseal("result", (tmp_path / "result.json").read_bytes()) == {"best": 1}
-    with Trials(tmp_path, {"a": 1}) as trials:
-        (record,) = trials.records()
-        assert record["mse"] == 0.5
-    flip_bit(tmp_path, name, 60)
-    with pytest.warns(UserWarning, match=f"{name} is damaged .*; its training is done again"):
-        trials = Trials(tmp_path, {"a": 1})
-    with trials:
-        assert trials.records() == []
-    flip_bit(tmp_path, "search.json", 60)
-    with pytest.raises(RunError, match=r"search\.json is damaged .*restore it from a copy"):
-        Trials(tmp_path, {"a": 1})
-
-
 # -- saving ------------------------------------------------------------------------------------
 
 
@@ -613,9 +589,9 @@ LOOKS = [
 @pytest.mark.parametrize("entry", ["", [], None, 3, [1], {}])
 def test_a_list_of_files_that_makes_no_sense_is_damage(entry: Any, run: Path) -> None:
     manifest = run / f"checkpoints/{STEPS:012d}.json"
-    body = documents.unseal("checkpoint", manifest.read_bytes())
+    body = checksums.unseal("checkpoint", manifest.read_bytes())
     body["files"] = dict.fromkeys(body["files"], entry)
-    manifest.write_bytes(documents.seal("checkpoint", body))
+    manifest.write_bytes(checksums.seal("checkpoint", body))
     saved = RunDirectory(run, writable=False).load_latest()
     assert saved is not None
     assert (saved.step, len(saved.skipped)) == (10, 1)
@@ -629,11 +605,11 @@ def test_a_manifest_that_lacks_an_entry_is_refused_or_has_what_is_needed(
     """Each in turn is deleted by hand, and the document sealed again: never a KeyError. Of those
     that a run goes on without, every third: it takes as long as all that is refused."""
     whole = (half_done / name).read_bytes()
-    body = documents.unseal("checkpoint", whole)
+    body = checksums.unseal("checkpoint", whole)
     refused, each = 0, 3 if look is resumed else 1
     try:
         for way in list(keys({k: v for k, v in body.items() if k != "files"}))[::each]:
-            (half_done / name).write_bytes(documents.seal("checkpoint", without(body, way)))
+            (half_done / name).write_bytes(checksums.seal("checkpoint", without(body, way)))
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # of an older checkpoint
                 try:

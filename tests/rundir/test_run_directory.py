@@ -32,13 +32,12 @@ import filelock
 import hypothesis.extra.numpy as hnp
 import numpy as np
 import pytest
-import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from streamkern.basics.errors import CheckpointError, RunError, RunLockedError
 from streamkern.filesystem import durable
-from streamkern.rundir import checkpoint_format, documents, run_directory
+from streamkern.rundir import checkpoint_format, checksums, run_directory
 from streamkern.rundir.run_directory import RunDirectory, Saved
 from streamkern.rundir.run_storage import RunStorage
 from streamkern.rundir.saver import AsyncSaver
@@ -278,13 +277,8 @@ def test_every_bit_and_every_meta_value_comes_back(
             assert repr(saved.meta) == repr(values)
 
 
-def test_plain_readers_open_a_checkpoint(tmp_path: Path) -> None:
+def test_another_reader_opens_a_checkpoint(tmp_path: Path) -> None:
     group = with_steps(tmp_path, 12) / "checkpoints" / "000000000012"
-    opened = zarr.open_group(group, mode="r")
-    for name, x in state(12).items():
-        array = opened[name]
-        assert isinstance(array, zarr.Array)
-        np.testing.assert_array_equal(array[...], x)
     tensorstore = pytest.importorskip("tensorstore")
     spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{group}/alpha/"}}
     alpha = tensorstore.open(spec, read=True).result().read().result()
@@ -366,19 +360,6 @@ def test_chunks_are_megabytes_and_hardly_padded(n_rows: int, width: int, itemsiz
 
 
 # -- layout, retention, setup, configuration ---------------------------------------------------
-
-
-def test_configuration(tmp_path: Path) -> None:
-    with RunDirectory(tmp_path / "checkpoints") as run:  # a name that also occurs inside
-        assert run.read_config() is None
-        run.write_config({"seed": 2**64, "kernel": "laplace", "shape": (1, 2)})
-        assert run.read_config() == {"seed": 2**64, "kernel": "laplace", "shape": [1, 2]}
-        run.save(1, state(1), meta(1))
-    with RunDirectory(tmp_path / "checkpoints") as run:
-        assert_is_state(run.load_latest(), 1)
-    (tmp_path / "checkpoints" / "run.json").write_text("{")
-    with pytest.raises(RunError, match=r"run\.json is damaged \(.*restore it from a copy"):
-        run.read_config()
 
 
 def test_everything_is_on_the_disk_before_the_manifest_names_it(
@@ -479,49 +460,6 @@ def flip(path: Path, bit: int) -> None:
     path.write_bytes(data)
 
 
-def damage(path: Path, kind: str, where: int) -> None:
-    if kind == "flip":
-        flip(path, where)
-    elif kind == "truncate":
-        os.truncate(path, where % (path.stat().st_size - 1))  # more than the last newline
-    elif kind == "zero":
-        path.write_bytes(bytes(path.stat().st_size))
-    elif kind == "append":
-        with path.open("ab") as file:
-            file.write(b"}" + bytes(where % 7))
-    else:
-        path.unlink()
-
-
-@pytest.fixture(scope="module")
-def two_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return with_steps(tmp_path_factory.mktemp("damage") / "run", 1, 2)
-
-
-@settings(max_examples=80, deadline=None)
-@given(data=st.data())
-def test_damage_is_never_loaded(two_steps: Path, data: st.DataObject) -> None:
-    root = two_steps / "checkpoints"
-    files = sorted(p for p in root.rglob("000000000002*/**/*") if p.is_file())
-    names = [p.relative_to(two_steps) for p in [root / "000000000002.json", *files]]
-    name = data.draw(st.sampled_from(names))
-    kind = data.draw(st.sampled_from(["flip", "truncate", "zero", "append", "delete"]))
-    with tempfile.TemporaryDirectory() as place:
-        path = Path(shutil.copytree(two_steps, Path(place, "run")))
-        damage(path / name, kind, data.draw(st.integers(0, 10**6)))
-        run = RunDirectory(path, writable=False)
-        saved = run.load_latest()
-        step = assert_is_state(saved)
-        # A flip in the white space of a manifest changes nothing; anything in the data does.
-        assert step == 1 or (
-            kind == "flip" and name.suffix == ".json" and name.parent.name[0] == "c"
-        )
-        gone = kind == "delete" and name.name == "000000000002.json"
-        assert saved is not None
-        assert len(saved.skipped) == (step == 1 and not gone)
-        assert all("step 2 " in t and "step 1 is used" in t for t in saved.skipped)
-
-
 def test_when_nothing_verifies_it_says_so(tmp_path: Path) -> None:
     with_steps(tmp_path, 1, 2)
     (tmp_path / "checkpoints" / "000000000001" / "t" / "c").unlink()
@@ -555,11 +493,11 @@ def test_a_manifest_of_another_version_or_place_is_not_read(tmp_path: Path) -> N
     manifest.write_bytes(original.replace(b'"version": 2', b'"version": 1'))
     with pytest.raises(CheckpointError, match=r"'streamkern-checkpoint' version 1 is not known"):
         latest(tmp_path)
-    body = documents.unseal("checkpoint", original)
-    manifest.write_bytes(documents.seal("checkpoint", body | {"group": "../elsewhere"}))
+    body = checksums.unseal("checkpoint", original)
+    manifest.write_bytes(checksums.seal("checkpoint", body | {"group": "../elsewhere"}))
     with pytest.raises(CheckpointError, match=r"outside the run directory"):
         latest(tmp_path)
-    manifest.write_bytes(documents.seal("other", body))
+    manifest.write_bytes(checksums.seal("other", body))
     with pytest.raises(CheckpointError, match=r"'streamkern-other' version 2 is not known"):
         latest(tmp_path)
 
@@ -659,13 +597,6 @@ def test_bad_places_are_named(tmp_path: Path) -> None:
 def test_a_file_system_that_takes_nothing() -> None:
     with pytest.raises(RunError, match="/proc/run cannot be written to"):
         RunDirectory("/proc/run").acquire()
-
-
-def test_foreign_folders_are_not_swept(tmp_path: Path) -> None:
-    (tmp_path / "setup").mkdir()
-    with pytest.raises(RunError, match="holds 'setup' but no run of streamkern"):
-        RunDirectory(tmp_path).acquire()
-    assert (tmp_path / "setup").exists()
 
 
 def test_urls(tmp_path: Path) -> None:

@@ -26,9 +26,9 @@ from streamkern.solver.methods import resolve
 from streamkern.solver.precondition.held_out import FOLDS, part_of
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
-from streamkern.stream.sources.generator import GeneratorSource
 from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.transforms import GaussianNoise, Scale
+from streamkern.stream.sources.user import GeneratorSource
 from streamkern.train.model import load_model
 from streamkern.train.online import Online
 from streamkern.train.resolve import RunInputs

@@ -14,7 +14,6 @@ from streamkern.basics.errors import ConfigError, DivergenceError
 from streamkern.solver.base import Solver, State
 from streamkern.solver.eigenpro_step import DelayedProjectionSolver
 from streamkern.solver.method import Setup
-from streamkern.solver.projection import ExactProjection
 from tests import reference as ref
 from tests.maths import (
     RIDGED,
@@ -156,39 +155,6 @@ def test_projection_kept_or_evaluated_gives_the_same_results() -> None:
     close(b.alpha, a.alpha, 1e-11)
 
 
-class Repeated:
-    """So many epochs of a projection, each one from where the last has come to: on what it left."""
-
-    def __init__(self, one: Any, epochs: int) -> None:
-        self.one, self.epochs, self.K = one, epochs, one.op.gram(one.Z)
-
-    def solve(self, h: Any) -> Any:
-        theta = np.zeros_like(h)
-        for _ in range(self.epochs):
-            theta += self.one.solve(h - self.K @ theta)
-        return theta
-
-
-def test_inexact_projection_tends_to_the_exact_one_with_epochs() -> None:
-    op = operator()
-    exact, inexact = (make_case(op, f"eigenpro3{name}") for name in ("", ", inexact"))
-    state = exact.solver().init()
-    solver = exact.solver()
-    for t in range(5):
-        exact.step(solver, state, t)
-    errors = []
-    for epochs in (1, 20, 300):
-        other = inexact.solver()
-        assert isinstance(other, DelayedProjectionSolver)
-        other.projection = Repeated(other.projection, epochs)
-        other_state = other.init()
-        for t in range(5):
-            inexact.step(other, other_state, t)
-        errors.append(float(np.abs(other_state.alpha - state.alpha).max()))
-    assert errors == sorted(errors, reverse=True)
-    assert errors[-1] < 1e-3 * errors[0]
-
-
 def test_period_below_one_is_refused() -> None:
     op = operator()
     z = both(op, rows(0, 10, 3))
@@ -200,7 +166,7 @@ def test_period_below_one_is_refused() -> None:
             op,
             z,
             solver.P,
-            ExactProjection.build(op, z),
+            solver.projection,
             columns=3,
             period=0,
             max_batch=5,

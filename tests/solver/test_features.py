@@ -221,7 +221,7 @@ def test_direct_on_features_is_ridge_regression(ridge: float) -> None:
 def test_many_features_in_several_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sample's products are added up over columns that are evaluated one part at a time."""
     whole = make_case(operator(), "eigenpro1, fourier")
-    monkeypatch.setattr("streamkern.solver.precondition.linear.FEATURE_COLUMNS", 5)
+    monkeypatch.setattr("streamkern.solver.linear.FEATURE_COLUMNS", 5)
     parts = make_case(operator(), "eigenpro1, fourier")
     for name in ("E", "D"):
         close(parts.setup.arrays[name], whole.setup.arrays[name], 1e-7)

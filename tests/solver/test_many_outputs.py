@@ -12,7 +12,7 @@ import pytest
 from streamkern import ingest_store, open_store
 from streamkern.estimator.estimators import KernelRegressor
 from streamkern.planning.memory import EVALUATED_ROWS, PANEL, rows_at_once
-from streamkern.solver import direct_step, kernel_ridge
+from streamkern.solver import direct_step, equations
 from streamkern.solver.direct_step import DirectSolver
 from streamkern.solver.precondition import noise
 from streamkern.stream.sources.arrays import ArraySource
@@ -37,7 +37,7 @@ def test_panels_make_no_difference(p: int, monkeypatch: pytest.MonkeyPatch) -> N
     model = KernelRegressor(n_centers=p, **PLAIN)
     whole = model.fit(X, Y)
     weights, report = whole.dual_coef_, whole.report_
-    for module in (direct_step, kernel_ridge, noise):
+    for module in (direct_step, equations, noise):
         monkeypatch.setattr(module, "PANEL", 4)
     model.fit(X, Y)
     assert len(set(report["ridges"])) > 2
@@ -50,7 +50,8 @@ def test_panels_make_no_difference(p: int, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_solution_holds_a_panel_beside_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not one array of p x c in float64, while a ridge is looked for and after."""
-    monkeypatch.setattr(direct_step, "PANEL", 64)
+    for module in (direct_step, equations):
+        monkeypatch.setattr(module, "PANEL", 64)
     case = make_case(operator(precision="exact"), "direct", options=solver_settings(), n_sums=2)
     case = replace(case, Y=np.tile(case.Y, (1, 2000)).astype(np.float32))
     solver = case.solver()

@@ -2,31 +2,67 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+from streamkern.backend.base import Backend
+from streamkern.backend.rank_grid import RankGrid
+from streamkern.backend.ranks import Communicator
 from streamkern.basics.errors import ConfigError
+from streamkern.kernels.points import Points
+from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.low_rank import build_low_rank
-from streamkern.solver.projection import ExactProjection, IterativeProjection, Projection
+from streamkern.solver.precondition.norm import jittered_cholesky
+from streamkern.solver.precondition.partition import Partition
+from streamkern.solver.projection import (
+    ExactProjection,
+    IterativeProjection,
+    PartitionedProjection,
+    Projection,
+    inner_centers,
+    inner_rule,
+)
 from tests import reference as ref
 from tests.maths import both, operator, rows
+from tests.rank_threads import on_threads
 
 KERNEL = ref.make_kernel("laplace", 2.0)
+GRIDS = [(1, 2), (1, 5), (2, 2), (3, 2), (2, 4)]
+
+
+def exact(op: KernelOperator, Z: ref.Array) -> ExactProjection:
+    L, _ = jittered_cholesky(op, both(op, Z))
+    return ExactProjection(L, Partition.trivial(len(Z), op.backend))
+
+
+def built(
+    op: KernelOperator, Z: Points, *, resident: bool = False, **sizes: int
+) -> IterativeProjection:
+    """Return the projection of a measured step, as of a setup."""
+    P, batch = inner_rule(op, Z[: inner_centers(len(Z), sizes["n_nystrom"])], len(Z), **sizes)
+    return IterativeProjection(op, Z, P, batch=batch, resident=resident)
+
+
+def partition_of(ranks: Communicator, columns: int, p: int) -> Partition:
+    grid = RankGrid(ranks.rank, ranks.size, columns)
+    return Partition([slice(0, p)], grid, ranks, Backend(threads=1))
 
 
 @pytest.mark.parametrize("c", [1, 3])
 def test_exact_projection_solves(c: int) -> None:
     Z, h = rows(0, 50, 3), rows(1, 50, c)
     op = operator(tile=(16, 16))
-    projection = ExactProjection.build(op, both(op, Z))
-    theta = projection.solve(h.copy())
-    truth = np.linalg.solve(KERNEL(Z, Z) + projection.jitter * np.eye(50), h)
+    theta = exact(op, Z).solve(h.copy())
+    _, jitter = jittered_cholesky(op, both(op, Z))
+    truth = np.linalg.solve(KERNEL(Z, Z) + jitter * np.eye(50), h)
     np.testing.assert_allclose(theta, truth, rtol=0, atol=1e-10 * np.abs(truth).max())
 
 
 def test_exact_projection_works_in_the_memory_of_h() -> None:
     op, h = operator(), rows(1, 50, 2)
-    theta = ExactProjection.build(op, both(op, rows(0, 50, 3))).solve(h)
+    theta = exact(op, rows(0, 50, 3)).solve(h)
     assert theta is h
 
 
@@ -35,8 +71,8 @@ def test_exact_projection_with_duplicate_centers_keeps_the_values(precision: str
     """theta is not unique then, its values at the centers are."""
     Z = np.concatenate([rows(0, 20, 3), rows(0, 20, 3)])
     op = operator(precision=precision)
-    projection = ExactProjection.build(op, both(op, Z))
-    assert 0 < projection.jitter < 1e-3
+    projection, (_, jitter) = exact(op, Z), jittered_cholesky(op, both(op, Z))
+    assert 0 < jitter < 1e-3
     h = KERNEL(Z, Z) @ np.concatenate([rows(1, 20, 2), np.zeros((20, 2))])
     theta = projection.solve(h.astype(op.dtype)).astype(np.float64)
     tolerance = 1e-7 if precision == "float64" else 2e-3
@@ -46,7 +82,7 @@ def test_exact_projection_with_duplicate_centers_keeps_the_values(precision: str
 def test_float32_projection_keeps_the_values() -> None:
     Z, h = rows(0, 60, 3), rows(1, 60, 2)
     op = operator(precision="exact")
-    theta = ExactProjection.build(op, both(op, Z)).solve(h.astype(np.float32))
+    theta = exact(op, Z).solve(h.astype(np.float32))
     np.testing.assert_allclose(KERNEL(Z, Z) @ theta.astype(np.float64), h, atol=1e-3)
 
 
@@ -108,7 +144,7 @@ def test_iterative_projection_tends_to_the_exact_one_with_epochs() -> None:
     h = rows(1, 24, 2)
     exact = np.linalg.solve(KERNEL(Z, Z), h)
     errors = []
-    projection = IterativeProjection.build(op, both(op, Z), level=12, n_nystrom=24, max_batch=24)
+    projection = built(op, both(op, Z), level=12, n_nystrom=24, max_batch=24)
     for epochs in (1, 10, 100, 1000):
         theta = solved(projection, Z, h, epochs)
         errors.append(float(np.abs(theta - exact).max() / np.abs(exact).max()))
@@ -118,7 +154,7 @@ def test_iterative_projection_tends_to_the_exact_one_with_epochs() -> None:
 
 def test_build_measures_the_step_on_all_centers_if_they_are_few() -> None:
     op, Z = operator(), rows(0, 60, 3)
-    projection = IterativeProjection.build(op, both(op, Z), level=10, n_nystrom=40, max_batch=1000)
+    projection = built(op, both(op, Z), level=10, n_nystrom=40, max_batch=1000)
     spectrum = ref.eigenpro_spectrum(KERNEL, Z, Z[:40], ref.eigensystem(KERNEL(Z[:40], Z[:40]), 10))
     rule = projection.P.rule
     assert rule.leverage == pytest.approx(spectrum.leverage)
@@ -129,23 +165,77 @@ def test_build_measures_the_step_on_all_centers_if_they_are_few() -> None:
 
 def test_a_level_that_is_too_high_is_lowered_and_a_single_center_is_refused() -> None:
     op = operator()
-    projection = IterativeProjection.build(
-        op, both(op, rows(0, 9, 3)), level=50, n_nystrom=50, max_batch=4
-    )
+    projection = built(op, both(op, rows(0, 9, 3)), level=50, n_nystrom=50, max_batch=4)
     assert projection.P.E.shape == (9, 8)
     assert projection.batch <= 4
     with pytest.raises(ConfigError, match="level=0"):
-        IterativeProjection.build(op, both(op, rows(0, 1, 3)), level=5, n_nystrom=5, max_batch=4)
+        built(op, both(op, rows(0, 1, 3)), level=5, n_nystrom=5, max_batch=4)
 
 
 def test_all_projections_have_one_interface() -> None:
     op, h = operator(), rows(1, 24, 2)
     z = both(op, rows(0, 24, 3))
     projections: list[Projection] = [
-        ExactProjection.build(op, z),
-        IterativeProjection.build(op, z, level=5, n_nystrom=24, max_batch=8, resident=True),
-        IterativeProjection.build(op, z, level=5, n_nystrom=24, max_batch=8),
+        exact(op, rows(0, 24, 3)),
+        built(op, z, level=5, n_nystrom=24, max_batch=8, resident=True),
+        built(op, z, level=5, n_nystrom=24, max_batch=8),
     ]
     thetas = [projection.solve(h.copy()) for projection in projections]
     assert all(theta.shape == h.shape for theta in thetas)
     np.testing.assert_allclose(thetas[1], thetas[2], rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("p", [3, 50])  # of which some columns have none
+@pytest.mark.parametrize(("rows_of_grid", "columns"), GRIDS)
+def test_exact_projection_over_ranks(rows_of_grid: int, columns: int, p: int) -> None:
+    """By rows of the factor, in place."""
+    Z, h = rows(0, p, 3), rows(1, p, 2)
+    one = exact(operator(), Z)
+    theta = one.solve(h.copy())
+
+    def solved(ranks: Communicator) -> Any:
+        part = partition_of(ranks, columns, p)
+        own = part.in_block[0]
+        projection = ExactProjection(one.L, part)
+        mine = h[own].copy()
+        assert projection.solve(mine) is mine
+        return mine, own
+
+    for mine, own in on_threads(rows_of_grid * columns, solved):
+        np.testing.assert_allclose(mine, theta[own], rtol=0, atol=1e-12 * np.abs(theta).max())
+
+
+@pytest.mark.parametrize("resident", [True, False])
+@pytest.mark.parametrize(("rows_of_grid", "columns"), GRIDS)
+@pytest.mark.parametrize(("s", "batch"), [(30, 16), (10, 7), (50, 1), (8, 50)])
+def test_iterative_projection_over_ranks(
+    rows_of_grid: int, columns: int, s: int, batch: int, resident: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Batch by batch, with a sample that one column has or all; a second time as well, behind
+    centers that travel one batch at a time, or some."""
+    monkeypatch.setattr("streamkern.solver.projection.BROADCAST_CENTERS", 20)
+    Z, h = rows(0, 50, 3), rows(1, 50, 2)
+    op = operator(tile=(7, 16))
+    z = both(op, Z)
+    P = build_low_rank(op, z[:s], z, level=6)
+    theta = IterativeProjection(op, z, P, batch=batch).solve(h)
+
+    def solved(ranks: Communicator) -> Any:
+        part = partition_of(ranks, columns, 50)
+        own_op, own = operator(backend=part.backend), part.in_block[0]
+        one = PartitionedProjection(
+            own_op, both(own_op, Z)[own], P.E, P.D, P.rule, part, batch=batch, resident=resident
+        )
+        given = h[own].copy()
+        found = [one.solve(given).copy() for _ in range(2)]
+        np.testing.assert_array_equal(*found)
+        np.testing.assert_array_equal(given, h[own])
+        return found[0], own, 0 if one.K is None else one.K.size
+
+    many = on_threads(rows_of_grid * columns, solved)
+    for found, own, kept in many:
+        np.testing.assert_allclose(found, theta[own], rtol=0, atol=1e-12 * np.abs(theta).max())
+        assert kept <= (50 / rows_of_grid + rows_of_grid) * -(-50 // columns)
+    if resident:
+        assert sum(kept for _, _, kept in many) == 50 * 50

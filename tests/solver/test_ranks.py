@@ -130,7 +130,7 @@ def held_back(one: Solver, alone: State, many: list[tuple[Solver, State, list[fl
     for key in one.growing:
         kept = one.arrays(alone).get(key)
         if kept is not None:
-            columns = many[0][0].share.grid.columns
+            columns = many[0][0].partition.grid.columns
             parts = [solver.arrays(state)[key] for solver, state, _ in many[:columns]]
             assert max(map(len, parts)) - min(map(len, parts)) <= 1
             rows = [np.sort(a, axis=0) for a in (np.concatenate(parts), kept)]
@@ -156,21 +156,21 @@ def test_any_grid_takes_the_steps_of_one(
         )
         held_back(one, alone, many)
         for solver, state, said in many:
-            own = solver.share.ids
-            at[solver.share.grid.column] = own
+            own = solver.partition.ids
+            at[solver.partition.grid.column] = own
             for a, whole in ((state.alpha, alone.alpha), (state.average, alone.average)):
                 np.testing.assert_allclose(a, whole[own], rtol=0, atol=1e-12)
             for key, a in solver.arrays(state).items():
-                apart = key in solver.sums_of_rows(state) and solver.share.grid.row
+                apart = key in solver.sums_of_rows(state) and solver.partition.grid.row
                 if key not in solver.growing and not apart:  # else in the order of the ranks
-                    held = case.method.rows_of(key, 24, solver.share)
+                    held = case.method.rows_of(key, 24, solver.partition)
                     whole = alone.pending.get(key, getattr(alone, key, None))
                     part = whole if held is None else whole[held]
                     np.testing.assert_allclose(a, part, rtol=0, atol=1e-11)
             np.testing.assert_allclose(said, losses, rtol=1e-12)
             assert (state.rows, state.n_pending) == (alone.rows, alone.n_pending)
         for solver, state, _ in many:  # not a bit apart, or replicas would drift
-            _, first, _ = many[solver.share.grid.column]
+            _, first, _ = many[solver.partition.grid.column]
             np.testing.assert_array_equal(state.alpha, first.alpha)
         assert sorted(np.concatenate(list(at.values())).tolist()) == list(range(24))
 
@@ -188,7 +188,7 @@ def test_what_ranks_round_in_their_own_ways_is_told(
     noise, sent, taken = 1e-3, list[int](), list[bool]()
 
     def preconditioned(self: FalkonSolver, r: Array) -> Array:
-        return np.asarray(rounded[0](self, r) * (1 + noise * self.share.grid.row))
+        return np.asarray(rounded[0](self, r) * (1 + noise * self.partition.grid.row))
 
     def dot(self: FalkonSolver, a: Array, b: Array) -> Array:
         return np.asarray(rounded[1](self, a, b) * (1 + noise * self.ranks.rank))
@@ -222,7 +222,7 @@ def test_what_ranks_round_in_their_own_ways_is_told(
     )
     assert taken[:3] == [True, True, False]
     for solver, state, _ in many:
-        one, first, _ = many[solver.share.grid.column]
+        one, first, _ = many[solver.partition.grid.column]
         held = one.arrays(first)
         assert all((a == held[name]).all() for name, a in solver.arrays(state).items())
 
@@ -241,7 +241,8 @@ def test_centers_travel_bit_by_bit() -> None:
             return total(mine)
 
         ranks._total = seen  # type: ignore[method-assign]
-        with solver.of_ridge.whole(solver.share.part(Z), 1) as whole:
+        part = solver.partition
+        with part.gathered(part.part(Z), part.blocks[1]) as whole:
             assert kinds == {np.dtype(np.uint16)}
             return np.array(whole)
 

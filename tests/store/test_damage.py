@@ -174,7 +174,7 @@ def test_chunks_out_of_place_are_refused_in_a_group_of_any_zarr_store(tmp_path: 
     for path in root.rglob("*"):
         if path.is_file():
             key = path.relative_to(root).as_posix()
-            held._store_dict[key] = zarr.core.buffer.cpu.Buffer.from_bytes(path.read_bytes())
+            held._store_dict[key] = zarr.buffer.cpu.Buffer.from_bytes(path.read_bytes())
     group = zarr.open_group(held, mode="r")
     assert everything(group) == everything(group)
     held._store_dict["X/c/0/0"] = held._store_dict["X/c/1/0"]

@@ -23,7 +23,7 @@ from streamkern.filesystem.cache import Cache
 from streamkern.ingest.ingest import ingest
 from streamkern.solver.block import BlockMethod
 from streamkern.solver.block_step import ORDER_STAGE, BlockSolver
-from streamkern.solver.eigenpro_in_place import EigenPro1Solver
+from streamkern.solver.in_place import SGDSolver
 from streamkern.solver.precondition.block import Sample, build_block
 from streamkern.solver.precondition.low_rank import build_low_rank
 from streamkern.store.sample_weights import as_weights, weight_factors
@@ -34,10 +34,10 @@ from streamkern.stream.materialise import materialise
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import Source
-from streamkern.stream.sources.generator import GeneratorSource
 from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.sampling import sample_rows
 from streamkern.stream.sources.stores import ZarrSource
+from streamkern.stream.sources.user import GeneratorSource
 from streamkern.train.model import load_model
 from tests import maths
 from tests import reference as ref
@@ -183,7 +183,8 @@ def test_eigenpro1_moves_all_rows_by_the_weights_of_the_batch() -> None:
     """
     case = maths.make_case(maths.operator(), "eigenpro1")
     solver, w = case.solver(), np.array([0.0, 0.5, 1.0, 2.0, 1.5])
-    assert isinstance(solver, EigenPro1Solver)
+    assert isinstance(solver, SGDSolver)
+    assert solver.P is not None
     K, (E, D) = ref.laplace(case.X, case.X, 2.0), (solver.P.E, solver.P.D)
     state, alpha, step = solver.init(), np.zeros((240, 2)), solver.rules()[0].eta(5) / 5
     for batch in (np.array([1, 2, 3, 5, 6]), np.array([2, 6, 40, 41, 200])):
@@ -284,7 +285,7 @@ def batches(source: Source, threads: int = 2, class_weight: Any = None) -> list[
     ):
         for b in feed.epoch(0):
             w = None if b.w is None else b.w.copy()
-            found.append(replace(b, X=b.X.copy(), Y=b.Y.copy(), rows=b.rows.copy(), w=w))
+            found.append(replace(b, X=b.X.copy(), Y=b.Y.copy(), row_ids=b.row_ids.copy(), w=w))
     return found
 
 
@@ -349,7 +350,7 @@ def test_class_weights_multiply_sample_weights() -> None:
     source = ArraySource(X, IDS, classes=CLASSES, sample_weight=w)
     found = batches(source, class_weight={"a": 3.0, "c": 0.0})
     expected = (w * np.array([3.0, 1.0, 0.0])[IDS]).astype(np.float32)
-    rows = np.concatenate([b.rows for b in found])
+    rows = np.concatenate([b.row_ids for b in found])
     np.testing.assert_allclose(
         np.concatenate([b.w for b in found]), expected[rows] / expected.mean(), rtol=1e-6
     )
@@ -651,7 +652,7 @@ def test_a_generator_brings_weights_along() -> None:
     assert values.describe()["weight_totals"] == [W.sum()]
     assert "weight_totals" not in generated().describe()
     block = sample_rows(values, 30, 0)
-    np.testing.assert_array_equal(block.w, np.float32(W)[block.rows])
+    np.testing.assert_array_equal(block.w, np.float32(W)[block.row_ids])
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,16 @@ def write(
     return open_store(url, storage_options=settings.get("storage_options"))
 
 
+def started(url: Any, n_rows: int, **settings: Any) -> StoreWriter:
+    """A writer of rows (5,) of uint8 and three classes, in chunks of seven rows."""
+    return StoreWriter(url, (5,), "u1", 3, ["a", "b", "c"], 7, n_rows=n_rows, **settings)
+
+
+def put(writer: StoreWriter, X: NDArray[Any], y: NDArray[Any], *chunks: int) -> None:
+    for i in chunks:
+        writer.write_chunk(i, X[i * 7 : i * 7 + 7], y[i * 7 : i * 7 + 7])
+
+
 # ------------------------------------------------------------------------------------ round trip
 
 
@@ -442,22 +452,15 @@ def test_unfinished_is_refused_and_resumed(tmp_path: Path) -> None:
     X, y = sample(30, (5,), "uint8")
     write(tmp_path / "whole", X, y)
 
-    def start(plan: int = 1, **settings: Any) -> StoreWriter:
-        return StoreWriter(
-            tmp_path / "s", (5,), "u1", 3, ["a", "b", "c"], 7,
-            n_rows=30, plan={"source": plan}, **settings,
-        )  # fmt: skip
-
-    writer = start()
-    for i in (0, 3):
-        writer.write_chunk(i, X[i * 7 : i * 7 + 7], y[i * 7 : i * 7 + 7])
+    writer = started(tmp_path / "s", 30, plan={"source": 1})
+    put(writer, X, y, 0, 3)
     with pytest.raises(DataError, match="chunk 1 of 5 was not written"):
         writer.finish()
     with pytest.raises(DataError, match="unfinished store; run the same ingest again"):
         open_store(tmp_path / "s")
     with pytest.raises(ResumeMismatchError, match="source differ"):
-        start(plan=2)
-    again = start()
+        started(tmp_path / "s", 30, plan={"source": 2})
+    again = started(tmp_path / "s", 30, plan={"source": 1})
     assert again.resumed
     assert again.done.tolist() == [True, False, False, True, False]
     faults.flip_bit(tmp_path / "s", "X/c/3/0", byte=2)
@@ -466,8 +469,7 @@ def test_unfinished_is_refused_and_resumed(tmp_path: Path) -> None:
     np.testing.assert_array_equal(kept[0], X[:7])
     assert again.stored(1) is None
     assert again.stored(3) is None  # damaged after it was journaled
-    for i in (1, 2, 3, 4):
-        again.write_chunk(i, X[i * 7 : i * 7 + 7], y[i * 7 : i * 7 + 7])
+    put(again, X, y, 1, 2, 3, 4)
     stats = RunningStatistics(5, 3)
     for i in range(5):
         stats.add(X[i * 7 : i * 7 + 7], y[i * 7 : i * 7 + 7])
@@ -482,18 +484,12 @@ def test_who_was_taken_for_dead_does_not_publish(overwrite: bool, done: bool) ->
     url = memory_url()
     X, y = sample(14, (5,), "uint8")
 
-    def start(**settings: Any) -> StoreWriter:
-        return StoreWriter(
-            url, (5,), "u1", 3, ["a", "b", "c"], 7, n_rows=14, plan={"seed": 1}, **settings
-        )
-
-    first = start()
-    first.write_chunk(0, X[:7], y[:7])
-    second = start(overwrite=overwrite)
+    first = started(url, 14, plan={"seed": 1})
+    put(first, X, y, 0)
+    second = started(url, 14, plan={"seed": 1}, overwrite=overwrite)
     assert second.resumed
-    for i in (0, 1):
-        second.write_chunk(i, X[i * 7 : i * 7 + 7], y[i * 7 : i * 7 + 7])
-    first.write_chunk(1, X[7:], y[7:])
+    put(second, X, y, 0, 1)
+    put(first, X, y, 1)
     if done:
         spec = second.finish()
     with pytest.raises(DataError, match="cannot be finished: another writer has begun there"):
@@ -508,13 +504,9 @@ def test_who_lost_the_place_during_the_sync_does_not_publish(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     X, y = sample(7, (5,), "uint8")
-
-    def start() -> StoreWriter:
-        return StoreWriter(tmp_path / "s", (5,), "u1", 3, ["a", "b", "c"], 7, n_rows=7)
-
-    first = start()
-    first.write_chunk(0, X, y)
-    monkeypatch.setattr(ownership, "sync_store", lambda store: start())
+    first = started(tmp_path / "s", 7)
+    put(first, X, y, 0)
+    monkeypatch.setattr(ownership, "sync_store", lambda store: started(tmp_path / "s", 7))
     with pytest.raises(DataError, match="another writer has begun there"):
         first.finish()
     with pytest.raises(DataError, match="unfinished store"):
@@ -524,16 +516,9 @@ def test_who_lost_the_place_during_the_sync_does_not_publish(
 def test_no_store_is_made_of_two(tmp_path: Path) -> None:
     """The first one's plan is gone, and with it the right to publish."""
     X, y = sample(14, (5,), "uint8")
-
-    def start(seed: int, **settings: Any) -> StoreWriter:
-        return StoreWriter(
-            tmp_path / "s", (5,), "u1", 3, ["a", "b", "c"], 7,
-            n_rows=7, plan={"seed": seed}, **settings,
-        )  # fmt: skip
-
-    first = start(1)
-    first.write_chunk(0, X[:7], y[:7])
-    second = start(2, overwrite=True)
+    first = started(tmp_path / "s", 7, plan={"seed": 1})
+    put(first, X, y, 0)
+    second = started(tmp_path / "s", 7, plan={"seed": 2}, overwrite=True)
     before = faults.tree(tmp_path / "s")
     with pytest.raises(DataError, match="let only one write at a time"):
         first.finish()

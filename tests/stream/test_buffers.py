@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamkern.store.row_block import RowBlock
 from streamkern.stream.buffers import MIN_UNITS, Share
-from streamkern.stream.loader import HostBatch, Loader
+from streamkern.stream.loader import Loader
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
-from streamkern.stream.sources.base import Block, Source
+from streamkern.stream.sources.base import Source
 from streamkern.stream.sources.transforms import RandomFlip
 from tests.streams import kept
 
@@ -30,12 +31,12 @@ class Counted(ArraySource):
         super().__init__(*args, **kwargs)
         self.read: Counter[int] = Counter()
 
-    def read_unit(self, u: int, seed: int, epoch: int) -> Block:
+    def read_unit(self, u: int, seed: int, epoch: int) -> RowBlock:
         self.read[u] += 1
         return super().read_unit(u, seed, epoch)
 
 
-def loaded(source: Source, share: Share, *, start: int = 0, **kwargs: Any) -> list[HostBatch]:
+def loaded(source: Source, share: Share, *, start: int = 0, **kwargs: Any) -> list[RowBlock]:
     """Return the batches of a share in two epochs."""
     with Loader(source, seed=3, share=share, **kwargs) as loader:
         return kept(loader.epochs(0, 2, start))
@@ -58,10 +59,9 @@ def test_shares_are_the_whole(
     whole = loaded(source, Share(), **asked)
     parts = [loaded(source, Share(rank, size), **asked) for rank in range(size)]
     for batch, *shares in zip(whole, *parts, strict=True):
-        assert all(s[3:5] == batch[3:5] and s.n_rows == len(batch.rows) for s in shares)
-        place = {row: at for at, row in enumerate(batch.rows.tolist())}
-        places = [[place[row] for row in s.rows.tolist()] for s in shares]
-        assert sorted(at for part in places for at in part) == list(range(len(batch.rows)))
+        place = {row: at for at, row in enumerate(batch.row_ids.tolist())}
+        places = [[place[row] for row in s.row_ids.tolist()] for s in shares]
+        assert sorted(at for part in places for at in part) == list(range(len(batch.row_ids)))
         for s, at in zip(shares, places, strict=True):
             assert at == sorted(at)
             np.testing.assert_array_equal(s.X, batch.X[at])
@@ -77,7 +77,7 @@ def test_a_unit_is_read_by_one_rank(size: int) -> None:
         source = Counted(X, Y, unit_rows=2)
         batches = loaded(source, Share(rank, size), batch_size=50, block_bytes=40 * 2 * 48)
         reads += source.read
-        held.append(sum(len(b.rows) for b in batches))
+        held.append(sum(len(b.row_ids) for b in batches))
     assert set(reads.values()) == {2}  # in two epochs
     assert len(reads) == 102
     assert max(held) <= 1.1 * sum(held) / size
@@ -88,7 +88,7 @@ def test_few_units_are_read_by_all() -> None:
     source = Counted(X, Y, unit_rows=101)
     assert source.n_units < MIN_UNITS * 2
     held = [
-        [len(b.rows) for b in loaded(source, Share(rank, 2), batch_size=50)] for rank in range(2)
+        [len(b.row_ids) for b in loaded(source, Share(rank, 2), batch_size=50)] for rank in range(2)
     ]
     assert held == [[25, 25, 25, 25, 2] * 2, [25, 25, 25, 25, 1] * 2]
 

@@ -8,6 +8,8 @@ import signal
 import socket
 import sys
 import threading
+import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -17,6 +19,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from dask.utils import key_split
 
 from streamkern.basics.errors import (
     ClusterError,
@@ -28,13 +31,16 @@ from streamkern.basics.errors import (
 from streamkern.basics.optional import install
 from streamkern.config.run_config import RunConfig
 from streamkern.rundir.run_log import read_log
-from streamkern.stream import cluster_reader
+from streamkern.store.row_block import RowBlock
+from streamkern.stream import unit_readers
 from streamkern.stream.cluster import check_cluster, connect, dashboard_link
-from streamkern.stream.loader import HostBatch, Loader
+from streamkern.stream.loader import Loader
 from streamkern.stream.sources.arrays import ArraySource
-from streamkern.stream.sources.base import Source
+from streamkern.stream.sources.augmented import AugmentedSource
+from streamkern.stream.sources.base import BaseSource, Source
 from streamkern.stream.sources.stores import ZarrSource
-from streamkern.stream.unit_graph import Recipe
+from streamkern.stream.sources.user import GeneratorSource, as_source
+from streamkern.stream.unit_readers import KEPT_SOURCES, ClusterReader, Recipe, opened
 from streamkern.train.train import train
 from tests import clusters
 from tests.clusters import Cluster, Dies, Fails, Misbehaving, Waits
@@ -49,7 +55,7 @@ from tests.runs import (
     settings,
     stream,
 )
-from tests.streams import assert_same, kept
+from tests.streams import Plain, assert_same, kept
 
 pytest.importorskip("distributed")
 pytestmark = pytest.mark.slow
@@ -64,7 +70,7 @@ def own(tmp_path: Path) -> Iterator[Cluster]:
         yield started
 
 
-def epochs(source: Source, n: int = 2, **options: Any) -> list[HostBatch]:
+def epochs(source: Source, n: int = 2, **options: Any) -> list[RowBlock]:
     """Batches of n epochs."""
     with Loader(source, **{"batch_size": 23, "seed": 3, "block_bytes": 5000, **options}) as loader:
         found = kept(loader.epochs(0, n))
@@ -85,13 +91,13 @@ def test_workers_read_what_threads_read(client: Any, make_zarr: MakeZarr, tmp_pa
     X, y = rng.integers(0, 99, (240, 8)).astype(np.uint8), rng.integers(0, 3, 240)
     path = make_zarr({"X": X, "y": y}, chunk_rows=16)
     large = ArraySource(rng.normal(size=(240, 300)).astype(np.float32), y.astype(float))
-    assert len(Recipe(large).data) > cluster_reader.INLINE_BYTES
+    assert len(Recipe(large).data) > unit_readers.INLINE_BYTES
     transformed = clusters.source(transforms=[clusters.noisy])
     for source in (ZarrSource(path), large, clusters.source(), transformed):
         source_epochs = epochs(source)
         assert_same(epochs(source, client=client), source_epochs)
         np.testing.assert_array_equal(
-            np.sort(np.concatenate([b.rows for b in source_epochs[:11]])), np.arange(240)
+            np.sort(np.concatenate([b.row_ids for b in source_epochs[:11]])), np.arange(240)
         )
     eventually(lambda: tasks(client) == 0)  # nothing is left there
     (path / "X" / "c" / "7" / "0").unlink()
@@ -116,8 +122,8 @@ def test_an_answer_that_comes_as_the_waiting_ends_is_taken(
         return answer
 
     source = clusters.source()
-    reader = cluster_reader.ClusterReader(source, client, 60.0)
-    monkeypatch.setattr(cluster_reader, "run_on", run_on)
+    reader = unit_readers.ClusterReader(source, client, 60.0)
+    monkeypatch.setattr(unit_readers, "run_on", run_on)
     for ours, theirs in zip(
         reader.read(0, 3, 0, threading.Event()), source.read_unit(0, 3, 0), strict=True
     ):
@@ -145,6 +151,65 @@ def test_the_window_bounds_what_is_out(client: Any, tmp_path: Path, transforms: 
         consumer.join()
         assert 0 < loader.stats.bytes_in_flight_peak <= 3 * unit_bytes
         assert loader.stats.bytes_read == 24 * unit_bytes
+
+
+def transformed() -> GeneratorSource:
+    return clusters.source(transforms=[clusters.noisy])
+
+
+class NegatedRows(GeneratorSource):
+    """Has transforms, and another `read_unit`."""
+
+    def read_unit(self, u: int, seed: int, epoch: int) -> RowBlock:
+        block = super().read_unit(u, seed, epoch)
+        return block._replace(X=-block.X)
+
+
+def negated() -> GeneratorSource:
+    noise, names = [clusters.noisy], ("a", "b", "c")
+    return NegatedRows(clusters.rows, 240, (4,), np.float32, 3, names, 10, transforms=noise)
+
+
+@pytest.mark.parametrize(
+    ("source", "steps"),
+    [
+        (clusters.source(), ["read"]),
+        (transformed(), ["read", "transform"]),
+        (AugmentedSource(transformed(), 2, [clusters.noisy]), ["read", "transform"]),
+        (as_source(Plain(clusters.source())), ["read"]),
+    ],
+)
+def test_a_dashboard_shows_what_is_done_to_each_unit(
+    source: BaseSource, steps: list[str], client: Any
+) -> None:
+    """The task stream, its colours and its bars of progress go by these names and groups."""
+    client.get_task_stream()  # the scheduler begins to record
+    began = time.time()
+    batches = epochs(source, 1, client=client)
+    assert_same(batches, epochs(source, 1))
+    keys = [task["key"] for task in client.get_task_stream(start=began)]
+    # As the dashboard calls and colours them.
+    assert Counter(map(key_split, keys)) == dict.fromkeys(steps, source.n_units)
+    groups = {group for group, *_ in keys}
+    assert sorted(map(key_split, groups)) == steps
+    for group in groups:
+        units = sorted(key[1:3] for key in keys if key[0] == group)
+        assert units == [(0, u) for u in range(source.n_units)]
+
+
+def test_no_two_tries_share_a_key_and_other_reads_are_one_task(client: Any) -> None:
+    readers = [ClusterReader(source, client, 9) for source in (transformed(), negated())]
+    keys = [reader._submit(1, 0, 0).key for reader in readers for _ in range(2)]
+    assert len(set(keys)) == 4
+    assert [key_split(key) for key in keys] == ["transform"] * 2 + ["read"] * 2
+
+
+def test_a_process_keeps_few_sources_open() -> None:
+    recipes = [Recipe(clusters.source()) for _ in range(KEPT_SOURCES + 2)]
+    sources = [opened(recipe) for recipe in recipes]
+    assert opened(recipes[-1]) is sources[-1]
+    assert opened(recipes[0]) is not sources[0]
+    assert len(unit_readers._open) == KEPT_SOURCES
 
 
 def test_a_source_is_opened_once_in_each_process(client: Any, tmp_path: Path) -> None:
@@ -179,7 +244,7 @@ def test_results_lost_with_their_worker(client: Any, cluster: Cluster) -> None:
                 pid = next(iter(client.run(clusters.os.getpid).values()))
                 psutil.Process(pid).send_signal(signal.SIGKILL)
                 cluster.worker()
-            found.append(batch._replace(X=batch.X.copy(), y=batch.y.copy(), rows=batch.rows.copy()))
+            found.append(batch.copy())
     assert_same(found, epochs(clusters.source()))
 
 
@@ -196,10 +261,10 @@ def test_a_task_that_too_many_workers_died_of_is_tried_again(
             with Loader(
                 clusters.source(fn), batch_size=23, seed=3, block_bytes=5000, client=client
             ) as loader:
-                found = [b.rows.copy() for b in loader.epoch(0)]
+                found = [b.row_ids.copy() for b in loader.epoch(0)]
                 assert loader.stats.retries >= 1
     assert len(fn.notes("deaths")) == 2
-    expected = [b.rows for b in epochs(clusters.source(), 1)]
+    expected = [b.row_ids for b in epochs(clusters.source(), 1)]
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -212,7 +277,7 @@ def test_without_workers_a_read_waits_and_then_gives_up(own: Cluster) -> None:
         with Loader(clusters.source(), batch_size=23, seed=3, client=client) as loader:
             batches = loader.epoch(0)
             threading.Timer(0.5, own.worker).start()
-            assert len(next(batches).rows) == 23  # of a worker that joined in the meantime
+            assert len(next(batches).row_ids) == 23  # of a worker that joined in the meantime
 
 
 # --------------------------------------------------------------------- a scheduler that dies

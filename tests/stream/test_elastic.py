@@ -103,9 +103,9 @@ class Reader:
             Feed(loader, self.backend, dtype=np.float32, seed=5) as feed,
         ):
             host = loader.epochs(epoch, EPOCHS, start)
-            hashes = [digest(b.X, b.y, b.rows, b.epoch, b.index) for b in limited(host, n)]
+            hashes = [digest(*b.arrays) for b in limited(host, n)]
             fed = feed.epochs(epoch, EPOCHS, start)
-            found = [digest(b.X, b.Y, b.rows, b.epoch, b.index) for b in limited(fed, n)]
+            found = [digest(b.X, b.Y, b.row_ids, b.epoch, b.index) for b in limited(fed, n)]
         return [a + b for a, b in zip(hashes, found, strict=True)]
 
 
@@ -155,7 +155,7 @@ def test_the_hashes_see_every_byte(store: Path, backend: Backend) -> None:
     assert len(set(read.whole)) == len(read.whole) == EPOCHS * read.n_batches
     with read.loader() as loader:
         batch = next(loader.epoch(0))
-        parts = [a.copy() for a in batch[:3]]
+        parts = [a.copy() for a in batch.arrays]
     plain = digest(*parts)
     for a in parts:
         a.reshape(-1).view(np.uint8)[-1] ^= 1

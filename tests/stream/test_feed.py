@@ -31,7 +31,9 @@ def backend() -> Any:
 
 
 def kept(batches: Any) -> list[Batch]:
-    return [replace(b, X=b.X.copy(), Y=b.Y.copy(), rows=b.rows.copy(), w=None) for b in batches]
+    return [
+        replace(b, X=b.X.copy(), Y=b.Y.copy(), row_ids=b.row_ids.copy(), w=None) for b in batches
+    ]
 
 
 def collect(
@@ -47,20 +49,20 @@ def collect(
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_images_become_flat_floats_and_ids_one_hot(backend: Backend, dtype: Any) -> None:
     batches = collect(ArraySource(IMAGES, LABELS), backend, dtype=dtype)
-    assert [len(b.rows) for b in batches] == [20, 20, 20, 20, 10]
+    assert [len(b.row_ids) for b in batches] == [20, 20, 20, 20, 10]
     for b in batches:
         assert b.X.dtype == b.Y.dtype == dtype
-        np.testing.assert_array_equal(b.X, IMAGES[b.rows].reshape(len(b.rows), 40))
-        np.testing.assert_array_equal(b.Y, np.eye(3)[LABELS[b.rows]])
+        np.testing.assert_array_equal(b.X, IMAGES[b.row_ids].reshape(len(b.row_ids), 40))
+        np.testing.assert_array_equal(b.Y, np.eye(3)[LABELS[b.row_ids]])
 
 
 def test_values_and_missing_targets(backend: Backend) -> None:
     """Values in float64 keep it: their mean is still in them."""
     for b in collect(ArraySource(FLOATS, VALUES), backend):
-        np.testing.assert_array_equal(b.Y, VALUES[b.rows])
+        np.testing.assert_array_equal(b.Y, VALUES[b.row_ids])
         assert b.Y.dtype == VALUES.dtype
     for b in collect(ArraySource(FLOATS), backend):
-        assert b.Y.shape == (len(b.rows), 0)
+        assert b.Y.shape == (len(b.row_ids), 0)
 
 
 def test_transforms_against_their_formulas(backend: Backend) -> None:
@@ -68,7 +70,7 @@ def test_transforms_against_their_formulas(backend: Backend) -> None:
     exact = (IMAGES - IMAGES.mean(dtype=np.float64)) / IMAGES.std(dtype=np.float64)
     for b in collect(source, backend):
         # one rounding each in the subtraction and the division, values below 3
-        np.testing.assert_allclose(b.X, exact[b.rows].reshape(-1, 40), rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(b.X, exact[b.row_ids].reshape(-1, 40), rtol=1e-6, atol=1e-6)
 
 
 def everything() -> Source:
@@ -80,7 +82,7 @@ def test_a_row_comes_out_alike_in_every_batch_size(backend: Backend) -> None:
     by_row = {}
     for batch_size in (7, 270):
         batches = collect(everything(), backend, batch_size)
-        rows = np.concatenate([b.rows for b in batches])
+        rows = np.concatenate([b.row_ids for b in batches])
         by_row[batch_size] = np.concatenate([b.X for b in batches])[np.argsort(rows)]
     np.testing.assert_array_equal(by_row[7], by_row[270])
 
@@ -88,7 +90,7 @@ def test_a_row_comes_out_alike_in_every_batch_size(backend: Backend) -> None:
 def test_prepare_gives_the_rows_of_the_feed(backend: Backend) -> None:
     source = everything()
     batches = collect(source, backend)
-    rows = np.concatenate([b.rows for b in batches])
+    rows = np.concatenate([b.row_ids for b in batches])
     X = np.concatenate([b.X for b in batches])[np.argsort(rows)]
     Y = np.concatenate([b.Y for b in batches])[np.argsort(rows)]
     block = sample_rows(source, 60, 1, epoch=2)
@@ -102,8 +104,8 @@ def test_prepare_gives_the_rows_of_the_feed(backend: Backend) -> None:
         n_outputs=3,
         classes=source.classes,
     )
-    np.testing.assert_array_equal(sample_X, X[block.rows])
-    np.testing.assert_array_equal(sample_Y, Y[block.rows])
+    np.testing.assert_array_equal(sample_X, X[block.row_ids])
+    np.testing.assert_array_equal(sample_Y, Y[block.row_ids])
 
 
 def test_resuming_anywhere_gives_the_rest(backend: Backend) -> None:
@@ -127,7 +129,7 @@ def test_nothing_is_copied_without_need(backend: Backend) -> None:
     with Loader(ArraySource(FLOATS, VALUES), batch_size=30, seed=0) as loader:
         feed = Feed(loader, backend, dtype=np.float32, seed=0)
         for b in feed.epoch(0):
-            assert np.shares_memory(b.X, loader._buffers[0].held.X)
+            assert np.shares_memory(b.X, loader._buffers[0].rows.X)
         assert b.index == 2
     with Loader(ArraySource(IMAGES, LABELS), batch_size=30, seed=0) as loader:
         feed = Feed(loader, backend, dtype=np.float32, seed=0)
@@ -155,9 +157,9 @@ def test_transforms_never_write_into_the_loader(backend: Backend) -> None:
     ):
         for _ in feed.epoch(0):
             pass
-        held = loader._buffers[0].held
-        np.testing.assert_array_equal(held.X, FLOATS[held.rows])
-        np.testing.assert_array_equal(held.y, VALUES[held.rows])
+        held = loader._buffers[0].rows
+        np.testing.assert_array_equal(held.X, FLOATS[held.row_ids])
+        np.testing.assert_array_equal(held.y, VALUES[held.row_ids])
 
 
 def test_leaving_the_feed_ends_the_reading(backend: Backend) -> None:

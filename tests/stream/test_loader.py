@@ -21,15 +21,16 @@ from streamkern.basics.errors import (
     RunError,
     StorageError,
 )
-from streamkern.stream import local_reader
+from streamkern.store.row_block import RowBlock
+from streamkern.stream import unit_readers
 from streamkern.stream.loader import Loader
 from streamkern.stream.order import EpochPlan
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
-from streamkern.stream.sources.base import BaseSource, Block, Source, unit_sizes
-from streamkern.stream.sources.generator import GeneratorSource
+from streamkern.stream.sources.base import BaseSource, Source, unit_sizes
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import RandomCrop, RandomFlip
+from streamkern.stream.sources.user import GeneratorSource
 from tests.streams import assert_same, kept
 
 X = np.random.default_rng(0).normal(size=(101, 3)).astype(np.float32)
@@ -84,14 +85,14 @@ def test_batches_follow_the_plan(
     ) as loader:
         assert loader.mix_units == min(mix, source.n_units)
         batches = kept(loader.epoch(epoch))
-        rows = np.concatenate([b.rows for b in batches])
+        rows = np.concatenate([b.row_ids for b in batches])
         np.testing.assert_array_equal(rows, expected_rows(loader, epoch))
     np.testing.assert_array_equal(np.sort(rows), np.arange(101))
-    assert [b.index for b in batches] == list(range(loader.n_batches))
-    assert {len(b.rows) for b in batches[:-1]} <= {batch_size}
+    assert len(batches) == loader.n_batches == len([*loader.positions(epoch, epoch + 1)])
+    assert {len(b.row_ids) for b in batches[:-1]} <= {batch_size}
     for b in batches:
-        np.testing.assert_array_equal(b.X, X[b.rows])
-        np.testing.assert_array_equal(b.y, Y[b.rows])
+        np.testing.assert_array_equal(b.X, X[b.row_ids])
+        np.testing.assert_array_equal(b.y, Y[b.row_ids])
 
 
 @pytest.mark.parametrize("batch_size", [3, 16, 40])
@@ -307,7 +308,7 @@ class Faulty(BaseSource):
 
 @pytest.fixture(autouse=True)
 def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_reader, "FIRST_RETRY_S", 0.001)
+    monkeypatch.setattr(unit_readers, "FIRST_RETRY_S", 0.001)
 
 
 @pytest.mark.parametrize("error", [OSError, TimeoutError, ConnectionResetError])
@@ -363,7 +364,7 @@ def test_the_first_failure_in_plan_order_is_raised_where_it_belongs() -> None:
         ) as loader:
             seen: list[np.ndarray] = []
             with pytest.raises(KeyError) as caught:
-                seen.extend(b.rows.copy() for b in loader.epoch(0))
+                seen.extend(b.row_ids.copy() for b in loader.epoch(0))
             notes.add(caught.value.__notes__[0])
             order = expected_rows(loader, 0)
             rows = np.concatenate(seen) if seen else np.array([], int)
@@ -393,7 +394,7 @@ def test_close_interrupts_a_retry() -> None:
 
 
 class Liar(Faulty):
-    def read_unit(self, u: int, seed: int, epoch: int) -> Block:
+    def read_unit(self, u: int, seed: int, epoch: int) -> RowBlock:
         block = super().read_unit(u, seed, epoch)
         return block._replace(X=block.X.astype(np.float64))
 

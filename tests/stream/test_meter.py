@@ -57,7 +57,7 @@ def test_rates_are_of_the_last_seconds_and_counts_of_the_run(tmp_path: Path) -> 
         stats.retries += 2
         stats.bytes_in_flight = 123
         traffic.add(retries=3, requests=7, bytes_in=10_000)
-        cache.counts.add("misses")
+        cache.counts.add(misses=1)
         clock.now += 10.0
         flow = meter.flow(3000)
         assert (flow.retries, flow.requests, flow.bytes_in_flight) == (5, 7, 123)

@@ -127,7 +127,7 @@ def test_a_batch_travels_once_and_is_made_in_place(dtype: Any, classes: bool) ->
                     backend.device.counts = counts = Counts()
                 totals[i][:, :12] = batch.X
                 totals[i][:, 12:] = batch.Y
-                seen.append(batch.rows.copy())
+                seen.append(batch.row_ids.copy())
         assert counts == Counts(sent=3 * 7, syncs=3)  # a wait for each ring's copies at the end
         for ids, total in zip(seen, totals, strict=True):
             Y = np.eye(3)[y[ids]] if classes else y[ids]

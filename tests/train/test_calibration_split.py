@@ -16,8 +16,8 @@ from streamkern.config.run_config import RunConfig
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
-from streamkern.stream.sources.generator import GeneratorSource
 from streamkern.stream.sources.mixture import MixtureSource
+from streamkern.stream.sources.user import GeneratorSource
 from streamkern.train.calibration_split import calibration_split
 from streamkern.train.callbacks import Callback, EpochEnd
 from streamkern.train.resolve import RunInputs, open_run

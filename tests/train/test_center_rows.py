@@ -39,8 +39,8 @@ def test_rows_that_were_drawn_are_known(way: str) -> None:
     count = {} if way == "all" else {"model.n_centers": 30}
     config = settings(**{"model.n_centers": "auto", "model.centers": way} | count)
     rows, Z = known(source(), config)
-    np.testing.assert_array_equal(X[rows.block.rows], Z[rows.place])
-    np.testing.assert_array_equal(y[rows.block.rows], rows.block.y)
+    np.testing.assert_array_equal(X[rows.block.row_ids], Z[rows.place])
+    np.testing.assert_array_equal(y[rows.block.row_ids], rows.block.y)
 
 
 @pytest.mark.parametrize("flat", [True, False])
@@ -64,9 +64,9 @@ def test_given_centers_are_known_by_their_rows() -> None:
     X, y = arrays()
     centers = np.concatenate([X[[5, 17, 40]], X[:1] + 1])
     rows, Z = known(source(), settings(**{"model.n_centers": "auto"}), centers)
-    assert sorted(rows.block.rows.tolist()) == [5, 17, 40]
-    np.testing.assert_array_equal(X[rows.block.rows], Z[rows.place])
-    np.testing.assert_array_equal(rows.block.y, y[rows.block.rows])
+    assert sorted(rows.block.row_ids.tolist()) == [5, 17, 40]
+    np.testing.assert_array_equal(X[rows.block.row_ids], Z[rows.place])
+    np.testing.assert_array_equal(rows.block.y, y[rows.block.row_ids])
 
 
 def test_nothing_is_known_where_rows_come_in_other_forms() -> None:

@@ -17,9 +17,9 @@ from streamkern.config.model import ROUGH_TO_SMOOTH, ModelConfig
 from streamkern.kernels.builtin import get_kernel
 from streamkern.rundir.run_log import read_log
 from streamkern.solver.precondition.noise import NO_NOISE, Noise, surplus
-from streamkern.solver.precondition.rows import SampleRows
+from streamkern.solver.precondition.samples import SampleRows
 from streamkern.stream.sources.arrays import ArraySource
-from streamkern.stream.sources.generator import GeneratorSource
+from streamkern.stream.sources.user import GeneratorSource
 from streamkern.train.choose_kernel import (
     KERNEL_TIE,
     MAX_BANDWIDTH,

@@ -18,12 +18,12 @@ from streamkern.basics.errors import ConfigError, DataError, RunError
 from streamkern.config.run_config import ExecutionConfig, RunConfig
 from streamkern.planning.memory import Buffers
 from streamkern.rundir.run_directory import RunDirectory
+from streamkern.store.row_block import concatenated
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
-from streamkern.stream.sources.base import concatenated
-from streamkern.stream.sources.generator import GeneratorSource
 from streamkern.stream.sources.split import split_rows
 from streamkern.stream.sources.transforms import GaussianNoise
+from streamkern.stream.sources.user import GeneratorSource
 from streamkern.train import progress, trainer
 from streamkern.train.callbacks import Callback, EpochEnd
 from streamkern.train.early_stopping import EarlyStopping, kept_scores, scores_in

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import streamkern as sk
-from streamkern.solver.precondition.rows import SampleRows
+from streamkern.solver.precondition.samples import SampleRows
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train import held_out_models
 from streamkern.train.choose_metric import _certainty, _growth

@@ -20,10 +20,10 @@ from streamkern.store.sample_weights import weight_factors
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import Source
-from streamkern.stream.sources.generator import GeneratorSource
 from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import GaussianNoise, MixUp
+from streamkern.stream.sources.user import GeneratorSource
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.model import load_model
 from streamkern.train.scaling import target_scale

@@ -11,7 +11,7 @@ import pytest
 import streamkern as sk
 from streamkern.backend.base import Backend
 from streamkern.kernels.products import KernelOperator
-from streamkern.solver.precondition.rows import SampleRows
+from streamkern.solver.precondition.samples import SampleRows
 from streamkern.train import metric_steps
 from streamkern.train.held_out_models import Fitted
 from streamkern.train.metric_steps import slopes, steps_from

@@ -27,7 +27,7 @@ from streamkern.ingest.ingest import ingest
 from streamkern.kernels.builtin import get_kernel
 from streamkern.rundir import checkpoint_format
 from streamkern.rundir.checkpoint_format import load_checkpoint
-from streamkern.rundir.retention import CheckpointRetention
+from streamkern.rundir.file_names import CheckpointRetention
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import read_log
 from streamkern.rundir.run_storage import open_folder

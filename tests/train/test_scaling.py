@@ -20,10 +20,10 @@ from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
-from streamkern.stream.sources.generator import GeneratorSource
 from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import GaussianNoise, Scale, deterministic
+from streamkern.stream.sources.user import GeneratorSource
 from streamkern.train.model import load_model
 from streamkern.train.resolve import RunInputs, open_run
 from streamkern.train.scaling import find_scale

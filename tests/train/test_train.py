@@ -25,8 +25,8 @@ from streamkern.solver.block_step import BlockSolver
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import Source
-from streamkern.stream.sources.generator import GeneratorSource
 from streamkern.stream.sources.transforms import GaussianNoise, Scale, deterministic
+from streamkern.stream.sources.user import GeneratorSource
 from tests.faults import flip_bit
 from tests.runs import (
     CLASSES,

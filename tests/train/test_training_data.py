@@ -24,7 +24,6 @@ from streamkern.ingest.ingest import ingest
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import Source
-from streamkern.stream.sources.generator import GeneratorSource
 from streamkern.stream.sources.transforms import (
     GaussianNoise,
     RandomCrop,
@@ -32,6 +31,7 @@ from streamkern.stream.sources.transforms import (
     deterministic,
     host_transform,
 )
+from streamkern.stream.sources.user import GeneratorSource
 from streamkern.train.given_arrays import DEFAULT_CENTERS, count_centers, open_centers
 from streamkern.train.resolve import RunInputs, open_run
 from streamkern.train.train import train

@@ -20,7 +20,7 @@ def point(name: float, wrong: int, mse: float = 0.1, *, first: int = 0, given: b
     error = np.zeros(N)
     error[first : first + wrong] = 1
     record = {
-        "kernel": "laplace", "bandwidth": name, "ridge": 0.0, "asked": ["laplace", name, 0.0],
+        "kernel": "laplace", "bandwidth": name, "ridge": 0.0, "settings": ["laplace", name, 0.0],
         "held_out_mse": mse, "held_out_accuracy": 1 - error.mean(),
         "losses": {"error": packed_predictions(error)}, "seconds": 1.0,
     }  # fmt: skip

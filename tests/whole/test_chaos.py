@@ -265,13 +265,16 @@ def test_data_lost_in_the_middle_of_a_run(
 @pytest.mark.slow
 @pytest.mark.parametrize("scene", chaos.ENGINES, indirect=True)
 def test_a_checkpoint_that_may_not_be_written(
-    scene: Scene, capsys: pytest.CaptureFixture[str]
+    scene: Scene, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The command line: exit code 3, then the same command to the end."""
     command = ["train", f"--train=s3://{scene.data}/train.zarr"]
     for name, table in scene.tables().items():
         command += [f"--set={name}.{key}={toml(value)}" for key, value in table.items()]
-    command += [f"--storage-option={k}={v}" for k, v in scene.options.items()]
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", scene.options["key"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", scene.options["secret"])
+    plain = {k: v for k, v in scene.options.items() if k not in ("key", "secret")}
+    command += [f"--storage-option={k}={v}" for k, v in plain.items()]
     scene.proxy.set(faults={"expired": 1.0}, keys=r"checkpoints/[\d-]+-0*12[./]")
     scene.proxy.set(max_consecutive=10**9)
     assert cli(command) == 3

@@ -23,8 +23,8 @@ import zarr
 
 import streamkern as sk
 from streamkern.basics.errors import StreamkernError
-from streamkern.ingest.given import received_for_store
 from streamkern.ingest.readers import open_reader
+from streamkern.ingest.received import received_for_store
 
 rng = np.random.default_rng(0)
 N = 24

@@ -13,7 +13,7 @@ import pytest
 
 from streamkern import planning
 from streamkern.backend.base import Backend
-from streamkern.backend.cupy_backend import gpu_problem
+from streamkern.backend.devices import gpu_problem
 from tests.virtual import VirtualBackend
 from tools import gpu_check, gpu_parts, gpu_speed
 
@@ -61,7 +61,7 @@ def test_everything_is_on_the_stream_of_the_backend(monkeypatch: pytest.MonkeyPa
         seen.append(len(inside))
         return {"passed": True}
 
-    monkeypatch.setattr("streamkern.backend.cupy_backend.gpu_problem", lambda: None)
+    monkeypatch.setattr("streamkern.backend.devices.gpu_problem", lambda: None)
     monkeypatch.setattr("streamkern.backend.devices.get_backend", lambda device: Recording(1))
     monkeypatch.setattr(gpu_check, "run", run)
     assert gpu_check.main(["--skip-tests"]) == 0

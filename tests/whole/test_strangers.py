@@ -21,7 +21,7 @@ from tests.s3server import S3Server
 PLAIN = (
     *("notes.txt", "state.json", "scratch.json", "0.rows", "lock", "total", "CACHEDIR.TAG"),
     *("run.json", "log.jsonl", "writer.json", "run.lock", "setup.json", "000000000001.json"),
-    *("search.json", "search.lock", "result.json", "tune.png", "a.json.tmp", "new/0a1b2c"),
+    *("journal.log", "search.lock", "result.json", "tune.png", "a.json.tmp", "new/0a1b2c"),
     *("checkpoints/notes.txt", "checkpoints/000000000001.json", "lease/000000000001.json"),
     *("setup/zarr.json", "setup/X/c/0/0", "log/000000000001-000001.jsonl", "X/c/0/0"),
     *("values/c/0/0", "x.partial", "1.answers", "mine.npy", "mine.csv", "mine.parquet"),
@@ -130,16 +130,15 @@ def test_no_command_touches_strangers_files_in_what_it_made(
 
 @pytest.mark.parametrize("fill", [plain, documents, group, None])
 def test_a_cache_of_a_remote_store_leaves_strangers_files(
-    fill: Callable[[Path], None] | None, s3: S3Server, bucket: str, tmp_path: Path
-) -> None:
+    fill: Callable[[Path], None] | None, s3: S3Server, bucket: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """A folder of theirs is refused; in one of ours, theirs stay while all of ours is evicted."""
     rng = np.random.default_rng(0)
     for name in ("one", "two"):
         X, url = rng.standard_normal((4000, 8)).astype(np.float32), f"s3://{bucket}/{name}.zarr"
         ingest(X, url, y=X[:, :1], chunk_mb=0.02, storage_options=s3.options())
-    place, options = tmp_path / "place", [
-        word for k, v in s3.options().items() for word in ("--storage-option", f"{k}={v}")
-    ]  # fmt: skip
+    place, options = tmp_path / "place", s3.words(monkeypatch)
 
     def train(name: str, size: int) -> int:
         words = ["train", "--train", f"s3://{bucket}/{name}.zarr", *TRAIN, *options]
@@ -170,9 +169,11 @@ def test_a_cache_of_a_remote_store_leaves_strangers_files(
         assert after.keys() == before.keys()
 
 
-def test_a_run_on_s3_leaves_strangers_objects(s3: S3Server, bucket: str, given: Path) -> None:
+def test_a_run_on_s3_leaves_strangers_objects(
+    s3: S3Server, bucket: str, given: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By their keys as by names of files: refused, and nothing is written or deleted."""
-    options = [word for k, v in s3.options().items() for word in ("--storage-option", f"{k}={v}")]
+    options = s3.words(monkeypatch)
     client = s3.client()
     for name in ("run.json", "log/1.jsonl", "lease/000000000007.json", "setup/X/c/0", "setup.json"):
         for key in (f"{name}/{name}", f"{name}/000000000001.json", f"{name}/notes.txt"):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from streamkern.cli.page.charts import Axes, scatter_chart
+from streamkern.cli.page.charts import scatter_chart
 from streamkern.cli.page.facts import Facts, HeldOutAnswers
 from streamkern.cli.page.html import NO_HTML, Html, html_table, joined_html, tag
 from streamkern.cli.page.sections import count, run_label, section
@@ -49,12 +49,14 @@ def _of_run(run: Facts, k: int) -> Html:
     if found.names is not None:
         return joined_html([words, _confusion(found.pairs.astype(np.int64), found.names)])
     true, predicted = found.pairs[:SHOWN_POINTS].T
-    axes = Axes("true value", "predicted value")
     charts = [
-        scatter_chart("Predicted against true", true, predicted, axes, k, diagonal=True),
         scatter_chart(
-            "Residuals", predicted, true - predicted,
-            Axes("predicted value", "true minus predicted value"), k,
+            "Predicted against true", true, predicted, "true value", "predicted value", k,
+            diagonal=True,
+        ),
+        scatter_chart(
+            "Residuals", predicted, true - predicted, "predicted value",
+            "true minus predicted value", k,
         ),
     ]  # fmt: skip
     return joined_html([words, tag("div", *charts, class_="charts")])

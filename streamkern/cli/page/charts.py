@@ -1,30 +1,43 @@
-"""Charts as SVG within a page: lines over an axis, bars, and the processes of a run in time.
+"""Charts by Matplotlib as SVG within a page: lines, points, bars, and processes in time.
 
-Colours are CSS classes; the style of the page defines them for light and for dark. A chart holds
-text and shapes only; the values of a point show as a tooltip.
+Matplotlib draws with a stand-in for each colour, which is replaced by a variable of the page's
+style; this defines the colours for light and for dark. Text stays text, in the font of the page,
+and the values of a point show as a tooltip.
 """
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+import warnings
+import xml.etree.ElementTree as ET
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
+from streamkern.basics.optional import import_optional
+from streamkern.basics.plots import log_axis, new_figure
 from streamkern.cli.page.html import NO_HTML, Html, tag
-from streamkern.cli.page.scales import (
-    Axis,
-    fitting_scale,
-    linear,
-    logarithmic,
-    short_number,
-    tick_texts,
-)
 
+Point = tuple[float, float]
 COLOURS = 8
-_WIDTH, _HEIGHT = 560.0, 250.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 54.0, 14.0, 30.0, 40.0
-_MOST, _SPOTS = 400, 60
-"""Largest numbers of points in a line, and of tooltips."""
+_VARIABLES = ("quiet", "line", "base", "setup", "bad", *(f"c{k}" for k in range(COLOURS)))
+_STAND_INS = {name: f"#0102{k:02d}" for k, name in enumerate(_VARIABLES)}
+_WIDTH, _HEIGHT = 5.6, 2.5  # inches
+_MOST_POINTS, _MOST_TIPS = 400, 60  # of a line
+_DOTS = 30  # a line of so few points has a dot at each
+_LOG_RATIO = 8.0  # between the largest value and the smallest, from which y is logarithmic
+_STYLE = {
+    "svg.fonttype": "none", "svg.hashsalt": "streamkern", "text.parse_math": False,
+    "font.size": 8.0, "axes.labelsize": 8.0, "axes.edgecolor": _STAND_INS["base"],
+    "axes.spines.left": False, "axes.spines.top": False, "axes.spines.right": False,
+    "axes.grid": True, "axes.grid.axis": "y", "axes.axisbelow": True,
+    "grid.color": _STAND_INS["line"], "text.color": _STAND_INS["quiet"],
+    "axes.labelcolor": _STAND_INS["quiet"], "ytick.major.size": 0.0,
+    "xtick.color": _STAND_INS["base"], "xtick.labelcolor": _STAND_INS["quiet"],
+    "ytick.labelcolor": _STAND_INS["quiet"],
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -33,72 +46,67 @@ class Curve:
 
     points : (x, y), by x
     colour : its number
-    marked : the point that stands out, if any
+    best : the point with a ring, if any
     """
 
     name: str
-    points: Sequence[tuple[float, float]]
+    points: Sequence[Point]
     colour: int = 0
-    marked: tuple[float, float] | None = None
+    best: Point | None = None
 
 
-@dataclass(frozen=True)
-class Axes:
-    """The axes of a chart.
+@dataclass
+class _Chart:
+    """A figure and its tooltips, by the id of the element that holds the shapes."""
 
-    x, y : labels
+    figure: Any
+    axes: Any
+    tips: dict[str, Sequence[str]] = field(default_factory=dict)
+
+    def tip(self, artist: Any, texts: Sequence[str]) -> None:
+        """Give each shape of an artist a tooltip."""
+        artist.set_gid(f"tip{len(self.tips)}")
+        self.tips[artist.get_gid()] = texts
+
+    def dots(self, points: Sequence[Point], texts: Sequence[str], **style: Any) -> None:
+        """Draw points, each with a tooltip. style : as for `Axes.scatter`"""
+        xs, ys = zip(*points, strict=True)
+        self.tip(self.axes.scatter(xs, ys, clip_on=False, zorder=3, **style), texts)
+
+
+def line_chart(
+    title: str, lines: Sequence[Curve], x: str, y: str, *, note: str = "", zero: bool = False,
+    percent: bool = False, log_x: bool = False, x_end: float = 0.0,
+) -> Html:  # fmt: skip
+    """Return a chart of lines, with dots if their points are few; empty without points.
+
+    x, y : labels of the axes
     zero : whether y begins at 0
-    percent : whether y is in percent
-    log_x : whether x is logarithmic
-    far : smallest upper end of x
+    percent : whether y is a share, shown in percent
+    x_end : smallest upper end of x
     """
-
-    x: str
-    y: str
-    zero: bool = False
-    percent: bool = False
-    log_x: bool = False
-    far: float = 0.0
-
-
-def line_chart(title: str, lines: Sequence[Curve], axes: Axes, note: str = "") -> Html:
-    """Return a chart of lines, with dots if their points are few; empty without points."""
-    shown = [(line, _thinned(line.points)) for line in lines if line.points]
-    if not shown:
+    lines = [line for line in lines if line.points]
+    if not lines:
         return NO_HTML
-    xs = [x for _, points in shown for x, _ in points]
-    ys = [y for _, points in shown for _, y in points]
-    xs += [line.marked[0] for line, _ in shown if line.marked]
-    across = logarithmic(xs) if axes.log_x else linear([axes.far, *xs], zero=True)
-    least = 0.05 if axes.percent else 1e-12
-    up = linear(ys, zero=True, least=least) if axes.zero else fitting_scale(ys)
-
-    def at(point: tuple[float, float]) -> tuple[float, float]:
-        x = _LEFT + across.share(point[0]) * (_WIDTH - _LEFT - _RIGHT)
-        return x, _HEIGHT - _BOTTOM - up.share(point[1]) * (_HEIGHT - _TOP - _BOTTOM)
-
-    def told(line: Curve, point: tuple[float, float]) -> str:
-        y = f"{point[1]:.1%}" if axes.percent else short_number(point[1], 4)
-        return f"{line.name}: {y} at {short_number(point[0], 4)}"
-
-    drawn = [*_frame(across, up, axes), tag("text", axes.y, x=0, y=14, class_="axis")]
-    for line, points in shown:
-        places = [at(point) for point in points]
-        colour = f"c{line.colour % COLOURS}" + (" again" if line.colour >= COLOURS else "")
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-        drawn.append(tag("polyline", points=path, class_=f"line {colour}"))
-        every, few = -(-len(points) // _SPOTS), len(points) <= 30
-        for point, (x, y) in list(zip(points, places, strict=True))[::every]:
-            spot = "dot" if few else "spot"
-            drawn.append(_spot(x, y, f"{spot} {colour}", told(line, point), 2.5 if few else 6.0))
-        if line.marked is not None:
-            x, y = at(line.marked)
-            drawn.append(_spot(x, y, f"ring {colour}", told(line, line.marked), 6.5))
-    return _figure(title, note, _svg(title, _HEIGHT, drawn))
+    with _style():
+        chart = _new_chart(_WIDTH, _HEIGHT)
+        for line in lines:
+            _draw_line(chart, line, percent=percent)
+        _scale(chart.axes, [y for line in lines for _, y in line.points], zero=zero or percent)
+        if log_x:
+            log_axis(chart.axes, "x")
+        else:
+            chart.axes.set_xlim(0, max(x_end, chart.axes.dataLim.x1) or 1.0)
+            _short_numbers(chart.axes.xaxis)
+        if percent:
+            ticker = import_optional("matplotlib.ticker", "a report", "report")
+            chart.axes.yaxis.set_major_formatter(ticker.PercentFormatter(1))
+        _label(chart.axes, x, y)
+        return _html(chart, title, note)
 
 
 def scatter_chart(
-    title: str, xs: Sequence[float], ys: Sequence[float], axes: Axes, colour: int = 0, *,
+    title: str, xs: Sequence[float], ys: Sequence[float], x: str, y: str, colour: int = 0, *,
     diagonal: bool = False,
 ) -> Html:  # fmt: skip
     """Return a chart of points. diagonal : both axes are equal, with a line where x is y"""
@@ -106,89 +114,50 @@ def scatter_chart(
     points = [point for point in points if all(map(math.isfinite, point))]
     if not points:
         return NO_HTML
-    both = [value for point in points for value in point]
-    across = linear(both if diagonal else [x for x, _ in points])
-    up = across if diagonal else linear([y for _, y in points])
-    drawn = [*_frame(across, up, axes), tag("text", axes.y, x=0, y=14, class_="axis")]
-    if diagonal:
-        drawn.append(
-            tag("line", x1=_LEFT, y1=_HEIGHT - _BOTTOM, x2=_WIDTH - _RIGHT, y2=_TOP, class_="base")
-        )
-    for x, y in points:
-        left = _LEFT + across.share(x) * (_WIDTH - _LEFT - _RIGHT)
-        top = _HEIGHT - _BOTTOM - up.share(y) * (_HEIGHT - _TOP - _BOTTOM)
-        told = f"{short_number(y, 4)} at {short_number(x, 4)}"
-        drawn.append(_spot(left, top, f"dot c{colour % COLOURS}", told, 1.8))
-    return _figure(title, "", _svg(title, _HEIGHT, drawn))
-
-
-def _spot(x: float, y: float, kind: str, text: str, r: float) -> Html:
-    return tag("circle", tag("title", text), cx=x, cy=y, r=r, class_=kind)
-
-
-def _frame(across: Axis, up: Axis, axes: Axes) -> list[Html]:
-    """Return grid lines, the numbers on both axes, and the label of x."""
-    bottom, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
-    drawn = []
-    for value, text in zip(up.ticks, tick_texts(up, percent=axes.percent), strict=True):
-        y = bottom - up.share(value) * (bottom - _TOP)
-        drawn.append(tag("line", x1=_LEFT, x2=right, y1=y, y2=y, class_="grid"))
-        drawn.append(tag("text", text, x=_LEFT - 8, y=y + 4, text_anchor="end"))
-    for value, text in zip(across.ticks, tick_texts(across), strict=True):
-        x = _LEFT + across.share(value) * (right - _LEFT)
-        drawn.append(tag("line", x1=x, x2=x, y1=bottom, y2=bottom + 4, class_="base"))
-        drawn.append(tag("text", text, x=x, y=bottom + 17, text_anchor="middle"))
-    drawn.append(tag("line", x1=_LEFT, x2=right, y1=bottom, y2=bottom, class_="base"))
-    middle = (_LEFT + right) / 2
-    words = tag("text", axes.x, x=middle, y=_HEIGHT - 4, text_anchor="middle", class_="axis")
-    return [*drawn, words]
-
-
-def _thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
-    """Return means of neighbouring points, so few that a screen can show the line."""
-    size = -(-len(points) // _MOST)
-    if size == 1:
-        return points
-    groups = [points[k : k + size] for k in range(0, len(points), size)]
-    return [
-        (sum(x for x, _ in group) / len(group), sum(y for _, y in group) / len(group))
-        for group in groups
-    ]
+    with _style():
+        chart = _new_chart(_WIDTH, _HEIGHT)
+        texts = [f"{short_number(y)} at {short_number(x)}" for x, y in points]
+        chart.dots(points, texts, s=5, color=_colour(colour))
+        if diagonal:
+            ends = min(map(min, points)), max(map(max, points))
+            chart.axes.plot(ends, ends, color=_STAND_INS["base"], lw=0.8, clip_on=False)
+        for axis in (chart.axes.xaxis, chart.axes.yaxis):
+            _short_numbers(axis)
+        _label(chart.axes, x, y)
+        return _html(chart, title)
 
 
 def bar_chart(
-    title: str,
-    bars: Sequence[tuple[str, float]],
-    colour: int = 0,
-    *,
-    share: bool = False,
+    title: str, bars: Sequence[tuple[str, float]], colour: int = 0, *, share: bool = False,
     note: str = "",
-) -> Html:
+) -> Html:  # fmt: skip
     """Return horizontal bars with names and numbers, from the top; negative ones go to the left.
 
-    share : the numbers are shares
+    share : the numbers are shares, shown in percent
     """
     if not bars:
         return NO_HTML
-    step, top, names = 21.0, 6.0, 170.0
-    most = max(max(abs(value) for _, value in bars), 1e-12)
     signed = any(value < 0 for _, value in bars)
-    room = _WIDTH - names - 64
-    zero, size = (names + room / 2, room / 2) if signed else (names, room)
-    drawn, shade = [], f"bar c{colour % COLOURS}"
-    for k, (name, value) in enumerate(bars):
-        y, length = top + k * step, abs(value) / most * size
-        text = f"{value:.1%}" if share else f"{value:+.2f}" if signed else short_number(value)
-        label = name if len(name) <= 26 else f"{name[:25]}…"
-        drawn += [
-            tag("text", tag("title", name), label, x=names - 8, y=y + 13, text_anchor="end"),
-            tag("rect", tag("title", f"{name}: {text}"), x=zero - (length if value < 0 else 0.0),
-                y=y + 2, width=max(length, 0.5), height=step - 6, class_=shade),
-            tag("text", text, x=_WIDTH - 4, y=y + 13, text_anchor="end"),
-        ]  # fmt: skip
-    height = top + step * len(bars) + 4
-    drawn.append(tag("line", x1=zero, x2=zero, y1=top, y2=height - 4, class_="base"))
-    return _figure(title, note, _svg(title, height, drawn))
+    texts = [
+        f"{value:.1%}" if share else f"{value:+.2f}" if signed else short_number(value)
+        for _, value in bars
+    ]
+    with _style():
+        chart = _new_chart(_WIDTH, 0.2 * len(bars) + 0.1)
+        drawn = chart.axes.barh(
+            range(len(bars)), [value for _, value in bars], 0.7, color=_colour(colour)
+        )
+        for bar, (name, _), text in zip(drawn, bars, texts, strict=True):
+            chart.tip(bar, [f"{name}: {text}"])
+        chart.axes.bar_label(drawn, texts, padding=3)
+        names = [name if len(name) <= 26 else f"{name[:25]}…" for name, _ in bars]
+        chart.axes.set_yticks(range(len(bars)), map(_printable, names))
+        chart.axes.set_ylim(len(bars) - 0.5, -0.5)
+        chart.axes.axvline(0, color=_STAND_INS["base"], lw=0.8)
+        chart.axes.xaxis.set_visible(False)
+        chart.axes.spines["bottom"].set_visible(False)
+        chart.axes.grid(visible=False)
+        return _html(chart, title, note)
 
 
 @dataclass(frozen=True)
@@ -209,44 +178,169 @@ class Span:
 
 def time_line(title: str, spans: Sequence[Span], colour: int = 0) -> Html:
     """Return the processes one after the other, to scale; pauses all have one width."""
-    width, gap, height = 1160.0, min(70.0, 500.0 / max(len(spans), 1)), 46.0
     total = sum(span.seconds for span in spans) or 1.0
-    room = width - 4 - gap * (len(spans) - 1)
-    drawn: list[Html] = []
-    left = 2.0
-    for k, span in enumerate(spans):
-        if k:
-            drawn.append(tag("line", x1=left, x2=left + gap, y1=22.0, y2=22.0, class_="pause"))
-            drawn.append(
-                tag("text", span.pause, x=left + gap / 2, y=14, text_anchor="middle")
-            )  # fmt: skip
-            left += gap
-        length = max(span.seconds / total * room, 3.0)
-        setup = min(span.setup_s / (span.seconds or 1.0), 1.0) * length
-        box = {"y": 16.0, "height": 12.0}
-        told = tag("title", span.text)
-        drawn.append(tag("rect", told, x=left, width=length, class_=f"bar c{colour}", **box))
-        if setup > 0:
-            drawn.append(tag("rect", tag("title", f"setup, {span.text}"), x=left, width=setup,
-                class_="setup", **box))  # fmt: skip
-        for seconds, text, bad in span.marks:
-            x = left + min(seconds / (span.seconds or 1.0), 1.0) * length
-            mark = tag("title", text)
-            if bad:
-                shape = f"{x - 5:.1f},40 {x + 5:.1f},40 {x:.1f},30"
-                drawn.append(tag("polygon", mark, points=shape, class_="bad"))
-            else:
-                drawn.append(tag("line", mark, x1=x, x2=x, y1=30.0, y2=37.0, class_="tick"))
-        left += length
-    return _svg(title, height, drawn, width)
+    pause_s, start = min(0.06, 0.4 / len(spans)) * total, 0.0
+    marks: dict[bool, list[tuple[float, str]]] = {False: [], True: []}
+    with _style():
+        chart = _new_chart(2 * _WIDTH, 0.5)
+        axes = chart.axes
+        for k, span in enumerate(spans):
+            if k:
+                style = {"color": _STAND_INS["base"], "ls": ":", "lw": 1.0, "clip_on": False}
+                axes.plot([start, start + pause_s], [0, 0], **style)
+                axes.text(start + pause_s / 2, 0.35, _printable(span.pause), ha="center")
+                start += pause_s
+            seconds = max(span.seconds, 0.003 * total)
+            setup_s = min(span.setup_s / (span.seconds or 1.0), 1.0) * seconds
+            bars = [(seconds, _colour(colour), span.text)]
+            if setup_s > 0:
+                bars.append((setup_s, _STAND_INS["setup"], f"setup, {span.text}"))
+            for width, shade, text in bars:
+                chart.tip(axes.barh(0, width, 0.5, left=start, color=shade)[0], [text])
+            for at, text, bad in span.marks:
+                marks[bad].append((start + min(at / (span.seconds or 1.0), 1.0) * seconds, text))
+            start += seconds
+        for bad, (marker, shade) in {False: ("|", "quiet"), True: ("^", "bad")}.items():
+            if marks[bad]:
+                points = [(at, -0.6) for at, _ in marks[bad]]
+                texts = [text for _, text in marks[bad]]
+                chart.dots(points, texts, s=28, marker=marker, color=_STAND_INS[shade])
+        axes.set(xlim=(0, start), ylim=(-0.9, 0.9))
+        axes.set_axis_off()
+        return _html(chart, title)
 
 
-def _svg(title: str, height: float, drawn: Sequence[Html], width: float = _WIDTH) -> Html:
-    return tag(
-        "svg", *drawn, viewBox=f"0 0 {width:g} {height:g}", role="img", aria_label=title,
-    )  # fmt: skip
+def legend(names: Iterable[tuple[str, int]]) -> Html:
+    """Return a line with the colour of each name. names : with the numbers of their colours"""
+    entries = (
+        tag("span", tag("i", class_=f"c{colour % COLOURS}"), name, class_="run")
+        for name, colour in names
+    )
+    return tag("p", *entries, class_="legend")
 
 
-def _figure(title: str, note: str, drawing: Html) -> Html:
-    more = tag("small", note) if note else NO_HTML
-    return tag("figure", tag("figcaption", title, more), drawing)
+def short_number(value: float) -> str:
+    """Return a number to four digits, with a unit if it is large: 0.023, 48.2k, 1.23M, 3e-07."""
+    if abs(value) < 1e4:
+        return f"{value:.4g}"
+    ticker = import_optional("matplotlib.ticker", "a report", "report")
+    return str(ticker.EngFormatter(sep="")(float(f"{value:.4g}")))
+
+
+# -- parts of a chart ----------------------------------------------------------------------------
+
+
+def _style() -> Any:
+    return import_optional("matplotlib", "a report", "report").rc_context(_STYLE)
+
+
+def _new_chart(width: float, height: float) -> _Chart:
+    figure = new_figure(width, height, "a report")
+    return _Chart(figure, figure.subplots())
+
+
+def _colour(number: int) -> str:
+    return _STAND_INS[f"c{number % COLOURS}"]
+
+
+def _printable(text: str) -> str:
+    """Return the text without the control characters that SVG cannot hold."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def _draw_line(chart: _Chart, line: Curve, *, percent: bool) -> None:
+    points = _thinned(line.points)
+    xs, ys = zip(*points, strict=True)
+    style = "-" if line.colour < COLOURS else "--"
+    colour = _colour(line.colour)
+    chart.axes.plot(xs, ys, style, color=colour, lw=1.3, clip_on=False)
+
+    def text(point: tuple[float, float]) -> str:
+        y = f"{point[1]:.1%}" if percent else short_number(point[1])
+        return f"{line.name}: {y} at {short_number(point[0])}"
+
+    shown = points[:: -(-len(points) // _MOST_TIPS)]
+    dots = {"s": 9} if len(points) <= _DOTS else {"s": 60, "alpha": 0.0}
+    chart.dots(shown, list(map(text, shown)), color=colour, **dots)
+    if line.best is not None:
+        chart.dots([line.best], [text(line.best)], s=70, facecolors="none", edgecolors=colour)
+
+
+def _thinned(points: Sequence[Point]) -> Sequence[Point]:
+    """Return means of neighbouring points, so few that a screen can show the line."""
+    size = -(-len(points) // _MOST_POINTS)
+    if size == 1:
+        return points
+    groups = [points[k : k + size] for k in range(0, len(points), size)]
+    return [
+        (sum(x for x, _ in group) / len(group), sum(y for _, y in group) / len(group))
+        for group in groups
+    ]
+
+
+def _scale(axes: Any, values: Sequence[float], *, zero: bool) -> None:
+    """Scale y: from 0 with `zero`, else by logarithms if the values require and allow it."""
+    low, high = min(values), max(values)
+    if zero:
+        axes.set_ylim(min(0.0, low), 1.05 * max(high, 1e-12))
+    elif low > 0 and high > _LOG_RATIO * low:
+        log_axis(axes, "y")
+        return
+    elif high - low < 0.01 * max(abs(low), abs(high)):  # show a level line
+        middle, half = (low + high) / 2, 0.005 * max(abs(low), abs(high)) or 1.0
+        axes.set_ylim(middle - half, middle + half)
+    _short_numbers(axes.yaxis)
+
+
+def _short_numbers(axis: Any) -> None:
+    ticker = import_optional("matplotlib.ticker", "a report", "report")
+    axis.set_major_locator(ticker.MaxNLocator(5, steps=(1, 2, 5, 10)))
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: short_number(value)))
+
+
+def _label(axes: Any, x: str, y: str) -> None:
+    axes.set_xlabel(_printable(x))
+    axes.set_title(_printable(y), loc="left", fontsize=8.0)
+
+
+def _html(chart: _Chart, title: str, note: str = "") -> Html:
+    """Return the figure with its title, as an element of the page."""
+    text = io.StringIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of glyphs that are not in Matplotlib's own font
+        chart.figure.savefig(text, format="svg", transparent=True)
+    drawing = _without_namespaces(text.getvalue())
+    for element in list(drawing.iter()):
+        for child in list(element):
+            if child.tag in ("metadata", "style"):
+                element.remove(child)
+        element.attrib.pop("clip-path", None)
+        tips = chart.tips.get(element.get("id", ""))
+        if element.tag == "g":
+            element.attrib.pop("id", None)
+        if tips is not None:
+            for shape, tip in zip(_shapes(element), tips, strict=True):
+                ET.SubElement(shape, "title").text = _printable(tip)
+    box = drawing.attrib["viewBox"]
+    drawing.attrib.clear()
+    drawing.attrib.update({"viewBox": box, "role": "img", "aria-label": _printable(title)})
+    svg = ET.tostring(drawing, encoding="unicode", short_empty_elements=False)
+    for name, stand_in in _STAND_INS.items():
+        svg = svg.replace(stand_in, f"var(--{name})")
+    caption = tag("figcaption", title, tag("small", note) if note else NO_HTML)
+    return tag("figure", caption, Html(re.sub(r"font-family: [^;\"]*;? ?", "", svg)))
+
+
+def _without_namespaces(text: str) -> ET.Element:
+    """Parse SVG for use within HTML, where its elements need no namespace."""
+    root = ET.fromstring(text)
+    for element in root.iter():
+        element.tag = element.tag.rpartition("}")[2]
+        element.attrib = {key.rpartition("}")[2]: v for key, v in element.attrib.items()}
+    return root
+
+
+def _shapes(group: ET.Element) -> list[ET.Element]:
+    """Return the shapes that a group draws, in order, without those that it only defines."""
+    defined = {shape for defs in group.iter("defs") for shape in defs.iter()}
+    return [e for e in group.iter() if e.tag in ("path", "use") and e not in defined]

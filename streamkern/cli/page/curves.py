@@ -1,16 +1,18 @@
-"""The section of curves of runs over the samples trained on."""
+"""The sections of curves over the samples trained on: losses and rates, and those of each rank."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
-from streamkern.cli.page.charts import Axes, Curve, line_chart
+from streamkern.cli.page.charts import Curve, legend, line_chart
 from streamkern.cli.page.facts import Facts
-from streamkern.cli.page.history import LOSS, RATES
-from streamkern.cli.page.html import NO_HTML, Html, html_table, tag
+from streamkern.cli.page.html import NO_HTML, Cell, Html, html_table, joined_html, tag
 from streamkern.cli.page.sections import count, figure, figure_name, moment, run_label, section
+from streamkern.train.log_reader import LOSS, RANK_FIGURES, RATES, SLOWEST, of_rank
 
 _SAMPLES, _SQUARES = "samples trained on", "mean squared error"
+_RATE, _SHARE = "samples / s", "share of the time"
 
 
 def curves(runs: Sequence[Facts]) -> Html:
@@ -18,36 +20,33 @@ def curves(runs: Sequence[Facts]) -> Html:
     names = list(
         dict.fromkeys(n for run in runs for e in run.history.evaluations for n in e["figures"])
     )
-    shown = [chart for chart in _charts(runs, names) if chart]
-    if not shown:
+    charts = [chart for chart in _charts(runs, names) if chart]
+    if not charts:
         return section("Curves", tag("p", "The log holds no steps yet, and no evaluation."))
-    legend = NO_HTML
-    if len(runs) > 1:
-        legend = tag("p", *(run_label(run, k) for k, run in enumerate(runs)), class_="legend")
-    return section("Curves", legend, tag("div", *shown, class_="charts"), _evaluations(runs, names))
+    names_of_runs = legend((run.name, k) for k, run in enumerate(runs)) if len(runs) > 1 else ""
+    drawn = tag("div", *charts, class_="charts")
+    return section("Curves", names_of_runs, drawn, _evaluations(runs, names))
 
 
 def _charts(runs: Sequence[Facts], names: Sequence[str]) -> list[Html]:
     """Return the charts, all with the same scale of samples."""
-    far = float(max(run.done["samples"] for run in runs))
-
-    def chart(title: str, lines: list[Curve], y: str, note: str = "", **how: bool) -> Html:
-        return line_chart(title, lines, Axes(_SAMPLES, y, far=far, **how), note)
+    x_end = float(max(run.done["samples"] for run in runs))
+    chart = partial(line_chart, x=_SAMPLES, x_end=x_end)
 
     def logged(name: str) -> list[Curve]:
         return [Curve(run.name, run.history.curves.get(name, ()), k) for k, run in enumerate(runs)]
 
     at_ends = all(run.solver in ("direct", "falkon") for run in runs)
     note = "of the model after an epoch" if at_ends else "of rows not learned from yet"
-    found = [chart("Training loss", logged(LOSS), _SQUARES, note)]
+    charts = [chart("Training loss", logged(LOSS), y=_SQUARES, note=note)]
     for name in names:
         words = figure_name(name)
         y = _SQUARES if name.endswith("mse") else words
-        found.append(chart(words[:1].upper() + words[1:], _evaluated(runs, name), y))
+        charts.append(chart(words[:1].upper() + words[1:], _evaluated(runs, name), y=y))
     rate, stall = map(logged, RATES)
-    found.append(chart("Rate", rate, "samples / s", zero=True))
-    found.append(chart("Waiting for data", stall, "share of the time", zero=True, percent=True))
-    return found
+    charts.append(chart("Rate", rate, y=_RATE, zero=True))
+    charts.append(chart("Waiting for data", stall, y=_SHARE, percent=True))
+    return charts
 
 
 def _evaluated(runs: Sequence[Facts], name: str) -> list[Curve]:
@@ -72,3 +71,60 @@ def _evaluations(runs: Sequence[Facts], names: Sequence[str]) -> Html:
     head = ["run", "time, UTC", "step", "samples", *map(figure_name, names)]
     title = tag("summary", f"All {len(rows)} evaluations")
     return tag("details", title, html_table(head, rows, left=(1,)))
+
+
+# -- ranks ---------------------------------------------------------------------------------------
+
+
+def ranks_section(runs: Sequence[Facts]) -> Html:
+    """Return the section of all runs with several ranks: their rates, and their waiting times."""
+    return section(
+        "Ranks", *(_ranks(run, k) for k, run in enumerate(runs)),
+        words="The rank that waits least for the others is the slowest: they wait for it.",
+    )  # fmt: skip
+
+
+def _ranks(run: Facts, k: int) -> Html:
+    rates, stalls, waits = RANK_FIGURES
+    n = sum(name.startswith(f"{waits}/") for name in run.history.curves)
+    if not n:
+        return NO_HTML
+    watched = f"dashboard {run.history.dashboard}" if run.history.dashboard else ""
+    title = tag("h3", run_label(run, k), tag("small", watched))
+
+    def chart(title: str, name: str, y: str, *, percent: bool = True) -> Html:
+        curves = run.history.curves
+        lines = [Curve(f"rank {k}", curves.get(of_rank(name, k), ()), k) for k in range(n)]
+        x_end = float(run.done["samples"])
+        return line_chart(title, lines, _SAMPLES, y, x_end=x_end, zero=True, percent=percent)
+
+    charts = [
+        chart("Rate of each rank, without waiting for others", rates, _RATE, percent=False),
+        chart("Waiting for data", stalls, _SHARE),
+        chart("Waiting for other ranks", waits, _SHARE),
+    ]
+    names = legend((f"rank {k}", k) for k in range(n))
+    return joined_html([title, _rank_table(run, n), tag("div", *charts, class_="charts"), names])
+
+
+def _rank_table(run: Facts, n: int) -> Html:
+    """Return a table of means over the log."""
+    rates, stalls, waits = RANK_FIGURES
+    workers = dict(enumerate(run.history.workers))
+    slowest = [rank for _, rank in run.history.curves.get(SLOWEST, ())]
+    rows: list[list[Cell]] = [
+        [f"rank {k}", workers.get(k), count(_mean(run, rates, k)), _percent(_mean(run, stalls, k)),
+         _percent(_mean(run, waits, k)), _percent(slowest.count(k) / max(1, len(slowest)))]
+        for k in range(n)
+    ]  # fmt: skip
+    head = ["", "worker", "samples / s", "waits for data", "waits for others", "is the slowest"]
+    return html_table(head, rows, left=(1,))
+
+
+def _mean(run: Facts, name: str, rank: int) -> float | None:
+    values = [value for _, value in run.history.curves.get(of_rank(name, rank), ())]
+    return sum(values) / len(values) if values else None
+
+
+def _percent(share: float | None) -> Cell:
+    return None if share is None else f"{share:.1%}"

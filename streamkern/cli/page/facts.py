@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.basics.text import redact
-from streamkern.cli.page.history import LOSS, History, finite_number, history_of
 from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.rundir.run_summary import RunSummary, glance
+from streamkern.train.log_reader import LOSS, RunHistory, finite_number, read_history
 
 Hide = Callable[[str], str]
 """Function that removes known secrets from a text."""
@@ -62,7 +62,7 @@ class Facts:
     setup: Mapping[str, Any]
     kept_centers: int | None
     steps: Sequence[int]
-    history: History
+    history: RunHistory
     done: Mapping[str, int]
     figures: Mapping[str, float | None]
     started: str | None
@@ -148,7 +148,7 @@ def _clean(seen: RunSummary, hide: Hide) -> RunSummary:
 
 
 def _facts(seen: RunSummary) -> Facts:
-    saved, history = seen.saved or {}, history_of(seen.records)
+    saved, history = seen.saved or {}, read_history(seen.records)
     setup: Mapping[str, Any] = (seen.setup or {}).get("meta", {})
     kept = saved.get("meta", {})
     place = kept.get("position", {})
@@ -177,7 +177,7 @@ def _facts(seen: RunSummary) -> Facts:
     )
 
 
-def _figures(kept: Mapping[str, Any], history: History) -> Mapping[str, float | None]:
+def _figures(kept: Mapping[str, Any], history: RunHistory) -> Mapping[str, float | None]:
     """Return the newest known figures on data that is not trained on."""
     if history.evaluations:
         newest: Mapping[str, float | None] = history.evaluations[-1]["figures"]

@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from streamkern.basics.text import size_text
-from streamkern.cli.page.charts import COLOURS
+from streamkern.cli.page.charts import COLOURS, short_number
 from streamkern.cli.page.facts import Facts
-from streamkern.cli.page.history import RATES, duration, seconds_between
 from streamkern.cli.page.html import NO_HTML, Cell, Html, html_table, joined_html, tag
-from streamkern.cli.page.scales import short_number
 from streamkern.config.names import PARAMETER_SETTINGS
 from streamkern.kernels.notation import kernel_text
+from streamkern.train.log_reader import RATES, duration, seconds_between
 
 
 def run_label(run: Facts, k: int) -> Html:
@@ -108,7 +107,7 @@ def _share(run: Facts) -> Cell:
 
 def working_s(run: Facts) -> float | None:
     """Return the seconds that processes worked on the run, as far as the log goes."""
-    return sum(life.seconds for life in run.history.lives) or None
+    return sum(process.seconds for process in run.history.processes) or None
 
 
 def clock(time: str) -> str:

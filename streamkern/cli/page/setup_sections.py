@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from streamkern.basics.text import size_text
-from streamkern.cli.page.charts import COLOURS, Axes, Curve, Span, bar_chart, line_chart, time_line
+from streamkern.cli.page.charts import Curve, Span, bar_chart, legend, line_chart, time_line
 from streamkern.cli.page.facts import Facts
-from streamkern.cli.page.history import Life, duration, facts_text, finite_number, seconds_between
 from streamkern.cli.page.html import NO_HTML, Cell, Html, html_table, joined_html, tag
 from streamkern.cli.page.sections import (
     clock,
@@ -23,6 +22,13 @@ from streamkern.cli.page.sections import (
 )
 from streamkern.ingest.tables.encoder import column_notes
 from streamkern.kernels.notation import kernel_text
+from streamkern.train.log_reader import (
+    ProcessLog,
+    duration,
+    facts_text,
+    finite_number,
+    seconds_between,
+)
 
 _SHOWN = 14
 """Number of features of a metric in a chart."""
@@ -76,11 +82,10 @@ def _kernels(records: Sequence[Mapping[str, Any]]) -> Html:
         for k, (name, points) in enumerate(found)
     ]
     chart = line_chart(
-        "Kernel and bandwidth", lines,
-        Axes("bandwidth, in median distances of rows", _LEFT_OUT, log_x=True),
-        "the ring is around the best",
+        "Kernel and bandwidth", lines, "bandwidth, in median distances of rows", _LEFT_OUT,
+        log_x=True, note="the ring is around the best",
     )  # fmt: skip
-    return tag("div", chart, _legend(lines))
+    return tag("div", chart, legend((line.name, line.colour) for line in lines))
 
 
 def _rounds(records: Sequence[Mapping[str, Any]]) -> Html:
@@ -95,16 +100,8 @@ def _rounds(records: Sequence[Mapping[str, Any]]) -> Html:
             lines.append(Curve(name, points, len(lines)))
     if not lines:
         return NO_HTML
-    chart = line_chart("Metric", lines, Axes("rounds of gradients", _LEFT_OUT))
-    return tag("div", chart, _legend(lines))
-
-
-def _legend(lines: Sequence[Curve]) -> Html:
-    names = (
-        tag("span", tag("i", class_=f"c{line.colour % COLOURS}"), line.name, class_="run")
-        for line in lines
-    )
-    return tag("p", *names, class_="legend")
+    chart = line_chart("Metric", lines, "rounds of gradients", _LEFT_OUT)
+    return tag("div", chart, legend((line.name, line.colour) for line in lines))
 
 
 def _noise(records: Sequence[Mapping[str, Any]], k: int) -> Html:
@@ -117,9 +114,8 @@ def _noise(records: Sequence[Mapping[str, Any]], k: int) -> Html:
     best = min(points, key=lambda point: point[1])
     ridge = finite_number(noise[-1].get("ridge"))
     return line_chart(
-        "Noise of the targets", [Curve("error", points, k, best)],
-        Axes("variance of the noise", _LEFT_OUT, log_x=True),
-        "" if ridge is None else f"ridge {ridge:.3g}",
+        "Noise of the targets", [Curve("error", points, k, best)], "variance of the noise",
+        _LEFT_OUT, log_x=True, note="" if ridge is None else f"ridge {ridge:.3g}",
     )  # fmt: skip
 
 
@@ -145,8 +141,8 @@ def _metric(run: Facts, k: int) -> list[Html]:
     if metric["kind"] == "matrix":
         points = [(float(j), float(v)) for j, v in enumerate(metric["spectrum"], 1) if v > 0]
         charts.append(
-            line_chart("Spectrum of the metric", [Curve("eigenvalue", points, k)],
-                Axes("number", "share of the trace"), f"{metric['directions']:,} directions")
+            line_chart("Spectrum of the metric", [Curve("eigenvalue", points, k)], "number",
+                "share of the trace", note=f"{metric['directions']:,} directions")
         )  # fmt: skip
         charts += [
             bar_chart(f"Direction {j}", [(str(n), float(x)) for n, x in terms], k,
@@ -246,43 +242,43 @@ def in_time(runs: Sequence[Facts]) -> Html:
 
 
 def _in_time(run: Facts, k: int) -> Html:
-    lives = run.history.lives
-    if not lives:
+    processes = run.history.processes
+    if not processes:
         return NO_HTML
     spans = [
-        _span(run, k, before, life)
-        for k, (before, life) in enumerate(zip([None, *lives], lives, strict=False), 1)
+        _span(run, k, before, process)
+        for k, (before, process) in enumerate(zip([None, *processes], processes, strict=False), 1)
     ]
     rows = [
         [moment(e.time), elapsed(run, e.time), count(e.samples),
-         tag("span", e.what, class_="bad" if e.bad else None)]
-        for e in run.history.events if not e.what.startswith("evaluated")
+         tag("span", e.text, class_="bad" if e.bad else None)]
+        for e in run.history.events if not e.text.startswith("evaluated")
     ]  # fmt: skip
     events = (
         html_table(["time, UTC", "after", "samples", "what"], rows, left=(3,)) if rows else NO_HTML
     )
-    times = "1 process" if len(lives) == 1 else f"{len(lives)} processes"
+    times = "1 process" if len(processes) == 1 else f"{len(processes)} processes"
     kept = ", ".join(f"{step:,}" for step in run.steps) or "none"
     words = f"{times}, {seconds(working_s(run)) or 'no time'}; checkpoints kept: step {kept}"
     title = tag("h3", run_label(run, k), tag("small", words))
-    line = tag("div", time_line(f"{run.name} in time", spans, k % 8), class_="time")
+    line = tag("div", time_line(f"{run.name} in time", spans, k), class_="time")
     return joined_html([title, line, events])
 
 
-def _span(run: Facts, number_: int, before: Life | None, life: Life) -> Span:
-    began = life.records[0]["time"]
+def _span(run: Facts, number_: int, before: ProcessLog | None, process: ProcessLog) -> Span:
+    began = process.records[0]["time"]
     marks: list[tuple[float, str, bool]] = []
-    ended = life.records[-1]["time"]
+    ended = process.records[-1]["time"]
     for event in run.history.events:
         at = seconds_between(began, event.time)
         mine = began <= event.time <= ended
-        if mine and (event.bad or event.what.startswith("evaluated")):
-            marks.append((at, f"{event.samples:,} samples: {event.what}", event.bad))
+        if mine and (event.bad or event.text.startswith("evaluated")):
+            marks.append((at, f"{event.samples:,} samples: {event.text}", event.bad))
     pause = "" if before is None else duration(
         max(seconds_between(before.records[-1]["time"], began), 0.0)
     )  # fmt: skip
-    text = f"process {number_}, from {clock(began)} for {duration(life.seconds)}"
-    return Span(life.seconds - (life.steps_s or 0.0), life.seconds, text, marks, pause)
+    text = f"process {number_}, from {clock(began)} for {duration(process.seconds)}"
+    return Span(process.seconds - (process.steps_s or 0.0), process.seconds, text, marks, pause)
 
 
 # ----------------------------------------------------------------------------------- the machine

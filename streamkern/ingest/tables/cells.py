@@ -124,17 +124,17 @@ def is_lists_of_numbers(kind: Any) -> bool:
 
 def matches(column: Any, pattern: str) -> NDArray[np.bool_]:
     """Return a mask (k,) of the cells of a text column that match; False for missing cells."""
-    found = import_optional("pyarrow.compute").match_substring_regex(column, pattern)
-    return np.asarray(found.fill_null(False).to_numpy(zero_copy_only=False), bool)
+    matched = import_optional("pyarrow.compute").match_substring_regex(column, pattern)
+    return np.asarray(matched.fill_null(False).to_numpy(zero_copy_only=False), bool)
 
 
 def present(column: Any) -> NDArray[np.bool_]:
     """Return a mask (k,) of the cells with a value: not null and, for floats, not NaN."""
-    there = np.asarray(column.is_valid().to_numpy(zero_copy_only=False), bool)
+    valid = np.asarray(column.is_valid().to_numpy(zero_copy_only=False), bool)
     if import_optional("pyarrow.types").is_floating(column.type):
         values = column.to_numpy(zero_copy_only=False)
-        there &= ~np.isnan(values.astype(np.float64))
-    return there
+        valid &= ~np.isnan(values.astype(np.float64))
+    return valid
 
 
 def as_numbers(column: Any) -> NDArray[np.float64]:
@@ -194,8 +194,8 @@ def as_days(column: Any, form: str | None) -> NDArray[np.float64]:
     """
     arrow = import_optional("pyarrow")
     column = plain_cells(column)
-    there = present(column)
-    if not there.any():
+    valid = present(column)
+    if not valid.any():
         return np.full(len(column), np.nan)
     if is_text_type(column.type):
         column = _dates_of_text(column, form)
@@ -205,8 +205,8 @@ def as_days(column: Any, form: str | None) -> NDArray[np.float64]:
         column = column.cast(arrow.timestamp("ms"))
     ticks = column.cast(arrow.int64()).fill_null(0).to_numpy(zero_copy_only=False)
     # Whole days are divided off first: the result is then the same to the bit in every unit.
-    days, left = np.divmod(ticks, _DAY_TICKS[column.type.unit])
-    return np.where(there, days + left / _DAY_TICKS[column.type.unit], np.nan)
+    days, rest = np.divmod(ticks, _DAY_TICKS[column.type.unit])
+    return np.where(valid, days + rest / _DAY_TICKS[column.type.unit], np.nan)
 
 
 def is_zoned(column: Any, form: str | None) -> bool | None:
@@ -225,8 +225,8 @@ def is_zoned(column: Any, form: str | None) -> bool | None:
 
 def are_dates(column: Any) -> NDArray[np.bool_]:
     """Return a mask (k,) of the cells of a text column that are dates with the year first."""
-    found = matches(column, ISO_DATE) | matches(column, ZONED_DATE)
-    return found if found.all() else found | matches(column, YEAR_FIRST)
+    dates = matches(column, ISO_DATE) | matches(column, ZONED_DATE)
+    return dates if dates.all() else dates | matches(column, YEAR_FIRST)
 
 
 def _with_dashes(column: Any) -> Any:
@@ -243,7 +243,7 @@ def _dates_of_form(column: Any, form: str) -> Any:
     """Parse dates by Python's strptime, which refuses a 31st of February."""
     arrow = import_optional("pyarrow")
     coded = column.dictionary_encode()
-    found: list[datetime.datetime | None] = []
+    moments: list[datetime.datetime | None] = []
     wrong: dict[int, str] = {}
     for k, text in enumerate(coded.dictionary.to_pylist()):
         try:
@@ -253,21 +253,21 @@ def _dates_of_form(column: Any, form: str) -> Any:
             moment = None
         if moment is not None and moment.tzinfo is not None:
             moment = moment.astimezone(datetime.UTC).replace(tzinfo=None)
-        found.append(moment)
+        moments.append(moment)
     codes = np.asarray(coded.indices.fill_null(-1).to_numpy(zero_copy_only=False), np.int64)
     if wrong:
         row = int(np.argmax(np.isin(codes, list(wrong))))
         raise WrongCellError(row, wrong[int(codes[row])])
-    return arrow.array(found, arrow.timestamp("us")).take(coded.indices)
+    return arrow.array(moments, arrow.timestamp("us")).take(coded.indices)
 
 
 def check_zone(column: Any, form: str | None, zoned: bool | None) -> None:
     """Raise WrongCellError if these dates have a time zone and the others do not, or vice versa."""
-    found = is_zoned(column, form)
-    if None not in (found, zoned) and found != zoned:
+    here_zoned = is_zoned(column, form)
+    if None not in (here_zoned, zoned) and here_zoned != zoned:
         column = plain_cells(column)
         row = int(np.argmax(present(column)))
-        here, there = ("a", "none") if found else ("no", "one")
+        here, there = ("a", "none") if here_zoned else ("no", "one")
         reason = f"has {here} time zone where others have {there}"
         raise WrongCellError(row, str(column[row]), reason)
 
@@ -301,13 +301,13 @@ def as_words(column: Any) -> tuple[list[str], NDArray[np.int64]]:
     """
     arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
     column = plain_cells(column)
-    there = present(column)
-    if not there.any():
+    valid = present(column)
+    if not valid.any():
         return [], np.full(len(column), -1, np.int64)
     if kind_of_type(column.type) is None:
         _refuse_first(column, np.zeros(len(column), bool))
-    if not there.all():
-        column = compute.if_else(arrow.array(there), column, arrow.scalar(None, column.type))
+    if not valid.all():
+        column = compute.if_else(arrow.array(valid), column, arrow.scalar(None, column.type))
     coded = column.dictionary_encode()
     words = coded.dictionary
     if arrow.types.is_floating(words.type) or arrow.types.is_decimal(words.type):
@@ -321,11 +321,11 @@ def as_words(column: Any) -> tuple[list[str], NDArray[np.int64]]:
     else:
         texts = words.cast(arrow.string()).to_pylist()
     codes = np.asarray(coded.indices.fill_null(-1).to_numpy(zero_copy_only=False), np.int64)
-    found = dict.fromkeys(texts)
-    if len(found) < len(texts):  # 3 and 3.0 are one word
-        places = {text: k for k, text in enumerate(found)}
-        codes = np.array([-1, *[places[text] for text in texts]], np.int64)[codes + 1]
-    return list(found), codes
+    distinct = dict.fromkeys(texts)
+    if len(distinct) < len(texts):  # 3 and 3.0 are one word
+        index_of = {text: k for k, text in enumerate(distinct)}
+        codes = np.array([-1, *[index_of[text] for text in texts]], np.int64)[codes + 1]
+    return list(distinct), codes
 
 
 def _number_text(value: Any, dtype: np.dtype[Any] | None) -> str:

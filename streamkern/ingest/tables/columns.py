@@ -40,8 +40,8 @@ class ColumnCode(ABC):
     @property
     def features(self) -> tuple[str, ...]:
         """Names of the features."""
-        own = tuple(self._features())
-        return (*own, f"{self.name} is missing") if self.n_missing else own
+        names = tuple(self._features())
+        return (*names, f"{self.name} is missing") if self.n_missing else names
 
     def encode(self, column: Any) -> Values:
         """Return features (k, number of features) of Arrow cells; raises WrongCellError."""
@@ -151,10 +151,10 @@ class OneHot(KnownWords):
 
     def _encode(self, column: Any) -> tuple[Values, NDArray[np.bool_]]:
         texts, codes = cells.as_words(column)
-        place = word_places(self._places, texts, codes)
+        index = word_places(self._places, texts, codes)
         out = np.zeros((len(codes), len(self.known)))
-        there = np.flatnonzero(place > 0)
-        out[there, place[there] - 1] = 1
+        rows = np.flatnonzero(index > 0)
+        out[rows, index[rows] - 1] = 1
         return out, codes < 0
 
 
@@ -179,9 +179,9 @@ class Hashed(ColumnCode):
         murmurhash3_32 = on_demand("sklearn.utils").murmurhash3_32
         hashes = np.array([0, *(murmurhash3_32(text) for text in texts)], np.int64)[codes + 1]
         out = np.zeros((len(codes), HASHED_FEATURES))
-        there = np.flatnonzero(codes >= 0)
-        of = hashes[there]
-        out[there, np.abs(of) % HASHED_FEATURES] = np.where(of >= 0, 1, -1)
+        rows = np.flatnonzero(codes >= 0)
+        of = hashes[rows]
+        out[rows, np.abs(of) % HASHED_FEATURES] = np.where(of >= 0, 1, -1)
         return out, codes < 0
 
 
@@ -211,9 +211,9 @@ class TargetMeans(KnownWords):
         return (f"{self.name} by {output}" for output in self.outputs)
 
     def _encode(self, column: Any) -> tuple[Values, NDArray[np.bool_]]:
-        place, missing = self.places(column)
+        index, missing = self.places(column)
         return self.standardised(
-            np.array([self.missing, *self.means, self.unknown])[place]
+            np.array([self.missing, *self.means, self.unknown])[index]
         ), missing
 
     def places(self, column: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:

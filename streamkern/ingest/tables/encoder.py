@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import DataError
 from streamkern.basics.text import some
+from streamkern.basics.values import json_digest
 from streamkern.basics.warning import warn
 from streamkern.ingest.tables.cells import RowsInFile, WrongCellError, row_number
 from streamkern.ingest.tables.columns import ColumnCode, KnownWords, column_code
@@ -43,22 +43,22 @@ class Encoder:
     @cached_property
     def features(self) -> tuple[str, ...]:
         """Names of the d features, all distinct."""
-        found: dict[str, None] = {}
+        names: dict[str, None] = {}
         for code in self.codes:
             for name in code.features:
-                while name in found:
+                while name in names:
                     name += "_"
-                found[name] = None
-        return tuple(found)
+                names[name] = None
+        return tuple(names)
 
     @cached_property
     def groups(self) -> tuple[tuple[str, slice], ...]:
         """Each column of the table with the slice of its features."""
-        found, first = [], 0
+        groups, first = [], 0
         for code in self.codes:
-            found.append((code.name, slice(first, first + len(code.features))))
+            groups.append((code.name, slice(first, first + len(code.features))))
             first += len(code.features)
-        return tuple(found)
+        return tuple(groups)
 
     @cached_property
     def digest(self) -> str:
@@ -66,7 +66,7 @@ class Encoder:
         return json_digest(self.json())
 
     def json(self) -> dict[str, Any]:
-        """Return the encoder as JSON, for `of`."""
+        """Return the encoder as JSON, for `from_json`."""
         return {
             "version": ENCODER_VERSION,
             "columns": [code.json() for code in self.codes],
@@ -75,7 +75,7 @@ class Encoder:
         }
 
     @classmethod
-    def of(cls, saved: Mapping[str, Any], where: str) -> Encoder:
+    def from_json(cls, saved: Mapping[str, Any], where: str) -> Encoder:
         """Return the encoder that `json` saved; raise DataError if a newer streamkern wrote it."""
         if saved.get("version") != ENCODER_VERSION:
             raise DataError(
@@ -127,10 +127,10 @@ class UnknownWords:
 
     def tell(self, where: str) -> None:
         """Warn of columns most of whose words are unknown; usually they are spelled differently."""
-        for code, (unknown, told) in zip(self._codes, self._counts.tolist(), strict=True):
-            if 2 * unknown > told:
+        for code, (unknown, n_words) in zip(self._codes, self._counts.tolist(), strict=True):
+            if 2 * unknown > n_words:
                 warn(
-                    f"column {code.name!r} of {where} has words in {told:,} rows, of which "
+                    f"column {code.name!r} of {where} has words in {n_words:,} rows, of which "
                     f"{unknown:,} were not there in training and tell nothing; are they spelled "
                     f"as in training ({some([word[:40] for word in code.known])})?"
                 )
@@ -140,7 +140,7 @@ def column_notes(encoder: Mapping[str, Any] | None, where: str) -> dict[str, str
     """Return a description of the encoding of each column; empty without an encoder."""
     if encoder is None:
         return {}
-    lines = Encoder.of(encoder, where).lines()
+    lines = Encoder.from_json(encoder, where).lines()
     return {name: f"{kind}: {what}" if what else kind for name, kind, what in lines}
 
 
@@ -162,9 +162,9 @@ def wrong_cell(
 ) -> DataError:
     """Return the error for a cell that does not fit a column of this `kind`."""
     what = "infinite" if error.text in ("inf", "-inf") else f"not {_WORDS.get(kind, 'a word')}"
-    place = f"{where}, row {row_number(start, error.row)}, column {name!r}"
+    location = f"{where}, row {row_number(start, error.row)}, column {name!r}"
     reason = error.reason or f"is {what}"
-    return DataError(f"{place} is {error.text[:80]!r}, which {reason}; {remedy}")
+    return DataError(f"{location} is {error.text[:80]!r}, which {reason}; {remedy}")
 
 
 def side_by_side(parts: Sequence[NDArray[np.float64]]) -> NDArray[np.float32]:
@@ -173,25 +173,25 @@ def side_by_side(parts: Sequence[NDArray[np.float64]]) -> NDArray[np.float32]:
 
 
 def check_encoder(
-    found: Mapping[str, Any] | None, wanted: Mapping[str, Any] | None, where: str
+    encoder: Mapping[str, Any] | None, wanted: Mapping[str, Any] | None, where: str
 ) -> None:
     """Raise DataError unless both are the same encoder.
 
     Columns of another encoder may have the same names but mean something else.
     """
-    if found is None and wanted is None:
+    if encoder is None and wanted is None:
         return
     if wanted is None:
         raise DataError(
             f"{where} is an encoded table, and plain numbers are wanted, in the units they were "
             "trained in; give the table as it is to a model that was trained on it encoded"
         )
-    if found is None:
+    if encoder is None:
         raise DataError(
             f"{where} holds numbers, and the columns wanted are those of an encoded table; give "
             "the table as it is, or ingest it with like= and the store trained on"
         )
-    if json_digest(dict(found)) != json_digest(dict(wanted)):
+    if json_digest(dict(encoder)) != json_digest(dict(wanted)):
         raise DataError(
             f"{where} is a table that was encoded in another way; ingest it again with like= and "
             "the store trained on"

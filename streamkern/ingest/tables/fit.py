@@ -27,8 +27,8 @@ from streamkern.ingest.tables.columns import (
     TargetMeans,
 )
 from streamkern.ingest.tables.encoder import Encoder, encoded, side_by_side, wrong_cell
+from streamkern.ingest.tables.key_columns import RowCounter
 from streamkern.ingest.tables.missing import Marks
-from streamkern.ingest.tables.row_counter import RowCounter
 from streamkern.ingest.tables.scan import Column, Declared
 from streamkern.ingest.tables.words import N_FOLDS, folds_of, shrunk_means
 
@@ -88,8 +88,8 @@ class FittedEncoder:
             column = self.encoder.cells(table, code.name)
             part = encoded(code, column, where, start)
             if isinstance(code, TargetMeans):
-                place, _ = code.places(column)
-                means = self.fold_means[code.name][folds, place]
+                index, _ = code.places(column)
+                means = self.fold_means[code.name][folds, index]
                 part[:, : means.shape[1]] = code.standardised(means)
             parts.append(part)
         return side_by_side(parts)
@@ -186,8 +186,8 @@ class _Scan:
         y = self._values.convert(block)
         T = np.zeros((len(y), self._n_targets))
         if self._values.are_classes:
-            kept = y < MAX_TARGETS
-            T[np.flatnonzero(kept), y[kept]] = 1
+            few = y < MAX_TARGETS
+            T[np.flatnonzero(few), y[few]] = 1
         elif self._n_targets:
             if self._origin is None:
                 self._origin = y[0].astype(np.float64)
@@ -251,8 +251,8 @@ class _Scan:
         if len(self._values.labels) > MAX_TARGETS:
             return {}
         names, ranks = self._values.ranks()
-        found = {name: int(np.argmax(ranks == k)) for k, name in enumerate(names)}
-        return {names[1]: found[names[1]]} if len(names) == 2 else found
+        code_of = {name: int(np.argmax(ranks == k)) for k, name in enumerate(names)}
+        return {names[1]: code_of[names[1]]} if len(names) == 2 else code_of
 
 
 def _measured(column: Column, kind: str) -> ColumnCode:

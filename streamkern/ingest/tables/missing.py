@@ -35,38 +35,38 @@ class Marks:
     def null(self, column: Any) -> Any:
         """Return an Arrow column with null in cells that match a marker; see `plain_cells`."""
         column = plain_cells(column)
-        found = self.found(column)
-        if not found.any():
+        missing = self.matched(column)
+        if not missing.any():
             return column
         arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
-        return compute.if_else(arrow.array(found), arrow.scalar(None, column.type), column)
+        return compute.if_else(arrow.array(missing), arrow.scalar(None, column.type), column)
 
-    def found(self, column: Any) -> NDArray[np.bool_]:
+    def matched(self, column: Any) -> NDArray[np.bool_]:
         """Return a mask (k,) of the cells of a plain Arrow column that match a marker."""
         arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
-        found = np.zeros(len(column), bool)
+        missing = np.zeros(len(column), bool)
         if is_text_type(column.type) and self.texts:
             hits = compute.is_in(column, arrow.array(list(self.texts), column.type))
-            found |= np.asarray(hits.to_numpy(zero_copy_only=False), bool)
-            self._see(str(k) for k in column.filter(arrow.array(found)).unique().to_pylist())
+            missing |= np.asarray(hits.to_numpy(zero_copy_only=False), bool)
+            self._see(str(k) for k in column.filter(arrow.array(missing)).unique().to_pylist())
             if self._numbers:
                 # Only columns in which a single cell may be a number are parsed, not words.
                 written = compute.match_substring_regex(column, NUMBER).fill_null(False)
                 values = compute.if_else(written, column, arrow.scalar(None, column.type))
                 values = compute.replace_substring_regex(values, r"^\+", "").cast(arrow.float64())
-                found |= self._equal(values.to_numpy(zero_copy_only=False))
+                missing |= self._equal(values.to_numpy(zero_copy_only=False))
         elif self._numbers and kind_of_type(column.type) == "number":
             types = arrow.types
             if not (types.is_boolean(column.type) or types.is_duration(column.type)):
                 if types.is_decimal(column.type):
                     column = column.cast(arrow.float64(), safe=False)
-                found |= self._equal(column.to_numpy(zero_copy_only=False))
+                missing |= self._equal(column.to_numpy(zero_copy_only=False))
         elif self.texts and kind_of_type(column.type) == "date":
             for text in self.texts:
-                found |= self._is_moment(column, text)
-        return found
+                missing |= self._is_moment(column, text)
+        return missing
 
-    def found_in(self, y: NDArray[Any]) -> NDArray[np.bool_]:
+    def matched_in(self, y: NDArray[Any]) -> NDArray[np.bool_]:
         """Return a mask of the entries of an array of numbers or text that match a marker."""
         if not self.texts:
             return np.zeros(y.shape, bool)
@@ -97,15 +97,15 @@ class Marks:
         return next((k for k, value in self._numbers.items() if value == float(text)), None)
 
     def _equal(self, values: NDArray[Any]) -> NDArray[np.bool_]:
-        found = np.zeros(values.shape, bool)
+        equal = np.zeros(values.shape, bool)
         for text, value in self._numbers.items():
             with np.errstate(over="ignore"):
                 near = values.dtype.type(value) if values.dtype.kind == "f" else value
             hits = values == near
             if hits.any():
                 self.unseen.discard(text)
-            found |= hits
-        return found
+            equal |= hits
+        return equal
 
     def _is_moment(self, column: Any, text: str) -> NDArray[np.bool_]:
         arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
@@ -114,9 +114,9 @@ class Marks:
         except (arrow.ArrowException, ValueError):  # no date
             return np.zeros(len(column), bool)
         hits = compute.equal(column, moment).fill_null(False)
-        found = np.asarray(hits.to_numpy(zero_copy_only=False), bool)
-        self._see([text] if found.any() else [])
-        return found
+        equal = np.asarray(hits.to_numpy(zero_copy_only=False), bool)
+        self._see([text] if equal.any() else [])
+        return equal
 
     def _see(self, texts: Iterable[str]) -> None:
         self.unseen.difference_update(texts)
@@ -131,18 +131,18 @@ def is_missing(value: Any) -> bool:
     return isinstance(value, float | np.floating) and bool(np.isnan(value))
 
 
-def missing_in(y: NDArray[Any], kept: Sequence[str] = ()) -> NDArray[np.bool_]:
+def missing_in(y: NDArray[Any], labels: Sequence[str] = ()) -> NDArray[np.bool_]:
     """Return a mask (k,) of the rows of targets, (k,) or (k, c), that lack a target.
 
-    kept : texts that are labels even if they look like a missing value
+    labels : texts that are labels even if they look like a missing value
     """
     if y.dtype.kind == "f":
-        found = np.isnan(y)
+        missing = np.isnan(y)
     elif y.dtype.kind in "mM":
-        found = np.isnat(y)
+        missing = np.isnat(y)
     elif y.dtype.kind in "UOST":
         flat = [k.decode(errors="replace") if isinstance(k, bytes) else k for k in y.ravel()]
-        found = np.array([is_missing(k) and k not in kept for k in flat], bool).reshape(y.shape)
+        missing = np.array([is_missing(k) and k not in labels for k in flat], bool).reshape(y.shape)
     else:
-        found = np.zeros(y.shape, bool)
-    return found.reshape(len(y), -1).any(axis=1) if y.size else np.zeros(len(y), bool)
+        missing = np.zeros(y.shape, bool)
+    return missing.reshape(len(y), -1).any(axis=1) if y.size else np.zeros(len(y), bool)

@@ -1,9 +1,24 @@
-"""Parse text as numbers, as in CSV files: ASCII only, without underscores."""
+"""Parse text as numbers, in any notation that is asked for, and recognise other notations.
+
+Features and targets are judged alike. Text that a person reads as a number (``1,5``, ``12.3 EUR``)
+would make every value a class of its own, which is never intended: it is refused, unless the user
+declares the column categorical.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import unicodedata
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamkern.basics.errors import DataError
+from streamkern.basics.optional import import_optional
+from streamkern.ingest.tables import cells
+from streamkern.ingest.tables.cells import NUMBER, matches
 
 _INTEGER = re.compile(r"[+-]?[0-9]+\Z")
 _PADDED = re.compile(r"\s*0[0-9]")
@@ -38,3 +53,180 @@ def is_integer(text: str) -> bool:
 def is_padded(text: str) -> bool:
     """Return whether a number has unnecessary leading zeros, as codes do."""
     return "0" in text and _PADDED.match(text) is not None
+
+
+THOUSANDS = (".", ",", " ", "'")
+"""Characters that may separate groups of digits."""
+_SAME = {" ": " \u00a0\u202f\u2009", "'": "'\u2019"}
+_EXPONENT = "([eE][+-]?[0-9]+)?"
+
+
+class NumberStyle(NamedTuple):
+    """Notation of the numbers in a file.
+
+    decimal : "." or ","
+    thousands : the separator of groups of three digits, "" for none
+    """
+
+    decimal: str = "."
+    thousands: str = ""
+
+    @property
+    def plain(self) -> bool:
+        """True if numbers are written in Python's notation."""
+        return self == NumberStyle()
+
+    def with_point(self, text: str) -> str:
+        """Return a number in Python's notation; other text unchanged."""
+        number = text.strip()
+        if self.thousands and re.fullmatch(self._grouped, number):
+            number = re.sub(self._groups, "", number)
+        elif not (self.decimal == "," and re.fullmatch(self._pointless, number)):
+            return text
+        return number.replace(self.decimal, ".")
+
+    def contradicts(self, text: str) -> bool:
+        """Return whether a number has a decimal point although the decimal sign is a comma."""
+        if self.decimal == "." or "." not in text or not is_number(text):
+            return False
+        return not (self.thousands and re.fullmatch(self._grouped, text.strip()))
+
+    def with_points(self, text: Any) -> Any:
+        """Apply `with_point` to each cell of an Arrow text column."""
+        compute = import_optional("pyarrow.compute")
+        if self.thousands:
+            grouped = import_optional("pyarrow").array(matches(text, f"^{self._grouped}$"))
+            bare = compute.replace_substring_regex(text, self._groups, "")
+            bare = compute.replace_substring(bare, self.decimal, ".")
+            text = compute.if_else(grouped, bare, text)
+        if self.decimal == ",":
+            text = compute.replace_substring_regex(
+                text, f"^([+-]?[0-9]*),([0-9]+{_EXPONENT})$", r"\1.\2"
+            )
+        return text
+
+    def contradictions(self, text: Any) -> NDArray[np.bool_]:
+        """Return a mask (k,) of the cells of an Arrow column that `contradicts` is true for."""
+        if self.decimal == ".":
+            return np.zeros(len(text), bool)
+        pointed = matches(text, NUMBER) & matches(text, r"\.")
+        return pointed & ~matches(text, f"^{self._grouped}$") if self.thousands else pointed
+
+    def contradiction(self, cell: str, what: str) -> DataError:
+        """Return the error for a number that `contradicts`. what : the cell or column."""
+        groups = re.fullmatch(NumberStyle(",", ".")._grouped, cell.strip())
+        remedy = (
+            'thousands="." says that points group digits' if groups and not self.thousands else
+            'decimal="." says that points stand before fractions, else write all numbers alike'
+        )  # fmt: skip
+        return DataError(
+            f"{what} is {cell.strip()[:40]!r}, with a point, where commas stand before fractions "
+            f'(decimal=","); {remedy}'
+        )
+
+    def parsed(self, text: Any) -> Any:
+        """Return an Arrow text column as float64; None if a cell is not a number."""
+        arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
+        text = compute.utf8_trim_whitespace(text)
+        if self.contradictions(text).any():
+            return None
+        text = self.with_points(text)
+        if not matches(text, NUMBER).all():
+            return None
+        return compute.replace_substring_regex(text, r"^\+", "").cast(arrow.float64())
+
+    @property
+    def _groups(self) -> str:
+        return f"[{_SAME.get(self.thousands, self.thousands)}]"
+
+    @property
+    def _grouped(self) -> str:
+        point = re.escape(self.decimal)
+        return f"[+-]?[1-9][0-9]{{0,2}}({self._groups}[0-9]{{3}})+({point}[0-9]*)?{_EXPONENT}"
+
+    @property
+    def _pointless(self) -> str:
+        return f"[+-]?[0-9]*,[0-9]+{_EXPONENT}"
+
+
+def style_remedy(text: str) -> str | None:
+    """Return a remedy that makes such a number readable; None if there is none."""
+    number = text.strip()
+    ways = []
+    if NumberStyle(",").with_point(number) != number:
+        ways.append('decimal="," reads decimal commas')
+    for thousands, decimal in ((",", "."), (".", ","), (" ", "."), (" ", ","), ("'", ".")):
+        if re.fullmatch(NumberStyle(decimal, thousands)._grouped, number):
+            comma = ' with decimal=","' if (thousands, decimal) == (" ", ",") else ""
+            ways.append(f'thousands="{thousands}"{comma} reads digits in groups of three')
+            break
+    return ", ".join(ways) or None
+
+
+_NUMBER = (
+    r"(?=[+-]?[.,]?[0-9])[+-]?"
+    r"(?:[0-9]{1,3}(?:[.,' ][0-9]{3})+|[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3}|[0-9]+)?"
+    r"(?:[.,][0-9]+)?(?:e[+-]?[0-9]+)?"
+)
+_SIGN = (
+    r"[€$£¥₹₽₩₺₴₫₦฿¢]|(?:EUR|USD|GBP|CHF|JPY|CNY|RMB|INR|RUB|KRW|BRL|CAD|AUD|NZD|SEK|NOK|DKK|PLN|"
+    r"CZK|HUF|MXN|ZAR)"
+)
+_MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
+_WAYS = [
+    (re.compile(pattern, re.IGNORECASE), way)
+    for pattern, way in (
+        (r"[+-]?0[xbo][0-9a-f]+(?:\.[0-9a-f]*)?(?:p[+-]?[0-9]+)?", "another base than ten"),
+        (r"[+-]?[0-9]+(?:_[0-9]+)+(?:\.[0-9]*)?", "underscores"),
+        (rf"\( ?(?:{_SIGN})? ?{_NUMBER} ?(?:%|{_SIGN})? ?\)", "brackets for a minus sign"),
+        (rf"[0-9.,]+-|[+-] {_NUMBER}", "a sign apart from it"),
+        (rf"{_NUMBER} ?[%‰]", "a percent sign"),
+        (rf"[+-]?(?:{_SIGN}) ?{_NUMBER} ?(?:k|m|bn|b|mio|million)?", "a currency"),
+        (rf"{_NUMBER} ?(?:k|m|bn|b|mio)? ?(?:{_SIGN})", "a currency"),
+        (r"[+-]?[0-9]+\.[0-9]*d[+-]?[0-9]+", "an exponent of Fortran"),
+        (rf"(['\"`]){_NUMBER}\1", "quotes"),
+        (r"[0-9]{1,2}[ ./-]?" + _MONTH + r"[ ,./-]*(?:[0-9]{4}|[0-9]{2})(?:[ T].*)?", "a date"),
+        (_MONTH + r" ?[0-9]{1,2}(?:st|nd|rd|th)?,? +[0-9]{4}(?:[ T].*)?", "a date"),
+        (r"(?:19|20)[0-9]{2}-(?:0[1-9]|1[0-2])", "a month"),
+        (r"[0-9]{1,3}:[0-9]{2}(?::[0-9]{2}(?:[.,][0-9]+)?)?(?: ?[ap]\.?m\.?)?", "a time"),
+        (rf"{cells.OTHER_DATE}|{cells.ISO_DATE}|{cells.ZONED_DATE}|{cells.YEAR_FIRST}", "a date"),
+        (_NUMBER, "a decimal comma or groups of digits"),
+        (rf"(?=.*[0-9][.,][0-9]){_NUMBER} ?(?:[^\W\d_]|[°µ])[^\d\s]{{0,9}}", "a unit"),
+    )
+]
+_WITH_UNIT = re.compile(r"[+-]?[0-9]+ ?(?!(?:st|nd|rd|th)$)([^\W\d_][^\d\s]{0,9})$")
+
+
+def other_writing(text: str) -> str | None:
+    """Return the notation of a number or date, such as "a decimal comma"; None for other text.
+
+    An integer with a unit (``5 kg``) counts as other text, because many labels look like that.
+    """
+    if is_number(text):
+        return None
+    plain = unicodedata.normalize("NFKC", text)
+    plain = "".join(c for c in plain if unicodedata.category(c) != "Cf").strip()
+    if not re.search(r"\d", plain):
+        return None
+    plain = plain.replace("\u2212", "-").replace("\u2019", "'").replace("\u066b", ".")
+    digits = "".join(str(unicodedata.decimal(c)) if c.isdecimal() else c for c in plain)
+    if digits != text and is_number(digits):
+        return "characters beyond 0 to 9"
+    return next((way for form, way in _WAYS if form.fullmatch(digits)), None)
+
+
+def said(way: str) -> str:
+    """Return a phrase for a result of `other_writing`, as ``a number with underscores``."""
+    return way if way in ("a date", "a time", "a month") else f"a number with {way}"
+
+
+def unit_of(text: str) -> str | None:
+    """Return the unit after an integer, such as kg in ``5 kg``; None if there is none."""
+    match = _WITH_UNIT.match(text)
+    return None if match is None else match[1]
+
+
+def share_a_unit(texts: Sequence[str]) -> bool:
+    """Return whether all texts are integers with the same unit."""
+    units = {unit_of(text) for text in texts}
+    return len(units) == 1 and None not in units

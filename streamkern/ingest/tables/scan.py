@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from streamkern.ingest.tables import cells
 from streamkern.ingest.tables.cells import PADDED, RowsInFile, WrongCellError, row_number
-from streamkern.ingest.tables.long_numbers import MAX_EXACT, cells_are_rounded, warn_of_rounded
-from streamkern.ingest.tables.number_style import style_remedy
+from streamkern.ingest.tables.key_columns import MAX_EXACT, cells_are_rounded, warn_of_rounded
+from streamkern.ingest.tables.numbers import other_writing, said, share_a_unit, style_remedy
 from streamkern.ingest.tables.words import Words
-from streamkern.ingest.tables.writing import other_writing, said, share_a_unit
 from streamkern.store.statistics import ColumnMoments
 
 _PIECE = 1 << 13  # numbers summed at once
@@ -67,9 +66,9 @@ class Column:
     ) -> None:
         self.name, self.form = name, declared.dates.get(name)
         self.declared = declared.kind(name)
-        own = cells.kind_of_type(arrow_type)
-        self.typed = own if own in COLUMN_KINDS else None
-        self.holds, self.lists = own is not None, cells.is_lists_of_numbers(arrow_type)
+        kind = cells.kind_of_type(arrow_type)
+        self.typed = kind if kind in COLUMN_KINDS else None
+        self.holds, self.lists = kind is not None, cells.is_lists_of_numbers(arrow_type)
         self.arrow_type = str(arrow_type)
         self.no_numbers = typed and cells.is_text_type(arrow_type)
         self.kind = self.declared or self.typed  # None: the cells decide
@@ -96,22 +95,22 @@ class Column:
     ) -> None:
         """Add cells; start : their rows, see `row_number`. Raises WrongCellError."""
         column = cells.plain_cells(column)
-        there = cells.present(column)
-        own = cells.kind_of_type(column.type)
-        if self.kind is None and own in COLUMN_KINDS and self.n_values == 0:
-            self.kind = own  # after files in which all cells were missing
-        self.n_rows += len(there)
-        self.n_missing += int((~there).sum())
-        if own is None and there.any():
-            row = int(np.argmax(there))
+        valid = cells.present(column)
+        kind = cells.kind_of_type(column.type)
+        if self.kind is None and kind in COLUMN_KINDS and self.n_values == 0:
+            self.kind = kind  # after files in which all cells were missing
+        self.n_rows += len(valid)
+        self.n_missing += int((~valid).sum())
+        if kind is None and valid.any():
+            row = int(np.argmax(valid))
             raise WrongCellError(row, str(column[row]), f"is {column.type}, and no cell of a table")
         if self.kind == "number":
             self._measure_numbers(column)
         elif self.kind == "date":
             self._measure_days(column)
         else:
-            if self.kind is None and there.any():
-                self._look(column, there, start)
+            if self.kind is None and valid.any():
+                self._look(column, valid, start)
             assert self.words is not None
             # A column with numbers that is not declared categorical cannot consist of words alone.
             if self.a_number is None:
@@ -130,16 +129,16 @@ class Column:
             self._told_of_rounding = True
             warn_of_rounded(f"column {self.name!r}")
 
-    def _look(self, column: Any, there: NDArray[np.bool_], start: RowsInFile) -> None:
+    def _look(self, column: Any, valid: NDArray[np.bool_], start: RowsInFile) -> None:
         """Count the cells of text that are numbers, and dates if there are no numbers."""
         text = cells.is_text_type(column.type)  # false: a typed file after one of text
         number = cells.kind_of_type(column.type) == "number"
-        numbers = cells.matches(column, cells.NUMBER) if text else there & number
+        numbers = cells.matches(column, cells.NUMBER) if text else valid & number
         self.n_numbers += int(numbers.sum())
         if self.a_number is None and numbers.any():
             row = int(np.argmax(numbers))
             self.a_number = row_number(start, row), str(column[row])
-        words = there & ~numbers
+        words = valid & ~numbers
         if self.a_word is None and words.any():
             row = int(np.argmax(words))
             self.a_word = row_number(start, row), str(column[row])
@@ -175,8 +174,8 @@ class Column:
     def _measure_days(self, column: Any) -> None:
         days = cells.as_days(column, self.form)
         cells.check_zone(column, self.form, self.zoned)
-        found = cells.is_zoned(column, self.form)
-        self.zoned = self.zoned if found is None else found
+        zoned = cells.is_zoned(column, self.form)
+        self.zoned = self.zoned if zoned is None else zoned
         self._measure(days)
 
     def _measure(self, values: NDArray[np.float64]) -> None:
@@ -192,18 +191,18 @@ class Column:
             self._n_zeros += int((values == 0).sum())
         # Summed in pieces of fixed length, so that the result does not depend on the block size.
         self._waiting = np.concatenate([self._waiting, values])
-        whole = len(self._waiting) - len(self._waiting) % _PIECE
-        for at in range(0, whole, _PIECE):
+        complete = len(self._waiting) - len(self._waiting) % _PIECE
+        for at in range(0, complete, _PIECE):
             self._moments.add(self._waiting[at : at + _PIECE, None])
-        self._waiting = self._waiting[whole:]
+        self._waiting = self._waiting[complete:]
 
     def moments(self) -> tuple[float, float]:
         """Return mean and standard deviation of the numbers or days; after all cells were added."""
         if self.truth:
             assert self.words is not None
             ones = sum(
-                self.words.sums()[place, :, 0].sum()
-                for text, place in self.words.places.items()
+                self.words.sums()[index, :, 0].sum()
+                for text, index in self.words.places.items()
                 if cells.TRUTH[text.lower()]
             )
             return _of_share(float(ones / self.n_values))
@@ -253,10 +252,10 @@ class Column:
         """
         kind, name = self.decided(), self.name
         if not self.holds:
-            whole = f", or take its lists alone as the features, {self.as_rows}"
+            alternative = f", or take its lists alone as the features, {self.as_rows}"
             return (
                 f"{name!r} is {self.arrow_type}, which is no cell of a table: drop it"
-                f"{whole if self.lists else ''}"
+                f"{alternative if self.lists else ''}"
             )
         if kind == "empty" or self.declared is not None or self.typed == "category":
             return None

@@ -109,10 +109,10 @@ class Words:
         if self.n_words >= len(self._sums):
             more = max(self.n_words + 1, 2 * len(self._sums)) - len(self._sums)
             self._sums = np.concatenate([self._sums, np.zeros((more, *self._sums.shape[1:]))])
-        place = word_places(self.places, texts, codes)
+        index = word_places(self.places, texts, codes)
         with np.errstate(over="ignore"):  # sums that overflow are refused where they are used
             values = np.concatenate([np.ones((len(codes), 1)), T, T**2], axis=1)
-        np.add.at(self._sums, (place, folds), values)  # one by one: independent of blocks
+        np.add.at(self._sums, (index, folds), values)  # one by one: independent of blocks
 
     @property
     def n_words(self) -> int:
@@ -125,10 +125,10 @@ class Words:
 
 
 def word_places(
-    places: dict[str, int], texts: list[str], codes: NDArray[np.int64], unknown: int = -1
+    index_of: dict[str, int], texts: list[str], codes: NDArray[np.int64], unknown: int = -1
 ) -> NDArray[np.int64]:
     """Return the index (k,) of each cell's word: 0 if missing, `unknown` if it has no index."""
-    of_text = np.array([0, *[places.get(text, unknown) for text in texts]], np.int64)
+    of_text = np.array([0, *[index_of.get(text, unknown) for text in texts]], np.int64)
     return of_text[codes + 1]
 
 
@@ -146,9 +146,9 @@ def shrunk_means(sums: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArra
     n = max(total[0], 1.0)
     mean = total[1 : 1 + t] / n
     variance = np.maximum(total[1 + t :] / n - mean**2, 0)
-    some = np.maximum(rows, 1)
-    own = sums[:, 1 : 1 + t] / some
-    spread = np.maximum(sums[:, 1 + t :] / some - own**2, 0)
+    counts = np.maximum(rows, 1)
+    means = sums[:, 1 : 1 + t] / counts
+    spread = np.maximum(sums[:, 1 + t :] / counts - means**2, 0)
     share = rows * variance
     trust = np.divide(share, share + spread, out=np.zeros_like(share), where=share + spread > 0)
-    return trust * own + (1 - trust) * mean, mean
+    return trust * means + (1 - trust) * mean, mean

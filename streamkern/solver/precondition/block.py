@@ -23,19 +23,13 @@ from streamkern.backend.ranks import SINGLE, Communicator
 from streamkern.basics.errors import ConfigError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.solver.precondition.block_factor import BlockFactor, Damped
-from streamkern.solver.precondition.center_targets import CenterTargets, Sample, effective_rows
-from streamkern.solver.precondition.fresh_noise import noise_on_fresh_rows
+from streamkern.solver.precondition.block_factor import BlockFactor, noise_on_fresh_rows
 from streamkern.solver.precondition.joint import Joint, on_fresh_rows
 from streamkern.solver.precondition.noise import NO_NOISE, Noise
-from streamkern.solver.precondition.norm import (
-    check_overlap,
-    noise_floor,
-)
-from streamkern.solver.precondition.step_rule import (
-    StepRule,
-)
-from streamkern.solver.precondition.stripes import AtCenters, Centers, apply_root, own_rows
+from streamkern.solver.precondition.norm import check_overlap, noise_floor
+from streamkern.solver.precondition.partition import Centers, apply_root, overlap, triangle_rows
+from streamkern.solver.precondition.samples import CenterTargets, Sample, effective_rows
+from streamkern.solver.precondition.step_rule import StepRule
 
 SKETCH = 16
 """Number of columns of a sketch of a block's leverage.
@@ -116,8 +110,8 @@ class BlockPreconditioner:
         if ranks.is_single:
             return self
         widths = [block.stop - block.start for block in self.blocks]
-        H = [own_rows(H, n, ranks) for H, n in zip(self.H, widths, strict=True)]
-        return replace(self, H=H, L=own_rows(self.L, sum(widths), ranks), ranks=ranks)
+        H = [triangle_rows(H, n, ranks) for H, n in zip(self.H, widths, strict=True)]
+        return replace(self, H=H, L=triangle_rows(self.L, sum(widths), ranks), ranks=ranks)
 
     def apply(self, b: int, g: Array, backend: Backend, out: Array) -> Array:
         """Write H_b^T H_b g to `out`, or this rank's part of the sum. g, out : (b, c)."""
@@ -150,22 +144,12 @@ def block_slices(p: int, block_size: int) -> list[slice]:
 
 
 def build_block(
-    op: KernelOperator,
-    Z: Points | Centers,
-    S: Sample,
-    probe: Sample,
-    blocks: list[slice],
-    *,
-    noise: Noise = NO_NOISE,
-    worth: float | None = None,
-    sweeps: int = 0,
-    damping: float | None = None,
-    ridge: float = 0.0,
-    seed: int = 0,
-    known: CenterTargets | None = None,
-    batch: float = math.inf,
+    op: KernelOperator, Z: Points | Centers, S: Sample, probe: Sample, blocks: list[slice], *,
+    noise: Noise = NO_NOISE, worth: float | None = None, sweeps: int = 0,
+    damping: float | None = None, ridge: float = 0.0, seed: int = 0,
+    known: CenterTargets | None = None, batch: float = math.inf,
     report: Callable[[str, dict[str, Any]], None] = lambda event, fields: None,
-) -> BlockPreconditioner:
+) -> BlockPreconditioner:  # fmt: skip
     """Factor every block and measure its step on `probe`.
 
     Parameters
@@ -179,7 +163,7 @@ def build_block(
     known : targets of the rows that are centers, if there are any.
     blocks : slices of the centers, which are in random order.
     noise : noise of the targets. It determines the penalty for the sample, and mu is no less; if it
-        was not found, the first block may determine it (`fresh_noise`).
+        was not found, the first block may determine it (`noise_on_fresh_rows`).
     worth : rows of the run, if the noise determines the ridge as well.
     sweeps : further sweeps over several blocks, on the sample; a third more if `Joint.learn` undoes
         some.
@@ -200,12 +184,11 @@ def build_block(
     """
     H: list[Array | None] = []
     probe, ranks = probe.of_no_center(op.backend), S.ranks
-    Z = Z if isinstance(Z, Centers) else Centers.whole(Z, op.backend, ranks)
+    Z = Z if isinstance(Z, Centers) else Centers.of(Z, op.backend, ranks)
     leverage = op.backend.xp.zeros(len(probe), op.dtype)
-    like = op.backend.xp.empty((0, S.Y.shape[1]), op.dtype)
-    start = AtCenters.zeros(len(Z), like, ranks, op.backend)
-    values = None if op.kernel.explicit else AtCenters.zeros(len(Z), like, ranks, op.backend)
-    mus, jitters, lambdas, sketches = list[float](), list[float](), list[float](), list[Array]()
+    start = Z.zeros(S.Y)
+    values = None if op.kernel.explicit else Z.zeros(S.Y)
+    measured, sketches = list[dict[str, float]](), list[Array]()
     mu, L, top, rows = math.inf, None, None, effective_rows(S, known)
     for i, block in enumerate(blocks):
         least_jitter = noise_floor(op, len(Z)) if ridge else 0.0
@@ -218,19 +201,18 @@ def build_block(
         _learn(factor, max(mu, ridge), S, start, several=len(blocks) > 1)
         # A ridge on the weights themselves is evaluated on all blocks every step.
         rounds = 1 if factor.norm.L is None else len(blocks)
-        measured = factor.damped(probe, mu, ridge, rounds)
-        mu = measured.mu - rounds * ridge  # all blocks are damped alike
-        mus.append(measured.mu)
-        jitters.append(factor.norm.jitter)
-        report("block", {"block": i, "blocks": len(blocks)} | _facts(measured, jitters[-1]))
+        H_b, mu_b, leverage_b, lambda_1 = factor.damped(probe, mu, ridge, rounds)
+        leverage += leverage_b
+        mu = mu_b - rounds * ridge  # all blocks are damped alike
+        measured.append({"lambda_1": lambda_1, "mu": mu_b, "jitter": factor.norm.jitter})
+        report("block", {"block": i, "blocks": len(blocks)} | measured[-1])
         if ridge and len(blocks) == 1:
-            L = own_rows(factor.norm.L, len(Z), ranks)
+            L = triangle_rows(factor.norm.L, len(Z), ranks)
         del factor
         op.backend.release()
-        sketches.append(_sketch(op, measured.H, seed, i, Z))
-        H.append(own_rows(measured.H, len(measured.H), ranks))
-        lambdas.append(measured.lambda_1)
-        leverage += measured.leverage
+        sketches.append(_sketch(op, H_b, seed, i, Z))
+        H.append(triangle_rows(H_b, len(H_b), ranks))
+    mus, jitters, lambdas = ([m[name] for m in measured] for name in ("mu", "jitter", "lambda_1"))
     if len(blocks) > 1:
         joint = Joint(op, Z, S, known, blocks, H, start, values, max(DAMPING * mu, ridge), jitters)
         # The steps converge to the solution with the ridge, so it needs no caution. mu has a floor,
@@ -238,24 +220,21 @@ def build_block(
         joint.learn(sweeps, seed, max(DAMPING * noise.penalty(rows), ridge) or math.inf, probe)
     _trust(op, Z, start, values, probe)
     rules = _rules(op, leverage, lambdas, known, ranks)
-    there = Z.known(values) if values and ridge and len(blocks) > 1 else None
-    made = blocks, H, rules, min(mus), jitters, Z.known(start), S.n_rows, sketches, there, L, ridge
-    return BlockPreconditioner(*made, ranks=ranks)
+    center_values = Z.held(values) if values is not None and ridge and len(blocks) > 1 else None
+    return BlockPreconditioner(
+        blocks, H, rules, min(mus), jitters, Z.held(start), S.n_rows, sketches, center_values, L,
+        ridge, ranks=ranks,
+    )  # fmt: skip
 
 
-def _facts(measured: Damped, jitter: float) -> dict[str, Any]:
-    return {"lambda_1": measured.lambda_1, "mu": measured.mu, "jitter": jitter}
-
-
-def _learn(
-    factor: BlockFactor, penalty: float, S: Sample, start: AtCenters, *, several: bool
-) -> None:
+def _learn(factor: BlockFactor, penalty: float, S: Sample, start: Array, *, several: bool) -> None:
     """Fit the block to the sample: store its weights in the start.
 
     With several blocks, its fit is subtracted from the sample's targets.
     """
     learned = factor.learn(penalty)
-    start.put(factor.block, learned)
+    at, here = overlap(factor.block, factor.centers.own)
+    start[here] = learned[at]
     if several:
         factor.leave(S, learned)
 
@@ -265,21 +244,18 @@ def _noise(
     report: Callable[[str, dict[str, Any]], None],
 ) -> Noise:  # fmt: skip
     """Return the noise of the targets, which the first block may determine."""
-    found = noise_on_fresh_rows(factor, probe, noise, rows)
-    if found is not noise:
-        facts = {"variance": found.variance, "tried": found.tried, "fresh": probe.n_fresh}
-        ridge = {} if worth is None else {"ridge": found.penalty(worth)}
+    fresh = noise_on_fresh_rows(factor, probe, noise, rows)
+    if fresh is not noise:
+        facts = {"variance": fresh.variance, "tried": fresh.tried, "fresh": probe.n_fresh}
+        ridge = {} if worth is None else {"ridge": fresh.penalty(worth)}
         report("fresh noise", facts | ridge)
-    return found
+    return fresh
 
 
 def _rules(
-    op: KernelOperator,
-    leverage: Array,
-    lambdas: list[float],
-    known: CenterTargets | None,
+    op: KernelOperator, leverage: Array, lambdas: list[float], known: CenterTargets | None,
     ranks: Communicator,
-) -> list[StepRule]:
+) -> list[StepRule]:  # fmt: skip
     mean = float(leverage.sum()) / len(leverage)
     total, mean = ranks.broadcast_scalars([float(leverage.max()), mean]).tolist()
     if known is None:  # centers that are rows overlap with themselves
@@ -288,13 +264,12 @@ def _rules(
 
 
 def _trust(
-    op: KernelOperator, Z: Centers, start: AtCenters, values: AtCenters | None, probe: Sample
+    op: KernelOperator, Z: Centers, start: Array, values: Array | None, probe: Sample
 ) -> None:
-    trust = on_fresh_rows(op, Z, start.values, probe).factor
-    for at_centers in (start, values):
-        if at_centers is not None:
-            numbers = at_centers.values
-            numbers *= trust
+    trust, _ = on_fresh_rows(op, Z, start, probe)
+    start *= trust
+    if values is not None:
+        values *= trust
 
 
 def _sketch(op: KernelOperator, H: Array, seed: int, block: int, Z: Centers) -> Array:
@@ -305,7 +280,5 @@ def _sketch(op: KernelOperator, H: Array, seed: int, block: int, Z: Centers) -> 
     rng = np.random.default_rng([seed, 6, block])
     N = op.backend.asarray(rng.standard_normal((len(H), SKETCH)) / SKETCH**0.5, op.dtype)
     G = op.backend.matmul_t(H, N, op.backend.xp.empty(N.shape, op.dtype), lower=True)
-    if Z.ranks.rank:
-        G[...] = 0
-    Z.ranks.sum(G, op.backend)
-    return G[Z.ranks.stripe(len(G))].copy() if Z.shared else G
+    Z.stripes.broadcast(G)
+    return G[Z.stripes.ranks.stripe(len(G))].copy() if Z.partitioned else G

@@ -48,8 +48,8 @@ def bits_of(X: Array, backend: Backend) -> npt.NDArray[np.uint64]:
     sums = xp.empty(len(X), np.uint64)
     for rows in tiles(len(X), BITS_SLAB):
         sums[rows] = (unsigned[rows] * odd).sum(axis=1)
-    found: npt.NDArray[np.uint64] = backend.to_host(sums)
-    return found
+    result: npt.NDArray[np.uint64] = backend.to_host(sums)
+    return result
 
 
 def part_of(origins: npt.NDArray[Any], n: int) -> npt.NDArray[np.int64]:
@@ -95,8 +95,8 @@ def is_not_center(op: KernelOperator, Z: Points, K: Array) -> npt.NDArray[np.boo
         return np.ones(len(K), bool)
     xp = op.backend.xp
     same = float(op.kernel.profile(xp.asarray([rounding(op, Z)]), xp)[0])
-    found: npt.NDArray[np.bool_] = op.backend.to_host(K.max(axis=1) < same)
-    return found
+    result: npt.NDArray[np.bool_] = op.backend.to_host(K.max(axis=1) < same)
+    return result
 
 
 def geometric_search(

@@ -25,9 +25,9 @@ import numpy as np
 from streamkern.backend.base import Array, tiles
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.solver.precondition.center_targets import CenterTargets, Sample
 from streamkern.solver.precondition.norm import eps
-from streamkern.solver.precondition.stripes import AtCenters, Centers, apply_root, within
+from streamkern.solver.precondition.partition import Centers, apply_root, overlap
+from streamkern.solver.precondition.samples import CenterTargets, Sample
 
 SWEEP_TOLERANCE = 1e-3
 """Relative decrease of the objective; a sweep with no more for any output is the last one."""
@@ -56,24 +56,23 @@ class Joint:
 
     S : this rank's rows of the sample, with the residuals of the targets in S.Y.
     H : this rank's rows of each factor.
-    start : the weights.
-    values : K(Z, Z) start.
+    start : the weights, (q, c), of the centers of this rank's stripe.
+    values : K(Z, Z) start, at these.
     """
 
     def __init__(
         self, op: KernelOperator, Z: Centers, S: Sample, known: CenterTargets | None,
-        blocks: list[slice], H: list[Array | None], start: AtCenters, values: AtCenters | None,
+        blocks: list[slice], H: list[Array | None], start: Array, values: Array | None,
         penalty: float, jitters: list[float],
     ) -> None:  # fmt: skip
         widths = [block.stop - block.start for block in blocks]
-        self.ranks, self.own = S.ranks, S.ranks.stripe(len(Z))
+        self.ranks, self.own = S.ranks, Z.own
         self.jitters = jitters
         jitter = op.backend.asarray(np.repeat(jitters, widths), op.dtype)
         self.jitter = jitter[self.own, None]
         self.op, self.Z, self.S, self.blocks = op, Z, S, blocks
         self.known = None if known is None else known.part(self.own)
-        self.H, self.start, self.penalty = H, start.values, penalty
-        self.at_centers, self.values = values, None if values is None else values.values
+        self.H, self.start, self.penalty, self.values = H, start, penalty, values
         whole = slice(0, len(Z))
         inside = S.in_block(whole)
         share = 0.0 if known is None else known.share(whole)
@@ -120,7 +119,7 @@ class Joint:
 
     def _move(self, b: int) -> None:
         op, block, S, values, known = self.op, self.blocks[b], self.S, self.values, self.known
-        xp, Z, (at, here) = op.backend.xp, self.Z.of(block), within(block, self.own)
+        xp, Z, (at, here) = op.backend.xp, self.Z.block(block), overlap(block, self.own)
         g = self._gradient(S.X, Z, self.weights * S.Y)
         if known is not None and values is not None:
             w = self._of_centers(known)
@@ -134,23 +133,23 @@ class Joint:
         self._total(apply_root(H, g, u, self.ranks, op.backend))
         moved = op.product(S.X, Z, u)
         bend = (self.weights * moved**2).sum(axis=0)
-        if self.at_centers is None:  # the norm of the function is that of the weights
+        if values is None:  # the norm of the function is that of the weights
             bend += self.penalty * (u[at] * u[at]).sum(axis=0)
         else:
-            there = self.at_centers.product(op, self.Z.stripe, block, Z, u)
-            squares = u[at] * there[here] + self.jitters[b] * u[at] * u[at]
+            moved_centers = self.Z.product(op, block, Z, u)
+            squares = u[at] * moved_centers[here] + self.jitters[b] * u[at] * u[at]
             bend += self.penalty * squares.sum(axis=0)
             if known is not None:
-                bend += (w * there**2).sum(axis=0)
+                bend += (w * moved_centers**2).sum(axis=0)
         self._total(bend)
         # A Newton step at most, should rounding leave the bend at zero or below.
-        wish = (u * g).sum(axis=0)
-        length = wish / xp.maximum(xp.maximum(bend, wish), 1e-30)
+        descent = (u * g).sum(axis=0)
+        length = descent / xp.maximum(xp.maximum(bend, descent), 1e-30)
         self.start[here] += length * u[at]
         left = S.Y
         left -= length * moved
         if values is not None:
-            values += length * there
+            values += length * moved_centers
 
     def _total(self, a: Array) -> Array:
         return self.ranks.sum(a, self.op.backend)
@@ -160,7 +159,7 @@ class Joint:
         return Change(self.start.copy(), self.S.Y.copy(), values)
 
     def _judged(self, probe: Sample) -> float:
-        return on_fresh_rows(self.op, self.Z, self.start, probe).error
+        return on_fresh_rows(self.op, self.Z, self.start, probe)[1]
 
     def _go_back(self, before: Change) -> None:
         self.start[...], self.S.Y[...] = before.weights, before.sampled
@@ -203,38 +202,31 @@ class Joint:
 
     def _energy(self) -> Array:
         """Return the objective, (c,)."""
-        found, start = (self.weights * self.S.Y**2).sum(axis=0), self.start
+        total, start = (self.weights * self.S.Y**2).sum(axis=0), self.start
         if self.values is None:
-            return self._total(found + self.penalty * (start**2).sum(axis=0))
-        found += self.penalty * (start * (self.values + self.jitter * start)).sum(axis=0)
+            return self._total(total + self.penalty * (start**2).sum(axis=0))
+        total += self.penalty * (start * (self.values + self.jitter * start)).sum(axis=0)
         if self.known is not None:
-            found += (self._of_centers(self.known) * (self.known.Y - self.values) ** 2).sum(axis=0)
-        return self._total(found)
+            total += (self._of_centers(self.known) * (self.known.Y - self.values) ** 2).sum(axis=0)
+        return self._total(total)
 
     def _inner(self, d: Change, other: Change) -> Array:
         """Return d^T (Hessian of the sample's objective) other, (c,)."""
-        found = (self.weights * d.sampled * other.sampled).sum(axis=0)
+        total = (self.weights * d.sampled * other.sampled).sum(axis=0)
         one, two = d.weights, other.weights
         if other.centers is None:
-            return self._total(found + self.penalty * (one * two).sum(axis=0))
-        found += self.penalty * (one * other.centers).sum(axis=0)
-        found += self.penalty * (self.jitter * one * two).sum(axis=0)
+            return self._total(total + self.penalty * (one * two).sum(axis=0))
+        total += self.penalty * (one * other.centers).sum(axis=0)
+        total += self.penalty * (self.jitter * one * two).sum(axis=0)
         if self.known is not None:
-            found += (self._of_centers(self.known) * d.centers * other.centers).sum(axis=0)
-        return self._total(found)
+            total += (self._of_centers(self.known) * d.centers * other.centers).sum(axis=0)
+        return self._total(total)
 
     def _slope(self, d: Change) -> Array:
         """Return the rate at which the objective falls along d, (c,)."""
-        found = (self.weights * self.S.Y * d.sampled).sum(axis=0)
-        start, along = self.start, d.weights
-        if d.centers is None:
-            return self._total(found - self.penalty * (start * along).sum(axis=0))
-        found -= self.penalty * (start * d.centers).sum(axis=0)
-        found -= self.penalty * (self.jitter * start * along).sum(axis=0)
-        if self.known is not None:
-            left = self.known.Y - self.values
-            found += (self._of_centers(self.known) * left * d.centers).sum(axis=0)
-        return self._total(found)
+        values, known = self.values, self.known
+        left = None if values is None or known is None else known.Y - values
+        return self._inner(Change(-self.start, self.S.Y, left), d)
 
     @staticmethod
     def _of_centers(known: CenterTargets) -> Array:
@@ -248,19 +240,13 @@ class Joint:
         return g
 
 
-class Judged(NamedTuple):
-    """Quality of a start on fresh rows.
+def on_fresh_rows(
+    op: KernelOperator, Z: Centers, start: Array, probe: Sample
+) -> tuple[float, float]:
+    """Return how good a start is on rows that it was not fitted to.
 
-    factor : factor, 0 to 1, with which the start has the least error.
-    error : sum of its squared errors with this factor.
-    """
-
-    factor: float
-    error: float
-
-
-def on_fresh_rows(op: KernelOperator, Z: Centers, start: Array, probe: Sample) -> Judged:
-    """Return the quality of a start on rows that it was not fitted to.
+    The first number is the factor, 0 to 1, with which the start has the least error, the second the
+    sum of its squared errors with this factor.
 
     Without such rows the factor is 1 and the error NaN. A sample that hardly represents other rows
     may give a start that is worse than 0. Each of several ranks, which all have the whole probe,
@@ -269,13 +255,13 @@ def on_fresh_rows(op: KernelOperator, Z: Centers, start: Array, probe: Sample) -
     start : (q, c), weights of the centers of this rank's stripe.
     """
     if not probe.n_fresh:
-        return Judged(1.0, math.nan)
+        return 1.0, math.nan
     fresh = slice(probe.fresh, len(probe))
-    ranks = Z.ranks
     f, Y = op.product(probe.X[fresh], Z.stripe, start), probe.Y[fresh]
-    ranks.sum(f, op.backend)
+    Z.stripes.sum(f)
     w = 1.0 if probe.root is None else probe.root[fresh, None] ** 2
     along, square = float((w * f * Y).sum()), float((w * f * f).sum())
     factor = min(max(along / square, 0.0), 1.0) if square > 0 else 1.0
     error = float((w * (Y - factor * f) ** 2).sum())
-    return Judged(*ranks.broadcast_scalars([factor, error]).tolist())
+    factor, error = Z.stripes.ranks.broadcast_scalars([factor, error]).tolist()
+    return factor, error

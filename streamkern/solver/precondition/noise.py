@@ -56,8 +56,8 @@ from streamkern.solver.precondition.held_out import (
     geometric_search,
     parabola_minimum,
 )
-from streamkern.solver.precondition.norm import eps
-from streamkern.solver.precondition.rows import SampleRows, compress_outputs
+from streamkern.solver.precondition.norm import eps, weigh_gram
+from streamkern.solver.precondition.samples import SampleRows, compress_outputs
 
 NOISE_ROWS = 1024
 """Largest number of rows that are used: rows^3 FLOPs a trial, and 3 rows^2 float64."""
@@ -224,15 +224,15 @@ class _LeftOut:
         """Return the squared errors of the rows over all outputs, (N,), and those of f = 0."""
         inverse, repeats = self._inverse(kappa / self.scale), self.rows.repeats
         assert inverse is not None
-        found, plain = np.zeros(self.n), np.zeros(self.n)
+        squared, plain = np.zeros(self.n), np.zeros(self.n)
         for cols in tiles(self.n_outputs, PANEL):
             _, squares = self._squares(inverse, kappa, cols, self._weighted(cols))
-            found += self.backend.to_host(squares).sum(axis=1)
+            squared += self.backend.to_host(squares).sum(axis=1)
             if repeats is None:
                 plain += self.backend.to_host(self._weighted(cols) ** 2).sum(axis=1)
             else:
                 plain += repeats.w * (repeats.Y[:, cols] ** 2).sum(axis=1)
-        return found, plain
+        return squared, plain
 
     def _inverse(self, relative: float) -> Array | None:
         """Return the inverse of the lower factor of A; None if there is no factor."""
@@ -303,16 +303,16 @@ def _searched(errors: _LeftOut, near: Noise | None, finest: float) -> Noise:
         def error(at: float) -> float:
             return float(known(at).sum() if k is None else known(at)[k])
 
-        found = geometric_search(
+        by_exponent = geometric_search(
             error, max(start, lowest), lowest, MAX_NOISE_EXPONENT, stride=stride
         )
-        return _of(found, errors.scale, n, limit)
+        return _of(by_exponent, errors.scale, n, limit)
 
     with errors.backend.single_threaded_blas():  # once, rather than for every product
-        found = searched()
+        noise = searched()
         if errors.each:
-            found = replace(found, each=tuple(map(searched, range(errors.n_outputs))))
-    return found
+            noise = replace(noise, each=tuple(map(searched, range(errors.n_outputs))))
+    return noise
 
 
 def _weighted_gram(op: KernelOperator, Z: Points | None, X: Array, root: Array | None) -> Array:
@@ -323,10 +323,7 @@ def _weighted_gram(op: KernelOperator, Z: Points | None, X: Array, root: Array |
         K: Array = (features @ features.T).astype(np.float64)
     else:
         K = op.gram(op.points(X, left=True, right=True)).astype(np.float64)
-    if root is not None:
-        K *= root[:, None]
-        K *= root
-    return K
+    return weigh_gram(K, root)
 
 
 def _finite(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -351,18 +348,18 @@ def _limit(rows: SampleRows) -> float:
     return max(within / between, 10.0**FIRST_NOISE_EXPONENT) if between > 0 else math.inf
 
 
-def _of(found: dict[int, float], scale: float, n: int, limit: float) -> Noise:
+def _of(errors: dict[int, float], scale: float, n: int, limit: float) -> Noise:
     """Return the noise, from the errors of n rows at powers of ten.
 
     scale : mean k(x, x), the unit of the powers.
     limit : see `_limit`; it excludes larger noises among those with equal errors.
     """
-    tried = [(10.0**at * scale, value) for at, value in found.items() if math.isfinite(value)]
+    tried = [(10.0**at * scale, value) for at, value in errors.items() if math.isfinite(value)]
     if not tried:
         return NO_NOISE
-    least = min(found.values())
-    borne = [at for at, value in found.items() if value <= (1 + NOTABLE) * least]
-    if 10.0 ** borne[0] * scale == tried[0][0]:
-        most = [at for at in borne if 10.0**at <= limit] or borne[:1]
+    least = min(errors.values())
+    tied = [at for at, value in errors.items() if value <= (1 + NOTABLE) * least]
+    if 10.0 ** tied[0] * scale == tried[0][0]:
+        most = [at for at in tied if 10.0**at <= limit] or tied[:1]
         return Noise(10.0 ** most[-1] * scale, n, False, tried, most[-1])
-    return Noise(float(10.0 ** parabola_minimum(found) * scale), n, True, tried, borne[-1])
+    return Noise(float(10.0 ** parabola_minimum(errors) * scale), n, True, tried, tied[-1])

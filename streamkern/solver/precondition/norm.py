@@ -79,13 +79,9 @@ def weight_norm(
 
 
 def inverse_root(
-    op: KernelOperator,
-    norm: WeightNorm,
-    C: Array,
-    mu: float,
-    top: float,
+    op: KernelOperator, norm: WeightNorm, C: Array, mu: float, top: float,
     agree: Agree = on_one_rank,
-) -> tuple[Array, float]:
+) -> tuple[Array, float]:  # fmt: skip
     """Return A^-1 L^-1, with A A^T = C + mu I, and the mu it took.
 
     mu may grow, as rounding may leave C + mu I indefinite.
@@ -157,3 +153,11 @@ def jittered_cholesky(
 def eps(dtype: Any) -> float:
     """Return the relative spacing of the numbers of a floating dtype."""
     return float(np.finfo(dtype).eps)
+
+
+def weigh_gram(K: Array, root: Array | None) -> Array:
+    """Scale K (n, n) in place by the square roots of the sample weights of its rows; return it."""
+    if root is not None:
+        K *= root[:, None]
+        K *= root
+    return K

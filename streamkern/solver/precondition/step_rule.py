@@ -105,13 +105,13 @@ class StepRule:
     damped: bool = False
     mean: float = 0.0
 
-    def eta(self, m: int, alone: float = 1.0) -> float:
+    def eta(self, m: int, variance_ratio: float = 1.0) -> float:
         """Return the step size for m rows.
 
-        alone : variance of their mean, relative to that of m independent rows.
+        variance_ratio : variance of their mean, relative to that of m independent rows.
         """
         if self.damped:
-            return self.scale / max(1.0, self.lambda_1 + alone * self.mean / m)
+            return self.scale / max(1.0, self.lambda_1 + variance_ratio * self.mean / m)
         return self.scale * m / (self.leverage + (m - 1) * self.lambda_1)
 
     @property
@@ -174,9 +174,9 @@ def fresh_eigenvalue(backend: Backend, phi: Array, leverage: float, start: Array
     seen, basis = _lanczos(backend, lambda v: one @ (one.T @ v) / half, start, EIGENVALUE_STEPS)
     W = basis @ other
     M = backend.to_host(W @ W.T / (h - half))
-    found = float(np.linalg.eigvalsh(M)[-1])
+    on_other_half = float(np.linalg.eigvalsh(M)[-1])
     noise = (1 + math.sqrt(b / half)) ** 2
-    shared = found if seen <= noise * found else seen
+    shared = on_other_half if seen <= noise * on_other_half else seen
     return max(shared, leverage / h)
 
 

@@ -13,21 +13,15 @@ import numpy as np
 import zarr
 
 from streamkern.basics.errors import ConfigError, DataError
-from streamkern.basics.plain import checked_int
-from streamkern.ingest.plain_arrays import is_sparse as is_sparse
-from streamkern.store.class_labels import TEXT
+from streamkern.basics.values import checked_int
+from streamkern.ingest.numeric import is_sparse as is_sparse
+from streamkern.store.class_labels import TEXT, encode_labels
 from streamkern.store.layout import X_DTYPES
+from streamkern.store.row_block import check_finite
 from streamkern.store.sample_weights import add_totals, as_weights
 from streamkern.store.statistics import ColumnMoments, RunningStatistics
-from streamkern.stream.sources.base import (
-    UNIT_BYTES,
-    BaseSource,
-    check_dtype,
-    check_finite,
-    encode_labels,
-    regular_edges,
-)
-from streamkern.stream.sources.row_hashes import row_hashes
+from streamkern.stream.sources.base import UNIT_BYTES, BaseSource, check_dtype, regular_edges
+from streamkern.stream.sources.repeated_rows import row_hashes
 from streamkern.stream.sources.transforms import Moments, Transform, bind_transforms
 
 MAX_LABELS = 10_000  # more different labels are taken for a mistake
@@ -184,15 +178,15 @@ class ArraySource(BaseSource):
         if not np.array_equal(wanted, X):
             return None
         sums = row_hashes(wanted)
-        place = {row.tobytes(): i for i, row in enumerate(wanted)}
-        found = []
+        position = {row.tobytes(): i for i, row in enumerate(wanted)}
+        matches = []
         for start, stop in zip(self._edges[:-1], self._edges[1:], strict=True):
             rows = rows_of(self._X, start, stop).astype(self.dtype, copy=False)
             for i in np.flatnonzero(np.isin(row_hashes(rows), sums)).tolist():
-                found.append((start + i, place.get(rows[i].tobytes(), -1)))
-        pairs = np.array(found, np.int64).reshape(-1, 2)
-        rows, places = pairs[pairs[:, 1] >= 0].T
-        return rows, places
+                matches.append((start + i, position.get(rows[i].tobytes(), -1)))
+        pairs = np.array(matches, np.int64).reshape(-1, 2)
+        rows, index = pairs[pairs[:, 1] >= 0].T
+        return rows, index
 
     def _targets(self, start: int, stop: int) -> np.ndarray:
         if self._y is None:

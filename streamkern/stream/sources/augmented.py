@@ -8,15 +8,9 @@ from typing import Any
 import numpy as np
 
 from streamkern.basics.errors import ConfigError
-from streamkern.basics.plain import checked_int
+from streamkern.basics.values import checked_int
 from streamkern.store.statistics import ColumnMoments
-from streamkern.stream.sources.base import (
-    UNIT_BYTES,
-    BaseSource,
-    Source,
-    empty_rows,
-)
-from streamkern.stream.sources.derived import DerivedSource
+from streamkern.stream.sources.base import UNIT_BYTES, BaseSource, DerivedSource, Source, empty_rows
 from streamkern.stream.sources.transforms import Transform, bind_transforms
 from streamkern.stream.sources.user import as_source
 
@@ -84,12 +78,16 @@ class AugmentedSource(DerivedSource):
 
     def origins(self, u: int, epoch: int) -> np.ndarray:
         """Return the origins of the base."""
-        found = []
+        origins = []
         for first, last in self._alike(u):
             turn = self._turn(first, epoch)
-            own = np.concatenate([self.base.origins(unit, turn) for unit in self._units(u)])
-            found.append(np.tile(own, last - first))
-        return np.concatenate(found)
+            replica = np.concatenate([self.base.origins(unit, turn) for unit in self._units(u)])
+            origins.append(np.tile(replica, last - first))
+        return np.concatenate(origins)
+
+    def with_base(self, base: BaseSource) -> AugmentedSource:
+        """Return the same copies of another base."""
+        return AugmentedSource(base, self.copies, (*self.host_transforms, *self._own_feed()))
 
     def _alike(self, u: int) -> list[tuple[int, int]]:
         """Return the replicas of unit u, first and last + 1, that are made from the same rows."""
@@ -113,11 +111,11 @@ class AugmentedSource(DerivedSource):
         return np.arange(start // n, -(-stop // n), dtype=np.uint64)
 
     def target_moments(self) -> ColumnMoments | None:
-        own = self.base.target_moments()
-        if own is None:
+        base_moments = self.base.target_moments()
+        if base_moments is None:
             return None
         moments = ColumnMoments(self.n_outputs)
-        moments.merge(own, self.copies)
+        moments.merge(base_moments, self.copies)
         return moments
 
     def describe(self) -> dict[str, Any]:
@@ -129,19 +127,19 @@ class AugmentedSource(DerivedSource):
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
         if not self._replicas:
             replica, unit = divmod(u, self.base.n_units)
-            return self.base.read_unit(unit, seed, self._turn(replica, epoch)).read
+            return self.base.read_unit(unit, seed, self._turn(replica, epoch)).contents
         start, stop = self.unit_bounds(u)
         rows = empty_rows(self, stop - start)
         n = self.base.n_rows
         before = start // n
-        for alike, others in self._alike(u):
+        for alike, stop_alike in self._alike(u):
             for unit in range(self.base.n_units):
                 block = self.base.read_unit(unit, seed, self._turn(alike, epoch))
                 first, last = self.base.unit_bounds(unit)
-                for target, part in zip(rows.read, block.read, strict=True):
+                for target, part in zip(rows.contents, block.contents, strict=True):
                     replicas = target.reshape(-1, n, *target.shape[1:])
-                    replicas[alike - before : others - before, first:last] = part
-        return rows.read
+                    replicas[alike - before : stop_alike - before, first:last] = part
+        return rows.contents
 
 
 def without_copies(source: BaseSource) -> BaseSource:

@@ -5,20 +5,22 @@ from __future__ import annotations
 import copy
 import math
 import threading
+import warnings
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from streamkern.basics.errors import ConfigError, DataError, NonFiniteError
-from streamkern.basics.parallel import ordered_map
+from streamkern.basics.errors import ConfigError, DataError
+from streamkern.basics.machine import ordered_map
 from streamkern.basics.randomness import Stage
-from streamkern.store.layout import X_DTYPES, first_nonfinite
+from streamkern.store.layout import X_DTYPES
+from streamkern.store.row_block import RowBlock
 from streamkern.store.sample_weights import DTYPE as WEIGHT
 from streamkern.store.statistics import ColumnMoments
 from streamkern.stream.sources.transforms import (
@@ -30,36 +32,20 @@ from streamkern.stream.sources.transforms import (
 
 _T = TypeVar("_T")
 
+# Attributes that describe rows and targets; a source made of another one shares most of them.
+_KIND_OF_ROWS = (
+    "row_shape", "dtype", "weighted", "n_outputs", "classes", "y_dtype", "columns",
+    "target_columns", "encoder", "weight_column", "file_form", "label_dtype",
+)  # fmt: skip
 # For smaller units, a task on a cluster (2.5 ms) costs more than moving its rows.
 UNIT_BYTES = 4 << 20
 
 
-class Block(NamedTuple):
-    """Consecutive virtual rows as read.
-
-    X : (k, *row_shape) storage dtype; y : (k,) int64 class ids or (k, c) floats
-    rows : (k,) int64 virtual row ids; w : (k,) float32 sample weights of the source, or None
-    """
-
-    X: np.ndarray
-    y: np.ndarray
-    rows: np.ndarray
-    w: np.ndarray | None = None
-
-    @property
-    def read(self) -> tuple[np.ndarray, ...]:
-        """The arrays that a source reads: X, y, and w if there is one."""
-        return (self.X, self.y) if self.w is None else (self.X, self.y, self.w)
-
-    def take(self, places: Any) -> Block:
-        """Return the rows at `places`, a slice or an array."""
-        w = None if self.w is None else self.w[places]
-        return Block(self.X[places], self.y[places], self.rows[places], w)
-
-    def put(self, places: Any, rows: Block) -> None:
-        """Set the rows at `places`."""
-        for target, part in zip((*self.read, self.rows), (*rows.read, rows.rows), strict=True):
-            target[places] = part
+def Block(X: np.ndarray, y: np.ndarray, rows: np.ndarray, w: np.ndarray | None = None) -> RowBlock:
+    """Return a `RowBlock`; `Block` is the name that sources of users knew until 0.2."""
+    text = "Block(X, y, rows, w) is now RowBlock(X, y, w, row_ids) of streamkern.store.row_block"
+    warnings.warn(text, FutureWarning, stacklevel=2)
+    return RowBlock(X, y, w, rows)
 
 
 class Source(Protocol):
@@ -91,7 +77,7 @@ class Source(Protocol):
         """Return the first virtual row of unit u, and the row after its last. O(1)."""
         ...
 
-    def read_unit(self, u: int, seed: int, epoch: int) -> Block:
+    def read_unit(self, u: int, seed: int, epoch: int) -> RowBlock:
         """Return the rows of unit u, after the host transforms."""
         ...
 
@@ -155,12 +141,12 @@ class BaseSource(ABC):
 
     def _set_rows_like(self, other: BaseSource) -> None:
         """Take the kind of rows and targets from `other`."""
-        self.row_shape, self.dtype, self.weighted = other.row_shape, other.dtype, other.weighted
-        self.n_outputs, self.classes, self.y_dtype = other.n_outputs, other.classes, other.y_dtype
-        self.columns, self.target_columns = other.columns, other.target_columns
-        self.encoder, self.weight_column = other.encoder, other.weight_column
-        self.file_form = other.file_form
-        self.label_dtype = other.label_dtype
+        self._copy_from(other, *_KIND_OF_ROWS)
+
+    def _copy_from(self, other: Any, *names: str) -> None:
+        """Take attributes of these names from `other`."""
+        for name in names:
+            setattr(self, name, getattr(other, name))
 
     @property
     def row_bytes(self) -> int:
@@ -185,19 +171,19 @@ class BaseSource(ABC):
     def unit_bounds(self, u: int) -> tuple[int, int]:
         return int(self._edges[u]), int(self._edges[u + 1])
 
-    def read_unit(self, u: int, seed: int, epoch: int) -> Block:
+    def read_unit(self, u: int, seed: int, epoch: int) -> RowBlock:
         rows = self.read_rows(u, seed, epoch)
         return self.transform(rows, seed, epoch) if self.host_transforms else rows
 
-    def read_rows(self, u: int, seed: int, epoch: int) -> Block:
+    def read_rows(self, u: int, seed: int, epoch: int) -> RowBlock:
         """Return the rows of unit u, decoded, before the host transforms."""
-        X, y, *w = self._read(u, seed, epoch)
-        return Block(X, y, np.arange(*self.unit_bounds(u), dtype=np.int64), *w)
+        row_ids = np.arange(*self.unit_bounds(u), dtype=np.int64)
+        return RowBlock.from_arrays([*self._read(u, seed, epoch), row_ids])
 
-    def transform(self, block: Block, seed: int, epoch: int) -> Block:
+    def transform(self, block: RowBlock, seed: int, epoch: int) -> RowBlock:
         """Return a `block` of `read_rows` after the host transforms."""
         X, y, _ = apply_transforms(
-            np, self.host_transforms, block.X, block.y, rows=block.rows, seed=seed, epoch=epoch,
+            np, self.host_transforms, block.X, block.y, rows=block.row_ids, seed=seed, epoch=epoch,
             stage=(Stage.HOST_TRANSFORM, self.level),
         )  # fmt: skip
         return block._replace(X=X, y=y)
@@ -256,22 +242,23 @@ class BaseSource(ABC):
     def _own_feed(self) -> tuple[Transform, ...]:
         return self.feed_transforms
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[RowBlock]:
         """Return all units in order, with the rows and draws of epoch 0 and seed 0."""
         return read_units(self, range(self.n_units), 0, 0)
 
-    def numbered_blocks(self, start: int) -> Iterator[tuple[int, Block]]:
+    def numbered_blocks(self, start: int) -> Iterator[tuple[int, RowBlock]]:
         """Yield (place of the first row, block) from the block with place `start` to the last one.
 
         The `rows` of the blocks are those of `source_rows`.
         """
+
+        def numbered(u: int) -> tuple[int, RowBlock]:
+            block = self.read_unit(u, 0, 0)
+            return self.unit_bounds(u)[0], block._replace(row_ids=self.source_rows(u))
+
         units = range(self.n_units)
         first = bisect_right(units, start, key=lambda u: self.unit_bounds(u)[1])
-        yield from prefetched(self, (partial(self._numbered, u) for u in units[first:]))
-
-    def _numbered(self, u: int) -> tuple[int, Block]:
-        block = self.read_unit(u, 0, 0)._replace(rows=self.source_rows(u))
-        return self.unit_bounds(u)[0], block
+        yield from prefetched(self, (partial(numbered, u) for u in units[first:]))
 
 
 def y_shape(source: BaseSource) -> tuple[int, ...]:
@@ -285,32 +272,25 @@ def target_bytes(source: BaseSource) -> int:
     return math.prod(y_shape(source)) * source.y_dtype.itemsize + weight
 
 
-def concatenated(blocks: Sequence[Block]) -> Block:
-    """Return the rows of several blocks, one after the other."""
-    X, y, rows = (np.concatenate(parts) for parts in zip(*(b[:3] for b in blocks), strict=True))
-    weights = [b.w for b in blocks if b.w is not None]
-    return Block(X, y, rows, np.concatenate(weights) if weights else None)
-
-
-def empty_rows(source: BaseSource, n_rows: int) -> Block:
+def empty_rows(source: BaseSource, n_rows: int) -> RowBlock:
     """Return an uninitialised block of `n_rows` rows of `source`."""
-    return Block(
+    return RowBlock(
         np.empty((n_rows, *source.row_shape), source.dtype),
         np.empty((n_rows, *y_shape(source)), source.y_dtype),
-        np.empty(n_rows, np.int64),
         np.empty(n_rows, WEIGHT) if source.weighted else None,
+        np.empty(n_rows, np.int64),
     )
 
 
-def check_promise(block: Block, promised: Block, n_rows: int, u: int) -> None:
+def check_promise(block: RowBlock, promised: RowBlock, n_rows: int, u: int) -> None:
     """Raise DataError unless unit u is `n_rows` rows of the kind of `promised`."""
-    for name, target, part in zip(Block._fields, promised, block, strict=True):
+    for name, target, part in zip(RowBlock._fields, promised, block, strict=True):
         if part is None or target is None:
             if part is target:
                 continue
-            given = "no" if part is None else "unexpected"
-            said = f"weighted={target is not None}; correct one of them"
-            raise DataError(f"unit {u} gave {given} sample weights, and the source has {said}")
+            word = "no" if part is None else "unexpected"
+            promise = f"weighted={target is not None}; correct one of them"
+            raise DataError(f"unit {u} gave {word} sample weights, and the source has {promise}")
         wanted = (n_rows, *target.shape[1:])
         if part.dtype != target.dtype or part.shape != wanted:
             raise DataError(
@@ -324,7 +304,9 @@ def read_ahead(waits: bool) -> int:
     return 8 if waits else 3
 
 
-def read_units(source: BaseSource, units: Iterable[int], seed: int, epoch: int) -> Iterator[Block]:
+def read_units(
+    source: BaseSource, units: Iterable[int], seed: int, epoch: int
+) -> Iterator[RowBlock]:
     """Return the blocks of `units`, in order, a few read ahead by threads that end with it."""
     calls = (partial(source.read_unit, int(u), seed, epoch) for u in units)
     return prefetched(source, calls)
@@ -361,27 +343,6 @@ def check_dtype(dtype: np.dtype[Any], name: str) -> None:
         raise DataError(f"{name} has dtype {dtype}; use one of {names}, X.astype(...) converts")
 
 
-def check_finite(values: np.ndarray, where: str, first_row: int) -> None:
-    found = first_nonfinite(values)
-    if found is not None:
-        place = f"row {first_row + found[0]}, column {found[1]}"
-        raise NonFiniteError(f"{found[2]} in {where}, {place}; correct it, or leave the row out")
-
-
-def encode_labels(y: np.ndarray, labels: np.ndarray, first_row: int) -> np.ndarray:
-    """Return the index of each label, (k,) int64; raise DataError for an unknown one."""
-    order = np.argsort(labels, kind="stable")
-    place = np.searchsorted(labels[order], y)
-    ids: np.ndarray = order[np.minimum(place, len(labels) - 1)].astype(np.int64, copy=False)
-    if (unknown := labels[ids] != y).any():
-        row = int(np.argmax(unknown))
-        raise DataError(
-            f"label {np.asarray(y[row]).item()!r} of row {first_row + row} is none of the "
-            f"{len(labels)} classes; correct it, or leave the row out"
-        )
-    return ids
-
-
 def unit_sizes(source: Source | BaseSource) -> np.ndarray:
     """Return the rows in each unit, (n_units,) int64; units must tile range(n_rows) in order."""
     bounds = np.array([source.unit_bounds(u) for u in range(source.n_units)], dtype=np.int64)
@@ -398,3 +359,39 @@ def unit_sizes(source: Source | BaseSource) -> np.ndarray:
 def unit_edges(source: Source | BaseSource) -> np.ndarray:
     """Return the edges of the units, (n_units + 1,) int64; raises as `unit_sizes`."""
     return np.asarray(np.concatenate(([0], np.cumsum(unit_sizes(source)))))
+
+
+class DerivedSource(BaseSource):
+    """Rows made from one source, `parts[0]`, whose contents identify them."""
+
+    @property
+    def base(self) -> BaseSource:
+        """The source that this one is made from."""
+        return self.parts[0]
+
+    @property
+    def fingerprint(self) -> str:
+        return self.base.fingerprint
+
+    def statistics(self) -> Moments:
+        return self.base.statistics()
+
+
+def same_rows(source: BaseSource) -> bool:
+    """Return whether every epoch is known to have the same rows, apart from transforms."""
+    return source.repeats and all(map(same_rows, source.parts))
+
+
+def host_transforms(source: BaseSource) -> list[Transform]:
+    """Return the transforms that run with the read."""
+    below = [t for part in source.parts for t in host_transforms(part)]
+    return [*below, *source.host_transforms]
+
+
+def check_unchanged(source: BaseSource) -> None:
+    """Raise DataError if a store or a memory-mapped file has changed since it was opened."""
+    check = getattr(source, "check_unchanged", None)
+    if check is not None:
+        check()
+    for part in source.parts:
+        check_unchanged(part)

@@ -30,12 +30,14 @@ from streamkern.basics.text import some
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import (
     BaseSource,
+    DerivedSource,
     Source,
     empty_rows,
+    host_transforms,
     read_labels,
+    same_rows,
     unit_edges,
 )
-from streamkern.stream.sources.derived import DerivedSource, host_transforms, same_rows
 from streamkern.stream.sources.mixture import stored_rows
 from streamkern.stream.sources.user import as_source
 
@@ -73,29 +75,24 @@ class BalancedSource(DerivedSource):
     ) -> None:
         base = as_source(base)
         _check(base)
-        self.parts, self.wish = (base,), shares
+        self.parts, self.requested_shares = (base,), shares
         if not isinstance(shares, str):
-            self.wish = {str(name): share for name, share in shares.items()}
+            self.requested_shares = {str(name): share for name, share in shares.items()}
         self._set_rows_like(base)
-        self.remote, self.level, self.feed_transforms = (
-            base.remote,
-            base.level,
-            base.feed_transforms,
-        )
-        self.statistics_read, self.n_rows = base.statistics_read, base.n_rows
-        found = _Counts.of(base)
-        rows = found.rows(len(base.classes or ()))
-        self.shares = _shares(base.classes or (), rows, self.wish)
+        self._copy_from(base, "remote", "level", "feed_transforms", "statistics_read", "n_rows")
+        counts = _Counts.read(base)
+        rows = counts.rows(len(base.classes or ()))
+        self.shares = _shares(base.classes or (), rows, self.requested_shares)
         # (c,) number of times that a row of each class is taken in an epoch.
         self.rates = self.shares * self.n_rows / np.maximum(rows, 1)
         weights = base.totals if base.weighted else rows
         self.totals = None if weights is None else np.asarray(weights * self.rates)
         self.largest = int(np.diff(unit_edges(base)).max())  # unit of the base, in rows
-        mass = found.of_units(found.counts * self.rates[found.classes])
+        mass = counts.unit_sums(counts.counts * self.rates[counts.classes])
         self._line = _Line.cut(mass, self.n_rows, self.largest)
         self._edges = self._line.edges
         # Units of each class, of each of the base's strata, are spread evenly over an epoch.
-        strata = found.frequent(self.rates)
+        strata = counts.frequent(self.rates)
         if base.strata is not None:
             pairs = np.stack([strata, base.strata])
             strata = np.unique(pairs, axis=1, return_inverse=True)[1].reshape(-1)
@@ -110,11 +107,11 @@ class BalancedSource(DerivedSource):
 
     def origins(self, u: int, epoch: int) -> np.ndarray:
         """Return the origins of the base."""
-        found = np.empty(self._size(u), np.uint64)
+        origins = np.empty(self._size(u), np.uint64)
         for v, at, points in self._line.points(u, epoch):
             rows = self._rows(self.base.read_targets(v, 0, 0), points)
-            found[at] = self.base.origins(v, 0)[rows]
-        return found
+            origins[at] = self.base.origins(v, 0)[rows]
+        return origins
 
     def _size(self, u: int) -> int:
         start, stop = self.unit_bounds(u)
@@ -124,23 +121,23 @@ class BalancedSource(DerivedSource):
         """Return the rows of a unit with classes y (k,) into which points between 0 and 1 fall."""
         order = np.argsort(y, kind="stable")
         ends = np.cumsum(self.rates[y[order]])
-        found = np.searchsorted(ends, points * ends[-1], side="right")
-        rows: np.ndarray = order[np.minimum(found, len(y) - 1)]
+        index = np.searchsorted(ends, points * ends[-1], side="right")
+        rows: np.ndarray = order[np.minimum(index, len(y) - 1)]
         return rows
 
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
-        found = empty_rows(self, self._size(u))
+        sample = empty_rows(self, self._size(u))
         for v, at, points in self._line.points(u, epoch):
             block = self.base.read_unit(v, seed, 0)
-            found.put(at, block.take(self._rows(block.y, points)))
-        return found.read
+            sample.put(at, block.take(self._rows(block.y, points)))
+        return sample.contents
 
     def _read_targets(self, u: int, seed: int, epoch: int) -> np.ndarray:
-        found = np.empty(self._size(u), np.int64)
+        sample = np.empty(self._size(u), np.int64)
         for v, at, points in self._line.points(u, epoch):
             y = self.base.read_targets(v, seed, 0)
-            found[at] = y[self._rows(y, points)]
-        return found
+            sample[at] = y[self._rows(y, points)]
+        return sample
 
 
 def sampled_by_class(
@@ -150,8 +147,7 @@ def sampled_by_class(
     if wish is None:
         return source
     if isinstance(source, AugmentedSource):
-        transforms = (*source.host_transforms, *source._own_feed())
-        return AugmentedSource(sampled_by_class(source.base, wish), source.copies, transforms)
+        return source.with_base(sampled_by_class(source.base, wish))
     return BalancedSource(source, wish)
 
 
@@ -165,8 +161,7 @@ def each_once(source: BaseSource) -> tuple[BaseSource, np.ndarray | None]:
         base, rates = each_once(source.base)
         if rates is None:
             return source, None
-        transforms = (*source.host_transforms, *source._own_feed())
-        return AugmentedSource(base, source.copies, transforms), rates
+        return source.with_base(base), rates
     if isinstance(source, BalancedSource):
         return source.base, source.rates
     return source, None
@@ -184,7 +179,7 @@ class _Counts(NamedTuple):
     counts: np.ndarray
 
     @classmethod
-    def of(cls, source: BaseSource) -> _Counts:
+    def read(cls, source: BaseSource) -> _Counts:
         classes, counts = [], []
         for y in read_labels(source, range(source.n_units), 0, 0):
             count = np.bincount(y)
@@ -197,18 +192,18 @@ class _Counts(NamedTuple):
         """Return the rows of each class, (c,)."""
         return np.bincount(self.classes, self.counts, minlength=n_classes)
 
-    def of_units(self, values: np.ndarray) -> np.ndarray:
+    def unit_sums(self, values: np.ndarray) -> np.ndarray:
         """Return the sums of values (ends[-1],) over each unit, (n_units,)."""
         sums = np.concatenate(([0.0], np.cumsum(values)))
-        found: np.ndarray = np.diff(sums[np.concatenate(([0], self.ends))])
-        return found
+        unit_sums: np.ndarray = np.diff(sums[np.concatenate(([0], self.ends))])
+        return unit_sums
 
     def frequent(self, rates: np.ndarray) -> np.ndarray:
         """Return the class of each unit that is taken most often, (n_units,) int32."""
         unit = np.searchsorted(self.ends, np.arange(len(self.classes)), side="right")
         order = np.lexsort((self.counts * rates[self.classes], unit))
-        found: np.ndarray = self.classes[order[self.ends - 1]]
-        return found
+        classes: np.ndarray = self.classes[order[self.ends - 1]]
+        return classes
 
 
 class _Line(NamedTuple):
@@ -323,8 +318,8 @@ def _shares(
             f"class_sampling has the class {unknown[0]!r}, which the data has not; its classes are "
             f"{some(classes)}"
         )
-    for name, there in zip(classes, present, strict=True):
-        if there and name not in given:
+    for name, has_rows in zip(classes, present, strict=True):
+        if has_rows and name not in given:
             raise ConfigError(
                 f"class_sampling leaves out the class {name!r}; give a share for each class that "
                 "has rows"

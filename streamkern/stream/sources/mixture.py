@@ -11,19 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.values import json_digest
 from streamkern.filesystem.cache import Cache
 from streamkern.filesystem.urls import local_path
+from streamkern.store.row_block import concatenated
 from streamkern.store.statistics import ColumnMoments
+from streamkern.stream.sources.alignment import in_columns
 from streamkern.stream.sources.augmented import without_copies
-from streamkern.stream.sources.base import (
-    BaseSource,
-    Source,
-    concatenated,
-    unit_sizes,
-)
-from streamkern.stream.sources.column_order import in_columns
+from streamkern.stream.sources.base import BaseSource, Source, unit_sizes
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import Moments, Transform, bind_transforms, transform_name
 from streamkern.stream.sources.user import as_source
@@ -69,13 +65,13 @@ class MixtureSource(BaseSource):
         transforms: Sequence[Transform] = (),
     ) -> None:
         _check_counts(sources, weights, n_rows)
-        given = [as_source(source) for source in sources]
-        self._set_rows_like(given[0])
+        members = [as_source(source) for source in sources]
+        self._set_rows_like(members[0])
         self.parts = tuple(
             in_columns(
                 part, self.columns, f"source {k} of the mixture", self.target_columns, self.encoder
             )
-            for k, part in enumerate(given, start=1)
+            for k, part in enumerate(members, start=1)
         )
         _check_alike(self.parts)
         self.weights = None if weights is None else tuple(float(w) for w in weights)
@@ -86,17 +82,17 @@ class MixtureSource(BaseSource):
         if self.weights is not None:
             rows = sum(part.n_rows for part in self.parts) if n_rows is None else n_rows
             total = math.fsum(self.weights)
-            for own, weight in zip(sizes, self.weights, strict=True):
-                self._passes.append(_Passes(own, rows * weight / total))
+            for unit_rows, weight in zip(sizes, self.weights, strict=True):
+                self._passes.append(_Passes(unit_rows, rows * weight / total))
             sizes = [np.full(p.n_units, p.unit_rows) for p in self._passes]
-        counts = [len(own) for own in sizes]
+        counts = [len(unit_rows) for unit_rows in sizes]
         self.strata = np.repeat(np.arange(len(counts), dtype=np.uint16), counts)
         self._first = np.cumsum([0, *counts])
         self._edges = np.cumsum(np.concatenate([[0], *sizes]), dtype=np.int64)
         self.n_rows = int(self._edges[-1])
         if self.weights is None and all(part.files for part in self.parts):
             self.files = tuple(file for part in self.parts for file in part.files)
-        self.shares = tuple(int(own.sum()) / self.n_rows for own in sizes)
+        self.shares = tuple(int(unit_rows.sum()) / self.n_rows for unit_rows in sizes)
         known = [part.totals for part in self.parts]
         uses = [self.n_rows * k / p.n_rows for k, p in zip(self.shares, self.parts, strict=True)]
         scaled = [n * t for n, t in zip(uses, known, strict=True) if t is not None]
@@ -120,10 +116,10 @@ class MixtureSource(BaseSource):
         """Return the moments of the sources, each as often as its rows come in an epoch."""
         moments = ColumnMoments(self.n_outputs)
         for share, part in zip(self.shares, self.parts, strict=True):
-            own = part.target_moments()
-            if own is None:
+            part_moments = part.target_moments()
+            if part_moments is None:
                 return None
-            moments.merge(own, self.n_rows * share / part.n_rows)
+            moments.merge(part_moments, self.n_rows * share / part.n_rows)
         return moments
 
     def describe(self) -> dict[str, Any]:
@@ -138,38 +134,38 @@ class MixtureSource(BaseSource):
         """Return numbers counted over the sources in turn; with weights, places in an epoch."""
         if self._passes:
             return super().source_rows(u)
-        k, j, _ = self._place(u, 0)
+        k, j, _ = self._locate(u, 0)
         before = sum(part.n_rows for part in self.parts[:k])
         return self.parts[k].source_rows(j) + np.uint64(before)
 
     def origins(self, u: int, epoch: int) -> np.ndarray:
         """Return the origins, made unique over the sources."""
-        k, j, _ = self._place(u, 0)
+        k, j, _ = self._locate(u, 0)
         part = self.parts[k]
         if self._passes:
-            places = self._passes[k].places(part, j, epoch)
-            own = np.concatenate([part.origins(v, turn)[rows] for v, rows, turn in places])
+            pieces = self._passes[k].pieces(part, j, epoch)
+            origins = np.concatenate([part.origins(v, turn)[rows] for v, rows, turn in pieces])
         else:
-            own = part.origins(j, epoch)
-        rows: np.ndarray = own * np.uint64(len(self.parts)) + np.uint64(k)
+            origins = part.origins(j, epoch)
+        rows: np.ndarray = origins * np.uint64(len(self.parts)) + np.uint64(k)
         return rows
 
     def _read_targets(self, u: int, seed: int, epoch: int) -> np.ndarray:
-        k, j, own_seed = self._place(u, seed)
+        k, j, own_seed = self._locate(u, seed)
         if self._passes:
             return super()._read_targets(u, seed, epoch)
         return self.parts[k].read_targets(j, own_seed, epoch)
 
-    def _place(self, u: int, seed: int) -> tuple[int, int, int]:
+    def _locate(self, u: int, seed: int) -> tuple[int, int, int]:
         """Return the source of unit u, the number of the unit there, and the seed of the source."""
         k = int(self.strata[u]) if self.strata is not None else 0
         return k, u - int(self._first[k]), _seed_of(seed, k)
 
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
-        k, j, own_seed = self._place(u, seed)
+        k, j, own_seed = self._locate(u, seed)
         if self._passes:
             return self._passes[k].read(self.parts[k], j, own_seed, epoch)
-        return self.parts[k].read_unit(j, own_seed, epoch).read
+        return self.parts[k].read_unit(j, own_seed, epoch).contents
 
 
 def open_stores(
@@ -228,17 +224,17 @@ class _Passes:
 
     def read(self, source: BaseSource, j: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
         """Return X, y and w of unit j of an epoch."""
-        (u, _, turn), *others = self.places(source, j, epoch)
+        (u, _, turn), *fillers = self.pieces(source, j, epoch)
         block = source.read_unit(u, seed, turn)
-        if not others:
-            return block.read
-        more = [source.read_unit(v, seed, turn).take(rows) for v, rows, turn in others]
-        return concatenated([block, *more]).read
+        if not fillers:
+            return block.contents
+        more = [source.read_unit(v, seed, turn).take(rows) for v, rows, turn in fillers]
+        return concatenated([block, *more]).contents
 
-    def places(self, source: BaseSource, j: int, epoch: int) -> list[tuple[int, slice, int]]:
+    def pieces(self, source: BaseSource, j: int, epoch: int) -> list[tuple[int, slice, int]]:
         """Return (unit of the source, its rows, number of the pass) for each part of unit j."""
         turn, u = divmod(epoch * self.n_units + j, source.n_units)
-        found = [(u, slice(None), turn)]
+        pieces = [(u, slice(None), turn)]
         count = int(self._lacking[u + 1] - self._lacking[u])
         start = turn * int(self._lacking[-1]) + int(self._lacking[u])
         while count:  # rows start, start + 1, … of the source, which begins again at its end
@@ -246,10 +242,10 @@ class _Passes:
             v = int(np.searchsorted(self._edges, start, side="right")) - 1
             first, last = int(self._edges[v]), int(self._edges[v + 1])
             part = slice(start - first, min(start + count, last) - first)
-            found.append((v, part, turn))
+            pieces.append((v, part, turn))
             count -= part.stop - part.start
             start = first + part.stop
-        return found
+        return pieces
 
 
 def _check_counts(
@@ -275,10 +271,10 @@ def _check_counts(
 def _check_alike(sources: Sequence[BaseSource]) -> None:
     first = _kind_of_rows(sources[0])
     for number, source in enumerate(sources, start=1):
-        for name, found in _kind_of_rows(source).items():
-            if found != first[name]:
+        for name, value in _kind_of_rows(source).items():
+            if value != first[name]:
                 raise ConfigError(
-                    f"source {number} of the mixture has {name} {found} and source 1 has "
+                    f"source {number} of the mixture has {name} {value} and source 1 has "
                     f"{first[name]}; mix sources that agree"
                 )
         if source.feed_transforms:

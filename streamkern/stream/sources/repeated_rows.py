@@ -10,6 +10,7 @@ draw is unchanged.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,8 +20,44 @@ import numpy.typing as npt
 
 from streamkern.basics.array_types import Ints
 from streamkern.planning.memory import MAX_COPIES
-from streamkern.stream.sources.base import BaseSource, Block, prefetched
-from streamkern.stream.sources.row_hashes import row_hashes
+from streamkern.store.row_block import RowBlock
+from streamkern.stream.sources.base import BaseSource, prefetched
+
+_MIX = np.uint64(0xBF58476D1CE4E5B9)
+"""The multiplier of the mixing function of SplitMix64 (Steele et al. 2014)."""
+
+
+def row_hashes(X: npt.NDArray[np.number]) -> npt.NDArray[np.uint64]:
+    """Return a hash for each row: equal for equal rows, and different for others but by chance.
+
+    The chance is 2^-64 for each pair of rows that were not chosen to collide. -0.0 equals 0.0.
+
+    Parameters
+    ----------
+    X : (k, ...) finite numbers, all of which are hashed.
+
+    Returns
+    -------
+    (k,) uint64
+    """
+    words = _words(X.reshape(len(X), math.prod(X.shape[1:])) + X.dtype.type(0))
+    odd = np.random.default_rng(0).integers(1 << 63, size=words.shape[1], dtype=np.uint64) * 2 + 1
+    # Numbers such as 1.0 differ in few high bits, which a product alone would shift out.
+    words ^= words >> np.uint64(32)
+    words *= _MIX
+    words ^= words >> np.uint64(29)
+    hashes: npt.NDArray[np.uint64] = words @ odd.astype(np.uint64)
+    return hashes
+
+
+def _words(X: npt.NDArray[np.number]) -> npt.NDArray[np.uint64]:
+    """Return the bytes of rows (k, d) as (k, ceil(bytes / 8)) words, the last filled with zeros."""
+    data = np.ascontiguousarray(X).view(np.uint8).reshape(len(X), X.shape[1] * X.itemsize)
+    spare = -data.shape[1] % 8
+    if spare:
+        data = np.pad(data, ((0, 0), (0, spare)))
+    return data.view(np.uint64)
+
 
 MAX_HASHED_ROWS = 1 << 20
 """Largest number of drawn rows whose equal rows are searched; hashes and places take up to a GB."""
@@ -38,8 +75,8 @@ class Draw(NamedTuple):
     base: BaseSource
     edges: Ints
     counts: Ints
-    of: Callable[[int], npt.NDArray[np.bool_]]
-    read: Callable[[int], Block]
+    drawn_rows: Callable[[int], npt.NDArray[np.bool_]]
+    read: Callable[[int], RowBlock]
 
 
 class DuplicateMoves(NamedTuple):
@@ -62,7 +99,7 @@ NONE = DuplicateMoves(
 )
 
 
-class _Found(NamedTuple):
+class _Matches(NamedTuple):
     """Rows that equal drawn ones.
 
     hash : (k,) index of their hash
@@ -77,10 +114,10 @@ class _Found(NamedTuple):
     target: npt.NDArray[np.uint64]
     drawn: npt.NDArray[np.bool_]
 
-    def take(self, places: npt.NDArray[Any]) -> _Found:
+    def take(self, places: npt.NDArray[Any]) -> _Matches:
         """Return the rows at `places`."""
         hashes, targets = self.hash[places], self.target[places]
-        return _Found(hashes, self.draw[places], self.row[places], targets, self.drawn[places])
+        return _Matches(hashes, self.draw[places], self.row[places], targets, self.drawn[places])
 
 
 def moved_together(draws: Sequence[Draw]) -> list[DuplicateMoves]:
@@ -97,7 +134,7 @@ def moved_together(draws: Sequence[Draw]) -> list[DuplicateMoves]:
     found = _look(draws, units, hashes, [])
     found = _look(draws, [np.flatnonzero(draw.counts == 0) for draw in draws], hashes, found)
     joined: Any = map(np.concatenate, zip(*found, strict=True))
-    return _moved(_Found(*joined), hashes, draws)
+    return _moved(_Matches(*joined), hashes, draws)
 
 
 def _drawn(draw: Draw) -> Iterator[npt.NDArray[np.uint64]]:
@@ -105,15 +142,15 @@ def _drawn(draw: Draw) -> Iterator[npt.NDArray[np.uint64]]:
     yield np.empty(0, np.uint64)
 
     def of(u: int) -> npt.NDArray[np.uint64]:
-        return row_hashes(draw.read(u).X[draw.of(u)])
+        return row_hashes(draw.read(u).X[draw.drawn_rows(u)])
 
     yield from prefetched(draw.base, (partial(of, int(u)) for u in np.flatnonzero(draw.counts)))
 
 
 def _look(
     draws: Sequence[Draw], units: Sequence[Ints], hashes: npt.NDArray[np.uint64],
-    found: list[_Found],
-) -> list[_Found]:  # fmt: skip
+    found: list[_Matches],
+) -> list[_Matches]:  # fmt: skip
     """Return `found` and the rows of `units` with one of the hashes.
 
     There are not many more than `MAX_COPIES` rows for each hash.
@@ -121,30 +158,30 @@ def _look(
     counts = np.zeros(len(hashes), np.int64)
     for part in found:
         np.add.at(counts, part.hash, 1)
-    for k, (draw, own) in enumerate(zip(draws, units, strict=True)):
-        calls = (partial(_of_unit, draw, k, int(u), hashes) for u in own)
+    for k, (draw, draw_units) in enumerate(zip(draws, units, strict=True)):
+        calls = (partial(_matches_in_unit, draw, k, int(u), hashes) for u in draw_units)
         for part in prefetched(draw.base, calls):
-            kept = counts[part.hash] <= MAX_COPIES
+            wanted = counts[part.hash] <= MAX_COPIES
             np.add.at(counts, part.hash, 1)
-            if kept.any():
-                found = [*found, part.take(kept)]
+            if wanted.any():
+                found = [*found, part.take(wanted)]
     return found
 
 
-def _of_unit(draw: Draw, k: int, u: int, hashes: npt.NDArray[np.uint64]) -> _Found:
+def _matches_in_unit(draw: Draw, k: int, u: int, hashes: npt.NDArray[np.uint64]) -> _Matches:
     """Return the rows of unit u of draw k that have one of the hashes."""
     block = draw.read(u)
-    own = row_hashes(block.X)
-    at = np.minimum(np.searchsorted(hashes, own), len(hashes) - 1)
-    hit = np.flatnonzero(hashes[at] == own)
-    drawn = draw.of(u)[hit] if draw.counts[u] else np.zeros(len(hit), bool)
-    return _Found(
+    row_hash = row_hashes(block.X)
+    at = np.minimum(np.searchsorted(hashes, row_hash), len(hashes) - 1)
+    hit = np.flatnonzero(hashes[at] == row_hash)
+    drawn = draw.drawn_rows(u)[hit] if draw.counts[u] else np.zeros(len(hit), bool)
+    return _Matches(
         at[hit], np.full(len(hit), k), draw.edges[u] + hit, row_hashes(block.y[hit]), drawn
     )
 
 
 def _moved(
-    found: _Found, hashes: npt.NDArray[np.uint64], draws: Sequence[Draw]
+    found: _Matches, hashes: npt.NDArray[np.uint64], draws: Sequence[Draw]
 ) -> list[DuplicateMoves]:
     """Return the changes of each draw."""
     order = np.lexsort((found.row, found.draw, found.hash))
@@ -167,8 +204,8 @@ def _moved(
     first = found.row[np.maximum.accumulate(np.where(again, 0, np.arange(len(group))))]
     copies = again & taken[group]
     return [
-        _of_draw(found, taken[group], first, changed & own, copies & own)
-        for own in (found.draw == k for k in range(len(draws)))
+        _moves_of_draw(found, taken[group], first, changed & in_draw, copies & in_draw)
+        for in_draw in (found.draw == k for k in range(len(draws)))
     ]
 
 
@@ -203,8 +240,8 @@ def _keep_both_sides(
         alike[ids] = False
 
 
-def _of_draw(
-    found: _Found, taken: npt.NDArray[np.bool_], first: Ints,
+def _moves_of_draw(
+    found: _Matches, taken: npt.NDArray[np.bool_], first: Ints,
     changed: npt.NDArray[np.bool_], copies: npt.NDArray[np.bool_],
 ) -> DuplicateMoves:  # fmt: skip
     """Return the changes of one draw, in the order of the rows."""

@@ -9,8 +9,9 @@ import numpy as np
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.randomness import Stage
 from streamkern.planning.memory import MAX_ORIGINS
+from streamkern.store.row_block import RowBlock
 from streamkern.stream.sources.augmented import without_copies
-from streamkern.stream.sources.base import BaseSource, Block, empty_rows, read_units, unit_edges
+from streamkern.stream.sources.base import BaseSource, empty_rows, read_units, unit_edges
 
 MANY_UNITS = 256
 """Units to draw rows from that must represent a whole store, which may be sorted by label."""
@@ -18,7 +19,7 @@ MANY_UNITS = 256
 
 def sample_rows(
     source: BaseSource, n: int, seed: int, stage: int = 0, max_units: int = 64, epoch: int = 0
-) -> Block:
+) -> RowBlock:
     """Return n distinct random rows in random order, read from at most `max_units` random units.
 
     More units are read only if those hold fewer than n rows. `stage` separates samples for
@@ -58,8 +59,8 @@ def choose_copies(
     """
     rng = np.random.default_rng([seed, Stage.SAMPLE, stage])
     edges, units = unit_edges(source), rng.permutation(source.n_units)[:max_units]
-    held = np.cumsum(np.diff(edges)[units])
-    units = units[: int(np.searchsorted(held, MAX_ORIGINS)) + 1]
+    n_held = np.cumsum(np.diff(edges)[units])
+    units = units[: int(np.searchsorted(n_held, MAX_ORIGINS)) + 1]
     rows = np.concatenate([np.arange(edges[u], edges[u + 1]) for u in units])
     origins = np.concatenate([source.origins(int(u), 0) for u in units])
     order = rng.permutation(len(rows))
@@ -69,40 +70,44 @@ def choose_copies(
         often = first[count >= r]
         if len(often) >= least:
             chosen = rng.permutation(often)[:n]
-            found: np.ndarray = rows[order[chosen + np.arange(r)[:, None]]]
-            return found
+            chosen_rows: np.ndarray = rows[order[chosen + np.arange(r)[:, None]]]
+            return chosen_rows
     return None
 
 
-def read_rows(source: BaseSource, rows: np.ndarray, seed: int, epoch: int = 0) -> Block:
+def read_rows(source: BaseSource, rows: np.ndarray, seed: int, epoch: int = 0) -> RowBlock:
     """Return the given rows (n,), in that order; each unit that holds one is read once."""
     sample = empty_rows(source, len(rows))
-    for places, block in rows_by_unit(source, rows, seed, epoch):
-        sample.put(places, block)
+    for index, block in rows_by_unit(source, rows, seed, epoch):
+        sample.put(index, block)
     return sample
 
 
 def rows_by_unit(
     source: BaseSource, rows: np.ndarray, seed: int, epoch: int = 0
-) -> Iterator[tuple[np.ndarray, Block]]:
-    """Yield (places in `rows`, block) for each unit that holds some of the given rows (n,)."""
-    edges = unit_edges(source)
-    holder = np.searchsorted(edges, rows, side="right") - 1
-    units = np.unique(holder)
-    for u, block in zip(units, read_units(source, units, seed, epoch), strict=True):
-        places = np.flatnonzero(holder == u)
-        yield places, block.take(rows[places] - edges[u])
+) -> Iterator[tuple[np.ndarray, RowBlock]]:
+    """Yield (positions in `rows`, block) for each unit that holds some of the given rows (n,)."""
+    groups = list(by_unit(unit_edges(source), rows))
+    blocks = read_units(source, [u for u, _, _ in groups], seed, epoch)
+    for (_, index, inside), block in zip(groups, blocks, strict=True):
+        yield index, block.take(inside)
 
 
 def origins_of(source: BaseSource, rows: np.ndarray, epoch: int = 0) -> np.ndarray:
     """Return the origins (n,) of the given rows (n,), see `BaseSource.origins`."""
-    edges = unit_edges(source)
-    holder = np.searchsorted(edges, rows, side="right") - 1
     origins = np.empty(len(rows), np.uint64)
-    for u in np.unique(holder):
-        places = np.flatnonzero(holder == u)
-        origins[places] = source.origins(int(u), epoch)[rows[places] - edges[u]]
+    for u, index, inside in by_unit(unit_edges(source), rows):
+        origins[index] = source.origins(u, epoch)[inside]
     return origins
+
+
+def by_unit(edges: np.ndarray, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Yield (unit, positions in `rows`, rows counted from its first) for each unit with any."""
+    holder = np.searchsorted(edges, rows, side="right") - 1
+    order = np.argsort(holder, kind="stable")
+    units, first = np.unique(holder[order], return_index=True)
+    for u, index in zip(units.tolist(), np.split(order, first[1:]), strict=bool(len(rows))):
+        yield u, index, rows[index] - edges[u]
 
 
 def _rows_of_units(
@@ -110,10 +115,10 @@ def _rows_of_units(
 ) -> np.ndarray:
     """Return n distinct rows of random units, in random order."""
     order = rng.permutation(len(edges) - 1)
-    held = np.cumsum(np.diff(edges)[order])
-    n_units = max(min(max_units, len(order)), int(np.searchsorted(held, n)) + 1)
-    units, held = order[:n_units], held[:n_units]
-    chosen = rng.choice(int(held[-1]), size=n, replace=False)
-    k = np.searchsorted(held, chosen, side="right")
-    rows: np.ndarray = chosen - np.concatenate(([0], held))[k] + edges[units][k]
+    n_held = np.cumsum(np.diff(edges)[order])
+    n_units = max(min(max_units, len(order)), int(np.searchsorted(n_held, n)) + 1)
+    units, n_held = order[:n_units], n_held[:n_units]
+    chosen = rng.choice(int(n_held[-1]), size=n, replace=False)
+    k = np.searchsorted(n_held, chosen, side="right")
+    rows: np.ndarray = chosen - np.concatenate(([0], n_held))[k] + edges[units][k]
     return rows

@@ -24,18 +24,17 @@ import numpy as np
 
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.randomness import RowRandom, Stage
+from streamkern.store.row_block import RowBlock
 from streamkern.store.sample_weights import add_totals
 from streamkern.store.statistics import ColumnMoments
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
-from streamkern.stream.sources.base import BaseSource, Block, prefetched, unit_edges
+from streamkern.stream.sources.base import BaseSource, DerivedSource, prefetched, unit_edges
 from streamkern.stream.sources.class_sampling import BalancedSource
-from streamkern.stream.sources.derived import DerivedSource
-from streamkern.stream.sources.generator import GeneratorSource
 from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.repeated_rows import NONE, Draw, DuplicateMoves, moved_together
 from streamkern.stream.sources.sampling import MANY_UNITS
-from streamkern.stream.sources.user import UserSource
+from streamkern.stream.sources.user import GeneratorSource, UserSource
 
 
 class SplitPurpose(NamedTuple):
@@ -110,25 +109,26 @@ def _divided(source: BaseSource, splits: Iterator[_Split]) -> tuple[BaseSource, 
     splits : splits of the `_leaves` of the source, in order
     """
     if isinstance(source, AugmentedSource):
-        left, aside = _divided(source.base, splits)
-        transforms = (*source.host_transforms, *source._own_feed())
-        return AugmentedSource(left, source.copies, transforms), aside
+        train, held_out = _divided(source.base, splits)
+        return source.with_base(train), held_out
     if isinstance(source, BalancedSource):
-        left, aside = _divided(source.base, splits)
-        return BalancedSource(left, source.wish), aside
+        train, held_out = _divided(source.base, splits)
+        return BalancedSource(train, source.requested_shares), held_out
     if isinstance(source, MixtureSource):
         parts = [_divided(part, splits) for part in source.parts]
         transforms = (*source.host_transforms, *source.feed_transforms)
-        left = MixtureSource([own for own, _ in parts], transforms=transforms)
-        return left, MixtureSource([aside for _, aside in parts])
+        train = MixtureSource([rest for rest, _ in parts], transforms=transforms)
+        return train, MixtureSource([held_out for _, held_out in parts])
     split = next(splits)
-    return SplitSource(split, aside=False), SplitSource(split, aside=True)
+    return SplitSource(split, held_out=False), SplitSource(split, held_out=True)
 
 
 def n_different(aside: BaseSource) -> int:
     """Return the number of rows set aside, counting equal rows once."""
-    own = len(aside.split.moved.copies) if isinstance(aside, SplitSource) and aside.aside else 0
-    return aside.n_rows - own - sum(part.n_rows - n_different(part) for part in aside.parts)
+    n_copies = (
+        len(aside.split.moved.copies) if isinstance(aside, SplitSource) and aside.held_out else 0
+    )
+    return aside.n_rows - n_copies - sum(part.n_rows - n_different(part) for part in aside.parts)
 
 
 def _check_copies_alone(mixture: MixtureSource, setting: str) -> None:
@@ -172,12 +172,12 @@ def _check_stored(source: BaseSource, setting: str) -> None:
 
 def rows_read(source: BaseSource) -> int:
     """Return the most rows that a read of `source` decodes if some of them are left out; else 0."""
-    own = 0
+    largest = 0
     if isinstance(source, SplitSource):
-        own = source.split.largest
+        largest = source.split.largest
     if isinstance(source, BalancedSource):
-        own = source.largest
-    return max([own, *map(rows_read, source.parts)])
+        largest = source.largest
+    return max([largest, *map(rows_read, source.parts)])
 
 
 class _Split:
@@ -197,7 +197,9 @@ class _Split:
 
     def draw(self) -> Draw:
         """Return the rows set aside, as drawn."""
-        return Draw(self.base, self.edges, self.drawn, self.of, partial(stored_block, self.base))
+        return Draw(
+            self.base, self.edges, self.drawn, self.drawn_rows, partial(stored_block, self.base)
+        )
 
     def move(self, moved: DuplicateMoves) -> None:
         """Move rows to the other side."""
@@ -216,16 +218,16 @@ class _Split:
             )
 
     def _counted(self) -> np.ndarray:
-        calls = (partial(self.of, u) for u in range(len(self.sizes)))
+        calls = (partial(self.drawn_rows, u) for u in range(len(self.sizes)))
         return np.array([np.count_nonzero(part) for part in prefetched(self.base, calls)], np.int64)
 
-    def of(self, u: int) -> np.ndarray:
+    def drawn_rows(self, u: int) -> np.ndarray:
         """Return the rows of unit u that are set aside, (k,) bool."""
         if self.base.n_origins:
             origins = self.base.origins(u, 0).astype(np.int64)
             draws = RowRandom(np, self.seed, 0, self.stage, origins, np.float64)
-            found: np.ndarray = draws.uniform() < self.share
-            return found
+            below: np.ndarray = draws.uniform() < self.share
+            return below
         k, count = int(self.sizes[u]), int(self.drawn[u])
         rng = np.random.default_rng([self.seed, self.stage, 1, u])
         order, start = rng.permutation(k), rng.random()
@@ -251,12 +253,12 @@ def _counts(sizes: np.ndarray, share: float, seed: int, stage: Stage) -> np.ndar
     n_giving = max(math.ceil(share * n_units), min(n_units, MANY_UNITS))
     rng = np.random.default_rng([seed, stage, 0])
     giving = np.sort(rng.permutation(n_units)[:n_giving])
-    given = np.cumsum(sizes[giving])
-    wanted = min(share * sizes.sum() / given[-1], 1.0)
+    available = np.cumsum(sizes[giving])
+    wanted = min(share * sizes.sum() / available[-1], 1.0)
     counts = np.zeros(n_units, np.int64)
-    counts[giving] = np.diff(np.floor(given * wanted + 0.5).astype(np.int64), prepend=0)
-    found: np.ndarray = np.minimum(counts, sizes)
-    return found
+    counts[giving] = np.diff(np.floor(available * wanted + 0.5).astype(np.int64), prepend=0)
+    fitting: np.ndarray = np.minimum(counts, sizes)
+    return fitting
 
 
 def _in_memory(source: BaseSource) -> bool:
@@ -266,9 +268,9 @@ def _in_memory(source: BaseSource) -> bool:
     return plain and not source.statistics_read
 
 
-def stored_block(source: BaseSource, u: int) -> Block:
+def stored_block(source: BaseSource, u: int) -> RowBlock:
     """Return the rows of unit u before the host transforms of the source and its base."""
-    return source.of_base(u) if isinstance(source, SplitSource) else source.read_rows(u, 0, 0)
+    return source.read_stored(u) if isinstance(source, SplitSource) else source.read_rows(u, 0, 0)
 
 
 class SplitSource(DerivedSource):
@@ -279,28 +281,26 @@ class SplitSource(DerivedSource):
 
     kind = "split"
 
-    def __init__(self, split: _Split, *, aside: bool) -> None:
+    def __init__(self, split: _Split, *, held_out: bool) -> None:
         base = split.base
-        self.split, self.aside, self.parts = split, aside, (base,)
+        self.split, self.held_out, self.parts = split, held_out, (base,)
         self._set_rows_like(base)
-        counts = split.counts if aside else split.sizes - split.counts
+        counts = split.counts if held_out else split.sizes - split.counts
         self._units = np.flatnonzero(counts)
         self._edges = np.concatenate(([0], np.cumsum(counts[self._units])))
         self._base_edges = unit_edges(base)
         self.n_rows = int(self._edges[-1])
-        self.remote, self.level, self.repeats = base.remote, base.level, base.repeats
+        self._copy_from(base, "remote", "level", "repeats", "hides_copies", "statistics_read")
         self.n_origins = round(base.n_origins * self.n_rows / base.n_rows)
-        self.hides_copies = base.hides_copies
-        self.statistics_read = base.statistics_read
-        self.feed_transforms = () if aside else base.feed_transforms
-        self.totals = self._own_totals()
+        self.feed_transforms = () if held_out else base.feed_transforms
+        self.totals = self._totals()
 
     def describe(self) -> dict[str, Any]:
-        said = super().describe() | {"share": self.split.share, "base": self.base.describe()}
+        described = super().describe() | {"share": self.split.share, "base": self.base.describe()}
         moved = self.split.moved.rows
-        return said | {"moved": len(moved)} if len(moved) else said
+        return described | {"moved": len(moved)} if len(moved) else described
 
-    def _own_totals(self) -> np.ndarray | None:
+    def _totals(self) -> np.ndarray | None:
         """Return the totals of `BaseSource`; counted in memory, else in proportion."""
         base = self.base
         if base.totals is None:
@@ -309,63 +309,63 @@ class SplitSource(DerivedSource):
             return np.asarray(base.totals * (self.n_rows / base.n_rows))
         totals = np.zeros_like(base.totals)
         for u in range(self.n_units):
-            block = self.of_base(u)
+            block = self.read_stored(u)
             add_totals(totals, block.y, block.w, base.classes is not None)
         return totals
 
-    def of_base(self, u: int) -> Block:
+    def read_stored(self, u: int) -> RowBlock:
         """Return the rows of unit u as stored."""
-        return stored_block(self.base, int(self._units[u])).take(self._places(u))
+        return stored_block(self.base, int(self._units[u])).take(self._index(u))
 
-    def _places(self, u: int) -> np.ndarray:
+    def _index(self, u: int) -> np.ndarray:
         """Return the places of the rows of unit u in the unit of the base, (k,) ascending."""
-        found = self.split.of(int(self._units[u]))
-        return np.flatnonzero(found if self.aside else ~found)
+        drawn = self.split.drawn_rows(int(self._units[u]))
+        return np.flatnonzero(drawn if self.held_out else ~drawn)
 
-    def _is_whole(self, u: int) -> bool:
+    def _is_base_unit(self, u: int) -> bool:
         """Return whether unit u is the unit of the base, so that no row has to be copied."""
-        return not self.aside and not self.split.counts[self._units[u]]
+        return not self.held_out and not self.split.counts[self._units[u]]
 
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
-        if self.aside:
-            return self.of_base(u).read
+        if self.held_out:
+            return self.read_stored(u).contents
         block = self.base.read_unit(int(self._units[u]), seed, epoch)
-        return block.read if self._is_whole(u) else block.take(self._places(u)).read
+        return block.contents if self._is_base_unit(u) else block.take(self._index(u)).contents
 
     def _read_targets(self, u: int, seed: int, epoch: int) -> np.ndarray:
         targets = self.base.read_targets(int(self._units[u]), seed, epoch)
-        own: np.ndarray = targets[self._places(u)]
-        return own
+        chosen: np.ndarray = targets[self._index(u)]
+        return chosen
 
     def source_rows(self, u: int) -> np.ndarray:
-        rows: np.ndarray = self.base.source_rows(int(self._units[u]))[self._places(u)]
+        rows: np.ndarray = self.base.source_rows(int(self._units[u]))[self._index(u)]
         return rows
 
     def origins(self, u: int, epoch: int) -> np.ndarray:
         """Return the origins of the base; for equal rows set aside, that of the first."""
-        unit, places, moved = int(self._units[u]), self._places(u), self.split.moved
-        if not self.aside or not len(moved.copies):
-            rows: np.ndarray = self.base.origins(unit, epoch)[places]
+        unit, index, moved = int(self._units[u]), self._index(u), self.split.moved
+        if not self.held_out or not len(moved.copies):
+            rows: np.ndarray = self.base.origins(unit, epoch)[index]
             return rows
-        numbers = places + self._base_edges[unit]
+        numbers = index + self._base_edges[unit]
         at = np.minimum(np.searchsorted(moved.copies, numbers), len(moved.copies) - 1)
-        own = np.where(moved.copies[at] == numbers, moved.firsts[at], numbers)
-        return np.asarray(own, np.uint64)
+        first_equal = np.where(moved.copies[at] == numbers, moved.firsts[at], numbers)
+        return np.asarray(first_equal, np.uint64)
 
     def find_rows(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
         """Find rows as `BaseSource` does, among the rows that the base finds."""
-        found = self.base.find_rows(X)
-        if found is None:
+        matches = self.base.find_rows(X)
+        if matches is None:
             return None
-        numbers, places = found
-        own = np.full(len(numbers), -1)
+        numbers, index = matches
+        position = np.full(len(numbers), -1)
         holder = np.searchsorted(self._base_edges, numbers, side="right") - 1
         for u in np.unique(np.searchsorted(self._units, holder)[np.isin(holder, self._units)]):
-            here = self._places(int(u)) + self._base_edges[self._units[u]]
+            here = self._index(int(u)) + self._base_edges[self._units[u]]
             at = np.minimum(np.searchsorted(here, numbers), len(here) - 1)
             hit = here[at] == numbers
-            own[hit] = self._edges[u] + at[hit]
-        return own[own >= 0], places[own >= 0]
+            position[hit] = self._edges[u] + at[hit]
+        return position[position >= 0], index[position >= 0]
 
     def target_moments(self) -> ColumnMoments | None:
         return self.base.target_moments()

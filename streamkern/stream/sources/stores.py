@@ -52,12 +52,12 @@ class ZarrSource(BaseSource):
             )  # fmt: skip
         self.store: Store = store
         spec = self.store.spec
-        self.n_rows, self.row_shape, self.dtype = spec.n_rows, spec.row_shape, spec.x_dtype
-        self.n_outputs, self.classes = spec.n_outputs, spec.classes
-        self.columns, self.target_columns = spec.columns, spec.target_columns
-        self.encoder, self.label_dtype = spec.encoder, spec.label_dtype
-        self.weight_column = spec.weight_column
-        self.file_form = spec.file_form
+        self.dtype, self.remote = spec.x_dtype, local_path(store.url) is None
+        self._copy_from(
+            spec, "n_rows", "row_shape", "n_outputs", "classes", "columns", "target_columns",
+            "encoder", "label_dtype", "weight_column", "file_form", "files", "n_origins",
+            "n_counted",
+        )  # fmt: skip
         y_dtype = np.dtype(np.float32) if spec.y_dtype is None else spec.y_dtype
         self.y_dtype = np.dtype(
             np.int64 if spec.classes is not None else y_dtype if y_dtype.kind == "f" else np.float64
@@ -65,8 +65,6 @@ class ZarrSource(BaseSource):
         self.weighted = spec.weight_totals is not None
         totals = spec.weight_totals if self.weighted else spec.class_counts
         self.totals = None if totals is None else np.array(totals, np.float64)
-        self.remote, self.files = local_path(store.url) is None, spec.files
-        self.n_origins, self.n_counted = spec.n_origins, spec.n_counted
         self.hides_copies = spec.n_origins > 0 or spec.hides_copies
         self._grouped = max(1, SMALL_CHUNK_BYTES // (spec.chunk_rows * self.widest_bytes))
         self._edges = regular_edges(self.n_rows, spec.chunk_rows * self._grouped)
@@ -116,7 +114,7 @@ class ZarrSource(BaseSource):
         spec = self.store.spec
         if spec.target_mean is not None and spec.target_scale is not None:
             weight = self.n_rows if self.totals is None else self.totals.sum()
-            return ColumnMoments.of(float(weight), spec.target_mean, spec.target_scale)
+            return ColumnMoments.from_statistics(float(weight), spec.target_mean, spec.target_scale)
         moments = ColumnMoments(self.n_outputs)
         calls = (partial(self.store.read_values, i) for i in range(self.store.n_chunks))
         for y, w in prefetched(self, calls):
@@ -126,5 +124,5 @@ class ZarrSource(BaseSource):
 
 def stores_of(source: BaseSource) -> list[Store]:
     """Return every store that a source is made from."""
-    own = [source.store] if isinstance(source, ZarrSource) else []
-    return own + [store for part in source.parts for store in stores_of(part)]
+    stores = [source.store] if isinstance(source, ZarrSource) else []
+    return stores + [store for part in source.parts for store in stores_of(part)]

@@ -28,11 +28,11 @@ import numpy as np
 
 from streamkern.basics.errors import ConfigError, DataError, StreamkernError
 from streamkern.basics.optional import on_demand
-from streamkern.basics.plain import to_builtin
 from streamkern.basics.randomness import AnyArray, Empty, Fills, RowRandom, RunSlices, one_by_one
-from streamkern.stream.sources.images import RandomCrop as RandomCrop
-from streamkern.stream.sources.images import RandomFlip as RandomFlip
-from streamkern.stream.sources.noise import GaussianNoise as GaussianNoise
+from streamkern.basics.values import to_builtin
+from streamkern.stream.sources.random_transforms import GaussianNoise as GaussianNoise
+from streamkern.stream.sources.random_transforms import RandomCrop as RandomCrop
+from streamkern.stream.sources.random_transforms import RandomFlip as RandomFlip
 
 Transform = Callable[[AnyArray, AnyArray, RowRandom], tuple[AnyArray, AnyArray]]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -274,8 +274,8 @@ def bind_transforms(
 
 def _check_integers(feed: Sequence[Transform]) -> None:
     """Raise ConfigError if a transform that needs stored integers follows one that changes them."""
-    for place, transform in enumerate(feed):
-        lost = [t for t in feed[:place] if not integers_stay([t])]
+    for position, transform in enumerate(feed):
+        lost = [t for t in feed[:position] if not integers_stay([t])]
         if lost and getattr(transform, "needs_integers", False):
             raise ConfigError(
                 f"transform {transform_name(transform)!r} rounds to stored integers, and comes "

@@ -10,7 +10,7 @@ from typing import Any
 from streamkern.backend.ranks import Communicator
 from streamkern.basics.errors import EXIT_FAILED, ConfigError, RunError, TrainingInterrupted
 from streamkern.basics.stop import StopRequest
-from streamkern.stream.cluster_reader import address_of
+from streamkern.stream.unit_readers import address_of
 from streamkern.train.placement.generation import Ended, Generation, Limits
 from streamkern.train.placement.rank_cluster import RankCluster, WorkerInfo
 from streamkern.train.placement.task import (

@@ -15,7 +15,7 @@ from typing import Any
 
 from streamkern.basics.errors import ClusterError, ConfigError
 from streamkern.basics.text import size_text
-from streamkern.stream.cluster_reader import address_of, run_on
+from streamkern.stream.unit_readers import address_of, run_on
 
 _REACH_S = 5.0  # a nanny's machine counts as gone if it does not answer for so long
 

@@ -30,7 +30,7 @@ from streamkern.basics.machine import available_cpus
 from streamkern.basics.optional import import_optional, on_demand
 from streamkern.basics.stop import Stopped, StopRequest
 from streamkern.basics.text import redact
-from streamkern.stream.cluster_reader import run_on
+from streamkern.stream.unit_readers import run_on
 
 _ASK_S, _EVERY_S = 5.0, 1.0
 QUIET_S = _ASK_S + _EVERY_S

@@ -1,4 +1,4 @@
-"""Charts: well-formed SVG whose points are where a line through the axis would put them."""
+"""Charts: well-formed SVG, whose points are where the numbers of the axes would put them."""
 
 from __future__ import annotations
 
@@ -8,86 +8,113 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pytest
 
-from streamkern.cli.page.charts import Axes, Curve, Span, bar_chart, line_chart, time_line
+from streamkern.cli.page.charts import (
+    Curve,
+    Span,
+    bar_chart,
+    line_chart,
+    scatter_chart,
+    short_number,
+    time_line,
+)
 from streamkern.cli.page.html import NO_HTML
 
-HOSTILE = '<b onload="x">&'
+HOSTILE = "<b onload='x'>&\x01$\\x$"
 
 
-def texts(root: ET.Element) -> list[str]:
-    return [element.text or "" for element in root.iter("text")]
+def tips(root: ET.Element) -> dict[str, ET.Element]:
+    """The shapes with a tooltip, by its text, in order."""
+    return {title.text or "": shape for shape in root.iter() for title in shape.findall("title")}
 
 
-def coordinates(root: ET.Element) -> np.ndarray:
-    """(n, 2) of the only line."""
-    (line,) = root.iter("polyline")
-    return np.array([pair.split(",") for pair in line.attrib["points"].split()], float)
+def place(shape: ET.Element) -> tuple[float, float]:
+    """The middle of a dot."""
+    if shape.tag == "use":
+        return float(shape.attrib["x"]), float(shape.attrib["y"])
+    x, y = outline(shape)
+    return float(x.min() + x.max()) / 2, float(y.min() + y.max()) / 2
 
 
-def ticks(root: ET.Element) -> dict[str, tuple[float, float]]:
-    """Where the numbers of the axes are, by what they say."""
-    placed = (t for t in root.iter("text") if "y" in t.attrib and "text-anchor" in t.attrib)
-    return {t.text or "": (float(t.attrib["x"]), float(t.attrib["y"])) for t in placed}
+def outline(shape: ET.Element) -> np.ndarray:
+    numbers = re.findall(r"-?\d+(?:\.\d+)?", shape.attrib["d"])
+    return np.array(numbers, float).reshape(-1, 2).T
 
 
-def test_points_are_between_the_numbers_that_they_are_between() -> None:
-    points = [(0.0, 0.0), (50.0, 5.0), (100.0, 10.0)]
-    root = ET.fromstring(line_chart("t", [Curve("a", points)], Axes("steps", "loss", zero=True)))
-    x, y = coordinates(root).T
-    at = ticks(root)
-    assert x[2] == pytest.approx(at["100"][0], abs=0.1)
-    assert y[1] - y[0] == pytest.approx(y[2] - y[1], abs=0.11)  # written to a tenth
-    assert y[2] == pytest.approx(at["10"][1] - 4, abs=0.1)  # the middle of the digits
-    assert y[0] > y[1] > y[2]
-    told = [title.text for title in root.iter("title")]
-    assert "a: 5 at 50" in told
+def numbers(root: ET.Element, axis: str) -> dict[str, float]:
+    """Where the numbers of an axis, "x" or "y", are, by what they say."""
+    anchor = {"x": "middle", "y": "end"}[axis]
+    texts = (t for t in root.iter("text") if f"text-anchor: {anchor}" in t.attrib["style"])
+    return {t.text or "": float(t.attrib[axis]) for t in texts}
 
 
-def test_decades_are_as_far_apart() -> None:
-    points = [(float(k), 10.0**-k) for k in range(4)]
-    y = coordinates(ET.fromstring(line_chart("t", [Curve("a", points)], Axes("x", "y"))))[:, 1]
-    np.testing.assert_allclose(np.diff(y), np.diff(y).mean(), atol=0.11)
+@pytest.mark.parametrize("log", [False, True])
+def test_points_are_where_the_axes_say(log: bool) -> None:
+    ys = (1.0, 10.0, 100.0) if log else (0.0, 5.0, 10.0)
+    lines = [Curve("a", [(50.0 * k, y) for k, y in enumerate(ys)])]
+    root = ET.fromstring(line_chart("t", lines, "steps", "loss", zero=not log))
+    x, y = np.array([place(shape) for shape in tips(root).values()]).T
+    across, up = numbers(root, "x"), numbers(root, "y")
+    assert (x[0], x[2]) == pytest.approx((across["0"], across["100"]), abs=0.1)
+    np.testing.assert_allclose(np.diff(y), np.diff(y).mean(), atol=0.01)
+    assert y[2] < y[0]
+    first, last = (f"{y:g}" for y in (ys[0], ys[2]))
+    assert up[first] - up[last] == pytest.approx(y[0] - y[2], abs=0.1)
+    assert list(tips(root)) == [f"a: {y:g} at {50 * k}" for k, y in enumerate(ys)]
 
 
 def test_a_long_line_is_thinned_to_the_means_of_neighbours() -> None:
     x = np.arange(100_000.0)
-    chart = line_chart("t", [Curve("a", list(zip(x, 5 + 0 * x, strict=True)))], Axes("x", "y"))
+    chart = line_chart("t", [Curve("a", list(zip(x, 5 + 0 * x, strict=True)))], "x", "y")
     assert len(chart) < 40_000
-    y = coordinates(ET.fromstring(chart))[:, 1]
-    assert 200 <= len(y) <= 400
-    assert len(set(y)) == 1
+    root = ET.fromstring(chart)
+    assert 50 <= len(tips(root)) <= 60
+    assert len({place(shape)[1] for shape in tips(root).values()}) == 1
+    assert "80k" in numbers(root, "x")
 
 
 def test_names_are_text_and_nothing_is_drawn_of_nothing() -> None:
-    lines = [Curve(HOSTILE, [(0.0, 1.0), (1.0, 2.0)], colour=9, marked=(1.0, 2.0)), Curve("b", [])]
+    lines = [Curve(HOSTILE, [(0.0, 1.0), (1.0, 2.0)], colour=9, best=(1.0, 2.0)), Curve("b", [])]
+    shown = HOSTILE.replace("\x01", " ")
     for drawn in (
-        line_chart(HOSTILE, lines, Axes(HOSTILE, HOSTILE), HOSTILE),
-        bar_chart(HOSTILE, [(HOSTILE, 1.0), ("b", -2.0)]),
-        time_line(HOSTILE, [Span(1.0, 2.0, HOSTILE, [(1.0, HOSTILE, True)]), Span(0, 0, "b")]),
+        line_chart(shown, lines, HOSTILE, HOSTILE, note=shown),
+        scatter_chart(shown, [1.0, np.nan], [2.0, 3.0], HOSTILE, HOSTILE, diagonal=True),
+        bar_chart(shown, [(HOSTILE, 1.0), ("b", -2.0)]),
+        time_line(shown, [Span(1.0, 2.0, HOSTILE, [(1.0, HOSTILE, True)]), Span(0, 0, "b")]),
     ):
         root = ET.fromstring(drawn)
         assert not list(root.iter("b"))
-        assert HOSTILE in "".join(root.itertext()) or HOSTILE in str(root.attrib)
-    assert line_chart("t", [Curve("a", [])], Axes("x", "y")) == NO_HTML
-    assert bar_chart("t", []) == NO_HTML
+        assert shown in "".join(root.itertext())
+        assert any(shown in tip or tip == "2 at 1" for tip in tips(root))
+        # Colours are those of the style, for light and for dark.
+        assert set(re.findall(r"#[0-9a-f]{6}\b", drawn)) <= {"#000000"}
+        assert "var(--c" in drawn
+    assert line_chart("t", [Curve("a", [])], "x", "y") == NO_HTML
+    assert bar_chart("t", []) == scatter_chart("t", [], [], "x", "y") == NO_HTML
 
 
 def test_bars_are_as_long_as_their_numbers() -> None:
     root = ET.fromstring(bar_chart("t", [("a", 0.5), ("b", 0.25)], share=True))
-    long, short = (float(bar.attrib["width"]) for bar in root.iter("rect"))
-    assert long == pytest.approx(2 * short, abs=0.01)
-    assert {"50.0%", "25.0%"} <= set(texts(root))
+    long, short = (np.ptp(outline(bar)[0]) for bar in tips(root).values())
+    assert long == pytest.approx(2 * short, rel=1e-4)
+    assert list(tips(root)) == ["a: 50.0%", "b: 25.0%"]
+    assert {"50.0%", "25.0%", "a", "b"} <= {text.text for text in root.iter("text")}
 
 
 def test_processes_are_as_long_as_they_took() -> None:
     spans = [Span(1.0, 4.0, "first"), Span(0.0, 8.0, "second", [(4.0, "half", False)], "2 h")]
     root = ET.fromstring(time_line("t", spans))
-    bars = [bar for bar in root.iter("rect") if re.match(r"bar\b", bar.attrib["class"])]
-    one, two = (float(bar.attrib["width"]) for bar in bars)
-    (setup,) = (bar for bar in root.iter("rect") if bar.attrib["class"] == "setup")
-    assert two == pytest.approx(2 * one, rel=1e-3)
-    assert float(setup.attrib["width"]) == pytest.approx(one / 4, rel=1e-3)
-    (tick,) = (line for line in root.iter("line") if line.attrib["class"] == "tick")
-    middle = float(bars[1].attrib["x"]) + two / 2
-    assert float(tick.attrib["x1"]) == pytest.approx(middle, abs=0.02)
-    assert "2 h" in texts(root)
+    shapes = tips(root)
+    one, setup, two = (outline(shapes[name])[0] for name in ("first", "setup, first", "second"))
+    assert np.ptp(two) == pytest.approx(2 * np.ptp(one), rel=1e-3)
+    assert np.ptp(setup) == pytest.approx(np.ptp(one) / 4, rel=1e-3)
+    assert place(shapes["half"])[0] == pytest.approx((two.min() + two.max()) / 2, abs=0.02)
+    assert "2 h" in {text.text for text in root.iter("text")}
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (0.0234, "0.0234"), (3e-7, "3e-07"), (4820, "4820"), (48_200, "48.2k"),
+     (1.23e9, "1.23G")],
+)  # fmt: skip
+def test_numbers_are_short(value: float, text: str) -> None:
+    assert short_number(value) == text

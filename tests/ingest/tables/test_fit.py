@@ -169,11 +169,11 @@ def test_nothing_depends_on_the_blocks(step: int) -> None:
 
 def test_it_is_the_same_from_its_json() -> None:
     encoder = fitted(table(), values()).encoder
-    again = Encoder.of(json.loads(json.dumps(encoder.json())), "here")
+    again = Encoder.from_json(json.loads(json.dumps(encoder.json())), "here")
     assert again.digest == encoder.digest
     np.testing.assert_array_equal(encode(again, table(3)), encode(encoder, table(3)))
     with pytest.raises(DataError, match="version 2"):
-        Encoder.of(encoder.json() | {"version": 2}, "here")
+        Encoder.from_json(encoder.json() | {"version": 2}, "here")
 
 
 def test_text_and_types_are_encoded_alike() -> None:

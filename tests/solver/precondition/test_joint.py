@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from streamkern.backend.base import Backend
-from streamkern.backend.ranks import SINGLE
 from streamkern.solver.precondition import joint
-from streamkern.solver.precondition.center_targets import CenterTargets, Sample, by_center
 from streamkern.solver.precondition.joint import Change, Joint
-from streamkern.solver.precondition.stripes import AtCenters, Centers
+from streamkern.solver.precondition.partition import Centers
+from streamkern.solver.precondition.samples import CenterTargets, Sample, by_center
 from tests import reference as ref
 from tests.maths import Array, both, featured, frequencies, operator, rows
 
@@ -38,8 +37,8 @@ def made(targets: Array, w: Array | None, known: bool, penalty: float = PENALTY)
     found: CenterTargets | None = None
     if known:
         found = by_center(Backend(1), np.arange(P), targets[:P], part, p=P, n_rows=N)
-    start, values = (AtCenters.zeros(P, targets, SINGLE, op.backend) for _ in range(2))
-    centers = Centers.whole(both(op, z), op.backend)
+    centers = Centers.of(both(op, z), op.backend)
+    start, values = (centers.zeros(targets) for _ in range(2))
     return Joint(op, centers, S, found, BLOCKS, H, start, values, penalty, JITTERS)
 
 
@@ -177,7 +176,8 @@ def test_explicit_features_go_on_with_a_smaller_penalty_too(
         gram = phi[:, block].T @ phi[:, block] / N + PENALTY * np.eye(8)
         H.append(np.linalg.inv(np.linalg.cholesky(gram)))
     points = op.points(X, left=True)
-    start, centers = AtCenters.zeros(P, Y, SINGLE, op.backend), Centers.whole(Z, op.backend)
+    centers = Centers.of(Z, op.backend)
+    start = centers.zeros(Y)
     problem = Joint(
         op, centers, Sample(points, Y.copy()), None, BLOCKS, H, start, None, PENALTY, [0.0] * 3
     )

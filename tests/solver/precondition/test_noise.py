@@ -28,7 +28,7 @@ from streamkern.solver.precondition.noise import (
     row_errors,
     surplus,
 )
-from streamkern.solver.precondition.rows import MANY, SampleRows, merged
+from streamkern.solver.precondition.samples import MANY, SampleRows, merged
 
 
 @contextmanager

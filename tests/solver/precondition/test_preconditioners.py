@@ -18,7 +18,7 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.planning.problem import ProblemShape
 from streamkern.solver.block import BlockMethod
 from streamkern.solver.block_sizes import BlockSizes
-from streamkern.solver.precondition import eigen, joint
+from streamkern.solver.precondition import joint, low_rank
 from streamkern.solver.precondition.block import (
     DAMPING,
     SKETCH,
@@ -28,10 +28,10 @@ from streamkern.solver.precondition.block import (
     build_block,
 )
 from streamkern.solver.precondition.block_factor import PART
-from streamkern.solver.precondition.center_targets import by_center
 from streamkern.solver.precondition.low_rank import build_low_rank
 from streamkern.solver.precondition.noise import NO_NOISE, Noise
 from streamkern.solver.precondition.norm import jittered_cholesky
+from streamkern.solver.precondition.samples import by_center
 from streamkern.solver.precondition.step_rule import StepRule, fresh_eigenvalue, top_eigenvalue
 from tests import reference as ref
 from tests.maths import Array, both, featured, operator, rows
@@ -298,17 +298,6 @@ def test_block_step_is_measured_on_the_probe(block_size: int) -> None:
         assert max(low * (1 - 1e-9), row * (1 - 1e-9)) <= rule.lambda_1
         assert rule.lambda_1 <= max(high, row) * (1 + 1e-9)
         assert rule.scale == 1.0
-
-
-def test_sample_larger_than_a_slab_is_accumulated() -> None:
-    """300 rows against slabs of 256."""
-    built = Built(operator(), block_size=10, damping=1e-4)
-    S = built.S
-    assert len(S) > 256 > max(10, 1)
-    for b in range(3):
-        np.testing.assert_allclose(
-            built.pre.H[b], built.factors(b).H, rtol=0, atol=1e-9 * np.abs(built.factors(b).H).max()
-        )
 
 
 def test_apply_is_h_transposed_h() -> None:
@@ -617,7 +606,7 @@ def test_krylov_eigensystem_allows_nearly_the_same_step(
     op = operator(kernel, bandwidth * (dimension / 3) ** 0.5, "exact")
     X_s, probe = both(op, rows(0, 700, dimension)), both(op, rows(1, 400, dimension))
     dense = build_low_rank(op, X_s, probe, level=40)
-    monkeypatch.setattr(eigen, "DENSE_ROWS", 0)
+    monkeypatch.setattr(low_rank, "DENSE_ROWS", 0)
     iterated = build_low_rank(op, X_s, probe, level=40)
     assert (iterated.D >= 0).all()
     assert iterated.E.shape == dense.E.shape

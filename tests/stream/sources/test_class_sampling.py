@@ -43,7 +43,7 @@ def taken(source: BaseSource, turn: int) -> np.ndarray:
         block = source.read_unit(u, 0, turn)
         np.testing.assert_array_equal(source.read_targets(u, 0, turn), block.y)
         start, stop = source.unit_bounds(u)
-        np.testing.assert_array_equal(block.rows, np.arange(start, stop))
+        np.testing.assert_array_equal(block.row_ids, np.arange(start, stop))
         numbers.append(block.X[:, 0].astype(int))
     found: np.ndarray = np.concatenate(numbers)
     return found

@@ -21,10 +21,10 @@ from streamkern.stream.loader import Loader
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import Source, unit_sizes
-from streamkern.stream.sources.generator import GeneratorSource
 from streamkern.stream.sources.mixture import MixtureSource, open_stores, stored_rows
 from streamkern.stream.sources.sampling import sample_rows
 from streamkern.stream.sources.transforms import GaussianNoise, Scale
+from streamkern.stream.sources.user import GeneratorSource
 from streamkern.train.resolve import open_run
 from streamkern.train.train import train
 from streamkern.train.training_data import open_data
@@ -142,8 +142,8 @@ def test_what_a_loader_delivers_does_not_depend_on_threads_or_the_start() -> Non
     orders = []
     for threads in (1, 4):
         with Loader(source, batch_size=13, seed=5, block_bytes=4000, threads=threads) as loader:
-            orders.append([(b.X.copy(), b.rows.copy()) for b in loader.epochs(1, 3)])
-            tail = [(b.X.copy(), b.rows.copy()) for b in loader.epochs(2, 3, start=7)]
+            orders.append([(b.X.copy(), b.row_ids.copy()) for b in loader.epochs(1, 3)])
+            tail = [(b.X.copy(), b.row_ids.copy()) for b in loader.epochs(2, 3, start=7)]
             for (a, rows), (b, others) in zip(orders[-1][-len(tail) :], tail, strict=True):
                 np.testing.assert_array_equal(a, b)
                 np.testing.assert_array_equal(rows, others)

@@ -106,6 +106,6 @@ def test_a_part_of_a_store_may_hold_too_few_copies(copied: ZarrSource) -> None:
 def test_random_centers_of_such_a_store_are_no_copies(copied: ZarrSource, p: int) -> None:
     """As long as others are found: the last of all are rare."""
     block = random_centers(copied, p, 0)
-    assert len(np.unique(block.rows)) == p
+    assert len(np.unique(block.row_ids)) == p
     made_from = np.unique(np.rint(block.X[:, 0]))
     assert len(made_from) >= (p if p < 60 else 55)

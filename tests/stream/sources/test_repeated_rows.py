@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from streamkern.planning.memory import MAX_COPIES
+from streamkern.store.row_block import concatenated
 from streamkern.stream.materialise import materialise
 from streamkern.stream.sources import repeated_rows, split
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
-from streamkern.stream.sources.base import BaseSource, concatenated
+from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.split import TO_CALIBRATE, n_different, split_rows
 from streamkern.stream.sources.stores import ZarrSource

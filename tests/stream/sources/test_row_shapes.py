@@ -13,8 +13,8 @@ from streamkern import KernelClassifier, KernelRegressor
 from streamkern.basics.errors import ConfigError
 from streamkern.cli import main
 from streamkern.ingest.ingest import ingest
+from streamkern.stream.sources.alignment import check_row_shape
 from streamkern.stream.sources.arrays import ArraySource
-from streamkern.stream.sources.row_shapes import check_row_shape
 from streamkern.train.model import load_model
 from tests.runs import finished, settings
 

@@ -20,11 +20,11 @@ from streamkern.stream.sources import arrays, augmented, stores
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import Source, unit_sizes
-from streamkern.stream.sources.generator import GeneratorSource
 from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.sampling import sample_rows
 from streamkern.stream.sources.stores import ZarrSource, stores_of
 from streamkern.stream.sources.transforms import GaussianNoise, RandomCrop, RandomFlip, Scale
+from streamkern.stream.sources.user import GeneratorSource
 from tests.streams import everything
 
 
@@ -101,14 +101,14 @@ class TestEverySource:
         n = source.n_rows if n is None else n
         X, y = everything(source, 5)
         block = sample_rows(source, n, 5, stage=2)
-        assert len(np.unique(block.rows)) == n
-        np.testing.assert_array_equal(block.X, X[block.rows])
-        np.testing.assert_array_equal(block.y, y[block.rows])
-        np.testing.assert_array_equal(sample_rows(source, n, 5, stage=2).rows, block.rows)
+        assert len(np.unique(block.row_ids)) == n
+        np.testing.assert_array_equal(block.X, X[block.row_ids])
+        np.testing.assert_array_equal(block.y, y[block.row_ids])
+        np.testing.assert_array_equal(sample_rows(source, n, 5, stage=2).row_ids, block.row_ids)
         if n == 17:
-            assert not np.array_equal(np.sort(block.rows), block.rows)
+            assert not np.array_equal(np.sort(block.row_ids), block.row_ids)
             for other in (sample_rows(source, n, 5, 3), sample_rows(source, n, 6, 2)):
-                assert not np.array_equal(other.rows, block.rows)
+                assert not np.array_equal(other.row_ids, block.row_ids)
 
 
 def test_samples_read_few_units() -> None:
@@ -122,7 +122,7 @@ def test_samples_read_few_units() -> None:
     sample_rows(source, 20, 0, max_units=8)
     assert len(set(read)) <= 8  # one of them three times, as its rows have to be the same again
     read.clear()
-    assert len(np.unique(sample_rows(source, 200, 0, max_units=8).rows)) == 200  # needs 20 units
+    assert len(np.unique(sample_rows(source, 200, 0, max_units=8).row_ids)) == 200  # needs 20 units
     assert len(read) == 20
     with pytest.raises(ConfigError, match="10001"):
         sample_rows(source, 10_001, 0)

@@ -12,15 +12,15 @@ from streamkern.basics.errors import ConfigError, DataError
 from streamkern.ingest.append import append
 from streamkern.stream.materialise import materialise
 from streamkern.stream.sources import stores
+from streamkern.stream.sources.alignment import in_columns
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import BaseSource
-from streamkern.stream.sources.column_order import in_columns
-from streamkern.stream.sources.generator import GeneratorSource
 from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.split import rows_read, split_rows
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import GaussianNoise, RandomFlip
+from streamkern.stream.sources.user import GeneratorSource
 from tests.conftest import MakeZarr
 
 

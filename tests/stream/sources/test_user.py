@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamkern import KernelRegressor
+import streamkern
+from streamkern import GeneratorSource, KernelRegressor
 from streamkern.basics.errors import ConfigError, DataError
+from streamkern.store.row_block import RowBlock
 from streamkern.store.store import open_store
 from streamkern.stream.materialise import materialise
 from streamkern.stream.sources.arrays import ArraySource
@@ -20,7 +22,7 @@ from streamkern.stream.sources.base import BaseSource, Block
 from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.user import as_source
 from tests.runs import array_source
-from tests.streams import Plain
+from tests.streams import Plain, assert_same_rows
 
 
 def given(**changes: Any) -> Any:
@@ -117,20 +119,72 @@ def test_what_is_lacking_is_named_wherever_it_comes_in(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda b: tuple(b), "is a tuple, not a Block"),
+        (lambda b: tuple(b), "is a tuple, not a RowBlock"),
         (
             lambda b: b._replace(X=b.X.astype(np.float64)),
             "gave X .* float64; the source promised .* correct one of them",
         ),
         (lambda b: b._replace(y=b.y[:-1]), "gave y"),
-        (lambda b: b._replace(rows=b.rows[::-1].copy()), "rows that are not 0 to"),
+        (lambda b: b._replace(row_ids=b.row_ids[::-1].copy()), "rows that are not 0 to"),
         (lambda b: b._replace(w=np.ones(len(b.X), np.float32)), "unexpected sample weights"),
     ],
 )
 def test_a_block_other_than_promised_is_refused(
-    change: Callable[[Block], Any], message: str
+    change: Callable[[RowBlock], Any], message: str
 ) -> None:
     base = array_source()
     source = as_source(given(read_unit=lambda u, s, e: change(base.read_unit(u, s, e))))
     with pytest.raises(DataError, match=message):
+        source.read_unit(0, 0, 0)
+
+
+def test_the_former_name_of_row_blocks_works_with_a_warning() -> None:
+    base = array_source()
+
+    def read_unit(u: int, seed: int, epoch: int) -> RowBlock:
+        X, y, _, row_ids = base.read_unit(u, seed, epoch)
+        with pytest.warns(FutureWarning, match="now RowBlock"):
+            return Block(X, y, row_ids)
+
+    source = as_source(given(read_unit=read_unit))
+    assert_same_rows(source.read_unit(1, 0, 0), base.read_unit(1, 0, 0))
+
+
+# ------------------------------------------------------------- a function that makes rows
+
+Arrays = tuple[np.ndarray, ...]
+
+
+def test_a_function_that_draws_anew_in_every_call_is_refused() -> None:
+    def impure(seed: int, epoch: int, start: int, stop: int) -> Arrays:
+        return np.random.default_rng().random((stop - start, 2)), np.zeros(stop - start)
+
+    source = GeneratorSource(impure, 10, (2,), np.float64, 1, name="impure")
+    with pytest.raises(DataError, match=r"impure .* other values in a second .*RowRandom"):
+        source.read_unit(0, 0, 0)
+
+    def remedied(seed: int, epoch: int, start: int, stop: int) -> Arrays:
+        rng = streamkern.RowRandom(np, seed, epoch, 0, np.arange(start, stop), np.float64)
+        return rng.uniform((2,)), np.zeros(stop - start)
+
+    again = GeneratorSource(remedied, 10, (2,), np.float64, 1)
+    assert np.array_equal(again.read_unit(0, 0, 0).X, again.read_unit(0, 0, 0).X)
+
+
+def test_an_error_in_the_function_is_told_with_its_place() -> None:
+    def broken(seed: int, epoch: int, start: int, stop: int) -> Arrays:
+        return np.zeros((stop - start, 2)), np.zeros(stop - start) / (1 // start)
+
+    source = GeneratorSource(broken, 10, (2,), np.float64, 1, name="broken")
+    with pytest.raises(DataError, match=r"rows 0 to 9\).*ZeroDivisionError: .*zero") as caught:
+        source.read_unit(0, 0, 0)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_targets_that_are_text_are_refused_in_a_sentence() -> None:
+    def rows(seed: int, epoch: int, start: int, stop: int) -> Any:
+        return np.ones((stop - start, 2), np.float32), np.full(stop - start, "a", object)
+
+    source = GeneratorSource(rows, n_rows=10, row_shape=(2,), dtype="float32", n_outputs=1)
+    with pytest.raises(DataError):
         source.read_unit(0, 0, 0)

@@ -1,0 +1,34 @@
+"""Parts of plots that several rooms draw by Matplotlib, which the extra `report` installs."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from streamkern.basics.optional import import_optional
+
+
+def new_figure(width: float, height: float, what: str = "the plot") -> Any:
+    """Return a figure of this size in inches; MissingDependencyError without Matplotlib."""
+    figure = import_optional("matplotlib.figure", what, "report").Figure
+    return figure(figsize=(width, height), layout="constrained")
+
+
+def png(figure: Any) -> bytes:
+    """Return a figure as PNG."""
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=160)
+    return picture.getvalue()
+
+
+def log_axis(axes: Any, name: str) -> None:
+    """Make the axis "x" or "y" logarithmic, with plain numbers at its decades or between."""
+    ticker = import_optional("matplotlib.ticker", "the plot", "report")
+    axes.set(**{f"{name}scale": "log"})
+    axis = getattr(axes, f"{name}axis")
+    low, high = sorted(axis.get_view_interval())
+    ratio = high / low
+    subs = (1, 1.5, 2, 3, 4, 6, 8) if ratio < 12 else (1, 2, 5) if ratio < 300 else (1,)
+    axis.set_major_locator(ticker.LogLocator(subs=subs))
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:.4g}"))
+    axis.set_minor_formatter(ticker.NullFormatter())

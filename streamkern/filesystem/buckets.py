@@ -1,0 +1,154 @@
+"""Buckets of S3, Google Cloud and Azure for obstore, by fsspec's options.
+
+s3fs gets region, endpoint and credentials from botocore; obstore looks in only some of botocore's
+places. So botocore resolves them for both, and a URL means the same through either. For the two
+other clouds obstore looks itself, in the environment and in the services of their machines.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Any
+from urllib.parse import urlsplit
+
+from streamkern.basics.errors import ConfigError, StorageAccessError
+from streamkern.basics.optional import on_demand
+from streamkern.filesystem.engines import NO_CREDENTIALS
+from streamkern.filesystem.objects import STALL_S
+
+S3, GOOGLE, AZURE = ("s3", "s3a"), ("gs", "gcs"), ("az", "abfs", "abfss")
+# Settings that obstore supports too; with any other one s3fs is used.
+_S3_OPTIONS = {
+    *("key", "secret", "token", "endpoint_url", "region", "anon", "profile", "client_kwargs"),
+}
+_CLIENT_OPTIONS = {"endpoint_url", "region_name"}
+# Names of gcsfs and adlfs -> those of obstore.
+_GOOGLE_OPTIONS = {
+    "token": "service_account", "anon": "skip_signature", "endpoint_url": "base_url",
+}  # fmt: skip
+_AZURE_OPTIONS = {
+    **{name: name for name in ("account_name", "account_key", "client_id", "client_secret")},
+    "tenant_id": "tenant_id", "sas_token": "sas_key", "anon": "skip_signature",
+}  # fmt: skip
+_LONGEST_REQUEST = timedelta(hours=1)  # the limit is on each piece instead
+# botocore renews credentials if it can; they are requested again this often.
+_CREDENTIALS_FOR = timedelta(minutes=5)
+
+
+def not_understood(scheme: str, options: Mapping[str, Any]) -> list[str]:
+    """Return the names of the fsspec options that obstore does not support."""
+    if scheme in S3:
+        client = options.get("client_kwargs") or {}
+        return [*sorted(set(options) - _S3_OPTIONS), *sorted(set(client) - _CLIENT_OPTIONS)]
+    known = _GOOGLE_OPTIONS if scheme in GOOGLE else _AZURE_OPTIONS
+    return sorted(set(options) - set(known))
+
+
+def open_buckets(url: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return obstore's stores for reading and for writing below a URL of S3, Google or Azure.
+
+    Raises
+    ------
+    StorageAccessError
+        There are no credentials for S3, and anonymous access was not requested.
+    """
+    scheme = urlsplit(url).scheme
+    if scheme in S3:
+        kind, settings = "S3Store", _s3_settings(options)
+    elif scheme in GOOGLE:
+        kind = "GCSStore"
+        settings = {_GOOGLE_OPTIONS[name]: value for name, value in options.items()}
+        if settings.get("service_account") == "anon":  # as gcsfs takes it
+            settings["skip_signature"] = bool(settings.pop("service_account"))
+    else:
+        kind = "AzureStore"
+        settings = {_AZURE_OPTIONS[name]: value for name, value in options.items()}
+    parts, endpoint = urlsplit(url), settings.get("endpoint") or settings.get("base_url")
+
+    def store(**limits: Any) -> Any:
+        limits |= {
+            "timeout": _LONGEST_REQUEST, "connect_timeout": timedelta(seconds=STALL_S),
+            "allow_http": str(endpoint).startswith("http://"),
+        }  # fmt: skip
+        try:
+            return getattr(on_demand("obstore.store"), kind)(
+                parts.netloc,
+                prefix=parts.path.strip("/") or None,
+                client_options=limits,
+                retry_config={"max_retries": 0},  # `Objects` retries, counts and reports
+                **settings,
+            )
+        except on_demand("obstore.exceptions").BaseError as error:
+            raise ValueError(str(error).partition("\n")[0]) from None
+
+    return store(read_timeout=timedelta(seconds=STALL_S)), store()
+
+
+def _s3_settings(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return obstore's settings for S3, with botocore's endpoint, region and credentials.
+
+    Raises
+    ------
+    StorageAccessError
+        There are no credentials, and anonymous access was not requested.
+    """
+    refused = on_demand("botocore.exceptions").BotoCoreError
+    client = options.get("client_kwargs") or {}
+    wanted = options.get("endpoint_url") or client.get("endpoint_url")
+    region = options.get("region") or client.get("region_name")
+    session = on_demand("botocore.session").Session(profile=options.get("profile"))
+    if options.get("key") and options.get("secret"):
+        session.set_credentials(options["key"], options["secret"], options.get("token"))
+    anonymous = bool(options.get("anon"))
+    try:
+        region = region or session.get_config_variable("region") or os.environ.get("AWS_REGION")
+        region = region or "us-east-1"
+        endpoint = _endpoint(options.get("profile"), wanted, region, _places())
+        credentials = None if anonymous else session.get_credentials()
+    except (refused, ValueError) as error:
+        raise ConfigError(
+            f"the S3 settings cannot be used ({error}); correct the storage options, the "
+            "environment or the configuration file of AWS"
+        ) from None
+    if credentials is None and not anonymous:
+        raise StorageAccessError(NO_CREDENTIALS)
+    settings: dict[str, Any] = {"region": region, "skip_signature": anonymous}
+    if not str(urlsplit(endpoint).hostname).endswith(".amazonaws.com"):
+        settings["endpoint"] = endpoint
+    if not anonymous:
+        settings["credential_provider"] = _provider(credentials)
+    return settings
+
+
+def _places() -> tuple[tuple[str, str], ...]:
+    """Return the environment variables by which botocore finds S3; no credentials."""
+    names = (n for n in os.environ if n.startswith("AWS_") and "KEY" not in n and "TOKEN" not in n)
+    return tuple((name, os.environ[name]) for name in sorted(names))
+
+
+@lru_cache(maxsize=16)
+def _endpoint(
+    profile: str | None, wanted: str | None, region: str, places: tuple[tuple[str, str], ...]
+) -> str:
+    """Return the endpoint of S3. botocore needs 0.1 s to make a client, which alone resolves it."""
+    session = on_demand("botocore.session").Session(profile=profile)
+    client = session.create_client("s3", region_name=region, endpoint_url=wanted)
+    endpoint: str = client.meta.endpoint_url
+    client.close()
+    return endpoint
+
+
+def _provider(credentials: Any) -> Any:
+    def current() -> dict[str, Any]:
+        frozen = credentials.get_frozen_credentials()  # renewed by botocore if it can
+        return {
+            "access_key_id": frozen.access_key,
+            "secret_access_key": frozen.secret_key,
+            "token": frozen.token,
+            "expires_at": datetime.now(UTC) + _CREDENTIALS_FOR,
+        }
+
+    return current

@@ -1,0 +1,278 @@
+"""Convert lists, objects, data frames and Dask data frames to arrays of numbers."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamkern.basics.errors import DataError, NotNumbersError
+from streamkern.basics.optional import import_optional, on_demand
+from streamkern.basics.text import some
+from streamkern.ingest.conform import without_long_doubles
+from streamkern.ingest.frames import arrow_table, check_different
+from streamkern.ingest.tables.key_columns import (
+    cells_are_rounded,
+    objects_are_rounded,
+    warn_of_rounded,
+    warn_of_rounded_columns,
+)
+from streamkern.store.layout import X_DTYPES
+
+GIVE_ROWS = "give rows: an array, a data frame, a path or a store"
+
+
+def array_of_list(given: Any, name: str) -> Any:
+    """Return a list as an array, of objects if it mixes numbers and text."""
+    try:
+        array = np.asarray(given)
+    except ValueError:
+        if isinstance(given, tuple) and name == "X" and len(given) in (2, 3):
+            raise DataError(
+                f"X is a tuple of {len(given)}; give rows, targets and weights as arguments of "
+                "their own, X, y and sample_weight"
+            ) from None
+        raise DataError(
+            f"{name} is a {type(given).__name__} whose rows are not of one length; give as many "
+            "values in each row"
+        ) from None
+    if array.dtype.kind == "f" and objects_are_rounded(given, array):
+        warn_of_rounded(name)
+    if array.dtype.kind == "U" and array.ndim == 1 and array.tolist() != list(given):
+        return np.fromiter(given, object, len(given))  # NumPy made text of numbers, or cut some
+    return array
+
+
+def is_sparse(a: Any) -> bool:
+    """Return whether it is one of SciPy's sparse arrays or matrices."""
+    return hasattr(a, "tocsr") and hasattr(a, "nnz")
+
+
+def no_rows(X: Any) -> DataError:
+    """Return the error for input without rows and columns."""
+    if not hasattr(X, "shape"):
+        return DataError(f"X={reprlib.repr(X)} has no rows; {GIVE_ROWS}")
+    shape = tuple(X.shape)
+    if shape == (0,):
+        return DataError(f"X is empty; {GIVE_ROWS}")
+    if len(shape) != 1:
+        return DataError(f"X has the shape {shape}; give rows and columns, (n, d)")
+    return DataError(
+        f"X has the shape {shape}, and rows and columns are needed. Reshape your data: "
+        "X.reshape(-1, 1) if it has one feature, X.reshape(1, -1) if it is one row"
+    )
+
+
+def numeric(X: Any, name: str = "X") -> Any:
+    """Return rows that are an array, those of objects as float64.
+
+    Raises NotNumbersError for text, even if all of it is numbers, for dates and for complex
+    numbers: a data frame declares types, an array does not.
+    """
+    dtype = getattr(X, "dtype", None)
+    kind = getattr(dtype, "kind", "")
+    if kind == "O" and isinstance(X, np.ndarray):
+        return _of_objects(X, name)
+    wrong = {
+        **dict.fromkeys("USTV", f"{name} is an array of text"),
+        "M": f"{name} is an array of dates", "m": f"{name} is an array of durations",
+        "c": f"Complex data not supported: {name} is an array of complex numbers",
+    }.get(kind)  # fmt: skip
+    if wrong is None:
+        return without_long_doubles(X, name) if isinstance(X, np.ndarray) else X
+    remedy = "give a data frame, whose columns are encoded"
+    if kind == "c":
+        remedy = "give real and imaginary parts as columns of their own"
+    elif kind in "UST":
+        remedy = f"give {name}.astype(float) where all is written as numbers, else a data frame"
+    raise NotNumbersError(f"{wrong} ({dtype}), and an array holds numbers here; {remedy}")
+
+
+def _of_objects(X: NDArray[Any], name: str) -> NDArray[np.float64]:
+    """Return an array of objects as float64; raise NotNumbersError for other cells."""
+    try:
+        numbers = X.astype(np.float64)
+        if not any(isinstance(cell, str | bytes) for cell in X.flat):
+            if objects_are_rounded(X, numbers):
+                warn_of_rounded(name)
+            return numbers
+    except (TypeError, ValueError):
+        pass
+    index = next(k for k in np.ndindex(X.shape) if not _is_number(X[k]))
+    row, *columns = index
+    raise NotNumbersError(
+        f"{name} holds {str(X[index])[:40]!r} in row {row}{', column ' if columns else ''}"
+        f"{', '.join(map(str, columns))}, and a cell of this argument must be no string or other "
+        "object, but a number; of a table with words give a data frame, such as "
+        f'pandas.DataFrame({name}).infer_objects().add_prefix("x")'
+    )
+
+
+def _is_number(cell: Any) -> bool:
+    if isinstance(cell, str | bytes):
+        return False
+    try:
+        float(cell)
+    except (TypeError, ValueError):
+        return cell is None  # NumPy's NaN
+    return True
+
+
+def numbers_of(frame: Any, name: str) -> NDArray[Any] | None:
+    """Return numbers (n, d) in a dtype that holds all; None if a column has other cells or gaps."""
+    kinds = [_kind(dtype) for dtype in frame.schema.values()]
+    if set(kinds) <= {"number"}:
+        rows: NDArray[Any] = np.asarray(frame.to_numpy())
+        if rows.dtype.kind == "O":  # booleans, perhaps with missing values
+            if any(frame.get_column(column).is_null().any() for column in frame.columns):
+                return None
+            truth = all(dtype.is_boolean() for dtype in frame.schema.values())
+            return rows.astype(bool if truth else np.float64)
+        if rows.dtype.kind == "f":
+            integers = [k for k, dtype in frame.schema.items() if dtype.is_integer()]
+            warn_of_rounded_columns((k, frame.get_column(k).to_numpy()) for k in integers)
+        return rows if rows.dtype.kind in "biuf" and not _lacks_some(rows) else None
+    if not set(kinds) <= {"number", "perhaps"}:
+        return None
+    table = arrow_table(frame, name)
+    # The index follows the columns.
+    columns = [_column_numbers(table.column(k)) for k in range(len(kinds))]
+    if any(column is None or _lacks_some(column) for column in columns):
+        return None
+    rows = np.stack([column for column in columns if column is not None], axis=1)
+    for k, column in enumerate(frame.columns) if rows.dtype.kind == "f" else ():
+        if cells_are_rounded(table.column(k)):
+            warn_of_rounded(f"column {column!r}")
+    return rows
+
+
+def _kind(dtype: Any) -> str:
+    """Return "number", "perhaps" for decimals and objects, which may be numbers, or "no"."""
+    narwhals = on_demand("narwhals.stable.v2")
+    if dtype in (narwhals.Decimal, narwhals.Object, narwhals.Unknown):
+        return "perhaps"
+    return "number" if dtype.is_numeric() or dtype == narwhals.Boolean else "no"
+
+
+def _lacks_some(values: NDArray[Any]) -> bool:
+    return values.dtype.kind == "f" and bool(np.isnan(values).any())
+
+
+def _column_numbers(column: Any) -> NDArray[Any] | None:
+    """Return the numbers of an Arrow column, decimals as float64; None if it is not numeric."""
+    types = import_optional("pyarrow.types")
+    if types.is_decimal(column.type):
+        column = column.cast(import_optional("pyarrow").float64(), safe=False)
+    tests = (types.is_boolean, types.is_integer, types.is_floating)
+    if column.null_count or not any(test(column.type) for test in tests):
+        return None
+    return np.asarray(column.to_numpy())
+
+
+def column_values(series: Any, name: str, *, keep: bool = False) -> NDArray[Any]:
+    """Return the values of a narwhals series (n,): numbers, or an object array of anything else.
+
+    Categories that are not text, such as the intervals of `pandas.cut`, become their text. A
+    missing value is NaN among floats, and otherwise raises DataError. keep : whether it becomes
+    None or NaT instead.
+    """
+    narwhals = on_demand("narwhals.stable.v2")
+    kind = _kind(series.dtype)
+    if kind == "number" and (series.dtype.is_float() or not series.is_null().any()):
+        return np.asarray(series.to_numpy())
+    if kind == "perhaps":
+        numbers = numbers_of(series.alias(name).to_frame(), name)
+        if numbers is not None:
+            return numbers[:, 0]
+    missing = np.asarray(series.is_null().to_numpy(), bool)
+    if missing.any() and not keep:
+        raise DataError(
+            f"{name} has no value in row {int(np.argmax(missing))}; leave such rows out, or fill "
+            "them in"
+        )
+    if series.dtype.is_temporal():
+        if getattr(series.dtype, "time_zone", None) is not None:
+            raise DataError(
+                f"{name} has dates with a time zone, from row 0 on, which NumPy does not keep: "
+                f"give {name}=list(map(str, {name})), for example, where they are labels, and "
+                "numbers, such as the days since a date, where they are values"
+            )
+        return np.asarray(series.to_numpy())
+    values = series.to_list()
+    if series.dtype in (narwhals.Categorical, narwhals.Enum):
+        plain = (str, int, float, bool)
+        odd = next((v for v in values if v is not None and not isinstance(v, plain)), None)
+        if odd is not None and name == "y":
+            raise DataError(
+                f"y is a column of categories that are no text, such as {odd} "
+                f"({type(odd).__name__}), and predictions would be their text, which is equal to "
+                "none of them; give y.astype(str)"
+            )
+        values = [v if v is None or isinstance(v, plain) else str(v) for v in values]
+    return _objects(values)
+
+
+def _objects(values: Sequence[Any]) -> NDArray[Any]:
+    held = np.empty(len(values), dtype=object)
+    held[:] = values
+    return held
+
+
+def with_lengths(table: Any, name: str, columns: list[Any] | None = None) -> Any:
+    """Return a Dask data frame, or a column, as a Dask array whose partitions have known lengths.
+
+    Rows are counted one partition at a time, which reads partitions of unknown length.
+    """
+    # One at a time, as in the later reading.
+    with on_demand("dask").config.set(scheduler="synchronous"):
+        return as_dask_array(table, name, columns, lengths=True)
+
+
+def as_dask_array(table: Any, name: str, columns: list[Any] | None = None, **options: Any) -> Any:
+    """Return a Dask array of unknown lengths; nothing is computed. columns : their order.
+
+    Raises DataError for columns with the same name, and for columns that are not numbers.
+    """
+    if table.ndim == 2:
+        names = list(map(str, table.columns))
+        check_different(names, name)
+        kinds = [getattr(dtype, "kind", "O") for dtype in table.dtypes]
+        wrong = [column for column, kind in zip(names, kinds, strict=True) if kind not in "biuf"]
+        if wrong:
+            raise DataError(
+                f"{name} has columns that are not numbers, {some(wrong)}; encode them as numbers, "
+                f"or leave them out, or give a frame in memory, which is encoded: {name}.compute()"
+            )
+        numbers = np.result_type(*(_plain(dtype) for dtype in table.dtypes))
+        table = table if columns is None else table[columns]
+    else:
+        numbers = _plain(table.dtype)
+    if name == "X" and numbers not in X_DTYPES:
+        numbers = np.dtype(np.float64)
+    if (
+        name == "X"
+        and numbers.kind == "f"
+        and any(
+            getattr(dtype, "kind", "O") in "iu" and dtype.itemsize == 8
+            for dtype in np.ravel(table.dtypes)
+        )
+    ):
+        table = table.map_partitions(_with_warnings, meta=table._meta)
+    return table.astype(numbers).to_dask_array(**options)
+
+
+def _with_warnings(part: Any) -> Any:
+    """Return a partition, and warn of its columns of integers that floats do not hold."""
+    plain = [name for name, dtype in part.dtypes.items() if isinstance(dtype, np.dtype)]
+    warn_of_rounded_columns((name, part[name].to_numpy()) for name in plain)
+    return part
+
+
+def _plain(dtype: Any) -> np.dtype[Any]:
+    """Return NumPy's dtype of a column; float64 for a nullable one."""
+    if isinstance(dtype, np.dtype):
+        return dtype
+    return np.dtype(np.float64 if getattr(dtype, "kind", "O") in "biuf" else object)

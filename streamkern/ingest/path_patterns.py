@@ -1,0 +1,302 @@
+"""Find the files of a folder or a pattern, on a disk or below a URL.
+
+The files are listed once, before anything is read, in the natural order of their paths (part-2
+before part-10), which is the order of their rows. A Zarr group counts as one file although it is a
+folder, and an existing file whose name looks like a pattern is that file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Protocol
+
+from streamkern.basics.errors import ConfigError, DataError, StorageAccessError, StoreNotFoundError
+from streamkern.basics.text import redact, some
+from streamkern.filesystem.icechunk_repository import is_icechunk, snapshot_url
+from streamkern.filesystem.remote_file import is_object
+from streamkern.filesystem.urls import local_path, open_objects
+from streamkern.ingest.input_files import Url, is_path, kind_by_ending
+
+_ZARR = {"zarr.json", ".zgroup", ".zarray", ".zmetadata"}
+_TABLE_FORMATS = {"_delta_log/": "Delta", ".hoodie/": "Hudi"}
+_MAGIC = re.compile(r"[*?[]")
+_PARTITION = re.compile(r"[^=]+=[^=]*")
+_SCRATCH = re.compile(r".+-[0-9a-f]{12}\.(ingest|append|predict)/")  # of an output in the folder
+
+
+def expand_paths(
+    inputs: Any, options: Mapping[str, Any] | None = None, out_url: Url | None = None
+) -> Any:
+    """Return `inputs` with folders and patterns replaced by their files.
+
+    Inputs other than paths are returned unchanged. A pattern has ``*``, ``?`` and ``[...]`` within
+    a name, and ``**`` for folders at any depth. In folders, names that begin with ``_`` or ``.``
+    are ignored, as Spark and Dask write them; among the matches of a pattern, names that begin
+    with ``_`` are ignored if they have no ending of a format.
+
+    options : storage options
+    out_url : location of the output, see `refuse_among`
+
+    Raises
+    ------
+    StoreNotFoundError
+        A folder has no files, or a pattern matches none.
+    DataError
+        A folder has files of several formats, or folders, or is the table of a format that keeps
+        deleted rows in it; a pattern matches files of several formats or partitions.
+    """
+    if is_path(inputs):
+        given: Sequence[Any] = [inputs]
+    elif isinstance(inputs, list | tuple) and inputs and all(is_path(k) for k in inputs):
+        given = inputs
+    else:
+        return inputs
+    if out_url is not None:
+        refuse_among(given, out_url)
+    files = [file for url in given for file in _found(url, dict(options or {}))]
+    return files[0] if len(files) == 1 else files
+
+
+def refuse_among(inputs: Sequence[Url], out_url: Url) -> None:
+    """Raise ConfigError if the output would be among the files of a folder or pattern on a disk.
+
+    A later call would read it as rows.
+    """
+    out = local_path(out_url)
+    for url in inputs if out is not None else ():
+        path = local_path(url)
+        if path is None or out is None:
+            continue
+        there, here = Path(os.path.abspath(path)), Path(os.path.abspath(out))
+        among = here.parent == there and path.is_dir()
+        if not path.exists() and _MAGIC.search(str(path)):
+            pairs = zip(here.parts, there.parts, strict=False)
+            among = len(here.parts) == len(there.parts) and all(fnmatchcase(*k) for k in pairs)
+            among = among or ("**" in there.parts and fnmatchcase(str(here), str(there)))
+        if among and here.name[0] not in "._":
+            raise ConfigError(
+                f"{redact(out_url)} would be among the files of {redact(url)}, and be read as rows "
+                "the next time; write elsewhere"
+            )
+
+
+def paths_of(inputs: Any) -> list[Url]:
+    """Return the paths in `inputs`, which may be anything that `ingest` takes."""
+    given = inputs if isinstance(inputs, list | tuple) else [inputs]
+    return [k for k in given if is_path(k)]
+
+
+def _found(url: Url, options: dict[str, Any]) -> list[Url]:
+    path = local_path(url)
+    if path is not None:
+        if path.exists():
+            return _in_folder(_Disk(path), url) if path.is_dir() else [url]
+        if not _MAGIC.search(str(path)):
+            return [url]
+        parts = path.parts
+        k = next(k for k, part in enumerate(parts) if _MAGIC.search(part))
+        return _matching(_Disk(Path(*parts[:k])), parts[k:], str(path))
+    text = str(url)
+    if is_icechunk(url):
+        return [snapshot_url(text, options)]
+    if not is_object(url):  # nothing is listed there
+        return [url]
+    return _found_below(text, options)
+
+
+def _found_below(url: str, options: dict[str, Any]) -> list[Url]:
+    """Return the files of a URL, whose name may be that of an object and of a folder."""
+    if url.rstrip("/").endswith(".zarr") and not _MAGIC.search(url):
+        return [url]
+    scheme, _, rest = url.partition("://")
+    parts = rest.rstrip("/").split("/")
+    # The first part is a bucket.
+    k = max(1, next((k for k, part in enumerate(parts) if _MAGIC.search(part)), len(parts) - 1))
+    tree, name = _Below(f"{scheme}://{'/'.join(parts[:k])}", options), "/".join(parts[k:])
+    pattern = _MAGIC.search(name) is not None
+    named = pattern or kind_by_ending(url) is not None or "-ubyte" in name
+    try:
+        if named and not url.endswith("/") and tree.has(name):
+            return [url]
+        if not pattern:
+            folder = name and f"{name}/"
+            return _in_folder(tree, url, folder) if tree.entries(folder) else [url]
+    except StorageAccessError:  # without permission to list objects, reading them may be allowed
+        if pattern:
+            raise
+        return [url]
+    return _matching(tree, parts[k:], url)
+
+
+# ------------------------------------------------------------------------- listing of names
+
+
+class _Tree(Protocol):
+    """Tree of files and folders below a root. Names are paths relative to the root."""
+
+    def entries(self, folder: str) -> list[str]:
+        """Return the names directly in a folder, "" for the root; folders end with a slash."""
+
+    def goes_on(self, folder: str) -> bool:
+        """Return whether ``**`` descends into a folder."""
+
+    def url(self, name: str) -> Url: ...
+
+
+class _Disk:
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def entries(self, folder: str) -> list[str]:
+        try:
+            with os.scandir(self._root / folder) as entries:
+                return [entry.name + "/" * entry.is_dir() for entry in entries]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def goes_on(self, folder: str) -> bool:
+        return not (self._root / folder).is_symlink()  # a link may lead back
+
+    def url(self, name: str) -> Url:
+        return str(self._root / name)
+
+
+class _Below:
+    def __init__(self, root: str, options: dict[str, Any]) -> None:
+        self._root, self._objects = root, open_objects(root, storage_options=options)
+
+    def has(self, name: str) -> bool:
+        """Return whether an object of this name exists."""
+        try:
+            self._objects.stat(name)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def entries(self, folder: str) -> list[str]:
+        return self._objects.entries(folder.rstrip("/"))
+
+    def goes_on(self, folder: str) -> bool:
+        return True
+
+    def url(self, name: str) -> Url:
+        return f"{self._root}/{name}"
+
+
+# ------------------------------------------------------------------------- folders and patterns
+
+
+def _entries(tree: _Tree, folder: str) -> list[str]:
+    """Return the entries of a folder; raise DataError for formats that keep deleted rows."""
+    names = tree.entries(folder)
+    for mark, table in _TABLE_FORMATS.items():
+        if mark in names:
+            raise DataError(
+                f"{redact(tree.url(folder)).rstrip('/')} is a {table} table, among whose files are "
+                "some that it has replaced or deleted; export it to Parquet files"
+            )
+    return names
+
+
+def _in_folder(tree: _Tree, url: Url, folder: str = "") -> list[Url]:
+    """Return the files of a folder, or the folder itself if it is a Zarr group."""
+    where = redact(str(url)).rstrip("/")
+    names = _entries(tree, folder)
+    if where.endswith(".zarr") or not _ZARR.isdisjoint(names):
+        return [url]
+    shown = [n for n in names if n[0] not in "._" and not _SCRATCH.fullmatch(n)]
+    shown.sort(key=_natural)
+    if not shown:
+        raise StoreNotFoundError(
+            f"there is no zarr group at {where}, and the folder has no files; give the path of a "
+            "store, or of a folder with files"
+        )
+    folders = [n[:-1] for n in shown if n.endswith("/") and not n.endswith(".zarr/")]
+    if any(_PARTITION.fullmatch(name) for name in folders):
+        raise _partitioned(where, f"is partitioned into folders ({some(folders)})", where)
+    if folders:
+        raise DataError(
+            f"{where} holds folders ({some(folders)}); name the files with a pattern, such as "
+            f"{where}/**/*.parquet"
+        )
+    _check_one_kind(shown, where)
+    return [tree.url(f"{folder}{name}".rstrip("/")) for name in shown]
+
+
+def _matching(tree: _Tree, parts: Sequence[str], url: str) -> list[Url]:
+    """Return the files that match a pattern, and the files of the folders that match it."""
+    where = redact(url)
+    names = sorted({*_matches(tree, "", tuple(parts))}, key=_natural)
+    names = [n for n in names if not _is_mark(n)]
+    if not names:
+        raise StoreNotFoundError(f"no file matches {where}; check the pattern")
+    partitions = {tuple(p for p in n.split("/")[:-1] if _PARTITION.fullmatch(p)) for n in names}
+    if len(partitions) > 1:
+        held = some(["/".join(p) for p in sorted(partitions)])
+        above = _MAGIC.split(where)[0].rpartition("/")[0] or "."
+        raise _partitioned(where, f"matches files of several partitions ({held})", above)
+    files: list[Url] = []
+    for name in names:
+        url_of_name = tree.url(name.rstrip("/"))
+        files += _in_folder(tree, url_of_name, name) if name.endswith("/") else [url_of_name]
+    _check_one_kind([str(file) for file in files], where)
+    return files
+
+
+def _partitioned(where: str, how: str, folder: str) -> DataError:
+    return DataError(
+        f"{where} {how}, whose names are a column that the files lack; write it into a file, as by "
+        f"pandas.read_parquet({folder!r}).to_parquet('whole.parquet')"
+    )
+
+
+def _matches(tree: _Tree, folder: str, parts: tuple[str, ...]) -> Iterator[str]:
+    """Yield names below `folder` that match the parts of a pattern; folders end with a slash."""
+    first, *rest = parts
+    if not first:  # two slashes, or one at the end
+        if rest:
+            yield from _matches(tree, folder, tuple(rest))
+        elif folder:
+            yield folder
+        return
+    if first == "**" and rest:
+        yield from _matches(tree, folder, tuple(rest))
+    for name in _entries(tree, folder):
+        plain, deep = name.rstrip("/"), name.endswith("/")
+        if plain.startswith(".") and not first.startswith("."):
+            continue
+        if first == "**" and deep:
+            if not plain.startswith("_") and tree.goes_on(folder + plain):
+                yield from _matches(tree, folder + name, parts)
+        elif fnmatchcase(plain, first):
+            if not rest:
+                yield folder + name
+            elif deep:
+                yield from _matches(tree, folder + name, tuple(rest))
+
+
+def _is_mark(name: str) -> bool:
+    """Return whether a name is that of a marker without data, such as _SUCCESS and _metadata."""
+    last = name.rstrip("/").rpartition("/")[2]
+    return last.startswith("_") and kind_by_ending(last) is None
+
+
+def _check_one_kind(names: Sequence[str], where: str) -> None:
+    by_kind: dict[str | None, str] = {}
+    for name in names:
+        by_kind.setdefault(kind_by_ending(name), name.rstrip("/").rpartition("/")[2])
+    if len(by_kind) > 1:
+        raise DataError(
+            f"{where} has files of several formats ({some(list(by_kind.values()))}); name those "
+            "that are meant, as with *.csv"
+        )
+
+
+def _natural(name: str) -> Any:
+    """Return the key of the natural order: by folder, then by numbers (part-2 before part-10)."""
+    split = [enumerate(re.split(r"([0-9]+)", part)) for part in name.rstrip("/").split("/")]
+    return [[int(k) if i % 2 else k for i, k in part] for part in split], name

@@ -1,0 +1,250 @@
+"""Define the interface of readers, and the readers that wrap others.
+
+A wrapper reads one file or several, leaves out rows without a target, or encodes a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from streamkern.basics.errors import DataError
+from streamkern.basics.text import redact, some
+from streamkern.ingest.columns import FileRowCounts, ReadRequest
+from streamkern.ingest.conform import RawBlock
+from streamkern.ingest.input_files import Url, explained_damage
+from streamkern.ingest.tables.cells import MISSING
+from streamkern.ingest.tables.encoder import Encoder, UnknownWords
+from streamkern.ingest.tables.fit import FittedEncoder
+from streamkern.ingest.tables.missing import Marks, missing_in
+
+
+class Reader:
+    """An input for `ingest` and prediction.
+
+    n_rows : None if it is known only after the last row was read
+    n_dropped : number of rows without a target that were left out so far
+    natural_dtype : dtype of all of X; None if it is unknown before X is read
+    as_text : whether numbers are text, whose natural dtype is wider than usually needed
+    targets_as_text : whether all targets are text, as in a CSV
+    identity : JSON
+    columns, target_columns, weight_column : names of the columns of X, y and w as returned; None
+        if they have none
+    files : name of each file, without secrets, and its number of rows as `n_rows`; empty for data
+        in memory
+    file_form : form of the files as in `StoreSpec`; None if the format is self-describing
+    positions : positions of targets and weights in a file without names, and its width; JSON
+    encoder : JSON, of a table that was encoded; its features have the names in `columns`
+    has_cells : whether the input can also be opened with `cells`: a table whose columns have names
+    typed : whether columns have types, so that text is never a number
+    """
+
+    natural_dtype: np.dtype[Any] | None = None
+    as_text = targets_as_text = has_cells = typed = False
+    identity: Any = None
+    encoder: Any = None
+    columns: tuple[str, ...] | None = None
+    target_columns: tuple[str, ...] | None = None
+    weight_column: str | None = None
+    file_form: Mapping[str, Any] | None = None
+    _n_rows: int | None = None
+
+    @property
+    def n_rows(self) -> int | None:
+        return self._n_rows
+
+    @property
+    def n_dropped(self) -> int:
+        return 0
+
+    @property
+    def files(self) -> FileRowCounts:
+        return ()
+
+    @property
+    def positions(self) -> dict[str, Any] | None:
+        return None
+
+    def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
+        """Yield blocks of rows from row `start` to the end."""
+        raise NotImplementedError
+
+    def _describe_as(self, other: Reader) -> None:
+        """Copy the description of the rows of another reader."""
+        self.natural_dtype, self.as_text = other.natural_dtype, other.as_text
+        self.targets_as_text, self.typed = other.targets_as_text, other.typed
+        self.identity, self.encoder = other.identity, other.encoder
+        self.has_cells, self.file_form = other.has_cells, other.file_form
+        self.columns, self.target_columns = other.columns, other.target_columns
+        self.weight_column = other.weight_column
+
+
+class FileReader(Reader):
+    """A reader of one file; errors about damage name the file."""
+
+    def __init__(self, reader: Reader, url: Url, form: Mapping[str, Any] | None = None) -> None:
+        self._describe_as(reader)
+        self.reader, self._url = reader, url
+        self.file_form = form if reader.file_form is None else reader.file_form
+
+    @property
+    def n_rows(self) -> int | None:
+        return self.reader.n_rows
+
+    @property
+    def files(self) -> FileRowCounts:
+        return ((redact(self._url), self.n_rows),)
+
+    def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
+        with explained_damage(self._url):
+            yield from self.reader.blocks(start, block_bytes)
+
+
+class ManyReader(Reader):
+    """Several files with the same columns, one after another."""
+
+    def __init__(self, readers: Sequence[Reader]) -> None:
+        self._readers = readers
+        self._describe_as(readers[0])
+        dtypes = [reader.natural_dtype for reader in readers]
+        known = [dtype for dtype in dtypes if dtype is not None and dtype.kind in "biuf"]
+        self.natural_dtype = np.result_type(*known) if len(known) == len(dtypes) else None
+        for name in ("as_text", "targets_as_text", "has_cells", "typed"):
+            setattr(self, name, all(getattr(reader, name) for reader in readers))
+        self.identity = [reader.identity for reader in readers]
+        if any(reader.encoder != self.encoder for reader in readers):
+            raise DataError(
+                f"{some([name for name, _ in self.files])} were encoded in different ways; ingest "
+                "the tables that they were made from together"
+            )
+
+    @property
+    def n_rows(self) -> int | None:
+        counts = [n for _, n in self.files if n is not None]
+        return sum(counts) if len(counts) == len(self._readers) else None
+
+    @property
+    def files(self) -> FileRowCounts:
+        return tuple(file for reader in self._readers for file in reader.files)
+
+    def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
+        row = 0
+        for reader in self._readers:
+            if reader.n_rows is not None:
+                if row + reader.n_rows > start:
+                    yield from reader.blocks(max(start - row, 0), block_bytes)
+                row += reader.n_rows
+                continue
+            for block in reader.blocks(0, block_bytes):  # rows can be counted only by reading them
+                skip = max(start - row, 0)
+                row += len(block.X)
+                if skip < len(block.X) or block.dropped:
+                    yield block.part(skip)
+
+
+def with_targets(block: RawBlock, marks: Marks | None) -> RawBlock:
+    """Return the block without the rows that lack a target."""
+    missing = missing_in(block.y)
+    if marks is not None:
+        missing |= marks.matched_in(block.y).reshape(len(missing), -1).any(axis=1)
+    return block.without(missing)
+
+
+class KeptRows(Reader):
+    """Rows of `reader` that have a target, numbered without the others."""
+
+    def __init__(self, reader: Reader, request: ReadRequest) -> None:
+        self._describe_as(reader)
+        self._reader, self._asked, self._n_dropped = reader, request, 0
+
+    @property
+    def n_dropped(self) -> int:
+        return self._n_dropped
+
+    @property
+    def files(self) -> FileRowCounts:
+        return self._reader.files
+
+    def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
+        """Yield blocks from kept row `start` on; the rows before it are read again."""
+        self._n_dropped = 0
+        row, begins = 0, False
+        for block in self._reader.blocks(0, block_bytes):
+            begins = begins or block.start == 0
+            block = with_targets(block, self._asked.marks)
+            self._n_dropped += block.dropped
+            skip = max(start - row, 0)
+            row += len(block.X)
+            if skip < len(block.X):
+                yield _beginning(block) if begins and not skip else block.part(skip)
+                begins = False
+
+
+def _beginning(block: RawBlock) -> RawBlock:
+    """Return the block as the first of its file if all rows before it were left out."""
+    if block.start == 0 or block.rows is not None:
+        return block._replace(start=0)
+    rows = range(block.start, block.start + len(block.X))
+    return block._replace(start=0, rows=np.array(rows, np.int64))
+
+
+class EncodedReader(Reader):
+    """Rows of `reader`, whose blocks have Arrow tables as X, encoded by an encoder.
+
+    fitted : given if these are the rows that the encoder was fitted on
+    """
+
+    def __init__(
+        self, reader: Reader, encoder: Encoder, fitted: FittedEncoder | None = None
+    ) -> None:
+        self._describe_as(reader)
+        self._reader, self._encoder, self._fitted = reader, encoder, fitted
+        self.as_text = self.has_cells = False
+        self.natural_dtype = np.dtype(np.float32)
+        self.encoder, self.columns = encoder.json(), encoder.features
+
+    @property
+    def n_rows(self) -> int | None:
+        return self._reader.n_rows
+
+    @property
+    def n_dropped(self) -> int:
+        return self._reader.n_dropped
+
+    @property
+    def files(self) -> FileRowCounts:
+        return self._reader.files
+
+    def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
+        row, step = start, max(1, block_bytes // (12 * len(self._encoder.features)))
+        blocks, unknown = self._reader.blocks(start, block_bytes), UnknownWords(self._encoder)
+        # Features may take far more bytes than the cells they are made of.
+        parts = (k.part(at, at + step) for k in blocks for at in range(0, len(k.X), step))
+        for block in parts:
+            if self._fitted is None:
+                X = self._encoder.encode(block.X, block.where, block.numbers)
+                unknown.add(block.X)
+            else:
+                X = self._fitted.encode(block.X, block.where, block.numbers, row)
+            row += len(X)
+            yield block._replace(X=X, columns=self.columns)
+        unknown.tell(some([name for name, _ in self.files]) if self.files else "the input")
+
+
+def encoded_reader(
+    open_cells: Callable[..., Reader], encoder: Encoder, dropped: Sequence[str] = ()
+) -> EncodedReader:
+    """Return a reader of a table by an existing encoder.
+
+    dropped : columns that are left out, if they exist, besides those that the encoder drops
+    open_cells : opens the table, given `columns`, `dropped`, `cells` and `marks` of `ReadRequest`
+    """
+    reader = open_cells(
+        columns=encoder.columns,
+        dropped=(*encoder.dropped, *dropped),
+        cells=encoder.missing,
+        marks=Marks(text for text in encoder.missing if text not in MISSING),
+    )
+    return EncodedReader(reader, encoder)

@@ -1,0 +1,359 @@
+"""Convert the rows, targets and weights that a caller passes to the types used internally.
+
+`fit`, `predict`, `score` and `tune`, `ingest_store` and `append_store` all call `received`, so that
+they accept the same inputs, and refuse others with the same messages.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamkern.basics.errors import DataError
+from streamkern.basics.text import some
+from streamkern.ingest.columns import USUAL, ReadRequest, RecordedArrays
+from streamkern.ingest.formats import NO_OPTIONS, FileForm
+from streamkern.ingest.frames import are_names, as_frame, is_dask_table, is_frame, split_frame
+from streamkern.ingest.numeric import (
+    GIVE_ROWS,
+    array_of_list,
+    column_values,
+    is_sparse,
+    numbers_of,
+    with_lengths,
+)
+from streamkern.store.conventions import check_dimensions
+from streamkern.store.packing import packing_of
+from streamkern.store.sample_weights import warn_of_unused
+
+_PIECE = 4 << 20  # bytes of an unread file in one block of a Dask array
+
+
+def received(given: Any, name: str, *, keep: bool = False) -> Any:
+    """Return `given` without the wrapping of another library.
+
+    A table becomes a narwhals data frame, also if it is lazy, a reader or a structured array. A
+    column, a list, a DataArray and anything with DLPack, such as a tensor of PyTorch, become NumPy
+    arrays, or Dask arrays if they are not read yet. Sparse arrays, arrays of Dask and Zarr,
+    frames of Dask, groups, stores, sources, paths and anything else stay as they are.
+
+    Parameters
+    ----------
+    name : "X", "y" or "sample_weight", for messages.
+    keep : whether missing values of a column are kept, see `received_targets`.
+
+    Raises
+    ------
+    DataError
+        It contains nothing that can be rows, or it holds missing values that NumPy cannot
+        represent. Numbers are not checked.
+    """
+    if given is None and name == "X":
+        raise DataError(f"X is None; {GIVE_ROWS}")
+    if given is None or isinstance(given, str | os.PathLike) or (name == "X" and are_paths(given)):
+        return given
+    given = list(given) if isinstance(given, range) else given
+    if name == "X" and _is_of("xarray", "Dataset", given) and "X" in given:
+        given = given["X"]
+    _refuse_containers(given, name)
+    if isinstance(given, memoryview | np.matrix):
+        return np.asarray(given)
+    if _is_of("xarray", "DataArray", given):
+        _refuse_undecoded(given, name)
+        return _held(given)
+    if is_dask_table(given):
+        return given if name == "X" else with_lengths(given, name)
+    if isinstance(given, np.ma.MaskedArray):
+        if np.ma.is_masked(given):
+            raise DataError(
+                f"{name} is a masked array, whose masked entries would be taken for values; fill "
+                f"them, {name}.filled(value), or leave those rows out"
+            )
+        return np.asarray(given)
+    if isinstance(given, list | tuple):
+        return array_of_list(given, name)
+    frame = as_frame(given, name)
+    if frame is not None:
+        return frame if is_frame(frame) else _column(frame, name, keep)
+    if isinstance(given, set | frozenset):
+        raise DataError(
+            f"{name} is a {type(given).__name__}, which has no order; give a list or an array with "
+            "an entry for each row"
+        )
+    if is_iterator(given):
+        raise DataError(
+            f"{name} is a {_kind(given)}, which can be read once; give its rows as an array, "
+            f"np.array(list({name})), or a GeneratorSource where they do not fit into memory"
+        )
+    reads = hasattr(given, "__array__") or hasattr(given, "__array_interface__")
+    if reads and not hasattr(given, "shape"):
+        return np.asarray(given)
+    if isinstance(given, np.ndarray) or not hasattr(given, "__dlpack__"):
+        return given
+    try:
+        # The library's own conversion is preferred: DLPack loses that a tensor is a negative view.
+        return np.asarray(given) if hasattr(given, "__array__") else np.from_dlpack(given)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise DataError(
+            f"{name} is a {_kind(given)} that cannot be read as an array here ({reason}); give "
+            "one on the CPU, dense, without gradient and of a dtype that NumPy has"
+        ) from None
+
+
+def received_targets(y: Any, name: str = "y", *, keep: bool = False) -> Any:
+    """Return targets or weights as `received` does, and those in a data frame as an array.
+
+    One column of words is (n,), columns of numbers are (n, c). keep : whether missing values of a
+    column are kept, so that rows can be left out, in place of an error.
+    """
+    values = received(y, name, keep=keep)
+    if is_sparse(values):
+        return values.toarray()
+    if name == "y" and (
+        isinstance(values, int | float | np.number) or getattr(values, "shape", None) == ()
+    ):
+        _refuse_scalar(values)
+    if not is_frame(values):
+        return values
+    numbers = numbers_of(values, name)
+    if numbers is not None:
+        return numbers
+    if len(values.columns) == 1:
+        return column_values(values.get_column(values.columns[0]), name, keep=keep)
+    raise DataError(
+        f"{name} has {len(values.columns)} columns that are not all numbers, or lack some, "
+        f"{some([str(k) for k in values.columns])}; give one column of labels, or numbers"
+    )
+
+
+def received_for_store(
+    X: Any, x: Any, y: Any, sample_weight: Any, form: FileForm = NO_OPTIONS
+) -> tuple[Any, Any, Any, Any, FileForm]:
+    """Return rows, the names of their arrays, targets, weights and form, for making a store.
+
+    Paths, names of columns and of arrays stay as they are, and so does an iterable of blocks.
+    form : with the array names of earlier data; returned with those of a Dataset
+    """
+    if is_dataset(X, y):
+        before = RecordedArrays.from_form(form.recorded)
+        request = before.filled(ReadRequest(x, y, sample_weight), X.__contains__)
+        form = form._replace(recorded=RecordedArrays.from_request(request).added(form.recorded))
+        return *dataset_arrays(X, request.x, request.y, request.w), form
+    _check_arrays(X, y, sample_weight)
+    if are_paths(X):
+        named: tuple[type, ...] = (str, int, os.PathLike, list, tuple)
+    elif is_iterator(X) or (isinstance(X, list | tuple) and y is None):
+        return X, x, y, sample_weight, form  # blocks
+    else:
+        X, named = received(X, "X"), (str, int)
+    if not (y is None or isinstance(y, named) or (is_frame(X) and are_names(y, X))):
+        y = received_targets(y, "y", keep=True)
+    number = isinstance(sample_weight, int) and isinstance(X, np.ndarray)
+    if not (sample_weight is None or (isinstance(sample_weight, named) and not number)):
+        sample_weight = _weights(sample_weight, X)
+    return X, x, y, sample_weight, form
+
+
+def _check_arrays(X: Any, y: Any, sample_weight: Any) -> None:
+    """Raise DataError for a DataArray whose targets or weights run along its columns."""
+    if _is_of("xarray", "DataArray", X):
+        others = (("y", y), ("sample_weight", sample_weight))
+        check_dimensions(X, *(k for k in others if _is_of("xarray", "DataArray", k[1])))
+
+
+class Received(NamedTuple):
+    """Rows, targets and weights as `received` returns them, and the names of the targets.
+
+    of_columns : whether the targets are columns of the table that the rows came from
+    weight_column : the name of its column of weights, if they came from one
+    """
+
+    X: Any
+    y: Any
+    sample_weight: Any
+    names: tuple[Any, ...] | None = None
+    of_columns: bool = False
+    weight_column: str | None = None
+
+
+def received_data(
+    X: Any, y: Any = None, sample_weight: Any = None, arrays: RecordedArrays = USUAL
+) -> Received:
+    """Return data to train on or to compare with.
+
+    y and sample_weight may be names of columns of a table X. Beside paths of files all names stay
+    as they are. arrays : array names of earlier data
+    """
+    if is_dataset(X, y):
+        request = arrays.filled(ReadRequest(None, y, sample_weight), X.__contains__)
+        rows, _, targets, weights = dataset_arrays(X, request.x, request.y, request.w)
+        _, name, column = RecordedArrays.from_request(request)
+        named = None if name is None else (name,)
+        return Received(rows, targets, weights, named, name is not None, column)
+    _check_arrays(X, y, sample_weight)
+    if are_paths(X):
+        return Received(X, y, sample_weight)
+    X = received(X, "X")
+    if isinstance(sample_weight, int | np.integer) and (is_frame(X) or is_dask_table(X)):
+        raise DataError(
+            f"sample_weight={sample_weight} is a whole number beside a table, and may be meant as "
+            "one weight or as a column; give the name of the column, or leave it out where all "
+            "weights are the same"
+        )
+    if is_frame(X) and (are_names(y, X) or isinstance(sample_weight, str)):
+        return _of_frame(X, y, sample_weight)
+    if isinstance(y, str) and is_dask_table(X) and y in X.columns:
+        dropped, column = [y], None
+        if isinstance(sample_weight, str) and sample_weight in X.columns:
+            column, sample_weight = sample_weight, X[sample_weight]
+            dropped.append(column)
+        targets, w = received(X[y], "y"), _weights(sample_weight, X)
+        return Received(X.drop(columns=dropped), targets, w, (y,), True, column)
+    for name, given in (("y", y), ("sample_weight", sample_weight)):
+        if isinstance(given, str):
+            raise DataError(
+                f"{name}={given!r} is the name of a column, and X is a {_kind(X)}, which has no "
+                f"columns by name; give the values, or a data frame as X"
+            )
+    return Received(X, received_targets(y), _weights(sample_weight, X), names_of_targets(y))
+
+
+def _of_frame(X: Any, y: Any, sample_weight: Any) -> Received:
+    """Return the data of a frame in which targets or weights are named columns."""
+    of_columns, given = are_names(y, X), sample_weight
+    X, targets, sample_weight = split_frame(X, y if of_columns else (), given)
+    column = str(sample_weight.name) if isinstance(given, str | int) else None
+    names = names_of_targets(targets if of_columns else y)
+    if of_columns:
+        y = column_values(targets, "y") if len(names or ()) == 1 else targets
+    return Received(X, received_targets(y), _weights(sample_weight, X), names, of_columns, column)
+
+
+def _weights(sample_weight: Any, X: Any) -> Any:
+    """Return weights as an array (n,), also from one column, or one number for all rows of X.
+
+    Raises DataError for durations and dates, because their unit would determine the weights.
+    """
+    w = received_targets(sample_weight, "sample_weight")
+    if isinstance(w, int | float | np.number) or (isinstance(w, np.ndarray) and w.ndim == 0):
+        n_rows = len(X) if is_frame(X) or not hasattr(X, "shape") else X.shape[0]
+        w = np.full(n_rows, w) if isinstance(n_rows, int | np.integer) else w
+    if getattr(getattr(w, "dtype", None), "kind", "") in ("m", "M"):
+        raise DataError(
+            "sample_weight holds dates or durations, of which the unit would decide the weights; "
+            "give numbers, such as the days: sample_weight / np.timedelta64(1, 'D')"
+        )
+    return w[:, 0] if getattr(w, "ndim", 1) == 2 and w.shape[1] == 1 else w
+
+
+def is_iterator(given: Any) -> bool:
+    """Return whether `given` is a generator or other iterator, except of Arrow batches."""
+    return isinstance(given, Iterator) and not hasattr(given, "__arrow_c_stream__")
+
+
+def are_paths(X: Any) -> bool:
+    """Return whether X is a path or a URL, or several."""
+    given = X if isinstance(X, list | tuple) else [X]
+    return len(given) > 0 and all(isinstance(k, str | os.PathLike) for k in given)
+
+
+def is_dataset(X: Any, y: Any) -> bool:
+    """Return whether X is an xarray.Dataset that also holds the targets."""
+    return _is_of("xarray", "Dataset", X) and (y is None or isinstance(y, str))
+
+
+def dataset_arrays(data: Any, x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any, Any]:
+    """Return the arrays of an xarray.Dataset that have these names, by default X and y."""
+    names = ("X" if x is None else x, "y" if y is None else y)
+    if not all(isinstance(name, str) and name in data for name in names):
+        _refuse_containers(data, "X")
+    if isinstance(sample_weight, str) and sample_weight in data:
+        sample_weight = received(data[sample_weight], "sample_weight")
+    check_dimensions(data[names[0]], (names[1], data[names[1]]))
+    X, targets = (received(data[name], name) for name in names)
+    if sample_weight is None and "w" in data and "w" not in names:
+        warn_of_unused(data["w"], X.shape[0], "the xarray.Dataset")
+    return X, None, targets, sample_weight
+
+
+def _refuse_scalar(y: Any) -> None:
+    """Raise DataError for one number in place of targets."""
+    if isinstance(y, int | float | np.number | np.ndarray):
+        raise DataError(
+            f"y={y} is one number, and there is a target for each row; give them, such as the "
+            "column X[:, k] of an array, and leave this column out of X"
+        )
+
+
+def names_of_targets(y: Any) -> tuple[Any, ...] | None:
+    """Return the names of the columns of y, a data frame or one of its columns; otherwise None."""
+    if is_frame(y) or (hasattr(y, "columns") and hasattr(y, "dtypes")):
+        return tuple(y.columns)
+    name = getattr(y, "name", None) if hasattr(y, "to_frame") else None
+    return None if name is None or name == "" else (name,)
+
+
+def _refuse_containers(given: Any, name: str) -> None:
+    """Raise DataError for a container of arrays or frames."""
+    if _is_of("xarray", "Dataset", given):
+        held = sorted(map(str, given.data_vars))
+        raise DataError(
+            f"{name} is an xarray.Dataset, which holds several arrays, {some(held)}; give one of "
+            f'them, {name}["name"]'
+        )
+    if isinstance(given, Mapping) and not hasattr(given, "shape"):
+        keys = ", ".join(map(str, list(given)[:3]))
+        raise DataError(
+            f"{name} is a {type(given).__name__} with the keys {keys}; give one of its values, or "
+            f"a table of all as columns, pandas.DataFrame({name})"
+        )
+    if hasattr(given, "__dask_graph__") and not isinstance(getattr(given, "ndim", None), int):
+        raise DataError(
+            f"{name} is a {_kind(given)}, of which Dask knows no shape; give a Dask array or data "
+            "frame, as dask.array.from_delayed and a bag's to_dataframe make them"
+        )
+
+
+def _column(series: Any, name: str, keep: bool) -> NDArray[Any]:
+    if name == "X":
+        raise DataError(
+            f"X is one column, {series.name!r}; give a data frame with it, as X.to_frame() makes it"
+        )
+    return column_values(series, name, keep=keep)
+
+
+def _kind(given: Any) -> str:
+    return f"{type(given).__module__.partition('.')[0]}.{type(given).__name__}"
+
+
+def _is_of(package: str, name: str, given: Any) -> bool:
+    kind = getattr(sys.modules.get(package), name, None)
+    return kind is not None and isinstance(given, kind)
+
+
+def _refuse_undecoded(array: Any, name: str) -> None:
+    """Raise DataError for a DataArray whose attributes declare packed numbers."""
+    packing = packing_of(array, name)
+    if packing is not None and (packing.changes or packing.gaps):
+        what = ", ".join([*packing.attributes, *(text for text, _ in packing.gaps)])
+        raise DataError(
+            f"{name} is a DataArray that is not decoded ({what}); decode it, "
+            f'xarray.decode_cf({name}.to_dataset(name="X"))["X"]'
+        )
+
+
+def _held(array: Any) -> Any:
+    """Return the data of a DataArray; for an unread file, a Dask array in pieces."""
+    # `data` of an unread array would read the whole file, so its own attribute is checked first.
+    if array.chunks is None and not array.variable._in_memory:
+        rows = max(1, _PIECE * len(array) // max(1, array.nbytes))
+        stored = array.encoding.get("preferred_chunks", {}).get(array.dims[0], 1)
+        pieces = dict.fromkeys(array.dims, -1) | {array.dims[0]: stored * max(1, rows // stored)}
+        array = array.chunk(pieces)
+    return array.data

@@ -1,0 +1,204 @@
+"""Find columns that are keys rather than features.
+
+Integers above 2**53 are usually keys or hashes: float64 rounds them to 16 digits, and may make two
+of them equal. A column may also be an index of the rows that was saved with the table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamkern.basics.optional import import_optional
+from streamkern.basics.warning import warn
+from streamkern.ingest.tables.cells import RowsInFile
+
+MAX_EXACT = 2**53
+_WHOLE = re.compile(r"^\s*[+-]?[0-9]{16,}(\.0*)?\s*$")
+
+_KINDS = (int, np.integer, Decimal)
+
+
+def array_is_rounded(values: NDArray[Any]) -> bool:
+    """Return whether an array holds integers that are too large to be exact in float64."""
+    if values.dtype.kind not in "iu" or values.dtype.itemsize < 8 or not values.size:
+        return False
+    return max(int(values.max()), -int(values.min())) > MAX_EXACT
+
+
+def cells_are_rounded(column: Any) -> bool:
+    """Return whether an Arrow column of integers, decimals or text holds integers above 2**53."""
+    arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
+    types, kind = arrow.types, column.type
+    if types.is_string(kind) or types.is_large_string(kind):
+        long_texts = column.filter(compute.match_substring_regex(column, _WHOLE.pattern))
+        return any(map(text_is_rounded, long_texts.to_pylist()))
+    if not ((types.is_integer(kind) and kind.bit_width == 64) or types.is_decimal(kind)):
+        return False
+    ends = compute.min_max(column).as_py()
+    return any(end is not None and abs(end) > MAX_EXACT for end in ends.values())
+
+
+def text_is_rounded(text: str) -> bool:
+    """Return whether text is an integer that is too large to be exact in float64."""
+    return (
+        len(text) > 15 and bool(_WHOLE.match(text)) and abs(int(text.partition(".")[0])) > MAX_EXACT
+    )
+
+
+def objects_are_rounded(objects: Any, numbers: NDArray[np.float64]) -> bool:
+    """Return whether integers in `objects` were rounded when converted to `numbers`.
+
+    objects : a list or an array that may hold Python integers, decimals or text
+    """
+    with np.errstate(invalid="ignore"):
+        large = np.abs(numbers) >= MAX_EXACT
+    if not large.any():
+        return False
+    cells = np.asarray(objects, object)
+    return cells.shape == large.shape and any(
+        text_is_rounded(cell)
+        if isinstance(cell, str)
+        else isinstance(cell, _KINDS) and abs(int(cell)) > MAX_EXACT
+        for cell in cells[large].tolist()
+    )
+
+
+class KeyWatch:
+    """Warnings, one for each column of text whose integers float64 rounds.
+
+    A column with a decimal point or an exponent in a cell holds measurements and is not checked
+    again.
+    """
+
+    def __init__(self) -> None:
+        self._settled: set[str] = set()  # names of columns
+
+    def look(
+        self, X: NDArray[np.float64], columns: Sequence[tuple[str, str]], texts: Callable[[], Any]
+    ) -> None:
+        """Check the columns of X that hold large numbers.
+
+        columns : for each column of X, its name in the table that `texts` returns and its
+            displayed name
+        texts : returns the cells as an Arrow table of text; called only if needed
+        """
+        if max(X.max(initial=0), -X.min(initial=0)) < MAX_EXACT:
+            return
+        checked = [
+            names
+            for names, numbers in zip(columns, X.T, strict=True)
+            if names[1] not in self._settled and np.abs(numbers).max() >= MAX_EXACT
+        ]
+        if not checked:
+            return
+        table = texts()
+        for key, name in checked:
+            column = table.column(key)
+            if cells_are_rounded(column):
+                self._tell(name)
+            elif import_optional("pyarrow.compute").any(_has_fraction(column)).as_py():
+                self._settled.add(name)
+
+    def look_at(self, name: str, cell: str) -> None:
+        """Check one cell of a column."""
+        if name not in self._settled and text_is_rounded(cell):
+            self._tell(name)
+
+    def _tell(self, name: str) -> None:
+        self._settled.add(name)
+        warn_of_rounded(f"column {name!r}")
+
+
+def _has_fraction(column: Any) -> Any:
+    """Return a mask of the cells of an Arrow text column with a point, comma or exponent."""
+    return import_optional("pyarrow.compute").match_substring_regex(column, "[.,eE]")
+
+
+def warn_of_rounded_columns(columns: Iterable[tuple[Any, Any]]) -> None:
+    """Warn of each column, given by name and values, of integers that float64 rounds."""
+    for name, values in columns:
+        if array_is_rounded(np.asarray(values)):
+            warn_of_rounded(f"column {name!r}")
+
+
+def warn_of_rounded(what: str) -> None:
+    """Warn of integers that are rounded. what : for example "column 'id'"."""
+    warn(
+        f"{what} holds whole numbers above 2**53, which are rounded to 16 digits; leave it out if "
+        "they are keys"
+    )
+
+
+_INDEX_NAME = re.compile(r"(Unnamed: [0-9]+(\.[0-9]+)*)?")  # as pandas writes and rereads it
+_FEWEST = 10  # rows; a feature hardly counts so many by chance
+
+
+class RowCounter:
+    """Comparison of the first column with the row numbers, counted from 0 or from 1.
+
+    The count may restart with each file.
+    """
+
+    def __init__(self) -> None:
+        self.counts = True
+        self._n_rows, self._shift = 0, 0.0
+
+    def add(self, column: NDArray[Any], rows: RowsInFile) -> None:
+        """Add the first column (k,) of the next rows. rows : their numbers in their file."""
+        if not (self.counts and len(column)):
+            return
+        numbers = np.arange(rows, rows + len(column)) if isinstance(rows, int) else rows
+        shifts = column - numbers
+        allowed = {self._shift} if self._n_rows else set()
+        if numbers[0] == 0 or not self._n_rows:
+            allowed |= {0, 1, self._n_rows, self._n_rows + 1}
+        self.counts = shifts[0] in allowed and bool((shifts == shifts[0]).all())
+        self._shift, self._n_rows = shifts[0], self._n_rows + len(column)
+
+    def add_cells(self, column: Any, rows: RowsInFile) -> None:
+        """Add a column of an Arrow table, of numbers or text."""
+        if not self.counts:
+            return
+        try:
+            self.add(column.cast("int64").to_numpy(), rows)
+        except (ValueError, NotImplementedError):  # words, fractions or lists
+            self.counts = False
+
+    def tell(self, name: str, where: str) -> None:
+        """Warn if the column `name` has counted all rows so far."""
+        if self.counts and self._n_rows >= _FEWEST:
+            warn(
+                f"column {name!r} of {where} counts the rows, as an index does, and is a feature: "
+                f"leave it out if it says nothing about the targets, of files with drop={name!r}"
+            )
+
+
+def index_columns(names: Sequence[str], is_whole: Callable[[str], bool]) -> list[str]:
+    """Return the first columns that are a pandas index: integers without a name.
+
+    is_whole : returns whether a column holds integers. At least one column is never an index.
+    """
+    index: list[str] = []
+    for name in names[:-1]:
+        if not (_INDEX_NAME.fullmatch(str(name)) and is_whole(name)):
+            break
+        index.append(name)
+    return index
+
+
+def warn_of_index(name: str, where: str) -> None:
+    """Warn that a column is left out because it numbers or names the rows."""
+    if name:
+        what = f"column {name!r} of {where} holds whole numbers, as an index written by pandas does"
+    else:
+        what = (
+            f"the first column of {where} has no name and numbers or names the rows, as an index "
+            "of pandas and row names of R do"
+        )
+    warn(f"{what}; it is left out: give it a name of its own if it is a feature")

@@ -1,0 +1,271 @@
+"""Rows used in the setup: samples of the stream, with equal rows merged, and centers that are rows.
+
+Equal rows are one row of the kernel matrix: n_g rows of noise kappa with the mean target m_g are
+equivalent to one row with noise kappa / n_g. Two kinds of data have equal rows, and differ in
+their noise (`noise`):
+
+- Repeated measurements, or tables with few distinct rows (words, truth values, codes). The scatter
+  of their targets is the noise.
+- Copies of one row, made to balance classes, for example. They repeat the noise of the row, and
+  would reward memorising it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.backend.base import Array, Backend, tiles
+from streamkern.backend.ranks import SINGLE, Communicator
+from streamkern.kernels.points import Points
+from streamkern.planning.memory import PANEL
+
+COPIED = 0.9
+"""Fraction of equal rows with equal targets above which they may be copies."""
+MANY = 8
+"""Rows per distinct row, on average, from which they are no copies: balancing makes fewer."""
+
+
+class Repeats(NamedTuple):
+    """The rows before equal ones were merged.
+
+    group : (N,) int64, index of the row of `SampleRows` that each was merged into.
+    Y : (N, c) float64 targets, on the host.
+    w : (N,) float64 sample weights, all above 0, on the host.
+    """
+
+    group: npt.NDArray[np.int64]
+    Y: npt.NDArray[np.float64]
+    w: npt.NDArray[np.float64]
+
+    def may_be_copies(self) -> bool:
+        """Return whether nearly all equal rows have equal targets, and none is very frequent."""
+        n, first = len(self.group), np.unique(self.group, return_index=True)[1]
+        if n >= MANY * len(first):
+            return False
+        same = (self.Y[first][self.group] == self.Y).all(axis=1)
+        return bool(same.sum() - len(first) >= COPIED * (n - len(first)))
+
+    def are_common(self) -> bool:
+        """Return whether most rows are equal to an earlier one."""
+        return 2 * (int(self.group.max()) + 1) < len(self.group)
+
+    def compressed(self, backend: Backend) -> Repeats:
+        """Return the repeats with fewer target columns, see `compress_outputs`."""
+        return self._replace(Y=backend.to_host(compress_outputs(backend, backend.asarray(self.Y))))
+
+    def means(self) -> npt.NDArray[np.float64]:
+        """Return the weighted mean target of each group, (n, c)."""
+        n = int(self.group.max()) + 1
+        weights, sums = np.zeros(n), np.zeros((n, self.Y.shape[1]))
+        np.add.at(weights, self.group, self.w)
+        np.add.at(sums, self.group, self.w[:, None] * self.Y)
+        sums /= weights[:, None]
+        return sums
+
+    def first(self, n: int) -> Repeats | None:
+        """Return the repeats of the first n groups; None if none of them has two rows."""
+        kept = self.group < n
+        part = Repeats(self.group[kept], self.Y[kept], self.w[kept])
+        return part if len(part.group) > min(n, int(self.group.max()) + 1) else None
+
+
+class SampleRows(NamedTuple):
+    """Transformed rows of the stream.
+
+    X : (n, d) features.
+    Y : (n, c) targets.
+    root : (n,) square roots of the sample weights, or None.
+    fresh : first row that is not also in the other sample.
+    center_index : (n,) on the host, index of the center that a row is, or -1.
+    repeats : the rows before equal ones were merged; None if no two are equal.
+    """
+
+    X: Array
+    Y: Array
+    root: Array | None = None
+    fresh: int = 0
+    center_index: npt.NDArray[np.int64] | None = None
+    repeats: Repeats | None = None
+
+    def part(self, at: slice | Array) -> SampleRows:
+        """Return some of the rows, as views for a slice, with their targets and weights alone."""
+        return SampleRows(self.X[at], self.Y[at], None if self.root is None else self.root[at])
+
+    def first(self, n: int, backend: Backend) -> SampleRows:
+        """Return the first n rows, with compressed targets, see `compress_outputs`."""
+        part = self.part(slice(n))
+        if self.repeats is None or (repeats := self.repeats.first(n)) is None:
+            return part._replace(Y=compress_outputs(backend, part.Y))
+        repeats = repeats.compressed(backend)
+        return part._replace(Y=backend.asarray(repeats.means(), part.Y.dtype), repeats=repeats)
+
+
+def compress_outputs(backend: Backend, Y: Array) -> Array:
+    """Return n columns with the sums of squares of Y (n, c), or Y if it is not much wider.
+
+    The sums of squares over the columns are equal for every linear map of the rows: for L Q with
+    orthonormal rows of Q they are those of L, and Y Y^T = L L^T gives an L.
+    """
+    xp, n = backend.xp, len(Y)
+    if Y.shape[1] <= 2 * n:
+        return Y
+    with backend.single_threaded_blas():
+        G = xp.zeros((n, n))
+        for cols in tiles(Y.shape[1], PANEL):
+            wide = Y[:, cols].astype(np.float64)
+            G += wide @ wide.T
+        values, vectors = xp.linalg.eigh(G)
+    L: Array = vectors * xp.sqrt(xp.maximum(values, 0))
+    return L
+
+
+def merged(backend: Backend, rows: SampleRows) -> SampleRows:
+    """Return each distinct row of X once, in the order of first appearance.
+
+    Its target is the weighted mean of the equal rows, its weight their sum. Rows without weight are
+    left out. The rows themselves are returned if no two are equal and all have a weight.
+    """
+    X, Y = backend.to_host(rows.X), backend.to_host(rows.Y)
+    w = np.ones(len(X))
+    if rows.root is not None:
+        w = np.asarray(backend.to_host(rows.root), np.float64) ** 2
+    if not w.all() and w.any():
+        counted = np.flatnonzero(w)
+        X, Y, w = X[counted], Y[counted], w[counted]
+    first, group = np.unique(
+        np.ascontiguousarray(X).view((np.void, X.itemsize * X.shape[1])).reshape(-1),
+        return_index=True, return_inverse=True,
+    )[1:]  # fmt: skip
+    if len(first) == len(rows.X):
+        return rows
+    order = np.argsort(first)
+    new_index = np.empty(len(first), np.int64)
+    new_index[order] = np.arange(len(first))
+    repeats = Repeats(new_index[group.reshape(-1)], np.asarray(Y, np.float64), w)
+    sums = np.bincount(repeats.group, w)
+    parts = (X[first[order]], repeats.means(), np.sqrt(sums))
+    X, Y, root = (backend.asarray(part, X.dtype) for part in parts)
+    return SampleRows(X, Y, root, repeats=repeats if len(first) < len(w) else None)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Rows of the stream that are used in the setup.
+
+    X : points with the left side (n).
+    Y : (n, c) targets.
+    root : (n,) square roots of the sample weights, or None.
+    fresh : first row that is not also in the other sample.
+    center_index : (n,) on the host, index of the center that a row is, or -1; None: no row is one.
+    ranks : ranks, each of which has some of the rows; SINGLE: this is all of them.
+    """
+
+    X: Points
+    Y: Array
+    root: Array | None = None
+    fresh: int = 0
+    center_index: npt.NDArray[np.int64] | None = None
+    ranks: Communicator = SINGLE
+
+    def __len__(self) -> int:
+        return len(self.X)
+
+    def shared(self, ranks: Communicator) -> Sample:
+        """Return this rank's stripe of the rows."""
+        own = ranks.stripe(len(self))
+        root, center_index = (None if a is None else a[own] for a in (self.root, self.center_index))
+        return Sample(self.X[own], self.Y[own], root, self.fresh, center_index, ranks)
+
+    def outside(self, block: slice) -> int:
+        """Return how many rows of all ranks are no centers of a block. Collective call."""
+        mine = len(self) - int(self.in_block(block).sum())
+        return int(self.ranks.allgather([mine]).sum())
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows of all ranks. Collective call."""
+        return int(self.ranks.allgather([len(self)]).sum())
+
+    def in_block(self, block: slice) -> npt.NDArray[np.bool_]:
+        """Return which rows are centers of a block."""
+        index = self.center_index
+        if index is None:
+            return np.zeros(len(self), bool)
+        return np.asarray((index >= block.start) & (index < block.stop))
+
+    @property
+    def n_fresh(self) -> int:
+        """Number of rows, at the end, that nothing was fitted to, of a result of `of_no_center`.
+
+        Centers that are rows are known, in a sample or not.
+        """
+        if self.center_index is not None and (self.center_index >= 0).any():
+            return 0
+        return len(self) - self.fresh
+
+    def of_no_center(self, backend: Backend) -> Sample:
+        """Return the rows that are not centers, or all rows if each is one."""
+        if self.center_index is None or (self.center_index < 0).sum() in (0, len(self)):
+            return self
+        rows = np.flatnonzero(self.center_index < 0)
+        kept = backend.asarray(rows)
+        root = None if self.root is None else self.root[kept]
+        return Sample(self.X[kept], self.Y[kept], root, int((rows < self.fresh).sum()))
+
+
+@dataclass(frozen=True)
+class CenterTargets:
+    """The centers as rows of the stream.
+
+    counts : (p,) on the host, number of rows that equal a center.
+    weights : (p,) sum of their sample weights.
+    Y : (p, c) their weighted mean targets.
+    n_rows : number of rows of the stream.
+    whole : whether no other rows will follow these.
+    """
+
+    counts: npt.NDArray[np.int64]
+    weights: Array
+    Y: Array
+    n_rows: int
+    whole: bool = True
+
+    def share(self, block: slice) -> float:
+        """Return the fraction of the stream's rows that are centers of a block."""
+        return float(self.counts[block].sum()) / self.n_rows
+
+    def part(self, own: slice) -> CenterTargets:
+        """Return the targets of a slice of the centers."""
+        return replace(self, counts=self.counts[own], weights=self.weights[own], Y=self.Y[own])
+
+
+def by_center(
+    backend: Backend, center_index: npt.NDArray[np.int64], Y: npt.NDArray[Any],
+    w: npt.NDArray[Any] | None, *, p: int, n_rows: int,
+) -> CenterTargets:  # fmt: skip
+    """Return the targets of the centers, from rows that are centers.
+
+    center_index : (q,) index of the center that a row is.
+    Y : (q, c) targets.
+    w : (q,) sample weights, or None.
+    """
+    w = np.ones(len(center_index), Y.dtype) if w is None else w
+    weights, sums = np.zeros(p, Y.dtype), np.zeros((p, Y.shape[1]), Y.dtype)
+    np.add.at(weights, center_index, w)
+    np.add.at(sums, center_index, w[:, None] * Y)
+    sums /= np.where(weights > 0, weights, 1)[:, None]
+    counts = np.bincount(center_index, minlength=p)
+    return CenterTargets(counts, backend.asarray(weights), backend.asarray(sums), n_rows)
+
+
+def effective_rows(S: Sample, known: CenterTargets | None) -> float:
+    """Return the number of equally weighted rows whose mean has the variance of the sample's."""
+    whole = slice(0, np.iinfo(np.int64).max)
+    q = 0 if known is None else int(known.counts.sum())
+    n = max(S.n_rows, q) if known is None else known.n_rows
+    others = S.outside(whole)
+    return 1 / ((1 - q / n) ** 2 / max(1, others) + q / n**2)

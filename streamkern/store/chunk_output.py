@@ -1,0 +1,301 @@
+"""Write the chunks of a store, several at a time, record them in its journal, and read them back.
+
+Chunks left by a killed call are verified by their digests and kept, and the same call makes the
+rest.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from streamkern.basics.errors import ConfigError
+from streamkern.basics.machine import available_cpus, ordered_map
+from streamkern.basics.progress import Progress
+from streamkern.basics.text import redact, size_text
+from streamkern.filesystem.durable import disk_full_hint
+from streamkern.filesystem.ownership import ATTRIBUTE, STORE
+from streamkern.filesystem.urls import local_path
+from streamkern.store import layout
+from streamkern.store.fast_chunks import ChunkWriter
+from streamkern.store.layout import DIGEST_CHUNK, StoreSpec
+from streamkern.store.row_block import RowBlock, checked_chunk
+from streamkern.store.statistics import RunningStatistics, Statistics
+
+if TYPE_CHECKING:
+    import zarr
+    from numpy.typing import NDArray
+
+
+class Journal:
+    """Digests of the chunks that are written: a row for each, 0 for a missing one.
+
+    Chunks may be added on several threads. `digests` (chunks, bytes) is the array in memory.
+    """
+
+    digests: NDArray[np.uint8]
+
+    def __init__(self, array: Any) -> None:
+        self._chunks = ChunkWriter(array)
+        self._lock = threading.Lock()  # an older slab must not overwrite a newer one
+        try:
+            self.digests = np.array(array[:], dtype=np.uint8)
+        except (ValueError, RuntimeError):  # with a damaged journal no chunk is known to be done
+            self.digests = np.zeros(array.shape, np.uint8)
+
+    def keep(self, digests: NDArray[np.uint8]) -> None:
+        """Record the first chunks as written, with these digests from another journal."""
+        self.digests[: len(digests)] = digests
+        for slab in range(-(-len(digests) // DIGEST_CHUNK)):
+            self._write(slab)
+
+    def _write(self, slab: int) -> None:
+        self._chunks.write(slab, self.digests[slab * DIGEST_CHUNK : (slab + 1) * DIGEST_CHUNK])
+
+    @property
+    def done(self) -> NDArray[np.bool_]:
+        """(chunks,) bool, True for chunks that are written."""
+        return np.asarray(self.digests.any(axis=1))
+
+    def digest(self, i: int) -> NDArray[np.uint8] | None:
+        """Return the digest of chunk `i`; None if it is not written."""
+        return self.digests[i] if i < len(self.digests) and self.digests[i].any() else None
+
+    def add(self, i: int, digest: NDArray[np.uint8]) -> None:
+        """Record chunk `i` as completely written."""
+        with self._lock:
+            self.digests[i] = digest
+            self._write(i // DIGEST_CHUNK)
+
+
+class ChunkOutput(ABC):
+    """The chunks of a store that a `StoreWriter` or a `StoreAppender` writes.
+
+    spec : spec of the store being written
+    arrays : open arrays of the rows, in the order of `layout.row_arrays`
+    replaced : the chunk in use by readers that is written anew, or None
+    """
+
+    def __init__(
+        self, url: str, spec: StoreSpec, arrays: Iterable[Any], journal: Journal,
+        replaced: int | None = None,
+    ) -> None:  # fmt: skip
+        self.url, self.spec, self.journal = url, spec, journal
+        self._chunks, self._replaced = [ChunkWriter(array) for array in arrays], replaced
+        self._crcs: dict[int, list[int | None]] = {}  # of each chunk written or read here
+
+    def write_chunk(
+        self,
+        i: int,
+        X: NDArray[Any],
+        y: NDArray[Any],
+        w: NDArray[Any] | None = None,
+        row_ids: NDArray[Any] | None = None,
+    ) -> None:
+        """Write chunk `i`, given as the fields of a `RowBlock`.
+
+        Every chunk has `chunk_rows` rows, the last one the remaining rows. Chunks may come in any
+        order, and on several threads. Non-finite values and ids outside the classes are refused.
+
+        row_ids : row numbers in the source; None: their positions in the store
+        """
+        if row_ids is None:
+            row_ids = i * self.spec.chunk_rows + np.arange(len(X), dtype=layout.ROW)
+        arrays = checked_chunk(self.spec, i, RowBlock(X, y, w, row_ids)).arrays
+        with disk_full_hint(self.url):
+            chunks = zip(self._chunks, arrays, strict=True)
+            self._crcs[i] = [
+                chunk.write(i, array, replaces=i == self._replaced) for chunk, array in chunks
+            ]
+            # Last: a chunk is in the journal only when all of it is in the store.
+            self.journal.add(i, layout.chunk_digest(*arrays))
+
+    def stored(self, i: int) -> RowBlock | None:
+        """Return chunk `i`, if the journal has it and its digest agrees; else None."""
+        digest = self.journal.digest(i)
+        if digest is None:
+            return None
+        n_rows = min(self.spec.chunk_rows, self.spec.n_rows - i * self.spec.chunk_rows)
+        try:
+            read = [chunk.read(i, n_rows) for chunk in self._chunks]
+        except (ValueError, RuntimeError, FileNotFoundError):  # bytes that do not decode
+            return None
+        arrays = [rows.astype(rows.dtype.newbyteorder("="), copy=False) for rows, _ in read]
+        if not np.array_equal(layout.chunk_digest(*arrays), digest):
+            return None
+        self._crcs[i] = [crc for _, crc in read]
+        return RowBlock.from_arrays(arrays)
+
+    @abstractmethod
+    def statistics(self) -> RunningStatistics:
+        """Return the statistics of the rows before those to be written."""
+
+    @abstractmethod
+    def finish(self, stats: Statistics) -> StoreSpec:
+        """Publish the store in one step, and return its spec."""
+
+    def _first_damaged(self, first: int = 0) -> int | None:
+        """Return the first chunk from `first` on that is not in the store as written, or None."""
+        chunks = range(first, self.spec.n_chunks)
+        return next((i for i in chunks if i not in self._crcs and self.stored(i) is None), None)
+
+    def _write_crcs(self, group: zarr.Group, name: str, old: NDArray[np.uint32]) -> str:
+        """Store the checksums of all chunks, none of which is damaged; return their digest.
+
+        old : (k, arrays), of the first chunks
+        """
+        new = [self._crcs[i] for i in range(len(old), self.spec.n_chunks)]
+        table = np.concatenate([old, np.array(new, np.uint32).reshape(-1, old.shape[1])])
+        rows, names = min(layout.CRC_CHUNK, len(table)), ("chunk", "array")
+        create_array(group, name, table.shape, rows, table.dtype, names, "none")[:] = table
+        return layout.array_digest(table).tobytes().hex()
+
+
+def create_array(
+    group: zarr.Group,
+    name: str,
+    shape: tuple[int, ...],
+    chunk_rows: int,
+    dtype: np.dtype[Any],
+    names: tuple[str, ...],
+    compress: str,
+) -> Any:
+    """Create an array of a store, in chunks of whole rows.
+
+    names : names of its dimensions
+    """
+    return group.create_array(
+        name,
+        shape=shape,
+        chunks=(chunk_rows, *shape[1:]),
+        dtype=dtype,
+        filters=None,
+        compressors=layout.codecs(dtype, compress),
+        fill_value=0,
+        dimension_names=names,
+        config={"write_empty_chunks": True},
+        attributes={ATTRIBUTE: STORE},  # identifies the group if its own attribute is lost
+    )
+
+
+DEFAULT_MEMORY = 1 << 30
+_REMOTE_WRITERS = 16
+# Copies of a chunk being made and written: the rows as read, the cast, the results of two
+# transforms, and five for digesting, compressing and writing it, less those freed by then.
+COPIES_OF_A_CHUNK = 8
+
+
+def check_seed(seed: int) -> None:
+    """Raise ConfigError for a negative seed."""
+    if seed < 0:
+        raise ConfigError(f"seed={seed} must be 0 or more")
+
+
+def checked_chunk_bytes(chunk_mb: float, memory: int, n_chunks: int) -> int:
+    """Return the bytes of a chunk of `chunk_mb` MiB; ConfigError if `n_chunks` exceed `memory`."""
+    size = chunk_mb * 2**20
+    if not 1 <= size < math.inf:
+        raise ConfigError(f"chunk_mb={chunk_mb} must be a number of MiB above 0")
+    chunk_bytes = int(size)
+    if memory < n_chunks * chunk_bytes:
+        raise ConfigError(
+            f"memory={size_text(memory)} is less than {n_chunks} chunks of chunk_mb={chunk_mb}; "
+            f"raise memory= to {-(-n_chunks * chunk_bytes >> 20)} MiB or lower chunk_mb="
+        )
+    return chunk_bytes
+
+
+def refuse_same_place(
+    inputs: Iterable[str | os.PathLike[str]], out_url: str | os.PathLike[str]
+) -> None:
+    """Raise ConfigError if one of the inputs is at the place of the output."""
+    out = local_path(out_url)
+    for path in inputs:
+        source = local_path(path)
+        same = str(path).rstrip("/") == str(out_url).rstrip("/")
+        if same or (source is not None and out is not None and source.resolve() == out.resolve()):
+            raise ConfigError(f"{redact(out_url)} is both input and output; write elsewhere")
+
+
+def n_writers(url: str | os.PathLike[str], memory: int, chunk_bytes: int) -> int:
+    """Return the number of chunks to make and write at a time; more for writes to a network."""
+    # On a disk, two more than there are cores: these wait for writes.
+    wanted = available_cpus() + 2 if local_path(url) is not None else _REMOTE_WRITERS
+    return max(1, min(wanted, memory // (COPIES_OF_A_CHUNK * chunk_bytes)))
+
+
+def fill(
+    writer: ChunkOutput,
+    chunks_from: Callable[[int], Iterable[Callable[[], RowBlock]]],
+    n_ahead: int,
+    progress: Progress | None = None,
+) -> StoreSpec:
+    """Keep the chunks that verify, make the others, and publish; return the spec of the store.
+
+    The chunks are those with rows that `writer.statistics()` does not include.
+
+    Parameters
+    ----------
+    chunks_from : returns for i, in order, the calls that make chunk i and the chunks after it. Each
+        call runs on some thread, up to `n_ahead` ahead of the one waited for.
+    progress : called with ("write", rows done, rows in all) after each chunk
+    """
+    spec, stats = writer.spec, writer.statistics()
+    with ThreadPoolExecutor(n_ahead, thread_name_prefix="streamkern-write") as pool:
+        # Statistics are taken on the threads and merged in chunk order, which is part of the bits.
+        for counted in _written(writer, chunks_from, stats, pool, n_ahead):
+            stats.merge(counted)
+            if progress is not None:
+                progress("write", stats.n_rows, spec.n_rows)
+    return writer.finish(stats.result())
+
+
+def _written(
+    writer: ChunkOutput,
+    chunks_from: Callable[[int], Iterable[Callable[[], RowBlock]]],
+    before: RunningStatistics,
+    pool: ThreadPoolExecutor,
+    n_ahead: int,
+) -> Iterator[RunningStatistics]:
+    """Yield the statistics of each chunk in order, once the chunk is in the store.
+
+    before : the statistics of the old rows
+    """
+    n_old, chunk_rows = before.n_rows, writer.spec.chunk_rows
+
+    def counted(i: int, chunk: RowBlock) -> RunningStatistics:
+        stats = before.empty()
+        stats.add(*chunk.take(slice(max(n_old - i * chunk_rows, 0), None)).contents)
+        return stats
+
+    def keep(i: int) -> RunningStatistics | None:
+        chunk = writer.stored(i)
+        return None if chunk is None else counted(i, chunk)
+
+    def write(i: int, make: Callable[[], RowBlock]) -> RunningStatistics:
+        chunk = writer.stored(i)
+        if chunk is None:
+            chunk = make()
+            writer.write_chunk(i, *chunk)
+        return counted(i, chunk)
+
+    first = n_old // chunk_rows
+    stored = (partial(keep, i) for i in range(first, writer.spec.n_chunks))
+    with closing(ordered_map(pool, stored, n_ahead)) as verified:
+        for stats in verified:
+            if stats is None:
+                break
+            yield stats
+            first += 1
+    # Threads finish out of order, so some of these chunks may be stored as well.
+    missing = (partial(write, i, make) for i, make in enumerate(chunks_from(first), first))
+    yield from ordered_map(pool, missing, n_ahead)

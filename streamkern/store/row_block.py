@@ -1,0 +1,135 @@
+"""Blocks of rows in host memory, and the checks of rows before they are stored."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from streamkern.basics.errors import DataError, NonFiniteError
+from streamkern.store import layout
+from streamkern.store.sample_weights import as_weights
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from streamkern.store.layout import StoreSpec
+
+
+class RowBlock(NamedTuple):
+    """Rows in host memory: what readers, sources, the loader and writers of stores exchange.
+
+    X : (k, *row_shape), in the dtype of the storage
+    y : (k,) class ids, or (k, c) floats; (k, 0) without targets
+    w : (k,) float32 sample weights; None without any
+    row_ids : (k,) int64 virtual rows of a source, or uint64 row numbers, as stored
+    """
+
+    X: NDArray[Any]
+    y: NDArray[Any]
+    w: NDArray[Any] | None
+    row_ids: NDArray[Any]
+
+    @classmethod
+    def from_arrays(cls, arrays: Sequence[NDArray[Any]]) -> RowBlock:
+        """Return the block whose `arrays` are given."""
+        X, y, *w, row_ids = arrays
+        return cls(X, y, w[0] if w else None, row_ids)
+
+    @property
+    def contents(self) -> tuple[NDArray[Any], ...]:
+        """X, y, and w if there is one."""
+        return (self.X, self.y) if self.w is None else (self.X, self.y, self.w)
+
+    @property
+    def arrays(self) -> tuple[NDArray[Any], ...]:
+        """X, y, w if there is one, and row_ids."""
+        return (*self.contents, self.row_ids)
+
+    def take(self, index: Any) -> RowBlock:
+        """Return the rows at `index`, a slice or an array."""
+        return RowBlock.from_arrays([array[index] for array in self.arrays])
+
+    def put(self, index: Any, rows: RowBlock) -> None:
+        """Set the rows at `index`."""
+        for target, array in zip(self.arrays, rows.arrays, strict=True):
+            target[index] = array
+
+    def copy(self) -> RowBlock:
+        """Return a block with its own memory."""
+        return RowBlock.from_arrays([array.copy() for array in self.arrays])
+
+
+def concatenated(blocks: Sequence[RowBlock]) -> RowBlock:
+    """Return the rows of several blocks, one after the other."""
+    arrays = zip(*(block.arrays for block in blocks), strict=True)
+    return RowBlock.from_arrays([np.concatenate(parts) for parts in arrays])
+
+
+def checked_chunk(spec: StoreSpec, i: int, rows: RowBlock) -> RowBlock:
+    """Return the rows of chunk `i` of a store in the dtypes of its arrays.
+
+    Raises DataError, or NonFiniteError, for rows that do not fit: another number of rows, shape or
+    dtype, values that are not finite, and ids outside the classes.
+    """
+    X, y, w, row_ids = np.asarray(rows.X), np.asarray(rows.y), rows.w, rows.row_ids
+    start = _first_row(spec, i, X)
+    y = _stored_targets(spec, y, i, len(X))
+    if (w is not None) != (spec.weight_totals is not None):
+        raise DataError(
+            f"chunk {i} comes {'with' if w is not None else 'without'} sample weights; give "
+            "them with every chunk of a weighted store, and with none of another"
+        )
+    w = None if w is None else as_weights(w, len(X), f"chunk {i}", start)
+    check_finite(X, f"X of chunk {i}", start)
+    return RowBlock(X, y, w, row_ids.astype(layout.ROW, copy=False))
+
+
+def check_finite(values: NDArray[Any], where: str, first_row: int) -> None:
+    """Raise NonFiniteError that names the first row and column with NaN or infinity, if any."""
+    position = layout.first_nonfinite(values)
+    if position is not None:
+        row, column, value = position
+        raise NonFiniteError(
+            f"{value} in {where}, row {first_row + row}, column {column}; correct it, or leave the "
+            "row out"
+        )
+
+
+def _first_row(spec: StoreSpec, i: int, X: NDArray[Any]) -> int:
+    """Return the first row of chunk `i`, which has rows X."""
+    if X.shape[1:] != spec.row_shape or X.dtype.newbyteorder("=") != spec.x_dtype:
+        raise DataError(
+            f"chunk {i} has X {X.shape} {X.dtype}; give rows of {spec.row_shape} {spec.x_dtype}, "
+            "as the store holds"
+        )
+    if not 0 <= i < spec.n_chunks:
+        raise DataError(f"chunk {i} does not fit the store; give 0 to {spec.n_chunks - 1}")
+    start = i * spec.chunk_rows
+    needed = min(spec.chunk_rows, spec.n_rows - start)
+    if len(X) != needed:
+        raise DataError(f"chunk {i} has {len(X)} rows; it needs {needed} of {spec.n_rows} in all")
+    return start
+
+
+def _stored_targets(spec: StoreSpec, y: NDArray[Any], i: int, rows: int) -> NDArray[Any]:
+    if len(y) != rows:
+        raise DataError(f"chunk {i} has {rows} rows of X and {len(y)} of y; they must agree")
+    if spec.classes is not None:
+        if y.ndim != 1 or y.dtype.kind not in "iu":
+            raise DataError(f"chunk {i} has y {y.shape} {y.dtype}; give class ids, (n,) integers")
+        if y.min() < 0 or y.max() >= spec.n_outputs:
+            raise DataError(
+                f"chunk {i} has a class id outside its {spec.n_outputs} classes; give 0 to "
+                f"{spec.n_outputs - 1}"
+            )
+        return y.astype(spec.y_dtype)
+    y = y.reshape(rows, -1).astype(spec.y_dtype, copy=False)
+    if y.shape[1] != spec.n_outputs:
+        raise DataError(
+            f"chunk {i} has {y.shape[1]} targets; give {spec.n_outputs}, as the store has"
+        )
+    check_finite(y, f"y of chunk {i}", i * spec.chunk_rows)
+    return y

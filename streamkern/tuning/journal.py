@@ -1,0 +1,283 @@
+"""The journal of a search: an Optuna study with a trial for each training.
+
+    journal.log   the study, by Optuna's `JournalFileBackend`: the settings and data that must not
+                  change, and one line for each training, written once it is done
+    result.json   the table, once the search is done
+
+On a disk `search.lock` excludes a second process. On an object store the journal is one object,
+written again after each training. A search without a folder stays in memory, without Optuna.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import filelock
+
+from streamkern.basics.errors import ResumeMismatchError, RunError, RunLockedError, StorageError
+from streamkern.basics.optional import import_optional
+from streamkern.basics.values import json_digest
+from streamkern.basics.warning import warn
+from streamkern.filesystem.durable import is_temporary, make_folders, sync_file
+from streamkern.filesystem.ownership import file_lock
+from streamkern.filesystem.urls import local_path
+from streamkern.kernels.notation import kernel_text
+from streamkern.rundir.checksums import seal
+from streamkern.rundir.run_storage import RunStorage, open_folder, reason
+from streamkern.train.differences import difference
+
+JOURNAL, RESULT, SEARCH_LOCK = "journal.log", "result.json", "search.lock"
+STUDY = "trainings"
+TrialRecord = dict[str, Any]
+
+
+def optuna_package(what: str = "a search that is recorded") -> Any:
+    """Return the package, or raise MissingDependencyError."""
+    return import_optional("optuna", what, "tune")
+
+
+@contextlib.contextmanager
+def quiet_optuna(optuna: Any) -> Iterator[None]:
+    """Silence Optuna's message about a new study."""
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(verbosity)
+
+
+class TrialJournal:
+    """The recorded trainings. Raises RunError and StorageError if the folder cannot be used.
+
+    out : path or URL of a folder, or None
+    identity : JSON values; a folder with another one is refused with a ResumeMismatchError that
+        names every difference
+    """
+
+    def __init__(
+        self,
+        out: str | os.PathLike[str] | None,
+        identity: Mapping[str, Any],
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._records: dict[str, TrialRecord] = {}
+        self._folder: RunStorage | None = None
+        self._lock: filelock.BaseFileLock | None = None
+        self._study: Any = None
+        if out is None:
+            return
+        optuna_package()
+        self._folder = open_folder(out, storage_options)
+        try:
+            with self._storage_errors():
+                _check_ours(self._folder)
+                self._acquire(self._folder, local_path(out))
+                self._open(self._folder, local_path(out), json.loads(json.dumps(identity)))
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let another process resume the search."""
+        if self._lock is not None:
+            self._lock.release()
+
+    def records(self) -> list[TrialRecord]:
+        """Return all records, in arbitrary order."""
+        return list(self._records.values())
+
+    def get(self, settings: Sequence[Any], split: int) -> TrialRecord | None:
+        """Return the record of the training with these settings (JSON values) on a split."""
+        return self._records.get(_key(settings, split))
+
+    def add(self, record: TrialRecord) -> None:
+        """Keep a record, which survives a power cut once this returns.
+
+        Its entries `settings` and `fold` identify it.
+        """
+        self._records[_key(record["settings"], record["fold"])] = record
+        if self._study is not None:
+            with self._storage_errors():
+                self._study.add_trial(_trial(record))
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """Write result.json."""
+        if self._folder is not None:
+            with self._storage_errors():
+                self._folder.write(RESULT, seal("result", result))
+
+    def _acquire(self, folder: RunStorage, path: Path | None) -> None:
+        if path is None:
+            return
+        make_folders(path)
+        lock = file_lock(path / SEARCH_LOCK)
+        try:
+            lock.acquire()
+        except filelock.Timeout:
+            raise RunLockedError(
+                f"another process is at the search in {folder.place}; wait for it, or give "
+                "another folder"
+            ) from None
+        self._lock = lock
+        folder.delete(name for name in folder.names() if is_temporary(name))
+
+    def _open(self, folder: RunStorage, path: Path | None, identity: Mapping[str, Any]) -> None:
+        """Open the study, check its identity, and read its records."""
+        name = f"{folder.place}/{JOURNAL}"
+        try:
+            self._study = _opened_study(folder, path)
+            recorded, trials = self._study.user_attrs.get("identity"), self._study.trials
+            if recorded is None and trials:
+                raise ValueError("the settings of the search are missing")
+        except (StorageError, OSError):
+            raise
+        except Exception as error:  # Optuna's, for a line that it did not write
+            raise RunError(
+                f"{name} is damaged ({error}); restore it from a copy, or give another folder"
+            ) from error
+        if recorded is None:
+            self._study.set_user_attr("identity", identity)
+            return
+        changes = [c.removeprefix("settings.") for c in difference(recorded, identity)]
+        if changes:
+            raise ResumeMismatchError(
+                f"{folder.place} holds a search that differs: {'; '.join(changes)}; restore "
+                "these, or give another folder"
+            )
+        for trial in trials:
+            record = trial.user_attrs.get("record")
+            if trial.user_attrs.get("digest") != json_digest(record):
+                warn(f"{name} is damaged (trial {trial.number}); its training is done again")
+                continue
+            self._records[_key(record["settings"], record["fold"])] = record
+
+    @contextlib.contextmanager
+    def _storage_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (RunError, StorageError):
+            raise
+        except OSError as error:
+            assert self._folder is not None
+            raise RunError(f"{self._folder.place} cannot be used: {reason(error)}") from error
+
+
+def _key(settings: Sequence[Any], split: int) -> str:
+    return json.dumps([*settings, split], sort_keys=True)
+
+
+def _trial(record: TrialRecord) -> Any:
+    """Return a finished trial of Optuna; one that diverged has failed."""
+    optuna = optuna_package()
+    ranges, state = optuna.distributions, optuna.trial.TrialState
+    params: dict[str, Any] = {"kernel": kernel_text(record["kernel"])}
+    params |= {name: record[name] for name in ("bandwidth", "ridge") if record[name] is not None}
+    error = record["held_out_mse"]
+    return optuna.trial.create_trial(
+        state=state.FAIL if error is None else state.COMPLETE, value=error, params=params,
+        distributions={
+            name: ranges.CategoricalDistribution((value,)) if name == "kernel"
+            else ranges.FloatDistribution(value, value)
+            for name, value in params.items()
+        },
+        user_attrs={"record": record, "digest": json_digest(record)},
+    )  # fmt: skip
+
+
+def _check_ours(folder: RunStorage) -> None:
+    """Raise RunError unless the folder holds a search, or nothing."""
+    names = folder.names()
+    foreign = sorted(name for name in names if name != SEARCH_LOCK and not is_temporary(name))
+    if foreign and JOURNAL not in names:
+        raise RunError(
+            f"{folder.place} holds {foreign[0]!r} but no search of streamkern; give a new or "
+            "empty folder"
+        )
+
+
+# -- storage of the study ------------------------------------------------------------------------
+
+
+def _opened_study(folder: RunStorage, path: Path | None) -> Any:
+    """Return the study of the folder; path : of the folder, if it is on a disk."""
+    optuna = optuna_package()
+    storages = optuna.storages
+    if JOURNAL not in folder.names():  # made at once, so that each journal of ours has this line
+        with quiet_optuna(optuna):
+            storage = storages.JournalStorage(_ObjectJournal(folder))
+            optuna.create_study(study_name=STUDY, storage=storage)
+    backend: Any = _ObjectJournal(folder)
+    if path is not None:
+        _cut_damage(path / JOURNAL)
+        name = str(path / JOURNAL)
+        backend = storages.journal.JournalFileBackend(name, lock_obj=_HeldLock())
+    return optuna.load_study(study_name=STUDY, storage=storages.JournalStorage(backend))
+
+
+class _HeldLock:
+    """Optuna's lock of the journal, which `search.lock` makes unnecessary.
+
+    Its own one would stay after a kill and delay the next process by half a minute.
+    """
+
+    def acquire(self) -> bool:
+        return True
+
+    def release(self) -> None:
+        pass
+
+
+class _ObjectJournal:
+    """Optuna's journal as one object, which is written again for each log entry."""
+
+    def __init__(self, folder: RunStorage) -> None:
+        self._folder = folder
+        try:
+            self._lines = folder.read(JOURNAL).decode().splitlines()
+        except FileNotFoundError:
+            self._lines = []
+
+    def read_logs(self, log_number_from: int) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self._lines[log_number_from:]]
+
+    def append_logs(self, logs: Sequence[Mapping[str, Any]]) -> None:
+        self._lines += map(json.dumps, logs)
+        self._folder.write(JOURNAL, "".join(f"{line}\n" for line in self._lines).encode())
+
+
+def _cut_damage(path: Path) -> None:
+    """Cut a journal durably before its first damaged line; ValueError if that is its first line.
+
+    Optuna appends, and refuses a journal whose last line a kill or a power cut has torn.
+    """
+    lines = path.read_bytes().splitlines(keepends=True)
+    intact = next((k for k, line in enumerate(lines) if not _is_entry(line)), len(lines))
+    if intact == 0:
+        raise ValueError("its first line")
+    if intact == len(lines):
+        return
+    last = lines[-1]
+    torn = not last.endswith(b"\n") and not _is_entry(last[:-1] + b"\n")
+    if len(lines) > intact + 1 or not torn:
+        warn(f"{path} is damaged from line {intact + 1} on; later trainings are done again")
+    os.truncate(path, sum(map(len, lines[:intact])))
+    sync_file(path)
+
+
+def _is_entry(line: bytes) -> bool:
+    try:
+        return line.endswith(b"\n") and "op_code" in json.loads(line)
+    except (ValueError, TypeError):
+        return False

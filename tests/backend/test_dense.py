@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamkern.backend.dense import Workspaces
+
+DTYPES = (np.float32, np.float64, np.bool_, np.float16)
+
+
+def test_no_two_arrays_in_use_share_memory() -> None:
+    rng, workspaces = np.random.default_rng(0), Workspaces()
+    for _ in range(50):
+        with ExitStack() as blocks:
+            held: list[np.ndarray] = []
+            for k in range(int(rng.integers(1, 6))):
+                shape = tuple(int(n) for n in rng.integers(0, 40, rng.integers(1, 4)))
+                array = blocks.enter_context(workspaces.lend(np, shape, DTYPES[k % 4]))
+                assert (array.shape, array.dtype) == (shape, np.dtype(DTYPES[k % 4]))
+                assert array.flags.c_contiguous
+                assert not any(np.shares_memory(array, other) for other in held)
+                held.append(array)
+
+
+def counting() -> tuple[Any, list[int]]:
+    """NumPy that notes what is allocated."""
+    taken: list[int] = []
+
+    def empty(n_bytes: int, dtype: Any) -> np.ndarray:
+        taken.append(n_bytes)
+        return np.empty(n_bytes, dtype)
+
+    return SimpleNamespace(empty=empty), taken
+
+
+def test_a_step_that_is_repeated_allocates_nothing() -> None:
+    xp, taken = counting()
+    workspaces = Workspaces()
+
+    def step(rows: int) -> None:
+        with workspaces.lend(xp, (8, 8, 2), np.float32):
+            for width in (60, 60, 7):
+                with (
+                    workspaces.lend(xp, (rows, width), np.float32),
+                    workspaces.lend(xp, (rows, 2), np.float64),
+                ):
+                    pass
+        with workspaces.lend(xp, (10, 30), np.float32):
+            pass
+
+    for _ in range(3):
+        step(100)
+    before = list(taken)
+    for rows in (100, 100, 37, 100):
+        step(rows)
+    assert taken == before
+    assert sum(taken[-3:]) < 2 * (8 * 8 * 2 * 4 + 100 * 60 * 4 + 100 * 2 * 8)
+
+
+def test_a_thread_has_its_own_and_an_error_gives_back() -> None:
+    xp, taken = counting()
+    workspaces = Workspaces()
+
+    def use() -> None:
+        with pytest.raises(KeyError), workspaces.lend(xp, (5,), np.float32):
+            raise KeyError
+        with workspaces.lend(xp, (5,), np.float32):
+            pass
+
+    for _ in range(2):
+        thread = threading.Thread(target=use, name="streamkern-test")
+        thread.start()
+        thread.join()
+    use()
+    assert taken == [20, 20, 20]

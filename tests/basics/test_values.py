@@ -1,0 +1,79 @@
+"""NumPy's numbers as Python's own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamkern.basics.errors import ConfigError
+from streamkern.basics.values import checked_int, json_digest, to_builtin
+
+NUMBERS = st.integers(-(2**31), 2**31) | st.booleans() | st.floats(allow_nan=False)
+TABLES = st.recursive(
+    NUMBERS | st.none() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.integers(0, 99), inner),
+)
+
+
+def in_numpy(value: Any) -> Any:
+    """The same with every number as NumPy has it."""
+    if isinstance(value, list):
+        return [in_numpy(item) for item in value]
+    if isinstance(value, dict):
+        return {in_numpy(key): in_numpy(item) for key, item in value.items()}
+    return np.asarray(value)[()] if isinstance(value, bool | int | float) else value
+
+
+@settings(max_examples=50)
+@given(TABLES)
+def test_numbers_of_numpy_are_those_of_python(value: Any) -> None:
+    back = to_builtin(in_numpy(value))
+    assert back == value
+    assert json.dumps(back) == json.dumps(value)
+
+
+def test_arrays_are_lists_and_all_else_stays() -> None:
+    assert to_builtin({"a": np.arange(3), "b": (np.float32(0.5), "c")}) == {
+        "a": [0, 1, 2],
+        "b": (0.5, "c"),
+    }
+    place = Path("a")
+    assert to_builtin([place])[0] is place
+
+
+@pytest.mark.parametrize("number", [3, np.int64(3), np.uint8(3), np.array(3)])
+def test_whole_numbers(number: Any) -> None:
+    assert (checked_int("copies", number), type(checked_int("copies", number))) == (3, int)
+
+
+@pytest.mark.parametrize("wrong", [0, np.int8(-1), 2.0, np.float32(2), "3", None])
+def test_what_is_no_whole_number(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^copies=.* must be a whole number, at least 1$"):
+        checked_int("copies", wrong)
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+
+
+@given(values)
+def test_what_comes_back_from_json_has_the_same_digest(value: Any) -> None:
+    turned = json.loads(json.dumps(value), object_pairs_hook=lambda p: dict(reversed(p)))
+    assert json_digest(turned) == json_digest(value)
+
+
+def test_a_digest_is_the_sha256_of_sorted_text_and_of_what_is_behind_it() -> None:
+    text = b'{"a":[1,"x"],"b":null}'
+    assert json_digest({"b": None, "a": [1, "x"]}) == hashlib.sha256(text).hexdigest()
+    behind = json_digest({"b": None, "a": [1, "x"]}, b"tail")
+    assert behind == hashlib.sha256(text + b"\ntail").hexdigest()

@@ -1,0 +1,42 @@
+"""A run of several ranks on the page: each of them, and the slowest."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from streamkern.cli.page.curves import ranks_section
+from streamkern.train.log_reader import read_history
+
+
+def record(second: int, samples: int, event: str, **fields: Any) -> dict[str, Any]:
+    time = f"2026-01-02T03:00:{second:02d}.000+00:00"
+    return {"time": time, "step": 0, "epoch": 0, "samples": samples, "event": event, **fields}
+
+
+def train(second: int, samples: int, waits: list[float]) -> dict[str, Any]:
+    return record(
+        second, samples, "train", train_mse=1.0, rank_samples_per_s=[900.0, 300.0],
+        rank_stall_shares=[0.0, 0.25], rank_wait_shares=waits, slowest_rank=1,
+    )  # fmt: skip
+
+
+def test_what_each_rank_waits_for_is_shown() -> None:
+    """What was done again counts once."""
+    placed = {"workers": ["tcp://a:1", "tcp://b:2"], "dashboard": "http://a:8787/status"}
+    history = read_history([
+        record(0, 0, "start", **placed), train(1, 100, [0.5, 0.0]), train(2, 200, [0.9, 0.3]),
+        record(3, 100, "resume", **placed), train(4, 200, [0.7, 0.0]),
+    ])  # fmt: skip
+    run: Any = SimpleNamespace(name="run", history=history, done={"samples": 200})
+    page = str(ranks_section([run]))
+    cells = ["rank 0", "tcp://a:1", "900", "0.0%", "60.0%", "0.0%"]
+    cells += ["rank 1", "tcp://b:2", "300", "25.0%", "0.0%", "100.0%"]
+    places = [page.index(f">{cell}<", page.index("<tbody")) for cell in cells[:3]]
+    assert places == sorted(places)
+    assert all(f">{cell}<" in page for cell in cells)
+    assert "Waiting for other ranks" in page
+    assert "dashboard http://a:8787/status" in page
+    assert history.events[0].text.endswith("begin, with 2 ranks")
+    alone: Any = SimpleNamespace(name="one", history=read_history([]), done={"samples": 0})
+    assert not ranks_section([alone])

@@ -1,0 +1,124 @@
+"""Rows of a CSV whose quoted fields hold line breaks are read as the csv module reads them."""
+
+from __future__ import annotations
+
+import csv
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import streamkern as sk
+from streamkern.basics.errors import DataError
+from streamkern.ingest import csv_lines
+from streamkern.ingest.csv_lines import whole_rows
+from streamkern.ingest.readers import open_reader
+from tests.rawfiles import memory_url
+
+PIECES = ["a", "bc", '"', ",", ";", "\n", "\n\n", " ", "7", "é", '""', "\t"]
+
+
+def written(tmp_path: Path, rows: list[list[str]], ending: str = "\n", **said: Any) -> Path:
+    path = tmp_path / "d.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file, lineterminator=ending, **said).writerows(rows)
+    return path
+
+
+def test_fields_with_line_breaks_are_what_the_csv_module_reads(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(150):
+        rows = [["n", "text", "m"]]
+        for k in range(int(rng.integers(2, 30))):
+            text = "".join(rng.choice(PIECES, int(rng.integers(0, 9))))
+            rows.append([str(k), "x" + text, str(rng.integers(0, 99))])
+        if rng.random() < 0.5:  # first, or last
+            turn = int(rng.integers(0, 3))
+            rows = [row[turn:] + row[:turn] for row in rows]
+        ending = str(rng.choice(["\n", "\r\n"]))
+        quoting = int(rng.choice([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]))
+        path = written(tmp_path, rows, ending, quoting=quoting)
+        for block in (150, 1 << 20):
+            with ExitStack() as files:
+                reader: Any = open_reader(path, None, files, targets=False, cells=[])
+                size = max(block, 4 * max(len("".join(row)) for row in rows))
+                parts = reader.reader.original_blocks(size)
+                found = [list(row) for part in parts for row in zip(*part, strict=True)]
+            assert found == rows[1:]
+
+
+def test_a_store_of_fields_with_line_breaks_is_that_of_a_frame(tmp_path: Path) -> None:
+    words = ["red\nhot", "blue", "a, b\n\nc", 'say "no"\n']
+    frame = pd.DataFrame({"a": np.arange(60) / 7, "w": [words[k % 4].strip() for k in range(60)]})
+    frame["y"] = frame["a"] + (frame["w"] == "blue")
+    frame.to_csv(tmp_path / "d.csv", index=False)
+    urls = memory_url(), memory_url()
+    specs = [
+        sk.ingest_store(given, url, y="y", dtype="float64", shuffle=False)
+        for given, url in zip((tmp_path / "d.csv", frame), urls, strict=True)
+    ]
+    assert specs[0].columns == specs[1].columns
+    assert "w=red\nhot" in (specs[0].columns or ())
+    ours, theirs = (sk.open_store(url).read_chunk(0) for url in urls)
+    np.testing.assert_array_equal(ours[0], theirs[0])
+    label = written(tmp_path, [["x", "y"], ["1", "up\nside"], ["2", "down"]] * 1)
+    assert sk.ingest_store(label, memory_url(), y="y").classes == ("down", "up\nside")
+
+
+def test_a_stray_quote_swallows_no_rows(tmp_path: Path) -> None:
+    path = tmp_path / "d.csv"
+    for lines, bad in (
+        (["x,w,y", '1,"b,3', '4,e",6', "7,f,9"], 2),
+        (["x,w,y", "1,b,3", '4,"e,6', *["7,f,9"] * 50, '7,"f",9'], 3),
+        (["x,w,y", "1,b,3", *["7,f,9"] * 50, '7,"f,9'], 53),
+        (["x,w,y", '1,"b\nc",3', '4,"e,6', "7,f,9"], 4),
+        (["x,w,y", '1,"b\nc",3', '4,"d"e,6', "7,f,9"], 4),
+    ):
+        path.write_text("\n".join(lines) + "\n")
+        with pytest.raises(DataError, match=f"line {bad}\\)?[ ,].*(quote|CSV)"):
+            sk.ingest_store(path, memory_url(), y="y", overwrite=True)
+
+
+def test_line_breaks_are_read_where_all_columns_are_words(tmp_path: Path) -> None:
+    address = "Main St, Apt B\nBronx, NY"
+    rows = [[f"n{k % 7}", address if k % 3 == 0 else "Elm Rd", "ab"[k % 2]] for k in range(60)]
+    path = written(tmp_path, [["name", "address", "kind"], *rows])
+    url = memory_url()
+    assert sk.ingest_store(path, url, y="kind").n_rows == len(pd.read_csv(path)) == 60
+    assert f"address={address}" in (sk.open_store(url).spec.columns or ())
+
+
+def test_an_open_quote_costs_no_memory_and_few_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte is looked at no more often the longer the file is."""
+    looked: list[int] = []
+    real = csv_lines.is_well_quoted
+
+    def counted(text: bytes, delimiter: str) -> bool:
+        looked.append(len(text))
+        return real(text, delimiter)
+
+    monkeypatch.setattr(csv_lines, "is_well_quoted", counted)
+    pieces = [(1, b'a,b\n1,"x\n')] + [(3 + 1000 * k, b"5,6\n" * 1000) for k in range(2000)]
+    found = list(whole_rows(iter(pieces), ",", 2))
+    assert sum(text.count(b"\n") for _, text, _ in found) == 2 + 2_000_000
+    assert max(len(text) for _, text, _ in found) < 3 << 20
+    assert sum(looked) < 30 * sum(len(text) for _, text in pieces)
+
+
+def test_lines_are_numbered_as_an_editor_does(tmp_path: Path) -> None:
+    path = tmp_path / "d.csv"
+    path.write_text('x,w,y\n1,"a\nb\n\nc",2\n3,d,4,5\n')
+    with pytest.raises(DataError, match=r"row 1 \(line 6\)"):
+        sk.ingest_store(path, memory_url(), y="y")
+
+
+def test_lines_above_the_header_may_hold_any_quotes(tmp_path: Path) -> None:
+    path = tmp_path / "d.csv"
+    path.write_text('He said "oh\n\n,"\nx,w,y\n1,"a\nb",2\n3,d,4\n5,e,6\n')
+    url = memory_url()
+    spec = sk.ingest_store(path, url, y="y", skip_lines=3, targets="values")
+    assert spec.n_rows == 3
+    assert "w=a\nb" in (spec.columns or ())

@@ -1,0 +1,307 @@
+"""Folders and patterns stand for the files that are meant, in one order, or are refused."""
+
+from __future__ import annotations
+
+import glob
+import os
+from pathlib import Path
+from typing import Any
+
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+import zarr
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from streamkern.basics.errors import ConfigError, DataError, ResumeMismatchError, StoreNotFoundError
+from streamkern.cli import main
+from streamkern.ingest.append import append
+from streamkern.ingest.ingest import ingest
+from streamkern.ingest.path_patterns import expand_paths
+from streamkern.store.store import open_store
+from tests.s3server import S3Server
+
+N = 130
+TABLE = pd.DataFrame(np.random.default_rng(2).standard_normal((N, 3)), columns=["a", "b", "c"])
+TABLE["y"] = TABLE["a"] - TABLE["b"]
+
+
+def write(folder: Path, *names: str, content: str = "a,y\n1,2\n") -> None:
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+
+
+def rows_of(store: Path) -> np.ndarray:
+    """(n, 4): X and y of all rows in the order of their numbers."""
+    opened = open_store(store)
+    numbers = np.concatenate([opened.source_rows(i) for i in range(opened.n_chunks)])
+    X, y = opened.read_rows(np.argsort(numbers))
+    return np.concatenate([X, y], axis=1)
+
+
+# -- folders --------------------------------------------------------------------------------------
+
+
+def test_a_folder_as_spark_writes_it_is_its_files_in_natural_order(tmp_path: Path) -> None:
+    parts = [TABLE[k : k + 10] for k in range(0, N, 10)]  # 13, so that 10 comes behind 9
+    (tmp_path / "data").mkdir()
+    for k, part in enumerate(parts):
+        part.to_csv(tmp_path / "data" / f"part-{k}.csv", index=False)
+        (tmp_path / "data" / f".part-{k}.csv.crc").write_bytes(b"crc")
+    write(tmp_path / "data", "_SUCCESS", "_temporary/0/part-0.csv", content="")
+    (tmp_path / "data" / "out.csv-0123456789ab.predict").mkdir()  # of an output in it, killed
+    spec = ingest(tmp_path / "data", tmp_path / "s.zarr", y="y", dtype="float64")
+    assert [name.rpartition("/")[2] for name, _ in spec.files] == [
+        f"part-{k}.csv" for k in range(len(parts))
+    ]
+    np.testing.assert_array_equal(rows_of(tmp_path / "s.zarr"), TABLE.to_numpy())
+
+
+@pytest.mark.parametrize("ending", ["parquet", "folder.parquet"])
+def test_a_folder_as_dask_writes_it_is_a_table(tmp_path: Path, ending: str) -> None:
+    """Also one that has the ending of a file, as they often do."""
+    place = tmp_path / ending
+    dd.from_pandas(TABLE, npartitions=11).to_parquet(
+        place, write_metadata_file=True, write_index=False
+    )
+    assert (place / "_metadata").exists()
+    for inputs in (place, f"{place}/", f"file://{place}", place / "*"):
+        assert len(expand_paths(inputs)) == 11
+    ingest(place, tmp_path / "s.zarr", y="y")
+    np.testing.assert_array_equal(rows_of(tmp_path / "s.zarr"), TABLE.to_numpy())
+
+
+def test_a_changed_folder_is_other_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file is a part of the identity: nothing goes on with others."""
+    for k in range(3):
+        TABLE.to_csv(tmp_path / f"{k}.csv", index=False)
+    out = tmp_path / "out" / "s.zarr"
+
+    def stop(what: str, done: int, _of: int | None) -> None:
+        if what == "write":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ingest(tmp_path / "[0-9].csv", out, y="y", progress=stop)
+    TABLE.to_csv(tmp_path / "3.csv", index=False)
+    with pytest.raises(ResumeMismatchError, match="inputs differ"):
+        ingest(tmp_path / "[0-9].csv", out, y="y")
+    (tmp_path / "3.csv").unlink()
+    assert ingest(tmp_path / "[0-9].csv", out, y="y").n_rows == 3 * N
+
+
+def test_a_zarr_group_is_no_folder_of_files(tmp_path: Path) -> None:
+    for version in (2, 3):
+        place = tmp_path / f"v{version}"
+        zarr.create_group(str(place), zarr_format=version)
+        assert expand_paths(place) == place
+        assert expand_paths(str(tmp_path / f"?{version}")) == str(place)
+    for name in ("one.zarr", "two.zarr"):
+        ingest(TABLE, tmp_path / "stores" / name, y="y")
+    both = [str(tmp_path / "stores" / name) for name in ("one.zarr", "two.zarr")]
+    assert expand_paths(tmp_path / "stores") == expand_paths(tmp_path / "stores/*.zarr") == both
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["a.csv", "b.parquet"], "several formats"),
+        (["a.csv", "README.md"], r"several formats \('(a.csv|README.md)"),
+        (["year=2023/a.csv", "year=2024/a.csv"], "is partitioned into folders"),
+        (["a.csv", "more/b.csv"], "holds folders"),
+        (["a.parquet", "_delta_log/0.json"], "is a Delta table"),
+        (["_SUCCESS", ".hidden"], "has no files"),
+    ],
+)
+def test_a_folder_that_is_not_plain_is_refused(
+    tmp_path: Path, names: list[str], message: str
+) -> None:
+    write(tmp_path / "data", *names)
+    with pytest.raises((DataError, StoreNotFoundError), match=message):
+        expand_paths(tmp_path / "data")
+    with pytest.raises((DataError, StoreNotFoundError), match=message):
+        ingest(tmp_path / "data", tmp_path / "out.zarr", y="y")
+    assert not (tmp_path / "out.zarr").exists()
+
+
+def test_partitions_as_pyarrow_writes_them_are_refused(tmp_path: Path) -> None:
+    """Whose column is in no file; of one partition the files are a table without it."""
+    table = pa.table({"year": [2023, 2024], "a": [1.0, 2.0], "y": [0.0, 1.0]})
+    partitioning = ds.partitioning(pa.schema([("year", pa.int64())]), flavor="hive")
+    ds.write_dataset(table, tmp_path / "d", format="parquet", partitioning=partitioning)
+    for pattern in ("", "*", "year=*/*", "**/*.parquet", "*/part-0.parquet"):
+        with pytest.raises(DataError, match="a column that the files lack"):
+            expand_paths(f"{tmp_path}/d/{pattern}")
+    one = expand_paths(tmp_path / "d" / "year=2024" / "*.parquet")
+    assert pq.ParquetFile(one).read()["a"].to_pylist() == [2.0]
+
+
+# -- patterns -------------------------------------------------------------------------------------
+
+NAMES = st.lists(
+    st.lists(st.sampled_from(["a", "b2", "b10", "x.csv", ".h", "[1]"]), min_size=1, max_size=3),
+    min_size=1, max_size=8,
+)  # fmt: skip
+PATTERNS = st.lists(
+    st.sampled_from(["*", "**", "a", "b*", "?", "[ab]*", "x.csv", ".*", "[!a]*"]),
+    min_size=1, max_size=4,
+)  # fmt: skip
+
+
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(NAMES, PATTERNS)
+def test_patterns_match_what_python_says(
+    tmp_path_factory: pytest.TempPathFactory, names: list[list[str]], parts: list[str]
+) -> None:
+    root = tmp_path_factory.mktemp("tree")
+    for name in names:
+        path = root.joinpath(*name[:-1], name[-1] + "-f.csv")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    pattern = f"{root}/{'/'.join(parts)}-f.csv"
+    known = {k for k in glob.glob(pattern, recursive=True) if os.path.isfile(k)}
+    if not known:
+        if glob.has_magic(pattern):
+            with pytest.raises(StoreNotFoundError, match="no file matches"):
+                expand_paths(pattern)
+        return
+    found = expand_paths(pattern)
+    found = [found] if isinstance(found, str) else found
+    assert set(found) == known
+    assert len(found) == len(known)
+
+
+def test_files_of_a_pattern_come_in_natural_order(tmp_path: Path) -> None:
+    names = ["a/p1.csv", "a/p2.csv", "a/p10.csv", "a/p010.csv", "a2/p1.csv", "a10/_p.csv", "b.csv"]
+    write(tmp_path, *names, "a/_SUCCESS", "_temporary/c.csv")
+    known = ["a/p1.csv", "a/p2.csv", "a/p010.csv", "a/p10.csv", "a2/p1.csv", "a10/_p.csv", "b.csv"]
+    assert expand_paths(tmp_path / "**" / "*.csv") == [str(tmp_path / name) for name in known]
+    with pytest.raises(StoreNotFoundError, match=r"no file matches .*\*\.parquet"):
+        expand_paths(tmp_path / "*.parquet")
+    (tmp_path / "again").symlink_to(tmp_path)  # which would give every file once more
+    assert len(expand_paths(tmp_path / "**" / "*.csv")) == len(known)
+    write(tmp_path, "t.parquet", "_delta_log/0.json")
+    with pytest.raises(DataError, match="is a Delta table"):
+        expand_paths(tmp_path / "*.parquet")
+
+
+def test_a_name_that_looks_like_a_pattern_is_the_file(tmp_path: Path) -> None:
+    write(tmp_path, "x[1].csv", "x1.csv", "*.csv")
+    for name in ("x[1].csv", "*.csv"):
+        assert expand_paths(str(tmp_path / name)) == str(tmp_path / name)
+    write(tmp_path / "d[1]", "p.csv")
+    assert expand_paths(tmp_path / "d[1]") == str(tmp_path / "d[1]" / "p.csv")
+    frame = TABLE.head(3)
+    for other in (frame, frame.to_numpy(), [1, 2], [frame], iter([])):
+        assert expand_paths(other) is other
+
+
+def test_arrays_and_their_targets_go_together(tmp_path: Path) -> None:
+    X, y = TABLE[["a", "b", "c"]].to_numpy(), TABLE["y"].to_numpy()
+    for k in range(13):
+        np.save(tmp_path / f"X-{k}.npy", X[10 * k : 10 * k + 10])
+        np.save(tmp_path / f"y-{k}.npy", y[10 * k : 10 * k + 10])
+    ingest(tmp_path / "X-*.npy", tmp_path / "s", y=tmp_path / "y-*.npy")
+    np.testing.assert_array_equal(rows_of(tmp_path / "s"), TABLE.to_numpy())
+    with pytest.raises(ConfigError, match="13 files of X and 3 of y"):
+        ingest(tmp_path / "X-*.npy", tmp_path / "t", y=tmp_path / "y-1?.npy")
+
+
+# -- where files are taken ------------------------------------------------------------------------
+
+
+def test_commands_take_folders_and_patterns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "table"
+    place.mkdir()
+    for k in range(13):
+        TABLE[10 * k : 10 * k + 10].to_csv(place / f"{k}.csv", index=False)
+
+    def run(*words: object) -> str:
+        capsys.readouterr()
+        code = main.run_command([str(word) for word in words])
+        out, err = capsys.readouterr()
+        assert code == 0, err
+        return out
+
+    store, model = tmp_path / "s.zarr", tmp_path / "run"
+    run("ingest", place, store, "--y", "y")
+    words = ["--memory", "1 GiB", "--epochs", 1, "--set", "model.n_centers=20"]
+    run("train", "--train", store, "--run-dir", model, *words)
+    TABLE.to_csv(tmp_path / "all.csv", index=False)
+    outputs = []
+    for k, inputs in enumerate((place, place / "*.csv", tmp_path / "all.csv")):
+        out = tmp_path / f"out-{k}.csv"
+        run("predict", model, inputs, out, "--with-input")
+        outputs.append(
+            (out.read_bytes(), run("evaluate", model, inputs).split("\n")[-2].split()[1:])
+        )
+    assert outputs[0] == outputs[1] == outputs[2]
+    append(place / "?.csv", store)
+    np.testing.assert_allclose(rows_of(store)[N:], TABLE.to_numpy()[:100], rtol=2e-7)  # float32
+
+
+@pytest.mark.parametrize(
+    ("inputs", "out", "refused"),
+    [
+        ("d", "d/out.csv", True),
+        ("d", "d/out.zarr", True),
+        ("d", "d/_out.csv", False),
+        ("d", "e/out.csv", False),
+        ("d/0.csv", "d/out.csv", False),
+        ("d/*.csv", "d/out.csv", True),
+        ("d/*.csv", "d/out.parquet", False),
+        ("d/*.csv", "d/e/out.csv", False),
+        ("**/*.csv", "d/e/out.csv", True),
+    ],
+)
+def test_an_output_is_not_among_the_files_that_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inputs: str, out: str, refused: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("d", "e"):
+        (tmp_path / name).mkdir()
+    TABLE.to_csv(tmp_path / "d" / "0.csv", index=False)
+    if not refused:
+        expand_paths(inputs, out_url=out)
+        return
+    for where in (inputs, [inputs], str(tmp_path / inputs)):
+        with pytest.raises(ConfigError, match="would be among the files of"):
+            expand_paths(where, out_url=out)
+
+
+def test_folders_and_patterns_of_s3(s3: S3Server, bucket: str, tmp_path: Path) -> None:
+    """As on a disk: an object may also look like a folder, and hold a marker of one."""
+    names = ["table/part-2.csv", "table/part-10.csv", "table/_SUCCESS", "table/.crc", "x[1].csv"]
+    names += ["d.parquet/part.0.parquet", "d.parquet/part.1.parquet", "g/zarr.json", "g/X/c/0"]
+    names += ["deep/er/a.csv", "deep/er/b.csv", "mixed/a.csv", "mixed/b.parquet", "y/k=1/a.csv"]
+    client = s3.client()
+    for name in [*names, "table/"]:
+        client.put_object(Bucket=bucket, Key=name, Body=b"a,y\n1,2\n" * (name[-1] != "/"))
+        write(tmp_path, *([name] if name[-1] != "/" else []))
+    options = s3.options()
+
+    def found(name: str, root: str, options: Any = None) -> Any:
+        try:
+            answer = expand_paths(f"{root}/{name}", options)
+        except (DataError, StoreNotFoundError) as error:
+            return type(error)
+        listed = answer if isinstance(answer, list) else [answer]
+        return [file.removeprefix(f"{root}/") for file in listed]
+
+    asked = ["table/", "d.parquet", "table/part-1*.csv", "x[1].csv", "table", "g", "**/[ab].csv"]
+    asked += ["deep/*/*.csv", "mixed", "y", "none*.csv", "*", ""]
+    for name in asked:
+        assert found(name, f"s3://{bucket}", options) == found(name, str(tmp_path)), name
+    assert found("nothing.csv", f"s3://{bucket}", options) == ["nothing.csv"]  # its reader says so
+    pattern = f"s3://{bucket}/table/part-*.csv"
+    spec = ingest(pattern, tmp_path / "out", y="y", targets="values", input_options=options)
+    assert [name for name, _ in spec.files] == [f"s3://{bucket}/{name}" for name in names[:2]]

@@ -1,0 +1,399 @@
+"""Rows without a target are refused with the remedy, or left out and counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zarr
+
+from streamkern.basics.errors import ConfigError, DataError, NotNumbersError
+from streamkern.filesystem.scratch import Scratch, scratch_folder
+from streamkern.ingest import first_pass
+from streamkern.ingest.append import append
+from streamkern.ingest.ingest import ingest
+from streamkern.ingest.shuffle import Spool
+from streamkern.ingest.tables import words as words_module
+from streamkern.ingest.tables.encoder import Encoder
+from streamkern.store.store import open_store
+from tests.rawfiles import memory_url
+from tests.tables import ID, TARGET, troubled, write_csv
+
+Y = np.array([1.5, 2.5, -999, np.nan, 3.5, 4.5])
+X = np.arange(12.0).reshape(6, 2)
+
+
+def given(tmp_path: Path, kind: str) -> Any:
+    """Rows as a table in some format; row 3 has no target."""
+    table = pa.table({"a": X[:, 0], "b": X[:, 1], "y": pa.array(Y, from_pandas=True)})
+    if kind == "csv":
+        lines = [f"{a},{b},{'' if np.isnan(y) else y}\n" for (a, b), y in zip(X, Y, strict=True)]
+        (tmp_path / "t.csv").write_text("a,b,y\n" + "".join(lines))
+    elif kind == "parquet":
+        pq.write_table(table, tmp_path / "t.parquet")
+    elif kind == "jsonl":
+        table.to_pandas().to_json(tmp_path / "t.jsonl", orient="records", lines=True)
+    else:
+        return table.to_pandas() if kind == "frame" else X
+    return tmp_path / f"t.{kind}"
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "jsonl", "frame", "array"])
+def test_rows_without_a_target_are_refused_or_left_out(tmp_path: Path, kind: str) -> None:
+    inputs, url = given(tmp_path, kind), tmp_path / "o.zarr"
+    y: Any = Y if kind == "array" else "y"
+    with pytest.raises(DataError, match=r"row 3 is missing.*drop_missing_targets=True"):
+        ingest(inputs, url, y=y)
+    assert not url.exists()
+    spec = ingest(inputs, url, y=y, drop_missing_targets=True, shuffle=False)
+    assert (spec.n_rows, spec.n_left_out) == (5, 1)
+    rows, targets, *_ = open_store(url).read_chunk(0)
+    np.testing.assert_array_equal(rows, X[[0, 1, 2, 4, 5]])
+    np.testing.assert_array_equal(targets.ravel(), Y[[0, 1, 2, 4, 5]])
+    assert ingest(inputs, url, y=y, drop_missing_targets=True, shuffle=False).n_rows == 5
+    with pytest.raises(DataError, match="row 3 is missing"):
+        append(inputs, url, y=y)
+    assert append(inputs, url, y=y, drop_missing_targets=True).n_rows == 10
+    assert open_store(url).spec.n_left_out == 2
+    if kind == "array":
+        return
+    with pytest.raises(DataError, match="row 2 is missing"):
+        ingest(inputs, memory_url(), y=y, na_values="-999")
+    spec = ingest(inputs, memory_url(), y=y, na_values="-999", drop_missing_targets=True)
+    assert (spec.n_rows, spec.n_left_out) == (4, 2)
+
+
+@pytest.mark.parametrize("missing", ["", " ", "NA", "NULL", "null", "nan"])
+@pytest.mark.parametrize("row", [0, 3])
+def test_what_says_that_there_is_no_target_is_no_label(
+    tmp_path: Path, missing: str, row: int
+) -> None:
+    for targets in (["1.5"] * 6, ["0", "1"] * 3, ["a", "b"] * 3):
+        cells = [*targets[:row], missing, *targets[row + 1 :]]
+        (tmp_path / "t.csv").write_text(
+            "x,y\n" + "".join(f"{k},{c}\n" for k, c in enumerate(cells))
+        )
+        with pytest.raises(DataError, match=f"row {row} is missing.*drop_missing_targets") as said:
+            ingest(tmp_path / "t.csv", memory_url(), y="y")
+        assert ('targets="classes"' in str(said.value)) <= bool(missing.strip())
+        spec = ingest(tmp_path / "t.csv", memory_url(), y="y", drop_missing_targets=True)
+        assert (spec.n_rows, spec.n_left_out) == (5, 1)
+
+
+def test_footers_and_rows_of_nothing_are_left_out(tmp_path: Path) -> None:
+    rows = "".join(f"{k},{k + 0.5}\n" for k in range(5))
+    (tmp_path / "t.csv").write_text(f"x,y\n,\n{rows}Total,\n")
+    spec = ingest(tmp_path / "t.csv", memory_url(), y="y", drop_missing_targets=True)
+    assert (spec.n_rows, spec.n_left_out, spec.encoder) == (5, 2, None)
+
+
+def test_files_whose_first_rows_are_left_out_keep_their_counts(tmp_path: Path) -> None:
+    for name, rows in (("a", "1,2.5\n"), ("b", ",\n3,4.5\n"), ("c", ",\n")):
+        (tmp_path / f"{name}.csv").write_text(f"x,y\n{rows}")
+    paths = [tmp_path / f"{k}.csv" for k in "abc"]
+    spec = ingest(paths, memory_url(), y="y", drop_missing_targets=True)
+    assert [n for _, n in spec.files] == [1, 1]
+    assert spec.n_left_out == 2
+
+
+def test_what_stands_for_a_missing_cell_does_so_as_the_number_that_it_is(tmp_path: Path) -> None:
+    for cells in ([1, -999, 3], [1.0, -999.0, 3.0], ["1", "-999", "3"], ["1", "-999.0", "3"]):
+        said = {"numeric": "x"} if isinstance(cells[0], str) else {}
+        table = pa.table({"x": cells, "y": [0.5, 1.5, 2.5]})
+        pq.write_table(table, tmp_path / "t.parquet")
+        spec = ingest(tmp_path / "t.parquet", memory_url(), y="y", na_values="-999", **said)
+        assert spec.encoder["columns"][0]["n_missing"] == 1
+    with pytest.warns(UserWarning, match="no cell is '-998'"):
+        ingest(tmp_path / "t.parquet", memory_url(), y="y", na_values=["-999", "-998"], numeric="x")
+    frame = pd.DataFrame(
+        {"d": pd.to_datetime(["2024-01-01", "9999-12-31"]).astype("datetime64[s]")}
+    )
+    frame["y"] = [0.5, 1.5]
+    spec = ingest(frame, memory_url(), y="y", na_values="9999-12-31")
+    assert spec.encoder["columns"][0]["n_missing"] == 1
+
+
+def test_an_iterator_whose_first_blocks_lack_all_targets_loses_no_other_rows() -> None:
+    def blocks() -> Any:
+        for k in range(5):
+            targets = np.full(4, np.nan) if k < 2 else np.arange(4.0) + 4 * k
+            yield np.full((4, 2), float(k)), targets
+
+    place = memory_url()
+    spec = ingest(blocks(), place, targets="values", drop_missing_targets=True, shuffle=False)
+    assert (spec.n_rows, spec.n_left_out) == (12, 8)
+    np.testing.assert_array_equal(open_store(place).read_chunk(0)[1].ravel(), np.arange(8.0, 20))
+
+
+def test_a_column_beside_a_frame_may_lack_targets_that_are_left_out() -> None:
+    frame, words = pd.DataFrame({"a": np.arange(5.0)}), ["u", None, "v", "u", None]
+    whole = [1, None, 3, 1, None]
+    columns = [
+        pd.Series(words), pd.Series(words, dtype="category"), pd.Series(words, dtype="string"),
+        pd.Series(whole, dtype="Int64"), pa.chunked_array([words]), pa.chunked_array([whole]),
+        pd.DataFrame({"y": words}),
+    ]  # fmt: skip
+    for y in columns:
+        spec = ingest(frame, memory_url(), y=y, drop_missing_targets=True)
+        assert (spec.n_rows, spec.n_left_out, spec.n_outputs) == (3, 2, 2)
+        with pytest.raises(DataError, match="row 1 is missing; drop_missing_targets=True"):
+            ingest(frame, memory_url(), y=y)
+
+
+WISH: dict[str, Any] = {"y": TARGET, "drop": ID}
+
+
+def csv_of(folder: Path, n: int = 900, seed: int = 0) -> Path:
+    path = folder / f"table-{n}-{seed}.csv"
+    write_csv(troubled(n, seed), path)
+    return path
+
+
+def rows_of(place: Path) -> tuple[np.ndarray, np.ndarray]:
+    """X and y in the order of the files."""
+    group = zarr.open_group(place, mode="r")
+    order = np.argsort(np.asarray(group["row"]))
+    X, y = (np.asarray(group[name])[order] for name in ("X", "y"))
+    return X, y
+
+
+@pytest.mark.parametrize("form", ["parquet", "frame", "two files", "little memory"])
+def test_a_table_is_encoded_alike_whatever_it_comes_in(tmp_path: Path, form: str) -> None:
+    spec = ingest(csv_of(tmp_path), tmp_path / "csv.zarr", **WISH)
+    frame, more = troubled(900), {}
+    given: Any = frame
+    if form == "parquet":
+        given = tmp_path / "t.parquet"
+        frame.to_parquet(given)
+    elif form == "two files":
+        given = [tmp_path / "a.csv", tmp_path / "b.csv"]
+        write_csv(frame[:400], given[0])
+        write_csv(frame[400:], given[1])
+    elif form == "little memory":
+        given, more = csv_of(tmp_path), {"memory": 1 << 20, "chunk_mb": 0.01}
+    other = ingest(given, tmp_path / "other.zarr", **WISH, **more)
+    assert other.encoder == spec.encoder
+    assert other.columns == spec.columns
+    pairs = zip(rows_of(tmp_path / "csv.zarr"), rows_of(tmp_path / "other.zarr"), strict=True)
+    for mine, theirs in pairs:
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_numbers_stay_as_they_are(tmp_path: Path) -> None:
+    frame = troubled(50)[["age (years)", "size", TARGET]].dropna()
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    spec = ingest(tmp_path / "t.csv", tmp_path / "s.zarr", y=TARGET)
+    assert spec.encoder is None
+    np.testing.assert_array_equal(
+        rows_of(tmp_path / "s.zarr")[0], frame[["age (years)", "size"]].astype(np.float32)
+    )
+
+
+def test_a_gap_that_comes_late_is_no_worse(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"a": np.arange(3000.0), "b": 1.0, "y": np.arange(3000) / 7})
+    frame.loc[2900, "a"] = np.nan
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    spec = ingest(tmp_path / "t.csv", tmp_path / "s.zarr", y="y", memory=1 << 20, chunk_mb=0.01)
+    assert spec.columns == ("a", "a is missing", "b")
+    X, _ = rows_of(tmp_path / "s.zarr")
+    assert np.flatnonzero(X[:, 1]).tolist() == [2900]
+    assert X[2900, 0] == 0
+    with pytest.raises(NotNumbersError, match="row 2900"):
+        ingest(tmp_path / "t.csv", tmp_path / "n.zarr", y="y", encode="none")
+    assert not (tmp_path / "n.zarr").exists()
+
+
+def test_what_users_say_of_columns(tmp_path: Path) -> None:
+    frame = pd.DataFrame(
+        {"zip": [10115, 20095, 10115, 80331], "day": ["03/04/2024", "05/04/2024"] * 2,
+         "n": ["1", "?", "3", "4"], "w": ["x", "y", "?", "x"], "y": [0.5, 1.5, 2.5, 3.0]}
+    )  # fmt: skip
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    told: dict[str, Any] = {"categorical": "zip", "dates": {"day": "%d/%m/%Y"}, "na_values": "?"}
+    spec = ingest(tmp_path / "t.csv", tmp_path / "s.zarr", y="y", **told)
+    assert spec.columns == (
+        "zip=10115", "zip=20095", "zip=80331", "day", "n", "n is missing", "w=x", "w=y",
+        "w is missing",
+    )  # fmt: skip
+    with pytest.raises(DataError, match=r"row 1, column 'n' is '\?', which is not a number"):
+        ingest(tmp_path / "t.csv", tmp_path / "n.zarr", y="y", numeric="n", drop="day")
+    with pytest.raises(DataError, match=r"has no column 'dya' to leave out; it has 'zip', 'day'"):
+        ingest(tmp_path / "t.csv", tmp_path / "n.zarr", y="y", drop="dya")
+    with pytest.raises(DataError, match=r"'y' of .* is a target or weight, and cannot be dropped"):
+        ingest(tmp_path / "t.csv", tmp_path / "n.zarr", y="y", drop="y")
+    assert not (tmp_path / "n.zarr").exists()
+
+
+def test_a_test_set_is_encoded_like_the_other(tmp_path: Path) -> None:
+    spec = ingest(csv_of(tmp_path), tmp_path / "s.zarr", **WISH)
+    new = csv_of(tmp_path, 200, 1)
+    like = ingest(new, tmp_path / "t.zarr", like=tmp_path / "s.zarr")
+    assert (like.encoder, like.columns) == (spec.encoder, spec.columns)
+    encoder = Encoder.from_json(spec.encoder or {}, "s")
+    frame = troubled(200, 1)
+    other = ingest(frame, tmp_path / "f.zarr", like=tmp_path / "s.zarr")
+    assert other.target_columns == (TARGET,)
+    X, y = rows_of(tmp_path / "t.zarr")
+    np.testing.assert_array_equal(X, rows_of(tmp_path / "f.zarr")[0])
+    np.testing.assert_allclose(y[:, 0], frame[TARGET])
+    place = list(encoder.features).index("since")
+    there = troubled(900)["since"].dropna()
+    days = (frame["since"] - there.mean()) / there.std(ddof=0)
+    np.testing.assert_allclose(X[:, place], days.fillna(0), atol=1e-5)
+
+
+def test_rows_are_appended_as_the_store_is_encoded(tmp_path: Path) -> None:
+    spec = ingest(csv_of(tmp_path), tmp_path / "s.zarr", **WISH)
+    ingest(csv_of(tmp_path, 100, 1), tmp_path / "t.zarr", like=tmp_path / "s.zarr")
+    grown = append(csv_of(tmp_path, 100, 1), tmp_path / "s.zarr")
+    assert (grown.n_rows, grown.encoder) == (1000, spec.encoder)
+    X, more = rows_of(tmp_path / "s.zarr")[0], rows_of(tmp_path / "t.zarr")[0]
+    np.testing.assert_array_equal(X[900:], more)
+    ingest(csv_of(tmp_path, 300, 2), tmp_path / "o.zarr", **WISH)
+    with pytest.raises(DataError, match="encoded in another way"):
+        append(tmp_path / "o.zarr", tmp_path / "s.zarr")
+
+
+def test_a_store_of_a_store_keeps_the_encoder(tmp_path: Path) -> None:
+    spec = ingest(csv_of(tmp_path), tmp_path / "s.zarr", **WISH)
+    again = ingest(tmp_path / "s.zarr", tmp_path / "t.zarr", seed=1)
+    assert (again.encoder, again.columns) == (spec.encoder, spec.columns)
+    with pytest.raises(DataError, match="of use together alone"):
+        ingest(tmp_path / "s.zarr", tmp_path / "u.zarr", x=["size", "member"])
+
+
+def test_files_of_several_kinds_of_one_table(tmp_path: Path) -> None:
+    frame = pd.DataFrame(
+        {"n": np.arange(60) / 4, "k": np.arange(60) % 7, "flag": np.arange(60) % 3 == 0,
+         "day": pd.date_range("2024-01-01", periods=60), "w": ["a", "b", "c"] * 20,
+         "gap": np.where(np.arange(60) < 30, np.nan, 2.0), "y": np.arange(60) / 7}
+    )  # fmt: skip
+    halves = frame[:30].assign(gap=None), frame[30:]
+    for k, half in enumerate(halves):
+        half.to_csv(tmp_path / f"{k}.csv", index=False)
+        half.to_parquet(tmp_path / f"{k}.parquet", index=False)
+    told: dict[str, Any] = {"y": "y", "categorical": ["flag", "k"]}
+    specs = []
+    csv, parquet = "csv", "parquet"
+    for n, kinds in enumerate(((csv, csv), (parquet, parquet), (csv, parquet), (parquet, csv))):
+        inputs = [tmp_path / f"{k}.{kind}" for k, kind in enumerate(kinds)]
+        specs.append(ingest(inputs, tmp_path / f"{n}.zarr", **told))
+    assert all(spec.encoder == specs[0].encoder for spec in specs)
+    assert {"n", "flag=true", "k=6", "w=a", "gap", "gap is missing"} <= set(specs[0].columns or ())
+    np.testing.assert_array_equal(rows_of(tmp_path / "0.zarr")[0], rows_of(tmp_path / "1.zarr")[0])
+
+
+def test_what_is_a_word_stays_one_and_what_is_missing_too(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"c": ["NA", "DE", "?"] * 9, "y": np.arange(27) / 7})
+    frame.to_parquet(tmp_path / "t.parquet")
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    spec = ingest(tmp_path / "t.parquet", tmp_path / "p.zarr", y="y", na_values="?")
+    assert spec.columns == ("c=DE", "c=NA", "c is missing")
+    ingest(tmp_path / "t.csv", tmp_path / "c.zarr", like=tmp_path / "p.zarr")
+    np.testing.assert_array_equal(rows_of(tmp_path / "c.zarr")[0], rows_of(tmp_path / "p.zarr")[0])
+    spec = ingest(tmp_path / "t.csv", tmp_path / "q.zarr", y="y")
+    assert spec.columns == ("c=?", "c=DE", "c is missing")
+    ingest(tmp_path / "t.parquet", tmp_path / "r.zarr", like=tmp_path / "q.zarr")
+    np.testing.assert_array_equal(rows_of(tmp_path / "r.zarr")[0], rows_of(tmp_path / "q.zarr")[0])
+
+
+def test_words_that_are_hashed_stay_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(words_module, "MAX_WORDS", 45)
+    frame = pd.DataFrame({"c": [*(f"w{k}" for k in range(60)), "NA"] * 3, "y": np.arange(183) / 7})
+    frame.to_parquet(tmp_path / "t.parquet")
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    assert ingest(tmp_path / "t.parquet", tmp_path / "p.zarr", y="y").columns[0] == "c #0"
+    ingest(tmp_path / "t.csv", tmp_path / "c.zarr", like=tmp_path / "p.zarr")
+    np.testing.assert_array_equal(rows_of(tmp_path / "c.zarr")[0], rows_of(tmp_path / "p.zarr")[0])
+
+
+def test_columns_of_numbers_keep_no_words(tmp_path: Path) -> None:
+    text = "".join(f"{2 * k},{k % 5 or ''},{k / 7}\n" for k in range(3000))
+    (tmp_path / "t.csv").write_text("a,b,y\n" + text)
+    spec = ingest(tmp_path / "t.csv", tmp_path / "s.zarr", y="y")
+    assert spec.columns == ("a", "b", "b is missing")
+
+
+class Killed(BaseException):
+    """Where a process would be gone."""
+
+
+def test_a_killed_call_goes_on_with_the_rows_it_has_encoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, place = csv_of(tmp_path, 12_000), tmp_path / "s.zarr"
+    call: dict[str, Any] = WISH | {"memory": 1 << 20, "chunk_mb": 0.05}
+    whole = ingest(table, tmp_path / "whole.zarr", **call)
+    monkeypatch.setattr(first_pass, "_SAVE_EVERY", 1 << 15)
+    take = Spool.append
+
+    def dies(self: Spool, *rows: Any) -> None:
+        if self.x_dtype == np.float32 and self.n_rows > 6000:
+            raise Killed
+        take(self, *rows)
+
+    monkeypatch.setattr(Spool, "append", dies)
+    with pytest.raises(Killed):
+        ingest(table, place, **call)
+    with Scratch(scratch_folder(place)) as left:
+        assert left.holds("")
+    rows: list[int] = []
+    monkeypatch.setattr(
+        Spool, "append", lambda self, *more: (rows.append(len(more[0])), take(self, *more))[1]
+    )
+    spec = ingest(table, place, **call)
+    assert 0 < sum(rows) < 10_000
+    assert spec.fingerprint == whole.fingerprint
+    assert not scratch_folder(place).exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"encode": "no"}, 'encode="no" is unknown'),
+        ({"encode": "none", "numeric": "a"}, "numeric= says how to encode"),
+        ({"like": "s.zarr", "drop": "id"}, "drop= makes no sense beside like="),
+        ({"like": "plain.zarr"}, "the store that like= names holds plain numbers"),
+        ({"categorical": 3}, "categorical=3 must be names of columns"),
+        ({"na_values": [None]}, r"na_values=\[None\] must be text or numbers"),
+        ({"dates": {"since": 5}}, "must be a form with a year"),
+        ({"dates": {"since": "%d/%m"}}, "must be a form with a year"),
+        ({"dates": {"since": "%Y-W%W"}}, "has %W, which says no one time"),
+    ],
+)
+def test_contradictions_are_refused(tmp_path: Path, more: dict[str, Any], said: str) -> None:
+    ingest(np.ones((3, 2)), tmp_path / "plain.zarr", y=np.arange(3.0))
+    ingest(csv_of(tmp_path, 200), tmp_path / "s.zarr", **WISH)
+    more = more | ({"like": tmp_path / more["like"]} if "like" in more else {})
+    with pytest.raises((ConfigError, DataError), match=said):
+        ingest(csv_of(tmp_path, 200), tmp_path / "t.zarr", y=TARGET, **more)
+    with pytest.raises(ConfigError, match="the input is none"):
+        ingest(np.ones((3, 2)), tmp_path / "t.zarr", y=np.arange(3.0), categorical="a")
+
+
+def test_a_file_without_names_is_refused_as_before(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("1,2\n3,\n")
+    with pytest.raises(DataError, match=r"row 1 .*, column '1' is empty"):
+        ingest(tmp_path / "t.csv", tmp_path / "s.zarr", y=0, header=False)
+
+
+def test_text_written_as_numbers_is_judged_alike_in_files_and_frames(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"a": [f"{k % 5}.5" for k in range(60)], "y": np.arange(60) / 7})
+    frame.to_parquet(tmp_path / "d.parquet")
+    frame.to_feather(tmp_path / "d.feather")
+    frame.to_json(tmp_path / "d.jsonl", orient="records", lines=True)
+    files = [tmp_path / f"d.{ending}" for ending in ("parquet", "feather", "jsonl")]
+    for given in (frame, [files[0]], *files):
+        for said, columns in (({"numeric": "a"}, 1), ({"categorical": "a"}, 5), ({}, 0)):
+            place = tmp_path / "s.zarr"
+            if columns == 0:
+                with pytest.raises(DataError, match="written as numbers: say whether they are num"):
+                    ingest(given, place, y="y", targets="values", overwrite=True)
+                continue
+            spec = ingest(given, place, y="y", targets="values", overwrite=True, **said)
+            assert len(spec.columns or ()) == columns

@@ -1,0 +1,345 @@
+"""Data of other libraries is the same data: bit for bit, or refused in one sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+import zarr
+from dask import delayed
+
+from streamkern import ArraySource, DataError, KernelClassifier, KernelRegressor, tune
+from streamkern.estimator.targets import counted_rows
+from streamkern.ingest.received import received, received_data
+
+pytestmark = pytest.mark.usefixtures("one_blas_thread")
+
+rng = np.random.default_rng(0)
+DENSE = np.where(rng.random((300, 6)) < 0.6, 0.0, rng.normal(size=(300, 6)))
+Y = np.stack([DENSE[:, 0] - DENSE[:, 1], np.sin(DENSE[:, 2])], axis=1)
+LABELS = np.where(Y[:, 0] > 0, "up", "down")
+NAMES = ["a", "b", "c", "d", "e", "f"]
+FRAME = pd.DataFrame(DENSE, columns=NAMES, index=np.arange(300)[::-1])
+SMALL: dict[str, Any] = {"threads": 1, "epochs": 2}
+
+
+def regressor(**more: Any) -> KernelRegressor:
+    return KernelRegressor(**SMALL, **more)
+
+
+@pytest.fixture(scope="module")
+def dense() -> KernelRegressor:
+    return regressor().fit(DENSE, Y)
+
+
+def assert_same_model(model: Any, other: Any) -> None:
+    np.testing.assert_array_equal(model.dual_coef_, other.dual_coef_)
+    np.testing.assert_array_equal(model.centers_, other.centers_)
+
+
+# ------------------------------------------------------------------------------------- sparse
+
+
+@pytest.mark.parametrize("kind", [sp.csr_array, sp.csr_matrix, sp.csc_array, sp.csc_matrix])
+def test_sparse_rows_are_the_dense_ones(kind: Any, dense: KernelRegressor) -> None:
+    X = kind(DENSE)
+    model = regressor().fit(X, Y, test=(X[:50], Y[:50]))
+    assert_same_model(model, dense)
+    np.testing.assert_array_equal(model.predict(X), dense.predict(DENSE))
+    assert model.score(X, Y) == dense.score(DENSE, Y)
+    said = model.report_["sparse"]
+    assert said.startswith(f"{X.nnz / X.shape[0] / X.shape[1]:.2%} of the entries are stored")
+    assert ("made CSR once" in said) == (X.format == "csc")
+    assert "sparse" not in dense.report_
+
+
+@pytest.mark.parametrize("solver", ["direct", "eigenpro2", "eigenpro4", "falkon", "sgd"])
+def test_every_solver_makes_rows_dense_alike(solver: str) -> None:
+    options = {"solver": solver, "kernel": "laplace", "bandwidth": 2.0}
+    dense, sparse = (regressor(**options).fit(X, Y) for X in (DENSE, sp.csr_array(DENSE)))
+    assert_same_model(sparse, dense)
+
+
+def test_sparse_blocks_add_up_as_dense_ones(tmp_path: Any) -> None:
+    dense, sparse = KernelClassifier(**SMALL), KernelClassifier(**SMALL)
+    for start in (0, 100, 200):
+        rows = slice(start, start + 100)
+        dense.partial_fit(DENSE[rows], LABELS[rows], classes=["down", "up"])
+        sparse.partial_fit(sp.csr_array(DENSE[rows]), LABELS[rows], classes=["down", "up"])
+    assert_same_model(sparse, dense)
+    X = sp.csr_array(DENSE)
+    np.testing.assert_array_equal(sparse.decision_function(X), dense.decision_function(DENSE))
+    sparse.predict(X, out=tmp_path / "labels.npy")
+    assert len(np.load(tmp_path / "labels.npy")) == 300
+
+
+def test_tuned_on_sparse_rows_as_on_dense_ones() -> None:
+    few: dict[str, Any] = {"bandwidths": [1.0, 2.0], "ridges": [0.0], "epochs": 1, "refine": 0}
+    dense, sparse = (tune(X, LABELS, **few) for X in (DENSE, sp.csr_array(DENSE)))
+    assert sparse.best["bandwidth"] == dense.best["bandwidth"]
+    assert sparse.best["held_out_mse"] == dense.best["held_out_mse"]
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int8, bool, np.uint8, np.float32, ">f8"])
+def test_sparse_numbers_of_any_dtype_are_those_of_dense_rows(dtype: Any) -> None:
+    counts = rng.integers(0, 2, DENSE.shape).astype(dtype)
+    sparse = sp.csr_array(counts.astype(np.dtype(dtype).newbyteorder("=")))
+    assert_same_model(regressor().fit(sparse, Y), regressor().fit(counts, Y))
+
+
+def test_a_sparse_source_is_the_dense_one_in_small_units() -> None:
+    sparse = ArraySource(sp.csr_array(DENSE), Y, unit_rows=70)
+    for got, wanted in zip(
+        sparse.blocks(), ArraySource(DENSE, Y, unit_rows=70).blocks(), strict=True
+    ):
+        np.testing.assert_array_equal(got.X, wanted.X)
+        np.testing.assert_array_equal(got.y, wanted.y)
+    rows, places = sparse.find_rows(DENSE[[3, 200]])  # type: ignore[misc]
+    assert set(zip(rows.tolist(), places.tolist(), strict=True)) >= {(3, 0), (200, 1)}
+    other = sp.csr_array(DENSE * 2)
+    assert sparse.fingerprint != ArraySource(other, Y).fingerprint
+    assert not sparse.fingerprint.startswith("meta:")
+
+
+# ----------------------------------------------------------------------------------- data frames
+
+
+def dask_frame(frame: Any = FRAME) -> Any:
+    """Partitions of 100 rows, whose lengths nobody knows."""
+    return dd.from_pandas(frame, npartitions=3, sort=False).map_partitions(lambda part: part)
+
+
+def test_a_dask_data_frame_is_the_data_frame(dense: KernelRegressor) -> None:
+    table, targets = (
+        dask_frame(),
+        dask_frame(pd.DataFrame(Y, columns=["u", "v"], index=FRAME.index)),
+    )
+    model = regressor().fit(table, targets)
+    assert_same_model(model, dense)
+    np.testing.assert_array_equal(model.feature_names_in_, NAMES)
+    assert model.score(table, targets) == pytest.approx(dense.score(DENSE, Y))
+    column = regressor().fit(table, targets["v"])
+    assert_same_model(column, regressor().fit(DENSE, Y[:, 1]))
+    words = dask_frame(pd.DataFrame({"label": LABELS}, index=FRAME.index))["label"]
+    classifier = KernelClassifier(**SMALL).fit(table, words)
+    np.testing.assert_array_equal(classifier.classes_, ["down", "up"])
+    ids = dask_frame(pd.DataFrame({"label": LABELS == "up"}, index=FRAME.index))["label"]
+    for dtype in (np.int64, bool):
+        classes = KernelClassifier(**SMALL).fit(table, ids.astype(dtype)).classes_
+        assert classes.dtype == dtype
+        np.testing.assert_array_equal(classes, [0, 1])
+
+
+def test_columns_of_a_dask_data_frame_go_by_name() -> None:
+    # In float64, where the rows of a block decide the last bits alone.
+    model = regressor(precision="float64").fit(FRAME, Y)
+    wanted = model.predict(FRAME)
+    turned = dask_frame(FRAME[NAMES[::-1]])
+    np.testing.assert_allclose(model.predict(turned).compute(), wanted, rtol=1e-9, atol=1e-9)
+    with pytest.raises(DataError, match=r"^X lacks 'f'; give the columns trained on, in any"):
+        model.predict(dask_frame(FRAME[NAMES[:5]]))
+    with pytest.raises(DataError, match=r"^X lacks 'a' and has 'z' besides; give the"):
+        model.predict(dask_frame(FRAME.rename(columns={"a": "z"})))
+    with pytest.raises(DataError, match=r"fit; Feature names unseen at fit time: z; .*: a$"):
+        model.predict(FRAME.rename(columns={"a": "z"}))
+
+
+def test_columns_of_a_dask_data_frame_may_be_of_any_numbers() -> None:
+    mixed = pd.DataFrame(
+        {
+            "whole": rng.integers(0, 9, 300),
+            "nullable": pd.array(rng.integers(0, 9, 300), dtype="Int64"),
+            "arrow": pd.array(rng.normal(size=300), dtype="double[pyarrow]"),
+            "yes": rng.random(300) < 0.5,
+        }
+    )
+    numbers = mixed.astype(float).to_numpy()
+    assert_same_model(regressor().fit(dask_frame(mixed), Y), regressor().fit(numbers, Y))
+
+
+@pytest.mark.parametrize("make", [lambda frame: frame, dask_frame])
+def test_two_columns_of_one_name_are_refused(make: Any) -> None:
+    twice = FRAME.set_axis(["a", "a", "c", "d", "e", "f"], axis=1)
+    with pytest.raises(DataError, match=r"^X has more than one column called 'a'; give every"):
+        regressor().fit(make(twice), Y)
+
+
+def test_lazy_tables_of_no_use_are_refused_in_one_sentence() -> None:
+    """Those in memory are encoded: see `test_tables`."""
+    words = FRAME.assign(b="word")
+    with pytest.raises(DataError, match=r"^X has columns that are not numbers, 'b'; encode"):
+        regressor().fit(dask_frame(words), Y)
+    times = FRAME.assign(c=pd.Timestamp("2026-01-01"))
+    with pytest.raises(DataError, match=r"^X has columns that are not numbers, 'c'; encode"):
+        regressor().fit(dask_frame(times), Y)
+    lacking = FRAME.assign(d=np.nan)
+    with pytest.raises(DataError, match=r"(?i)nan") as raised:
+        regressor().fit(dask_frame(lacking), Y)
+    assert "\n" not in str(raised.value)
+
+
+# -------------------------------------------------------------------------------------- arrays
+
+
+class Tensor:
+    """What other libraries hand out: memory by DLPack, and nothing that NumPy takes by itself."""
+
+    def __init__(self, held: np.ndarray, error: Exception | None = None) -> None:
+        self._held, self._error = held, error
+        self.shape = held.shape
+
+    def __dlpack__(self, **options: Any) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._held.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._held.__dlpack_device__()
+
+
+def test_what_comes_by_dlpack(dense: KernelRegressor) -> None:
+    wide = np.zeros((300, 12))
+    wide[:, ::2] = DENSE
+    model = regressor().fit(Tensor(wide[:, ::2]), Tensor(Y), test=(Tensor(DENSE), Tensor(Y)))
+    assert_same_model(model, dense)
+    np.testing.assert_array_equal(model.predict(Tensor(DENSE)), dense.predict(DENSE))
+    np.testing.assert_array_equal(np.from_dlpack(model.predict(DENSE)), dense.predict(DENSE))
+    assert model.score(Tensor(DENSE), Tensor(Y)) == dense.score(DENSE, Y)
+    weights = rng.random(300)
+    weighted = regressor().fit(DENSE, Y, sample_weight=Tensor(weights))
+    assert_same_model(weighted, regressor().fit(DENSE, Y, sample_weight=weights))
+
+
+@pytest.mark.parametrize("error", [BufferError, RuntimeError, TypeError])
+def test_a_tensor_that_can_not_be_read_is_refused_in_one_sentence(error: Any) -> None:
+    given = Tensor(DENSE, error("it requires grad.\nmore"))
+    with pytest.raises(DataError, match=r"^X is a \w+.Tensor that can.* \(it requires grad\); "):
+        regressor().fit(given, Y)
+    with pytest.raises(DataError, match=r"^y is a \w+.Tensor that can"):
+        regressor().fit(DENSE, Tensor(Y, error("no")))
+
+
+def test_what_dask_knows_no_shape_of_is_refused() -> None:
+    with pytest.raises(
+        DataError, match=r"^X is a dask.Delayed\w*, of which .* give a Dask array or"
+    ):
+        regressor().fit(delayed(DENSE), Y)
+    with pytest.raises(DataError, match=r"^y is a dask.Delayed\w*, of which"):
+        regressor().fit(DENSE, delayed(Y))
+
+
+def test_arrays_of_xarray(dense: KernelRegressor, tmp_path: Any) -> None:
+    xr = pytest.importorskip("xarray")
+    rows = xr.DataArray(DENSE, dims=("row", "column"))
+    targets = xr.DataArray(Y, dims=("row", "target"))
+    model = regressor().fit(rows, targets)
+    assert_same_model(model, dense)
+    assert isinstance(model.predict(rows), np.ndarray)
+    lazy = regressor().fit(rows.chunk(row=70, column=2), targets.chunk(row=70))
+    assert_same_model(lazy, dense)
+    assert isinstance(lazy.predict(rows.chunk(row=70)), da.Array)
+    data = xr.Dataset({"x": rows, "y": targets})
+    data.chunk(row=70).to_zarr(tmp_path / "a.zarr", consolidated=False)
+    stored = xr.open_zarr(tmp_path / "a.zarr", chunks=None, consolidated=False)
+    assert_same_model(regressor().fit(stored["x"], stored["y"]), dense)
+    assert not stored["x"].variable._in_memory
+    with pytest.raises(DataError, match=r"^X is an xarray.Dataset, .* give one of them"):
+        model.predict(data)
+
+
+def test_whole_numbers_of_dask_and_zarr_are_those_of_numpy(make_zarr: Any) -> None:
+    import zarr
+
+    counts = rng.integers(0, 9, DENSE.shape)
+    wanted = regressor().fit(counts, Y)
+    lazy = da.from_array(counts, chunks=(70, 2))
+    assert_same_model(regressor().fit(lazy, Y), wanted)
+    stored = zarr.array(counts, chunks=(70, 6))
+    assert_same_model(regressor().fit(stored, Y), wanted)
+    np.testing.assert_array_equal(wanted.predict(stored), wanted.predict(counts))
+
+
+def test_what_is_masked_is_no_value(dense: KernelRegressor) -> None:
+    masked = np.ma.masked_array(DENSE, mask=DENSE > 1)
+    with pytest.raises(DataError, match=r"^X is a masked array, .* X\.filled\(value\)"):
+        regressor().fit(masked, Y)
+    with pytest.raises(DataError, match=r"^y is a masked array"):
+        regressor().fit(DENSE, np.ma.masked_array(Y, mask=Y > 1))
+    assert_same_model(regressor().fit(np.ma.masked_array(DENSE), Y), dense)
+
+
+def test_a_frame_of_sparse_columns_says_how_it_is_taken(dense: KernelRegressor) -> None:
+    frame = FRAME.astype(pd.SparseDtype(float, 0.0))
+    with pytest.raises(
+        DataError, match=r"give X\.sparse\.to_coo\(\) where .*X\.astype\(\{'a': 'float64'\}\)$"
+    ):
+        regressor().fit(frame, Y)
+    assert_same_model(regressor().fit(frame.sparse.to_coo(), Y), dense)
+    assert_same_model(regressor().fit(frame.sparse.to_dense(), Y), dense)
+
+
+def test_fields_of_a_structured_array_keep_their_values_and_units() -> None:
+    days = np.array(["2020-01-01", "2021-02-03", "NaT"], "M8[D]")
+    for unit in ("D", "h", "s", "10s", "ms", "us", "ns"):
+        table = np.zeros(3, [("day", f"M8[{unit}]"), ("big", "u8"), ("half", ">f2")])
+        table["day"] = days
+        table["big"], table["half"] = 2**64 - 1, 0.5
+        frame = received(table, "X")
+        assert frame.schema["day"].is_temporal(), unit
+        np.testing.assert_array_equal(frame["day"].to_numpy().astype("M8[D]"), table["day"])
+        assert frame["big"].to_list() == [2**64 - 1] * 3
+        assert frame["half"].to_list() == [0.5] * 3
+    with pytest.raises(DataError, match="complex numbers in 'z'"):
+        received(np.zeros(2, [("z", "c8")]), "X")
+
+
+def test_rows_of_weight_0_are_left_out_of_every_form_of_data() -> None:
+    weights = (np.arange(300) >= 20).astype(float)
+    X, y, expected = DENSE.copy(), Y[:, 0], DENSE[20:]
+    forms = [form(X) for form in (sp.coo_matrix, sp.bsr_array, sp.csc_matrix)]
+    for rows in forms:
+        left, targets, w = counted_rows(rows, zarr.array(y), weights)
+        np.testing.assert_array_equal(left.toarray(), expected)
+        np.testing.assert_array_equal(targets, y[20:])
+        assert w.tolist() == [1.0] * 280
+
+
+def test_a_whole_number_beside_a_table_is_no_weight() -> None:
+    """It might be meant as a column; a fraction and a number beside arrays are one weight."""
+    frame = pd.DataFrame({"a": DENSE[:, 0], "b": DENSE[:, 1], "y": Y[:, 0]})
+    for table in (frame, dd.from_pandas(frame, npartitions=2)):
+        for number in (1, np.int64(1)):
+            with pytest.raises(DataError, match=f"sample_weight={number} .*name of the column"):
+                received_data(table, "y", number)
+        assert received_data(table, "y", "b").weight_column == "b"
+    with pytest.raises(DataError, match="sample_weight=1 is a whole number"):
+        received_data(frame[["a"]], Y[:, 0], 1)
+    assert set(received_data(frame, "y", 1.0).sample_weight) == {1.0}
+    assert set(received_data(DENSE, Y[:, 0], 1).sample_weight) == {1}
+
+
+def test_the_first_row_that_is_not_finite_is_named() -> None:
+    y, X = Y[:, 0].copy(), DENSE.copy()
+    y[7], X[9, 1] = np.nan, np.inf
+    frame = pd.DataFrame(X, columns=[f"f{k}" for k in range(X.shape[1])])
+    for rows, targets, said in (
+        (DENSE, y, "y contains NaN in row 7"), (DENSE, y.astype(object), "y contains NaN in row 7"),
+        (X, Y[:, 0], "in row 9; correct"), (sp.csr_array(X), Y[:, 0], "in row 9; correct"),
+        (frame, Y[:, 0], "in row 9; correct"),
+    ):  # fmt: skip
+        with pytest.raises(DataError, match=said):
+            KernelRegressor(epochs=1, threads=1).fit(rows, targets)
+
+
+def test_weights_beside_which_others_count_as_0_are_refused_where_one_is_left() -> None:
+    weights = np.ones(len(DENSE))
+    weights[5] = 1e35
+    with pytest.raises(
+        DataError, match=r"sample_weight of row 5 is 1e\+35, beside which the other"
+    ):
+        KernelRegressor(epochs=1, threads=1).fit(DENSE, Y[:, 0], weights)

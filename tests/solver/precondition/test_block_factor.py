@@ -1,0 +1,169 @@
+"""The noise that a block tells on fresh rows: against fits with each penalty, and draws of which it
+is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamkern import KernelRegressor
+from streamkern.solver.precondition.block import block_slices, build_block
+from streamkern.solver.precondition.block_factor import (
+    MIN_CENTER_SHARE,
+    BlockFactor,
+    noise_on_fresh_rows,
+)
+from streamkern.solver.precondition.noise import NO_NOISE, Noise
+from streamkern.solver.precondition.partition import Centers
+from streamkern.solver.precondition.samples import Sample
+from tests import reference as ref
+from tests.maths import Array, both, operator, rows
+
+N, H, P, D = 600, 800, 200, 6
+LOW = Noise(1e-6, 1024, grows=False)
+"""What a thousand rows say that do not tell it."""
+
+
+def truth(X: Array) -> Array:
+    return np.stack([np.sin(X[:, 0] + X[:, 1]), np.cos(X[:, 2])], axis=1)
+
+
+class Case:
+    """A block of centers, a sample, and a probe, with that deviation of noise in their targets."""
+
+    def __init__(self, noise: float, weighted: bool = False, block: int = P) -> None:
+        self.X, self.Z = rows(0, N + H, D), rows(1, P, D)
+        self.Y = truth(self.X) + noise * rows(2, N + H, 2)
+        self.w = np.random.default_rng(3).uniform(0.2, 3, N + H) if weighted else np.ones(N + H)
+        self.op = operator(bandwidth=4.0)
+        centers = Centers.of(both(self.op, self.Z), self.op.backend)
+        root = np.sqrt(self.w) if weighted else None
+        self.S, self.probe = (
+            Sample(self.op.points(self.X[at], left=True), self.Y[at].copy(), part, 0)
+            for at, part in (
+                (at, None if root is None else root[at]) for at in (slice(N), slice(N, N + H))
+            )
+        )
+        self.factor = BlockFactor(
+            self.op, centers, slice(0, block), self.S, None, None, 0, np.inf, 0.0, None
+        )
+
+    def found(self, noise: Noise = LOW) -> Noise:
+        return noise_on_fresh_rows(self.factor, self.probe, noise, N)
+
+    def error(self, penalty: float) -> float:
+        """On the probe, of least squares on the sample, dense and in float64."""
+        K = ref.laplace(self.X, self.Z, 4.0)
+        root = np.sqrt(self.w)[:, None]
+        jitter = self.factor.norm.jitter * np.eye(P)
+        K_zz = ref.laplace(self.Z, self.Z, 4.0) + jitter
+        alpha = ref.ridge(root[:N] * K[:N], root[:N] * self.Y[:N], K_zz, penalty)
+        left = root[N:] * (self.Y[N:] - K[N:] @ alpha)
+        return float((left**2).sum(axis=1).mean())
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_what_is_tried_is_least_squares_with_that_penalty(weighted: bool) -> None:
+    case = Case(0.5, weighted)
+    found = case.found()
+    assert len(found.tried) >= 4
+    for kappa, error in found.tried:
+        assert error == pytest.approx(case.error(kappa / N), rel=1e-6)
+    grid = [case.error(kappa / N) for kappa in 10.0 ** np.arange(-6, 3)]
+    assert case.error(found.penalty(N)) < 1.01 * min(grid)
+    assert case.error(LOW.penalty(N)) > 1.02 * min(grid)
+    assert not found.grows
+
+
+@pytest.mark.parametrize("noise", [0.1, 1.0])
+def test_the_noise_of_a_gaussian_process_is_found(noise: float) -> None:
+    """Of functions in the span of the centers, drawn from the process: its variance."""
+    case, rng = Case(0.0), np.random.default_rng(5)
+    K_zz = ref.laplace(case.Z, case.Z, 4.0)
+    K = ref.laplace(case.X, case.Z, 4.0)
+    drawn = np.linalg.solve(np.linalg.cholesky(K_zz).T, rng.standard_normal((P, 2)))
+    Y = K @ drawn + np.sqrt(noise) * rng.standard_normal((N + H, 2))
+    S = Sample(case.S.X, Y[:N].copy())
+    factor = BlockFactor(
+        case.op, case.factor.centers, slice(0, P), S, None, None, 0, np.inf, 0.0, None
+    )
+    found = noise_on_fresh_rows(factor, Sample(case.probe.X, Y[N:]), LOW, N)
+    assert noise / 3 < found.variance < 3 * noise
+
+
+def test_without_noise_nothing_is_changed() -> None:
+    """Of a function in the span of the centers the sample says all."""
+    case = Case(0.0)
+    Y = ref.laplace(case.X, case.Z, 4.0) @ rows(5, P, 2)
+    S = Sample(case.S.X, Y[:N].copy())
+    factor = BlockFactor(
+        case.op, case.factor.centers, slice(0, P), S, None, None, 0, np.inf, 0.0, None
+    )
+    assert noise_on_fresh_rows(factor, Sample(case.probe.X, Y[N:]), LOW, N) is LOW
+
+
+@pytest.mark.parametrize(
+    "told",
+    [Noise(1e-6, 1024), NO_NOISE, Noise(0.0, 1024, grows=False)],
+    ids=["told", "nothing looked at", "none"],
+)
+def test_noise_that_is_told_stays(told: Noise) -> None:
+    assert Case(0.5).found(told) is told
+
+
+def test_few_centers_and_rows_that_were_learned_from_are_not_asked() -> None:
+    few = Case(3.0, block=int(MIN_CENTER_SHARE * P) - 1)
+    assert few.found() is LOW
+    case = Case(3.0, block=int(MIN_CENTER_SHARE * P))
+    assert case.found() is not LOW
+    case.probe = Sample(case.probe.X, case.probe.Y, fresh=H)
+    assert case.found() is LOW
+
+
+@pytest.mark.parametrize("block", [P, P // 4])
+def test_a_preconditioner_says_the_ridge_of_the_run(block: int) -> None:
+    case, events = Case(3.0), list[dict[str, Any]]()
+    pre = build_block(
+        case.op, case.op.points(case.Z, left=True, right=True), case.S, case.probe,
+        block_slices(P, block), noise=LOW, worth=1e5, ridge=LOW.penalty(1e5),
+        report=lambda event, fields: events.append({"event": event, **fields}),
+    )  # fmt: skip
+    told = [e for e in events if e["event"] == "fresh noise"]
+    assert len(told) == 1
+    assert told[0]["fresh"] == H
+    assert pre.ridge == told[0]["ridge"] == told[0]["variance"] / 1e5
+    assert pre.mu >= told[0]["variance"] / N * (1 - 1e-12)
+
+
+def test_a_ridge_that_is_given_stays() -> None:
+    case = Case(0.5)
+    pre = build_block(
+        case.op, case.op.points(case.Z, left=True, right=True), case.S, case.probe, [slice(0, P)],
+        noise=LOW, ridge=1e-4,
+    )  # fmt: skip
+    assert pre.ridge == 1e-4
+
+
+def test_noise_that_a_thousand_rows_hide_is_found_by_a_run() -> None:
+    """A smooth function in 20 dimensions, a rough kernel: all small penalties look alike to rows
+    that are each a center. The default is as good as the best ridge of some."""
+    X = rows(7, 6000, 20).astype(np.float32)
+    hidden, weights = rows(10, 100, 20), rows(8, 100, 1)
+    clean = np.exp(-((X[:, None] - hidden[None]) ** 2).sum(axis=2) / 32) @ weights
+    clean /= clean.std()
+    Y = (clean + 0.5 * rows(9, 6000, 1)).astype(np.float32)
+
+    def model(ridge: Any) -> KernelRegressor:
+        return KernelRegressor(
+            "laplace", bandwidth=6.0, n_centers=500, epochs=4, solver="block", block_size=500,
+            ridge=ridge, threads=1, scale="none",
+        ).fit(X[:3000], Y[:3000])  # fmt: skip
+
+    def error(fitted: KernelRegressor) -> float:
+        return float(((fitted.predict(X[3000:]).reshape(-1, 1) - clean[3000:]) ** 2).mean())
+
+    found = model("auto")
+    best = min(error(model(ridge)) for ridge in (0.0, 1e-6, 1e-5, 1e-4))
+    assert error(found) < 1.02 * best

@@ -1,0 +1,160 @@
+"""The top eigenpairs against LAPACK in float64, on both sides of the threshold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.linalg
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamkern.backend.base import Backend
+from streamkern.solver.precondition import low_rank
+from streamkern.solver.precondition.low_rank import top_eigenpairs
+from tests.maths import Array, both, operator, rows
+
+S = 700
+
+
+@pytest.fixture
+def krylov(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the iteration at any size whose Krylov space is at most half of the whole."""
+    monkeypatch.setattr(low_rank, "DENSE_ROWS", 0)
+
+
+def gram(kernel: str, bandwidth: float, X: Array, precision: str) -> Array:
+    op = operator(kernel, bandwidth, precision)
+    return np.asarray(op.gram(both(op, X)) / len(X))
+
+
+def check(A: Array, k: int, *, seed: int = 0) -> tuple[Array, Array, Array]:
+    """Check what holds for any matrix; return the eigenpairs and all true eigenvalues."""
+    truth = np.linalg.eigvalsh(A.astype(np.float64))[::-1]
+    eps = float(np.finfo(A.dtype).eps)
+    lam, E = top_eigenpairs(Backend(1), A.copy(), k, seed)
+    assert lam.shape == (k,)
+    assert E.shape == (len(A), k)
+    assert lam.dtype == E.dtype == A.dtype
+    # LAPACK's MRRR algorithm promises orthogonality to O(n eps) only.
+    orthogonal = 100 * eps * (1 if low_rank._is_large(len(A), k) else len(A))
+    np.testing.assert_allclose(E.T @ E, np.eye(k), rtol=0, atol=orthogonal)
+    assert (E[np.abs(E).argmax(axis=0), np.arange(k)] > 0).all()
+    rounding = 20 * eps * truth[0]
+    assert (np.diff(lam[:-1]) <= rounding).all()
+    assert (lam[:-1] <= truth[: k - 1] + rounding).all()
+    assert lam[-1] >= truth[k - 1] - rounding
+    return lam, E, truth
+
+
+def largest_sine(E: Array, A: Array) -> float:
+    """Return the sine of the largest angle between span E and the true top eigenvectors."""
+    n, k = E.shape
+    _, V = scipy.linalg.eigh(A.astype(np.float64), subset_by_index=(n - k, n - 1))
+    Q, _ = np.linalg.qr(E.astype(np.float64))
+    return float(np.linalg.norm(V - Q @ (Q.T @ V), 2))
+
+
+@pytest.mark.usefixtures("krylov")
+@pytest.mark.parametrize("k", [1, 12, 60])
+@pytest.mark.parametrize(("kernel", "bandwidth"), [("laplace", 2.0), ("gaussian", 3.0)])
+@pytest.mark.parametrize("precision", ["exact", "float64"])
+def test_decaying_spectra(kernel: str, bandwidth: float, k: int, precision: str) -> None:
+    A = gram(kernel, bandwidth, rows(0, S, 3), precision)
+    lam, E, truth = check(A, k)
+    rounding = 10 * float(np.finfo(A.dtype).eps) * truth[0]
+    np.testing.assert_allclose(lam[:-1], truth[: k - 1], rtol=0, atol=rounding + 1e-10 * truth[0])
+    np.testing.assert_allclose(lam[-1], truth[k - 1], rtol=1e-4, atol=rounding)
+    # Rounding turns the eigenvectors by its ratio to the gap, if there is one.
+    assert largest_sine(E, A) <= 2e-4 + rounding / (truth[k - 1] - truth[k])
+
+
+@pytest.mark.usefixtures("krylov")
+def test_spectrum_without_a_gap() -> None:
+    """Hardly any decay: in 60 dimensions all rows are equally far from each other."""
+    A = gram("laplace", 8.0, rows(0, S, 60), "exact")
+    lam, E, truth = check(A, 20)
+    np.testing.assert_allclose(lam[:-1], truth[:19], rtol=0.02)
+    assert lam[-1] <= 1.05 * truth[19]
+    # What the eigenvectors leave of A is as small as the best ones could leave it.
+    rest = A.astype(np.float64) - (E * (E * (A @ E)).sum(axis=0)) @ E.T
+    assert np.linalg.norm(rest, 2) <= 1.05 * truth[20]
+
+
+@pytest.mark.usefixtures("krylov")
+def test_duplicates() -> None:
+    A = gram("laplace", 2.0, np.repeat(rows(0, S // 7, 3), 7, axis=0), "exact")
+    lam, _, truth = check(A, 40)
+    np.testing.assert_allclose(lam, truth[:40], rtol=0, atol=1e-5 * truth[0])
+    # As many pairs as there are different rows, and more.
+    check(A, 110)
+
+
+@pytest.mark.usefixtures("krylov")
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    "values",
+    [np.ones(S), np.r_[np.ones(50), np.zeros(S - 50)], np.r_[3.0, 2.0, np.zeros(S - 2)]],
+    ids=["nearly the identity", "projector", "rank 2"],
+)
+def test_eigenvalues_more_often_than_a_block_is_wide(values: Array, dtype: Any) -> None:
+    basis, _ = np.linalg.qr(rows(0, S, S))
+    A = ((basis * values) @ basis.T).astype(dtype)
+    lam, _, truth = check((A + A.T) / 2, 30)
+    np.testing.assert_allclose(lam, truth[:30], rtol=0, atol=100 * np.finfo(dtype).eps * truth[0])
+
+
+@pytest.mark.usefixtures("krylov")
+@pytest.mark.parametrize("A", [np.eye(S), np.ones((S, S)), np.diag(np.arange(S) < 5) * 1.0])
+def test_products_without_rounding(A: Array) -> None:
+    """The space is used up at once, and no rounding leads out of it."""
+    lam, _, truth = check(A.astype(np.float32), 30)
+    np.testing.assert_allclose(lam, truth[:30], rtol=0, atol=1e-5 * truth[0])
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    n=st.integers(1, 400), share=st.floats(0, 1), decay=st.floats(0, 6), seed=st.integers(0, 10**6)
+)
+def test_any_size_and_decay(n: int, share: float, decay: float, seed: int) -> None:
+    """With k near n the Krylov space would be the whole space: LAPACK's it is."""
+    k = max(1, round(share * n))
+    basis, _ = np.linalg.qr(rows(seed, n, n))
+    A = (basis * np.arange(1.0, n + 1) ** -decay) @ basis.T
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(low_rank, "DENSE_ROWS", 0)
+        lam, _, truth = check((A + A.T) / 2, k, seed=seed)
+    np.testing.assert_allclose(lam, truth[:k], rtol=0.1, atol=1e-12)
+
+
+def test_lapack_may_miss_equal_eigenvalues() -> None:
+    """Asked for the last two of 33 that are equal but for rounding, it often finds none."""
+    for seed in range(40):
+        basis, _ = np.linalg.qr(rows(seed, 33, 33))
+        A = basis @ basis.T
+        check((A + A.T) / 2, 2)
+
+
+def test_small_matrices_are_lapacks() -> None:
+    A = gram("laplace", 2.0, rows(0, 300, 3), "float64")
+    lam, E, truth = check(A, 299)
+    np.testing.assert_allclose(lam, truth[:299], rtol=1e-10)
+    np.testing.assert_allclose(A @ E, E * lam, rtol=0, atol=1e-13)
+    assert low_rank.eigen_flops(4000, 200) == 9 * 4000**3
+    assert low_rank.eigen_flops(10_000, 500) < 9 * 10_000**3 / 10
+    assert low_rank.eigen_flops(10_000, 5000) == 9 * 10_000**3
+
+
+@pytest.mark.usefixtures("krylov")
+def test_bits_depend_on_the_seed_only() -> None:
+    A = gram("laplace", 2.0, rows(0, S, 3), "exact")
+    results = []
+    for threads, seed in ((1, 3), (2, 3), (3, 3), (1, 4)):
+        with Backend(threads) as backend:
+            results.append(top_eigenpairs(backend, A.copy(), 12, seed))
+    for lam, E in results[1:3]:
+        np.testing.assert_array_equal(lam, results[0][0])
+        np.testing.assert_array_equal(E, results[0][1])
+    assert not np.array_equal(results[3][1], results[0][1])
+    np.testing.assert_allclose(results[3][0], results[0][0], rtol=1e-4)

@@ -1,0 +1,215 @@
+"""Sums over parts of a grid of ranks; a preconditioner that several ranks make is that of one."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamkern.backend.base import Backend
+from streamkern.backend.rank_grid import RankGrid
+from streamkern.backend.ranks import SINGLE, Communicator
+from streamkern.kernels.fourier import frequencies
+from streamkern.planning.problem import ProblemShape
+from streamkern.solver.block import BlockMethod
+from streamkern.solver.block_sizes import BlockSizes
+from streamkern.solver.precondition import partition
+from streamkern.solver.precondition.block import BlockPreconditioner, block_slices, build_block
+from streamkern.solver.precondition.noise import Noise
+from streamkern.solver.precondition.partition import Centers, Partition
+from streamkern.solver.precondition.samples import Sample, by_center
+from tests.maths import both, featured, operator, rows
+from tests.rank_threads import on_threads
+
+P, N, PROBE = 48, 150, 120
+
+
+def built(
+    ranks: Communicator, *, blocks: int, weighted: bool, known: bool, ridge: bool, explicit: bool,
+    shared: bool = False,
+) -> BlockPreconditioner:  # fmt: skip
+    """Return one of 48 centers; where some are rows of the sample, `known`. shared : of the centers
+    each rank has its stripe alone."""
+    own = Backend(threads=1)
+    op = operator(backend=own)
+    op = featured(op, "fourier", P) if explicit else op
+    Z = frequencies(operator().kernel, 4, P, 3) if explicit else rows(0, P, 4)
+    X = np.concatenate([Z[:9], rows(1, N - 9, 4)]) if known else rows(1, N, 4)
+    Y = np.stack([np.sin(X[:, 0]), X[:, 1] ** 2], axis=1) + 0.3 * rows(2, N, 2)
+    probe = rows(3, PROBE, 4)
+    Y_probe = np.stack([np.sin(probe[:, 0]), probe[:, 1] ** 2], axis=1) + 0.3 * rows(4, PROBE, 2)
+    root = np.random.default_rng(5).uniform(0.3, 2, N) if weighted else None
+    center_index = np.where(np.arange(N) < 9, np.arange(N), -1) if known else None
+    held = by_center(own, np.arange(P), rows(6, P, 2), None, p=P, n_rows=400) if known else None
+    S = Sample(op.points(X, left=True), Y, root, center_index=center_index).shared(ranks)
+    noise = Noise(1e-6, 1000, False)  # which the first block is asked for
+    centers = Centers.of(both(op, Z), own, ranks)
+    if shared:
+        centers = Centers.of(both(op, Z[ranks.stripe(P)]), own, ranks, P, partitioned=True)
+    return build_block(
+        op, centers, S, Sample(op.points(probe, left=True), Y_probe),
+        block_slices(P, -(-P // blocks)), noise=noise, worth=2000.0 if ridge else None,
+        sweeps=6, known=held, batch=100.0,
+    )  # fmt: skip
+
+
+def whole(ranks: list[BlockPreconditioner], what: Any) -> np.ndarray[Any, Any]:
+    """Return a lower triangular factor, of which each rank has a stripe of rows."""
+    parts = [what(pre) for pre in ranks]
+    n = sum(len(part) for part in parts)
+    return np.concatenate([np.pad(a, ((0, 0), (0, n - a.shape[1]))) for a in parts])
+
+
+@pytest.mark.parametrize("size", [2, 5])
+@pytest.mark.parametrize("blocks", [1, 3])
+@pytest.mark.parametrize(
+    "case",
+    [
+        {},
+        {"weighted": True},
+        {"known": True},
+        {"ridge": True},
+        {"weighted": True, "known": True, "ridge": True},
+        {"explicit": True, "ridge": True},
+    ],
+)
+def test_ranks_make_what_one_makes(case: dict[str, bool], blocks: int, size: int) -> None:
+    """Each of them its rows of the factors, and all else alike to the bit."""
+    asked = dict.fromkeys(("weighted", "known", "ridge", "explicit"), False) | case
+    alone = built(SINGLE, blocks=blocks, **asked)
+    many = on_threads(size, lambda ranks: built(ranks, blocks=blocks, **asked))
+    for b in range(blocks):
+        H = whole(many, lambda pre: pre.H[b])  # noqa: B023
+        np.testing.assert_allclose(H, alone.H[b], rtol=0, atol=1e-10 * np.abs(alone.H[b]).max())
+        np.testing.assert_allclose(many[0].sketches[b], alone.sketches[b], rtol=0, atol=1e-8)
+    assert (many[0].L is None) == (alone.L is None)
+    if alone.L is not None:
+        np.testing.assert_allclose(whole(many, lambda pre: pre.L), alone.L, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(many[0].start, alone.start, rtol=0, atol=1e-9)
+    assert (many[0].values is None) == (alone.values is None)
+    if alone.values is not None:
+        np.testing.assert_allclose(many[0].values, alone.values, rtol=0, atol=1e-9)
+    assert many[0].start_rows == alone.start_rows == N
+    assert many[0].jitters == alone.jitters
+    assert many[0].mu == pytest.approx(alone.mu, rel=1e-9)
+    assert many[0].ridge == pytest.approx(alone.ridge, rel=1e-9)
+    for one, other in zip(many[0].rules, alone.rules, strict=True):
+        assert one.lambda_1 == pytest.approx(other.lambda_1, rel=1e-6)
+        assert one.leverage == pytest.approx(other.leverage, rel=1e-8)
+        assert one.mean == pytest.approx(other.mean, rel=1e-8)
+    for other in many[1:]:
+        assert (other.start == many[0].start).all()
+        assert other.rules == many[0].rules
+        assert (other.mu, other.ridge, other.jitters) == (
+            many[0].mu,
+            many[0].ridge,
+            many[0].jitters,
+        )
+        assert all((a == b).all() for a, b in zip(other.sketches, many[0].sketches, strict=True))
+
+
+def test_a_stripe_of_a_sample_knows_how_many_rows_there_are() -> None:
+    """Of all ranks, and how many are no centers of a block."""
+    op = operator()
+    center_index = np.array([0, -1, 5, 2, -1, 6, -1])
+    S = Sample(op.points(rows(0, 7, 4), left=True), rows(1, 7, 1), center_index=center_index)
+    said = on_threads(
+        3, lambda r: (len(S.shared(r)), S.shared(r).n_rows, S.shared(r).outside(slice(0, 3)))
+    )
+    assert [n for _, n, _ in said] == [7, 7, 7]
+    assert sum(k for k, _, _ in said) == 7
+    assert {k for _, _, k in said} == {5}
+    assert replace(S).outside(slice(5, 7)) == 5
+
+
+@pytest.mark.parametrize(("blocks", "size"), [(1, 3), (3, 2), (3, 4)])
+@pytest.mark.parametrize("explicit", [False, True])
+def test_ranks_that_share_out_the_centers_make_the_same(
+    explicit: bool, blocks: int, size: int
+) -> None:
+    """The same bits, as centers travel whole; of what has a row for each center its stripe."""
+    asked = dict.fromkeys(("weighted", "known"), not explicit) | {"ridge": True}
+    asked |= {"explicit": explicit}
+    many, shared = (
+        on_threads(size, lambda ranks: built(ranks, blocks=blocks, **asked, shared=so))  # noqa: B023
+        for so in (False, True)
+    )
+    for one, other in zip(many, shared, strict=True):  # bits, as centers travel whole
+        assert (one.rules, one.mu, one.jitters) == (other.rules, other.mu, other.jitters)
+        for a, b in zip([*one.H, one.L], [*other.H, other.L], strict=True):
+            assert (a is None and b is None) or np.array_equal(a, b)
+    for name in ("start", "values"):
+        whole_one, parts = getattr(many[0], name), [getattr(pre, name) for pre in shared]
+        assert whole_one is None or np.array_equal(np.concatenate(parts), whole_one)
+    for b, G in enumerate(many[0].sketches):
+        assert np.array_equal(np.concatenate([pre.sketches[b] for pre in shared]), G)
+
+
+def test_no_rank_ever_has_all_centers() -> None:
+    """What two of them hold, in this process, is what is counted, beside what they were given: not
+    one side of all centers each."""
+    p, b, s, h, d, size = 400, 50, 120, 60, 400, 2
+    sizes = BlockSizes("block", 1, s, h, 0, 0, block_size=b, keep=True)
+    problem = ProblemShape(
+        n_rows=10**6, epochs=1, d=d, c=1, p=p, row_bytes=8, unit_rows=1, itemsize=8, threads=1,
+        width=d + 2, tile_bytes=0, ranks=size, center_ranks=2,
+    )  # fmt: skip
+    names = (
+        "block factors H", "weights learned from the sample", "factors of one block, probe",
+        "products with targets, residuals", "partial sums of products", "parts of products",
+        "sketches of the leverage", "what all blocks together learn", "centers of a block",
+    )  # fmt: skip
+    lines = BlockMethod().count(problem, sizes).lines
+    counted = sum(n for phase, what, n in lines if phase in ("always", "setup") and what in names)
+    ops = [operator(backend=Backend(threads=1), bandwidth=20.0) for _ in range(size)]
+    Z, X, probe = rows(0, p, d), rows(1, s, d), rows(2, h, d)
+    given = on_threads(size, lambda ranks: both(ops[ranks.rank], Z[ranks.stripe(p)]))
+
+    def built(ranks: Communicator) -> None:
+        op = ops[ranks.rank]
+        op.backend.tile_rows = op.backend.tile_cols = 64
+        centers = Centers.of(given[ranks.rank], op.backend, ranks, p, partitioned=True)
+        S = Sample(op.points(X, left=True), rows(3, s, 1)).shared(ranks)
+        P = Sample(op.points(probe, left=True), rows(4, h, 1))
+        build_block(op, centers, S, P, block_slices(p, b), sweeps=2, damping=1e-3)
+
+    tracemalloc.start()
+    on_threads(size, built)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    sampled = (s + h) * (d + 4) * 8
+    sums = 3 * b * problem.point  # a block on its way: laid down twice, and added up
+    small = 1 << 18  # tiles, vectors of the eigenvalue's iteration, Python
+    most = size * (counted + sampled + sums + small)
+    assert most - (p - b) * problem.point < peak <= most  # one that had them all would be seen
+
+
+@pytest.mark.parametrize("edges", [(0, 7), (0, 2, 7), (0, 1, 5, 7)])
+@pytest.mark.parametrize(("rows_of_grid", "columns"), [(1, 1), (3, 1), (1, 3), (3, 2)])
+def test_sums_over_a_part_of_the_ranks(
+    rows_of_grid: int, columns: int, edges: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over rows and over columns of the grid, a few centers at a time, of one block or of several;
+    and what a column's first rank has."""
+    monkeypatch.setattr(partition, "RANK_SLAB_BYTES", 2 * 8 * 3)
+    held = rows(0, 6, 4, 2), rows(1, 6, 7, 2)  # of each rank: rows of a batch, centers
+
+    def summed(ranks: Communicator) -> Any:
+        blocks = [slice(*each) for each in pairwise(edges)]
+        grid = RankGrid(ranks.rank, ranks.size, columns)
+        part = Partition(blocks, grid, ranks, Backend(threads=1))
+        part.begin(4, 4 * grid.rows)
+        a, b = held[0][ranks.rank].copy(), held[1][ranks.rank][part.ids]
+        sums = part.row_sum(a), part.column_sum(b.copy()), part.column_broadcast(b.copy())
+        return grid, part.ids, *sums
+
+    for grid, ids, a, b, first in on_threads(rows_of_grid * columns, summed):
+        in_row = [grid.row * columns + k for k in range(columns)]
+        in_column = [k * columns + grid.column for k in range(rows_of_grid)]
+        np.testing.assert_allclose(a, held[0][in_row].sum(axis=0), rtol=0, atol=1e-14)
+        np.testing.assert_allclose(b, held[1][in_column].sum(axis=0)[ids], rtol=0, atol=1e-14)
+        np.testing.assert_array_equal(first, held[1][grid.column][ids])

@@ -1,0 +1,223 @@
+"""Rows that are centers: their sums, and a block with them against the stream as a whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamkern.backend.base import Backend
+from streamkern.solver.precondition import joint
+from streamkern.solver.precondition.block import (
+    DAMPING,
+    BlockPreconditioner,
+    Sample,
+    block_slices,
+    build_block,
+)
+from streamkern.solver.precondition.noise import Noise
+from streamkern.solver.precondition.partition import Centers
+from streamkern.solver.precondition.samples import CenterTargets, by_center
+from tests import reference as ref
+from tests.maths import Array, operator, rows
+
+N, P = 120, 30
+X = rows(0, N, 3)
+"""The stream, of which the first rows are the centers."""
+Y = np.stack([np.sin(X[:, 0]), X[:, 1] ** 2], axis=1) + 0.3 * rows(1, N, 2)
+PLACE = np.where(np.arange(N) < P, np.arange(N), -1)
+WEIGHTS = np.random.default_rng(2).uniform(0.2, 3, N)
+PENALTY = 0.1
+FOUND = Noise(PENALTY * N, N)
+
+
+def kernel(A: Array, B: Array) -> Array:
+    return ref.laplace(A, B, 2.0)
+
+
+# --- by center ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_rows_are_gathered_by_center(weighted: bool) -> None:
+    """Two rows of one center are one of both their weights, with their mean target."""
+    center_index, targets = np.array([3, 0, 3, 1]), rows(3, 4, 2)
+    w = np.array([2.0, 1.0, 0.5, 0.0]) if weighted else None
+    known = by_center(Backend(1), center_index, targets, w, p=5, n_rows=20)
+    a, b = (2.0, 0.5) if weighted else (1.0, 1.0)
+    np.testing.assert_array_equal(known.counts, [1, 1, 0, 2, 0])
+    np.testing.assert_allclose(known.weights, [1, 0 if weighted else 1, 0, a + b, 0])
+    np.testing.assert_allclose(known.Y[3], (a * targets[0] + b * targets[2]) / (a + b))
+    np.testing.assert_allclose(known.Y[0], targets[1])
+    np.testing.assert_array_equal(known.Y[1], 0 * targets[3] if weighted else targets[3])
+    assert not known.Y[[2, 4]].any()
+    assert [known.share(part) for part in (slice(0, 5), slice(3, 4), slice(4, 5))] == [0.2, 0.1, 0]
+
+
+def test_numbers_keep_the_precision_of_the_run() -> None:
+    known = by_center(
+        Backend(1), np.zeros(3, np.int64), np.ones((3, 1), np.float32), None, p=2, n_rows=3
+    )
+    assert known.Y.dtype == known.weights.dtype == np.float32
+
+
+# --- a block that knows them --------------------------------------------------------------------
+
+
+def known_of(w: Array | None) -> CenterTargets:
+    part = None if w is None else w[:P]
+    return by_center(Backend(1), np.arange(P), Y[:P], part, p=P, n_rows=N)
+
+
+def built(
+    block_size: int, w: Array | None, sampled: Array | None = None, **options: Any
+) -> tuple[BlockPreconditioner, list[dict[str, Any]]]:
+    """With a sample of these rows of the stream, all of them by default."""
+    op, events = operator(), list[dict[str, Any]]()
+    at = np.arange(N) if sampled is None else sampled
+    root = None if w is None else np.sqrt(w[at])
+    S = Sample(op.points(X[at], left=True), Y[at].copy(), root, 0, PLACE[at])
+    probe = Sample(op.points(X, left=True), Y, None if w is None else np.sqrt(w), 1, PLACE)
+    Z = op.points(X[:P], left=True, right=True)
+    pre = build_block(
+        op, Z, S, probe, block_slices(P, block_size), noise=FOUND, known=known_of(w),
+        report=lambda event, fields: events.append(fields), **options,
+    )  # fmt: skip
+    return pre, events
+
+
+@pytest.mark.parametrize("sampled", [np.arange(N), np.arange(P, N)], ids=["all", "others"])
+@pytest.mark.parametrize("w", [None, WEIGHTS], ids=["plain", "weighted"])
+@pytest.mark.parametrize("block_size", [30, 10])
+def test_all_rows_known_or_sampled_give_the_covariance_of_the_stream(
+    block_size: int, w: Array | None, sampled: Array
+) -> None:
+    """H^T H is the inverse of K_bX W K_Xb / n + mu K_bb over all rows, whatever the sample holds
+    of the block's own; those of other blocks have to be in it."""
+    if block_size < P and len(sampled) < N:
+        sampled = np.arange(N)[10:]  # without the first block's
+    pre, events = built(block_size, w, sampled)
+    scale = np.ones(N) if w is None else w
+    for b, block in enumerate(pre.blocks):
+        if b and len(sampled) < N:
+            continue
+        K, K_bb = kernel(X[block], X), kernel(X[block], X[block])
+        K_bb += events[b]["jitter"] * np.eye(len(K_bb))
+        inverse = (K * scale) @ K.T / N + events[b]["mu"] * K_bb
+        H = pre.H[b]
+        assert H is not None
+        product = H @ inverse @ H.T
+        np.testing.assert_allclose(product, np.eye(len(H)), rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("w", [None, WEIGHTS], ids=["plain", "weighted"])
+def test_the_start_of_one_block_is_penalised_least_squares_on_the_stream(w: Array | None) -> None:
+    pre, events = built(P, w, np.arange(P, N))
+    assert events[0]["mu"] == pytest.approx(PENALTY)  # all rows are in it: none is extrapolated
+    K, scale = kernel(X, X[:P]), (np.ones(N) if w is None else w)[:, None]
+    root = np.sqrt(scale)
+    truth = ref.ridge(root * K, root * Y, kernel(X[:P], X[:P]), PENALTY)
+    assert pre.start is not None
+    np.testing.assert_allclose(K @ pre.start, K @ truth, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("w", [None, WEIGHTS], ids=["plain", "weighted"])
+def test_sweeps_over_blocks_end_there_too(w: Array | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No sweep raises the penalised error of the stream; the sample's other rows are all others."""
+    monkeypatch.setattr(joint, "SWEEP_TOLERANCE", 0.0)
+    K, K_zz, penalty = kernel(X, X[:P]), kernel(X[:P], X[:P]), DAMPING * PENALTY
+    scale = (np.ones(N) if w is None else w)[:, None]
+
+    def objective(alpha: Array) -> Array:
+        error = (scale * (Y - K @ alpha) ** 2).mean(axis=0)
+        return np.asarray(error + penalty * (alpha * (K_zz @ alpha)).sum(axis=0))
+
+    starts = [built(10, w, sweeps=sweeps)[0].start for sweeps in (0, 1, 2, 5, 60)]
+    values = np.array([objective(start) for start in starts])
+    assert (np.diff(values, axis=0) <= 1e-12 * values[0]).all()
+    truth = ref.ridge(np.sqrt(scale) * K, np.sqrt(scale) * Y, K_zz, penalty)
+    np.testing.assert_allclose(values[-1], objective(truth), rtol=1e-7)
+
+
+@pytest.mark.parametrize("ridge", [1e-3, 2.5 * PENALTY, 10.0])
+@pytest.mark.parametrize("block_size", [30, 10])
+def test_a_start_has_the_ridge(
+    ridge: float, block_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where that is more than what the noise says, and as it is: the steps go there."""
+    monkeypatch.setattr(joint, "SWEEP_TOLERANCE", 0.0)
+    pre, _ = built(block_size, None, sweeps=600, ridge=ridge)
+    K = kernel(X, X[:P])
+    penalty = max(PENALTY if block_size == P else DAMPING * PENALTY, ridge)
+    truth = ref.ridge(K, Y, kernel(X[:P], X[:P]), penalty)
+    assert pre.start is not None
+    np.testing.assert_allclose(K @ pre.start, K @ truth, rtol=0, atol=1e-6)
+
+
+def test_rows_that_are_centers_are_no_judge_of_a_smaller_penalty(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each row is one, and has been learned from: with less penalty it would be known better."""
+    monkeypatch.setattr(joint, "SWEEP_TOLERANCE", 0.0)
+    op, z = operator(), X[:P]
+    known = by_center(Backend(1), np.arange(P), Y[:P], None, p=P, n_rows=P)
+    first, second = (
+        Sample(op.points(z[part], left=True), Y[:P][part].copy(), None, 0, PLACE[:P][part])
+        for part in (slice(0, 20), slice(20, P))
+    )
+    pre = build_block(
+        op, op.points(z, left=True, right=True), first, second, block_slices(P, 10), sweeps=2000,
+        noise=Noise(1e-12 * P, P), damping=1e-3, known=known,
+    )  # fmt: skip
+    K = kernel(z, z)
+    truth = np.linalg.solve(K + P * DAMPING * pre.mu * np.eye(P), Y[:P])
+    np.testing.assert_allclose(K @ pre.start, K @ truth, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("w", [None, WEIGHTS], ids=["plain", "weighted"])
+def test_a_start_is_judged_on_fresh_rows_with_the_factor_that_suits_them(w: Array | None) -> None:
+    op, alpha = operator(), 0.1 * rows(4, P, 2)
+    root = None if w is None else np.sqrt(w)
+    centers = Centers.of(op.points(X[:P], right=True), op.backend)
+    probe = Sample(op.points(X, left=True), Y, root, 50)
+    factor, least = joint.on_fresh_rows(op, centers, alpha, probe)
+    f, scale = kernel(X[50:], X[:P]) @ alpha, np.ones(N) if w is None else w
+
+    def error(factor: float) -> float:
+        return float((scale[50:, None] * (Y[50:] - factor * f) ** 2).sum())
+
+    tried = np.linspace(0, 1, 10_001)
+    assert least == pytest.approx(error(factor))
+    assert least <= min(error(t) for t in tried) * (1 + 1e-12)
+    assert 0 <= factor <= 1
+
+
+@pytest.mark.parametrize(("block_size", "ridge"), [(10, 1e-3), (10, 0.0), (30, 1e-3)])
+def test_values_of_the_start_at_the_centers_are_kept_for_the_ridge(
+    block_size: int, ridge: float
+) -> None:
+    """Of several blocks; one has the factor."""
+    pre, _ = built(block_size, None, sweeps=2, ridge=ridge)
+    assert pre.start is not None
+    assert np.abs(pre.start).max() > 1e-3
+    if block_size == P or not ridge:
+        assert pre.values is None
+    else:
+        np.testing.assert_allclose(pre.values, kernel(X[:P], X[:P]) @ pre.start, atol=1e-10)
+
+
+def test_the_step_is_that_of_the_centers_and_the_others_together() -> None:
+    """lambda_1 is no less than the top eigenvalue of the stream's covariance, and the probe's own
+    rows that are centers are left out of the leverage."""
+    pre, _ = built(P, None)
+    H = pre.H[0]
+    assert H is not None
+    phi = kernel(X, X[:P]) @ H.T
+    others = phi[P:]
+    assert pre.rules[0].leverage == pytest.approx((others**2).sum(axis=1).max())
+    low, high = ref.held_out_lambda_1(others)
+    own = np.linalg.norm(phi[:P], 2) ** 2 / N
+    row = (others**2).sum(axis=1).max() / len(others)
+    for bound, sign in ((max(low, row), 1), (max(high, row), -1)):
+        assert sign * (pre.rules[0].lambda_1 - ((1 - P / N) * bound + own)) >= -1e-6 * own

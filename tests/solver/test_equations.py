@@ -1,0 +1,121 @@
+"""A ridge for each output, against searches and least squares of one at a time in float64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import streamkern
+from streamkern.estimator.estimators import KernelClassifier, KernelRegressor
+from streamkern.solver.direct import Direct
+from streamkern.solver.equations import grouped, on_grid
+from streamkern.stream.sources.arrays import ArraySource
+from tests import reference as ref
+from tests.maths import problem_of, replace, rows
+from tests.plans import solver_settings
+from tests.runs import finished, settings, stopped
+
+pytestmark = pytest.mark.usefixtures("one_blas_thread")
+
+X = rows(0, 300, 3)
+# Of the same function, with little and much noise, and of another one.
+Y = np.stack([np.sin(X[:, 0]), np.sin(X[:, 0]), 1e3 * X[:, 1] * X[:, 2]], axis=1)
+Y += (0.01, 1.0, 300) * rows(1, 300, 3)
+PLAIN: dict[str, Any] = {
+    "kernel": "laplace", "bandwidth": 3.0, "scale": "none", "solver": "direct", "threads": 1,
+    "precision": "float64", "accelerator": "none", "metric": "none",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("p", [40, 300])
+def test_each_output_has_the_model_of_itself_alone(p: int) -> None:
+    """Its own search, with the ridge moved to a quarter of a power of ten; and the weights are
+    those of least squares with that ridge, to rounding."""
+    options: dict[str, Any] = PLAIN | {"n_centers": p}
+    found = KernelRegressor(**options).fit(X, Y)
+    ridges = np.array(found.report_["ridges"])
+    assert ridges[1] > 20 * ridges[0]
+    assert found.report_["ridge"] == pytest.approx(np.exp(np.log(ridges).mean()))
+    Z, values = found.centers_, found.predict(X)
+    K_zz, K = ref.laplace(Z, Z, 3.0), ref.laplace(X, Z, 3.0)
+    for k in range(3):
+        alone = KernelRegressor(**options).fit(X, Y[:, k])
+        assert "ridges" not in alone.report_
+        assert ridges[k] == pytest.approx(float(on_grid(alone.report_["ridge"])))
+        y = Y[:, k] - Y[:, k].mean()
+        A = K.T @ K / 300 + ridges[k] * K_zz
+        truth = K @ np.linalg.solve(A, K.T @ y / 300)
+        np.testing.assert_allclose(values[:, k] - Y[:, k].mean(), truth, atol=1e-6 * np.ptp(truth))
+
+
+def test_it_is_better_than_one_ridge_for_all() -> None:
+    """On rows it has not seen, of a smooth and a noisy output; as good as one at a time."""
+    fresh = rows(5, 1000, 3)
+    truth = np.stack([np.sin(fresh[:, 0]), np.sin(fresh[:, 0]), 1e3 * fresh[:, 1] * fresh[:, 2]], 1)
+    scale = truth.std(axis=0)
+    options: dict[str, Any] = PLAIN | {"n_centers": 100}
+    each = KernelRegressor(**options).fit(X, Y)
+    errors = (((each.predict(fresh) - truth) / scale) ** 2).mean(axis=0)
+    for ridge in each.report_["ridges"]:
+        common = KernelRegressor(ridge=ridge, **options).fit(X, Y)
+        of_one = (((common.predict(fresh) - truth) / scale) ** 2).mean(axis=0)
+        assert errors.sum() <= 1.001 * of_one.sum()
+
+
+def test_labels_and_classes_share_one() -> None:
+    """Their values are compared with each other, and sum to 1."""
+    y = (X[:, 0] > 0).astype(int) + (X[:, 1] > 1)
+    model = KernelClassifier(**PLAIN | {"n_centers": 40}).fit(X, y)
+    assert "ridges" not in model.report_
+    np.testing.assert_allclose(model.predict_values(X).sum(axis=1), 1, atol=1e-9)
+    fixed = KernelRegressor(ridge=1e-3, **PLAIN).fit(X, Y)
+    assert "ridges" not in fixed.report_
+
+
+def test_standard_deviations_are_those_of_each_ridge() -> None:
+    """All have the jitter that the smallest bears, 2e-4 of k(x, x) where alone it is 1e-10."""
+    both = KernelRegressor(posterior=True, n_centers=60, **PLAIN).fit(X, Y)
+    std = both.predict(X, return_std=True)[1]
+    for k, ridge in enumerate(both.report_["ridges"]):
+        alone = KernelRegressor(posterior=True, ridge=ridge, n_centers=60, **PLAIN).fit(X, Y[:, k])
+        for name, values in both.report_["posterior"].items():
+            assert alone.report_["posterior"][name][0] == pytest.approx(values[k], rel=1e-3)
+        np.testing.assert_allclose(std[:, k], alone.predict(X, return_std=True)[1], rtol=1e-3)
+
+
+@pytest.mark.parametrize("p", [40, 300])
+def test_a_killed_run_ends_with_the_same_and_a_saved_model_knows_them(
+    p: int, tmp_path: Path
+) -> None:
+    options = {"solver.name": "direct", "solver.ridge": "auto", "model.n_centers": p}
+    source = ArraySource(X.astype(np.float32), Y.astype(np.float32), unit_rows=16)
+    whole = finished(settings(**options), source=source)
+    stopped(settings(tmp_path / "run", **options), 3, source=source, test=source)
+    again = finished(settings(tmp_path / "run", **options), source=source)
+    assert whole.ridges is not None
+    assert len(set(whole.ridges)) > 1
+    np.testing.assert_array_equal(again.ridges, whole.ridges)
+    np.testing.assert_array_equal(again.model.weights, whole.model.weights)
+    loaded = streamkern.load(tmp_path / "run")
+    assert loaded.report_["ridges"] == list(whole.ridges)
+    loaded.save(tmp_path / "saved")
+    assert streamkern.load(tmp_path / "saved").report_["ridges"] == list(whole.ridges)
+
+
+def test_ridges_are_grouped() -> None:
+    ridges = on_grid([1e-3, 1.2e-3, 0, 5e-2, 1e-3])
+    np.testing.assert_allclose(ridges, [1e-3, 1e-3, 0, 10**-1.25, 1e-3])
+    groups = [(ridge, outputs.tolist()) for ridge, outputs in grouped(ridges)]
+    assert [outputs for _, outputs in groups] == [[2], [0, 1, 4], [3]]
+
+
+def test_the_time_of_their_factors_is_planned() -> None:
+    problem = replace(problem_of(rows(0, 500, 3), 9, cycled=2000), n_rows=2000, finds_ridge=True)
+    several = replace(problem, several=True)
+    sizes = Direct().plan(problem, solver_settings(), 1 << 40)[0]
+    one, many = (Direct().effort(of, sizes)[1].wide_factors for of in (problem, several))
+    assert many > one
+    assert Direct().time(several) > Direct().time(problem)

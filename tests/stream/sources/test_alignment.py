@@ -1,0 +1,240 @@
+"""Columns by name: every source, and both estimators, take another order and refuse other names."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from streamkern import KernelClassifier, KernelRegressor
+from streamkern.basics.errors import ConfigError, DataError
+from streamkern.ingest.ingest import ingest
+from streamkern.stream.sources.alignment import in_columns
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.augmented import AugmentedSource
+from streamkern.stream.sources.base import Source, read_units
+from streamkern.stream.sources.mixture import MixtureSource, open_stores
+from streamkern.stream.sources.stores import ZarrSource
+from streamkern.stream.sources.transforms import Scale
+from tests.runs import Array, finished, settings
+
+NAMES = ("a", "b", "c", "d")
+MOVED = ("c", "a", "d", "b")
+RNG = np.random.default_rng(5)
+X = RNG.standard_normal((130, 4)).astype(np.float32)
+LABELS = np.array(["no", "yes"])[(X[:, 0] > X[:, 1]).astype(int)]
+Y = X[:, 0] - 2 * X[:, 1]
+SMALL: dict[str, Any] = {"n_centers": 30, "device": "cpu", "threads": 1, "memory": "1 GiB",
+                         "bandwidth": 3.0, "batch_size": 40, "epochs": 2}  # fmt: skip
+
+
+def store(path: Path, names: tuple[str, ...] = NAMES, y: Any = Y, name: str = "s") -> Path:
+    """A store of a table with these columns."""
+    return write({k: X[:, NAMES.index(k)] for k in names} | {"target": y}, path / f"{name}.zarr")
+
+
+def write(columns: dict[str, Any], url: Path) -> Path:
+    table = url.with_suffix(".parquet")
+    pyarrow.parquet.write_table(pyarrow.table(columns), table)
+    ingest(table, url, y="target", chunk_mb=500 / 2**20)
+    return url
+
+
+def frame_of(names: tuple[str, ...] = NAMES) -> Any:
+    """A data frame, as scikit-learn knows one: by its `__dataframe__`."""
+    return pyarrow.table({k: X[:, NAMES.index(k)] for k in names})
+
+
+def close(actual: Array, expected: Array) -> None:
+    """Labels alike; values but for float32's sqrt(eps) where a row is a center."""
+    if expected.dtype.kind == "f":
+        np.testing.assert_allclose(actual.reshape(-1), expected.reshape(-1), atol=5e-3)
+    else:
+        np.testing.assert_array_equal(actual, expected)
+
+
+def rows_of(source: Source) -> Array:
+    return np.concatenate([b.X for b in read_units(source, range(source.n_units), 0, 0)])
+
+
+def test_another_order_is_put_right(tmp_path: Path) -> None:
+    """U3."""
+    plain, moved = ZarrSource(store(tmp_path)), ZarrSource(store(tmp_path, MOVED, name="m"))
+    assert (plain.columns, moved.columns) == (NAMES, MOVED)
+    source = in_columns(moved, NAMES, "it")
+    assert source.columns == NAMES  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(rows_of(source), rows_of(plain))
+    for mine, own in zip(source.statistics(), plain.statistics(), strict=True):
+        np.testing.assert_allclose(mine, own, rtol=1e-12)
+    assert in_columns(plain, NAMES, "it") is plain
+    assert in_columns(plain, None, "it") is plain
+    again = pickle.loads(pickle.dumps(source))
+    np.testing.assert_array_equal(rows_of(again), rows_of(plain))
+    np.testing.assert_array_equal(again.read_targets(0, 0, 0), plain.read_targets(0, 0, 0))
+
+
+def test_other_names_are_refused(tmp_path: Path) -> None:
+    """U3."""
+    source = ZarrSource(store(tmp_path))
+    with pytest.raises(DataError, match=r"it lacks 'e' and has 'd' besides"):
+        in_columns(source, ("a", "b", "c", "e"), "it")
+    with pytest.raises(ConfigError, match="behind its transforms"):
+        in_columns(AugmentedSource(source, 1, [Scale("feature")]), MOVED, "it")
+
+
+def test_stores_of_different_orders_are_mixed_by_name(tmp_path: Path) -> None:
+    stores = [store(tmp_path), store(tmp_path, MOVED, name="m")]
+    mixed = open_stores([str(url) for url in stores])
+    assert isinstance(mixed, MixtureSource)
+    assert mixed.columns == NAMES
+    n = len(X)
+    np.testing.assert_array_equal(rows_of(mixed)[n:], rows_of(mixed)[:n])
+    numbers = np.concatenate([mixed.source_rows(u) for u in range(mixed.n_units)])
+    np.testing.assert_array_equal(np.concatenate([X, X])[numbers.astype(int)], rows_of(mixed))
+    copies = AugmentedSource(ZarrSource(stores[0]), 3)
+    numbers = np.concatenate([copies.source_rows(u) for u in range(copies.n_units)])
+    np.testing.assert_array_equal(np.concatenate([X, X, X])[numbers.astype(int)], rows_of(copies))
+
+
+def test_test_data_is_put_in_the_order_of_the_training_data(tmp_path: Path) -> None:
+    """U3."""
+    train, test = store(tmp_path), store(tmp_path, MOVED, name="m")
+    options = {"model.n_centers": 40, "data.epochs": 1}
+    by_name, own = (
+        finished(settings(**options), source=ZarrSource(train), test=ZarrSource(url)).metrics
+        for url in (test, train)
+    )
+    assert by_name["test_mse"] == pytest.approx(own["test_mse"], rel=1e-5)
+    write(dict.fromkeys("abcde", X[:, 0]) | {"target": Y}, tmp_path / "e.zarr")
+    with pytest.raises(DataError, match=r"data.test has 'e' besides"):
+        finished(settings(), source=ZarrSource(train), test=ZarrSource(tmp_path / "e.zarr"))
+
+
+def test_centers_of_a_store_go_by_name(tmp_path: Path) -> None:
+    """U3."""
+    train = store(tmp_path)
+    moved = store(tmp_path, MOVED, name="m")
+    extra = write(dict.fromkeys("abce", X[:, 0]) | {"target": Y}, tmp_path / "e.zarr")
+    options = {"model.n_centers": "auto", "data.epochs": 1}
+    Z = [
+        finished(settings(**options, **{"model.centers": str(url)}), source=ZarrSource(train)).Z
+        for url in (train, moved)
+    ]
+    np.testing.assert_array_equal(Z[0], Z[1])
+    with pytest.raises(DataError, match=r"model\.centers lacks 'd' and has 'e'"):
+        finished(settings(**options, **{"model.centers": str(extra)}), source=ZarrSource(train))
+
+
+@pytest.mark.parametrize("make", [KernelRegressor, KernelClassifier])
+def test_estimators_know_columns_by_name(make: Any, tmp_path: Path) -> None:
+    """U3: a store and a DataFrame have the same names; scikit-learn refuses a frame in disorder."""
+    y = Y if make is KernelRegressor else LABELS
+    train, moved = store(tmp_path, y=y), store(tmp_path, MOVED, y, "m")
+    frame = frame_of()
+    fitted = make(**SMALL).fit(train)
+    assert fitted.feature_names_in_.tolist() == list(NAMES)
+    expected = fitted.predict(frame)
+    for url in (train, moved):  # in the order of the files
+        close(fitted.predict(url), expected)
+    assert fitted.score(moved) == pytest.approx(fitted.score(train), abs=1e-6)
+    with pytest.raises(ValueError, match="same order"):
+        fitted.predict(frame_of(MOVED))
+    by_frame = make(**SMALL).fit(frame, y)
+    np.testing.assert_allclose(by_frame.score(moved), by_frame.score(frame, y), atol=1e-5)
+    write(dict.fromkeys("abce", X[:, 0]) | {"target": y}, tmp_path / "w.zarr")
+    with pytest.raises(DataError, match=r"lacks 'd' and has 'e' besides"):
+        by_frame.predict(tmp_path / "w.zarr")
+
+
+def test_partial_fit_takes_columns_by_name(tmp_path: Path) -> None:
+    """U3."""
+    train, moved = store(tmp_path), store(tmp_path, MOVED, name="m")
+    by_name = KernelRegressor(**SMALL).partial_fit(train).partial_fit(moved)
+    own = KernelRegressor(**SMALL).partial_fit(train).partial_fit(train)
+    np.testing.assert_array_equal(by_name.dual_coef_, own.dual_coef_)
+
+
+def test_data_without_names_go_by_position(tmp_path: Path) -> None:
+    fitted = KernelRegressor(**SMALL).fit(ZarrSource(store(tmp_path)))
+    frame = frame_of()
+    expected = fitted.predict(frame)
+    close(fitted.predict(ArraySource(X)), expected)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # the user has named nothing
+        close(fitted.predict(X), expected)
+        close(fitted.predict(X.tolist()), expected)
+        fitted.score(X, Y)
+        fitted.score(store(tmp_path, MOVED, name="m"))
+    for rows, said in (
+        (X[:, :3], "3 features, but .* expecting 4"),
+        (X[0], "rows and columns are needed"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            fitted.predict(rows)
+    with pytest.warns(UserWarning, match="valid feature names"):
+        KernelRegressor(**SMALL).fit(frame, Y).predict(X)
+
+
+def two_targets(path: Path, names: tuple[str, str], name: str) -> Path:
+    """A store of X and of the targets u and v, or what they are called here, in this order."""
+    values = {"u": Y, "v": 10 + 3 * X[:, 2], "w": Y}
+    columns = {k: X[:, NAMES.index(k)] for k in NAMES} | {k: values[k] for k in names}
+    table = path / f"{name}.parquet"
+    pyarrow.parquet.write_table(pyarrow.table(columns), table)
+    ingest(table, path / f"{name}.zarr", y=list(names), chunk_mb=500 / 2**20, shuffle=False)
+    return path / f"{name}.zarr"
+
+
+def test_targets_go_by_name_wherever_they_are_compared(tmp_path: Path) -> None:
+    train, moved, other = (
+        two_targets(tmp_path, names, name)
+        for names, name in ((("u", "v"), "a"), (("v", "u"), "b"), (("w", "v"), "c"))
+    )
+    fitted = KernelRegressor(**SMALL).fit(train, test=ZarrSource(moved))
+    own = KernelRegressor(**SMALL).fit(train, test=ZarrSource(train))
+    assert fitted.history_[-1]["test_mse"] == own.history_[-1]["test_mse"]
+    assert fitted.score(moved) == pytest.approx(fitted.score(train), abs=1e-6)
+    with pytest.raises(DataError, match=r"y of X lacks 'u' and has 'w' besides.*with y="):
+        fitted.score(other)
+    close(fitted.predict(other), fitted.predict(train))  # which has no need of them
+    steps = [KernelRegressor(**SMALL).partial_fit(train).partial_fit(k) for k in (train, moved)]
+    np.testing.assert_array_equal(steps[0].dual_coef_, steps[1].dual_coef_)
+    mixed = open_stores([str(train), str(moved)])
+    blocks = list(read_units(mixed, range(mixed.n_units), 0, 0))
+    np.testing.assert_array_equal(
+        *(np.concatenate([b.y for b in blocks])[k] for k in (slice(len(X)), slice(len(X), None)))
+    )
+    np.testing.assert_array_equal(mixed.read_targets(mixed.n_units - 1, 0, 0), blocks[-1].y)  # type: ignore[attr-defined]
+
+
+def test_weights_do_not_start_a_run_whose_targets_are_in_another_order(tmp_path: Path) -> None:
+    train, moved = (
+        two_targets(tmp_path, names, name) for names, name in ((("u", "v"), "a"), (("v", "u"), "b"))
+    )
+    options = {"model.n_centers": 40, "data.epochs": 1}
+    finished(settings(tmp_path / "run", **options), source=ZarrSource(train))
+    again = settings(**options, **{"solver.warm_start": str(tmp_path / "run")})
+    finished(again, source=ZarrSource(train))
+    with pytest.raises(ConfigError, match=r"targets 'u', 'v' and this run has 'v', 'u'"):
+        finished(again, source=ZarrSource(moved))
+
+
+def test_the_mean_of_targets_is_known_in_any_order_of_columns(tmp_path: Path) -> None:
+    """All rows count, not a sample: as well in a mixture, and where the targets change places."""
+    train, moved = (
+        ZarrSource(two_targets(tmp_path, names, name))
+        for names, name in ((("u", "v"), "a"), (("v", "u"), "b"))
+    )
+    names = in_columns(train, MOVED, "it")
+    targets = in_columns(moved, NAMES, "it", ("u", "v"))
+    expected = np.stack([Y, 10 + 3 * X[:, 2]], axis=1).astype(np.float64)
+    for source in (names, targets, MixtureSource([train, moved])):
+        moments = source.target_moments()  # type: ignore[attr-defined]
+        np.testing.assert_allclose(moments.mean, expected.mean(axis=0), rtol=1e-12)
+        np.testing.assert_allclose(moments.variance(), expected.var(axis=0), rtol=1e-12)

@@ -1,0 +1,130 @@
+"""Noise in steps of the stored values: what it draws, its law, and where it has no place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from streamkern.basics.errors import ConfigError
+from streamkern.basics.randomness import RowRandom
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.augmented import AugmentedSource
+from streamkern.stream.sources.random_transforms import GaussianNoise
+from streamkern.stream.sources.transforms import (
+    MixUp,
+    RandomCrop,
+    RandomFlip,
+    Scale,
+    apply_transforms,
+    describe_transform,
+    from_config,
+    integers_stay,
+    keeps_integers,
+)
+
+Y = np.zeros((4000, 1), np.float32)
+ROWS = np.arange(4000) * 3
+
+
+def noisy(X: np.ndarray, noise: GaussianNoise, stored: Any = np.uint8) -> np.ndarray:
+    """X behind the noise, and behind what keeps it from being scaled before."""
+    source = ArraySource(X.astype(stored), transforms=[noise])
+    made, _, _ = apply_transforms(
+        np, source.feed_transforms, X, Y[: len(X)], rows=ROWS[: len(X)], seed=1, epoch=2, stage=(9,)
+    )
+    return np.asarray(made)
+
+
+@pytest.mark.parametrize(("stored", "most"), [(np.uint8, 255), (np.uint16, 65535)])
+def test_it_is_the_plain_noise_rounded_and_clipped(stored: Any, most: int) -> None:
+    X = np.random.default_rng(0).choice([0, 3, 128, most - 2, most], (500, 12)).astype(np.float32)
+    found = noisy(X, GaussianNoise(5.0, round=True), stored)
+    normal = RowRandom(np, 1, 2, (9, 0), ROWS[:500]).normal((12,)).astype(np.float64)
+    # Of a number that is this near to a half float32 may decide.
+    clear = np.abs((5 * normal) % 1 - 0.5) > 2 * most * np.finfo(np.float32).eps
+    expected = np.clip(np.rint(X + 5 * normal), 0, most)
+    assert clear.mean() > 0.95
+    np.testing.assert_array_equal(found[clear], expected[clear])
+    np.testing.assert_array_equal(found, found.astype(stored))
+    np.testing.assert_array_equal(noisy(X[7:9], GaussianNoise(0.0, round=True), stored), X[7:9])
+
+
+@pytest.mark.parametrize("sigma", [0.3, 0.5, 1.0, 8.0])
+def test_rounding_adds_a_twelfth_to_the_variance(sigma: float) -> None:
+    """Where the range is far. The law is that of steps of the normal distribution."""
+    found = noisy(np.full((4000, 40), 128.0, np.float32), GaussianNoise(sigma, round=True)) - 128
+    steps = np.arange(-40, 41)
+    law = np.diff(stats.norm.cdf(np.r_[steps - 0.5, 40.5] / sigma))
+    counts = np.histogram(found, np.r_[steps - 0.5, 40.5])[0]
+    seen = law * found.size > 5
+    expected = law[seen] / law[seen].sum() * counts[seen].sum()
+    assert stats.chisquare(counts[seen], expected).pvalue > 1e-3
+    variance, error = found.var(dtype=np.float64), np.sqrt(2 / found.size)
+    assert variance == pytest.approx((law * steps**2).sum(), rel=5 * max(error, 0.005 / sigma))
+    if sigma >= 0.5:
+        assert variance == pytest.approx(sigma**2 + 1 / 12, rel=0.03)
+
+
+@pytest.mark.parametrize(("pixel", "inwards"), [(0, 1), (255, -1)])
+def test_clipping_halves_the_noise_at_the_ends(pixel: int, inwards: int) -> None:
+    found = noisy(np.full((4000, 40), pixel, np.float32), GaussianNoise(16.0, round=True))
+    moved = (found.astype(np.float64) - pixel) * inwards
+    assert moved.mean() == pytest.approx(16 / np.sqrt(2 * np.pi), rel=0.01)
+    assert moved.std() == pytest.approx(16 * np.sqrt(0.5 - 0.5 / np.pi), rel=0.01)
+    assert (moved == 0).mean() == pytest.approx(stats.norm.cdf(0.5 / 16), abs=0.01)
+
+
+def test_the_settings_say_so_and_say_nothing_else() -> None:
+    rounded, plain = GaussianNoise(2.0, round=True), GaussianNoise(2.0)
+    assert describe_transform(rounded) == {"kind": "noise", "sigma": 2.0, "round": True}
+    assert describe_transform(plain) == {"kind": "noise", "sigma": 2.0}
+    for noise in (rounded, plain):
+        assert from_config([describe_transform(noise)]) == (noise,)
+
+
+def test_every_transform_says_whether_integers_stay() -> None:
+    @keeps_integers
+    def inverted(X: Any, Y: Any, rng: RowRandom) -> Any:
+        return 255 - X, Y
+
+    stay = [GaussianNoise(1.0, round=True), GaussianNoise(0.0), RandomCrop(1), RandomFlip()]
+    assert integers_stay([*stay, Scale("none"), inverted])
+    for other in (GaussianNoise(1.0), MixUp(1.0), Scale("global"), lambda X, Y, rng: (X, Y)):
+        assert not integers_stay([other])
+        assert not integers_stay([*stay, other])
+
+
+@pytest.mark.parametrize(
+    ("before", "name"),
+    [(Scale("global"), "Scale"), (MixUp(1.0), "MixUp"), (GaussianNoise(1.0), "GaussianNoise")],
+)
+def test_behind_what_makes_other_numbers_it_is_refused(before: Any, name: str) -> None:
+    X, rounded = np.zeros((5, 3), np.uint8), GaussianNoise(1.0, round=True)
+    with pytest.raises(ConfigError, match=f"comes behind '{name}', which makes other numbers"):
+        ArraySource(X, transforms=[RandomRows(), before, rounded])
+    with pytest.raises(ConfigError, match=f"comes behind '{name}'"):
+        AugmentedSource(ArraySource(X, transforms=[before]), 2, [rounded])
+    source = AugmentedSource(ArraySource(X, transforms=[rounded]), 2, [rounded, before])
+    assert source.feed_transforms[:2] == (rounded, rounded)
+
+
+class RandomRows:
+    """Keeps the dtype, and runs with the read."""
+
+    keeps_dtype = True
+
+    def __call__(self, X: Any, Y: Any, rng: RowRandom) -> Any:
+        return X.copy(), Y
+
+
+def test_rows_of_other_dtypes_are_refused() -> None:
+    for dtype in (np.float32, np.float64):
+        with pytest.raises(
+            ConfigError, match=f"as uint8 or uint16, and these are {dtype.__name__}"
+        ):
+            ArraySource(np.zeros((5, 3), dtype), transforms=[GaussianNoise(1.0, round=True)])
+    with pytest.raises(ConfigError, match="round='yes' must be True or False"):
+        GaussianNoise(1.0, round="yes")  # type: ignore[arg-type]
