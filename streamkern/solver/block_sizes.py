@@ -8,7 +8,7 @@ taken if its setup is a quarter of the run or less, or seconds: it has the lower
 
 Times are in FLOPs at the speed of a GEMM. They exceed a method's FLOPs by the operations that are
 no multiplications: evaluating an entry of a kernel, and reading one of the preconditioner, which is
-read twice a step, whatever the number of outputs: see `planning.costs`.
+read twice a step, whatever the number of outputs: see `planning.problem`.
 
 The larger a batch, the less often H is read; but past the critical batch the step no longer grows
 in proportion to the batch. A step of m rows makes progress like m / (1 + m / critical), by the step

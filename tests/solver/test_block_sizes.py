@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from streamkern.planning.costs import device_costs
 
 from streamkern.basics.errors import ConfigError, MemoryBudgetError
 from streamkern.config.solver import SolverConfig
 from streamkern.kernels.products import PRECISIONS
 from streamkern.planning.memory import Buffers
-from streamkern.planning.problem import MiB, ProblemShape
+from streamkern.planning.problem import MiB, ProblemShape, device_costs
 from streamkern.planning.sizes import MAX_PROBE, auto_batch, near_quarter, sample_sizes
 from streamkern.solver.block_sizes import (
     BlockSizes,
