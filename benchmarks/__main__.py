@@ -29,14 +29,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import SCHEMA, WrongResult, environment
+from benchmarks.harness import SCHEMA, WrongResult, environment, write_results
 from streamkern.basics.text import text_table
 
 SUBJECTS = (
@@ -108,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{results['seconds']:.0f} s"
     )
     if options.json is not None:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+        write_results(options.json, results)
     return 1 if results["wrong"] else 0
 
 

@@ -10,7 +10,6 @@ over that of "auto": of the mean squared error for values, of the share that is 
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 
 import streamkern as sk
-from benchmarks.harness import environment
+from benchmarks.harness import environment, write_results
 from benchmarks.tables import Problem, load_tables, make_problem
 from streamkern.basics.text import text_table
 
@@ -74,7 +73,7 @@ def main() -> None:
         found[name] = [fitted(problem, k, given.seed) for k in counts]
         print(text_table([row_of(name, found[name])], list(row_of(name, found[name]))), flush=True)
         if given.json is not None:
-            given.json.write_text(json.dumps(circumstances | {"tables": found}, indent=1) + "\n")
+            write_results(given.json, circumstances | {"tables": found})
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.chaos_workloads import WORKLOADS, Place, make_truth, upload_truth
-from benchmarks.harness import REPOSITORY, SCHEMA, WrongResult, environment
+from benchmarks.harness import REPOSITORY, SCHEMA, WrongResult, environment, write_results
 from tests.faultproxy import FaultProxy
 from tests.s3server import S3Server
 
@@ -234,7 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     print(json.dumps({k: v for k, v in results.items() if k != "machine"}, indent=1))
     if given.json is not None:
-        given.json.write_text(json.dumps(results, indent=1) + "\n")
+        write_results(given.json, results)
     return 1 if results["wrong"] else 0
 
 

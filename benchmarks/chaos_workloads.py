@@ -344,7 +344,9 @@ def lives(place: Place, command: Sequence[Any]) -> None:
             if not kills and command[0] == "train":
                 return
             said = Path(folder, f"{n}.txt")
-            life = context.Process(target=_live, args=(command, str(said), place))
+            life = context.Process(
+                target=_live, args=(command, str(said), place.options, place.limit_s)
+            )
             life.start()
             life.join(place.draw.uniform(0.3, LONGEST_LIFE_S) if kills else place.limit_s + 30)
             life.kill()
@@ -360,15 +362,15 @@ def lives(place: Place, command: Sequence[Any]) -> None:
     raise WrongResult(f"{command[0]} came to no end")
 
 
-def _live(command: Sequence[Any], said: str, place: Place) -> None:
+def _live(command: Sequence[Any], said: str, options: dict[str, Any], limit_s: float) -> None:
     """Run a command; its credentials are in the environment, as command lines may hold none."""
-    os.environ["AWS_ACCESS_KEY_ID"] = place.options["key"]
-    os.environ["AWS_SECRET_ACCESS_KEY"] = place.options["secret"]
+    os.environ["AWS_ACCESS_KEY_ID"] = options["key"]
+    os.environ["AWS_SECRET_ACCESS_KEY"] = options["secret"]
     from streamkern.cli.main import run_command as cli
     from streamkern.train.train import train as run_training
 
     with Path(said).open("w") as file:
-        faulthandler.dump_traceback_later(place.limit_s, exit=True, file=file)
+        faulthandler.dump_traceback_later(limit_s, exit=True, file=file)
         with contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
             if command[0] == "train":
                 run_training(command[1])

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 import streamkern as sk
-from benchmarks.harness import environment
+from benchmarks.harness import environment, write_results
 from examples.digits import BANDWIDTH, N_TRAIN, NOISE, Task, exact_error, make_task
 from streamkern.basics.text import text_table
 
@@ -172,7 +172,7 @@ def main() -> int:
     }
     print(json.dumps(results))
     if options.json is not None:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+        write_results(options.json, results)
     return 0
 
 

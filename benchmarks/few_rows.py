@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 import streamkern as sk
-from benchmarks.harness import environment
+from benchmarks.harness import environment, write_results
 from benchmarks.tables import load_tables
 from streamkern.solver.precondition import noise
 from streamkern.train import choose_kernel
@@ -112,7 +112,7 @@ def main() -> None:
         record[f"rules over {without}"] = told = summary(found, without)
         print(f"with the rules over {without}:", json.dumps(told, indent=1))
     if args.json:
-        args.json.write_text(json.dumps(record, indent=1) + "\n")
+        write_results(args.json, record)
 
 
 if __name__ == "__main__":

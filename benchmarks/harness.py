@@ -38,6 +38,7 @@ from streamkern.backend.base import Backend
 from streamkern.backend.devices import get_backend
 from streamkern.basics.machine import available_cpus, available_memory
 
+_LINE = 240  # characters of a line of results
 SCHEMA = 1
 C, SGEMM_SIZE = 10, 4096
 # The workers of OpenMP spin for some ms after a call; those of OpenBLAS see `benchmarks/__init__`.
@@ -213,8 +214,7 @@ def told_and_kept(records: Iterable[Figure], path: Path | None) -> list[Figure]:
         found.append(record)
         print(json.dumps(record), flush=True)
         if path is not None:
-            text = json.dumps({"environment": here, "records": found}, indent=1)
-            path.write_text(text + "\n", encoding="utf-8")
+            write_results(path, {"environment": here, "records": found})
     return found
 
 
@@ -245,3 +245,33 @@ def _revision() -> dict[str, Any]:
         return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
     except (OSError, subprocess.CalledProcessError):
         return {"commit": None, "dirty": None}
+
+
+def write_results(path: Path, record: Any) -> None:
+    """Write a record as JSON, with each entry that fits on a line on one."""
+    path.write_text("\n".join(_json_lines(record, 0)) + "\n")
+
+
+def _json_lines(value: Any, depth: int) -> list[str]:
+    line = json.dumps(value)
+    small = len(line) <= _LINE - depth or not isinstance(value, dict | list)
+    if small or (isinstance(value, list) and all(not isinstance(k, dict | list) for k in value)):
+        return [line]
+    named = isinstance(value, dict)
+    entries = [(f"{json.dumps(k)}: ", v) for k, v in value.items()] if named else (
+        [("", v) for v in value])  # fmt: skip
+    lines = []
+    for head, entry in entries:
+        first, *others = [json.dumps(entry)] if not (named or _is_long(entry)) else (
+            _json_lines(entry, depth + 1))  # fmt: skip
+        lines += [f"{' ' * (depth + 1)}{head}{first}", *others]
+        lines[-1] += ","
+    lines[-1] = lines[-1][:-1]
+    ends = "{}" if named else "[]"
+    return [ends[0], *lines, " " * depth + ends[1]]
+
+
+def _is_long(entry: Any) -> bool:
+    """Return whether an entry of a list holds a table or a list that needs lines of its own."""
+    values = entry.values() if isinstance(entry, dict) else entry if isinstance(entry, list) else ()
+    return any(isinstance(v, dict | list) and len(json.dumps(v)) > _LINE for v in values)

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import REPOSITORY, SCHEMA, WrongResult, check, environment
+from benchmarks.harness import REPOSITORY, SCHEMA, WrongResult, check, environment, write_results
 from streamkern.backend.base import Backend
 from streamkern.basics.text import text_table
 
@@ -274,7 +274,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for wrong in results["wrong"]:
         print(f"WRONG: {wrong}")
     if options.json is not None:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+        write_results(options.json, results)
     return 1 if results["wrong"] else 0
 
 

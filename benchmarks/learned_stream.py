@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import check, environment
+from benchmarks.harness import check, environment, write_results
 from streamkern.basics.text import text_table
 from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
@@ -178,7 +178,7 @@ def main() -> None:
     print(text_table(records, list(COLUMNS)))
     if given.json is not None:
         circumstances = {"environment": environment(), "centers": given.centers}
-        given.json.write_text(json.dumps(circumstances | {"runs": records}, indent=1) + "\n")
+        write_results(given.json, circumstances | {"runs": records})
 
 
 if __name__ == "__main__":

@@ -25,7 +25,6 @@ chance explains more of few.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 import warnings
@@ -39,7 +38,7 @@ from sklearn import datasets, ensemble
 
 import streamkern as sk
 from benchmarks import plain_tables
-from benchmarks.harness import environment
+from benchmarks.harness import environment, write_results
 
 Array = npt.NDArray[Any]
 TRAINED, OTHERS, FEW = 1.02, 1.5, 30
@@ -294,8 +293,7 @@ def main() -> int:
             record[name]["median"] = float(np.median([ratio for _, ratio in ratios]))
         print(f"worst of {len(ratios)} {name}:", *(f"{at}: {r:.3f}" for at, r in ratios[:10]))
     if given.json is not None:
-        text = json.dumps({"environment": environment(), **record}, indent=1)
-        given.json.write_text(text + "\n", encoding="utf-8")
+        write_results(given.json, {"environment": environment(), **record})
     return 1 if bad else 0
 
 

@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 
 import streamkern as sk
-from benchmarks.harness import environment
+from benchmarks.harness import environment, write_results
 from benchmarks.public_curves import PUBLIC, PUBLIC_EXACT, ROWS
 from benchmarks.renderings import Array, EigenPro4, Falkon, Kernel, Matrices
 from benchmarks.tables import Problem, exact_error, load_tables, make_problem, settings
@@ -370,7 +370,7 @@ def main() -> int:
         rows, verdicts = summary(tables), [verdict(tables, family) for family in FAMILIES]
         if given.json is not None:
             results = {"summary": rows, "verdicts": verdicts, "tables": tables}
-            given.json.write_text(json.dumps(circumstances | results, indent=1) + "\n")
+            write_results(given.json, circumstances | results)
     print(text_table(rows, list(rows[0])), *verdicts, sep="\n")
     return 0
 

@@ -17,7 +17,6 @@ of accuracy; the exact model's error moves by .3 % between draws of the training
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from typing import Any
 import numpy as np
 
 import streamkern as sk
-from benchmarks.harness import environment
+from benchmarks.harness import environment, write_results
 from examples.digits import BANDWIDTH, N_CLASSES, Task, exact_values, make_task, noisy_rows
 from streamkern.basics.text import text_table
 
@@ -182,7 +181,7 @@ def main() -> int:
             "before": before, "after": environment(), "exact": exact, "runs": runs,
             "points": rows, "verdicts": verdicts,
         }  # fmt: skip
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+        write_results(options.json, results)
     return 0
 
 

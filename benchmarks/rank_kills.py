@@ -30,7 +30,7 @@ import numpy as np
 import psutil
 
 import streamkern as sk
-from benchmarks.harness import environment
+from benchmarks.harness import environment, write_results
 from streamkern.rundir.run_directory import RunDirectory
 
 ROWS, D, CENTERS, EPOCHS = 40_000, 20, 1000, 12
@@ -202,7 +202,7 @@ def main() -> int:
         print(summary(record), flush=True)
         if asked.json is not None:
             written = {"environments": [*before, here], "summary": summary(record)}
-            asked.json.write_text(json.dumps({**written, "record": record}) + "\n")
+            write_results(asked.json, {**written, "record": record})
     return 1 if record["failures"] else 0
 
 

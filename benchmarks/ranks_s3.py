@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import streamkern as sk
-from benchmarks.harness import bandwidth, environment, one_hot, points
+from benchmarks.harness import bandwidth, environment, one_hot, points, write_results
 from benchmarks.ranks import trained
 from benchmarks.s3_files import FileServer
 from streamkern.train.over_ranks import prepare_run
@@ -69,7 +69,7 @@ def main() -> int:
     found = measure(asked.rows, asked.copies)
     print(json.dumps(found, indent=1))
     if asked.json is not None:
-        asked.json.write_text(json.dumps({"environment": here, **found}, indent=1) + "\n")
+        write_results(asked.json, {"environment": here, **found})
     return int(max(found["stall"]) > MOST_STALL)
 
 

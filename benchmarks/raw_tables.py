@@ -14,7 +14,6 @@ The tables are those of github.com/mwaskom/seaborn-data.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +29,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import streamkern as sk
-from benchmarks.harness import environment
+from benchmarks.harness import environment, write_results
 from streamkern.basics.text import text_table
 
 
@@ -125,7 +124,7 @@ def main() -> None:
     print(text_table(lines, list(lines[0])))
     if given.json is not None:
         record = {"environment": environment(), "seeds": given.seeds, "tables": found}
-        given.json.write_text(json.dumps(record, indent=1) + "\n")
+        write_results(given.json, record)
 
 
 if __name__ == "__main__":

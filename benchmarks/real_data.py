@@ -21,7 +21,6 @@ after one of a few rows, for imports and compilers; memory is the most that the 
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import sys
@@ -35,7 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.harness import environment
+from benchmarks.harness import environment, write_results
 from benchmarks.peers import PEERS, Peer, installed
 from benchmarks.tables import load_tables
 from streamkern.basics.text import text_table
@@ -278,7 +277,7 @@ def main() -> None:
         print(summary({name: records[name]}), flush=True)
         if given.json is not None:
             circumstances = {"environment": environment(), "threads": given.threads}
-            given.json.write_text(json.dumps(circumstances | {"tables": records}, indent=1) + "\n")
+            write_results(given.json, circumstances | {"tables": records})
     print(summary(records))
     if given.plot is not None:
         plot(given.plot, records)

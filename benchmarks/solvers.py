@@ -18,7 +18,6 @@ have the training rows for centers: they are not here, but in `examples` and `pu
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from dataclasses import asdict, dataclass, field, replace
@@ -29,7 +28,7 @@ from typing import Any
 import numpy as np
 
 import streamkern as sk
-from benchmarks.harness import environment
+from benchmarks.harness import environment, write_results
 from benchmarks.problems import PROBLEMS, KernelProblem, exact_loss
 from streamkern.basics.errors import StreamkernError
 from streamkern.basics.text import text_table
@@ -285,7 +284,7 @@ def main() -> int:
                 plot(options.plot / f"solvers-{name}-{p}.png", f"{name}, p = {p}", curves)
     if options.json is not None:
         found = {"before": before, "after": environment(), "results": results}
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+        write_results(options.json, found)
     return 0
 
 

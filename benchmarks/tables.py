@@ -22,7 +22,6 @@ A figure is the median over the seeds; below, the median and the worst over the 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -35,7 +34,7 @@ import scipy.linalg
 from scipy.spatial.distance import cdist, pdist
 
 import streamkern as sk
-from benchmarks.harness import environment
+from benchmarks.harness import environment, write_results
 from benchmarks.problems import PROBLEMS, KernelProblem
 from streamkern.basics.text import text_table
 
@@ -220,7 +219,7 @@ def main() -> None:
         print(summary({name: records[name]}), flush=True)
         if given.json is not None:
             circumstances = {"environment": environment(), "centers": given.centers}
-            given.json.write_text(json.dumps(circumstances | {"tables": records}, indent=1) + "\n")
+            write_results(given.json, circumstances | {"tables": records})
     print(summary(records))
 
 

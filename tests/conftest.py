@@ -6,7 +6,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +47,32 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--full") and len(items) > 1:  # one test by its name always runs
+        chosen = _pairwise([item for item in items if not item.get_closest_marker("full")])
+        left_out = set(items) - set(chosen)
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = chosen
     needs_gpu = any(item.get_closest_marker("gpu") for item in items)
     problem = gpu_problem() if needs_gpu else None
     for item in items:
-        if item.get_closest_marker("full") and not config.getoption("--full"):
-            item.add_marker(pytest.mark.skip(reason="needs --full"))
         if item.get_closest_marker("gpu") and problem:
             item.add_marker(pytest.mark.skip(reason=f"needs a GPU: {problem}"))
+
+
+def _pairwise(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Return the items, of each grid of three or more parameters those that cover every pair.
+
+    Greedy: a case is left out if all pairs of its values are in cases before it.
+    """
+    seen, chosen = set[Any](), []
+    for item in items:
+        indices = item.callspec.indices.items() if hasattr(item, "callspec") else ()
+        test = item.nodeid.partition("[")[0]
+        pairs = {(test, *pair) for pair in combinations(indices, 2)}
+        if len(indices) < 3 or not pairs <= seen:
+            chosen.append(item)
+        seen |= pairs
+    return chosen
 
 
 def _must_run(report: Any) -> Any:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -119,15 +120,53 @@ class Layout:
         lengths = {name: len(p.read_text().splitlines()) for name, p in self.files.items()}
         return [f"{name} {n}" for name, n in lengths.items() if n > LONG_FILE]
 
-    def long_functions(self) -> list[str]:
-        """Functions of more than 60 lines, their docstrings not counted."""
-        return [
-            f"{name}.{node.name} {length}"
+    def function_lengths(self) -> dict[str, int]:
+        """Return the lines of each function, without its docstring."""
+        return {
+            f"{name}.{node.name}:{node.lineno}": _length(node)
             for name, tree in self.trees.items()
             for node in ast.walk(tree)
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-            if (length := _length(node)) > LONG_FUNCTION
+        }
+
+    def long_functions(self) -> list[str]:
+        """Return the functions of more than 60 lines."""
+        return [f"{k} {n}" for k, n in self.function_lengths().items() if n > LONG_FUNCTION]
+
+    def records(self) -> list[str]:
+        """Return the dataclasses and named tuples."""
+        return [
+            f"{name}.{node.name}"
+            for name, tree in self.trees.items()
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ClassDef)
+            if "NamedTuple" in {getattr(base, "id", "") for base in node.bases}
+            or "dataclass" in {_name_of(each) for each in node.decorator_list}
         ]
+
+    def repeated_names(self) -> list[str]:
+        """Return the public names that two modules define at their top level."""
+        counts = Counter(name for tree in self.trees.values() for name in top_level_names(tree))
+        return [name for name, n in counts.items() if n > 1]
+
+    def lines(self) -> dict[str, int]:
+        """Return the lines of each outermost room."""
+        counts = Counter[str]()
+        for name, path in self.files.items():
+            counts[name.partition(".")[0]] += len(path.read_text().splitlines())
+        return dict(counts)
+
+
+def top_level_names(tree: ast.Module) -> set[str]:
+    """Return the public names that a module defines, without those it imports."""
+    names = set()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+    return {name for name in names if not name.startswith("_")}
 
 
 def imports(tree: ast.Module) -> Iterator[Import]:
@@ -152,7 +191,13 @@ def imports(tree: ast.Module) -> Iterator[Import]:
 
 
 def _called(node: ast.Call) -> str:
-    return node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+    return _name_of(node.func)
+
+
+def _name_of(node: ast.expr) -> str:
+    """Return the last name of an expression, without the call."""
+    node = node.func if isinstance(node, ast.Call) else node
+    return node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
 
 
 def _written(name: ast.expr) -> str:
@@ -183,11 +228,17 @@ def main(arguments: list[str]) -> int:
         PAGE.write_text(layout.page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
         return 0
     entries = [path.name for path in root.iterdir() if path.name != SKIPPED]
-    lines = sum(len(path.read_text().splitlines()) for path in layout.files.values())
+    lengths = sorted(layout.function_lengths().values())
     print(f"{len(entries):6} entries in {root.name}/")
-    print(f"{len(layout.files):6} files, {lines} lines")
-    print(f"{len(layout.arrows()):6} arrows between rooms")
+    print(f"{len(layout.files):6} files, {sum(layout.lines().values())} lines")
+    print(
+        f"{len(layout.arrows()):6} arrows between rooms, on {max(layout.floors().values())} floors"
+    )
+    print(f"{len(lengths):6} functions, of {lengths[len(lengths) // 2]} lines in the median")
+    print(f"{len(layout.records()):6} records")
+    print(*(f"{n:6} lines in {room or root.name}" for room, n in layout.lines().items()), sep="\n")
     for title, found in (
+        ("names defined twice", layout.repeated_names()),
         ("files in circles of imports", layout.circles()),
         ("hidden imports", layout.hidden()),
         ("files with computed imports", layout.computed()),
