@@ -269,7 +269,7 @@ def train(place: Place) -> None:
 def predict(place: Place) -> None:
     """A model and rows from S3, predictions to S3."""
     import streamkern as sk
-    from streamkern.train.model import load_model
+    from streamkern.train.saved_model import load_model
 
     source = sk.ZarrSource(f"{place.data}/train.zarr", storage_options=place.options)
     for name in ("one", "two"):

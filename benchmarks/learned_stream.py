@@ -30,8 +30,8 @@ from benchmarks.harness import check, environment, write_results
 from streamkern.basics.text import text_table
 from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
-from streamkern.train.model import load_model
 from streamkern.train.resolve import open_run
+from streamkern.train.saved_model import load_model
 from streamkern.train.train import train
 
 ROWS, TEST, D, TELLING = 60_000, 10_000, 784, 12

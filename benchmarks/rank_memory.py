@@ -66,7 +66,7 @@ def child(rank: int, tracker: dict[str, Any], tables: dict[str, Any]) -> None:
     from streamkern.backend.ranks import process_group
     from streamkern.basics.stop import StopRequest
     from streamkern.train import trainer
-    from streamkern.train.over_ranks import train_rank
+    from streamkern.train.rank_work import train_rank
     from streamkern.train.resolve import open_run
 
     config = RunConfig.from_tables(tables)
@@ -105,7 +105,7 @@ def main(ranks: int, center_ranks: int, solver: str = "block", times: int = 1) -
     from xgboost.tracker import RabitTracker
 
     from streamkern.ingest.ingest import ingest
-    from streamkern.train.over_ranks import prepare_run
+    from streamkern.train.rank_work import prepare_run
 
     with tempfile.TemporaryDirectory() as folder:
         X = np.random.default_rng(0).normal(size=(12_000 * times, 2000)).astype(np.float32)

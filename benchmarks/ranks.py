@@ -19,7 +19,7 @@ from streamkern.backend.ranks import Communicator, process_group
 from streamkern.basics.optional import import_optional
 from streamkern.basics.stop import StopRequest
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.train.over_ranks import prepare_run, train_rank
+from streamkern.train.rank_work import prepare_run, train_rank
 
 REPEATS = 5
 BATCH = 2048

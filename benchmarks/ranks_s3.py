@@ -20,7 +20,7 @@ import streamkern as sk
 from benchmarks.harness import bandwidth, environment, one_hot, points, write_results
 from benchmarks.ranks import trained
 from benchmarks.s3_files import FileServer
-from streamkern.train.over_ranks import prepare_run
+from streamkern.train.rank_work import prepare_run
 
 LATENCY_S, BUCKET = 0.04, "bucket"
 MOST_STALL = 0.05

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from streamkern.train.model import KernelModel, load_model
+from streamkern.train.model import KernelModel
+from streamkern.train.saved_model import load_model
 
 N, D = 240, 4
 CITIES = np.array(["Bonn", "Lima", "Oslo"])

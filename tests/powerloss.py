@@ -42,7 +42,7 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.store.store import open_store
 from streamkern.stream.materialise import augment_store
 from streamkern.stream.sources.stores import ZarrSource
-from streamkern.train.model import load_model
+from streamkern.train.saved_model import load_model
 from streamkern.tuning.search import search_settings
 from tests.runs import finished, settings
 

@@ -24,8 +24,8 @@ from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir import checkpoint_format
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.train import over_ranks
-from streamkern.train.placement.launcher import place
+from streamkern.train import over_ranks, rank_work
+from streamkern.train.placement.launcher import run_ranks
 from streamkern.train.placement.task import RankSpec
 from streamkern.train.resolve import RunInputs
 from streamkern.train.step_loop import StepLoop
@@ -59,13 +59,13 @@ def settings(store: str, run_dir: Path | str, **changes: Any) -> RunConfig:
 
 def on_ranks(size: int, config: RunConfig, continues: str | None = None) -> list[Any]:
     """The run by threads of this process, with the bits of processes of a thread."""
-    quiet = partial(StopRequest, install=False)
+    quiet, given = partial(StopRequest, install=False), RunInputs(continues=continues)
 
     def one(ranks: Communicator) -> dict[str, Any]:
-        return over_ranks.train_rank(config, ranks, quiet(), continues=continues)
+        return rank_work.train_rank(config, ranks, quiet(), given)
 
     with threadpool_limits(1, "blas"):
-        over_ranks.prepare_run(config, continues=continues)
+        rank_work.prepare_run(config, given=given)
         return on_threads(size, one)
 
 
@@ -87,12 +87,12 @@ def trained(
 
     def briefly(workers: Any, work: Any, told: dict[str, Any], **more: Any) -> Any:
         toy = told | {"work": work, "acts": acts or {}, "folder": str(folder)}
-        return place(workers, acting, toy, **more | limits)
+        return run_ranks(workers, acting, toy, **more | limits)
 
-    with patch.object(over_ranks, "place", briefly):
+    with patch.object(over_ranks, "run_ranks", briefly):
         return over_ranks.train_over(
-            config, RunInputs(client=client), stop or StopRequest(install=False), on_event=told,
-            continues=continues,
+            config, RunInputs(client=client, continues=continues),
+            stop or StopRequest(install=False), on_event=told,
         )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from streamkern.backend.ranks import Communicator
 from streamkern.basics.errors import DataError, TrainingInterrupted
 from streamkern.basics.optional import on_demand
 from streamkern.basics.stop import StopRequest
-from streamkern.train.placement.task import RankSpec, Tell
+from streamkern.train.placement.task import RankSpec
 
 NUMBERS = np.arange(12.0)
 
@@ -92,7 +92,9 @@ def begun(folder: Path) -> list[list[int]]:
     return sorted([int(n) for n in line.split()] for line in notes(folder) if line[0].isdigit())
 
 
-def prepare(settings: dict[str, Any], stop: StopRequest, tell: Tell) -> None:
+def prepare(
+    ranks: Communicator, spec: RankSpec, settings: dict[str, Any], stop: StopRequest
+) -> None:
     """What is done before, alone."""
     note(Path(settings["folder"]), "prepared")
     _act(settings.get("first"), Path(settings["folder"]) / "first")

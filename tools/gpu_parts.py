@@ -22,7 +22,7 @@ from streamkern.basics.stop import StopRequest
 from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.train.over_ranks import prepare_run, train_rank
+from streamkern.train.rank_work import prepare_run, train_rank
 from tools.gpu_speed import MODES, Clock, _operator
 from tools.rank_threads import Threads
 

@@ -17,7 +17,7 @@ from streamkern.kernels.notation import bandwidths, kernel_text
 from streamkern.store.describe import describe_store
 from streamkern.stream.sources.stores import stores_of
 from streamkern.train.choose_kernel import KERNEL_ROWS, MIN_BANDWIDTH, kernels_of, widest_of
-from streamkern.train.gpu_ranks import counted
+from streamkern.train.over_ranks import with_rank_count
 from streamkern.train.planned import Times, expected_times, planned_batches, planned_flops
 from streamkern.train.resolve import ResolvedRun, open_run
 from streamkern.train.train import open_continued
@@ -51,7 +51,7 @@ def plan(
     ------
     ConfigError, DataError : as `train_model` does before anything is written.
     """
-    config = counted(as_config(config))
+    config = with_rank_count(as_config(config))
     run = open_run(config) if continues is None else open_continued(config, continues)
     with run.backend:
         times = expected_times(run, open_test(config, run.data)) if measure else None

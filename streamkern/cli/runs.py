@@ -43,8 +43,8 @@ from streamkern.predict.evaluation import format_metrics
 from streamkern.rundir.run_summary import glance
 from streamkern.stream.cluster import connect, dashboard_link
 from streamkern.stream.sources.base import BaseSource
-from streamkern.train.gpu_ranks import counted
 from streamkern.train.log_reader import processes_in
+from streamkern.train.over_ranks import with_rank_count
 from streamkern.train.planned import Times, expected_times, planned_flops
 from streamkern.train.resolve import ResolvedRun, open_run
 from streamkern.train.train import open_continued
@@ -124,7 +124,7 @@ def plan_command(
     as_json: AsJson = False,
 ) -> None:
     """Show the sizes, the memory, the work and the time of a run without starting it."""
-    config = counted(config)
+    config = with_rank_count(config)
     run = open_run(config) if continues is None else open_continued(config, continues)
     try:
         held_out = open_test(config, run.data)

@@ -160,7 +160,7 @@ class ExecutionConfig(Table):
 
     @property
     def n_ranks(self) -> int:
-        """`ranks`, once "gpus" is a number; see `gpu_ranks.counted`."""
+        """`ranks`, once "gpus" is a number; see `over_ranks.with_rank_count`."""
         assert isinstance(self.ranks, int), "ranks have not been counted"
         return self.ranks
 

@@ -41,9 +41,8 @@ from streamkern.stream.target_scale import TargetScale
 from streamkern.train.callbacks import check_callbacks
 from streamkern.train.online import Online, SavedRun
 from streamkern.train.resolve import RunInputs
-from streamkern.train.saved_model import WholeModel, model_only, save_model
+from streamkern.train.saved_model import load_result, save_model, without_solver
 from streamkern.train.train import Result, train
-from streamkern.train.trained import load_trained_run
 from streamkern.train.training_data import check_same_rows
 
 _TURNS: MutableMapping[KernelEstimator, threading.RLock] = weakref.WeakKeyDictionary()
@@ -139,9 +138,9 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
         if self.run_dir is None:
             return None
         with contextlib.suppress(StreamkernError):  # nothing was saved yet, or a function was used
-            run = load_trained_run(self.run_dir)
-            with contextlib.closing(run.result.model.backend):
-                saved = FittedModel.of_run(run, self._built_transforms(), None)
+            run, result = load_result(self.run_dir)
+            with contextlib.closing(result.model.backend):
+                saved = FittedModel.of_run(run, result, self._built_transforms(), None)
             if (saved.schema.row_shape, saved.schema.classes) == (
                 schema.row_shape, schema.classes,
             ):  # fmt: skip
@@ -361,10 +360,9 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
         """
         now = self._snapshot()
         with own_names():
-            save_model(now._whole(now._state), place, storage_options)
+            now._save(now._state, place, storage_options)
 
-    def _whole(self, fitted: FittedModel) -> WholeModel:
-        """Return everything that `save` writes."""
+    def _save(self, fitted: FittedModel, place: Any, storage_options: Any) -> None:
         fit = fitted.attributes
         report = fit["report_"]
         of_data = ("test_", "validation_")
@@ -377,15 +375,16 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
             state = arrays, meta | {"position": meta["position"] | {"done": True}}
         else:
             with self._model() as model:
-                setup, state = model_only(
+                setup, state = without_solver(
                     model, fitted.centers, fitted.order, fitted.meta, epochs=fit["n_iter_"],
                     samples=report["samples"], ridge=report.get("ridge", 0.0),
                     ridges=report.get("ridges"),
                 )  # fmt: skip
         setup = setup[0], setup[1] | {"facts": facts}
-        return WholeModel(
-            fitted.settings, setup, state, metrics, fit["history_"], fit["loss_curve_"],
-            report.get("ended"), fit["validation_scores_"] or (),
+        save_model(
+            place, storage_options, setup, state, settings=fitted.settings, metrics=metrics,
+            history=fit["history_"], losses=fit["loss_curve_"], ended=report.get("ended"),
+            validation_scores=fit["validation_scores_"] or (),
         )  # fmt: skip
 
 

@@ -20,10 +20,11 @@ from streamkern.ingest.columns import USUAL, RecordedArrays
 from streamkern.ingest.encoding_options import Like
 from streamkern.ingest.received import Received
 from streamkern.ingest.tables.encoder import Encoder
-from streamkern.kernels.fourier import FourierFeatures, of_features
+from streamkern.kernels.fourier import FourierFeatures
 from streamkern.kernels.points import Grid
 from streamkern.planning.sizes import own_sizes
 from streamkern.predict.calibration import Calibration
+from streamkern.rundir.checkpoint_format import Saved
 from streamkern.solver.posterior import Posterior
 from streamkern.solver.precondition.step_rule import StepRule, max_over_blocks
 from streamkern.stream.sources.base import BaseSource
@@ -31,9 +32,9 @@ from streamkern.stream.sources.transforms import Scale, Transform, is_determinis
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.model import KernelModel
 from streamkern.train.online import Online, SavedRun
+from streamkern.train.parent_run import ParentRun
+from streamkern.train.run_snapshot import RunSnapshot
 from streamkern.train.step_loop import Result
-from streamkern.train.trained import Trained
-from streamkern.train.warm_start import WarmStart
 
 
 class FittedAttribute:
@@ -202,7 +203,7 @@ class FittedModel:
     schema: Schema
     attributes: Mapping[str, Any]
     targets: TargetScale
-    warm: WarmStart | None
+    warm: ParentRun | None
     precision: str
     grid: Grid | None
     fixed: tuple[Transform, ...]
@@ -237,11 +238,10 @@ class FittedModel:
         # Fourier features have the bandwidth of the kernel that they approximate.
         described = kernel.of if isinstance(kernel, FourierFeatures) else {}
         ridge = others.get("settings", {}).get("solver", {}).get("ridge")  # "auto" if it was found
-        warm = WarmStart(
-            "True", tuple(meta["row_shape"]), centers, alpha, meta["classes"], model.targets,
-            meta["fit_intercept"], meta["target_columns"], of_features(meta["kernel"]),
-            kernel.metric, encoder=meta.get("encoder"),
-        )  # fmt: skip
+        arrays = model.targets.arrays()
+        if kernel.metric is not None:
+            arrays["metric"] = kernel.metric
+        warm = ParentRun("True", Saved(0, arrays, meta), None, centers, alpha)
         attributes = schema.attributes | {
             "centers_": centers,
             # Powers of two: nothing is rounded, and float64 holds values that float32 may not.
@@ -266,13 +266,15 @@ class FittedModel:
         )  # fmt: skip
 
     @classmethod
-    def of_run(cls, run: Trained, transforms: Sequence[Any] | None, options: Any) -> Self:
+    def of_run(
+        cls, run: RunSnapshot, result: Result, transforms: Sequence[Any] | None, options: Any
+    ) -> Self:
         """Return the record of a run directory, from which `partial_fit` continues.
 
         transforms : the parameter, as objects; None if the run does not keep them
         options : storage options of the place
         """
-        model, facts = run.result.model, run.result.meta.get("facts", {})
+        model = result.model
         built, fixed = list(transforms or ()), list(model.fixed)
         # A scaling that the run found by itself; one that was given is among the transforms.
         has_scale = any(isinstance(t, Scale) for t in built)
@@ -281,8 +283,9 @@ class FittedModel:
         bound = [fixed.pop(0) if is_deterministic(t) else t for t in built]
         bound = [] if transforms is None else [*bound, *fixed]
         return cls.of_result(
-            run.result, Schema.of_model(model, facts, run.place), scaling=scaling,
-            settings=run.settings, online=(SavedRun(run.place, run.step, options), bound),
+            result, Schema.of_model(model, run.facts, run.place), scaling=scaling,
+            settings=run.record["identity"]["settings"],
+            online=(SavedRun(run.place, run.saved.step, options), bound),
         )  # fmt: skip
 
     def to_predict(self) -> Self:

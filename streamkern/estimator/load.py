@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,7 +18,10 @@ from streamkern.estimator.parameter_values import UnsavedParameter, restored_tra
 from streamkern.kernels.builtin import get_kernel
 from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.stream.sources.transforms import from_config
-from streamkern.train.trained import Trained, load_trained_run
+from streamkern.train.model import KernelModel
+from streamkern.train.run_snapshot import RunSnapshot
+from streamkern.train.saved_model import load_result
+from streamkern.train.step_loop import Result
 
 
 @hide_traceback
@@ -55,23 +59,19 @@ def load(
     """
     if not isinstance(place, str | os.PathLike):
         raise ConfigError(f"place={place!r} must be the path or URL of a run directory")
-    run = load_trained_run(place, storage_options)
-    try:
-        with checkpoint_errors(run.place):
-            return _fitted(run, storage_options)
-    finally:
-        run.result.model.backend.close()
+    run, result = load_result(place, storage_options)
+    with contextlib.closing(result.model.backend), checkpoint_errors(run.place):
+        return _fitted(run, result, storage_options)
 
 
 def _fitted(
-    run: Trained, storage_options: Mapping[str, Any] | None
+    run: RunSnapshot, result: Result, storage_options: Mapping[str, Any] | None
 ) -> KernelRegressor | KernelClassifier:
-    model, facts = run.result.model, run.result.meta.get("facts", {})
-    values = model.classes is None and facts.get("indicator") is None
-    estimator = (KernelRegressor if values else KernelClassifier)(**_parameters(run))
+    values = run.classes is None and run.facts.get("indicator") is None
+    estimator = (KernelRegressor if values else KernelClassifier)(**_parameters(run, result.model))
     transforms = estimator.transforms
     built = None if isinstance(transforms, UnsavedParameter) else from_config(transforms)
-    estimator._fitted_ = FittedModel.of_run(run, built, storage_options)
+    estimator._fitted_ = FittedModel.of_run(run, result, built, storage_options)
     if not values:
         _label_weights(estimator)
     estimator._fitted_ = replace(estimator._fitted_, begun=estimator._of_model())
@@ -87,9 +87,9 @@ def _label_weights(estimator: Any) -> None:
             setattr(estimator, name, {labels.get(key, key): w for key, w in table.items()})
 
 
-def _parameters(run: Trained) -> dict[str, Any]:
+def _parameters(run: RunSnapshot, model: KernelModel) -> dict[str, Any]:
     """Return the parameters of the estimator from the settings of the run."""
-    settings, facts = run.settings, run.result.meta.get("facts", {})
+    settings, facts = run.record["identity"]["settings"], run.facts
     values: dict[str, Any] = {}
     for name, path in PARAMETER_SETTINGS.items():
         section, _, key = path.partition(".")
@@ -101,9 +101,9 @@ def _parameters(run: Trained) -> dict[str, Any]:
     kernel = values["kernel"]
     if isinstance(kernel, Mapping) and "kind" not in kernel:  # a `Kernel` object, described
         has_metric = "metric" in kernel
-        values["kernel"] = run.result.model.op.kernel if has_metric else get_kernel(kernel, "auto")
+        values["kernel"] = model.op.kernel if has_metric else get_kernel(kernel, "auto")
     values["transforms"] = restored_transforms(facts, settings["data"]["transforms"])
-    if run.result.model.classes is not None:
+    if run.classes is not None:
         for name in ("class_weight", "class_sampling"):
             values[name] = settings["data"].get(name)
     elif facts.get("indicator") is None:

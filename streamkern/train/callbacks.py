@@ -105,14 +105,14 @@ def check_callbacks(callbacks: Any) -> tuple[Callback, ...]:
     objects."""
     if not isinstance(callbacks, Iterable | None):
         raise ConfigError(f"callbacks={callbacks!r} must be a list of callbacks; give [it]")
-    found = tuple(callbacks or ())
-    for callback in found:
+    checked = tuple(callbacks or ())
+    for callback in checked:
         if not isinstance(callback, Callback):
             raise ConfigError(
                 f"callbacks has {callback!r}; give objects of subclasses of streamkern.Callback, "
                 "and callbacks of scikit-learn to set_callbacks"
             )
-    return found
+    return checked
 
 
 class Callbacks:
@@ -123,7 +123,7 @@ class Callbacks:
 
     def __init__(self, callbacks: Sequence[Callback], stack: contextlib.ExitStack) -> None:
         self._callbacks, self._stack = callbacks, stack
-        self._told: list[Callback] = []
+        self._active: list[Callback] = []
         self._passes = 0
 
     def begin(self, run: TrainStart) -> None:
@@ -131,21 +131,21 @@ class Callbacks:
         for callback in self._callbacks:
             self._stack.push(_ender(callback))
             callback.begin(run)
-            self._told.append(callback)
+            self._active.append(callback)
 
     @contextlib.contextmanager
-    def _telling(self) -> Iterator[list[Callback]]:
+    def _calling(self) -> Iterator[list[Callback]]:
         """Yield the callbacks to call. If one raises, none of them is called with later records."""
         try:
-            yield self._told
+            yield self._active
         except BaseException:
-            self._told = []
+            self._active = []
             raise
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Pass a record of the log to all callbacks. Records before `begin` are dropped."""
-        with self._telling() as told:
-            for callback in told:
+        with self._calling() as active:
+            for callback in active:
                 callback.record(record)
 
     def pass_ended(self, passed: EpochEnd) -> str | None:
@@ -154,8 +154,8 @@ class Callbacks:
         if passed.epoch <= self._passes:
             return None
         self._passes = passed.epoch
-        with self._telling() as told:
-            enders = [type(each).__name__ for each in told if each.pass_ended(passed)]
+        with self._calling() as active:
+            enders = [type(each).__name__ for each in active if each.pass_ended(passed)]
         return f"{enders[0]} asked for no further pass" if enders else None
 
 

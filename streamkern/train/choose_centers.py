@@ -27,10 +27,10 @@ from streamkern.train import center_rows
 from streamkern.train.center_rows import CenterRows
 from streamkern.train.center_stripes import CenterPart, mean, scatter
 from streamkern.train.choose_kernel import moved
-from streamkern.train.continued import Continued
 from streamkern.train.given_arrays import open_centers
-from streamkern.train.kept_centers import KeptCenters
+from streamkern.train.parent_run import ParentRun
 from streamkern.train.resolve import ResolvedRun
+from streamkern.train.stored_centers import StoredCenters
 
 
 class Chosen(NamedTuple):
@@ -100,7 +100,7 @@ def choose_centers(
 
 
 def _continued(
-    run: ResolvedRun, continued: Continued, dtype: np.dtype[Any], report: Report
+    run: ResolvedRun, continued: ParentRun, dtype: np.dtype[Any], report: Report
 ) -> Chosen:  # fmt: skip
     """Return the centers of the run that is continued; each rank reads its stripe."""
     p, ranks = run.problem.p, run.given.ranks
@@ -195,7 +195,7 @@ def _rows(run: ResolvedRun, method: str) -> tuple[RowBlock, int]:
         block = random_rows.all_rows(base, seed)
     else:
         array = run.given.centers
-        assert not isinstance(array, KeptCenters)
+        assert not isinstance(array, StoredCenters)
         if array is None:
             array = open_centers(run.config, base.columns, base.encoder)
         block = random_rows.given_centers(array, base.row_shape, base.n_outputs)

@@ -11,7 +11,7 @@ from streamkern.kernels.notation import kernel_text
 
 SHOWN_ENTRIES = 6
 """Largest number of entries of a list that are shown."""
-_OF_SOURCES = ("n_rows", "row_shape", "dtype", "n_outputs", "classes", "copies")
+_SOURCE_ENTRIES = ("n_rows", "row_shape", "dtype", "n_outputs", "classes", "copies")
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -21,7 +21,7 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     for key in dict.fromkeys([*before, *after]):
         a, b = before.get(key), after.get(key)
         if a is not None and b is not None and _is_source(a) and _is_source(b):
-            changed += _of_sources(key, a, b)
+            changed += _source_changes(key, a, b)
         elif key not in before or key not in after or a != b:
             changed.append(_change(key, before, after))
     if any(change.startswith("settings.data.scale:") for change in changed):  # the same difference
@@ -51,11 +51,15 @@ def _change(key: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> st
     return f"{key}: other contents" if old == new else f"{key}: was {old}, now {new}"
 
 
-def _of_sources(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+def _source_changes(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Return how the data of two runs differ, by the descriptions of their sources."""
-    found = [key for key in _OF_SOURCES if old.get(key) != new.get(key)]
-    found = [key for key in found if key != "copies" or {1, None} != {old.get(key), new.get(key)}]
-    changes = [_change(f"{name}.{key}", *_both(f"{name}.{key}", key, old, new)) for key in found]
+    changes = []
+    for key in _SOURCE_ENTRIES:
+        values = old.get(key), new.get(key)
+        if values[0] != values[1] and (key != "copies" or set(values) != {1, None}):
+            entry = f"{name}.{key}"
+            both = ({entry: each[key]} if key in each else {} for each in (old, new))
+            changes.append(_change(entry, *both))
     other_rows = set(_checksums(old)) != set(_checksums(new))
     if other_rows:
         changes.append(f"{name}: other rows or targets")
@@ -69,13 +73,6 @@ def _of_sources(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> li
     if not changes and old != new:
         changes.append(f"{name}: the same rows are brought in another way")
     return changes
-
-
-def _both(
-    name: str, key: str, old: Mapping[str, Any], new: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    before, after = ({name: each[key]} if key in each else {} for each in (old, new))
-    return before, after
 
 
 def _transforms(source: Any) -> Iterator[Mapping[str, Any]]:

@@ -37,17 +37,15 @@ def open_centers(
     Raises StoreNotFoundError, ConfigError, StorageError and MissingDependencyError.
     """
     url = config.model.centers
-    with _in_one_sentence(
-        url, "model.centers", "centers", "zarr array or store", (*SELECTORS, "all")
-    ):
-        found = _open(config, url)
-        if not isinstance(found, zarr.Group):
-            return found
+    with _with_remedy(url, "model.centers", "centers", "zarr array or store", (*SELECTORS, "all")):
+        array = _open(config, url)
+        if not isinstance(array, zarr.Group):
+            return array
         # Checked as a store: finished, and X of rows.
         options = None if local_path(url) is not None else storage_options_for(config, url)
-        held = open_store(url, x=config.data.x, y=None, storage_options=options or None)
-        check_encoder(held.spec.encoder, encoder, "model.centers")
-        return _features(held, columns)
+        store = open_store(url, x=config.data.x, y=None, storage_options=options or None)
+        check_encoder(store.spec.encoder, encoder, "model.centers")
+        return _features(store, columns)
 
 
 def open_metric(config: RunConfig, d: int) -> npt.NDArray[Any]:
@@ -56,20 +54,20 @@ def open_metric(config: RunConfig, d: int) -> npt.NDArray[Any]:
     Raises the errors of `open_centers`.
     """
     url = config.model.metric
-    with _in_one_sentence(url, "model.metric", "a metric", "zarr array", METRICS):
-        found = _open(config, url)
-        if isinstance(found, zarr.Group):
+    with _with_remedy(url, "model.metric", "a metric", "zarr array", METRICS):
+        array = _open(config, url)
+        if isinstance(array, zarr.Group):
             raise ConfigError(
                 f"model.metric={redact(url)!r} is a group of arrays; name the array in it that "
                 "holds the metric"
             )
-        check_metric(found, d)
-        if isinstance(found, zarr.Array) and found.nchunks_initialized < found.nchunks:
+        check_metric(array, d)
+        if isinstance(array, zarr.Array) and array.nchunks_initialized < array.nchunks:
             raise ConfigError(
                 f"model.metric={redact(url)!r} has chunks that are not there, which may be lost or "
                 "zeros; write it again as a .npy file, or with write_empty_chunks"
             )
-        return np.asarray(found[...])
+        return np.asarray(array[...])
 
 
 def check_metric(array: Any, d: int) -> None:
@@ -84,7 +82,7 @@ def check_metric(array: Any, d: int) -> None:
 
 
 @contextlib.contextmanager
-def _in_one_sentence(
+def _with_remedy(
     url: str, setting: str, what: str, kinds: str, words: Sequence[str]
 ) -> Iterator[None]:
     """Convert errors of opening an array to errors that name the setting and a remedy."""
@@ -117,11 +115,11 @@ def _open(config: RunConfig, url: str) -> Any:
 
 def _features(store: Store, columns: Sequence[str] | None) -> Any:
     """Return X of a store; it is read if its columns are in another order than `columns`."""
-    found = store.spec.columns
-    if found is None or columns is None or found == tuple(columns):
+    names = store.spec.columns
+    if names is None or columns is None or names == tuple(columns):
         return store.rows["X"]
-    places = [found.index(name) for name in in_order(found, columns, "model.centers")]
-    return np.asarray(store.rows["X"])[:, places]
+    order = [names.index(name) for name in in_order(names, columns, "model.centers")]
+    return np.asarray(store.rows["X"])[:, order]
 
 
 DEFAULT_CENTERS = 10_000

@@ -9,19 +9,18 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array, Backend, tiles
-from streamkern.backend.devices import get_backend
-from streamkern.basics.errors import ConfigError, DataError, RunError
+from streamkern.backend.rank_grid import RankGrid
+from streamkern.backend.ranks import SINGLE, Communicator
+from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.progress import Progress
-from streamkern.basics.warning import warn
-from streamkern.filesystem.ownership import no_run
 from streamkern.ingest.columns import USUAL, RecordedArrays
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
@@ -31,24 +30,31 @@ from streamkern.predict.evaluation import CalibratedFigures, EvaluationMetrics
 from streamkern.predict.input_rows import FileRows
 from streamkern.predict.prediction_table import OutputFormat, PredictionTable, answered_labels
 from streamkern.predict.predictions import write_predictions
-from streamkern.rundir.checkpoint_format import Saved, checkpoint_errors
-from streamkern.rundir.run_directory import RunDirectory
 from streamkern.solver.posterior import Posterior
 from streamkern.store.row_block import RowBlock
 from streamkern.stream.feed import prepare
 from streamkern.stream.sources.alignment import check_row_shape, in_classes, in_columns
 from streamkern.stream.sources.arrays import is_sparse, rows_of
-from streamkern.stream.sources.base import Source
+from streamkern.stream.sources.base import BaseSource, Source
+from streamkern.stream.sources.stores import stores_of
 from streamkern.stream.sources.transforms import Transform, describe_transform
 from streamkern.stream.sources.user import as_source
 from streamkern.stream.target_scale import TargetScale
-from streamkern.train.device_loader import load_trained
-from streamkern.train.on_its_backend import on_its_backend
-from streamkern.train.provenance import provenance
-from streamkern.train.scaling import load_scaling
-from streamkern.train.setup import accelerator_of, operator
 from streamkern.train.spreads import ResidualScales
 from streamkern.train.training_data import check_evaluable, targets
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _on_its_backend(method: _Method) -> _Method:
+    """Wrap a method to run with `self.backend` active, and then restore the caller's backend."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kw: Any) -> Any:
+        with self.backend.active():
+            return method(self, *args, **kw)
+
+    return call  # type: ignore[return-value]
 
 
 @dataclass
@@ -105,7 +111,7 @@ class KernelModel:
     def _tiles(self, n: int) -> list[slice]:
         return tiles(n, min(EVALUATED_ROWS, rows_at_once(self.n_outputs)))
 
-    @on_its_backend
+    @_on_its_backend
     def values(self, X: Any, *, std: bool = False, spread: bool = False) -> npt.NDArray[Any]:
         """Return f(X) on the host, (n, c).
 
@@ -141,7 +147,7 @@ class KernelModel:
         check_evaluable(source, self.row_shape, "the data")
         return source
 
-    @on_its_backend
+    @_on_its_backend
     def _block_values(
         self, block: RowBlock, classes: Sequence[str] | None, n_outputs: int
     ) -> tuple[Array, Array]:
@@ -187,7 +193,7 @@ class KernelModel:
         """Return the rows of a block as the kernel takes them, (k, d) on the device."""
         return self._prepared(block, None, 0)[0]
 
-    @on_its_backend
+    @_on_its_backend
     def evaluate(self, source: Source | FileRows) -> dict[str, float]:
         """Return the mean squared error, for classes against one-hot targets, and R2 or accuracy.
 
@@ -204,11 +210,10 @@ class KernelModel:
         for block, F, Y in self.stream(source):
             figures.add(F, Y, block.w)
             if calibrated is not None:
-                held = self.backend.to_host(F), self.backend.to_host(Y), block.w
-                hard = self._spreads(self.prepared(block)) if calibrated.asks_spread else None
-                calibrated.add(*held, hard)
-        found = figures.result()
-        return found if calibrated is None else found | calibrated.result()
+                arrays = self.backend.to_host(F), self.backend.to_host(Y), block.w
+                spreads = self._spreads(self.prepared(block)) if calibrated.asks_spread else None
+                calibrated.add(*arrays, spreads)
+        return figures.result() | ({} if calibrated is None else calibrated.result())
 
     def answers(
         self, source: Source | FileRows, start: int = 0, *, std: bool = False, spread: bool = False
@@ -217,13 +222,13 @@ class KernelModel:
 
         Begins at position `start`; `std`, `spread` as in `values`; see `BaseSource.source_rows`.
         """
-        for place, block in self.checked(source).numbered_blocks(start):
+        for position, block in self.checked(source).numbered_blocks(start):
             for rows in self._tiles(len(block.row_ids)):
-                if place + rows.stop > start:
+                if position + rows.stop > start:
                     part = block.take(rows)
-                    yield place + rows.start, part.row_ids, self._host_values(part, std, spread)
+                    yield position + rows.start, part.row_ids, self._host_values(part, std, spread)
 
-    @on_its_backend
+    @_on_its_backend
     def _host_values(self, block: RowBlock, std: bool, spread: bool) -> npt.NDArray[Any]:
         F = np.array(self.backend.to_host(self._block_values(block, None, 0)[0]))
         if spread:
@@ -231,8 +236,8 @@ class KernelModel:
         if not std:
             return F
         assert self.posterior is not None
-        found = self.posterior.deviations(self.op, self.Z, self.prepared(block))
-        return np.concatenate((F, self.backend.to_host(found) * self.targets.scale), axis=1)
+        deviations = self.posterior.deviations(self.op, self.Z, self.prepared(block))
+        return np.concatenate((F, self.backend.to_host(deviations) * self.targets.scale), axis=1)
 
     def predict(
         self, source: Source, *, std: bool = False, spread: bool = False
@@ -304,22 +309,35 @@ class KernelModel:
         names = self.target_columns
         if original is not None and names is not None:  # names that the input may have too
             names = tuple(f"predicted_{name}" for name in names)
-        record = provenance({**self.origin, "sha256": self.digest()}, checked, self.classes)
         plain = PredictionTable(
-            checked.n_rows or 0, self.dtype, self.n_outputs, labels, names, record=record,
-            input_columns=original, escapes_formulas=escape_formulas,
+            checked.n_rows or 0, self.dtype, self.n_outputs, labels, names,
+            record=self._provenance(checked), input_columns=original,
+            escapes_formulas=escape_formulas,
         )  # fmt: skip
 
         def compute(start: int) -> Iterator[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]:
-            told = self.answers(checked, start, std=std, spread=normalised)
-            return ((first, rows, form(F)) for first, rows, F in told)
+            parts = self.answers(checked, start, std=std, spread=normalised)
+            return ((first, rows, form(F)) for first, rows, F in parts)
 
         return write_predictions(
             form.applied_to(plain), compute, url, order=order, values=values or proba,
             overwrite=overwrite, storage_options=storage_options, progress=progress,
         )  # fmt: skip
 
-    @on_its_backend
+    def _provenance(self, source: BaseSource | FileRows) -> dict[str, Any]:
+        """Return JSON values that describe the model and the rows that it predicts."""
+        files = (
+            source.files
+            if isinstance(source, FileRows)
+            else [file for store in stores_of(source) for file in store.spec.files]
+        )
+        return {
+            "model": {**self.origin, "sha256": self.digest()},
+            "data": {"fingerprint": source.fingerprint, "files": [list(file) for file in files]},
+            "classes": None if self.classes is None else list(self.classes),
+        }
+
+    @_on_its_backend
     def digest(self) -> str:
         """Return the SHA-256 of everything that determines predictions, except the device."""
         described = [self.op.kernel.describe(), *map(describe_transform, self.fixed)]
@@ -338,62 +356,43 @@ class KernelModel:
 
 def column_names(meta: Mapping[str, Any]) -> dict[str, Any]:
     """Return the column names recorded in a setup, as arguments of `KernelModel`."""
-    found = {name: meta[name] for name in ("columns", "target_columns")}
-    names = {name: None if names is None else tuple(names) for name, names in found.items()}
-    label_dtype, weight_column = map(meta.get("facts", {}).get, ("labels", "weight_column"))
-    names |= {name: meta.get(name) for name in ("encoder", "file_form")}
-    return names | {"label_dtype": label_dtype, "weight_column": weight_column}
+    facts = meta.get("facts", {})
+    names = {name: meta.get(name) for name in ("encoder", "file_form")}
+    for name in ("columns", "target_columns"):
+        names[name] = None if meta[name] is None else tuple(meta[name])
+    names |= {"label_dtype": facts.get("labels"), "weight_column": facts.get("weight_column")}
+    return names
 
 
-def load_model(
-    run_dir: str | os.PathLike[str],
-    *,
-    device: str = "auto",
-    threads: int | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-) -> KernelModel:
-    """Return the model of the newest good checkpoint of a run. A writer may be running.
+@dataclass
+class SharedModel(KernelModel):
+    """A model whose centers several ranks share out. Z, weights : those of this rank.
 
-    Warns if a newer checkpoint is damaged. The caller closes `model.backend`.
+    Rank 0 initiates each evaluation and uses its result: it broadcasts its rows, and each rank adds
+    the contribution of its centers on some of the rows.
     """
-    run = RunDirectory(run_dir, writable=False, storage_options=storage_options)
-    with run:
-        setup, saved = load_trained(run)
-        recorded = run.recorded()
-    if setup is None or saved is None:
-        raise RunError(no_run(run_dir, run.place))
-    for text in saved.skipped:
-        warn(text)
-    with checkpoint_errors(run.place):
-        accelerator = accelerator_of(setup.meta)
-    backend = get_backend(device, threads, accelerator)
-    try:
-        with checkpoint_errors(run.place):
-            model = model_of(run.place, backend, setup, saved)
-        return replace(model, arrays=RecordedArrays.from_run(recorded, model.file_form))
-    except BaseException:
-        backend.close()
-        raise
 
+    ranks: Communicator = SINGLE
+    grid: RankGrid = field(default_factory=RankGrid)
 
-def model_of(place: str, backend: Backend, setup: Saved, saved: Saved) -> KernelModel:
-    """Return the model of a run's setup and checkpoint, as `load_trained` returns them."""
-    op = operator(backend, setup.arrays, setup.meta)
-    classes = setup.meta["classes"]
-    with backend.active():
-        Z = op.points(backend.asarray(setup.arrays["Z"]), right=True)
-    return KernelModel(
-        op,
-        Z,
-        backend.asarray(saved.arrays[saved.meta["evaluated"]]),
-        None if classes is None else tuple(classes),
-        tuple(setup.meta["row_shape"]),
-        load_scaling(setup.arrays, setup.meta["scaling"]),
-        TargetScale.from_arrays(setup.arrays),
-        skipped=saved.skipped,
-        **column_names(setup.meta),
-        origin={"run": place, "step": saved.step},
-        calibration=Calibration.from_arrays(saved.arrays),
-        posterior=Posterior.kept(saved.arrays),
-        lacking=lacking(setup.meta),
-    )
+    def function(self, X: Array) -> Array:
+        """Evaluate on rank 0, while the other ranks run `answer`: see `KernelModel`."""
+        self.ranks.broadcast_scalars(X.shape)
+        return self._together(np.ascontiguousarray(self.backend.to_host(X)))
+
+    def answer(self) -> None:
+        """Evaluate for rank 0, on another rank, until rank 0 calls `answer` as well."""
+        while True:
+            n, d = (int(size) for size in self.ranks.broadcast_scalars([0, 0]))
+            if not n:
+                return
+            with np.errstate(over="ignore", invalid="ignore"):  # rank 0 checks the result
+                self._together(np.empty((n, d), self.op.dtype))
+
+    def _together(self, rows: npt.NDArray[Any]) -> Array:
+        """Return f of rank 0's rows, summed over the ranks. rows : (n, d) on the host."""
+        X = self.backend.asarray(self.ranks.broadcast(rows), self.op.dtype)
+        F = self.backend.xp.zeros((len(X), self.n_outputs), self.op.dtype)
+        own = self.grid.of_row(len(X))
+        F[own] = super().function(X[own])
+        return self.ranks.sum(F, self.backend)

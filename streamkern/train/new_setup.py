@@ -12,9 +12,9 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.solver.method import Report
 from streamkern.train.choose_metric import Learned
 from streamkern.train.gathered import gather_and_save, stripes_in
+from streamkern.train.parent_run import ParentRun
 from streamkern.train.resolve import ResolvedRun
 from streamkern.train.setup import Assembled, assist, compute, start
-from streamkern.train.warm_start import WarmStart
 
 SEEN_S = 60.0
 """Seconds to wait until other ranks see the files that rank 0 has written, on a shared disk."""
@@ -50,7 +50,7 @@ def seen(read: Callable[[], Assembled | None]) -> Assembled:
 
 
 def new_setup(
-    run: ResolvedRun, directory: RunDirectory | None, report: Report, warm: WarmStart | None
+    run: ResolvedRun, directory: RunDirectory | None, report: Report, warm: ParentRun | None
 ) -> Assembled | None:
     """Compute the setup on rank 0 and save it in its directory.
 

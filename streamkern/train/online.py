@@ -20,20 +20,19 @@ from streamkern.basics.errors import ConfigError, DivergenceError, RunError
 from streamkern.basics.progress import Line
 from streamkern.basics.text import redact
 from streamkern.config.run_config import RunConfig
-from streamkern.filesystem.ownership import no_run
 from streamkern.planning.sizes import Sizes
 from streamkern.rundir.checkpoint_format import checkpoint_errors
-from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import RunLog
 from streamkern.solver.methods import find
 from streamkern.stream.meter import Meter
 from streamkern.stream.sources.base import Source, check_unchanged
-from streamkern.train.closing import closing_line
 from streamkern.train.progress import RunProgress
 from streamkern.train.resolve import NO_INPUTS, ResolvedRun, RunInputs, open_run
-from streamkern.train.run_identity import begun_with, recorded_run, recorded_sizes
+from streamkern.train.run_identity import begun_with
+from streamkern.train.run_snapshot import RunSnapshot, sizes_of
 from streamkern.train.setup import reassemble, start
 from streamkern.train.step_loop import Between, Kept, Position, Result, StepLoop
+from streamkern.train.train import closing_line
 from streamkern.train.training_fit import sample_of, training_fit
 
 
@@ -84,7 +83,7 @@ class Online:
             raise ConfigError(
                 f"{what} and cannot be used with partial_fit; use fit, or another solver"
             )
-        given, config = replace(self.given, source=source), self.config
+        inputs, config = replace(self.given, source=source), self.config
         if config.solver.name == "auto":
             config = config.with_overrides({"solver.name": method.name})
         if config.solver.ridge == "auto":
@@ -95,8 +94,8 @@ class Online:
             learned = "learned_metric" in self.setup[1]["setup"]
             config = config.with_overrides({"model.metric": "learn" if learned else "none"})
         if self.setup is not None and model.features != "fourier":
-            given = replace(given, centers=self.setup[0]["Z"])
-        run = open_run(config, given, fixed_sizes=self.sizes, whole=False)
+            inputs = replace(inputs, centers=self.setup[0]["Z"])
+        run = open_run(config, inputs, fixed_sizes=self.sizes, whole=False)
         try:
             with run.backend.active(), Line(asked=progress) as line:
                 began = time.perf_counter()
@@ -179,41 +178,34 @@ class SavedRun:
         Raises ConfigError if its solver cannot go on with other rows, RunError if the run has
         advanced since.
         """
-        options = self._options
-        directory = RunDirectory(self.place, writable=False, storage_options=options)
-        with directory:
-            recorded, sizes = recorded_run(directory), recorded_sizes(directory)
-            setup, saved = directory.load_setup(), directory.load_latest()
-        if recorded is None or sizes is None or setup is None or saved is None:
-            raise RunError(no_run(self.place, directory.place))
-        with checkpoint_errors(directory.place):
+        run = RunSnapshot.open(self.place, self._options, load_solver=True)
+        with checkpoint_errors(run.place):
+            record, setup, saved = run.record, run.setup, run.saved
             step = saved.meta["position"]["step"]
             if step != self._step:
                 raise RunError(
-                    f"{directory.place} was loaded at step {self._step} and is at step {step} now; "
+                    f"{run.place} was loaded at step {self._step} and is at step {step} now; "
                     "load it again"
                 )
             if saved.meta.get("model_only"):
                 raise ConfigError(
-                    f"{directory.place} holds a model without the state of its solver, which "
+                    f"{run.place} holds a model without the state of its solver, which "
                     "partial_fit would go on with; save an estimator after partial_fit, load a "
                     "run directory, or use fit"
                 )
-            config = _continued(recorded["identity"]["settings"], setup.meta, sizes.solver)
+            sizes = sizes_of(record)
+            config = _continued(record["identity"]["settings"], run.kernel, sizes.solver)
             return Online(
-                config.with_overrides(execution),
-                RunInputs(facts=setup.meta.get("facts", {})), sizes,
+                config.with_overrides(execution), RunInputs(facts=run.facts), sizes,
                 (setup.arrays, setup.meta), (saved.arrays, saved.meta),
             )  # fmt: skip
 
 
 def _continued(
-    settings: Mapping[str, Mapping[str, Any]], meta: Mapping[str, Any], solver: str
+    settings: Mapping[str, Mapping[str, Any]], kernel: Mapping[str, Any], solver: str
 ) -> RunConfig:
-    """Return settings for rows to come, without the choices of the setup, which are in `meta`."""
-    described = dict(meta["kernel"])
-    described = dict(described.get("of", described))
-    described.pop("metric", None)
+    """Return settings for rows to come, without the choices of the setup, but for the kernel."""
+    described = {name: value for name, value in kernel.items() if name != "metric"}
     if solver == "direct" and settings["solver"]["ridge"] == "auto":
         raise ConfigError(
             "the ridge of a run of 'direct' was found on some of its rows, and partial_fit cannot "

@@ -1,4 +1,4 @@
-"""A run over several ranks: the work of each rank, and its placement on workers.
+"""A run over several ranks, from the process that starts them: checks, workers, and messages.
 
 One rank records the run in the run directory; then all of them compute the setup, or load it as a
 resumed run does, from the same files. Rank 0 chooses, writes, evaluates and reports; the others
@@ -9,46 +9,39 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
-import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from streamkern.backend.devices import gpu_count, gpu_problem
 from streamkern.backend.rank_grid import check_columns
-from streamkern.backend.ranks import Communicator
 from streamkern.basics.errors import (
     ConfigError,
     ResumeMismatchError,
-    RunLockedError,
-    RunLostError,
     StreamkernError,
 )
 from streamkern.basics.optional import import_optional
-from streamkern.basics.progress import ProgressSetting, Relay
-from streamkern.basics.stop import StopRequest, resumable
+from streamkern.basics.progress import Line
+from streamkern.basics.stop import StopRequest
+from streamkern.basics.warning import warn
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.urls import local_path
-from streamkern.rundir.run_directory import RunDirectory
 from streamkern.solver.methods import find
 from streamkern.stream.cluster import check_versions, connect, dashboard_link
-from streamkern.train.gpu_ranks import devices_of
-from streamkern.train.placement.launcher import place
+from streamkern.train.placement.launcher import run_ranks
 from streamkern.train.placement.local import local_cluster
-from streamkern.train.placement.task import RankSpec
-from streamkern.train.resolve import NO_INPUTS, RunInputs
-from streamkern.train.run_identity import check_same_model, check_same_run, recorded_run, run_record
-from streamkern.train.sinks import sinks_of
-from streamkern.train.start_run import acquired_run, opened_run, run_directory, started_trainer
+from streamkern.train.rank_work import has_setup, prepare_rank, reached_step, work_as_rank
+from streamkern.train.resolve import RunInputs
+from streamkern.train.run_identity import check_same_model, check_same_run, run_record
+from streamkern.train.run_snapshot import recorded_run
+from streamkern.train.start_run import opened_run, run_directory
 from streamkern.train.training_data import open_test
 
 MAX_TASK_BYTES = 256 << 20
 """Largest size of the arrays that are given and sent to every rank, in bytes."""
 
-_LOOK_S = 0.5
-
-Told = Callable[[dict[str, Any]], None]
+EventHandler = Callable[[dict[str, Any]], None]
 
 
 def train_over(
@@ -57,8 +50,7 @@ def train_over(
     request: StopRequest,
     *,
     progress: bool = False,
-    continues: str | os.PathLike[str] | None = None,
-    on_event: Told = lambda event: None,
+    on_event: EventHandler = lambda event: None,
 ) -> dict[str, Any]:
     """Train to the end with `run.ranks` ranks, and return the result of rank 0, see `train_rank`.
 
@@ -68,7 +60,7 @@ def train_over(
     given : inputs that are not in the settings; sent to every rank
     progress : whether to report the text of a progress line
     on_event : called when ranks begin ("ranks"), when one is lost ("lost", with the state "kept" to
-        resume from: "checkpoint", "setup", "nothing"), and with messages of rank 0 ("told"):
+        resume from: "checkpoint", "setup", "nothing"), and with messages of rank 0 ("message"):
         {"line": text}, {"evaluation": record}; and {"warning": text}, from any rank
     """
     check_placeable(config)
@@ -81,26 +73,25 @@ def train_over(
             config = config.with_overrides({"run.threads": max(1, config.run.threads // ranks)})
     else:
         _check_absolute(config)
-    _check_known(config, given, continues)
+    _check_recorded_run(config, given)
     settings = {
         "config": config, "given": _packed(config, given),
-        "continues": None if continues is None else str(continues),
         "progress": progress, "devices": devices,
     }  # fmt: skip
 
-    def told(event: dict[str, Any]) -> None:
-        on_event(event | ({"kept": _kept(config)} if event["event"] == "lost" else {}))
+    def forward(event: dict[str, Any]) -> None:
+        on_event(event | ({"kept": _resume_point(config)} if event["event"] == "lost" else {}))
 
     with _cluster(config, client) as workers:
         settings["dashboard"] = None if local else dashboard_link(workers)
         if not local:
             check_versions(workers)
-        found: dict[str, Any] = place(
-            workers, _work, settings, ranks=ranks, min_ranks=config.run.min_ranks,
-            multiple=config.run.center_ranks, prepare=_prepare, reached=_reached, stop=request,
-            on_event=told,
+        result: dict[str, Any] = run_ranks(
+            workers, work_as_rank, settings, ranks=ranks, min_ranks=config.run.min_ranks,
+            multiple=config.run.center_ranks, prepare=prepare_rank, reached=reached_step,
+            stop=request, on_event=forward,
         )  # fmt: skip
-    return found
+    return result
 
 
 def check_placeable(config: RunConfig) -> None:
@@ -125,7 +116,7 @@ def check_placeable(config: RunConfig) -> None:
         )
 
 
-def _kept(config: RunConfig) -> str:
+def _resume_point(config: RunConfig) -> str:
     """Return the state from which ranks resume; "checkpoint" if it cannot be read now."""
     with contextlib.suppress(StreamkernError):
         directory = run_directory(config, writable=False)
@@ -145,9 +136,7 @@ def _check_absolute(config: RunConfig) -> None:
             )
 
 
-def _check_known(
-    config: RunConfig, given: RunInputs, continues: str | os.PathLike[str] | None
-) -> None:  # fmt: skip
+def _check_recorded_run(config: RunConfig, given: RunInputs) -> None:
     """Raise ResumeMismatchError if the directory holds another run, before a worker begins.
 
     Problems that this process cannot detect, such as data visible only to workers, are reported by
@@ -159,9 +148,9 @@ def _check_known(
         warnings.simplefilter("ignore")  # ranks issue the same warnings
         try:
             if recorded_run(directory) is not None:
-                if continues is None:
+                if given.continues is None:
                     check_same_model(directory, config, given)
-                run = opened_run(here, given, directory, continues)
+                run = opened_run(here, given, directory)
                 run.backend.close()
                 check_same_run(directory, run_record(run))
         except ResumeMismatchError:
@@ -170,29 +159,27 @@ def _check_known(
             return
 
 
-def ended_before(
-    config: RunConfig, given: RunInputs, continues: str | os.PathLike[str] | None
-) -> bool:  # fmt: skip
+def is_complete(config: RunConfig, given: RunInputs) -> bool:
     """Return whether the run is complete and this process can compute the rest alone.
 
     The rest are the figures on the test data, computed as in a run of one rank. If this process can
     not read the data, or has too little memory for all of the weights, the ranks do it.
     """
     check_placeable(config)
-    directory, one = run_directory(config, writable=False), train_alone(config)
+    directory, one = run_directory(config, writable=False), as_one_rank(config)
     with warnings.catch_warnings(), contextlib.suppress(StreamkernError):
         warnings.simplefilter("ignore")  # issued again when the run is read
         saved = directory.load_latest(lambda *of: None)
         if saved is None or not saved.meta["position"]["done"]:
             return False
-        run = opened_run(one, given, directory, continues)
+        run = opened_run(one, given, directory)
         run.backend.close()
         open_test(one, run.data, given.test)
         return True
     return False
 
 
-def train_alone(config: RunConfig) -> RunConfig:
+def as_one_rank(config: RunConfig) -> RunConfig:
     """Return the settings of the same run with one rank, in this process."""
     asked = {"run.ranks": 1, "run.min_ranks": 1, "run.center_ranks": 1, "run.cluster": None}
     return config.with_overrides(asked)
@@ -231,115 +218,90 @@ def _cluster(config: RunConfig, client: Any) -> Iterator[Any]:
             yield made
 
 
-# ------------------------------------------------------------------- functions run on the workers
+# -- GPUs of this machine --------------------------------------------------------------------------
 
 
-def _prepare(settings: dict[str, Any], stop: StopRequest, tell: Told) -> None:
-    prepare_run(
-        settings["config"], stop, pickle.loads(settings["given"]), continues=settings["continues"],
-        progress=_line(settings, tell),
-    )  # fmt: skip
+def with_rank_count(config: RunConfig, *, elsewhere: bool = False) -> RunConfig:
+    """Return the settings with `run.ranks` as a number: "gpus" becomes the number of GPUs here.
 
+    elsewhere : whether the ranks run on a given cluster
 
-def has_setup(directory: RunDirectory) -> bool:
-    """Return whether the directory has a setup whose metadata verifies; arrays are not read."""
-    return directory.load_setup(lambda *of: None) is not None
-
-
-def _work(
-    ranks: Communicator, spec: RankSpec, settings: dict[str, Any], stop: StopRequest
-) -> dict[str, Any]:
-    config = settings["config"]
-    if config.run.threads == "auto":
-        config = config.with_overrides({"run.threads": spec.threads})
-    if settings["devices"]:
-        config = config.with_overrides({"run.device": settings["devices"][spec.rank]})
-    placed: dict[str, Any] = {"workers": list(spec.addresses)}
-    if settings["dashboard"] is not None:
-        placed["dashboard"] = settings["dashboard"]
-    give_up = time.monotonic() + spec.outlived_s
-    while True:
-        try:
-            return train_rank(
-                config, ranks, stop, replace(pickle.loads(settings["given"]), placed=placed),
-                continues=settings["continues"], progress=_line(settings, spec.tell),
-                tell=spec.tell,
-            )  # fmt: skip
-        except RunLockedError as error:  # by the previous rank 0, which ends by itself
-            if isinstance(error, RunLostError) or time.monotonic() > give_up:
-                raise
-        time.sleep(_LOOK_S)
-
-
-def _line(settings: dict[str, Any], tell: Told) -> ProgressSetting:
-    return Relay(lambda text: tell({"line": text})) if settings["progress"] else False
-
-
-def _reached(settings: dict[str, Any]) -> int:
-    """Return the step of the newest checkpoint; -1 if there is none."""
-    return max(run_directory(settings["config"], writable=False).steps(), default=-1)
-
-
-def prepare_run(
-    config: RunConfig,
-    stop: StopRequest | None = None,
-    given: RunInputs = NO_INPUTS,
-    *,
-    continues: str | None = None,
-    progress: ProgressSetting = False,
-) -> None:
-    """Prepare a run on one rank, before all ranks begin, if it has no setup yet.
-
-    It records the run, so that all ranks have the same sizes, and computes the setup if the ranks
-    cannot do so together.
+    Raises ConfigError if there are no GPUs, or none may be used.
     """
-    with contextlib.suppress(StreamkernError):  # missing or damaged parts are made or reported
-        if has_setup(run_directory(config, writable=False)):
-            return  # each rank reads its part
-    directory = run_directory(config)
-    with resumable(stop, kept=True, where=lambda: "in the setup") as request:
-        with acquired_run(config, given, directory, request, continues) as at:
-            together = at.run.method.setup_together(at.run.problem)
-            at.run.backend.close()
-        if not together:
-            with started_trainer(
-                config, given, run_directory(config), request, progress, continues=continues
-            ) as trainer:
-                trainer.checkpoints.wait()
-                trainer.run.backend.close()
+    if config.run.ranks != "gpus":
+        return config
+    if elsewhere or config.run.cluster is not None:
+        raise ConfigError(
+            "run.ranks='gpus' is one for each GPU of this machine, and a cluster has its own; give "
+            "the number of its workers"
+        )
+    if config.run.device not in ("auto", "gpu"):
+        raise ConfigError(
+            f"run.ranks='gpus' computes on all GPUs, and run.device={config.run.device!r} is "
+            "another; leave one of them out"
+        )
+    count = gpu_count()
+    if not count:
+        raise ConfigError(f"run.ranks='gpus', and there is none: {gpu_problem()}; give a number")
+    return config.with_overrides({"run.ranks": count, "run.device": "gpu"})
 
 
-def train_rank(
-    config: RunConfig,
-    ranks: Communicator,
-    stop: StopRequest,
-    given: RunInputs = NO_INPUTS,
-    *,
-    continues: str | None = None,
-    progress: ProgressSetting = False,
-    tell: Told = lambda said: None,
-) -> dict[str, Any]:
-    """Train to the end as one rank, after the setup. Return figures and the times of this rank.
+def devices_of(config: RunConfig) -> Sequence[str]:
+    """Return `run.device` of each rank of this machine; empty if the settings apply to all.
 
-    tell : called with each evaluation on rank 0
-
-    Raises RankLostError if another rank is lost, and the errors of `train`.
+    Raises ConfigError if several ranks would share a GPU.
     """
-    first = ranks.rank == 0
-    with (
-        resumable(stop, kept=True, where=lambda: "before the next step") as request,
-        started_trainer(
-            config, replace(given, ranks=ranks), run_directory(config, writable=first), request,
-            progress if first else False, lambda record: tell({"evaluation": record}), continues,
-            callbacks=sinks_of(config.run) if first else (),
-        ) as trainer,
-    ):  # fmt: skip
-        in_setup = trainer.ranks.waited_s
-        result = trainer.run_to_end()
-        waited = {"waited_s": trainer.ranks.waited_s - in_setup}
-        timing: Mapping[str, float] = result.timing | waited
-        trainer.run.backend.close()
-    return {
-        "metrics": result.metrics, "timing": dict(timing), "samples": result.samples,
-        "history": result.history,
-    }  # fmt: skip
+    ranks, device = config.run.n_ranks, config.run.device
+    count = 0 if device == "cpu" else gpu_count()
+    if not count:
+        return ()
+    if device not in ("auto", "gpu") or ranks > count:
+        raise ConfigError(
+            f"run.ranks={ranks} with run.device={device!r} on this machine would compute on fewer "
+            f"GPUs, of which it has {count}; set run.ranks='gpus', or run.device='cpu'"
+        )
+    return [f"gpu:{rank}" for rank in range(ranks)]
+
+
+# -- messages of the ranks -------------------------------------------------------------------------
+
+_GOES_ON = {
+    "checkpoint": "the run goes on from its last checkpoint",
+    "setup": "there is no checkpoint yet, and the run begins its first pass again",
+    "nothing": "there is no checkpoint yet, and the setup begins again",
+}
+
+
+class RankNews:
+    """Handler of the events of `train_over`. Each warning is given once, whichever rank sends
+    it."""
+
+    def __init__(self, line: Line, on_evaluation: Callable[[dict[str, Any]], None] | None) -> None:
+        self._line, self._on_evaluation = line, on_evaluation
+        self._warned = set[str]()
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        if event["event"] == "lost":
+            when = ", once the same command is run again" if event["stopping"] else ""
+            self._warn(f"{event['why']}; {_GOES_ON[event['kept']]}{when}", again=True)
+        elif event["event"] == "ranks" and event["wanted"] > event["ranks"]:
+            self._warn(f"there are workers for {event['ranks']} of {event['wanted']} ranks")
+        elif event["event"] == "message":
+            self._show(event["message"])
+
+    def _show(self, message: dict[str, Any]) -> None:
+        if message.get("line"):
+            self._line.draw(message["line"])
+        elif "line" in message:
+            self._line.close()
+        if "warning" in message:
+            self._warn(message["warning"])
+        if "evaluation" in message and self._on_evaluation is not None:
+            self._line.close()
+            self._on_evaluation(message["evaluation"])
+
+    def _warn(self, text: str, *, again: bool = False) -> None:
+        if again or text not in self._warned:
+            self._warned.add(text)
+            self._line.close()
+            warn(text)

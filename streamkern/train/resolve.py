@@ -38,14 +38,13 @@ from streamkern.stream.sources.base import Source, read_ahead, target_bytes, uni
 from streamkern.stream.sources.mixture import stored_rows
 from streamkern.stream.sources.split import rows_read
 from streamkern.train.calibration_split import NO_ROOM_APART, check_calibrate
-from streamkern.train.continued import Continued
 from streamkern.train.early_stopping import check_early_stopping
 from streamkern.train.given_arrays import check_count, check_metric, count_centers, open_metric
-from streamkern.train.kept_centers import KeptCenters
 from streamkern.train.metric_mode import LOOKED_FOR, NO_ROOM, MetricMode, requested_metric_mode
+from streamkern.train.parent_run import ParentRun
 from streamkern.train.precision import resolve_precision
+from streamkern.train.stored_centers import StoredCenters
 from streamkern.train.training_data import Data, open_data, with_epochs
-from streamkern.train.warm_start import WarmStart
 
 SAVING = 128 << 20  # bytes besides the arrays, for the chunks that `checksums` holds at once
 
@@ -64,6 +63,7 @@ class RunInputs:
     client : a `distributed.Client`, in place of data.dask
     warm : replaces solver.warm_start
     facts : JSON values of the caller, saved with the setup
+    continues : directory of the run that this one continues
     continued : everything that is taken over from the run that is continued
     ranks : communicator of the ranks that share the steps
     placed : location of the ranks, for the log: `workers`, and the `dashboard` of their cluster
@@ -71,12 +71,13 @@ class RunInputs:
 
     source: Source | None = None
     test: Source | None = None
-    centers: npt.NDArray[Any] | KeptCenters | None = None
+    centers: npt.NDArray[Any] | StoredCenters | None = None
     metric: npt.NDArray[Any] | None = None
     client: Any = None
-    warm: WarmStart | None = None
+    warm: ParentRun | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
-    continued: Continued | None = None
+    continues: str | None = None
+    continued: ParentRun | None = None
     ranks: Communicator = SINGLE
     placed: Mapping[str, Any] = field(default_factory=dict)
 
@@ -164,10 +165,9 @@ def _open(
     config: RunConfig, given: RunInputs, fixed_sizes: Sizes | None, whole: bool,
     no_room: str | None = None,
 ) -> ResolvedRun:  # fmt: skip
-    """Open the data and resolve the run. no_room : why no calibration rows are set aside, or
-    None."""
-    check_early_stopping(config, whole=whole, goes_on=bool(given.warm or given.continued))
+    """Open the data and resolve the run. no_room : why no calibration rows can be set aside."""
     goes_on = bool(given.warm or given.continued)
+    check_early_stopping(config, whole=whole, goes_on=goes_on)
     why_none = check_calibrate(config, whole=whole, goes_on=goes_on) or no_room
     check_columns(config.run.n_ranks, config.run.center_ranks)
     warm = whole and bool(given.warm or config.solver.warm_start) and given.continued is None
@@ -190,8 +190,7 @@ def _opened(
     whole: bool,
 ) -> ResolvedRun:  # fmt: skip
     """Resolve the run with opened data and the resolved choice of a metric."""
-    unmoved = get_kernel(config.model.kernels[0])
-    kernel, metric = _in_its_metric(config, given, unmoved, choice, data.d)
+    kernel, metric = _in_its_metric(config, given, choice, data.d)
     p = count_centers(config, data, whole=whole) if given.centers is None else len(given.centers)
     settings = config.run
     threads = None if settings.threads == "auto" else settings.threads
@@ -201,7 +200,7 @@ def _opened(
         budget = settings.memory if backend.name == "cpu" else settings.device_memory
         if budget == "auto":
             budget = default_budget(backend.memory_available()) // _neighbours(config, given)
-        budget_bytes = budget
+        budget_bytes = int(budget)
         transforms = data.source.feed_transforms
         origin = centers_from(config, given)
         way = SELECTORS.get(origin)
@@ -222,12 +221,12 @@ def _opened(
         )  # fmt: skip
         if origin in (*SELECTORS, "all") and config.model.features != "fourier":
             if way is not None:
-                selection = way.plan(problem, data.base.n_rows, int(budget_bytes))
+                selection = way.plan(problem, data.base.n_rows, budget_bytes)
                 problem = replace(problem, selection=selection)
             streams = problem.center_ranks > 1 and problem.selection is None
             problem = replace(problem, streams_centers=streams)
         if fixed_sizes is None:
-            chosen = resolve(problem, config.solver, int(budget_bytes))
+            chosen = resolve(problem, config.solver, budget_bytes)
             why = chosen[0].reason(problem, config.solver, chosen[1])
         else:
             chosen, why = _as_started(problem, config.solver, fixed_sizes), None
@@ -236,7 +235,7 @@ def _opened(
         backend.close()
         raise
     return ResolvedRun(
-        config, given, data, problem, *chosen, why, int(budget_bytes), backend, *precision, choice,
+        config, given, data, problem, *chosen, why, budget_bytes, backend, *precision, choice,
         metric,
     )  # fmt: skip
 
@@ -274,12 +273,13 @@ def centers_from(config: RunConfig, given: RunInputs) -> str:
 
 
 def _in_its_metric(
-    config: RunConfig, given: RunInputs, kernel: Kernel, choice: MetricMode, d: int
+    config: RunConfig, given: RunInputs, choice: MetricMode, d: int
 ) -> tuple[Kernel, npt.NDArray[np.float64] | None]:
     """Return the kernel with its metric, and the metric if it is given separately from the kernel.
 
     If a metric will be learned, the kernel gets a placeholder of its shape that takes no memory.
     """
+    kernel = get_kernel(config.model.kernels[0])
     if choice.mode == "none" and given.metric is None:
         return kernel, None
     if config.run.precision == "integer":

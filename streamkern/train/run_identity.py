@@ -1,42 +1,29 @@
-"""The identity of a run: settings and data by which two calls are the same run."""
+"""The identity of a run: its settings and data, and the environment that its bits depend on."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import platform
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import zarr
-from pydantic import TypeAdapter, ValidationError
 
 from streamkern.backend.numba_backend import numba_problem
-from streamkern.basics.errors import ConfigError, ResumeMismatchError, RunError
+from streamkern.basics.errors import ResumeMismatchError
 from streamkern.basics.version import __version__
+from streamkern.basics.warning import warn
 from streamkern.config.run_config import RunConfig
 from streamkern.planning.sizes import Sizes
 from streamkern.rundir.checkpoint_format import checked_meta, checkpoint_errors
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.solver.methods import find
 from streamkern.train.differences import difference
-from streamkern.train.kept_centers import KeptCenters
 from streamkern.train.resolve import ResolvedRun, RunInputs
-
-
-@dataclass(frozen=True)
-class RunRecord:
-    """Record that identifies a run. Everything is JSON."""
-
-    identity: dict[str, Any]
-    sizes: dict[str, Any]
-    versions: dict[str, str]
-
-
-_RECORD = TypeAdapter(RunRecord)
+from streamkern.train.run_snapshot import recorded_run, sizes_of
+from streamkern.train.stored_centers import StoredCenters
 
 
 def run_record(run: ResolvedRun) -> dict[str, Any]:
@@ -46,7 +33,7 @@ def run_record(run: ResolvedRun) -> dict[str, Any]:
     identity["settings"]["data"].pop("train", None)
     identity["data"] = run.data.source.describe()
     for name, array in (("centers", run.given.centers), ("metric", run.metric)):
-        if isinstance(array, KeptCenters):
+        if isinstance(array, StoredCenters):
             identity[name] = {"shape": list(array.shape), "sha256": array.recorded or array.sha256}
         elif array is not None:
             identity[name] = array_identity(array)
@@ -71,29 +58,8 @@ def library_versions() -> dict[str, str]:
 
 def array_identity(array: npt.ArrayLike) -> dict[str, Any]:
     """Return the shape and the SHA-256 digest of an array, as JSON values."""
-    held = np.ascontiguousarray(array)
-    return {"shape": list(held.shape), "sha256": hashlib.sha256(held.tobytes()).hexdigest()}
-
-
-def recorded_run(directory: RunDirectory | None) -> dict[str, Any] | None:
-    """Return the record that setup and checkpoints carry; None if nothing was computed yet.
-
-    A run whose setup failed, for example because of its bandwidth, can be started again with other
-    settings.
-    """
-    recorded = None if directory is None else directory.recorded()
-    if recorded is None:
-        return None
-    assert directory is not None
-    with contextlib.suppress(ValidationError, KeyError, TypeError, ConfigError):
-        # Unknown entries, and entries that pydantic converted, would not be returned unchanged.
-        record = asdict(_RECORD.validate_python(recorded)) | {"sizes": asdict(_sizes(recorded))}
-        if record == recorded:
-            return recorded
-    raise RunError(
-        f"{directory.place} holds a run of another version of streamkern; go on with that one, "
-        "or give another run_dir"
-    )
+    a = np.ascontiguousarray(array)
+    return {"shape": list(a.shape), "sha256": hashlib.sha256(a.tobytes()).hexdigest()}
 
 
 def as_recorded(config: RunConfig, directory: RunDirectory | None) -> RunConfig:
@@ -129,18 +95,7 @@ def recorded_sizes(directory: RunDirectory | None) -> Sizes | None:
     """Return the sizes a run was started with, so that another machine's memory does not change
     them."""
     recorded = recorded_run(directory)
-    return None if recorded is None else _sizes(recorded)
-
-
-def _sizes(recorded: Mapping[str, Any]) -> Sizes:
-    return sizes_from(recorded["sizes"], recorded["identity"]["settings"]["model"]["features"])
-
-
-def sizes_from(saved: Mapping[str, Any], features: str) -> Sizes:
-    """Return the sizes that were saved as a table."""
-    kind: Any = find(saved["solver"], features).sizes
-    sizes: Sizes = TypeAdapter(kind).validate_python(saved)
-    return sizes
+    return None if recorded is None else sizes_of(recorded)
 
 
 def changed_backend(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
@@ -207,3 +162,54 @@ def check_order(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None
             f"the run was started with its samples in another order: {'; '.join(changes)}; read "
             "the data in the same units and with the same version, or give another run_dir"
         )
+
+
+# -- the environment, on which the bits of a run depend as well ------------------------------------
+
+_GRID = ("ranks", "center_ranks")
+
+
+class EnvironmentChanges:
+    """The environment of the last writers of a run, as far as known, and of this process."""
+
+    def __init__(self, run: ResolvedRun) -> None:
+        grid = run.method.share(run.problem, run.sizes, run.given.ranks).grid
+        self.grid = {"ranks": grid.size, "center_ranks": grid.columns}
+        self._backend, self._before = run.backend, dict[str, Any]()
+
+    def now(self) -> dict[str, Any]:
+        """Return the environment of this process as a checkpoint stores it, JSON."""
+        return {"backend": self._backend.describe(), "versions": library_versions()} | self.grid
+
+    def of_setup(self, directory: RunDirectory, meta: Mapping[str, Any]) -> None:
+        """Record the environment of a setup that was read.
+
+        The grid is left out: a setup is the same to rounding with any grid.
+        """
+        recorded = recorded_run(directory)
+        self._before = {"backend": meta["backend"]}
+        self._before |= {} if recorded is None else {"versions": recorded["versions"]}
+
+    def of_checkpoint(self, meta: Mapping[str, Any]) -> None:
+        """Record the environment of a checkpoint that was read; by default of one process."""
+        self._before |= {name: meta[name] for name in ("backend", "versions") if name in meta}
+        if not meta["position"]["done"]:  # otherwise nothing more is computed
+            self._before |= {name: meta.get(name, 1) for name in _GRID}
+
+    def report(self, report: Callable[[str, dict[str, Any]], None]) -> None:
+        """Warn of changes since the last writer, and report them."""
+        before, now = self._before, self.now()
+        grids = ({name: each[name] for name in _GRID if name in before} for each in (before, now))
+        changes = {"libraries": _libraries(before, now), "ranks": difference(*grids)}
+        texts = [change for each in changes.values() for change in each]
+        if texts:
+            other = " and ".join(name for name, each in changes.items() if each)
+            warn(f"resumed with other {other}: {'; '.join(texts)}; same to rounding only")
+            report("changed", {"what": texts})
+
+
+def _libraries(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    if "backend" not in before:
+        return []
+    changed = changed_backend(before["backend"], now["backend"])
+    return changed + difference(before.get("versions", now["versions"]), now["versions"])

@@ -1,50 +1,147 @@
-"""A model saved as a finished run directory."""
+"""Trained models on disk: load one from a run directory, or write one as a finished run."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from streamkern.backend.base import Backend
 from streamkern.backend.devices import get_backend
 from streamkern.basics.errors import RunError
-from streamkern.rundir.checkpoint_format import Saved
+from streamkern.basics.warning import warn
+from streamkern.ingest.columns import RecordedArrays
+from streamkern.predict.calibration import Calibration, lacking
+from streamkern.rundir.checkpoint_format import Saved, checkpoint_errors
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.train.early_stopping import kept_scores
+from streamkern.solver.posterior import Posterior
+from streamkern.train.early_stopping import kept_scores, scores_in
+from streamkern.train.evaluations import evaluations_in
 from streamkern.train.guard import LossCurve
-from streamkern.train.model import KernelModel, model_of
+from streamkern.train.model import KernelModel, column_names
 from streamkern.train.run_identity import library_versions
+from streamkern.train.run_snapshot import RunSnapshot
 from streamkern.train.scaling import save_scaling
-from streamkern.train.step_loop import Kept
+from streamkern.train.setup import accelerator_of, operator
+from streamkern.train.step_loop import Kept, Result
+
+# -- loading ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class WholeModel:
-    """All parts of a model.
+def load_model(
+    run_dir: str | os.PathLike[str],
+    *,
+    device: str = "auto",
+    threads: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> KernelModel:
+    """Return the model of the newest good checkpoint of a run. A writer may be running.
 
-    settings : settings of the run
-    setup, state : arrays and JSON values of a run: see `start` and `StepLoop.kept`
-    metrics, validation_scores : as in `Result`
-    history : evaluations
-    losses : mean training loss of each epoch
-    ended : why training ended before its last epoch, or None
+    Warns if a newer checkpoint is damaged. The caller closes `model.backend`.
     """
+    run = RunSnapshot.open(run_dir, storage_options)
+    run.warn_of_damage()
+    with checkpoint_errors(run.place):
+        backend = get_backend(device, threads, accelerator_of(run.setup.meta))
+        try:
+            model = model_of(run, backend)
+            return replace(model, arrays=RecordedArrays.from_run(run.setup.run, model.file_form))
+        except BaseException:
+            backend.close()
+            raise
 
-    settings: Mapping[str, Any]
-    setup: Kept
-    state: Kept
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    history: Sequence[Mapping[str, Any]] = ()
-    losses: Sequence[float] = ()
-    ended: str | None = None
-    validation_scores: Sequence[float] = ()
+
+def load_result(
+    run_dir: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
+) -> tuple[RunSnapshot, Result]:
+    """Return the newest good checkpoint of a run, and the result that `train` would return there.
+
+    It may be read while the run is being written. The caller closes `result.model.backend`, which
+    is one thread of the CPU. Warns if a newer checkpoint, or the log, is damaged; `Result.skipped`
+    records it as well.
+
+    Raises
+    ------
+    RunError, CheckpointError, StorageError
+        There is no run, or no trained one, or it cannot be verified.
+    """
+    run = RunSnapshot.open(run_dir, storage_options)
+    record = run.record
+    records, damage = RunDirectory(
+        run_dir, writable=False, storage_options=storage_options
+    ).read_log()
+    run.warn_of_damage()
+    if damage is not None:
+        warn(damage)
+    with checkpoint_errors(run.place):
+        result = _result(run, records)
+        result.model.arrays = RecordedArrays.from_run(record, run.setup.meta.get("file_form"))
+    if damage is not None:
+        result.skipped += (damage,)
+    return run, result
 
 
-def model_only(
+def _result(run: RunSnapshot, records: list[dict[str, Any]]) -> Result:
+    meta, saved = run.setup.meta, run.saved.meta
+    position = saved["position"]
+    why = [record.get("why") for record in records if record.get("event") == "finished"]
+    backend = get_backend("cpu", 1)
+    try:
+        return Result(
+            model_of(run, backend),
+            run.setup.arrays["Z"],
+            run.order,
+            meta,
+            position["samples"],
+            metrics={k: np.nan if v is None else v for k, v in (saved["metrics"] or {}).items()},
+            history=evaluations_in(records),
+            ended=why[-1] if why else None,
+            skipped=run.skipped,
+            ridge=meta["setup"].get("ridge", saved["state"].get("ridge", 0.0)),
+            ridges=run.setup.arrays.get("ridges", run.saved.arrays.get("ridges")),
+            epochs=position["epoch"],
+            losses=LossCurve(saved.get("losses", ())).losses(position["epoch"]),
+            validation_scores=scores_in(saved.get("validation", ())),
+        )
+    except BaseException:
+        backend.close()
+        raise
+
+
+def model_of(run: RunSnapshot, backend: Backend) -> KernelModel:
+    """Return the model of a run whose centers and weights are loaded."""
+    op = operator(backend, run.setup.arrays, run.setup.meta)
+    with backend.active():
+        Z = op.points(backend.asarray(run.setup.arrays["Z"]), right=True)
+    arrays = run.saved.arrays
+    return KernelModel(
+        op, Z, backend.asarray(run.weights), run.classes, run.row_shape, run.fixed, run.targets,
+        skipped=run.skipped, **column_names(run.setup.meta),
+        origin={"run": run.place, "step": run.saved.step},
+        calibration=Calibration.from_arrays(arrays), posterior=Posterior.kept(arrays),
+        lacking=lacking(run.setup.meta),
+    )  # fmt: skip
+
+
+def model_digest(run: RunSnapshot) -> str:
+    """Return `KernelModel.digest` of a run whose weights are loaded; it needs no centers."""
+    none = np.empty((0, *run.centers.shape[1:]), run.centers.dtype)
+    setup = replace(run.setup, arrays=run.setup.arrays | {"Z": none})
+    backend = get_backend("cpu", 1)
+    try:
+        return model_of(replace(run, setup=setup), backend).digest()
+    finally:
+        backend.close()
+
+
+# -- saving ----------------------------------------------------------------------------------------
+
+
+def without_solver(
     model: KernelModel,
     Z: npt.NDArray[Any],
     order: npt.NDArray[np.int64],
@@ -69,23 +166,32 @@ def model_only(
     }  # fmt: skip
     if model.op.kernel.metric is not None:
         arrays["metric"] = model.op.kernel.metric
-    told: dict[str, npt.NDArray[Any]] = {} if ridges is None else {"ridges": np.array(ridges)}
-    for known in (model.calibration, model.posterior):
-        told |= {} if known is None else known.arrays()
+    weights = {"alpha": model.backend.to_host(model.weights)}
+    weights |= {} if ridges is None else {"ridges": np.array(ridges)}
+    for computed in (model.calibration, model.posterior):
+        weights |= {} if computed is None else computed.arrays()
     position = {"epoch": epochs, "batch": 0, "step": 0, "samples": samples, "done": True}
     state = {"position": position, "state": {"ridge": ridge}, "evaluated": "alpha"}
-    return (arrays, dict(meta) | {"scaling": scaling}), (
-        {"alpha": model.backend.to_host(model.weights)} | told,
-        state | {"model_only": True},
-    )
+    return (arrays, dict(meta) | {"scaling": scaling}), (weights, state | {"model_only": True})
 
 
 def save_model(
-    whole: WholeModel,
     place: str | os.PathLike[str],
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, Any] | None,
+    setup: Kept,
+    state: Kept,
+    *,
+    settings: Mapping[str, Any],
+    metrics: Mapping[str, float],
+    history: Sequence[Mapping[str, Any]],
+    losses: Sequence[float],
+    ended: str | None,
+    validation_scores: Sequence[float],
 ) -> None:
-    """Write the model to a directory that is new, empty, or holds all or a part of this same model.
+    """Write a model to a directory that is new, empty, or holds all or a part of this same model.
+
+    setup, state : arrays and JSON values of a run: see `start` and `StepLoop.kept`
+    settings : settings of the run; the others as in `Result`
 
     Raises
     ------
@@ -95,10 +201,14 @@ def save_model(
         The directory holds something else, or cannot be written.
     """
     directory = RunDirectory(place, keep=1, storage_options=storage_options)
-    record = _record(whole, directory.place)
+    run = RunSnapshot(directory.place, Saved(0, *setup), Saved(0, *state), setup[0]["Z"])
+    identity = {"settings": dict(settings), "data": {}, "saved": {"model": model_digest(run)}}
+    record = {
+        "identity": identity, "sizes": setup[1]["sizes"], "versions": library_versions(),
+    }  # fmt: skip
     with directory:
-        there = directory.recorded() or directory.read_config()
-        if there is not None and there != record:
+        existing = directory.recorded() or directory.read_config()
+        if existing is not None and existing != record:
             raise RunError(
                 f"{directory.place} holds another model or run already; give a new or empty "
                 "directory"
@@ -106,34 +216,23 @@ def save_model(
         if directory.steps():
             return
         directory.write_config(record)
+        arrays, meta = state
+        position = {k: meta["position"][k] for k in ("step", "epoch", "samples")}
         with directory.open_log() as log:
-            for entry in whole.history:
+            for entry in history:
                 log.write(**{"epoch": 0, **entry, "event": "evaluation"})
-            at = {k: whole.state[1]["position"][k] for k in ("step", "epoch", "samples")}
-            for epoch, loss in enumerate(whole.losses, 1):
+            for epoch, loss in enumerate(losses, 1):
                 if np.isfinite(loss):
-                    share = epoch / len(whole.losses)
-                    reached = {"epoch": epoch, "samples": round(share * at["samples"])}
-                    log.write(**at | reached, event="train", train_mse=loss)
-            if whole.ended is not None:
-                log.write(**at, event="finished", why=whole.ended)
-            directory.save_setup(*whole.setup)
-            arrays, meta = whole.state
-            metrics = {k: v if np.isfinite(v) else None for k, v in whole.metrics.items()}
-            curve = LossCurve([(loss, 0.0) for loss in whole.losses])
-            kept: dict[str, Any] = {"losses": curve.entries(), "order": {}, "metrics": metrics}
-            if whole.validation_scores:
-                kept["validation"] = kept_scores(whole.validation_scores)
-            directory.save(meta["position"]["step"], arrays, meta | kept)
-
-
-def _record(whole: WholeModel, place: str) -> dict[str, Any]:
-    """Return the record of the directory, after checking that the model can be loaded again."""
-    backend = get_backend("cpu", 1)
-    try:
-        setup, state = (Saved(0, *part) for part in (whole.setup, whole.state))
-        digest = model_of(place, backend, setup, state).digest()
-    finally:
-        backend.close()
-    identity = {"settings": dict(whole.settings), "data": {}, "saved": {"model": digest}}
-    return {"identity": identity, "sizes": whole.setup[1]["sizes"], "versions": library_versions()}
+                    samples = round(epoch / len(losses) * position["samples"])
+                    reached = {"epoch": epoch, "samples": samples}
+                    log.write(**position | reached, event="train", train_mse=loss)
+            if ended is not None:
+                log.write(**position, event="finished", why=ended)
+            directory.save_setup(*setup)
+            figures: dict[str, Any] = {
+                "losses": LossCurve([(loss, 0.0) for loss in losses]).entries(), "order": {},
+                "metrics": {k: v if np.isfinite(v) else None for k, v in metrics.items()},
+            }  # fmt: skip
+            if validation_scores:
+                figures["validation"] = kept_scores(validation_scores)
+            directory.save(position["step"], arrays, meta | figures)

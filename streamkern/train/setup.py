@@ -40,8 +40,8 @@ from streamkern.train.center_stripes import mean, receive_shard
 from streamkern.train.choose_centers import choose_centers, scatter_all
 from streamkern.train.choose_kernel import find_kernel, is_open
 from streamkern.train.choose_metric import NOT_LEARNED, Learned, copied_part, learn_metric, split
-from streamkern.train.device_loader import is_computed_with
 from streamkern.train.resolve import ResolvedRun
+from streamkern.train.run_snapshot import is_computed_with
 from streamkern.train.scaling import save_scaling, target_scale
 from streamkern.train.setup_rows import few_rows, known_rows, rows_worth, samples_of
 
@@ -293,7 +293,7 @@ def assist(run: ResolvedRun) -> dict[str, Array]:
     if run.problem.center_ranks > 1:
         p, continued = run.problem.p, run.given.continued
         if continued is not None and run.problem.reads_stripes:
-            own = {"Z": continued.Z.read(ranks.stripe(p))}
+            own = {"Z": continued.stored.read(ranks.stripe(p))}
         else:
             own = {"Z": receive_shard(p, ranks)}
         mean(own["Z"], run.problem.p, ranks)  # rank 0 broadcasts the result in the setup

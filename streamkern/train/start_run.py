@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from streamkern.backend.ranks import Communicator, on_devices
 from streamkern.basics.errors import ConfigError
@@ -21,18 +20,17 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.cluster import check_cluster, connect
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.transforms import MixUp, Transform
-from streamkern.train.ancestor import ParentRun, continuing
 from streamkern.train.callbacks import Callback, Callbacks
+from streamkern.train.continue_run import ParentId, continuing
 from streamkern.train.evaluations import EvaluationSchedule
 from streamkern.train.resolve import ResolvedRun, RunInputs, open_run
 from streamkern.train.run_identity import (
     as_recorded,
     check_same_run,
-    recorded_run,
     recorded_sizes,
     run_record,
-    sizes_from,
 )
+from streamkern.train.run_snapshot import recorded_run, sizes_from
 from streamkern.train.trainer import Trainer
 from streamkern.train.training_data import checked_classes, open_test
 
@@ -46,31 +44,25 @@ def run_directory(config: RunConfig, *, writable: bool = True) -> RunDirectory:
     )  # fmt: skip
 
 
-class AcquiredRun(NamedTuple):
-    """A run whose directory, if it has one, is locked by this process. stack : closed at the
-    end."""
-
-    run: ResolvedRun
-    held_out: BaseSource | None
-    record: dict[str, Any]
-    client: Any
-    stack: contextlib.ExitStack
-
-
 @contextlib.contextmanager
 def acquired_run(
     config: RunConfig, given: RunInputs, directory: RunDirectory | None, request: StopRequest,
-    continues: str | os.PathLike[str] | None = None,
-) -> Iterator[AcquiredRun]:  # fmt: skip
-    """Open, check and record a run, and yield it; its backend is closed on an error."""
+) -> Iterator[tuple[ResolvedRun, BaseSource | None, Any, contextlib.ExitStack]]:  # fmt: skip
+    """Open, check and record a run, whose directory this process locks.
+
+    Yields the run, its test data, the Dask client to read on, and a stack that is closed at the
+    end. The backend is closed on an error.
+    """
     ranks = given.ranks
     if ranks.rank:  # with another memory it might resolve other sizes
-        run = opened_run(config, given, directory, continues, *_told(ranks))
+        run = opened_run(config, given, directory, *_received(ranks))
     else:
-        run = opened_run(config, given, directory, continues)
-        found = ParentRun.of(run.given.continued)
+        run = opened_run(config, given, directory)
+        parent, parent_id = run.given.continued, None
+        if parent is not None:
+            parent_id = parent.ancestry, parent.stored.sha256
         ranks.broadcast_bytes(
-            json.dumps([asdict(run.sizes), run.config.model.features, found]).encode()
+            json.dumps([asdict(run.sizes), run.config.model.features, parent_id]).encode()
         )
     try:
         ranks = on_devices(given.ranks, run.backend)
@@ -99,7 +91,7 @@ def acquired_run(
                 check_same_run(directory, record)  # nobody else wrote in between
                 if first and recorded_run(directory) is None:
                     directory.write_config(record)
-            yield AcquiredRun(run, held_out, record, client, stack)
+            yield run, held_out, client, stack
     except BaseException:
         run.backend.close()
         raise
@@ -113,18 +105,16 @@ def started_trainer(
     request: StopRequest,
     progress: ProgressSetting = False,
     on_evaluation: Callable[[dict[str, Any]], None] | None = None,
-    continues: str | os.PathLike[str] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Iterator[Trainer]:
     """Yield a trainer after its setup or its last checkpoint; its backend is closed on an error."""
-    with acquired_run(config, given, directory, request, continues) as at:
-        run, stack = at.run, at.stack
+    with acquired_run(config, given, directory, request) as (run, held_out, client, stack):
         aside = run.data.aside if given.ranks.rank == 0 else None
-        evaluations = EvaluationSchedule(config.run, at.held_out, on_evaluation, aside)
-        told = Callbacks(callbacks, stack)
-        trainer = Trainer(run, directory, evaluations, stack, request, told, progress=progress)
+        evaluations = EvaluationSchedule(config.run, held_out, on_evaluation, aside)
+        listeners = Callbacks(callbacks, stack)
+        trainer = Trainer(run, directory, evaluations, stack, request, listeners, progress=progress)
         with request.at_once():
-            trainer.begin(at.client)
+            trainer.begin(client)
         yield trainer
 
 
@@ -139,24 +129,18 @@ def _check_shareable(config: RunConfig, transforms: Sequence[Transform]) -> None
 
 
 def opened_run(
-    config: RunConfig,
-    given: RunInputs,
-    directory: RunDirectory | None,
-    continues: str | os.PathLike[str] | None,
-    sizes: Sizes | None = None,
-    told: ParentRun | None = None,
-) -> ResolvedRun:
+    config: RunConfig, given: RunInputs, directory: RunDirectory | None,
+    sizes: Sizes | None = None, parent_id: ParentId | None = None,
+) -> ResolvedRun:  # fmt: skip
     """Open a run, or its continuation of another run.
 
-    sizes : replace the recorded ones
-    told : the parent run as rank 0 found it, on other ranks: see `continuing`
+    sizes, parent_id : as rank 0 found them, on another rank
     """
-    config, given = continuing(continues, as_recorded(config, directory), given, directory, told)
+    config, given = continuing(as_recorded(config, directory), given, directory, parent_id)
     return open_run(config, given, fixed_sizes=sizes or recorded_sizes(directory))
 
 
-def _told(ranks: Communicator) -> tuple[Sizes, ParentRun | None]:
-    """Return the sizes of rank 0, on another rank, and what rank 0 found of the run that is
-    continued."""
-    *sizes, found = json.loads(ranks.broadcast_bytes(b""))
-    return sizes_from(*sizes), None if found is None else ParentRun(*found)
+def _received(ranks: Communicator) -> tuple[Sizes, ParentId | None]:
+    """Return the sizes and the identity of the parent run that rank 0 broadcasts."""
+    *sizes, parent_id = json.loads(ranks.broadcast_bytes(b""))
+    return sizes_from(*sizes), None if parent_id is None else tuple(parent_id)

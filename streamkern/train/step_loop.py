@@ -31,10 +31,9 @@ from streamkern.stream.loader import Loader
 from streamkern.train.calibrating import calibrate, calibrate_left_out
 from streamkern.train.gathered import gathered
 from streamkern.train.guard import Guard, LossCurve, Watch
-from streamkern.train.model import KernelModel, column_names
+from streamkern.train.model import KernelModel, SharedModel, column_names
 from streamkern.train.resolve import ResolvedRun
 from streamkern.train.setup import Assembled
-from streamkern.train.shared_model import SharedModel
 
 Kept = tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]
 """Arrays on the host, and JSON values, as saved in setup and checkpoints."""

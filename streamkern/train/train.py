@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,29 +15,33 @@ import numpy.typing as npt
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.progress import Line
 from streamkern.basics.stop import StopRequest, resumable
+from streamkern.basics.text import time_text
 from streamkern.centers.random_rows import as_centers
 from streamkern.config.run_config import RunConfig, as_config
+from streamkern.filesystem.icechunk_repository import at_snapshot, is_branch, snapshot_url
 from streamkern.kernels.base import is_built_in
 from streamkern.kernels.builtin import Kernel
+from streamkern.predict.evaluation import format_metrics
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.sources.base import Source
 from streamkern.stream.sources.transforms import Scale, is_deterministic, transform_name
 from streamkern.train.callbacks import Callback, check_callbacks
-from streamkern.train.closing import closing_line
-from streamkern.train.gpu_ranks import counted
-from streamkern.train.over_ranks import ended_before, train_alone, train_over
-from streamkern.train.rank_news import RankNews
-from streamkern.train.resolve import ResolvedRun, RunInputs
-from streamkern.train.run_identity import (
-    check_same_run,
-    run_record,
+from streamkern.train.over_ranks import (
+    RankNews,
+    as_one_rank,
+    is_complete,
+    train_over,
+    with_rank_count,
 )
+from streamkern.train.parent_run import ParentRun
+from streamkern.train.resolve import ResolvedRun, RunInputs
+from streamkern.train.run_identity import check_same_run, run_record
+from streamkern.train.run_snapshot import recorded_run
+from streamkern.train.saved_model import load_result
 from streamkern.train.sinks import sinks_of
-from streamkern.train.snapshots import at_snapshots
 from streamkern.train.start_run import opened_run, run_directory, started_trainer
 from streamkern.train.step_loop import Result
-from streamkern.train.trained import load_trained_run
-from streamkern.train.warm_start import WarmStart
+from streamkern.train.training_data import storage_options_for
 
 __all__ = ["Result", "train"]
 
@@ -52,7 +57,7 @@ def train(
     progress: bool | str = False,
     on_evaluation: Callable[[dict[str, Any]], None] | None = None,
     stop: StopRequest | None = None,
-    warm: WarmStart | None = None,
+    warm: ParentRun | None = None,
     facts: Mapping[str, Any] | None = None,
     continues: str | os.PathLike[str] | None = None,
     callbacks: Sequence[Callback] = (),
@@ -99,24 +104,24 @@ def train(
     config = as_config(config)
     rows = None if centers is None else as_centers(centers)
     own = None if metric is None else np.asarray(metric)
-    told = (*check_callbacks(callbacks), *sinks_of(config.run))
-    given, directory = RunInputs(source, test, rows, own, client, warm, facts or {}), None
-    config = counted(config, elsewhere=client is not None)
+    listeners = (*check_callbacks(callbacks), *sinks_of(config.run))
+    parent = None if continues is None else os.fspath(continues)
+    given = RunInputs(source, test, rows, own, client, warm, facts or {}, parent)
+    directory = None
+    config = with_rank_count(config, elsewhere=client is not None)
     _check_ranks(config)
     if config.run.run_dir is not None:
         directory = run_directory(config)
-    config = config if source is not None else at_snapshots(config, directory)
+    config = config if source is not None else pin_branches(config, directory)
     if config.run.n_ranks > 1:
         _check_not_here(config, {"warm_start": warm, "callbacks": callbacks or None})
-        if not ended_before(config, replace(given, client=None), continues):
-            return _over_ranks(
-                config, given, stop, progress, on_evaluation, continues, last_line=last_line
-            )
-        config, given = train_alone(config), replace(given, client=None)
+        if not is_complete(config, replace(given, client=None)):
+            return _over_ranks(config, given, stop, progress, on_evaluation, last_line=last_line)
+        config, given = as_one_rank(config), replace(given, client=None)
     kept = directory is not None
     with resumable(stop, kept=kept, where=lambda: "before the next step") as request:
         beginning = started_trainer(
-            config, given, directory, request, progress, on_evaluation, continues, told
+            config, given, directory, request, progress, on_evaluation, listeners
         )  # fmt: skip
         with beginning as trainer:
             ended_already = trainer.position.done
@@ -151,7 +156,7 @@ def _check_not_here(config: RunConfig, given: Mapping[str, Any]) -> None:
 def _over_ranks(
     config: RunConfig, given: RunInputs, stop: StopRequest | None, progress: bool | str,
     on_evaluation: Callable[[dict[str, Any]], None] | None,
-    continues: str | os.PathLike[str] | None, *, last_line: bool | None,
+    *, last_line: bool | None,
 ) -> Result:  # fmt: skip
     """Train over several ranks, see `over_ranks`. The result is loaded from the run directory."""
     _check_read_back(config, given)
@@ -160,14 +165,14 @@ def _over_ranks(
         resumable(stop, kept=True, where=lambda: "before the next step") as request,
         Line(asked=progress) as line,
     ):
-        found = train_over(
-            config, given, request, progress=bool(progress), continues=continues,
+        summary = train_over(
+            config, given, request, progress=bool(progress),
             on_event=RankNews(line, on_evaluation),
         )  # fmt: skip
-        result = load_trained_run(str(config.run.run_dir), config.data.storage_options).result
-        result.timing = found["timing"]
+        result = load_result(str(config.run.run_dir), config.data.storage_options)[1]
+        result.timing = summary["timing"]
         if not config.run.log:  # otherwise they are read from the log
-            result.history = found["history"]
+            result.history = summary["history"]
         if last_line is not False:
             text = closing_line(result, time.perf_counter() - began)
             line.finish(text, always=last_line is True)
@@ -176,16 +181,16 @@ def _over_ranks(
 
 def _check_read_back(config: RunConfig, given: RunInputs) -> None:
     """Raise if the model has a part that a run directory cannot store."""
-    kernel, left = config.model.kernel, None
+    kernel, unsaved = config.model.kernel, None
     if isinstance(kernel, Kernel) and not is_built_in(kernel):
-        left = f"kernel={kernel!r}"
+        unsaved = f"kernel={kernel!r}"
     transforms = () if given.source is None else getattr(given.source, "feed_transforms", ())
     for transform in transforms:
         if is_deterministic(transform) and not isinstance(transform, Scale):
-            left = f"transform {transform_name(transform)!r}"
-    if left is not None:
+            unsaved = f"transform {transform_name(transform)!r}"
+    if unsaved is not None:
         raise ConfigError(
-            f"run.ranks={config.run.ranks}: {left} is a function, which the run directory that "
+            f"run.ranks={config.run.ranks}: {unsaved} is a function, which the run directory that "
             "ranks go by does not keep; train with one rank"
         )
 
@@ -200,10 +205,61 @@ def open_continued(config: RunConfig, continues: str | os.PathLike[str]) -> Reso
         directory = RunDirectory(
             config.run.run_dir, writable=False, storage_options=config.data.storage_options
         )
-    run = opened_run(config, RunInputs(), directory, continues)
+    run = opened_run(config, RunInputs(continues=os.fspath(continues)), directory)
     try:
         check_same_run(directory, run_record(run))
     except BaseException:
         run.backend.close()
         raise
     return run
+
+
+def pin_branches(config: RunConfig, directory: RunDirectory | None) -> RunConfig:
+    """Return the settings with the icechunk branches of data.train replaced by snapshots.
+
+    They are the snapshots that the run in `directory` was started with or, for a new run, the
+    current ones. Raises as `icechunk_store`.
+    """
+    urls = config.data.train_urls
+    if not any(map(is_branch, urls)):
+        return config
+    recorded = recorded_run(directory)
+    known = [] if recorded is None else list(_fingerprints(recorded["identity"]["data"]))
+    if len(known) != len(urls):  # other stores, which are reported later
+        known = [""] * len(urls)
+    pinned = []
+    for url, fingerprint in zip(urls, known, strict=True):
+        kind, _, rest = fingerprint.partition(":")
+        if is_branch(url):
+            options = storage_options_for(config, url)
+            began = kind == "icechunk"
+            url = at_snapshot(url, rest.partition(":")[0]) if began else snapshot_url(url, options)
+        pinned.append(url)
+    one = isinstance(config.data.train, str)
+    return config.with_overrides({"data.train": pinned[0] if one else pinned})
+
+
+def _fingerprints(described: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the fingerprints of the stores of a described source, in their order."""
+    parts = described.get("sources", [described["base"]] if "base" in described else [])
+    if not parts:
+        yield str(described.get("fingerprint"))
+    for part in parts:
+        yield from _fingerprints(part)
+
+
+def closing_line(result: Result, seconds: float) -> str:
+    """Return the closing line of a run.
+
+    seconds : time that this process has worked on the run
+    """
+    model, solver = result.model, result.meta["sizes"]["solver"]
+    units = "features" if model.op.kernel.explicit else "centers"
+    ridge = f", ridge {result.ridge:.3g}" if result.ridge else ""
+    took = f"{seconds:.1f} s" if seconds < 10 else time_text(seconds)
+    parts = [
+        f"trained {model.op.kernel!r} with {len(model.weights):,} {units}, solver {solver}{ridge}",
+        f"{result.epochs} epoch{'s'[: result.epochs != 1]} in {took}",
+        *(f"train mse {loss:.4g}" for loss in result.losses[-1:] if math.isfinite(loss)),
+    ]
+    return "  ".join([*parts, format_metrics(result.metrics)] if result.metrics else parts)

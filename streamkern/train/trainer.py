@@ -35,21 +35,20 @@ from streamkern.stream.meter import Meter
 from streamkern.stream.sources.base import check_unchanged
 from streamkern.train.callbacks import Callbacks, EpochEnd, TrainStart
 from streamkern.train.checkpoint_times import Checkpoints
+from streamkern.train.device_loader import setup_loader, state_loader
 from streamkern.train.early_stopping import EarlyStopping, kept_scores, scores_in
-from streamkern.train.environment_changes import EnvironmentChanges
 from streamkern.train.evaluations import EvaluationSchedule
+from streamkern.train.initial_weights import given_weights, initial_weights
 from streamkern.train.new_setup import help_with_setup, is_everywhere, new_setup, seen
+from streamkern.train.parent_run import ParentRun
 from streamkern.train.planned import decided, empty_steps, run_plan
 from streamkern.train.progress import RunProgress
 from streamkern.train.rank_coordinator import RankCoordinator
 from streamkern.train.resolve import ResolvedRun
-from streamkern.train.run_identity import check_order
-from streamkern.train.scatter_warm_start import given_weights, weights_of_first
+from streamkern.train.run_identity import EnvironmentChanges, check_order
 from streamkern.train.setup import Assembled, reassemble
-from streamkern.train.shard_loading import of_setup, of_state
 from streamkern.train.step_loop import Position, Result, StepLoop
 from streamkern.train.training_fit import report_fit
-from streamkern.train.warm_start import WarmStart
 
 
 class Trainer:
@@ -110,7 +109,7 @@ class Trainer:
             told = TrainStart.of(self.run, made.meta, self.position, place)
         self.callbacks.begin(told)
 
-    def _setup(self, warm: WarmStart | None) -> Assembled:
+    def _setup(self, warm: ParentRun | None) -> Assembled:
         made, run = self._read_setup(), self.run
         if is_everywhere(made is not None, run):
             assert made is not None
@@ -123,7 +122,7 @@ class Trainer:
 
     def _read_setup(self) -> Assembled | None:
         """Return the setup in the run directory, or None."""
-        directory, arriving = self.directory, of_setup(self.run)
+        directory, arriving = self.directory, setup_loader(self.run)
         setup = None if directory is None else directory.load_setup(arriving)
         if directory is None or setup is None:
             return None
@@ -132,14 +131,15 @@ class Trainer:
             self.writers.of_setup(directory, setup.meta)
         return made
 
-    def _resume(self, warm: WarmStart | None, ahead: dict[str, Any]) -> dict[str, Any] | None:
+    def _resume(self, warm: ParentRun | None, ahead: dict[str, Any]) -> dict[str, Any] | None:
         """Create the state, or restore the newest checkpoint; return the recorded order of the
         samples."""
-        arriving = of_state(self.run)
+        arriving = state_loader(self.run)
         saved = None if self.directory is None else self.directory.load_latest(arriving)
         if self.directory is None or saved is None:
             self.writers.report(self._report)
-            self.steps.begin(weights_of_first(warm, self.steps, self.directory, self.agreement))
+            saves = self.directory is not None
+            self.steps.begin(initial_weights(warm, self.steps, self.agreement, saved=saves))
             self._report("start", {"setup": decided(self.steps.made.meta), **ahead})
             self._keep_skipped(() if warm is None else warm.skipped)
             return None

@@ -38,7 +38,7 @@ from streamkern.stream.sources.transforms import (
 )
 from streamkern.stream.sources.user import as_source
 from streamkern.train.calibration_split import calibration_split
-from streamkern.train.continued import Continued
+from streamkern.train.parent_run import ParentRun
 from streamkern.train.scaling import find_scale
 
 # "auto" epochs: passes over small data until about this many rows were read. On digits, diabetes
@@ -96,7 +96,7 @@ class Data:
 
 
 def open_data(
-    config: RunConfig, source: Source | None = None, continued: Continued | None = None,
+    config: RunConfig, source: Source | None = None, continued: ParentRun | None = None,
     why_none: str | None = None, *, warm: bool = False,
 ) -> Data:  # fmt: skip
     """Open the training data, and append its scaling.
@@ -154,7 +154,7 @@ def open_data(
 
 
 def _stored_source(
-    config: RunConfig, continued: Continued | None, cache: Cache | None
+    config: RunConfig, continued: ParentRun | None, cache: Cache | None
 ) -> BaseSource:
     """Return the stores that the settings name, with copies and transforms."""
     settings = config.data
@@ -182,7 +182,7 @@ def _stored_source(
     return as_source(source)
 
 
-def _in_its_columns(source: Source, continued: Continued) -> BaseSource:
+def _in_its_columns(source: Source, continued: ParentRun) -> BaseSource:
     names = continued.columns, continued.target_columns
     found = in_columns(as_source(source), names[0], "data.train", names[1], continued.encoder)
     return in_classes(found, continued.classes, continued.label_dtype, "data.train")

@@ -41,7 +41,7 @@ the normal distribution has 3.3. With 2 % of the ages of a table set to 9999, th
 R2 is .46 instead of .98 without them."""
 
 NOTHING_NOTE = "the model explains nothing of its training rows"
-ALONE_NOTE = "the model knows only the rows of its centers"
+ISOLATED_NOTE = "the model knows only the rows of its centers"
 SQUEEZED_NOTE = "nine tenths of the values of feature"
 """Beginnings of the warnings."""
 
@@ -76,7 +76,7 @@ class TrainingFit(NamedTuple):
             why = f"it misses them by {1 - self.explained:.3g} times the squares the mean misses"
         elif self.alone > ISOLATED_SHARE:
             return (
-                f"{ALONE_NOTE}: {self.alone:.0%} of the training rows are out of reach of other "
+                f"{ISOLATED_NOTE}: {self.alone:.0%} of the training rows are out of reach of other "
                 "centers, and on new rows the model answers the mean of the targets; give a larger "
                 'bandwidth, or leave bandwidth at "auto"'
             )
@@ -127,21 +127,21 @@ def squeezed_features(model: KernelModel, block: RowBlock) -> str | None:
     depend on the differences between other rows. Features that share one scale, as pixels do, are
     not checked.
     """
-    places = _scaled_by_themselves(model)
-    if not len(places):
+    features = _separately_scaled(model)
+    if not len(features):
         return None
     with model.backend.active():
         X = model.backend.to_host(model.prepared(block)).astype(np.float64)
-    low, high = np.quantile(X[:, places], TAILS, axis=0)
+    low, high = np.quantile(X[:, features], TAILS, axis=0)
     width = high - low
-    spread = np.ptp(X[:, places], axis=0) >= 1  # rounding errors of a constant are smaller
-    found = np.flatnonzero((width > 0) & (width < SQUEEZED) & spread)
-    if not len(found):
+    varies = np.ptp(X[:, features], axis=0) >= 1  # rounding errors of a constant are smaller
+    squeezed = np.flatnonzero((width > 0) & (width < SQUEEZED) & varies)
+    if not len(squeezed):
         return None
-    worst = int(found[np.argmin(width[found])])
-    place = int(places[worst])
-    name = place if model.columns is None else repr(model.columns[place])
-    others = f" ({len(found)} features are like it)" if len(found) > 1 else ""
+    worst = int(squeezed[np.argmin(width[squeezed])])
+    feature = int(features[worst])
+    name = feature if model.columns is None else repr(model.columns[feature])
+    others = f" ({len(squeezed)} features are like it)" if len(squeezed) > 1 else ""
     return (
         f"{SQUEEZED_NOTE} {name} lie within {width[worst]:.1g} of its standard deviation, which "
         f"a few large values make, so that the model hardly sees how the others differ{others}; "
@@ -150,13 +150,13 @@ def squeezed_features(model: KernelModel, block: RowBlock) -> str | None:
     )
 
 
-def _scaled_by_themselves(model: KernelModel) -> npt.NDArray[np.int64]:
+def _separately_scaled(model: KernelModel) -> npt.NDArray[np.int64]:
     """Return the indices of numeric features that have a standard deviation of their own."""
     if model.encoder is not None:
         encoder = Encoder.from_json(model.encoder, "the model")
         parts = zip(encoder.codes, encoder.groups, strict=True)
-        found = [part.start for code, (_, part) in parts if code.kind == "number"]
-        return np.array(found, np.int64)
+        numeric = [part.start for code, (_, part) in parts if code.kind == "number"]
+        return np.array(numeric, np.int64)
     by_feature = any(isinstance(t, Scale) and t.mode == "feature" for t in model.fixed)
     return np.arange(math.prod(model.row_shape) if by_feature else 0)
 
@@ -174,17 +174,17 @@ def training_fit(run: ResolvedRun, model: KernelModel, block: RowBlock) -> Train
     Y = _targets(block, base.classes)
     F = model.values(block.X).astype(np.float64)
     mean = w @ Y / w.sum()
-    of_mean, of_model = (w * ((Y - f) ** 2).sum(axis=1) for f in (mean, F))
-    mse = float(of_model.sum() / w.sum() / Y.shape[1])
-    total = of_mean.sum()
+    mean_errors, errors = (w * ((Y - f) ** 2).sum(axis=1) for f in (mean, F))
+    mse = float(errors.sum() / w.sum() / Y.shape[1])
+    total = mean_errors.sum()
     if not total > 0:
         return TrainingFit(len(Y), mse, explained=1.0, spread=1.0, worse=0.0)
-    gain = of_model - of_mean
-    error = gain.std() / np.sqrt(len(gain))
+    excess = errors - mean_errors
+    standard_error = excess.std() / np.sqrt(len(excess))
     spread = (w * ((F - w @ F / w.sum()) ** 2).sum(axis=1)).sum() / total
     return TrainingFit(
-        len(gain), mse, float(1 - of_model.sum() / total), float(spread),
-        float(gain.mean() / max(error, 1e-300)), _alone(model, block),
+        len(excess), mse, float(1 - errors.sum() / total), float(spread),
+        float(excess.mean() / max(standard_error, 1e-300)), _isolated_share(model, block),
         base.classes is not None and _finds_classes(F, Y, w),
     )  # fmt: skip
 
@@ -204,7 +204,7 @@ def _targets(block: RowBlock, classes: Sequence[str] | None) -> Floats:
     return np.eye(len(classes))[block.y.astype(np.int64)]
 
 
-def _alone(model: KernelModel, block: RowBlock) -> float:
+def _isolated_share(model: KernelModel, block: RowBlock) -> float:
     """Return the share of rows that no center reaches but one equal to the row.
 
     0 if rows repeat, so that a center knows all rows equal to it, and for kernels that are not a

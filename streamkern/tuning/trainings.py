@@ -18,7 +18,7 @@ from streamkern.kernels import notation
 from streamkern.solver.equations import SINGULAR_NOTE
 from streamkern.solver.method import Report
 from streamkern.train.train import Result, train
-from streamkern.train.training_fit import ALONE_NOTE, NOTHING_NOTE, SQUEEZED_NOTE
+from streamkern.train.training_fit import ISOLATED_NOTE, NOTHING_NOTE, SQUEEZED_NOTE
 from streamkern.tuning.candidates import Candidates
 from streamkern.tuning.journal import TrialJournal
 from streamkern.tuning.metrics import (
@@ -126,7 +126,7 @@ class Trainings:
         fit, held_out = self.candidates.split(fold)
         with warnings.catch_warnings():
             # Held-out rows measure the quality of a solution here.
-            for note in (SINGULAR_NOTE, NOTHING_NOTE, ALONE_NOTE, SQUEEZED_NOTE):
+            for note in (SINGULAR_NOTE, NOTHING_NOTE, ISOLATED_NOTE, SQUEEZED_NOTE):
                 warnings.filterwarnings("ignore", note)
             result = train(
                 config, source=fit, test=held_out, metric=self.candidates.distances,

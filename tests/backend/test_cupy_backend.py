@@ -36,8 +36,8 @@ from streamkern.rundir import checkpoint_format
 from streamkern.rundir.run_log import read_log
 from streamkern.solver.method import Setup
 from streamkern.stream.sources.transforms import GaussianNoise, RandomFlip
-from streamkern.train.model import load_model
 from streamkern.train.run_identity import changed_backend
+from streamkern.train.saved_model import load_model
 from tests import columnmajor, standin
 from tests.hostcuda import COMPILER
 from tests.images import IMAGES, augmented

@@ -30,7 +30,7 @@ from streamkern.rundir import checksums
 from streamkern.rundir.run_directory import RunDirectory, Saved
 from streamkern.store.writer import StoreWriter
 from streamkern.stream.sources.stores import ZarrSource
-from streamkern.train.model import load_model
+from streamkern.train.saved_model import load_model
 from tests import damage
 from tests.clusters import Cluster
 from tests.faults import flip_bit, remove, tree

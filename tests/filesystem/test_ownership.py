@@ -24,7 +24,7 @@ from streamkern.filesystem.ownership import (
     remove_group,
 )
 from streamkern.filesystem.urls import zarr_store
-from streamkern.train.model import load_model
+from streamkern.train.saved_model import load_model
 from tests.faults import tree
 
 MARK = {"kind": PREDICTIONS, "status": "writing"}

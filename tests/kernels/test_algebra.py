@@ -40,8 +40,8 @@ from streamkern.kernels.builtin import (
     get_kernel,
 )
 from streamkern.kernels.products import KernelOperator
-from streamkern.train.model import load_model
 from streamkern.train.precision import resolve_precision
+from streamkern.train.saved_model import load_model
 from tests import runs
 from tests.maths import Array, Quartic, both, rows
 from tests.runs import array_source, assert_same_bits, final, finished, stopped

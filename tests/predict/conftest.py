@@ -9,7 +9,7 @@ import pytest
 
 from streamkern.cli import main
 from streamkern.ingest.ingest import ingest
-from streamkern.train.model import load_model
+from streamkern.train.saved_model import load_model
 from tests.city_rows import CITY, DIGITS, PRICE, Run, X, features, write_csv
 from tests.runs import Array
 

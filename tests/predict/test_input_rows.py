@@ -23,7 +23,7 @@ from streamkern.predict import input_rows
 from streamkern.predict.input_rows import FileRows, open_rows
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.store.store import open_store
-from streamkern.train.model import load_model
+from streamkern.train.saved_model import load_model
 from tests import reference as ref
 from tests import tables
 from tests.city_rows import (

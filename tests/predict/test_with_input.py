@@ -32,7 +32,7 @@ from streamkern.predict import (
 )
 from streamkern.predict.input_rows import open_rows
 from streamkern.predict.prediction_table import PredictionTable
-from streamkern.train.model import load_model
+from streamkern.train.saved_model import load_model
 from tests.city_rows import CITY, CLOSE, NAMES, PRICE, N, Run, X
 from tests.faults import tree
 from tests.runs import Array, process

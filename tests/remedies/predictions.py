@@ -13,7 +13,7 @@ import streamkern as sk
 from streamkern.predict.calibration import Calibration
 from streamkern.predict.input_rows import open_rows
 from streamkern.predict.prediction_table import OutputFormat
-from streamkern.train.model import load_model
+from streamkern.train.saved_model import load_model
 from tests.remedies import FRAME, LABELS, TRAIN, N, Remedy, X, Y, command, regressor
 
 COVERED = ("predict",)

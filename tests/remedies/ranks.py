@@ -11,15 +11,15 @@ import streamkern as sk
 from streamkern.basics.stop import StopRequest
 from streamkern.config.run_config import RunConfig
 from streamkern.train import over_ranks
-from streamkern.train.gpu_ranks import counted, devices_of
-from streamkern.train.placement.launcher import place
+from streamkern.train.over_ranks import devices_of, with_rank_count
+from streamkern.train.placement.launcher import run_ranks
 from streamkern.train.resolve import RunInputs
 from streamkern.train.start_run import acquired_run, run_directory
 from tests.remedies import Do, Remedy, X, Y
 from tests.remedies.training import USUAL, trained
 
 COVERED = (
-    "train/rank_coordinator.py", "train/start_run.py", "train/gpu_ranks.py", "train/new_setup.py",
+    "train/rank_coordinator.py", "train/start_run.py", "train/new_setup.py",
     "train/over_ranks.py", "train/placement", "train/train.py",
 )  # fmt: skip
 
@@ -33,7 +33,7 @@ NOT_TRIED = {
     "train/new_setup.py:seen:1": FILES,
     "train/placement/generation.py:_error_of:1": LOST,
     "train/placement/generation.py:_error_of:2": LOST,
-    "train/placement/local.py:_begun:1": "needs processes that do not start",
+    "train/placement/local.py:_started:1": "needs processes that do not start",
     "train/placement/local.py:_check_main:1": "needs a script on stdin",
     "train/placement/launcher.py:_Driver._workers:1": CLUSTER,
     "train/placement/launcher.py:_Driver._workers:2": CLUSTER,
@@ -80,15 +80,15 @@ def of_settings() -> list[Remedy]:
 
     def count(gpus: int, given: dict[str, Any]) -> Do:
         def plans() -> None:
-            with mock.patch("streamkern.train.gpu_ranks.gpu_count", return_value=gpus):
+            with mock.patch("streamkern.train.over_ranks.gpu_count", return_value=gpus):
                 planned(given)
 
         return plans
 
     def devices(given: dict[str, Any]) -> Do:
         def finds() -> None:
-            with mock.patch("streamkern.train.gpu_ranks.gpu_count", return_value=2):
-                devices_of(counted(config(TWO | given)))
+            with mock.patch("streamkern.train.over_ranks.gpu_count", return_value=2):
+                devices_of(with_rank_count(config(TWO | given)))
 
         return finds
 
@@ -96,8 +96,8 @@ def of_settings() -> list[Remedy]:
         def enters() -> None:
             made = config(given)
             stop = StopRequest(install=False)
-            with acquired_run(made, RunInputs(), run_directory(made), stop) as at:
-                at.run.backend.close()
+            with acquired_run(made, RunInputs(), run_directory(made), stop) as (run, *_):
+                run.backend.close()
 
         return enters
 
@@ -152,7 +152,7 @@ def of_what_travels() -> list[Remedy]:
         client: Any = mock.MagicMock()
         work: Any = None
         with contextlib.suppress(sk.TrainingInterrupted):
-            place(client, work, {}, ranks=2, min_ranks=least, stop=stop)
+            run_ranks(client, work, {}, ranks=2, min_ranks=least, stop=stop)
 
     return [
         Remedy("make it of things that can be pickled", lambda: packed(RunInputs(held)),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,13 @@ import numpy as np
 
 import streamkern as sk
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.train.kept_centers import KeptCenters
+from streamkern.train.stored_centers import stored_centers
 from tests.remedies import FRAME, Do, Remedy, X, Y
 from tests.remedies.training import Ending, trained
 
 COVERED = (
-    "train/ancestor.py", "train/continued.py", "train/kept_centers.py", "train/run_identity.py",
-    "train/warm_start.py",
+    "train/continue_run.py", "train/initial_weights.py", "train/parent_run.py",
+    "train/run_identity.py", "train/run_snapshot.py", "train/stored_centers.py",
 )  # fmt: skip
 
 BLOCK: dict[str, Any] = {"solver.name": "block", "data.epochs": 2}
@@ -49,7 +48,8 @@ def of_continued() -> list[Remedy]:
     shutil.copytree("b", "no_setup")
     for manifest in Path("no_setup").glob("*setup.json"):
         manifest.unlink()
-    begun("only_begun", BLOCK)
+    for name in ("only_begun", "untrained"):
+        begun(name, BLOCK)
     cases: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         ("keeps the model of the one it continues.*leave these out",
          {"model.kernel": "laplace"}, {}, "a"),
@@ -69,11 +69,11 @@ def of_continued() -> list[Remedy]:
 
     def replaced() -> None:
         trained(run("first", **{"run.random_state": 1}))
-        kept = KeptCenters.there(partial(RunDirectory, "first", writable=False))
-        assert kept is not None
+        centers = stored_centers("first")
+        assert centers is not None
         shutil.rmtree("first")
         trained(run("first", **{"run.random_state": 2}))
-        kept.keys()
+        centers.keys()
 
     def trained_on() -> None:
         stopped(run("parent"))
@@ -105,6 +105,9 @@ def of_continued() -> list[Remedy]:
         Remedy("has no checkpoint to continue from yet; train it first",
                lambda: trained(run("f"), continues="only_begun"),
                lambda: (trained(run("only_begun")), trained(run("f"), continues="only_begun"))),
+        Remedy("has no checkpoint yet; train the run to its first checkpoint",
+               lambda: sk.load("untrained"),
+               lambda: (trained(run("untrained")), sk.load("untrained"))),
         Remedy("begin anew, in another run_dir", replaced,
                lambda: trained(run("second"), continues="first")),
         Remedy("since this run began to continue it; continue it in another run_dir", trained_on,

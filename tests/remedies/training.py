@@ -21,7 +21,7 @@ COVERED = (
     "train/calibrating.py", "train/callbacks.py", "train/early_stopping.py",
     "train/given_arrays.py", "train/model.py", "train/resolve.py",
     "train/permutation.py", "train/precision.py", "train/scaling.py", "train/calibration_split.py",
-    "train/setup.py", "train/sinks.py", "train/trained.py", "train/training_data.py",
+    "train/setup.py", "train/sinks.py", "train/training_data.py",
     "train/online.py", "train/guard.py", "train/saved_model.py", "train/trainer.py",
 )  # fmt: skip
 

@@ -28,8 +28,8 @@ from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.rundir.lease import Lease, current_holder
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import _sealed
-from streamkern.train.model import load_model
 from streamkern.train.run_identity import recorded_sizes
+from streamkern.train.saved_model import load_model
 from streamkern.tuning.journal import TrialJournal
 from tests import damage
 from tests.runs import array_source, finished, settings, stopped, stream

@@ -29,8 +29,8 @@ from streamkern.rundir import checksums
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import FileLines, RunLog, read_log
 from streamkern.rundir.saver import AsyncSaver
-from streamkern.train.model import load_model
-from streamkern.train.warm_start import load_warm_start
+from streamkern.train.initial_weights import load_warm_start
+from streamkern.train.saved_model import load_model
 from tests import runs
 from tests.faults import flip_bit
 from tests.runs import (

@@ -42,7 +42,7 @@ from streamkern.rundir.run_directory import RunDirectory, Saved
 from streamkern.rundir.run_storage import LocalFolder, ObjectFolder, RunStorage, open_folder
 from streamkern.rundir.saver import AsyncSaver
 from streamkern.train import guard
-from streamkern.train.model import load_model
+from streamkern.train.saved_model import load_model
 from streamkern.train.train import train
 from tests.checkpoints import assert_is_state, meta, state
 from tests.runs import (

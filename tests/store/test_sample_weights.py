@@ -38,7 +38,7 @@ from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.sampling import sample_rows
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.user import GeneratorSource
-from streamkern.train.model import load_model
+from streamkern.train.saved_model import load_model
 from tests import maths
 from tests import reference as ref
 from tests.conftest import MakeZarr

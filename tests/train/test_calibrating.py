@@ -17,7 +17,7 @@ from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.split import TO_CALIBRATE, split_rows
 from streamkern.train import step_loop
 from streamkern.train.calibrating import calibrate
-from streamkern.train.model import load_model
+from streamkern.train.saved_model import load_model
 from streamkern.train.train import train
 
 rng = np.random.default_rng(0)

@@ -12,7 +12,7 @@ from streamkern.backend.ranks import SINGLE, Communicator
 from streamkern.basics.stop import StopRequest
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train import center_stripes
-from streamkern.train.over_ranks import prepare_run
+from streamkern.train.rank_work import prepare_run
 from streamkern.train.resolve import RunInputs
 from streamkern.train.start_run import run_directory, started_trainer
 from tests import rank_runs as runs

@@ -15,8 +15,8 @@ from streamkern.cli.main import run_command
 from streamkern.train import choose_metric
 from streamkern.train.choose_metric import METRIC_POOL, MetricVariant, metric_root, split
 from streamkern.train.metric_steps import METRIC_STEPS
-from streamkern.train.model import load_model
 from streamkern.train.resolve import RunInputs, open_run
+from streamkern.train.saved_model import load_model
 from tests.runs import Array, assert_same_bits, final, stopped
 
 ROWS, D = 900, 6

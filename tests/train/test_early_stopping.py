@@ -29,8 +29,8 @@ from streamkern.train.callbacks import Callback, EpochEnd
 from streamkern.train.early_stopping import EarlyStopping, kept_scores, scores_in
 from streamkern.train.online import Online
 from streamkern.train.resolve import RunInputs, open_run
+from streamkern.train.saved_model import load_result
 from streamkern.train.train import train
-from streamkern.train.trained import load_trained_run
 from tests.runs import N, assert_same_bits, final, finished, latest_step, settings, stopped
 
 STOPS = {"run.early_stopping": True, "run.validation_fraction": 0.25, "run.n_iter_no_change": 2}
@@ -242,7 +242,7 @@ def test_settings_without_it_are_recorded_as_ever() -> None:
 
 def test_a_loaded_run_has_the_scores(tmp_path: Path) -> None:
     result = finished(early(tmp_path), source=noisy())
-    loaded = load_trained_run(tmp_path).result
+    loaded = load_result(tmp_path)[1]
     loaded.model.backend.close()
     assert loaded.validation_scores == result.validation_scores
     assert loaded.metrics == result.metrics

@@ -13,8 +13,8 @@ import zarr
 import streamkern as sk
 from streamkern.cli.main import run_command
 from streamkern.kernels.importances import describe_metric
-from streamkern.train.model import load_model
 from streamkern.train.resolve import RunInputs, open_run
+from streamkern.train.saved_model import load_model
 from tests.runs import (
     Array,
     array_source,

@@ -25,9 +25,9 @@ from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import GaussianNoise, MixUp
 from streamkern.stream.sources.user import GeneratorSource
 from streamkern.stream.target_scale import TargetScale
-from streamkern.train.model import load_model
+from streamkern.train.parent_run import ParentRun
+from streamkern.train.saved_model import load_model
 from streamkern.train.scaling import target_scale
-from streamkern.train.warm_start import WarmStart
 from tests import reference as ref
 from tests.maths import Array
 from tests.runs import METHODS, brute_force, final, finished, settings, stopped
@@ -322,7 +322,7 @@ def test_a_warm_start_that_changed_since_the_setup_is_refused(
         solver="block", epochs=1, run_dir=str(tmp_path / "b"), warm_start=str(tmp_path / "a")
     )
     with monkeypatch.context() as patch:  # an end between the setup and the first checkpoint
-        patch.setattr(WarmStart, "weights", lambda *_: 1 / 0)
+        patch.setattr(ParentRun, "weights_for", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             begun.fit(X, y)
     shutil.move(tmp_path / "a", tmp_path / "aside")

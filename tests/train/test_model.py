@@ -16,7 +16,7 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.train import model as model_module
-from streamkern.train.model import load_model
+from streamkern.train.saved_model import load_model
 from streamkern.train.train import Result
 from tests.faults import tree
 from tests.runs import (

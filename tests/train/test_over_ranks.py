@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import shutil
 import time
 import warnings
@@ -17,17 +18,20 @@ import pytest
 from streamkern.backend.batch import Batch
 from streamkern.backend.ranks import Communicator
 from streamkern.basics.errors import ConfigError, ResumeMismatchError, RunError, TrainingInterrupted
+from streamkern.basics.progress import Line
 from streamkern.basics.stop import StopRequest
+from streamkern.cli import main
 from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train import over_ranks, progress, rank_coordinator
-from streamkern.train.over_ranks import prepare_run, train_over, train_rank
+from streamkern.train.over_ranks import RankNews, devices_of, train_over, with_rank_count
 from streamkern.train.rank_coordinator import RankCoordinator, format_rank_figures
+from streamkern.train.rank_work import prepare_run, train_rank
 from streamkern.train.resolve import RunInputs, open_run
+from streamkern.train.saved_model import load_result
 from streamkern.train.step_loop import StepLoop
 from streamkern.train.train import train
-from streamkern.train.trained import load_trained_run
 from tests.rank_threads import on_threads
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
@@ -137,7 +141,7 @@ def test_the_run_is_that_of_one_rank(
     assert figures.keys() == result.metrics.keys()
     assert all(abs(figures[k] - v) < 1e-9 for k, v in result.metrics.items())
     assert [each["step"] for each in ended["history"]] == [e["step"] for e in result.history]
-    curves = [load_trained_run(tmp_path / name).result.losses for name in ("many", "one")]
+    curves = [load_result(tmp_path / name)[1].losses for name in ("many", "one")]
     np.testing.assert_allclose(curves[0], result.losses, rtol=1e-6)
     assert curves[1] == result.losses
     again = train(many.with_overrides({"run.ranks": 1}))  # it is done
@@ -251,7 +255,7 @@ def test_what_is_kept_of_ranks_that_are_lost(store: str, tmp_path: Path) -> None
         over(2, config)
         on_event({"event": "lost"})
 
-    with patch.object(over_ranks, "place", place), patch.object(over_ranks, "check_versions"):
+    with patch.object(over_ranks, "run_ranks", place), patch.object(over_ranks, "check_versions"):
         client = Mock(dashboard_link="")
         request = StopRequest(install=False)
         train_over(config, RunInputs(client=client), request, on_event=events.append)
@@ -339,3 +343,86 @@ def test_ranks_of_this_machine_share_its_memory(store: str, tmp_path: Path) -> N
         budgets.append(run.budget_bytes)
     assert budgets[1] == pytest.approx(budgets[0] / 2, rel=0.1)
     assert budgets[2] == pytest.approx(budgets[0], rel=0.1)
+
+
+def of_ranks(**run: object) -> RunConfig:
+    return RunConfig().with_overrides({f"run.{name}": value for name, value in run.items()})
+
+
+@pytest.fixture
+def two(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(over_ranks, "gpu_count", lambda: 2)
+
+
+@pytest.mark.usefixtures("two")
+def test_there_is_a_rank_for_each() -> None:
+    """With a device of its own."""
+    found = with_rank_count(of_ranks(ranks="gpus"))
+    assert (found.run.ranks, found.run.device) == (2, "gpu")
+    assert devices_of(found) == devices_of(of_ranks(ranks=2)) == ["gpu:0", "gpu:1"]
+    assert devices_of(of_ranks(ranks=3, device="cpu")) == ()
+    assert with_rank_count(found) is found
+
+
+@pytest.mark.usefixtures("two")
+def test_a_gpu_is_not_shared() -> None:
+    """Nor taken beside what the settings say."""
+    for given in (of_ranks(ranks=3), of_ranks(ranks=2, device="gpu:1")):
+        with pytest.raises(
+            ConfigError, match=r"fewer GPUs, of which it has 2; set run\.ranks='gpus'"
+        ):
+            devices_of(given)
+    with pytest.raises(ConfigError, match="device='cpu' is another"):
+        with_rank_count(of_ranks(ranks="gpus", device="cpu"))
+    for given, elsewhere in ((of_ranks(ranks="gpus", cluster="tcp://h:1"), False),
+                             (of_ranks(ranks="gpus"), True)):  # fmt: skip
+        with pytest.raises(ConfigError, match="a cluster has its own"):
+            with_rank_count(given, elsewhere=elsewhere)
+
+
+def test_without_any_there_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the command as well."""
+    monkeypatch.setattr(over_ranks, "gpu_count", lambda: 0)
+    monkeypatch.setattr(over_ranks, "gpu_problem", lambda: "no driver")
+    words = ["train", "--train", "x.zarr", "--run-dir", "run", "--ranks", "gpus"]
+    assert main.run_command(words) == 2
+    assert "--ranks gpus, and there is none: no driver; give a number" in capsys.readouterr().err
+    assert devices_of(of_ranks(ranks=2)) == ()
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Line, "PERIODS_S", dict.fromkeys(Line.PERIODS_S, 0.0))
+
+
+@pytest.mark.usefixtures("at_once")
+def test_messages_of_ranks_are_shown_once() -> None:
+    stream, seen, saved = io.StringIO(), list[dict[str, Any]](), {"kept": "checkpoint"}
+    news = RankNews(Line(stream), seen.append)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        for rank in (0, 1):
+            news({"event": "message", "rank": rank, "message": {"warning": "the same"}})
+        for _ in range(2):
+            news({"event": "ranks", "ranks": 1, "wanted": 2})
+            news({"event": "lost", "why": "rank 1 is gone", "stopping": False, **saved})
+        news({"event": "lost", "why": "rank 1 is silent", "stopping": True, **saved})
+        for kept in ("setup", "nothing"):
+            news({"event": "lost", "why": "rank 0 is gone", "stopping": False, "kept": kept})
+    lost = "rank 1 is gone; the run goes on from its last checkpoint"
+    few = "there are workers for 1 of 2 ranks"
+    stopping = (
+        "rank 1 is silent; the run goes on from its last checkpoint, once the same command is run "
+        "again"
+    )
+    new = [
+        f"rank 0 is gone; there is no checkpoint yet, and {begins}"
+        for begins in ("the run begins its first pass again", "the setup begins again")
+    ]
+    assert [str(each.message) for each in warned] == ["the same", few, lost, lost, stopping, *new]
+    for said in ({"line": "half"}, {"line": ""}, {"evaluation": {"step": 3}}):
+        news({"event": "message", "rank": 0, "message": said})
+    assert stream.getvalue() == "streamkern: half\n"
+    assert seen == [{"step": 3}]

@@ -22,8 +22,8 @@ from streamkern.stream.sources.transforms import (
     Scale,
     from_config,
 )
-from streamkern.train.model import load_model
 from streamkern.train.precision import resolve_precision
+from streamkern.train.saved_model import load_model
 from tests import reference as ref
 from tests.images import IMAGES, augmented, base
 from tests.runs import finished, settings, stopped

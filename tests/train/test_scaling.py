@@ -24,8 +24,8 @@ from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import GaussianNoise, Scale, deterministic
 from streamkern.stream.sources.user import GeneratorSource
-from streamkern.train.model import load_model
 from streamkern.train.resolve import RunInputs, open_run
+from streamkern.train.saved_model import load_model
 from streamkern.train.scaling import find_scale
 from streamkern.train.training_data import open_data
 from streamkern.tuning.candidates import Candidates, FixedSizes

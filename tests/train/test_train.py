@@ -10,23 +10,33 @@ from pathlib import Path
 from typing import Any
 
 import dask.array
+import icechunk
 import numpy as np
 import pytest
+import zarr
 from scipy.spatial.distance import cdist
 from sklearn.datasets import load_digits
 
 import streamkern as sk
-from streamkern.basics.errors import CheckpointError, CorruptChunkError, DataError, StreamkernError
+from streamkern.basics.errors import (
+    CheckpointError,
+    CorruptChunkError,
+    DataError,
+    ResumeMismatchError,
+    StreamkernError,
+)
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir import checkpoint_format
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import read_log
 from streamkern.solver.block_step import BlockSolver
+from streamkern.store.store import open_store
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import Source
 from streamkern.stream.sources.transforms import GaussianNoise, Scale, deterministic
 from streamkern.stream.sources.user import GeneratorSource
+from streamkern.train.train import pin_branches
 from tests.faults import flip_bit
 from tests.runs import (
     CLASSES,
@@ -44,6 +54,7 @@ from tests.runs import (
     finished,
     latest_step,
     settings,
+    stopped,
     stream,
 )
 
@@ -469,3 +480,71 @@ def test_a_ridge_holds_the_weights_where_the_kernel_matrix_is_singular(block_siz
     exact = K_test @ alpha
     assert np.abs(values - exact).max() < 0.05 * np.abs(exact).max()
     assert np.abs(result.model.weights).max() < 1000
+
+
+# -- branches of icechunk repositories -----------------------------------------------------------
+
+BRANCH_STOP = 5
+
+
+def repository(path: Path) -> Any:
+    icechunk.set_logs_filter("error")  # it warns of commits by several processes
+    made = icechunk.Repository.create(icechunk.local_filesystem_storage(str(path)))
+    icechunk.set_logs_filter(None)
+    return made
+
+
+def commit(made: Any, shift: float) -> str:
+    X, _ = arrays()
+    session = made.writable_session("main")
+    group = zarr.create_group(session.store, overwrite=True)
+    group.create_array("X", data=X + np.float32(shift), chunks=(16, X.shape[1]))
+    group.create_array("y", data=X[:, :1], chunks=(16, 1))
+    return str(session.commit("rows"))
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_resumed_run_reads_the_snapshot_that_it_began_with(tmp_path: Path, several: bool) -> None:
+    """With the same bits, by several threads, also of several repositories."""
+    names = ("a", "b") if several else ("a",)
+    made = [repository(tmp_path / name) for name in names]
+    first = [commit(each, k) for k, each in enumerate(made)]
+    urls = [f"icechunk+file://{tmp_path}/{name}@branch=main" for name in names]
+    train = {"data.train": urls if several else urls[0], "data.prefetch_threads": 3}
+    once = settings(tmp_path / "once", **train)
+    finished(once)
+    config = settings(tmp_path / "run", **train)
+    stopped(config, BRANCH_STOP, test=ArraySource(*(arrays()[0][:10, :k] for k in (None, 1))))
+    for each in made:
+        commit(each, 3.0)
+    with RunDirectory(tmp_path / "run", writable=False) as run:
+        pinned = pin_branches(config, run).data.train_urls
+        recorded = run.recorded()
+    assert pinned == tuple(
+        url.replace("@branch=main", f"@snapshot={k}") for url, k in zip(urls, first, strict=True)
+    )
+    assert all(f"icechunk:{k}:X+y" in str(recorded) for k in first)
+    finished(config)
+    assert_same_bits(final(tmp_path / "run"), final(tmp_path / "once"))
+    moved = [open_store(url).url for url in urls]
+    config = config.with_overrides({"data.train": moved if several else moved[0]})
+    with pytest.raises(ResumeMismatchError, match="data: other rows or targets"):
+        finished(config)
+
+
+def test_a_run_of_a_deleted_branch_goes_on(tmp_path: Path) -> None:
+    made = repository(tmp_path / "a")
+    made.create_branch("dev", commit(made, 0.0))
+    config = settings(
+        tmp_path / "run", **{"data.train": f"icechunk+file://{tmp_path}/a@branch=dev"}
+    )
+    stopped(config, BRANCH_STOP, test=ArraySource(*(arrays()[0][:10, :k] for k in (None, 1))))
+    made.delete_branch("dev")
+    finished(config)
+    with pytest.raises(StreamkernError, match="there is no branch 'dev'"):
+        finished(settings(tmp_path / "other", **{"data.train": config.data.train}))
+
+
+def test_settings_without_branches_stay_as_they_are(tmp_path: Path) -> None:
+    config = settings(None, **{"data.train": [f"icechunk+file://{tmp_path}@tag=v1", "x.zarr"]})
+    assert pin_branches(config, None) is config

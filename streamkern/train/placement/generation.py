@@ -28,42 +28,18 @@ from streamkern.train.placement.rank_cluster import RankCluster, WorkerInfo
 from streamkern.train.placement.task import (
     QUIET_S,
     Job,
-    Order,
     Raised,
     RankFailed,
+    RankSpec,
     run_rank,
     start_tracker,
 )
 
-_TICK_S, _LOOK_S = 0.1, 0.25
+_TICK_S, _LIST_S = 0.1, 0.25
 _CAUSE_S = 1.0  # wait for the cause of an error: other ranks may notice a failure before its rank
 _BEGIN_S = 60.0  # wait for the first message of a rank, which imports all of the code before
 _SAVE_S = 600.0  # wait for rank 0 to save, after a request to stop
 _SILENT_S = 2 * QUIET_S  # wait for a message of a rank then: without it no other rank can save
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Time limits in seconds.
-
-    timeout_s : longest silence of a rank
-    lonely_s : longest silence of the driver
-    saves : whether to wait until a requested stop has saved
-    """
-
-    timeout_s: float
-    lonely_s: float
-    saves: bool = True
-
-    @property
-    def patience_s(self) -> float:
-        """Seconds that a rank may take to stop."""
-        return _SAVE_S if self.saves else _CAUSE_S
-
-    @property
-    def outlived_s(self) -> float:
-        """Seconds after which a rank that could not be killed has ended by itself."""
-        return self.lonely_s + self.timeout_s
 
 
 @dataclass(frozen=True)
@@ -84,37 +60,38 @@ class Generation:
     """Ranks of one attempt, each on its own worker."""
 
     def __init__(
-        self, site: RankCluster, number: int, spots: list[WorkerInfo], job: Job, limits: Limits,
+        self, cluster: RankCluster, number: int, workers: list[WorkerInfo], job: Job,
         stop: StopRequest, on_event: Callable[..., None], outlived_s: float,
     ) -> None:  # fmt: skip
         self.reached: int | None = None
         self._outlived_s = outlived_s
-        self._site, self._number, self._spots, self._job = site, number, spots, job
-        self._limits, self._stop, self._on_event = limits, stop, on_event
+        self._cluster, self._number, self._workers, self._job = cluster, number, workers, job
+        self._stop, self._on_event = stop, on_event
+        self._patience_s = _SAVE_S if job.saves else _CAUSE_S  # for a rank that is to stop
         self._futures: list[Any] = []
         self._ended: dict[int, BaseException | None] = {}  # rank -> its error
-        self._told = self._looked = self._bad = self._asked = 0.0  # times of these events
-        self._spoke = set[int]()  # ranks whose processes belong to this generation
-        self._told_us = deque[dict[str, Any]]()
-        self._there = {spot.address for spot in spots}
+        self._sent_at = self._listed_at = self._failed_at = self._stop_sent_at = 0.0
+        self._active = set[int]()  # ranks whose processes belong to this generation
+        self._messages = deque[dict[str, Any]]()
+        self._present = {worker.address for worker in workers}
 
     def run(self) -> Ended:
         """Run to the end. Raises the errors of ranks that are not the loss of another rank."""
-        site = self._site
-        processes = site.processes(self._spots)
-        silent = [spot.address for spot in self._spots if not processes.get(spot.nanny)]
+        cluster = self._cluster
+        processes = cluster.processes(self._workers)
+        silent = [worker.address for worker in self._workers if not processes.get(worker.nanny)]
         if silent:
             lost = f"the nanny of {silent[0]} does not answer"
             self._on_event("lost", why=lost, stopping=bool(self._stop.requested))
             return self._end(processes, lost)
-        begin_s = max(0.0, _BEGIN_S - self._limits.timeout_s)
-        self._heard = [time.monotonic() + begin_s] * len(self._spots)
-        site.listen(self._hear)
+        begin_s = max(0.0, _BEGIN_S - self._cluster.timeout_s)
+        self._heard_at = [time.monotonic() + begin_s] * len(self._workers)
+        cluster.listen(self._receive)
         try:
             self._begin()
             missed = self._watched()
             if missed is None:
-                result: Any = self._futures[0].result(self._limits.timeout_s)
+                result: Any = self._futures[0].result(self._cluster.timeout_s)
                 return Ended(result)
             return self._end(processes, missed)
         except ClusterError:  # the scheduler is gone
@@ -125,69 +102,71 @@ class Generation:
                     self._end(processes, "")
             raise
         finally:
-            site.stop_listening()
+            cluster.stop_listening()
             self._forget()
 
     def _begin(self) -> None:
-        site, spots, limits = self._site, self._spots, self._limits
-        site.tell(self._number, None)
+        cluster, workers = self._cluster, self._workers
+        cluster.tell(self._number, None)
         only: dict[str, Any] = {"allow_other_workers": False, "retries": 0, "pure": False}
-        hosts, job = Counter(spot.host for spot in spots), pickle.dumps(self._job)
-        addresses = tuple(spot.address for spot in spots)
-        tracker = site.client.submit(start_tracker, len(spots), workers=[spots[0].address], **only)
-        for rank, spot in enumerate(spots):
-            order = Order(
-                site.name, self._number, rank, addresses, hosts[spot.host], limits.timeout_s,
-                limits.lonely_s, self._outlived_s, job,
+        hosts, job = Counter(worker.host for worker in workers), pickle.dumps(self._job)
+        addresses = tuple(worker.address for worker in workers)
+        tracker = cluster.client.submit(start_tracker, len(workers), workers=[addresses[0]], **only)
+        for rank, worker in enumerate(workers):
+            spec = RankSpec(
+                cluster.name, self._number, rank, addresses, hosts[worker.host], cluster.timeout_s,
+                cluster.lonely_s, self._outlived_s, job,
             )  # fmt: skip
-            future = site.client.submit(run_rank, order, tracker, workers=[spot.address], **only)
-            future.add_done_callback(lambda _: site.news.set())
+            future = cluster.client.submit(
+                run_rank, spec, tracker, workers=[worker.address], **only
+            )
+            future.add_done_callback(lambda _: cluster.news.set())
             self._futures.append(future)
 
-    def _hear(self, said: dict[str, Any]) -> None:
+    def _receive(self, report: dict[str, Any]) -> None:
         """Receive a message of a rank, on the client's thread."""
-        if said["generation"] == self._number:
-            self._heard[said["rank"]] = time.monotonic()
-            self._spoke.add(said["rank"])
-            if "told" in said:
-                self._told_us.append(said)
-                self._site.news.set()
-            elif said["reached"] is not None:
-                self.reached = said["reached"]
+        if report["generation"] == self._number:
+            self._heard_at[report["rank"]] = time.monotonic()
+            self._active.add(report["rank"])
+            if "message" in report:
+                self._messages.append(report)
+                self._cluster.news.set()
+            elif report["reached"] is not None:
+                self.reached = report["reached"]
 
     def _relay(self) -> None:
         """Pass on the ranks' messages, on the driver's thread."""
-        while self._told_us:
-            said = self._told_us.popleft()
-            self._on_event("told", rank=said["rank"], said=said["told"])
+        while self._messages:
+            report = self._messages.popleft()
+            self._on_event("message", rank=report["rank"], message=report["message"])
 
     def _watched(self) -> str | None:
         """Monitor the ranks until they end; return what was lost, or None if all ranks ended
         well."""
         while True:
-            self._site.news.wait(_TICK_S)
-            self._site.news.clear()
-            self._speak()
+            self._cluster.news.wait(_TICK_S)
+            self._cluster.news.clear()
+            self._send()
             self._collect()
             self._relay()  # messages of a rank arrive before its end
-            if len(self._ended) == len(self._spots) and not self._errors():
+            if len(self._ended) == len(self._workers) and not self._errors():
                 return None
             missing = self._missing()
             lost = self._judged() or missing
             if lost is not None:
-                self._on_event("lost", why=lost, stopping=bool(self._asked))
+                self._on_event("lost", why=lost, stopping=bool(self._stop_sent_at))
                 return lost
 
-    def _speak(self) -> None:
+    def _send(self) -> None:
         """Send the ranks a message at least once a second, and immediately when they are to
         stop."""
-        now, asked = time.monotonic(), self._stop.requested
-        new = bool(asked) and not self._asked
+        now, stop_reason = time.monotonic(), self._stop.requested
+        new = bool(stop_reason) and not self._stop_sent_at
         if new:
-            self._asked = now
-        if new or now - self._told >= min(1.0, self._limits.lonely_s / 6):
-            self._site.tell(self._number, asked)
-            self._told = now
+            self._stop_sent_at = now
+        if new or now - self._sent_at >= min(1.0, self._cluster.lonely_s / 6):
+            self._cluster.tell(self._number, stop_reason)
+            self._sent_at = now
 
     def _collect(self) -> None:
         """Record which ranks have ended, and their errors."""
@@ -206,18 +185,18 @@ class Generation:
         before.
         """
         now = time.monotonic()
-        if now - self._looked >= _LOOK_S:
-            self._there, self._looked = set(self._site.workers()), now
-        for rank, spot in enumerate(self._spots):
+        if now - self._listed_at >= _LIST_S:
+            self._present, self._listed_at = set(self._cluster.workers()), now
+        for rank, worker in enumerate(self._workers):
             if rank in self._ended:
                 continue
-            if spot.address not in self._there:
-                return f"rank {rank} at {spot.address} is gone"
-            since, silent_s = self._heard[rank], self._limits.timeout_s
-            if self._asked and rank in self._spoke and silent_s > _SILENT_S:
-                since, silent_s = max(since, self._asked), _SILENT_S
+            if worker.address not in self._present:
+                return f"rank {rank} at {worker.address} is gone"
+            since, silent_s = self._heard_at[rank], self._cluster.timeout_s
+            if self._stop_sent_at and rank in self._active and silent_s > _SILENT_S:
+                since, silent_s = max(since, self._stop_sent_at), _SILENT_S
             if now - since > silent_s:
-                return f"rank {rank} at {spot.address} has been silent for {silent_s:g} s"
+                return f"rank {rank} at {worker.address} has been silent for {silent_s:g} s"
         return None
 
     def _judged(self) -> str | None:
@@ -228,15 +207,15 @@ class Generation:
         first rank. Ranks that were asked to stop end before rank 0 has saved.
         """
         errors, now = self._errors(), time.monotonic()
-        if self._asked and now - self._asked > self._limits.patience_s:
+        if self._stop_sent_at and now - self._stop_sent_at > self._patience_s:
             return "it was asked to stop, and did not"
         if not errors:
             return None
-        self._bad = self._bad or now
+        self._failed_at = self._failed_at or now
         real = {r: error for r, error in errors.items() if not isinstance(error, RankLostError)}
         stopped = all(isinstance(error, TrainingInterrupted) for error in real.values())
-        waits_s = self._limits.patience_s if real and stopped else _CAUSE_S
-        if 0 not in real and now - self._bad < waits_s:
+        waits_s = self._patience_s if real and stopped else _CAUSE_S
+        if 0 not in real and now - self._failed_at < waits_s:
             return None
         for error in real.values():
             raise error
@@ -246,7 +225,7 @@ class Generation:
     def _ended_well(self) -> bool:
         """Return whether a preparing rank has ended with a StreamkernError: it holds no
         resources."""
-        prepared = len(self._spots) == 1 and not self._limits.saves
+        prepared = len(self._workers) == 1 and not self._job.saves
         return prepared and isinstance(self._ended.get(0), StreamkernError)
 
     def _forget(self) -> None:
@@ -257,11 +236,11 @@ class Generation:
     def _end(self, processes: dict[str, int], lost: str) -> Ended:
         """Kill all processes that are ranks of this generation, after the loss."""
         self._forget()
-        ours = {self._spots[rank].nanny for rank in self._spoke}
-        ended = self._site.end({n: pid for n, pid in processes.items() if n in ours})
-        old = {spot.address for spot in self._spots if spot.nanny in ended}
-        give_up = time.monotonic() + self._limits.timeout_s
-        while old & set(self._site.workers()) and time.monotonic() < give_up:
+        ours = {self._workers[rank].nanny for rank in self._active}
+        ended = self._cluster.end({n: pid for n, pid in processes.items() if n in ours})
+        old = {worker.address for worker in self._workers if worker.nanny in ended}
+        give_up = time.monotonic() + self._cluster.timeout_s
+        while old & set(self._cluster.workers()) and time.monotonic() < give_up:
             time.sleep(_TICK_S / 2)
         back = len(ended) + len(processes.keys() - ours)
         return Ended(lost=lost, back=back, all_gone=ours <= ended)

@@ -19,7 +19,7 @@ from streamkern.basics.optional import import_optional
 from streamkern.basics.stop import SIGNALS
 from streamkern.filesystem.scratch import RANKS_PREFIX, locked_folder, remove_locked
 
-_OF_BLAS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_BLAS_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 # Dask's cluster closes a killed worker after 15 s, even if it is merely being killed again.
 _NEVER = {"distributed.deploy.lost-worker-timeout": "365 days"}
 
@@ -35,17 +35,17 @@ def local_cluster(ranks: int, threads: int | None = None) -> Iterator[Any]:
     distributed = import_optional("distributed", "a run of several ranks", "ranks")
     _check_main(ranks)
     share = str(threads or max(1, available_cpus() // ranks))
-    _begin_tracker()
+    _start_tracker()
     with (
-        _own_environment(),
+        _restored_environment(),
         dask.config.set(_NEVER),
-        _own_folder() as folder,
-        _begun(
+        _worker_folder() as folder,
+        _started(
             distributed.LocalCluster,
             n_workers=ranks, threads_per_worker=1, processes=True, memory_limit=None,
             host="127.0.0.1", scheduler_port=0, dashboard_address="127.0.0.1:0",
             local_directory=folder, silence_logs=logging.CRITICAL, preload=[__name__],
-            env=dict.fromkeys(_OF_BLAS, share),
+            env=dict.fromkeys(_BLAS_THREADS, share),
         ) as cluster,
         distributed.Client(cluster, set_as_default=False) as client,
     ):  # fmt: skip
@@ -53,7 +53,7 @@ def local_cluster(ranks: int, threads: int | None = None) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _own_folder() -> Iterator[str]:
+def _worker_folder() -> Iterator[str]:
     """Yield a folder for files of workers, after removing those of drivers that were killed."""
     folder, lock = locked_folder(RANKS_PREFIX)
     try:
@@ -76,7 +76,7 @@ def _check_main(ranks: int) -> None:
         )
 
 
-def _begun(make: Callable[..., Any], **options: Any) -> Any:
+def _started(make: Callable[..., Any], **options: Any) -> Any:
     try:
         return make(**options)
     except RuntimeError as error:
@@ -87,7 +87,7 @@ def _begun(make: Callable[..., Any], **options: Any) -> Any:
         ) from error
 
 
-def _begin_tracker() -> None:
+def _start_tracker() -> None:
     """Start Python's resource tracker, unless it runs, with its warnings off.
 
     After a SIGKILL of this process it would warn of leaked semaphores on the terminal, although it
@@ -107,7 +107,7 @@ def _begin_tracker() -> None:
 
 
 @contextlib.contextmanager
-def _own_environment() -> Iterator[None]:
+def _restored_environment() -> Iterator[None]:
     """Restore the environment at the end: Dask sets variables of its workers in this process."""
     before = dict(os.environ)
     try:

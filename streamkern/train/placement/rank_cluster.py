@@ -34,6 +34,8 @@ class RankCluster:
     """A `distributed.Client` whose requests have a time limit.
 
     name : name of the placement, the topic of messages from and to its ranks
+    timeout_s : longest silence of a rank
+    lonely_s : longest silence of the driver
 
     Raises
     ------
@@ -41,14 +43,15 @@ class RankCluster:
         From any method, if the scheduler is gone or does not answer for `timeout_s`.
     """
 
-    def __init__(self, client: Any, name: str, timeout_s: float) -> None:
-        self.client, self.name, self.timeout_s = client, name, timeout_s
+    def __init__(self, client: Any, name: str, timeout_s: float, lonely_s: float) -> None:
+        self.client, self.name = client, name
+        self.timeout_s, self.lonely_s = timeout_s, lonely_s
         self.news = threading.Event()
         self._beats = 0
 
-    def listen(self, heard: Callable[[dict[str, Any]], None]) -> None:
-        """Call `heard` with each message of a rank, on the client's thread."""
-        self.client.subscribe_topic(self.name, lambda event: heard(event[1]))
+    def listen(self, receive: Callable[[dict[str, Any]], None]) -> None:
+        """Call `receive` with each message of a rank, on the client's thread."""
+        self.client.subscribe_topic(self.name, lambda event: receive(event[1]))
 
     def stop_listening(self) -> None:
         """Stop calling the function given to `listen`."""
@@ -58,18 +61,18 @@ class RankCluster:
     def tell(self, generation: int, stop: str | None) -> None:
         """Send a message to all ranks, which also shows that the driver is alive."""
         self._beats += 1
-        word = {"generation": generation, "stop": stop, "beat": self._beats}
-        self._ask(self.client.scheduler.set_metadata(keys=[self.name], value=word))
+        message = {"generation": generation, "stop": stop, "beat": self._beats}
+        self._ask(self.client.scheduler.set_metadata(keys=[self.name], value=message))
 
     def workers(self) -> dict[str, WorkerInfo]:
         """Return address -> worker for all workers of the scheduler, in the order of their
         addresses."""
         known = self._ask(self.client.scheduler.identity())["workers"]
-        bare = [address for address, worker in known.items() if not worker["nanny"]]
-        if bare:
+        without_nanny = [address for address, worker in known.items() if not worker["nanny"]]
+        if without_nanny:
             raise ConfigError(
-                f"the worker {bare[0]} of {address_of(self.client)} has no nanny, which ends its "
-                "process with the other ranks'; start it without --no-nanny"
+                f"the worker {without_nanny[0]} of {address_of(self.client)} has no nanny, which "
+                "ends its process with the other ranks'; start it without --no-nanny"
             )
         limited = [address for address, worker in known.items() if worker["memory_limit"]]
         if limited:
@@ -86,9 +89,9 @@ class RankCluster:
             for address, worker in sorted(known.items())
         }
 
-    def processes(self, spots: list[WorkerInfo]) -> dict[str, int]:
+    def processes(self, workers: list[WorkerInfo]) -> dict[str, int]:
         """Return nanny -> process id of its worker, for the nannies that answer."""
-        return self.each(_process, [spot.nanny for spot in spots])
+        return self.each(_process, [worker.nanny for worker in workers])
 
     def end(self, processes: Mapping[str, int]) -> set[str]:
         """Kill processes, also suspended ones. Return the nannies that answered.
@@ -108,10 +111,10 @@ class RankCluster:
         async def all_of_them() -> list[dict[str, Any] | BaseException]:
             return await asyncio.gather(*map(one, addresses), return_exceptions=True)
 
-        found: dict[str, Any] = {}
+        by_address: dict[str, Any] = {}
         for answer in self._ask(all_of_them(), self.timeout_s + _REACH_S):
-            found |= answer if isinstance(answer, dict) else {}
-        return found
+            by_address |= answer if isinstance(answer, dict) else {}
+        return by_address
 
     def _ask(self, question: Any, wait_s: float | None = None) -> Any:
         answer = run_on(self.client.loop, question)

@@ -15,7 +15,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from streamkern.backend.ranks import SINGLE, Communicator, process_group
@@ -32,70 +32,37 @@ from streamkern.basics.stop import Stopped, StopRequest
 from streamkern.basics.text import redact
 from streamkern.stream.unit_readers import run_on
 
-_ASK_S, _EVERY_S = 5.0, 1.0
-QUIET_S = _ASK_S + _EVERY_S
+_ANSWER_S, _EVERY_S = 5.0, 1.0
+QUIET_S = _ANSWER_S + _EVERY_S
 """Longest silence of a healthy rank: the scheduler's answer is late, or is lost."""
-_held: list[str] = []
+_runs: list[str] = []
 """Name of the run that this process is a rank of. It can belong to one run at a time, and is killed
 as a rank of that run."""
-_holding = threading.Lock()
+_runs_lock = threading.Lock()
 _ENDLESS_S = 7 * 86400  # time-out of collectives, an int in ms: the driver ends ranks that hang
 
 
 Tell = Callable[[dict[str, Any]], None]
 
 
+def _drop(message: dict[str, Any]) -> None:
+    """Drop a message: the rank does not run yet."""
+
+
 @dataclass(frozen=True)
 class RankSpec:
-    """Number and resources of a rank.
-
-    tracker : arguments by which `backend.ranks.process_group` finds the other ranks; empty for one
-        rank
-    threads : number of threads that it may use
-    timeout_s : longest time for which it may be silent
-    outlived_s : time for which a rank of an earlier generation that could not be killed may still
-        run
-    addresses : addresses of the workers of all ranks
-    tell : sends JSON values to the driver
-    """
-
-    rank: int
-    size: int
-    generation: int
-    tracker: Mapping[str, Any]
-    threads: int
-    timeout_s: float
-    outlived_s: float
-    addresses: tuple[str, ...]
-    tell: Tell = field(repr=False)
-
-
-RankWork = Callable[[Communicator, RankSpec, dict[str, Any], StopRequest], Any]
-Reached = Callable[[dict[str, Any]], int]
-
-
-@dataclass(frozen=True)
-class Job:
-    """Work of the ranks. The functions belong to modules, and are sent by name.
-
-    reached : returns the progress from which the work would continue; called on rank 0 before the
-        work
-    """
-
-    work: RankWork
-    settings: dict[str, Any]
-    reached: Reached | None = None
-
-
-@dataclass(frozen=True)
-class Order:
-    """Message that starts a rank. Settings may hold secrets: the job is bytes, which no repr shows.
+    """Everything that a rank is started with. Settings may hold secrets: the job is bytes, which no
+    repr shows.
 
     name : name under which driver and ranks communicate
-    addresses : addresses of all ranks
+    addresses : addresses of the workers of all ranks
     neighbours : number of ranks on the same host
+    timeout_s : longest time for which it may be silent
     lonely_s : time without a message of the driver after which the rank saves and ends
-    outlived_s : see `RankSpec`
+    outlived_s : time for which a rank of an earlier generation that could not be killed may still
+        run
+    job : a pickled `Job`
+    tell : sends JSON values to the driver, once the rank runs
     """
 
     name: str
@@ -107,6 +74,7 @@ class Order:
     lonely_s: float
     outlived_s: float
     job: bytes = field(repr=False)
+    tell: Tell = field(default=_drop, repr=False)
 
     @property
     def every_s(self) -> float:
@@ -123,13 +91,29 @@ class Order:
         """Address of this rank."""
         return self.addresses[self.rank]
 
-    def spec(self, tracker: Mapping[str, Any], tell: Tell) -> RankSpec:
-        """Return the specification for the work, on the machine that does it."""
-        threads = max(1, available_cpus() // self.neighbours)
-        return RankSpec(
-            self.rank, self.size, self.generation, tracker, threads, self.timeout_s,
-            self.outlived_s, self.addresses, tell,
-        )  # fmt: skip
+    @property
+    def threads(self) -> int:
+        """Number of threads that the rank may use, on its machine."""
+        return max(1, available_cpus() // self.neighbours)
+
+
+RankWork = Callable[[Communicator, RankSpec, dict[str, Any], StopRequest], Any]
+Reached = Callable[[dict[str, Any]], int]
+
+
+@dataclass(frozen=True)
+class Job:
+    """Work of the ranks. The functions belong to modules, and are sent by name.
+
+    reached : returns the progress from which the work would continue; called on rank 0 before the
+        work
+    saves : whether the work saves when it is asked to stop, which the driver waits for
+    """
+
+    work: RankWork
+    settings: dict[str, Any]
+    reached: Reached | None = None
+    saves: bool = True
 
 
 def start_tracker(size: int) -> dict[str, Any]:
@@ -150,7 +134,7 @@ def start_tracker(size: int) -> dict[str, Any]:
 def run_of(dask_worker: Any) -> str:
     """Return the run that a worker is a rank of, or "". It answers while the worker's threads are
     busy."""
-    return _held[0] if _held else ""
+    return _runs[0] if _runs else ""
 
 
 def of_another_run(address: str) -> TrainingInterrupted:
@@ -166,63 +150,62 @@ def _tracked(tracker: Any) -> None:
         tracker.wait_for()
 
 
-def run_rank(order: Order, tracker: Mapping[str, Any]) -> Any:
+def run_rank(spec: RankSpec, tracker: Mapping[str, Any]) -> Any:
     """Do the job's work, as a Dask task; return rank 0's result.
 
     Raises RankLostError if this is not the rank's worker, or not the newest generation, and
     TrainingInterrupted if this process is a rank already.
     """
     worker = on_demand("distributed").get_worker()
-    with _holding:
-        if order.name in _held:
-            raise RankLostError(f"rank {order.rank} before has not ended yet at {worker.address}")
-        if _held:
+    with _runs_lock:
+        if spec.name in _runs:
+            raise RankLostError(f"rank {spec.rank} before has not ended yet at {worker.address}")
+        if _runs:
             error = of_another_run(worker.address)
             raise RankFailed(type(error).__name__, str(error), error.exit_code, ())
-        _held.append(order.name)
+        _runs.append(spec.name)
     try:
-        return _run_rank(worker, order, tracker)
+        return _run_rank(worker, spec, tracker)
     finally:
-        _held.clear()
+        _runs.clear()
 
 
-def _run_rank(worker: Any, order: Order, tracker: Mapping[str, Any]) -> Any:
+def _run_rank(worker: Any, spec: RankSpec, tracker: Mapping[str, Any]) -> Any:
     stop = StopRequest(install=False)
-    pulse = _Pulse(worker, order, stop)
-    if worker.address != order.address or not pulse.newest():
-        raise RankLostError(f"rank {order.rank} of {order.address} is not awaited any more")
+    pulse = _Pulse(worker, spec, stop)
+    if worker.address != spec.address or not pulse.newest():
+        raise RankLostError(f"rank {spec.rank} of {spec.address} is not awaited any more")
     failure, result = None, None
-    with pulse, _warnings_told(pulse.tell):
+    with pulse, _sent_warnings(pulse.tell):
         try:
-            result = _worked(order, order.spec(tracker, pulse.tell), stop, pulse)
+            result = _worked(replace(spec, tell=pulse.tell), tracker, stop, pulse)
         except BaseException as error:
-            failure = _travelling(error, order)
+            failure = _picklable(error, spec)
     if failure is not None:
         raise failure  # outside `except`, else the original error would be sent as its context
-    return result if order.rank == 0 else None
+    return result if spec.rank == 0 else None
 
 
-def _worked(order: Order, spec: RankSpec, stop: StopRequest, pulse: _Pulse) -> Any:
-    job: Job = pickle.loads(order.job)
-    if job.reached is not None and order.rank == 0:
+def _worked(
+    spec: RankSpec, tracker: Mapping[str, Any], stop: StopRequest, pulse: _Pulse
+) -> Any:  # fmt: skip
+    job: Job = pickle.loads(spec.job)
+    if job.reached is not None and spec.rank == 0:
         pulse.reached = job.reached(job.settings)
     pulse.say()
-    with _ranks(spec) as ranks:
+    group: contextlib.AbstractContextManager[Communicator] = contextlib.nullcontext(SINGLE)
+    if spec.size > 1:
+        group = process_group(spec.rank, tracker)
+    with group as ranks:
         return job.work(ranks, spec, job.settings, stop)
 
 
 @contextlib.contextmanager
-def _warnings_told(tell: Tell) -> Iterator[None]:
+def _sent_warnings(tell: Tell) -> Iterator[None]:
     """Send warnings to the driver, which has the terminal and knows which ones it has shown."""
     with warnings.catch_warnings():  # also forgets the warnings of earlier runs
         warnings.showwarning = lambda message, *place: tell({"warning": redact(str(message))})
         yield
-
-
-def _ranks(spec: RankSpec) -> contextlib.AbstractContextManager[Communicator]:
-    return (
-        contextlib.nullcontext(SINGLE) if spec.size == 1 else process_group(spec.rank, spec.tracker)
-    )
 
 
 class RankFailed(Exception):
@@ -234,8 +217,8 @@ class RankFailed(Exception):
 
     def error(self) -> StreamkernError:
         """Return the error as it was raised."""
-        name, said, code, notes = self.args
-        error: StreamkernError = getattr(errors, name)(said)
+        name, text, code, notes = self.args
+        error: StreamkernError = getattr(errors, name)(text)
         error.exit_code = code
         for note in notes:
             error.add_note(note)
@@ -259,13 +242,13 @@ class OnRank(Exception):
     """Traceback of a rank as text, the cause of the error that the rank raised."""
 
 
-def _travelling(error: BaseException, order: Order) -> BaseException:
+def _picklable(error: BaseException, spec: RankSpec) -> BaseException:
     """Return the error as something that can be pickled."""
     if type(error).__module__ == errors.__name__ and isinstance(error, StreamkernError):
         notes = tuple(getattr(error, "__notes__", ()))
         return RankFailed(type(error).__name__, str(error), error.exit_code, notes)
     trace = "".join(traceback.format_exception(error)).rstrip()
-    where = f"rank {order.rank} of {order.size}, {order.address}:\n{trace}"
+    where = f"rank {spec.rank} of {spec.size}, {spec.address}:\n{trace}"
     error.__traceback__ = error.__context__ = error.__cause__ = None  # frames keep all memory alive
     try:
         if isinstance(error, Exception | Stopped):
@@ -282,11 +265,11 @@ def _travelling(error: BaseException, order: Order) -> BaseException:
 class _Pulse:
     """Thread by which a rank and the driver exchange signs of life."""
 
-    def __init__(self, worker: Any, order: Order, stop: StopRequest) -> None:
+    def __init__(self, worker: Any, spec: RankSpec, stop: StopRequest) -> None:
         self.reached: int | None = None
-        self._worker, self._order, self._stop = worker, order, stop
+        self._worker, self._spec, self._stop = worker, spec, stop
         self._ended = threading.Event()
-        self._heard, self._beat = time.monotonic(), None
+        self._heard_at, self._beat = time.monotonic(), None
         self._thread = threading.Thread(target=self._run, name="streamkern-pulse", daemon=True)
 
     def __enter__(self) -> _Pulse:
@@ -299,54 +282,56 @@ class _Pulse:
 
     def say(self) -> None:
         """Report that this rank is alive."""
-        said = {"generation": self._order.generation, "rank": self._order.rank}
-        self._worker.log_event(self._order.name, said | {"reached": self.reached})
+        self._log(reached=self.reached)
 
-    def tell(self, what: dict[str, Any]) -> None:
+    def tell(self, message: dict[str, Any]) -> None:
         """Send a message to the driver, which receives it before the end of this rank."""
-        said = {"generation": self._order.generation, "rank": self._order.rank, "told": what}
-        self._worker.log_event(self._order.name, said)
+        self._log(message=message)
+
+    def _log(self, **entries: Any) -> None:
+        report = {"generation": self._spec.generation, "rank": self._spec.rank, **entries}
+        self._worker.log_event(self._spec.name, report)
 
     def newest(self) -> bool:
         """Return whether the driver has started no other generation, as far as this rank can
         know."""
-        word = self._word()
-        return word is not None and word["generation"] == self._order.generation
+        message = self._driver_message()
+        return message is not None and message["generation"] == self._spec.generation
 
     def _run(self) -> None:
-        while not self._ended.wait(self._order.every_s):
+        while not self._ended.wait(self._spec.every_s):
             with contextlib.suppress(Exception):  # a worker that closes
                 self.say()
             self._listen()
 
-    def _word(self) -> dict[str, Any] | None:
+    def _driver_message(self) -> dict[str, Any] | None:
         """Return the newest message of the driver, or None if the scheduler does not answer."""
         loop, scheduler = self._worker.loop, self._worker.scheduler
-        asked = scheduler.get_metadata(keys=[self._order.name], default=None)
-        answer = run_on(loop, asked)
+        query = scheduler.get_metadata(keys=[self._spec.name], default=None)
+        answer = run_on(loop, query)
         try:
-            word: dict[str, Any] | None = answer.result(_ASK_S)
+            message: dict[str, Any] | None = answer.result(_ANSWER_S)
         except Exception:
             return None
         finally:
             answer.cancel()
-        return word
+        return message
 
     def _listen(self) -> None:
-        word, order = self._word(), self._order
-        if word is not None and word["generation"] != order.generation:
+        message, spec = self._driver_message(), self._spec
+        if message is not None and message["generation"] != spec.generation:
             os._exit(EXIT_TRY_AGAIN)  # it was suspended, and others have taken its place
-        if word is not None and word["beat"] != self._beat:
-            self._heard, self._beat = time.monotonic(), word["beat"]
-        silent_s = time.monotonic() - self._heard
-        asked = word["stop"] if word is not None else None
+        if message is not None and message["beat"] != self._beat:
+            self._heard_at, self._beat = time.monotonic(), message["beat"]
+        silent_s = time.monotonic() - self._heard_at
+        stop_reason = message["stop"] if message is not None else None
         if self._worker.status.name not in ("running", "paused"):  # the process ends soon
-            asked = "the loss of its scheduler"
-        elif silent_s > order.lonely_s:
-            asked = "the loss of its driver"
-        if asked and order.rank == 0:  # rank 0 broadcasts it, so that all end after the same step
-            self._stop.requested = self._stop.requested or asked
+            stop_reason = "the loss of its scheduler"
+        elif silent_s > spec.lonely_s:
+            stop_reason = "the loss of its driver"
+        if stop_reason and spec.rank == 0:  # broadcast, so that all end after the same step
+            self._stop.requested = self._stop.requested or stop_reason
             if self._stop.at_no_loss:  # in a setup, which may take long
                 os._exit(EXIT_TRY_AGAIN)
-        if silent_s > order.lonely_s + order.timeout_s:
+        if silent_s > spec.lonely_s + spec.timeout_s:
             os._exit(EXIT_TRY_AGAIN)

@@ -15,7 +15,7 @@ from streamkern.cli import main
 from streamkern.ingest.ingest import ingest
 from streamkern.stream.sources.alignment import check_row_shape
 from streamkern.stream.sources.arrays import ArraySource
-from streamkern.train.model import load_model
+from streamkern.train.saved_model import load_model
 from tests.runs import finished, settings
 
 SHAPE = (4, 4, 3)

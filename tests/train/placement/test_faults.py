@@ -151,7 +151,7 @@ def test_workers_outlive_a_mistake_in_the_settings(
     ):
         with pytest.raises(error):
             runs.trained(client, config.with_overrides(new | changes), tmp_path)
-    monkeypatch.setattr(over_ranks, "place", None)
+    monkeypatch.setattr(over_ranks, "run_ranks", None)
     for changes in (
         {"solver.ridge": 1e-3},
         {"model.n_centers": 999},
@@ -257,7 +257,7 @@ def test_a_machine_without_its_network(
     )  # fmt: skip
     cutting.join()
     gc.collect()
-    *_, lost, again = (event for event in events if event["event"] != "told")
+    *_, lost, again = (event for event in events if event["event"] != "message")
     assert "rank 0" in lost["why"]
     assert "silent for 4 s" in lost["why"]
     assert (again["ranks"], again["wanted"]) == (1, 2)

@@ -21,7 +21,7 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.over_ranks import train_over
 from streamkern.train.placement import generation, task
 from streamkern.train.placement.local import local_cluster
-from streamkern.train.placement.task import Order
+from streamkern.train.placement.task import RankSpec
 from streamkern.train.resolve import RunInputs
 from tests.lives import eventually
 
@@ -76,8 +76,8 @@ def test_a_training_with_a_kill_ends_with_the_same_bits(tmp_path: Path) -> None:
 
 def test_a_rank_may_be_silent_for_longer_than_one_that_is_well() -> None:
     """It asks the scheduler after each sign of life, and waits before the next one."""
-    order = Order("name", 1, 0, ("a",), 1, 60.0, 60.0, 0.0, b"")
-    assert order.every_s + task._ASK_S <= task.QUIET_S < generation._SILENT_S - 3
+    order = RankSpec("name", 1, 0, ("a",), 1, 60.0, 60.0, 0.0, b"")
+    assert order.every_s + task._ANSWER_S <= task.QUIET_S < generation._SILENT_S - 3
 
 
 def test_arrays_of_the_caller_travel_to_ranks(tmp_path: Path) -> None:

@@ -27,10 +27,10 @@ from streamkern.basics.errors import (
 )
 from streamkern.basics.stop import StopRequest
 from streamkern.train.placement import task
-from streamkern.train.placement.launcher import RetryBudget, place
+from streamkern.train.placement.launcher import RetryBudget, run_ranks
 from streamkern.train.placement.local import local_cluster
 from streamkern.train.placement.rank_cluster import RankCluster
-from streamkern.train.placement.task import Job, Order, run_rank
+from streamkern.train.placement.task import Job, RankSpec, run_rank
 from tests import rank_toys as toys
 from tests.clusters import ROOT
 from tests.lives import eventually
@@ -77,7 +77,7 @@ def placed(client: Any, folder: Path, events: Events | None = None, **more: Any)
     options |= {name: more.pop(name) for name in names if name in more}
     settings = {"folder": str(folder), "steps": STEPS, "pause_s": 0.02, **more}
     said = Events() if events is None else events
-    return place(client, toys.totals, settings, reached=toys.reached, on_event=said, **options)
+    return run_ranks(client, toys.totals, settings, reached=toys.reached, on_event=said, **options)
 
 
 def alive(pid: int) -> bool:
@@ -100,7 +100,7 @@ def test_two_ranks_after_one_prepared(client: Any, tmp_path: Path) -> None:
         (_, *first), (_, *second) = toys.begun(folder)
         assert (first[:2], second[:2]) == ([0, 2], [1, 2])
         assert first[2] != second[2]
-        told = sorted((e["rank"], *e["said"].items()) for e in events.of("told"))
+        told = sorted((e["rank"], *e["message"].items()) for e in events.of("message"))
         workers = events.of("ranks")[-1]["workers"]
         warning = ("warning", "one that all ranks give")
         assert [said for said in told if said[1] == warning] == [(0, warning), (1, warning)]
@@ -195,7 +195,7 @@ def test_no_progress_is_no_way_to_go_on(client: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("began", "in_vain"),
+    ("began", "fruitless"),
     [
         ([-1, -1, -1, -1], [0, 1, 2, 3]),
         ([None, None, None], [1, 2, 3]),
@@ -205,10 +205,10 @@ def test_no_progress_is_no_way_to_go_on(client: Any, tmp_path: Path) -> None:
     ],
 )
 def test_only_what_is_known_to_be_in_vain_counts(
-    began: list[int | None], in_vain: list[int]
+    began: list[int | None], fruitless: list[int]
 ) -> None:
     tries = RetryBudget()
-    assert [tries.in_vain(each) for each in began] == in_vain
+    assert [tries.fruitless(each) for each in began] == fruitless
 
 
 def test_a_stop_is_rank_0s_to_grant(client: Any, tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_a_stop_waits_for_a_rank_whose_answers_are_late(client: Any, tmp_path: P
     with pytest.raises(TrainingInterrupted, match="stopped by the test, says rank 0"):
         placed(client, tmp_path, stop=stop, steps=10**6, acts={"0 4": "late"}, timeout_s=60.0)
     asking.join()
-    assert time.monotonic() - asked[0] > task._ASK_S
+    assert time.monotonic() - asked[0] > task._ANSWER_S
     assert toys.notes(tmp_path)[-1] == "saved"
 
 
@@ -257,7 +257,7 @@ def test_what_has_nothing_to_save_is_ended_at_once(client: Any, tmp_path: Path) 
     asking = threading.Thread(target=ask)
     asking.start()
     with pytest.raises(TrainingInterrupted, match="stopped by the test"):
-        place(client, toys.takes_long, {"folder": str(tmp_path)}, ranks=2, stop=stop)
+        run_ranks(client, toys.takes_long, {"folder": str(tmp_path)}, ranks=2, stop=stop)
     asking.join()
     assert time.monotonic() - began[0] < 30
 
@@ -293,13 +293,13 @@ def test_workers_come_and_go(tmp_path: Path) -> None:
 
 def test_a_stale_task_does_nothing(client: Any, tmp_path: Path) -> None:
     """One of an older generation, which Dask may repeat."""
-    site = RankCluster(client, "stale", 10.0)
+    site = RankCluster(client, "stale", 10.0, 10.0)
     (spot, _) = site.workers().values()
     job = pickle.dumps(Job(toys.totals, {"folder": str(tmp_path), "steps": 1}))
     for told, of, address in ((None, 1, spot.address), (2, 1, spot.address), (1, 1, "tcp://x:1")):
         if told is not None:
             site.tell(told, None)
-        order = Order("stale", of, 0, (address,), 1, 10.0, 10.0, 0.0, job)
+        order = RankSpec("stale", of, 0, (address,), 1, 10.0, 10.0, 0.0, job)
         future = client.submit(run_rank, order, {}, workers=[spot.address], pure=False)
         with pytest.raises(RunError, match="not awaited any more"):
             future.result(10)
@@ -311,8 +311,8 @@ def test_a_process_is_a_rank_of_one_run(monkeypatch: pytest.MonkeyPatch) -> None
     worker = SimpleNamespace(address="tcp://h:1")
     dask = SimpleNamespace(get_worker=lambda: worker)
     monkeypatch.setattr(task, "on_demand", lambda name: dask)
-    monkeypatch.setattr(task, "_held", ["one"])
-    order = Order("other", 1, 0, (worker.address,), 1, 10.0, 10.0, 0.0, b"")
+    monkeypatch.setattr(task, "_runs", ["one"])
+    order = RankSpec("other", 1, 0, (worker.address,), 1, 10.0, 10.0, 0.0, b"")
     with pytest.raises(task.RankFailed) as refused:
         run_rank(order, {})
     error = refused.value.error()
@@ -329,14 +329,14 @@ def test_settings_are_not_shown(client: Any, tmp_path: Path) -> None:
     known = client.run_on_scheduler(
         lambda dask_scheduler: repr(list(dask_scheduler.transition_log))
     )
-    order = Order("name", 1, 0, ("a",), 1, 1.0, 1.0, 0.0, b"hunter2")
+    order = RankSpec("name", 1, 0, ("a",), 1, 1.0, 1.0, 0.0, b"hunter2")
     assert "hunter2" not in known + repr(order)
 
 
 def test_workers_with_a_limit_on_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their nannies would kill ranks at it; so are those without nannies."""
     scheduler = SimpleNamespace(identity=lambda: None, address="tcp://s:1")
-    site = RankCluster(SimpleNamespace(scheduler=scheduler), "a", 1.0)
+    site = RankCluster(SimpleNamespace(scheduler=scheduler), "a", 1.0, 1.0)
     worker = {"nanny": "tcp://n:1", "host": "h", "status": "running", "memory_limit": 0}
     known = {"workers": {"tcp://w:1": worker}}
     monkeypatch.setattr(RankCluster, "_ask", lambda self, question: known)
@@ -360,14 +360,14 @@ import sys
 from pathlib import Path
 from distributed import Client
 from streamkern.basics.stop import StopRequest
-from streamkern.train.placement.launcher import RetryBudget, place
+from streamkern.train.placement.launcher import RetryBudget, run_ranks
 from tests import rank_toys as toys
 
 if __name__ == "__main__":
     address, folder = sys.argv[1:]
     settings = {"folder": folder, "steps": 10**6, "pause_s": 0.05}
     with Client(address, set_as_default=False) as client:
-        place(client, toys.totals, settings, ranks=2, timeout_s=10.0, lonely_s=2.0,
+        run_ranks(client, toys.totals, settings, ranks=2, timeout_s=10.0, lonely_s=2.0,
               stop=StopRequest(install=False))
 """
 

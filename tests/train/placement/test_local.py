@@ -13,13 +13,13 @@ import pytest
 
 from streamkern.cli.main import run_command
 from streamkern.filesystem.scratch import LOCK_FILE, RANKS_PREFIX
-from streamkern.train.placement.local import _own_folder
+from streamkern.train.placement.local import _worker_folder
 from tests.clusters import ROOT
 
 KILLED = """
 import os, signal, tempfile
-from streamkern.train.placement.local import _own_folder
-with _own_folder() as folder:
+from streamkern.train.placement.local import _worker_folder
+with _worker_folder() as folder:
     open(folder + "/spilled", "w").close()
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -80,10 +80,10 @@ def test_what_a_killed_driver_left_is_removed(
     left = tmp_path / f"{RANKS_PREFIX}of_a_killed_driver_without_a_guard"
     left.mkdir()
     (left / LOCK_FILE).touch()
-    with _own_folder() as mine:
+    with _worker_folder() as mine:
         assert not left.exists()
         (Path(mine) / "file").touch()
-        with _own_folder() as other:
+        with _worker_folder() as other:
             assert (Path(mine) / "file").exists()
         assert not Path(other).exists()
     kept = {f"{RANKS_PREFIX}link", f"{RANKS_PREFIX}foreign", "elsewhere"}

@@ -18,14 +18,15 @@ from streamkern.basics.stop import StopRequest
 from streamkern.config.run_config import RunConfig
 from streamkern.rundir import checkpoint_format
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.train.kept_centers import CentersSeen, KeptCenters
-from streamkern.train.over_ranks import prepare_run
+from streamkern.train.initial_weights import load_warm_start
+from streamkern.train.parent_run import ParentRun
 from streamkern.train.rank_coordinator import RankCoordinator
+from streamkern.train.rank_work import prepare_run
 from streamkern.train.resolve import RunInputs, open_run
 from streamkern.train.start_run import run_directory, started_trainer
 from streamkern.train.step_loop import StepLoop
+from streamkern.train.stored_centers import CentersTarget, StoredCenters
 from streamkern.train.train import open_continued, train
-from streamkern.train.warm_start import WarmStart, load_warm_start
 from tests import rank_runs as runs
 from tests.rank_threads import on_threads
 
@@ -204,28 +205,28 @@ def test_no_rank_has_all_weights_of_the_other_run(
     """But the first, until the steps begin; and nobody all centers."""
     asked, continues = going_on(old, way, "many")
     config = runs.settings(store, tmp_path / "run", **asked | grid(1, 2))
-    prepare_run(config, continues=continues)
+    prepare_run(config, given=RunInputs(continues=continues))
     read: list[tuple[int, ...]] = []
     seen: list[weakref.ref[Any]] = []
-    held, load = KeptCenters.read, WarmStart.weights
+    held, load = StoredCenters.read, ParentRun.weights_for
 
-    def reads(self: KeptCenters, rows: slice) -> Any:
+    def reads(self: StoredCenters, rows: slice) -> Any:
         found = held(self, rows)
         read.append(found.shape)
         return found
 
-    def loads(self: WarmStart, *given: Any) -> Any:
-        seen.extend(map(weakref.ref, (self, self.alpha, self.Z)))
+    def loads(self: ParentRun, *given: Any) -> Any:
+        seen.extend(map(weakref.ref, (self, self.alpha, self.centers)))
         return load(self, *given)
 
-    monkeypatch.setattr(KeptCenters, "read", reads)
-    monkeypatch.setattr(WarmStart, "weights", loads)
+    monkeypatch.setattr(StoredCenters, "read", reads)
+    monkeypatch.setattr(ParentRun, "weights_for", loads)
 
     def begins(ranks: Communicator) -> Any:
         directory = run_directory(config, writable=ranks.rank == 0)
         request = StopRequest(install=False)
         with started_trainer(
-            config, RunInputs(ranks=ranks), directory, request, False, None, continues
+            config, RunInputs(ranks=ranks, continues=continues), directory, request, False, None
         ) as at:
             state: Any = at.steps.state
             ranks.broadcast_scalars([0])
@@ -235,8 +236,8 @@ def test_no_rank_has_all_weights_of_the_other_run(
 
     assert on_threads(2, begins) == [(30, 30, 30)] * 2
     assert read == ([(30, 4)] * 2 if way == "continued" else [])
-    kept = load_warm_start(config.with_overrides({"solver.warm_start": old["one"]})).Z
-    assert isinstance(kept, KeptCenters)
+    kept = load_warm_start(config.with_overrides({"solver.warm_start": old["one"]})).centers
+    assert isinstance(kept, StoredCenters)
 
 
 @pytest.mark.parametrize(("way", "columns", "read"), [
@@ -256,17 +257,17 @@ def test_centers_are_read_once(
     asked, continues = going_on(names, way, "many")
     config = runs.settings(store, tmp_path / "run", **asked | grid(1, columns))
     came: list[int] = []
-    put = CentersSeen.__setitem__
+    put = CentersTarget.__setitem__
 
-    def counted(self: CentersSeen, part: Any, host: Any) -> None:
+    def counted(self: CentersTarget, part: Any, host: Any) -> None:
         came.append(len(host))
         put(self, part, host)
 
-    monkeypatch.setattr(CentersSeen, "__setitem__", counted)
+    monkeypatch.setattr(CentersTarget, "__setitem__", counted)
     if columns == 1:
         train(config, continues=continues)
     else:
-        prepare_run(config, continues=continues)
+        prepare_run(config, given=RunInputs(continues=continues))
         runs.on_ranks(columns, config, continues)
     assert sorted(came) == sorted(read)
 

@@ -19,7 +19,7 @@ from streamkern.rundir.checkpoint_format import Saved
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.feed import Feed
 from streamkern.train import start_run
-from streamkern.train.model import load_model
+from streamkern.train.saved_model import load_model
 from tests.runs import FOURIER, Array, array_source, arrays, final, finished, settings, stopped
 
 NAMES = np.array(["ant", "bee", "cat"])

@@ -1,4 +1,4 @@
-"""The centers of a run directory, read part by part and never held as a whole.
+"""The centers of a run directory, which stay there: each reader reads its part of them.
 
 A run that begins from another one needs their identity, and its own part of them.
 """
@@ -6,8 +6,9 @@ A run that begins from another one needs their identity, and its own part of the
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,24 +23,21 @@ from streamkern.rundir.run_directory import RunDirectory
 
 
 def center_digests(Z: HostArray) -> npt.NDArray[np.uint8]:
-    """Return (p, 16) digests of centers, equal for rows that are equal bit by bit.
+    """Return (p, 16) digests of the rows of Z (p, d), equal for rows that are equal bit by bit.
 
-    Among a billion distinct rows two digests agree with a probability of about 1e-20. Z : (p, d),
-    or such digests, which are returned.
+    Among a billion distinct rows two digests agree with a probability of about 1e-20.
     """
-    if Z.dtype == np.uint8:
-        return Z
     keys = (
         hashlib.blake2b(row, digest_size=CENTER_KEY).digest() for row in np.ascontiguousarray(Z)
     )
     return np.frombuffer(b"".join(keys), np.uint8).reshape(len(Z), CENTER_KEY)
 
 
-class CentersSeen:
-    """Target of the centers of a setup as they are loaded (`TargetFactory`); nothing else is read.
+class CentersTarget:
+    """Target of the centers of a setup as they are read (`TargetFactory`); nothing else is read.
 
     shape, dtype : of all centers
-    rows : the centers that are kept, (q, d)
+    rows : the centers that are wanted, (q, d)
     keys : `center_digests` of all centers, if requested
     """
 
@@ -54,24 +52,24 @@ class CentersSeen:
         if name != "Z":
             return None
         self.shape, self.dtype, self.ndim = shape, dtype, len(shape)
-        kept = self._rows.stop - self._rows.start
-        self.rows = np.empty((kept, *shape[1:]), dtype)
+        wanted = self._rows.stop - self._rows.start
+        self.rows = np.empty((wanted, *shape[1:]), dtype)
         self.keys = np.empty((shape[0] * self._keyed, CENTER_KEY), np.uint8)
-        return self if kept or self._keyed else None
+        return self if wanted or self._keyed else None
 
     def wants(self, part: slice) -> bool:
         """Return whether these rows have to be read."""
-        first, stop = self._kept_of(part)
+        first, stop = self._overlap(part)
         return self._keyed or first < stop
 
-    def _kept_of(self, part: slice) -> tuple[int, int]:
+    def _overlap(self, part: slice) -> tuple[int, int]:
         return max(part.start, self._rows.start), min(part.stop, self._rows.stop)
 
     def __getitem__(self, part: Any) -> Any:
         raise KeyError(part)
 
     def __setitem__(self, part: Any, host: Any) -> None:
-        first, stop = self._kept_of(part)
+        first, stop = self._overlap(part)
         if first < stop:
             start = self._rows.start
             self.rows[first - start : stop - start] = host[first - part.start : stop - part.start]
@@ -80,35 +78,22 @@ class CentersSeen:
 
 
 @dataclass(frozen=True, eq=False)
-class KeptCenters:
-    """The centers of a run, in kept order.
+class StoredCenters:
+    """The centers of a run, in the order of its setup, which stay in the run directory.
 
     shape : (p, d)
     sha256 : digest of the entries of the centers' files in the manifest, which identifies them when
         all or a part of them are read
-    opened : function that opens the run directory
     recorded : digest in the record of a run that took them over, in place of sha256; that run began
         from them in another directory
     """
 
+    place: str | os.PathLike[str]
+    storage_options: Mapping[str, Any] | None = field(repr=False)
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     sha256: str
-    opened: Callable[[], RunDirectory]
     recorded: str | None = None
-
-    @classmethod
-    def of(cls, setup: Saved, seen: CentersSeen, opened: Callable[[], RunDirectory]) -> KeptCenters:
-        """Return the centers of a setup as it was loaded."""
-        return cls(seen.shape, seen.dtype, setup.checksums["Z"], opened)
-
-    @classmethod
-    def there(cls, opened: Callable[[], RunDirectory]) -> KeptCenters | None:
-        """Return the centers of a run; None before its setup."""
-        seen = CentersSeen()
-        with opened() as run:
-            setup = run.load_setup(seen)
-        return None if setup is None else cls.of(setup, seen, opened)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -118,21 +103,42 @@ class KeptCenters:
 
         Raises ConfigError if the run has other centers by now.
         """
-        return self._read(CentersSeen(rows)).rows
+        return self._read(CentersTarget(rows)).rows
 
     def keys(self) -> npt.NDArray[np.uint8]:
         """Return `center_digests` of all centers, reading a chunk at a time.
 
         Raises ConfigError if the run has other centers by now.
         """
-        return self._read(CentersSeen(keyed=True)).keys
+        return self._read(CentersTarget(keyed=True)).keys
 
-    def _read(self, seen: CentersSeen) -> CentersSeen:
-        with self.opened() as run:
-            setup = run.load_setup(seen)
+    def _read(self, target: CentersTarget) -> CentersTarget:
+        run = RunDirectory(self.place, writable=False, storage_options=self.storage_options)
+        with run:
+            setup = run.load_setup(target)
         if setup is None or setup.checksums["Z"] != self.sha256:
             raise ConfigError(
                 f"{run.place} has other centers than when this run was begun from it; begin anew, "
                 "in another run_dir"
             )
-        return seen
+        return target
+
+
+def stored_centers(
+    place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
+) -> StoredCenters | None:
+    """Return the centers of a run; None before its setup."""
+    target = CentersTarget()
+    with RunDirectory(place, writable=False, storage_options=storage_options) as run:
+        setup = run.load_setup(target)
+    return None if setup is None else centers_of(place, storage_options, setup, target)
+
+
+def centers_of(
+    place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None, setup: Saved,
+    target: CentersTarget,
+) -> StoredCenters:  # fmt: skip
+    """Return the centers of a setup that was loaded with this target."""
+    return StoredCenters(
+        place, storage_options, target.shape, target.dtype, setup.checksums["Z"]
+    )  # fmt: skip

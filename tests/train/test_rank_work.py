@@ -16,8 +16,8 @@ from streamkern.basics.errors import ConfigError, TrainingInterrupted
 from streamkern.basics.stop import StopRequest
 from streamkern.config.run_config import RunConfig
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.train.over_ranks import prepare_run
 from streamkern.train.rank_coordinator import RankCoordinator
+from streamkern.train.rank_work import prepare_run
 from streamkern.train.resolve import RunInputs, open_run
 from streamkern.train.start_run import run_directory, started_trainer
 from streamkern.train.step_loop import StepLoop

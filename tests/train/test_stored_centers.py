@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,12 @@ from streamkern.basics.errors import CheckpointError, ConfigError
 from streamkern.rundir import checkpoint_format
 from streamkern.rundir.checksums import CheckedStore
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.train.kept_centers import CentersSeen, KeptCenters, center_digests
+from streamkern.train.stored_centers import (
+    CentersTarget,
+    StoredCenters,
+    center_digests,
+    stored_centers,
+)
 
 Z = np.random.default_rng(0).normal(size=(37, 3)).astype(np.float32)
 
@@ -25,14 +29,13 @@ def test_keys_are_equal_where_rows_are() -> None:
     keys = center_digests(rows)
     assert (keys == keys[0]).all(axis=1).tolist() == [True, False, True, False]
     np.testing.assert_array_equal(center_digests(np.asfortranarray(rows)), keys)
-    np.testing.assert_array_equal(center_digests(keys), keys)
     assert not (center_digests(rows.astype(np.float64)) == keys).all(axis=1).any()
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 1, 0, 2], [1, 2, 3, 0]])
 def test_parts_come_by_in_any_order(order: list[int]) -> None:
     """As from an object store."""
-    seen = CentersSeen(slice(5, 23), keyed=True)
+    seen = CentersTarget(slice(5, 23), keyed=True)
     assert seen("H.0", (4, 4), Z.dtype) is None
     parts: Any = seen("Z", Z.shape, Z.dtype)
     for k in order:
@@ -43,32 +46,27 @@ def test_parts_come_by_in_any_order(order: list[int]) -> None:
 
 
 def test_what_is_not_asked_for_is_not_read() -> None:
-    seen = CentersSeen()
+    seen = CentersTarget()
     assert seen("Z", Z.shape, Z.dtype) is None
     assert (seen.shape, seen.dtype) == (Z.shape, Z.dtype)
     assert seen.rows.shape == (0, 3)
 
 
-def saved(place: Path, centers: Any, **others: Any) -> Callable[[], RunDirectory]:
-    """Return a reader of a run with these centers."""
+def saved(place: Path, centers: Any, **others: Any) -> StoredCenters:
+    """Write a run with these centers, and return them."""
     with RunDirectory(place) as run:
         run.write_config({})
         run.save_setup({"Z": centers, "order": np.arange(len(centers)), **others}, {})
-    return partial(RunDirectory, place, writable=False)
-
-
-def there(opened: Callable[[], RunDirectory]) -> KeptCenters:
-    """Return its centers."""
-    kept = KeptCenters.there(opened)
-    assert kept is not None
-    return kept
+    stored = stored_centers(place)
+    assert stored is not None
+    return stored
 
 
 def test_others_in_their_place_are_refused(tmp_path: Path) -> None:
     """A run that was begun anew meanwhile."""
     with RunDirectory(tmp_path / "run") as run:
-        assert KeptCenters.there(partial(RunDirectory, run.place, writable=False)) is None
-    kept = there(saved(tmp_path / "run", Z))
+        assert stored_centers(run.place) is None
+    kept = saved(tmp_path / "run", Z)
     assert (len(kept), kept.shape, kept.dtype) == (37, (37, 3), Z.dtype)
     np.testing.assert_array_equal(kept.read(slice(30, 37)), Z[30:])
     np.testing.assert_array_equal(kept.keys(), center_digests(Z))
@@ -80,12 +78,12 @@ def test_others_in_their_place_are_refused(tmp_path: Path) -> None:
 
 def test_the_same_centers_are_known_by_their_manifest(tmp_path: Path) -> None:
     """Whatever lies beside them; and no others, not in another order either."""
-    known = there(saved(tmp_path / "a", Z)).sha256
-    assert there(saved(tmp_path / "b", Z, shift=np.zeros(3))).sha256 == known
+    known = saved(tmp_path / "a", Z).sha256
+    assert saved(tmp_path / "b", Z, shift=np.zeros(3)).sha256 == known
     other = Z.copy()
     other[36, 2] = np.nextafter(other[36, 2], np.float32(9))
     for k, centers in enumerate((other, Z[::-1].copy(), Z[:36], Z.astype(np.float64))):
-        assert there(saved(tmp_path / str(k), centers)).sha256 != known
+        assert saved(tmp_path / str(k), centers).sha256 != known
 
 
 def test_only_chunks_that_have_a_row_are_read(
@@ -93,7 +91,7 @@ def test_only_chunks_that_have_a_row_are_read(
 ) -> None:
     """And once each, for the keys too; others may even be damaged."""
     monkeypatch.setattr(checkpoint_format, "_CHUNK_BYTES", (48, 96))  # four rows
-    kept = there(saved(tmp_path / "run", Z))
+    kept = saved(tmp_path / "run", Z)
     read: list[str] = []
     value = CheckedStore._value
 

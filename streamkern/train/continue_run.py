@@ -1,0 +1,171 @@
+"""Continue a run in another one: load it and put its model in the place of the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from streamkern.basics.errors import ConfigError, ResumeMismatchError, RunError
+from streamkern.basics.text import redact
+from streamkern.config.run_config import RunConfig
+from streamkern.config.solver import options_of
+from streamkern.filesystem.urls import local_path
+from streamkern.kernels.builtin import get_kernel
+from streamkern.rundir.checkpoint_format import checkpoint_errors
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.train.parent_run import ParentRun
+from streamkern.train.resolve import RunInputs
+from streamkern.train.run_snapshot import recorded_run
+from streamkern.train.saved_model import model_digest
+from streamkern.train.training_data import storage_options_for
+
+ParentId = tuple[dict[str, Any], str]
+"""`ParentRun.ancestry` of a run that is continued, and the sha256 of its centers."""
+
+
+def continuing(
+    config: RunConfig, given: RunInputs, directory: RunDirectory | None,
+    parent_id: ParentId | None = None,
+) -> tuple[RunConfig, RunInputs]:  # fmt: skip
+    """Return the settings and inputs of a run; changed if it continues another one.
+
+    A run that has begun holds all that it needs, so the old run may be gone by then.
+
+    parent_id : of the old run as rank 0 found it, on another rank
+
+    Raises
+    ------
+    ConfigError
+        The settings contradict the old run, whose kernel, centers, metric and scaling are kept.
+    ResumeMismatchError
+        The directory holds a run that continues another run, or none.
+    """
+    recorded = recorded_run(directory)
+    ancestry = None if recorded is None else recorded["identity"].get("continues")
+    place = given.continues
+    if place is None:
+        if ancestry is not None and directory is not None:
+            raise ResumeMismatchError(
+                f"{directory.place} holds a run that continues {ancestry['run']}; say so with "
+                f"continues={ancestry['run']}, or give another run_dir"
+            )
+        return config, given
+    if directory is not None and _absolute(directory.place) == _absolute(place):
+        raise ConfigError(
+            f"run_dir={directory.place} is the run that is continued, which stays as it is; give "
+            f"the new one its own, such as run_dir={directory.place.rstrip('/')}-2"
+        )
+    config = _warm_started(config, place, given)
+    if recorded is None:
+        return _from_parent(place, config, given, parent_id)
+    assert directory is not None
+    if ancestry is None or ancestry["run"] != _absolute(place):
+        what = "no other run" if ancestry is None else ancestry["run"]
+        raise ResumeMismatchError(
+            f"{directory.place} holds a run that continues {what}, and not {_absolute(place)}; "
+            "give another run_dir"
+        )
+    # Read separately: what is loaded must not be mistaken for what the writer has read.
+    begun = _find(config, config.run.run_dir or "")
+    if begun is None:
+        raise RunError(
+            f"the setup in {directory.place} is gone, without which a run that continues another "
+            "one cannot go on; restore it from a copy, or continue in another run_dir"
+        )
+    with checkpoint_errors(begun.check().place):
+        # Not recorded for Fourier features, which are read from the existing setup.
+        digest = recorded["identity"].get("centers", {"sha256": ""})
+        centers = replace(begun.stored, recorded=digest["sha256"])
+        parent = replace(begun, ancestry=ancestry, centers=centers)
+    return _with_model_of(recorded["identity"]["settings"], parent, parent_id, config, given)
+
+
+def _find(config: RunConfig, place: str, *, load_weights: bool = False) -> ParentRun | None:
+    options = storage_options_for(config, place)
+    return ParentRun.find(place, options, load_centers=False, load_weights=load_weights)
+
+
+def _warm_started(config: RunConfig, place: str, given: RunInputs) -> RunConfig:
+    """Return the settings with the weights of the run in `place` as its start."""
+    for name, array in (("centers", given.centers), ("metric", given.metric)):
+        if array is not None:
+            raise ConfigError(f"{name} are those of the run that is continued; leave {name}= out")
+    name, own = config.solver.name, config.solver.warm_start
+    if "warm_start" not in options_of(name):
+        raise ConfigError(
+            f"solver.name={name!r} starts from nothing and cannot continue a run; use another "
+            "one, such as 'block'"
+        )
+    if own is not None and _absolute(own) != _absolute(place):
+        raise ConfigError(
+            f"solver.warm_start={redact(own)} is another run than the one that is continued, whose "
+            "weights are taken; leave it out"
+        )
+    path = local_path(place)
+    return config.with_overrides(
+        {"solver.warm_start": place if path is None else str(path.absolute())}
+    )
+
+
+def _from_parent(
+    place: str, config: RunConfig, given: RunInputs, parent_id: ParentId | None
+) -> tuple[RunConfig, RunInputs]:
+    """Return settings and inputs from the old run. Its weights are read later, by the setup."""
+    parent = _find(config, place, load_weights=parent_id is None)
+    if parent is None or parent.setup.run is None:
+        raise ConfigError(f"{redact(place)} has no checkpoint to continue from yet; train it first")
+    settings = parent.record["identity"]["settings"]
+    with checkpoint_errors(parent.check().place):
+        ancestry = _ancestry(_absolute(place), parent) if parent_id is None else parent_id[0]
+        parent = replace(parent, ancestry=ancestry, checkpoint=None)
+        # Facts about the targets that its caller gave; the targets stay the same.
+        inherited = ("flat", "labels", "weight_column")
+        facts = given.facts or {k: parent.facts[k] for k in inherited if k in parent.facts}
+    return _with_model_of(settings, parent, parent_id, config, replace(given, facts=facts))
+
+
+def _ancestry(place: str, parent: ParentRun) -> dict[str, Any]:
+    """Return the ancestry of a run that continues this one."""
+    saved, own = parent.saved, parent.record["identity"].get("continues")
+    position = saved.meta["position"]
+    epochs = position["epoch"] + (position["batch"] > 0) + (0 if own is None else own["epochs"])
+    grandparent = {k: v for k, v in (own or {}).items() if k != "before"}
+    return {
+        "run": place, "step": saved.step, "samples": position["samples"], "epochs": epochs,
+        "model": model_digest(parent),
+        "before": [] if own is None else [grandparent, *own["before"]],
+    }  # fmt: skip
+
+
+def _with_model_of(
+    settings: Mapping[str, Mapping[str, Any]], parent: ParentRun, parent_id: ParentId | None,
+    config: RunConfig, given: RunInputs,
+) -> tuple[RunConfig, RunInputs]:  # fmt: skip
+    """Return the settings with [model] of the old run; a setting at its default counts as unset."""
+    requested, usual = config.identity()["model"], RunConfig().identity()["model"]
+    old = settings["model"]
+    # Missing settings were given as arrays, as in every run that continues another one.
+    other = [k for k, v in requested.items() if v not in (usual.get(k), old.get(k, usual.get(k)))]
+    if other:
+        wrong = "; ".join(f"model.{k}: was {old.get(k)!r}, now {requested[k]!r}" for k in other)
+        raise ConfigError(
+            f"a run keeps the model of the one it continues, {parent.ancestry['run']}: {wrong}; "
+            "leave these out, or start a run of its own"
+        )
+    own = {f"model.{k}": v for k, v in {**usual, **old}.items()}
+    kernel = old.get("kernel")
+    if isinstance(kernel, Mapping) and "kind" not in kernel:  # a `Kernel` object, described
+        own["model.kernel"] = get_kernel(kernel)
+    if parent_id is not None:
+        parent = replace(parent, centers=replace(parent.stored, sha256=parent_id[1]))
+    centers = None if old.get("features") == "fourier" else parent.stored
+    metric = None if "metric" in old else parent.metric
+    given = replace(given, continued=parent, centers=centers, metric=metric)
+    return config.with_overrides(own), given
+
+
+def _absolute(place: str) -> str:
+    """Return a place in the form in which it is shown and compared."""
+    path = local_path(place)
+    return redact(place).rstrip("/") if path is None else str(path.absolute())

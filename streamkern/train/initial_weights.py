@@ -1,0 +1,101 @@
+"""Weights that a run starts from: rank 0 loads them, and each rank keeps those of its centers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from streamkern.backend.base import tiles
+from streamkern.backend.rank_grid import CenterPartition
+from streamkern.backend.ranks import Communicator
+from streamkern.basics.array_types import HostArray
+from streamkern.basics.errors import ConfigError
+from streamkern.basics.text import redact
+from streamkern.config.run_config import RunConfig
+from streamkern.planning.memory import SAVED_CHUNK
+from streamkern.rundir.checkpoint_format import checkpoint_errors
+from streamkern.train.parent_run import ParentRun
+from streamkern.train.rank_coordinator import RankCoordinator
+from streamkern.train.resolve import ResolvedRun
+from streamkern.train.step_loop import StepLoop
+from streamkern.train.stored_centers import StoredCenters, stored_centers
+from streamkern.train.training_data import storage_options_for
+
+
+def load_warm_start(config: RunConfig) -> ParentRun | None:
+    """Load the weights of the newest good checkpoint of solver.warm_start; None if it is not set.
+
+    Warns if a newer checkpoint is damaged.
+    """
+    place = config.solver.warm_start
+    if place is None:
+        return None
+    run = ParentRun.find(place, storage_options_for(config, place), load_centers=False)
+    if run is None:
+        raise ConfigError(
+            f"solver.warm_start={redact(place)} has no checkpoint yet; train it first, or "
+            "leave warm_start out"
+        )
+    run.warn_of_damage()
+    with checkpoint_errors(run.check().place):
+        alpha = run.weights[np.argsort(run.order)]
+        return replace(run, alpha=alpha, checkpoint=replace(run.saved, arrays={}))
+
+
+def given_weights(run: ResolvedRun) -> ParentRun | None:
+    """Return the weights from which the run starts, or None for zero weights. Their centers are
+    compared later."""
+    warm = run.given.warm or load_warm_start(run.config)
+    if warm is not None:
+        warm.check_fits(run.config, run.data.source, run.metric)
+        if run.given.continued is not None:
+            warm.check_continued(run.given.continued.ancestry)
+    return warm
+
+
+def initial_weights(
+    warm: ParentRun | None, steps: StepLoop, agreement: RankCoordinator, *, saved: bool
+) -> HostArray | None:
+    """Return the (q, c) initial weights of this rank's centers, or None to start from zero.
+
+    warm : None on all ranks but rank 0
+    saved : whether the setup is in the run directory
+
+    All ranks must call it if there is no checkpoint.
+    """
+    made, share, ranks, alpha = steps.made, steps.share, steps.ranks, None
+    config = steps.run.config
+    if warm is not None:
+        Z: HostArray | StoredCenters = made.arrays["Z"]
+        place = config.run.run_dir
+        if saved and place is not None:
+            stored = stored_centers(place, storage_options_for(config, place))
+            if stored is not None and (warm.has(stored) or not share.whole):
+                Z = stored
+        alpha = warm.weights_for(Z, made.meta)
+    if ranks.is_single or config.solver.warm_start is None:
+        return alpha
+    agreement.check_step()
+    return scatter_weights(alpha, (share.n, steps.run.problem.c), made.op.dtype, share, ranks)
+
+
+def scatter_weights(
+    alpha: HostArray | None, shape: tuple[int, int], dtype: np.dtype[Any], share: CenterPartition,
+    ranks: Communicator,
+) -> HostArray:  # fmt: skip
+    """Return this rank's rows of `alpha`, which rank 0 broadcasts one chunk at a time. Collective.
+
+    alpha : (p, c) on rank 0, None on the others
+    shape : shape of the array that this rank keeps
+    """
+    own = np.empty(shape, dtype)
+    for rows in tiles(share.p, max(1, SAVED_CHUNK // max(1, own[:1].nbytes))):
+        part = np.empty((rows.stop - rows.start, shape[1]), dtype)
+        if alpha is not None:
+            part[...] = alpha[rows]
+        part = ranks.broadcast(part)
+        first, stop = np.searchsorted(share.ids, (rows.start, rows.stop)).tolist()
+        own[first:stop] = part[share.ids[first:stop] - rows.start]
+    return own

@@ -1,0 +1,135 @@
+"""The work of one rank of a run, on its worker: preparation and training."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from streamkern.backend.ranks import Communicator
+from streamkern.basics.errors import RunLockedError, RunLostError, StreamkernError
+from streamkern.basics.progress import ProgressSetting, Relay
+from streamkern.basics.stop import StopRequest, resumable
+from streamkern.config.run_config import RunConfig
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.train.placement.task import RankSpec, Tell
+from streamkern.train.resolve import NO_INPUTS, RunInputs
+from streamkern.train.sinks import sinks_of
+from streamkern.train.start_run import acquired_run, run_directory, started_trainer
+
+_LOOK_S = 0.5
+
+
+def prepare_rank(
+    ranks: Communicator, spec: RankSpec, settings: dict[str, Any], stop: StopRequest
+) -> None:
+    """Prepare the run on the only rank, see `prepare_run`."""
+    prepare_run(
+        settings["config"], stop, pickle.loads(settings["given"]),
+        progress=_line(settings, spec.tell),
+    )  # fmt: skip
+
+
+def has_setup(directory: RunDirectory) -> bool:
+    """Return whether the directory has a setup whose metadata verifies; arrays are not read."""
+    return directory.load_setup(lambda *of: None) is not None
+
+
+def work_as_rank(
+    ranks: Communicator, spec: RankSpec, settings: dict[str, Any], stop: StopRequest
+) -> dict[str, Any]:
+    """Train as one of the ranks, see `train_rank`."""
+    config = settings["config"]
+    if config.run.threads == "auto":
+        config = config.with_overrides({"run.threads": spec.threads})
+    if settings["devices"]:
+        config = config.with_overrides({"run.device": settings["devices"][spec.rank]})
+    placed: dict[str, Any] = {"workers": list(spec.addresses)}
+    if settings["dashboard"] is not None:
+        placed["dashboard"] = settings["dashboard"]
+    give_up = time.monotonic() + spec.outlived_s
+    while True:
+        try:
+            return train_rank(
+                config, ranks, stop, replace(pickle.loads(settings["given"]), placed=placed),
+                progress=_line(settings, spec.tell), tell=spec.tell,
+            )  # fmt: skip
+        except RunLockedError as error:  # by the previous rank 0, which ends by itself
+            if isinstance(error, RunLostError) or time.monotonic() > give_up:
+                raise
+        time.sleep(_LOOK_S)
+
+
+def _line(settings: dict[str, Any], tell: Tell) -> ProgressSetting:
+    return Relay(lambda text: tell({"line": text})) if settings["progress"] else False
+
+
+def reached_step(settings: dict[str, Any]) -> int:
+    """Return the step of the newest checkpoint; -1 if there is none."""
+    return max(run_directory(settings["config"], writable=False).steps(), default=-1)
+
+
+def prepare_run(
+    config: RunConfig,
+    stop: StopRequest | None = None,
+    given: RunInputs = NO_INPUTS,
+    *,
+    progress: ProgressSetting = False,
+) -> None:
+    """Prepare a run on one rank, before all ranks begin, if it has no setup yet.
+
+    It records the run, so that all ranks have the same sizes, and computes the setup if the ranks
+    cannot do so together.
+    """
+    with contextlib.suppress(StreamkernError):  # missing or damaged parts are made or reported
+        if has_setup(run_directory(config, writable=False)):
+            return  # each rank reads its part
+    directory = run_directory(config)
+    with resumable(stop, kept=True, where=lambda: "in the setup") as request:
+        with acquired_run(config, given, directory, request) as (run, *_):
+            together = run.method.setup_together(run.problem)
+            run.backend.close()
+        if not together:
+            with started_trainer(
+                config, given, run_directory(config), request, progress
+            ) as trainer:
+                trainer.checkpoints.wait()
+                trainer.run.backend.close()
+
+
+def train_rank(
+    config: RunConfig,
+    ranks: Communicator,
+    stop: StopRequest,
+    given: RunInputs = NO_INPUTS,
+    *,
+    progress: ProgressSetting = False,
+    tell: Tell = lambda said: None,
+) -> dict[str, Any]:
+    """Train to the end as one rank, after the setup. Return figures and the times of this rank.
+
+    tell : called with each evaluation on rank 0
+
+    Raises RankLostError if another rank is lost, and the errors of `train`.
+    """
+    first = ranks.rank == 0
+    with (
+        resumable(stop, kept=True, where=lambda: "before the next step") as request,
+        started_trainer(
+            config, replace(given, ranks=ranks), run_directory(config, writable=first), request,
+            progress if first else False, lambda record: tell({"evaluation": record}),
+            callbacks=sinks_of(config.run) if first else (),
+        ) as trainer,
+    ):  # fmt: skip
+        in_setup = trainer.ranks.waited_s
+        result = trainer.run_to_end()
+        waited = {"waited_s": trainer.ranks.waited_s - in_setup}
+        timing: Mapping[str, float] = result.timing | waited
+        trainer.run.backend.close()
+    return {
+        "metrics": result.metrics, "timing": dict(timing), "samples": result.samples,
+        "history": result.history,
+    }  # fmt: skip
