@@ -263,7 +263,11 @@ def commands(folder: Path) -> Iterator[Command]:
             "tune", str(run_file(folder, f / "run", {"name": "auto"})), "--rows", "600",
             "--centers", "60",
         ],
-        lambda f: all_files(f / "run-tune"),
+        # The journal of a killed search has the trials that were begun as well.
+        lambda f: {
+            name: digest for name, digest in all_files(f / "run-tune").items()
+            if name != "journal.log"
+        },
     )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from streamkern.cli.console import EXIT_INTERRUPTED, explain, show_warning, writ
 from streamkern.cli.help_text import say_usage
 from streamkern.cli.redaction import guarded, refuse_credentials
 from streamkern.cli.wording import Wording
-from streamkern.filesystem.scratch import remove_abandoned
+from streamkern.filesystem.abandoned import remove_abandoned
 
 _load, _, _NAMES = lazy_loader.attach(  # all commands at once would take a second
     "streamkern.cli",

@@ -57,8 +57,8 @@ class ModelConfig(Table):
 
     kernel : kernel function; "auto": the one of four with which rows predict each other best. A
         name, or a table: `{kind = "polynomial", degree = 2}`, or a sum or product of kernels,
-        `{kind = "sum", parts = ["laplace", {kind = "gaussian", bandwidth = 2.0}]}`. In Python it
-        may be a `Kernel`, such as `0.5 * Laplace(3) + Polynomial(2)`, with its own bandwidth.
+        such as {kind = "sum", parts = ["laplace", {kind = "gaussian", bandwidth = 2.0}]}. In
+        Python it may be a `Kernel`, such as `0.5 * Laplace(3) + Polynomial(2)`, with its bandwidth.
         "auto" chooses among "laplace", "matern32", "matern52" and "gaussian" by 512 rows
         (`train.choose_kernel`), and takes "laplace" for "sgd" and EigenPro.
     metric : metric of the distances; "auto": a learned one on tables, else none. "learn": one in

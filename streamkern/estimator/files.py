@@ -22,8 +22,8 @@ from streamkern.basics.warning import warnings_worded
 from streamkern.estimator.fitted import Schema
 from streamkern.estimator.inputs import brings_its_own, open_stream
 from streamkern.estimator.targets import refuse_numbers_as_labels
+from streamkern.filesystem.abandoned import FIT, locked_folder, remove_locked
 from streamkern.filesystem.icechunk_repository import is_icechunk
-from streamkern.filesystem.scratch import FIT, locked_folder, remove_locked
 from streamkern.filesystem.urls import StrictStore, local_path
 from streamkern.ingest.columns import USUAL, ReadRequest
 from streamkern.ingest.frames import is_dask_table, is_frame

@@ -303,6 +303,7 @@ def test_a_signal_in_setup_ends_the_run_with_75_and_the_same_command_goes_on(
     process.communicate()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_run_that_keeps_nothing_ends_with_130(store: Path, number: signal.Signals) -> None:
     process = command("train", "--train", store, *LONG)
@@ -351,6 +352,7 @@ def test_ctrl_c_while_the_program_is_loaded_shows_no_traceback(store: Path, wher
     assert done.stderr in (b"", b"streamkern: stopped by SIGINT\n")
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs a file that waits for its writer")
 def test_ctrl_c_while_the_run_file_is_read_shows_no_traceback(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "run.toml")

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 import streamkern as sk
-from streamkern.filesystem.scratch import FIT
+from streamkern.filesystem.abandoned import FIT
 
 N = 40
 R = np.random.default_rng(0)

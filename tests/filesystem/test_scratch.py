@@ -20,16 +20,15 @@ import pytest
 
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.estimator.files import ingested
-from streamkern.filesystem import scratch
-from streamkern.filesystem.scratch import (
+from streamkern.filesystem import abandoned
+from streamkern.filesystem.abandoned import (
     FIT,
     LOCK_FILE,
     RANKS_PREFIX,
-    Scratch,
     locked_folder,
     remove_locked,
-    scratch_folder,
 )
+from streamkern.filesystem.scratch import Scratch, scratch_folder
 from streamkern.ingest.ingest import ingest
 from streamkern.store.store import open_store
 from tests.faults import tree
@@ -287,7 +286,7 @@ def test_the_folder_of_a_killed_process_is_removed_without_another_command(
 ) -> None:
     """By a shell that outlives it; one of a process that lives stays."""
     text = (
-        "import sys; from streamkern.filesystem.scratch import RANKS_PREFIX, locked_folder; "
+        "import sys; from streamkern.filesystem.abandoned import RANKS_PREFIX, locked_folder; "
         "folder, lock = locked_folder(RANKS_PREFIX); (folder / 'a').mkdir(); "
         "print(folder, flush=True); sys.stdin.read()"
     )
@@ -310,7 +309,7 @@ def test_the_folder_of_a_killed_process_is_removed_without_another_command(
 @pytest.mark.skipif(os.name != "posix", reason="the guard is a shell")
 def test_the_guard_ends_though_another_process_holds_its_pipe() -> None:
     folder, lock = locked_folder(FIT)
-    guard = scratch._guards[folder]
+    guard = abandoned._guards[folder]
     assert guard.stdin is not None
     held = os.dup(guard.stdin.fileno())  # as a forked process has it
     try:

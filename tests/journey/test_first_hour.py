@@ -91,7 +91,7 @@ def what_is_released_is_described(newcomer: Newcomer) -> None:
 def installed_from_a_wheel(newcomer: Newcomer) -> None:
     [wheel] = (newcomer.folder / "dist").glob("*.whl")
     newcomer.type(f"{shlex.quote(sys.executable)} -m venv venv")
-    newcomer.type(f"pip install --quiet --disable-pip-version-check '{wheel}[s3]'")
+    newcomer.type(f"pip install --quiet --disable-pip-version-check '{wheel}[s3,report]'")
     where = newcomer.python("import streamkern; print(streamkern.__file__)")
     assert str(newcomer.folder) in where
     newcomer.type("pip check")

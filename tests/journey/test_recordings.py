@@ -50,6 +50,7 @@ def test_a_terminal(train: list[str], tmp_path: Path) -> None:
     check_recording("terminal", on_a_terminal(command).replace(str(tmp_path), "FOLDER"))
 
 
+@pytest.mark.full
 def test_a_pipe(train: list[str], tmp_path: Path) -> None:
     """Without a metric, so that kernel and bandwidth are looked for on their own."""
     train = [*train, "--set", "model.metric=none"]

@@ -163,7 +163,7 @@ def test_the_hashes_see_every_byte(store: Path, backend: Backend) -> None:
         a.reshape(-1).view(np.uint8)[-1] ^= 1
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_workers_change_nothing_at_any_resume(
     store: Path, backend: Backend, tmp_path: Path
 ) -> None:
@@ -204,7 +204,7 @@ def test_a_run_ends_with_the_same_weights(threads: tuple[int, ...], tmp_path: Pa
     assert_same_bits(final(tmp_path / "run"), final(tmp_path / "plain"))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_run_on_a_cluster_ends_with_the_same_weights(tmp_path: Path) -> None:
     pytest.importorskip("distributed")
     folder = tmp_path / "cluster"

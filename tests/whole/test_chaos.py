@@ -31,7 +31,7 @@ from tests.s3server import KEY, SECRET, S3Server
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/self/status")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("engine", "only"),
     [("obstore", ["read", "list", "train"]), ("s3fs", ["ingest", "checkpoint", "predict"])],
@@ -48,7 +48,7 @@ def test_nothing_differs_behind_faults(
     assert found["connections_left"] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.full
 @linux
 def test_ten_thousand_faults(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def repair(scene: Scene) -> None:
     scene.upload(CHUNK)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("scene", "mishap", "words"),
     [
@@ -262,7 +262,7 @@ def test_data_lost_in_the_middle_of_a_run(
     assert [k for k in expected if found[k].tobytes() != expected[k].tobytes()] == []
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("scene", chaos.ENGINES, indirect=True)
 def test_a_checkpoint_that_may_not_be_written(
     scene: Scene, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -15,7 +15,7 @@ def _check(kills: int) -> None:
     assert {f"train {name}" for name in METHODS} < outcomes.keys()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_killed_commands_leave_what_undisturbed_ones_do() -> None:
     """P1, P2, P3: one kill of each at least; `python -m benchmarks.kills` takes a thousand."""
     _check(20)

@@ -123,7 +123,7 @@ def folder_with(inputs: Path, at: Path) -> Path:
     return at
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["io", "memory"])
 @pytest.mark.parametrize("name", COMMANDS)
 def test_whatever_call_fails_the_same_command_again_completes(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import threading
-import warnings
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,6 +18,7 @@ import numpy as np
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.machine import ordered_map
 from streamkern.basics.randomness import Stage
+from streamkern.basics.warning import warn
 from streamkern.store.layout import X_DTYPES
 from streamkern.store.row_block import RowBlock
 from streamkern.store.sample_weights import DTYPE as WEIGHT
@@ -44,7 +44,7 @@ UNIT_BYTES = 4 << 20
 def Block(X: np.ndarray, y: np.ndarray, rows: np.ndarray, w: np.ndarray | None = None) -> RowBlock:
     """Return a `RowBlock`; `Block` is the name that sources of users knew until 0.2."""
     text = "Block(X, y, rows, w) is now RowBlock(X, y, w, row_ids) of streamkern.store.row_block"
-    warnings.warn(text, FutureWarning, stacklevel=2)
+    warn(text, FutureWarning)
     return RowBlock(X, y, w, rows)
 
 

@@ -17,7 +17,7 @@ from streamkern.basics.errors import RunError
 from streamkern.basics.machine import available_cpus
 from streamkern.basics.optional import import_optional
 from streamkern.basics.stop import SIGNALS
-from streamkern.filesystem.scratch import RANKS_PREFIX, locked_folder, remove_locked
+from streamkern.filesystem.abandoned import RANKS_PREFIX, locked_folder, remove_locked
 
 _BLAS_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 # Dask's cluster closes a killed worker after 15 s, even if it is merely being killed again.

@@ -36,7 +36,7 @@ from tests.lives import eventually
 
 pytest.importorskip("distributed")
 pytest.importorskip("xgboost")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.full]
 
 from distributed import Client  # noqa: E402
 

@@ -37,6 +37,7 @@ def alpha(run_dir: Path) -> np.ndarray[Any, Any]:
     return np.asarray(saved.arrays["alpha"])
 
 
+@pytest.mark.full
 def test_a_training_with_a_kill_ends_with_the_same_bits(tmp_path: Path) -> None:
     """As one of as many ranks without."""
     rng = np.random.default_rng(0)

@@ -109,6 +109,7 @@ def test_two_ranks_after_one_prepared(client: Any, tmp_path: Path) -> None:
         ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_rank_begins_the_next_generation(client: Any, tmp_path: Path, rank: int) -> None:
     """From what was saved; no process of the old one is left by then."""
@@ -127,6 +128,7 @@ def test_a_killed_rank_begins_the_next_generation(client: Any, tmp_path: Path, r
     assert lost["generation"] == 1
 
 
+@pytest.mark.full
 def test_several_kills(client: Any, tmp_path: Path) -> None:
     """In the preparation, too; each generation gets further."""
     acts = {"0 1": "kill", "1 3": "kill", "0 5": "kill"}
@@ -136,6 +138,7 @@ def test_several_kills(client: Any, tmp_path: Path) -> None:
     assert [done for *_, done in toys.begun(tmp_path)] == [0, 0, 1, 1, 3, 3, 5, 5]
 
 
+@pytest.mark.full
 def test_a_frozen_rank_is_ended(client: Any, tmp_path: Path) -> None:
     events = Events()
     result = placed(client, tmp_path, events, acts={"1 4": "freeze"}, timeout_s=3.0)
@@ -146,6 +149,7 @@ def test_a_frozen_rank_is_ended(client: Any, tmp_path: Path) -> None:
     assert not [pid for g, _, _, pid, _ in toys.begun(tmp_path) if g == 1 and alive(pid)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_stop_does_not_wait_for_a_frozen_rank(client: Any, tmp_path: Path, rank: int) -> None:
     """Without which nothing can be saved, though it may be silent for much longer else."""
@@ -262,6 +266,7 @@ def test_what_has_nothing_to_save_is_ended_at_once(client: Any, tmp_path: Path) 
     assert time.monotonic() - began[0] < 30
 
 
+@pytest.mark.full
 def test_workers_come_and_go(tmp_path: Path) -> None:
     """One that joins is used from the next generation on; with too few of them it is over."""
     with local_cluster(1) as client:

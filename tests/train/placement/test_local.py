@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from streamkern.cli.main import run_command
-from streamkern.filesystem.scratch import LOCK_FILE, RANKS_PREFIX
+from streamkern.filesystem.abandoned import LOCK_FILE, RANKS_PREFIX
 from streamkern.train.placement.local import _worker_folder
 from tests.clusters import ROOT
 
