@@ -30,7 +30,7 @@ from streamkern.basics.errors import ConfigError
 from streamkern.basics.machine import available_cpus, available_memory
 from streamkern.basics.message import mention
 from streamkern.basics.randomness import Fills
-from streamkern.planning.costs import CPU, Costs
+from streamkern.planning.problem import CPU, Costs
 
 __all__ = ["Array", "Backend", "Uploader", "tiles"]
 

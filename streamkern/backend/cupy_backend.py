@@ -23,7 +23,7 @@ from streamkern.backend.staging_ring import ByParts, Ring, Transfers
 from streamkern.basics.errors import BackendError
 from streamkern.basics.optional import on_demand
 from streamkern.basics.randomness import Fills
-from streamkern.planning.costs import Costs, device_costs
+from streamkern.planning.problem import Costs, device_costs
 
 _T = TypeVar("_T")
 

@@ -26,8 +26,7 @@ from streamkern.basics.message import mention
 from streamkern.centers.random_rows import Random
 from streamkern.centers.selector import CenterWork
 from streamkern.kernels.products import KernelOperator
-from streamkern.planning.center_costs import Selection
-from streamkern.planning.problem import ProblemShape
+from streamkern.planning.problem import ProblemShape, Selection
 from streamkern.solver.precondition.norm import check_overlap
 
 PIVOT_STAGE = 23

@@ -12,6 +12,7 @@ from streamkern.centers.random_rows import BANDWIDTH_ROWS
 from streamkern.cli.described_store import store_text
 from streamkern.cli.run_info import pairs
 from streamkern.config.run_config import RunConfig, as_config
+from streamkern.config.solver import options_of
 from streamkern.kernels.notation import bandwidths, kernel_text
 from streamkern.store.describe import describe_store
 from streamkern.stream.sources.stores import stores_of
@@ -124,7 +125,7 @@ def _metric(run: ResolvedRun) -> dict[str, str]:
     """Return the metric to be found, and the reason."""
     if run.metric is not None:
         return {"metric": "given", "reason": "as set"}
-    return {"metric": run.wish.word, "reason": run.wish.reason}
+    return {"metric": run.metric_mode.mode, "reason": run.metric_mode.reason}
 
 
 def _choice(run: ResolvedRun) -> dict[str, Any]:
@@ -148,7 +149,7 @@ def _in_order(phases: list[str]) -> list[str]:
 def _chosen(run: ResolvedRun) -> dict[str, Any]:
     """Return the sizes by the names of their settings, without rows of a setup that is not made."""
     sizes = {k: v for k, v in asdict(run.sizes).items() if v or k not in ("n_sample", "n_probe")}
-    named = {"n_sample": "n_nystrom"} if "n_nystrom" in run.method.options else {}
+    named = {"n_sample": "n_nystrom"} if "n_nystrom" in options_of(run.method.name) else {}
     return {named.get(name, name): size for name, size in sizes.items()}
 
 

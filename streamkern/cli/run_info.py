@@ -20,7 +20,7 @@ from streamkern.rundir.run_storage import open_folder
 from streamkern.solver.precondition.step_rule import max_over_blocks
 from streamkern.train.evaluations import evaluations_in
 from streamkern.train.log_reader import read_history
-from streamkern.train.phases import PHASE_DESCRIPTIONS
+from streamkern.train.progress import PHASE_DESCRIPTIONS
 from streamkern.train.rank_coordinator import format_rank_figures
 
 

@@ -58,11 +58,8 @@ from streamkern.config.rules import (
     Table,
     unknown_key,
 )
-from streamkern.config.solver import SolverConfig
+from streamkern.config.solver import SolverConfig, check_solver_features
 from streamkern.config.toml import TOML_BYTES, corrected_line, parse_toml
-from streamkern.planning.sizes import Options
-from streamkern.solver.method import Method
-from streamkern.solver.methods import find
 
 # Settings that a resumed run may change: they alter no sample, draw or weight, or (memory, device)
 # the trainer records their effect once they are resolved to batch size and backend.
@@ -186,23 +183,9 @@ class RunConfig(Table):
     run: ExecutionConfig = ExecutionConfig()
 
     @model_validator(mode="after")
-    def _method_fits(self) -> RunConfig:
-        find(self.solver.name, self.model.features)
+    def _solver_trains_the_features(self) -> RunConfig:
+        check_solver_features(self.solver.name, self.model.features)
         return self
-
-    @property
-    def method(self) -> Method[Any]:
-        """The method by its name; for "auto" the fallback."""
-        return find(self.solver.name, self.model.features)
-
-    @property
-    def options(self) -> Options:
-        """The user's options of the method."""
-        batch_size = self.data.batch_size
-        return self.solver.options(
-            batch_size=None if isinstance(batch_size, str) else batch_size,
-            seed=self.run.random_state,
-        )
 
     @classmethod
     def from_tables(cls, tables: Mapping[str, Any]) -> RunConfig:

@@ -20,6 +20,7 @@ from sklearn.base import BaseEstimator, is_classifier
 
 from streamkern.basics.errors import ConfigError, DataError, StreamkernError, TrainingInterrupted
 from streamkern.basics.message import mention
+from streamkern.config.solver import SOLVER_OPTIONS, options_of
 from streamkern.estimator import files, inputs, targets
 from streamkern.estimator.callbacks import CallbackSupport, ScikitLearnCallbacks, with_callbacks
 from streamkern.estimator.fitted import FittedModel, Schema, found_scaling
@@ -32,7 +33,6 @@ from streamkern.ingest.frames import is_frame
 from streamkern.ingest.numeric import numbers_of
 from streamkern.ingest.tables.encoder import column_notes
 from streamkern.predict.evaluation import with_defined_r2
-from streamkern.solver.methods import METHODS, options_of
 from streamkern.stream.sources.alignment import in_columns
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
@@ -302,7 +302,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
         """Return the fit that `warm_start=True` starts from, or None before the first."""
         if isinstance(self.warm_start, str | os.PathLike) or not self.warm_start:
             return None
-        if self.solver in METHODS and "warm_start" not in options_of(self.solver):
+        if self.solver in SOLVER_OPTIONS and "warm_start" not in options_of(self.solver):
             raise ConfigError(
                 f"{mention('warm_start', True)} is not defined for solver {self.solver!r}, which "
                 f"has no start",

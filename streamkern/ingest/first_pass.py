@@ -79,7 +79,8 @@ def spool_table(
         except (NotNumbersError, NonFiniteError) as error:
             if encoding.like is not None:
                 raise type(error)(
-                    f"{error.rule}, and the store that {mention('like=')} names holds plain numbers",
+                    f"{error.rule}, and the store that {mention('like=')} names holds plain "
+                    f"numbers",
                     f"correct such cells, or leave {mention('like=')} out",
                 ) from None
             if encoding.encode == "none" or not reader.has_cells:

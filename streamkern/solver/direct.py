@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
+from streamkern.config.solver import SolverConfig, set_value
 from streamkern.planning.effort import NO_WORK, OpCounts
 from streamkern.planning.memory import PANEL, PRODUCT_TILE, Buffers, MemoryNeeds
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import Options, Sizes, batches
+from streamkern.planning.sizes import Sizes, batches
 from streamkern.solver.base import Solver
 from streamkern.solver.direct_step import HELD_SHARE, DirectSolver
 from streamkern.solver.equations import KERNEL_SLAB_ROWS
@@ -44,7 +45,6 @@ class Direct(Method[DirectSizes]):
     """The direct solver: its settings, sizes and costs."""
 
     name = "direct"
-    options = ("ridge", "posterior")
     sizes = DirectSizes
     features = ("kernel", "nystrom", "fourier")
     dense_p_by_p = True
@@ -53,7 +53,7 @@ class Direct(Method[DirectSizes]):
     ridge_each = True
     insensitive_to_conditioning = True
 
-    def check(self, problem: ProblemShape, options: Options) -> None:
+    def check(self, problem: ProblemShape, options: SolverConfig) -> None:
         """Raise ConfigError as `Method.check`, and for early stopping or an impossible posterior.
 
         The model is exact after one pass, or, if each pass brings other forms of the rows, sums all
@@ -78,21 +78,21 @@ class Direct(Method[DirectSizes]):
         """
         return not problem.hides_copies and 4 * (problem.n_rows - problem.p) >= problem.p
 
-    def asks_noise(self, problem: ProblemShape, *, open_ridge: bool) -> bool:
+    def asks_noise(self, problem: ProblemShape) -> bool:
         """Return whether the ridge is open: if rows repeat, all held-out rows may be centers."""
-        return open_ridge
+        return problem.finds_ridge
 
     def takes_rows(self, sizes: DirectSizes) -> bool:
         """Return whether nothing is summed, as the centers are the rows."""
         return not sizes.n_sums
 
-    def candidates(self, problem: ProblemShape, options: Options) -> Sequence[DirectSizes]:
+    def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[DirectSizes]:
         """Return candidate sizes, best first, without a sample of the stream."""
         nothing_summed = problem.rows_are_centers and problem.ranks == 1
         sums: Iterable[int] = (0,) if nothing_summed else (1,)
-        if options.ridge is None and self.finds_ridge(problem):
+        if options.ridge == "auto" and self.finds_ridge(problem):
             sums = dict.fromkeys((1 + n_parts(problem.p), 2))
-        rows = batches(problem, options)
+        rows = batches(problem)
         return [sizes for n in sums for sizes in self._sized(rows, n_sums=n)]
 
     def passes(self, problem: ProblemShape) -> int:
@@ -191,7 +191,7 @@ class Direct(Method[DirectSizes]):
 
     def assemble(self, work: Work[DirectSizes], setup: Setup) -> Solver:
         """Return the solver, with empty sums."""
-        ridge, problem = work.options.ridge, work.problem
+        ridge, problem = set_value(work.options.ridge), work.problem
         if ridge == 0 and work.options.posterior:  # as it was found
             raise ConfigError(
                 f"{mention('solver.posterior', True)} needs a ridge, which stands for the noise, "
@@ -215,7 +215,7 @@ class Direct(Method[DirectSizes]):
         )  # fmt: skip
 
 
-def check_posterior(problem: ProblemShape, options: Options) -> None:
+def check_posterior(problem: ProblemShape, options: SolverConfig) -> None:
     """Raise ConfigError if the assumptions of a Gaussian process do not hold for the data."""
     why = None
     if problem.classes:

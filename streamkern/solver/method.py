@@ -24,6 +24,7 @@ from streamkern.backend.rank_grid import CenterPartition, RankGrid
 from streamkern.backend.ranks import SINGLE, Communicator
 from streamkern.basics.errors import ConfigError, MemoryBudgetError
 from streamkern.basics.message import mention
+from streamkern.config.solver import SolverConfig, options_of
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.effort import OpCounts
@@ -42,7 +43,7 @@ from streamkern.planning.memory import (
     count_run,
 )
 from streamkern.planning.problem import MiB, ProblemShape
-from streamkern.planning.sizes import LOADERS, Options, Sizes, check_between
+from streamkern.planning.sizes import LOADERS, Sizes, check_batch_size
 from streamkern.solver.base import Solver
 from streamkern.solver.precondition.noise import NO_NOISE, NOISE_ROWS, Noise
 from streamkern.solver.precondition.partition import Centers
@@ -91,7 +92,8 @@ class Work(Generic[_S]):
     Z: Points
     problem: ProblemShape
     sizes: _S
-    options: Options
+    options: SolverConfig
+    seed: int
     known: CenterTargets | None = None
     noise: Noise = NO_NOISE
     worth: float | None = None
@@ -116,8 +118,6 @@ class Method(Generic[_S]):
     """Base class of the methods, which have no state."""
 
     name: str
-    options: tuple[str, ...]
-    """Settings of [solver] that the method takes."""
     sizes: type[_S]
     features: tuple[str, ...] = ("kernel",)
     """Values of model.features that the method trains."""
@@ -173,9 +173,6 @@ class Method(Generic[_S]):
 
     # -- settings --------------------------------------------------------------------------
 
-    def check_options(self, options: Options) -> None:
-        """Raise ConfigError if settings contradict each other, whatever the data."""
-
     def check_ranks(self, ranks: int, center_ranks: int) -> None:
         """Raise ConfigError if this many ranks cannot share its steps, or its centers."""
         if ranks > 1 and not self.data_parallel:
@@ -195,9 +192,9 @@ class Method(Generic[_S]):
                 f"{mention('solver', 'falkon')}",
             )
 
-    def check(self, problem: ProblemShape, options: Options) -> None:
+    def check(self, problem: ProblemShape, options: SolverConfig) -> None:
         """Raise ConfigError if a setting contradicts the data."""
-        check_between("batch_size", options.batch_size, 1, problem.n_rows, "n_rows=")
+        check_batch_size(problem)
         self.check_ranks(problem.ranks, problem.center_ranks)
         if self.in_place and problem.p != problem.n_rows:
             raise ConfigError(
@@ -220,17 +217,18 @@ class Method(Generic[_S]):
         """Return whether an open ridge is found during training."""
         return False
 
-    def asks_ridge(self, problem: ProblemShape, *, open_ridge: bool) -> bool:
+    def asks_ridge(self, problem: ProblemShape) -> bool:
         """Return whether the noise of the targets determines the ridge."""
-        return open_ridge and "ridge" in self.options and not self.finds_ridge(problem)
+        takes_ridge = "ridge" in options_of(self.name)
+        return problem.finds_ridge and takes_ridge and not self.finds_ridge(problem)
 
-    def asks_noise(self, problem: ProblemShape, *, open_ridge: bool) -> bool:
+    def asks_noise(self, problem: ProblemShape) -> bool:
         """Return whether setup has to estimate the noise of the targets."""
-        return self.uses_center_targets or self.asks_ridge(problem, open_ridge=open_ridge)
+        return self.uses_center_targets or self.asks_ridge(problem)
 
     # -- sizes -----------------------------------------------------------------------------
 
-    def candidates(self, problem: ProblemShape, options: Options) -> Sequence[_S]:
+    def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[_S]:
         """Return sizes for the settings that were left open, from the best to the smallest."""
         raise NotImplementedError
 
@@ -246,7 +244,7 @@ class Method(Generic[_S]):
         ]
 
     def plan(
-        self, problem: ProblemShape, options: Options, budget_bytes: int
+        self, problem: ProblemShape, options: SolverConfig, budget_bytes: int
     ) -> tuple[_S, Buffers]:
         """Return the best sizes that fit `budget_bytes`, and their buffers.
 
@@ -277,14 +275,14 @@ class Method(Generic[_S]):
             needed=min(peaks),
         )  # fmt: skip
 
-    def reason(self, problem: ProblemShape, options: Options, sizes: _S) -> str | None:
+    def reason(self, problem: ProblemShape, options: SolverConfig, sizes: _S) -> str | None:
         """Return what decided the sizes, for people to read; None if there is no explanation."""
         return None
 
     def count(self, problem: ProblemShape, sizes: _S) -> Buffers:
         """Return all buffers of the run."""
         buffers = count_run(problem, sizes, self.needs(problem, sizes))
-        if problem.finds_bandwidth or self.asks_noise(problem, open_ridge=problem.finds_ridge):
+        if problem.finds_bandwidth or self.asks_noise(problem):
             self._count_noise(buffers, problem, sizes)
         if problem.learns_metric:
             _count_metric(buffers, problem)

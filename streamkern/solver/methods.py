@@ -17,9 +17,10 @@ from typing import Any, Final
 
 from streamkern.basics.errors import ConfigError, MemoryBudgetError
 from streamkern.basics.message import mention
+from streamkern.config.solver import SOLVER_OPTIONS, SolverConfig, check_solver_features
 from streamkern.planning.memory import Buffers
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import Options, Sizes
+from streamkern.planning.sizes import Sizes
 from streamkern.solver.block import BlockMethod
 from streamkern.solver.block_sizes import time_until_learned
 from streamkern.solver.direct import Direct
@@ -30,11 +31,11 @@ from streamkern.solver.linear import LinearEigenPro, LinearSGD
 from streamkern.solver.method import Method
 
 BLOCK, DIRECT = BlockMethod(), Direct()
-_BLOCK_ONLY = [name for name in BLOCK.options if name not in DIRECT.options]
+_BLOCK_ONLY = [name for name in SOLVER_OPTIONS["block"] if name not in SOLVER_OPTIONS["direct"]]
 
 
 def choose_method(
-    problem: ProblemShape, options: Options, budget_bytes: int
+    problem: ProblemShape, options: SolverConfig, budget_bytes: int
 ) -> tuple[Method[Any], Sizes, Buffers, str]:
     """Return the method, its sizes and memory as from `Method.plan`, and the reason in a sentence.
 
@@ -81,7 +82,7 @@ def choose_method(
 
 
 def _with_posterior(
-    problem: ProblemShape, options: Options, budget_bytes: int
+    problem: ProblemShape, options: SolverConfig, budget_bytes: int
 ) -> tuple[Method[Any], Sizes, Buffers, str]:
     """Return the direct solver, the only one of the two that computes a posterior."""
     setting = options.first_set(_BLOCK_ONLY)
@@ -97,7 +98,7 @@ def _with_posterior(
 
 
 def _without_block(
-    problem: ProblemShape, options: Options, budget_bytes: int, error: MemoryBudgetError
+    problem: ProblemShape, options: SolverConfig, budget_bytes: int, error: MemoryBudgetError
 ) -> tuple[Method[Any], Sizes, Buffers, str]:
     """Return the direct solver where the samples of the block solver exceed the memory budget.
 
@@ -129,33 +130,19 @@ def find(name: str, features: str) -> Method[Any]:
 
     Raises ConfigError if there is none.
     """
-    if name == "auto":
-        return BLOCK
-    method = next((m for m in METHODS[name] if features in m.features), None)
-    if method is None:
-        fit = (k for k, methods in METHODS.items() if any(features in m.features for m in methods))
-        raise ConfigError(
-            f"{mention('model.features', features)} cannot be trained by "
-            f"{mention('solver.name', name)}",
-            f"use one of {', '.join(fit)}",
-        )
-    return method
-
-
-def options_of(name: str) -> tuple[str, ...]:
-    """Return the settings of [solver] that the methods of a name take, "auto" included."""
-    own = find(name, "kernel").options
-    return own if name != "auto" else tuple(dict.fromkeys((*own, *DIRECT.options)))
+    check_solver_features(name, features)
+    methods = (BLOCK,) if name == "auto" else METHODS[name]
+    return next(method for method in methods if features in method.features)
 
 
 def resolve(
-    problem: ProblemShape, options: Options, budget_bytes: int
+    problem: ProblemShape, options: SolverConfig, budget_bytes: int
 ) -> tuple[Method[Any], Sizes, Buffers, str]:
     """Return the method, its sizes and memory as from `Method.plan`, and the reason in a sentence.
 
     Raises MemoryBudgetError and ConfigError as `Method.plan`.
     """
-    if options.solver == "auto":
+    if options.name == "auto":
         return choose_method(problem, options, budget_bytes)
-    method = find(options.solver, problem.features)
+    method = find(options.name, problem.features)
     return method, *method.plan(problem, options, budget_bytes), "as set"

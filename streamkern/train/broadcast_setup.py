@@ -85,10 +85,11 @@ def work_of(
         n_rows, whole = meta["known"]
         weights, Y = (asarray(arrays[f"known.{name}"]) for name in ("weights", "Y"))
         known = CenterTargets(arrays["known.counts"], weights, Y, n_rows, whole)
-    options = replace(run.config.options, ridge=meta["ridge"])
+    options = run.config.solver.with_ridge(meta["ridge"])
     noise, worth = Noise(**meta["noise"]), meta["worth"]
     work = Work(
-        op, Z, run.problem, run.sizes, options, known, noise, worth, run.given.ranks
+        op, Z, run.problem, run.sizes, options, run.config.run.random_state, known, noise, worth,
+        run.given.ranks,
     )  # fmt: skip
 
     def samples() -> tuple[SampleRows, SampleRows]:

@@ -139,11 +139,11 @@ def metric_flops(run: ResolvedRun) -> int:
         at = min(others + held, max(MIN_GRADIENTS, int(GRADIENTS) // row))
         return search(n) + at * row
 
-    ways = sum(_asked(run) in ("", way.kind) for way in METRIC_WAYS)
+    ways = sum(run.metric_mode.kind in ("", way.kind) for way in METRIC_WAYS)
     rounds = ROUNDS * (ways * round_of(few) + (more > few) * round_of(more))
     fit, predicted = STEPPED_FIT, STEPPED_OTHERS
     step = fit**3 // 3 + 12 * d * fit * (fit + predicted)
-    steps = 0 if _asked(run) == "full" and d > METRIC_FEATURES else METRIC_STEPS * step
+    steps = 0 if run.metric_mode.kind == "full" and d > METRIC_FEATURES else METRIC_STEPS * step
     p = min(METRIC_FIT, others)
     judged = others * p**2 + 2 * p * d * (others + held) + TRIED * p**3 // 3
     return rounds + steps + 3 * (len(kernels_of(run)) * search(few) + judged)
@@ -197,13 +197,13 @@ def _best_round(
     The best variant is rerun on more rows. others : rows at which gradients are evaluated.
     """
     best, best_way = plain, None
-    n_ways = sum(_asked(problem.run) in ("", way.kind) for way in METRIC_WAYS)
-    for way in METRIC_WAYS if math.isfinite(plain.error) else ():
-        if _asked(problem.run) in ("", way.kind):
-            found, errors = _rounds(problem, plain, way, others)
-            report("metric", {**asdict(way), "errors": errors, "ways": n_ways})
-            if found.error < best.error:
-                best, best_way = found, way
+    kind = problem.run.metric_mode.kind
+    ways = [way for way in METRIC_WAYS if kind in ("", way.kind)]
+    for way in ways if math.isfinite(plain.error) else ():
+        found, errors = _rounds(problem, plain, way, others)
+        report("metric", {**asdict(way), "errors": errors, "ways": len(ways)})
+        if found.error < best.error:
+            best, best_way = found, way
     if best_way is None:
         return plain, {}
     if len(more.fit.X) == len(problem.fit.X):
@@ -212,11 +212,6 @@ def _best_round(
     best, errors = _rounds(more, start, best_way, others)
     report("metric", {**asdict(best_way), "rows": len(more.fit.X), "errors": errors})
     return best, asdict(best_way)
-
-
-def _asked(run: ResolvedRun) -> str:
-    """Return the kind of metric that is requested, or "" for any."""
-    return run.wish.word.removeprefix("learn").removeprefix("-")
 
 
 class _Candidate(NamedTuple):
@@ -237,7 +232,7 @@ def _candidates(
     if metric is not None:
         yield np.asarray(metric, np.float64), facts
     if math.isfinite(best.error):
-        metric = steps_from(best, pool, _asked(run), run.config.run.random_state)
+        metric = steps_from(best, pool, run.metric_mode.kind, run.config.run.random_state)
         if metric is not None:
             yield metric, {"kind": METRIC_SHAPES[metric.ndim - 1], "steps": METRIC_STEPS}
 

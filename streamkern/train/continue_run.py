@@ -10,11 +10,11 @@ from streamkern.basics.errors import ConfigError, ResumeMismatchError, RunError
 from streamkern.basics.message import mention
 from streamkern.basics.text import redact
 from streamkern.config.run_config import RunConfig
+from streamkern.config.solver import options_of
 from streamkern.filesystem.urls import local_path
 from streamkern.kernels.builtin import get_kernel
 from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.solver.methods import options_of
 from streamkern.train.parent_run import ParentRun
 from streamkern.train.resolve import RunInputs
 from streamkern.train.run_snapshot import recorded_run

@@ -1,4 +1,4 @@
-"""Arrays of centers or of a metric that the settings name."""
+"""Arrays of centers or of a metric that the settings name, and the number of centers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import zarr
 from streamkern.basics.errors import ConfigError, StoreNotFoundError, StreamkernError
 from streamkern.basics.message import mention
 from streamkern.basics.text import redact, some
+from streamkern.basics.warning import warn
 from streamkern.centers.selectors import SELECTORS
 from streamkern.config.model import METRICS
 from streamkern.config.run_config import RunConfig
@@ -20,8 +21,10 @@ from streamkern.filesystem.remote_file import open_object
 from streamkern.filesystem.urls import local_path, zarr_store
 from streamkern.ingest.columns import in_order
 from streamkern.ingest.tables.encoder import check_encoder
+from streamkern.solver.methods import find
 from streamkern.store.store import Store, open_store
-from streamkern.train.training_data import storage_options_for
+from streamkern.stream.sources.alignment import check_row_shape
+from streamkern.train.training_data import Data, storage_options_for
 
 
 def open_centers(
@@ -121,3 +124,58 @@ def _features(store: Store, columns: Sequence[str] | None) -> Any:
         return store.rows["X"]
     order = [names.index(name) for name in in_order(names, columns, "model.centers")]
     return np.asarray(store.rows["X"])[:, order]
+
+
+DEFAULT_CENTERS = 10_000
+
+
+def count_centers(config: RunConfig, data: Data, *, whole: bool = True) -> int:
+    """Return p, from the settings and metadata.
+
+    If model.n_centers is above the number of rows that have a weight, as far as it is known, the
+    number of rows is returned, with a warning.
+
+    whole : False if more rows will follow, from which no centers could be drawn any more: then a
+        first block with fewer rows than centers is a ConfigError
+    """
+    model, n = config.model, data.base.n_rows
+    if model.features == "fourier":
+        return DEFAULT_CENTERS if model.n_features == "auto" else model.n_features
+    if model.centers == "all" or find(config.solver.name, model.features).in_place:
+        return n
+    if model.centers not in SELECTORS:
+        array = open_centers(config, data.source.columns, data.source.encoder)
+        check_row_shape(
+            f"{mention('model.centers')} has", array.shape[1:], "the data has rows of shape",
+            data.source.row_shape,
+        )  # fmt: skip
+        check_count(model.n_centers, array.shape[0], "model.centers")
+        return int(array.shape[0])
+    SELECTORS[model.centers].check(data.base)
+    n = data.base.n_counted or n
+    if model.n_centers == "auto":
+        return min(n, DEFAULT_CENTERS)
+    if model.n_centers <= n:
+        return model.n_centers
+    if not whole:
+        raise ConfigError(
+            f"{mention('model.n_centers', model.n_centers)} centers are drawn from the first "
+            f"block, which has "
+            f"{n} rows",
+            "give a first block of at least so many rows, lower n_centers, or give centers",
+        )
+    warn(
+        f"{mention('model.n_centers', model.n_centers)} is more than the {n} training rows"
+        + " that have a weight" * (n < data.base.n_rows)
+        + ": all of them are taken as centers"
+    )
+    return n
+
+
+def check_count(n_centers: int | str, held: int, where: str) -> None:
+    """Raise ConfigError unless model.n_centers is the number of rows held, or "auto"."""
+    if n_centers not in ("auto", held):
+        raise ConfigError(
+            f"{mention('model.n_centers', n_centers)} but {where} holds {held} rows",
+            "leave n_centers out",
+        )

@@ -9,6 +9,7 @@ import numpy as np
 from streamkern.config.model import LEARNED, METRICS, ROUGH_TO_SMOOTH
 from streamkern.config.run_config import RunConfig
 from streamkern.planning.memory import METRIC_FEATURES
+from streamkern.solver.methods import find
 from streamkern.train.training_data import Data
 
 MIN_METRIC_ROWS = 2000
@@ -23,17 +24,22 @@ in proportion to the outputs."""
 class MetricMode(NamedTuple):
     """The source of a run's metric.
 
-    word : one of `LEARNED` if a metric is learned, else "none" or "given"
+    mode : one of `LEARNED` if a metric is learned, else "none" or "given"
     reason : the reason, in words
     """
 
-    word: str
+    mode: str
     reason: str
 
     @property
     def learns(self) -> bool:
         """True if a metric is learned."""
-        return self.word in LEARNED
+        return self.mode in LEARNED
+
+    @property
+    def kind(self) -> str:
+        """The kind of metric that is learned, "diagonal" or "full"; "" for any."""
+        return self.mode.removeprefix("learn").removeprefix("-")
 
 
 LOOKED_FOR = MetricMode(
@@ -67,7 +73,7 @@ def _why_not(config: RunConfig, data: Data, goes_on: bool) -> str | None:
         return f"the kernel is none of {', '.join(ROUGH_TO_SMOOTH)}"
     if model.bandwidth != "auto":
         return "the bandwidth is set, which is one of distances without a metric"
-    if not config.method.insensitive_to_conditioning:
+    if not find(name, model.features).insensitive_to_conditioning:
         return f"solver {name} takes one kernel, and no wide ones"
     if config.run.precision == "integer":
         return "integers would not stay integers"

@@ -24,6 +24,7 @@ from streamkern.config.run_config import RunConfig
 from streamkern.planning.sizes import Sizes
 from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.rundir.run_log import RunLog
+from streamkern.solver.methods import find
 from streamkern.stream.meter import Meter
 from streamkern.stream.sources.base import Source, check_unchanged
 from streamkern.train.progress import RunProgress
@@ -73,23 +74,23 @@ class Online:
                 "leave ranks out, or use fit",
             )
         name, model = self.config.solver.name, self.config.model
-        in_place = self.config.method.in_place
-        if in_place or model.centers == "all":
-            what = f"solver={name!r}" if in_place else "centers='all'"
+        method = find(name, model.features)
+        if method.in_place or model.centers == "all":
+            what = f"solver={name!r}" if method.in_place else "centers='all'"
             raise ConfigError(
                 f"{what} needs all rows at once and cannot be used with partial_fit",
                 "use fit, or random centers and another solver",
             )
-        if self.config.method.same_rows or self.config.solver.warm_start is not None:
+        if method.same_rows or self.config.solver.warm_start is not None:
             what = "warm_start needs a run of its own"
-            if self.config.method.same_rows:
+            if method.same_rows:
                 what = f"{mention('solver', name)} needs the same rows in every pass"
             raise ConfigError(
                 f"{what} and cannot be used with partial_fit", "use fit, or another solver"
             )
         inputs, config = replace(self.given, source=source), self.config
         if config.solver.name == "auto":
-            config = config.with_overrides({"solver.name": config.method.name})
+            config = config.with_overrides({"solver.name": method.name})
         if config.solver.ridge == "auto":
             config = config.with_overrides({"solver.ridge": 0.0})
         if self.setup is not None and config.run.accelerator == "auto":

@@ -243,7 +243,8 @@ class ParentRun(RunSnapshot):
             order = self.order if self.has(centers) else _positions(self._keys(), centers.keys())
         if order is None:
             raise ConfigError(
-                f"solver.warm_start={self.place} has other centers than this run: they must be "
+                f"{mention('solver.warm_start', self.place)} has other centers than this run: "
+                f"they must be "
                 "the same after scaling",
                 "give both runs the same centers, transforms and scale, "
                 "and run.calibrate, which says among which rows they are chosen; "

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from streamkern.basics.machine import MemoryMeter
 from streamkern.basics.progress import Line
@@ -16,12 +16,20 @@ from streamkern.basics.text import time_text
 from streamkern.rundir.run_log import RunLog
 from streamkern.stream.meter import Meter, three_digits
 from streamkern.train.guard import WINDOW
-from streamkern.train.phases import PHASE_DESCRIPTIONS
 from streamkern.train.step_loop import Position
 
 LOG_EVERY_S, LOG_AT_LEAST_EVERY_S = 1.0, 30.0
 """Fewest seconds between two records at the ends of windows, and between two within a long
 window."""
+
+PHASE_DESCRIPTIONS: Final = {
+    "metric": "looking for a metric",
+    "kernel": "looking for the kernel and its bandwidth",
+    "centers": "choosing the centers",
+    "sample": "reading a sample of the stream",
+    "preconditioner": "computing the preconditioner",
+}
+"""Phases of a setup, as the events "setup" of the log name them."""
 
 
 class RankFigures(Protocol):

@@ -22,13 +22,14 @@ from streamkern.basics.errors import ConfigError, MemoryBudgetError
 from streamkern.basics.message import mention
 from streamkern.centers.selectors import SELECTORS
 from streamkern.config.run_config import RunConfig
+from streamkern.config.solver import SolverConfig, options_of, set_value
 from streamkern.filesystem.urls import local_path
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.fourier import FourierFeatures, check_sampled
 from streamkern.kernels.points import Grid, point_bytes, point_width, scratch_bytes
 from streamkern.planning.memory import Buffers, default_budget
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import Options, Sizes
+from streamkern.planning.sizes import Sizes
 from streamkern.solver.method import Method
 from streamkern.solver.methods import find, resolve
 from streamkern.solver.precondition.noise import NOISE_ROWS
@@ -38,9 +39,8 @@ from streamkern.stream.sources.base import Source, read_ahead, target_bytes, uni
 from streamkern.stream.sources.mixture import stored_rows
 from streamkern.stream.sources.split import rows_read
 from streamkern.train.calibration_split import NO_ROOM_APART, check_calibrate
-from streamkern.train.center_count import check_count, count_centers
 from streamkern.train.early_stopping import check_early_stopping
-from streamkern.train.given_arrays import check_metric, open_metric
+from streamkern.train.given_arrays import check_count, check_metric, count_centers, open_metric
 from streamkern.train.metric_mode import LOOKED_FOR, NO_ROOM, MetricMode, requested_metric_mode
 from streamkern.train.parent_run import ParentRun
 from streamkern.train.precision import resolve_precision
@@ -113,7 +113,7 @@ class ResolvedRun:
 
     config : settings, with the epochs as a number. given : inputs in place of settings
     metric : metric that is given to the kernel in addition to its name
-    wish : the metric that is learned, if any, and why. reason : why this method was chosen
+    metric_mode : the metric that is learned, if any, and why. reason : why this method was chosen
     sizes_reason : why these sizes were chosen, or None if there is nothing to report
     """
 
@@ -130,7 +130,7 @@ class ResolvedRun:
     backend: Backend
     precision: str
     grid: Grid | None
-    wish: MetricMode
+    metric_mode: MetricMode
     metric: npt.NDArray[np.float64] | None = None
 
     @property
@@ -166,10 +166,9 @@ def _open(
     config: RunConfig, given: RunInputs, fixed_sizes: Sizes | None, whole: bool,
     no_room: str | None = None,
 ) -> ResolvedRun:  # fmt: skip
-    """Open the data and resolve the run. no_room : why no calibration rows are set aside, or
-    None."""
-    check_early_stopping(config, whole=whole, goes_on=bool(given.warm or given.continued))
+    """Open the data and resolve the run. no_room : why no calibration rows can be set aside."""
     goes_on = bool(given.warm or given.continued)
+    check_early_stopping(config, whole=whole, goes_on=goes_on)
     why_none = check_calibrate(config, whole=whole, goes_on=goes_on) or no_room
     check_columns(config.run.n_ranks, config.run.center_ranks)
     warm = whole and bool(given.warm or config.solver.warm_start) and given.continued is None
@@ -177,23 +176,22 @@ def _open(
     if data.apart is None and not data.unused:
         config = config.with_overrides({"run.calibrate": False})
     goes_on = goes_on or config.solver.warm_start is not None
-    wish = requested_metric_mode(config, data, goes_on=goes_on)
+    choice = requested_metric_mode(config, data, goes_on=goes_on)
     config = with_epochs(config, data.source.n_rows)
     try:
-        return _opened(config, given, data, wish, fixed_sizes, whole)
+        return _opened(config, given, data, choice, fixed_sizes, whole)
     except MemoryBudgetError:
-        if wish is not LOOKED_FOR:
+        if choice is not LOOKED_FOR:
             raise
     return _opened(config, given, data, NO_ROOM, fixed_sizes, whole)
 
 
 def _opened(
-    config: RunConfig, given: RunInputs, data: Data, wish: MetricMode, fixed_sizes: Sizes | None,
+    config: RunConfig, given: RunInputs, data: Data, choice: MetricMode, fixed_sizes: Sizes | None,
     whole: bool,
 ) -> ResolvedRun:  # fmt: skip
     """Resolve the run with opened data and the resolved choice of a metric."""
-    unmoved = get_kernel(config.model.kernels[0])
-    kernel, metric = _in_its_metric(config, given, unmoved, wish, data.d)
+    kernel, metric = _in_its_metric(config, given, choice, data.d)
     p = count_centers(config, data, whole=whole) if given.centers is None else len(given.centers)
     settings = config.run
     threads = None if settings.threads == "auto" else settings.threads
@@ -203,7 +201,7 @@ def _opened(
         budget = settings.memory if backend.name == "cpu" else settings.device_memory
         if budget == "auto":
             budget = default_budget(backend.memory_available()) // _neighbours(config, given)
-        budget_bytes = budget
+        budget_bytes = int(budget)
         transforms = data.source.feed_transforms
         origin = centers_from(config, given)
         way = SELECTORS.get(origin)
@@ -219,26 +217,26 @@ def _opened(
         problem = _problem(config, data, p, backend, precision[0], on_cluster, kernel)
         all_of_them = whole and _are_centers(config, origin, data, problem)
         problem = replace(
-            problem, whole=whole, rows_are_centers=all_of_them, learns_metric=wish.learns,
+            problem, whole=whole, rows_are_centers=all_of_them, learns_metric=choice.learns,
             reads_stripes=_reads_stripes(problem, given),
         )  # fmt: skip
         if origin in (*SELECTORS, "all") and config.model.features != "fourier":
             if way is not None:
-                selection = way.plan(problem, data.base.n_rows, int(budget_bytes))
+                selection = way.plan(problem, data.base.n_rows, budget_bytes)
                 problem = replace(problem, selection=selection)
             streams = problem.center_ranks > 1 and problem.selection is None
             problem = replace(problem, streams_centers=streams)
         if fixed_sizes is None:
-            chosen = resolve(problem, config.options, int(budget_bytes))
-            why = chosen[0].reason(problem, config.options, chosen[1])
+            chosen = resolve(problem, config.solver, budget_bytes)
+            why = chosen[0].reason(problem, config.solver, chosen[1])
         else:
-            chosen, why = _as_started(problem, config.options, fixed_sizes), None
+            chosen, why = _as_started(problem, config.solver, fixed_sizes), None
         _check_centers(config, origin, data, chosen[0])
     except BaseException:
         backend.close()
         raise
     return ResolvedRun(
-        config, given, data, problem, *chosen, why, int(budget_bytes), backend, *precision, wish,
+        config, given, data, problem, *chosen, why, budget_bytes, backend, *precision, choice,
         metric,
     )  # fmt: skip
 
@@ -276,13 +274,14 @@ def centers_from(config: RunConfig, given: RunInputs) -> str:
 
 
 def _in_its_metric(
-    config: RunConfig, given: RunInputs, kernel: Kernel, wish: MetricMode, d: int
+    config: RunConfig, given: RunInputs, choice: MetricMode, d: int
 ) -> tuple[Kernel, npt.NDArray[np.float64] | None]:
     """Return the kernel with its metric, and the metric if it is given separately from the kernel.
 
     If a metric will be learned, the kernel gets a placeholder of its shape that takes no memory.
     """
-    if wish.word == "none" and given.metric is None:
+    kernel = get_kernel(config.model.kernels[0])
+    if choice.mode == "none" and given.metric is None:
         return kernel, None
     if config.run.precision == "integer":
         raise ConfigError(
@@ -290,7 +289,7 @@ def _in_its_metric(
             f"{mention('run.precision', 'integer')} needs",
             "leave one of them out",
         )
-    if not wish.learns:
+    if not choice.learns:
         array = given.metric
         if array is None:
             array = open_metric(config, d)
@@ -303,7 +302,7 @@ def _in_its_metric(
         return kernel, kernel.metric
     kernel = copy.copy(kernel)
     kernel.metric = np.broadcast_to(
-        np.float64(1), (d,) if wish.word == "learn-diagonal" else (d, d)
+        np.float64(1), (d,) if choice.mode == "learn-diagonal" else (d, d)
     )
     return kernel, None
 
@@ -316,7 +315,7 @@ def _are_centers(config: RunConfig, origin: str, data: Data, problem: ProblemSha
 
 
 def _as_started(
-    problem: ProblemShape, options: Options, sizes: Sizes
+    problem: ProblemShape, options: SolverConfig, sizes: Sizes
 ) -> tuple[Method[Any], Sizes, Buffers, str]:
     method = find(sizes.solver, problem.features)
     method.check(problem, options)
@@ -368,6 +367,7 @@ def _problem(
         d=data.d,
         c=source.n_outputs,
         p=p,
+        batch_size=set_value(config.data.batch_size),
         row_bytes=row_bytes,
         unit_rows=unit_rows,
         itemsize=itemsize,
@@ -388,7 +388,7 @@ def _problem(
         saving=SAVING if run_dir is not None and local_path(run_dir) is None else 0,
         kept=run_dir is not None,
         repeats=data.repeats,
-        ridge=config.solver.ridge != 0 and "ridge" in config.method.options,
+        ridge=config.solver.ridge != 0 and "ridge" in options_of(config.solver.name),
         finds_ridge=config.solver.ridge == "auto",
         finds_bandwidth="auto" in (config.model.bandwidth, config.model.kernel),
         metric=0 if kernel.metric is None else kernel.metric.size * 8,

@@ -21,7 +21,7 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.solver.posterior import Posterior
 from streamkern.train.early_stopping import kept_scores, scores_in
 from streamkern.train.evaluations import evaluations_in
-from streamkern.train.loss_curve import LossCurve
+from streamkern.train.guard import LossCurve
 from streamkern.train.model import KernelModel, column_names
 from streamkern.train.run_identity import library_versions
 from streamkern.train.run_snapshot import RunSnapshot

@@ -1,7 +1,7 @@
-"""Automatic scaling of features: the choice of a scaling, and of the numbers it is computed from.
+"""Automatic scaling of features and targets: its choice, and the numbers it is computed from.
 
-It follows the requested transforms, which see rows in their stored units whatever `scale` is set
-to. Its numbers are those of the rows without augmentation.
+The scaling of features follows the requested transforms, which see rows in their stored units
+whatever `scale` is set to. Its numbers are those of the rows without augmentation.
 """
 
 from __future__ import annotations
@@ -12,17 +12,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from streamkern.backend.base import Backend
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.basics.randomness import Stage
 from streamkern.store.sample_weights import ClassWeight, weight_factors, weights_of
-from streamkern.store.statistics import RunningStatistics
+from streamkern.store.statistics import ColumnMoments, RunningStatistics
+from streamkern.stream.feed import prepare
 from streamkern.stream.sources.augmented import without_copies
-from streamkern.stream.sources.base import BaseSource
+from streamkern.stream.sources.base import BaseSource, host_transforms, read_units
 from streamkern.stream.sources.mixture import MixtureSource, mixed_moments
 from streamkern.stream.sources.sampling import MANY_UNITS, sample_rows
 from streamkern.stream.sources.transforms import (
     CONSTANT_FEATURE,
+    TRANSFORM_KINDS,
     Moments,
     Scale,
     Transform,
@@ -30,6 +33,7 @@ from streamkern.stream.sources.transforms import (
     is_deterministic,
     transform_name,
 )
+from streamkern.stream.target_scale import TargetScale
 
 Factors = npt.NDArray[np.float64] | None
 SCALE_STAGE = 41
@@ -211,3 +215,81 @@ def load_scaling(
                 Scale(entry["mode"], arrays[f"scaling.{i}.mean"], arrays[f"scaling.{i}.scale"])
             )
     return tuple(fixed)
+
+
+INTERCEPT_SAMPLE_STAGE = 42
+SAMPLED_UNITS = 16
+"""Units to sample, of about 4 MiB, if rows are made by functions."""
+
+
+def target_scale(
+    backend: Backend,
+    source: BaseSource,
+    factors: npt.NDArray[np.float64] | None,
+    *,
+    fit_intercept: bool,
+    seed: int,
+    dtype: Any,
+) -> TargetScale:
+    """Return mean and scale of the targets over an epoch of `source`, weighted by sample weights.
+
+    factors : factors of the classes from `weight_factors`
+
+    For classes the counts are known, and the scale is 1. Values are read, without X if the source
+    can do so, or known from the statistics of a store; if a function of the user makes or changes
+    them, the rows of a few random units represent all. Mix-up does not change the mean.
+
+    Raises DataError if the variance overflows float64, or all weights are 0.
+    """
+    if source.classes is not None and not fit_intercept:
+        return TargetScale(np.zeros(source.n_outputs), np.ones(source.n_outputs))
+    moments = None if changes_targets(source) else known_moments(source, factors)
+    if moments is None:
+        moments = sampled_moments(backend, source, factors, seed, dtype)
+    found = TargetScale.from_moments(moments, fit_intercept)
+    if source.classes is not None:
+        return TargetScale(found.mean, np.ones(source.n_outputs))
+    return found
+
+
+def changes_targets(source: BaseSource) -> bool:
+    """Return whether a transform may change the targets, which only a function of the user does."""
+    own = tuple(kind for kind in TRANSFORM_KINDS.values() if isinstance(kind, type))
+    return not all(isinstance(t, own) for t in (*host_transforms(source), *source.feed_transforms))
+
+
+def known_moments(
+    source: BaseSource, factors: npt.NDArray[np.float64] | None
+) -> ColumnMoments | None:
+    """Return moments from the weight of each class, or from what the source knows of its values.
+
+    None if neither is known.
+    """
+    if source.classes is None:
+        return source.target_moments()
+    if source.totals is None:
+        return None
+    weights = source.totals if factors is None else source.totals * factors
+    shares = weights / weights.sum()
+    return ColumnMoments.from_statistics(1.0, shares, np.sqrt(shares * (1 - shares)))
+
+
+def sampled_moments(
+    backend: Backend,
+    source: BaseSource,
+    factors: npt.NDArray[np.float64] | None,
+    seed: int,
+    dtype: Any,
+) -> ColumnMoments:
+    """Return moments of the rows of `SAMPLED_UNITS` random units of epoch 0, as training gets
+    them."""
+    rng = np.random.default_rng([seed, Stage.SAMPLE, INTERCEPT_SAMPLE_STAGE])
+    units = np.sort(rng.permutation(source.n_units)[:SAMPLED_UNITS])
+    moments = ColumnMoments(source.n_outputs)
+    for block in read_units(source, units, seed, 0):
+        _, Y, w = prepare(
+            backend, block, factors, transforms=source.feed_transforms, dtype=dtype, seed=seed,
+            epoch=0, n_outputs=source.n_outputs, classes=source.classes,
+        )  # fmt: skip
+        moments.add(backend.to_host(Y), None if w is None else backend.to_host(w))
+    return moments

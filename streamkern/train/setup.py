@@ -17,16 +17,16 @@ import numpy.typing as npt
 from streamkern.backend.base import Array, Backend
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
+from streamkern.config.solver import SolverConfig
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.fourier import FourierFeatures
 from streamkern.kernels.importances import describe_metric
 from streamkern.kernels.points import Grid, Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import METRIC_ROWS
-from streamkern.planning.sizes import Options
 from streamkern.solver.base import Solver
 from streamkern.solver.equations import middle, on_grid
-from streamkern.solver.method import Report, Setup, Work
+from streamkern.solver.method import Report, Samples, Setup, Work
 from streamkern.solver.precondition.noise import (
     NO_NOISE,
     NOISE_ROWS,
@@ -41,11 +41,9 @@ from streamkern.train.center_stripes import mean, receive_shard
 from streamkern.train.choose_centers import choose_centers, scatter_all
 from streamkern.train.choose_kernel import find_kernel, is_open
 from streamkern.train.choose_metric import NOT_LEARNED, Learned, copied_part, learn_metric, split
-from streamkern.train.intercept import target_scale
-from streamkern.train.phases import reported_phase
 from streamkern.train.resolve import ResolvedRun
 from streamkern.train.run_snapshot import is_computed_with
-from streamkern.train.scaling import save_scaling
+from streamkern.train.scaling import save_scaling, target_scale
 from streamkern.train.setup_rows import few_rows, known_rows, rows_worth, samples_of
 
 _META = (
@@ -141,7 +139,6 @@ def compute(
         sample, probe, rows = samples_of(run, dtype, inside, of_rows)
         return sample, probe
 
-    method = run.method
     noise, n, options, ridges = _noise(run, op, points, few, inside, report)
     few.cache_clear()
     if kernel.explicit and run.problem.center_ranks > 1:  # the noise needed all of them
@@ -152,20 +149,21 @@ def compute(
     known = None
     if of_rows is not None:
         known = replace(known_rows(run, dtype, inside, of_rows), whole=run.problem.whole)
-    work = Work(op, points, run.problem, run.sizes, options, known, noise, n, run.given.ranks)
+    seed, ranks = config.run.random_state, run.given.ranks
+    work = Work(op, points, run.problem, run.sizes, options, seed, known, noise, n, ranks)
     described = {"kernel": kernel.describe(), "precision": run.precision, "grid": _grid(run)}
     arrays = {"Z": host_Z, "shift": shift}
     if kernel.metric is not None:
         arrays["metric"] = kernel.metric
     if run.problem.center_ranks > 1:
         del arrays["Z"]  # each rank has its stripe of it
-    read = broadcast_setup(work, arrays, described, reported_phase(samples, report))
-    setup = method.compute(work, read, report)
+    read = broadcast_setup(work, arrays, described, _reported(samples, report))
+    setup = run.method.compute(work, read, report)
     if ridges is not None:
         setup.arrays["ridges"] = run.backend.asarray(ridges)
     if n is not None:
         ridge = setup.meta.setdefault("ridge", options.fixed_ridge)
-        work = replace(work, options=replace(options, ridge=ridge))
+        work = replace(work, options=options.with_ridge(ridge))
     if learned.facts:
         setup.meta["learned_metric"] = learned.facts
     scale_arrays, scale_meta = save_scaling(data.fixed)
@@ -177,23 +175,34 @@ def compute(
     return Computed(work, setup, arrays | scale_arrays, meta)
 
 
+def _reported(samples: Samples, report: Report) -> Samples:
+    """Return `samples`, wrapped to report when reading begins and which phase follows."""
+
+    def read() -> tuple[SampleRows, SampleRows]:
+        report("setup", {"doing": "sample"})
+        sampled = samples()
+        report("setup", {"doing": "preconditioner"})
+        return sampled
+
+    return read
+
+
 def _noise(
     run: ResolvedRun, op: KernelOperator, points: Points, few: Callable[[], SampleRows],
     targets: TargetScale, report: Report,
-) -> tuple[Noise, float | None, Options, npt.NDArray[np.float64] | None]:  # fmt: skip
+) -> tuple[Noise, float | None, SolverConfig, npt.NDArray[np.float64] | None]:  # fmt: skip
     """Return the noise of the targets, and the ridge if it follows from the noise.
 
     The results are the noise if the method asks for it, else `NO_NOISE`; and, if the ridge follows
     from it, the effective number of rows of the run, the settings with the ridge, and the (c,)
     ridges of the outputs.
     """
-    method, options, n, ridges = run.method, run.config.options, None, None
-    open_ridge = options.ridge is None
-    if not method.asks_noise(run.problem, open_ridge=open_ridge):
+    method, options, n, ridges = run.method, run.config.solver, None, None
+    if not method.asks_noise(run.problem):
         return NO_NOISE, n, options, ridges
     each, rows = method.ridge_each and run.problem.several, few()
-    asks_ridge = method.asks_ridge(run.problem, open_ridge=open_ridge) or (
-        open_ridge and rows.repeats is not None and rows.repeats.are_common()
+    asks_ridge = method.asks_ridge(run.problem) or (
+        options.ridge == "auto" and rows.repeats is not None and rows.repeats.are_common()
     )
     if not (asks_ridge or method.uses_center_targets):
         return NO_NOISE, n, options, ridges
@@ -201,10 +210,10 @@ def _noise(
     facts: dict[str, Any] = {"variance": noise.variance, "tried": noise.tried}
     if asks_ridge:
         n = rows_worth(run, op, op.dtype, targets)
-        options = replace(options, ridge=noise.penalty(n))
+        options = options.with_ridge(noise.penalty(n))
         if noise.each:
             ridges = on_grid([of_output.penalty(n) for of_output in noise.each])
-            options = replace(options, ridge=middle(ridges))
+            options = options.with_ridge(middle(ridges))
         facts |= {"worth": n, "ridge": options.ridge}
     report("noise", facts)
     return noise, n, options, ridges
@@ -269,10 +278,11 @@ def reassemble(
     op = operator(run.backend, arrays, meta, kernel if isinstance(kernel, Kernel) else None)
     device = {name: run.backend.asarray(a) for name, a in arrays.items() if is_computed_with(name)}
     points = op.points(run.backend.asarray(arrays["Z"]), left=True, right=True)
-    options = run.config.options
+    options = run.config.solver
     if "ridge" in meta["setup"]:
-        options = replace(options, ridge=meta["setup"]["ridge"])
-    work = Work(op, points, run.problem, run.sizes, options, ranks=run.given.ranks)
+        options = options.with_ridge(meta["setup"]["ridge"])
+    seed, ranks = run.config.run.random_state, run.given.ranks
+    work = Work(op, points, run.problem, run.sizes, options, seed, ranks=ranks)
     solver = run.method.assemble(work, Setup(device, meta["setup"], arrays["sample_rows"]))
     return Assembled(solver, op, dict(arrays), meta)
 
@@ -348,8 +358,8 @@ def _looked_at(
     few, learned = cache(partial(few_rows, run, dtype, targets)), found or NOT_LEARNED
     if found is None and run.metric is not None:
         learned = Learned(run.metric, None, {})
-    elif found is None and run.wish.learns:
-        report("setup", {"doing": "metric", "why": run.wish.reason})
+    elif found is None and run.metric_mode.learns:
+        report("setup", {"doing": "metric", "why": run.metric_mode.reason})
         rows = few_rows(run, dtype, targets, METRIC_ROWS)
         learned, n = learn_metric(run, rows, targets, report), len(rows.X)
         if learned.metric is not None:  # learned from the targets of other rows than these

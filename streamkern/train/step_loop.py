@@ -30,8 +30,7 @@ from streamkern.stream.feed import Feed
 from streamkern.stream.loader import Loader
 from streamkern.train.calibrating import calibrate, calibrate_left_out
 from streamkern.train.gathered import gathered
-from streamkern.train.guard import Guard, Watch
-from streamkern.train.loss_curve import LossCurve
+from streamkern.train.guard import Guard, LossCurve, Watch
 from streamkern.train.model import KernelModel, SharedModel, column_names
 from streamkern.train.resolve import ResolvedRun
 from streamkern.train.setup import Assembled

@@ -21,10 +21,11 @@ from streamkern.basics.text import size_text
 from streamkern.centers.selectors import SELECTORS
 from streamkern.config.model import ROUGH_TO_SMOOTH
 from streamkern.config.run_config import RunConfig
+from streamkern.config.solver import SIZE_OPTIONS
 from streamkern.kernels.builtin import Kernel
 from streamkern.kernels.notation import bandwidths, in_settings
 from streamkern.planning.memory import default_budget
-from streamkern.planning.sizes import OF_THE_WHOLE
+from streamkern.solver.methods import find
 from streamkern.stream.sources.base import Source, target_bytes
 from streamkern.train.metric_mode import NO_ROOM, requested_metric_mode
 from streamkern.train.resolve import RunInputs, open_run
@@ -35,7 +36,7 @@ TUNING_ROWS, TUNING_SAMPLE_BYTES = 20_000, 512 << 20
 CENTERS, MIN_CENTERS = 2000, 50
 TRIED_RIDGES = (0.0, 1e-6, 1e-4)
 # Sizes that a run file fixes for the full run are meaningless for a small one.
-_OF_THE_WHOLE = ("data.batch_size", *(f"solver.{name}" for name in OF_THE_WHOLE))
+_OF_THE_WHOLE = ("data.batch_size", *(f"solver.{name}" for name in SIZE_OPTIONS))
 
 
 @dataclass(frozen=True)
@@ -115,10 +116,13 @@ class Candidates:
         """
         if not self._metric_is_open:
             return config
-        wish = requested_metric_mode(config.with_overrides({"model.bandwidth": "auto"}), self.data)
-        if wish.learns and not self._has_room(config.with_overrides({"model.metric": wish.word})):
-            wish = NO_ROOM
-        return config.with_overrides({"model.metric": wish.word})
+        choice = requested_metric_mode(
+            config.with_overrides({"model.bandwidth": "auto"}), self.data
+        )
+        chosen = config.with_overrides({"model.metric": choice.mode})
+        if choice.learns and not self._has_room(chosen):
+            return config.with_overrides({"model.metric": NO_ROOM.mode})
+        return chosen
 
     def _has_room(self, config: RunConfig) -> bool:
         try:
@@ -239,7 +243,7 @@ def _centers(config: RunConfig, n: int, n_fit: int, wished: int | None) -> dict[
         most = min(CENTERS, n_fit, CENTERS if model.n_features == "auto" else model.n_features)
         few = min(most, max(n // 5, MIN_CENTERS))
         return {"model.n_features": wished or max(2, few - few % 2)}
-    if config.method.in_place:
+    if find(config.solver.name, config.model.features).in_place:
         if wished is not None:
             raise ConfigError(
                 f"{mention('centers', wished)} but solver {name!r} takes all rows it is trained on",

@@ -26,9 +26,8 @@ from streamkern.config.model import ModelConfig
 from streamkern.config.names import OTHER_PARAMETERS, PARAMETER_SETTINGS
 from streamkern.config.rules import FOREIGN_KERNEL_NAMES as WORDS_ELSEWHERE
 from streamkern.config.run_config import FREE_AT_RESUME, ExecutionConfig, RunConfig, load_run_file
-from streamkern.config.solver import SolverConfig
+from streamkern.config.solver import SOLVER_OPTIONS, SolverConfig, options_of
 from streamkern.filesystem.engines import _refuse_unknown
-from streamkern.solver.methods import METHODS, options_of
 from streamkern.train.resolve import open_run
 from streamkern.train.run_identity import difference
 
@@ -225,7 +224,7 @@ def test_all_settings_in_a_run_file(solver: str, tmp_path: Path) -> None:
 
 
 def test_every_setting_is_of_some_solver() -> None:
-    taken = {name for method in METHODS for name in options_of(method)}
+    taken = {name for taken in SOLVER_OPTIONS.values() for name in taken}
     assert taken == set(SolverConfig.model_fields) - {"name"}
 
 

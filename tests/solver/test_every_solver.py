@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from streamkern.basics.errors import ConfigError
+from streamkern.config.solver import options_of
 from streamkern.solver.methods import METHODS as BY_NAME
-from streamkern.solver.methods import options_of
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.train.resolve import RunInputs, open_run
 from tests import reference as ref

@@ -43,6 +43,7 @@ from tests import maths
 from tests import reference as ref
 from tests.conftest import MakeZarr
 from tests.faults import content
+from tests.plans import solver_settings
 from tests.runs import METHODS, arrays, assert_same_bits, final, finished, settings, stopped
 from tests.s3server import S3Server
 
@@ -86,9 +87,9 @@ def test_whole_weights_are_repeated_rows() -> None:
     root = np.sqrt(w)
     Z = maths.both(op, CENTERS)
     sizes = maths.small_sizes(block_size=10, batch_size=240, n_sample=240, n_probe=240)
-    options = maths.Options(seed=3, average=False)
+    options = solver_settings(average=False)
     both = maths.SampleRows(KERNEL_ROWS, TARGETS, root)
-    work = maths.Work(op, Z, maths.problem_of(CENTERS, 2, cycled=240), sizes, options)
+    work = maths.Work(op, Z, maths.problem_of(CENTERS, 2, cycled=240), sizes, options, 3)
     setup = BlockMethod().compute(work, lambda: (both, both), maths.quiet)
     solver = BlockMethod().assemble(work, setup)
     state = solver.init()

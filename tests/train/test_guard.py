@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamkern.basics.errors import DivergenceError
+from streamkern.config.solver import options_of
 from streamkern.rundir.run_log import read_log
-from streamkern.solver.methods import options_of
 from streamkern.solver.precondition.step_rule import StepRule
 from streamkern.train.guard import FACTOR, MAX_BACK_OFFS, WINDOW, Guard
 from tests.runs import (

@@ -42,7 +42,7 @@ def word(source: Any = None, *, goes_on: bool = False, **overrides: Any) -> str:
     wish = requested_metric_mode(config, open_data(config, source), goes_on=goes_on)
     assert (wish is LOOKED_FOR) == (config.model.metric == "auto" and wish.learns)
     assert wish.reason.startswith("chosen, as" if config.model.metric == "auto" else "as set")
-    return wish.word
+    return wish.mode
 
 
 def test_a_table_has_one() -> None:
@@ -139,11 +139,11 @@ def test_without_room_for_it_there_is_none() -> None:
         return run
 
     enough = opened("none", 1 << 30).buffers.peak
-    assert opened("auto", 1 << 30).wish.word == "learn"
+    assert opened("auto", 1 << 30).metric_mode.mode == "learn"
     assert opened("auto", 1 << 30).buffers.peak > enough
     tight = opened("auto", enough)
-    assert tight.wish.word == "none"
-    assert "memory" in tight.wish.reason
+    assert tight.metric_mode.mode == "none"
+    assert "memory" in tight.metric_mode.reason
     with pytest.raises(sk.MemoryBudgetError):
         opened("learn", enough)
 

@@ -9,8 +9,7 @@ import pytest
 from streamkern.basics.progress import Line
 from streamkern.rundir.run_log import RunLog
 from streamkern.stream.meter import Flow
-from streamkern.train.phases import PHASE_DESCRIPTIONS
-from streamkern.train.progress import RunProgress
+from streamkern.train.progress import PHASE_DESCRIPTIONS, RunProgress
 from streamkern.train.step_loop import Position
 
 

@@ -32,8 +32,7 @@ from streamkern.stream.sources.transforms import (
     host_transform,
 )
 from streamkern.stream.sources.user import GeneratorSource
-from streamkern.train.center_count import DEFAULT_CENTERS, count_centers
-from streamkern.train.given_arrays import open_centers
+from streamkern.train.given_arrays import DEFAULT_CENTERS, count_centers, open_centers
 from streamkern.train.resolve import RunInputs, open_run
 from streamkern.train.train import train
 from streamkern.train.training_data import open_data

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from streamkern.planning.costs import DEVICE_BANDWIDTH, DEVICE_FAST, DEVICE_FLOPS, ENTRY
 from streamkern.planning.effort import WORK_KINDS, OpCounts
+from streamkern.planning.problem import DEVICE_BANDWIDTH, DEVICE_FAST, DEVICE_FLOPS, ENTRY
 
 GiB: Final = 1 << 30
 TREE: Final = 8

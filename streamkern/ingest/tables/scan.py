@@ -315,7 +315,8 @@ class Column:
             if way in ("a date", "a month"):
                 return (
                     f"{name!r} holds dates like {word[:40]!r}, which can be read in several ways: "
-                    f"say in which form they are ({name}=%d/%m/%Y, say), or call it categorical"
+                    f"say in which form they are ({mention(f'{name}=')}%d/%m/%Y, say), or call it "
+                    f"categorical"
                 )
             remedy = style_remedy(word)
             return (
