@@ -23,8 +23,9 @@ from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import Source
 from streamkern.stream.sources.transforms import GaussianNoise
-from streamkern.train import guard
-from streamkern.train.resolve import ResolvedRun, RunInputs, open_run
+from streamkern.train.loop import guard
+from streamkern.train.resolve.resolved_run import ResolvedRun, open_run
+from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.train import Result, train
 from tests import reference as ref
 

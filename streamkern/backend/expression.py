@@ -93,9 +93,8 @@ def render(expression: str, number: str) -> str:
                 return name
         raise ConfigError(
             f"expression={expression!r} of a kernel holds {ast.unparse(node)!r}",
-            f"it may hold "
-            f"numbers, {', '.join(NAMES)}, + - * / and {', '.join(FUNCTIONS)}, in Python's "
-            f"notation",
+            f"it may hold numbers, {', '.join(NAMES)}, + - * / and {', '.join(FUNCTIONS)}, in "
+            "Python's notation",
         )
 
     try:

@@ -29,7 +29,7 @@ resumed.
 
 from __future__ import annotations
 
-from streamkern.basics.message import Mention, Vocabulary, mentions, render
+from streamkern.basics.message import Mention, Vocabulary, mentions, render_message
 
 EXIT_DONE = 0
 EXIT_USAGE = 2
@@ -52,7 +52,7 @@ class StreamkernError(Exception):
     def __init__(self, rule: str = "", remedy: str | None = None) -> None:
         self.rule, self.remedy = rule, remedy
         self.vocabulary: Vocabulary = str
-        super().__init__(render(self.message))
+        super().__init__(render_message(self.message))
 
     @property
     def message(self) -> str:
@@ -80,7 +80,7 @@ class StreamkernError(Exception):
     # OSError formats its arguments; ours is always one sentence. Two settings may have one word,
     # and their lines become equal.
     def __str__(self) -> str:
-        return "\n".join(dict.fromkeys(render(self.message, self.vocabulary).splitlines()))
+        return "\n".join(dict.fromkeys(render_message(self.message, self.vocabulary).splitlines()))
 
 
 class ConfigError(StreamkernError, ValueError):

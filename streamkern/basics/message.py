@@ -2,8 +2,8 @@
 
 An error is raised where a rule is broken; the word that its reader has for a setting is known only
 at the edge: a parameter of an estimator, an entry of a run file, an option of a command. A message
-therefore holds mentions of settings, and `render` replaces each by the words of the place that
-shows the message:
+therefore holds mentions of settings, and `render_message` replaces each by the words of the place
+that shows the message:
 
     f"{mention('solver.block_size', 40)} is more than the 30 centers"
 
@@ -43,7 +43,8 @@ Vocabulary = Callable[[Mention], str]
 def mention(name: str, value: object = _NO_VALUE) -> str:
     """Return the mention of a setting, to be part of a message.
 
-    name : with an equals sign behind it, "y=", for an argument without a value
+    name : with an equals sign behind it, "y=", for an argument without a value, or with its value
+        as text, "memory=1 MiB"
     value : shown by `repr` if it is text or a container, else by `str`
     """
     text = name
@@ -58,7 +59,7 @@ def mentions(message: str) -> list[Mention]:
     return [_parsed(part.partition(_CLOSE)[0]) for part in message.split(_OPEN)[1:]]
 
 
-def render(message: str, vocabulary: Vocabulary = str) -> str:
+def render_message(message: str, vocabulary: Vocabulary = str) -> str:
     """Return the message as a reader sees it, with its mentions in the words of `vocabulary`."""
     first, *others = message.split(_OPEN)
     pieces = [first]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from types import FrameType
 
-from streamkern.basics.message import render
+from streamkern.basics.message import render_message
 
 _PACKAGE = __name__.partition(".")[0]
 _SAID: ContextVar[set[str] | None] = ContextVar("_SAID", default=None)
@@ -30,7 +30,7 @@ def warn(message: str, kind: type[Warning] = UserWarning) -> None:
         return
     if said is not None:
         said.add(message)
-    warning = kind(render(message))
+    warning = kind(render_message(message))
     warning.message = message  # type: ignore[attr-defined]
     frame: FrameType | None = sys._getframe()
     caller = frame

@@ -60,8 +60,7 @@ class RPCholesky(Random):
         if len(different) < p:
             raise DataError(
                 f"{mention('model.centers', 'rpcholesky')} has {len(different)} different rows "
-                f"among the "
-                f"{len(X)} candidates for {mention('n_centers', p)}",
+                f"among the {len(X)} candidates for {mention('n_centers', p)}",
                 "lower n_centers, or set centers = 'random'",
             )
         op = work.operator(X)

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 import typer
 
 from streamkern.basics.errors import EXIT_FAILED, EXIT_USAGE, StreamkernError
-from streamkern.basics.message import Vocabulary, render
+from streamkern.basics.message import Vocabulary, render_message
 from streamkern.basics.progress import WIPE
 from streamkern.basics.stop import Stopped
 from streamkern.basics.text import redact
@@ -49,7 +49,7 @@ def explain(error: BaseException, vocabulary: Vocabulary, words: Sequence[str] =
     notes = getattr(error, "__notes__", ())
     if isinstance(error, StreamkernError):
         error.vocabulary = vocabulary
-        rendered = [render(note, vocabulary) for note in notes]
+        rendered = [render_message(note, vocabulary) for note in notes]
         write_stderr("; ".join([str(error) or type(error).__name__, *rendered]))
         return error.exit_code
     text = "; ".join([str(error) or type(error).__name__, *notes])
@@ -71,5 +71,5 @@ def show_warning(
     vocabulary: Vocabulary,
 ) -> None:
     """Write a warning as one line; replaces `warnings.showwarning`."""
-    text = render(getattr(message, "message", str(message)), vocabulary)
+    text = render_message(getattr(message, "message", str(message)), vocabulary)
     write_stderr(f"warning: {' '.join(text.split())}")

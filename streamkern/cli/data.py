@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from streamkern.basics.errors import ConfigError
-from streamkern.basics.message import Mention, render
+from streamkern.basics.message import Mention, render_message
 from streamkern.basics.progress import Line
 from streamkern.basics.stop import resumable
 from streamkern.basics.text import redact
@@ -289,7 +289,7 @@ def _checked(**settings: Any) -> DataConfig:
     try:
         return DataConfig(**settings)
     except ConfigError as error:
-        raise ConfigError(render(error.message, _augment_words)) from None
+        raise ConfigError(render_message(error.message, _augment_words)) from None
 
 
 def _augment_words(mention: Mention) -> str:

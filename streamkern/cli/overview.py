@@ -16,12 +16,12 @@ from streamkern.config.solver import options_of
 from streamkern.kernels.notation import bandwidths, kernel_text
 from streamkern.store.describe import describe_store
 from streamkern.stream.sources.stores import stores_of
-from streamkern.train.choose_kernel import KERNEL_ROWS, MIN_BANDWIDTH, kernels_of, widest_of
 from streamkern.train.over_ranks import with_rank_count
-from streamkern.train.planned import Times, expected_times, planned_batches, planned_flops
-from streamkern.train.resolve import ResolvedRun, open_run
+from streamkern.train.resolve.resolved_run import ResolvedRun, open_run
+from streamkern.train.resolve.training_data import open_test
+from streamkern.train.setup.choose_kernel import KERNEL_ROWS, MIN_BANDWIDTH, kernels_of, widest_of
+from streamkern.train.setup.planned import Times, expected_times, planned_batches, planned_flops
 from streamkern.train.train import open_continued
-from streamkern.train.training_data import open_test
 
 _WORDS = {
     "kernel": "centers",

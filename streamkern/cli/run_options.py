@@ -117,9 +117,8 @@ def run_config(
     config = config.with_overrides(changes)
     if config.data.train is None:
         raise ConfigError(
-            f"run file {str(run_file)!r}: {mention('data.train')} is missing: it must be a path "
-            f"or URL, or a "
-            "list of them",
+            f"run file {str(run_file)!r}: {mention('data.train')} is missing: it must be a path or "
+            "URL, or a list of them",
             "set it in [data], or give --train URL",
         )
     return config

@@ -24,7 +24,7 @@ SETTING_OPTIONS: Final = {
     "run.cluster": "--cluster",
 }  # fmt: skip
 """Settings that have an option of their own; the others are given by --set."""
-INGEST_OPTIONS: Final = {
+INGEST_COMMAND_OPTIONS: Final = {
     "like": "--like", "encode": "--encode", "categorical": "--categorical", "drop": "--drop",
     "numeric": "--numeric", "dates": "--date", "na_values": "--na-value", "targets": "--targets",
 }  # fmt: skip
@@ -52,7 +52,7 @@ class CommandWords:
             return str(mention)
         takes_settings = "--set" in self.options.values()
         path = PARAMETER_PATHS.get(mention.name, mention.name if "." in mention.name else None)
-        option = (INGEST_OPTIONS | dict(self.options)).get(mention.name)
+        option = (INGEST_COMMAND_OPTIONS | dict(self.options)).get(mention.name)
         own = not takes_settings or option != SETTING_OPTIONS.get(path or "")
         if option is not None and own and mention.value is not None:
             return _as_option(option, mention.value)

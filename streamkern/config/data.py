@@ -179,8 +179,7 @@ class DataConfig(Table):
         if len(self.weights) != len(self.train):
             raise ConfigError(
                 f"{mention('data.weights')} has {len(self.weights)} numbers for {len(self.train)} "
-                f"stores in "
-                f"{mention('data.train')}",
+                f"stores in {mention('data.train')}",
                 "give one for each",
             )
         return self

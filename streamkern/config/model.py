@@ -61,21 +61,21 @@ class ModelConfig(Table):
         such as {kind = "sum", parts = ["laplace", {kind = "gaussian", bandwidth = 2.0}]}. In
         Python it may be a `Kernel`, such as `0.5 * Laplace(3) + Polynomial(2)`, with its bandwidth.
         "auto" chooses among "laplace", "matern32", "matern52" and "gaussian" by 512 rows
-        (`train.choose_kernel`), and takes "laplace" for "sgd" and EigenPro.
+        (`setup.choose_kernel`), and takes "laplace" for "sgd" and EigenPro.
     metric : metric of the distances; "auto": a learned one on tables, else none. "learn": one in
         which the targets are simpler, if it is surely better on held-out rows: a scale for each
-        feature, or a matrix (`train.choose_metric`); kernel and bandwidth that are left open are
+        feature, or a matrix (`setup.choose_metric`); kernel and bandwidth that are left open are
         those that suit it. "learn-diagonal": only scales; "learn-full": only a matrix. "none":
         features as they are. "auto": "learn" on tables (2 to 256 features, not taken for pixels) of
         2000 rows and more if the bandwidth is left open, and the kernel is, too, or one of those
-        that "auto" chooses among (`train.metric_mode`). Or the path or URL of an array (.npy or
+        that "auto" chooses among (`resolve.metric_mode`). Or the path or URL of an array (.npy or
         zarr), in Python also an array: scales (d,), or a matrix A (d, r), for distances |(x - z) A|
         of the features after scaling.
     bandwidth : length scale of the kernel; "auto": the one with which rows predict each other best.
         It is in units of the features after scaling, and of the parts of a kernel without their
         own. "median": the median distance, in the norm of the kernel, between centers, or between
         the rows that "kmeans" and "rpcholesky" begin with (with `kernel="auto"`, between 512 rows).
-        "auto" tries a 64th to 16 times the median distance on 512 rows (`train.choose_kernel`).
+        "auto" tries a 64th to 16 times the median distance on 512 rows (`setup.choose_kernel`).
     n_centers : number of centers p; "auto": all rows, at most 10 000. "all": centers = "all". If
         there are fewer rows, all are taken, with a warning.
     features : whether f is made of kernels or of explicit features. "kernel": f is a sum of kernels
@@ -189,17 +189,15 @@ class ModelConfig(Table):
             )
         if self.n_features != "auto" and self.n_features % 2:
             raise ConfigError(
-                f"{mention('model.n_features', self.n_features)} must be even: a cosine and a "
-                f"sine of each "
-                "frequency"
+                f"{mention('model.n_features', self.n_features)} must be even: a cosine and a sine "
+                "of each frequency"
             )
         if self.centers != "random" or self.n_centers != "auto":
             self.check_takes_centers()
         if self.centers == "all" and self.n_centers != "auto":
             raise ConfigError(
                 f"{mention('model.n_centers', self.n_centers)} contradicts "
-                f"{mention('model.centers', 'all')}, which takes "
-                "every training row",
+                f"{mention('model.centers', 'all')}, which takes every training row",
                 'leave n_centers out or set centers = "random"',
             )
         return self

@@ -157,15 +157,14 @@ class SolverConfig(Table):
         if s != "auto" and level != "auto" and level >= s:
             raise ConfigError(
                 f"{mention('solver.level', level)} must lie between 1 and "
-                f"{mention('solver.n_nystrom')} - 1 = {s - 1}, as "
-                "its eigenvectors come from so many rows",
+                f"{mention('solver.n_nystrom')} - 1 = {s - 1}, as its eigenvectors come from so "
+                "many rows",
                 "lower level or raise n_nystrom",
             )
         if self.name == "eigenpro3" and self.period not in ("auto", 1):
             raise ConfigError(
                 f"{mention('solver.period', self.period)} must be 1 with "
-                f"{mention('solver.name', self.name)}, which "
-                "projects after every step",
+                f"{mention('solver.name', self.name)}, which projects after every step",
                 'set name = "eigenpro4" to delay the projection',
             )
         if self.name == "eigenpro1" and self.damping != "auto" and self.damping > 1:

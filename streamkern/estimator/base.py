@@ -39,12 +39,12 @@ from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.transforms import bind_transform, from_config
 from streamkern.stream.target_scale import TargetScale
-from streamkern.train.callbacks import check_callbacks
+from streamkern.train.loop.callbacks import check_callbacks
 from streamkern.train.online import Online, SavedRun
-from streamkern.train.resolve import RunInputs
+from streamkern.train.resolve.run_inputs import RunInputs
+from streamkern.train.resolve.training_data import check_same_rows
 from streamkern.train.saved_model import load_result, save_model, without_solver
 from streamkern.train.train import Result, train
-from streamkern.train.training_data import check_same_rows
 
 _TURNS: MutableMapping[KernelEstimator, threading.RLock] = weakref.WeakKeyDictionary()
 """Locks by which calls of `partial_fit` on one estimator wait for each other: no block is lost."""

@@ -249,8 +249,8 @@ True
             if self._known_labels.indicator is not None:
                 raise ConfigError(
                     f"out={out!r} is for one class of a row, and y had several labels",
-                    "leave it "
-                    "out, and give X as a Dask array, whose predictions can be stored in pieces",
+                    "leave it out, and give X as a Dask array, whose predictions can be stored in "
+                    "pieces",
                 )
             return self._write(X, out, overwrite=overwrite, order=order)
         return self._answer(X, "_labels")

@@ -315,9 +315,8 @@ def no_targets(name: str, like: Schema | None) -> DataError:
     if like is not None:
         return DataError(
             "rows to go on with, to test on or to score have no targets y",
-            "give them as "
-            f"partial_fit(X, y), fit(..., {mention('test=')}(X, y)), score(X, y) or "
-            f"evaluate(model, X, y)",
+            f"give them as partial_fit(X, y), fit(..., {mention('test=')}(X, y)), score(X, y) or "
+            "evaluate(model, X, y)",
         )
     return DataError(
         f"{name} requires y to be passed, but the target y is None",

@@ -30,11 +30,11 @@ from streamkern.solver.precondition.step_rule import StepRule, max_over_blocks
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.transforms import Scale, Transform, is_deterministic
 from streamkern.stream.target_scale import TargetScale
-from streamkern.train.model import KernelModel
+from streamkern.train.loop.step_loop import Result
+from streamkern.train.model.kernel_model import KernelModel
 from streamkern.train.online import Online, SavedRun
-from streamkern.train.parent_run import ParentRun
-from streamkern.train.run_snapshot import RunSnapshot
-from streamkern.train.step_loop import Result
+from streamkern.train.restart.parent_run import ParentRun
+from streamkern.train.restart.run_snapshot import RunSnapshot
 
 
 class FittedAttribute:

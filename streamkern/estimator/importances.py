@@ -16,7 +16,7 @@ from streamkern.estimator.predicting import Predicting, from_one_fit
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.kernels.importances import importances
 from streamkern.stream.sources.base import BaseSource
-from streamkern.train.permutation import PERMUTED_ROWS, REPEATS, permutation_importances
+from streamkern.train.model.permutation import PERMUTED_ROWS, REPEATS, permutation_importances
 
 
 class FeatureImportances(Predicting):
@@ -51,8 +51,7 @@ class FeatureImportances(Predicting):
             raise AttributeError(
                 f"{name} are those of a metric, and this model has no metric; use "
                 f"permutation_importances, or fit with {mention('metric', 'learn')}, which may "
-                f"find that none is "
-                "better"
+                "find that none is better"
             )
         return importances(metric)
 

@@ -27,7 +27,7 @@ from streamkern.store.class_labels import KnownClasses, labels_of
 from streamkern.store.packing import refuse_packed
 from streamkern.stream.sources.alignment import Ordered
 from streamkern.stream.sources.base import BaseSource
-from streamkern.train.model import KernelModel
+from streamkern.train.model.kernel_model import KernelModel
 
 HALF = 0.5
 
@@ -114,8 +114,8 @@ class Labels:
         return DataError(
             f"label {np.asarray(y[row]).item()!r} of row {row} is none of the {len(self.classes)} "
             f"classes trained on, {some(self.names or ())}",
-            "leave such rows out, or begin anew "
-            "with all labels: fit without warm_start, or partial_fit with classes= at first",
+            "leave such rows out, or begin anew with all labels: fit without warm_start, or "
+            "partial_fit with classes= at first",
         )
 
     def streamed_ids(self, y: Any) -> Any:
@@ -259,8 +259,7 @@ def _other_kind(label: Any, row: int, name: str) -> DataError:
     text = f"list(map(str, {name}))"
     return DataError(
         f"the label {label!r} of row {row} of {name} is of type {type(label).__name__}",
-        f"labels are "
-        "all text, all whole numbers, all True or False, or all dates of NumPy: give "
+        "labels are all text, all whole numbers, all True or False, or all dates of NumPy: give "
         f"{mention(f'{name}={text}')}, for example",
     )
 
@@ -350,8 +349,8 @@ def _zeros_and_ones(y: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
         held = f"{value:g}" if isinstance(value, int | float) else repr(value)
         raise DataError(
             f"y has a column for each of {y.shape[1]} labels and holds {held}",
-            "give 0 or 1 "
-            "there, or the classes of the rows in one column; for values use KernelRegressor",
+            "give 0 or 1 there, or the classes of the rows in one column; for values use "
+            "KernelRegressor",
         )
     values: npt.NDArray[np.float64] = y.astype(np.float64)
     return values

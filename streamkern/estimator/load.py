@@ -19,10 +19,10 @@ from streamkern.estimator.parameter_values import UnsavedParameter, restored_tra
 from streamkern.kernels.builtin import get_kernel
 from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.stream.sources.transforms import from_config
-from streamkern.train.model import KernelModel
-from streamkern.train.run_snapshot import RunSnapshot
+from streamkern.train.loop.step_loop import Result
+from streamkern.train.model.kernel_model import KernelModel
+from streamkern.train.restart.run_snapshot import RunSnapshot
 from streamkern.train.saved_model import load_result
-from streamkern.train.step_loop import Result
 
 
 @hide_traceback

@@ -105,10 +105,9 @@ class Parameters:
                     seen[0] = f"another {seen[0]}"
                 raise ConfigError(
                     f"{mention(f'{name}={seen[0]}')} is set, and the model that partial_fit goes "
-                    f"on with was "
-                    f"begun with {mention(f'{name}={seen[1]}')}",
-                    "set it back, or start anew with fit, or "
-                    "with partial_fit of a clone (sklearn.base.clone)",
+                    f"on with was begun with {mention(f'{name}={seen[1]}')}",
+                    "set it back, or start anew with fit, or with partial_fit of a clone "
+                    "(sklearn.base.clone)",
                 )
 
     def _progress(self) -> bool | str:
@@ -148,8 +147,8 @@ class Parameters:
             if kernel == "kernel" and inner:
                 raise ConfigError(
                     f"{name} is no parameter: a kernel has none that are set by name",
-                    "search over "
-                    "bandwidth, with the kernel by its name, or over kernel with a list of kernels",
+                    "search over bandwidth, with the kernel by its name, or over kernel with a "
+                    "list of kernels",
                 )
             if name in FOREIGN_PARAMETERS:
                 raise ConfigError(
@@ -182,8 +181,7 @@ class Parameters:
             if self.run_dir is not None:
                 raise ConfigError(
                     f"{mention('random_state', self.random_state)} must be a whole number with "
-                    f"run_dir, so "
-                    "that the run can be resumed"
+                    "run_dir, so that the run can be resumed"
                 )
             values["random_state"] = int(check_random_state(self.random_state).randint(2**31 - 1))
         of_classes = {
@@ -238,8 +236,8 @@ def _check_kernel(kernel: Any) -> None:
     if of_user and kernel.geometry == "distance" and not _is_positive_definite(kernel):
         warn(
             f"{mention('kernel', kernel)} is not positive definite on a few random points, and a "
-            f"model with "
-            "it may be worthless; use one that is, such as a sum or product of those of streamkern"
+            "model with it may be worthless; use one that is, such as a sum or product of those of "
+            "streamkern"
         )
 
 

@@ -31,8 +31,8 @@ from streamkern.predict.calibration import lacking
 from streamkern.predict.prediction_table import NO_POSTERIOR, OutputFormat
 from streamkern.stream.sources.alignment import check_row_shape
 from streamkern.stream.sources.arrays import ArraySource, is_sparse
-from streamkern.train.model import KernelModel
-from streamkern.train.setup import accelerator_of
+from streamkern.train.model.kernel_model import KernelModel
+from streamkern.train.setup.assemble import accelerator_of
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -166,9 +166,8 @@ class Predicting(Parameters):
         """
         if transform not in (None, "default"):
             raise ConfigError(
-                f"{mention('transform', transform)} is for transformers, and "
-                f"{type(self).__name__} has no "
-                "transform",
+                f"{mention('transform', transform)} is for transformers, and {type(self).__name__} "
+                "has no transform",
                 'give predict="pandas" for predictions with the index of X',
             )
         if predict not in (None, *OUTPUTS):

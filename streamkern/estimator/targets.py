@@ -150,9 +150,8 @@ def refuse_numbers_as_labels(names: Sequence[str], n_rows: int) -> None:
     raise DataError(
         f"y holds {name[:80]!r}, {said(way)}, and {len(names)} such values in {n_rows} rows would "
         "be as many classes",
-        "give numbers to KernelRegressor, written with a point and nothing "
-        f"around them, or, if they are classes, ingest the rows with "
-        f"{mention('targets', 'classes')} "
+        "give numbers to KernelRegressor, written with a point and nothing around them, or, if "
+        f"they are classes, ingest the rows with {mention('targets', 'classes')} "
         "(streamkern.ingest_store) and fit the store",
     )
 

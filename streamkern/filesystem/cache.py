@@ -152,8 +152,7 @@ class Cache:
             if others:
                 raise ConfigError(
                     f"{mention('cache', str(self.folder))} holds {min(others)!r} and is no cache "
-                    f"of "
-                    "streamkern",
+                    "of streamkern",
                     "give a new or empty folder",
                 )
             write_durably(self.folder / _TAG, _TAGGED)

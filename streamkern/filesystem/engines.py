@@ -101,8 +101,8 @@ class ObstoreEngine:
         if first != os.getpid():  # its threads are gone, and a request would wait forever
             raise StorageAccessError(
                 "obstore does not work in a process forked from one that used it",
-                "start processes "
-                "with the method 'spawn', or set the storage option engine = \"s3fs\"",
+                "start processes with the method 'spawn', or set the storage option engine = "
+                '"s3fs"',
             )
         self._obstore, self._errors = on_demand("obstore"), on_demand("obstore.exceptions")
         self._open = open_stores

@@ -394,7 +394,6 @@ class Objects:
             )
         return StorageError(
             f"{where} failed {tries} times in {seconds:.0f} s: {text}",
-            f"run the same command again "
-            "once the server answers, or raise the storage option "
+            "run the same command again once the server answers, or raise the storage option "
             f"deadline_s={self.deadline_s:g}",
         )

@@ -243,8 +243,8 @@ def check_open(url: str) -> None:
     if any(_holds_credentials(part) for part in url.split("::")):  # simplecache::s3://bucket
         raise ConfigError(
             f"{redact(url)} holds credentials or a query",
-            "put them into the environment or "
-            "storage_options (an @ in a name behind a port is written %40)",
+            "put them into the environment or storage_options (an @ in a name behind a port is "
+            "written %40)",
         )
 
 

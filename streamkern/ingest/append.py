@@ -161,9 +161,8 @@ def _refuse_svmlight(inputs: Any, form: FileForm) -> None:
         raise DataError(
             "svmlight files do not say whether their features count from 0 or 1, and the store, "
             "which was not made of such files, does not either",
-            "ingest all files together, to a "
-            "new store, or append the arrays that sklearn.datasets.load_svmlight_file reads with "
-            "zero_based=",
+            "ingest all files together, to a new store, or append the arrays that "
+            "sklearn.datasets.load_svmlight_file reads with zero_based=",
         )
 
 

@@ -162,9 +162,8 @@ def split_columns(
     if not features:
         raise DataError(
             f"{where} has no column left as a feature beside {', '.join(taken)}",
-            f"give at least one "
-            f"that is not named by {mention('y=')}, {mention('sample_weight=')} or "
-            f"{mention('drop=')}",
+            f"give at least one that is not named by {mention('y=')}, {mention('sample_weight=')} "
+            f"or {mention('drop=')}",
         )
     targets, weights = others if request.targets else ([], [])
     return Split(tuple(features), tuple(targets), tuple(weights))
@@ -178,9 +177,8 @@ def _refuse_values(given: Any, n_columns: int, what: str, where: str) -> None:
         kind = "targets" if what == "y" else "weights"
         raise DataError(
             f"{what} holds values, and {where} is a table with {kind} among its columns",
-            f"give the "
-            f"name of the column as {what}, or read the table into a data frame and give this with "
-            "the values",
+            f"give the name of the column as {what}, or read the table into a data frame and give "
+            "this with the values",
         )
 
 
@@ -221,9 +219,8 @@ def _name_of(names: Sequence[str], column: Any, where: str, named: bool = True) 
         if not named and position is None:
             raise DataError(
                 f"{where} has no header line, and so no column {column!r}",
-                f"add one, give the names "
-                f"of its {len(names)} columns with {mention('names=')}, or say {mention('x=')} "
-                f"and {mention('y=')} by position, from 0 on",
+                f"add one, give the names of its {len(names)} columns with {mention('names=')}, or "
+                f"say {mention('x=')} and {mention('y=')} by position, from 0 on",
             )
         raise DataError(
             f"{where} has no column {column!r}",

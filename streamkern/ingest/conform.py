@@ -177,8 +177,8 @@ class FeatureConverter:
             wider = np.promote_types(wanted, self.dtype) if self._widens else self.dtype
             raise DataError(
                 f"{block.place(0)} is {block.X.dtype.name}, and the rows before are stored as "
-                f"{self.dtype.name}, which cannot hold it: "
-                f"pass {mention('dtype', wider.name)}{'' if self._widens else BUT}"
+                f"{self.dtype.name}, which cannot hold it: pass "
+                f"{mention('dtype', wider.name)}{'' if self._widens else BUT}"
             )
 
     @staticmethod

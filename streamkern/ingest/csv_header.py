@@ -94,10 +94,9 @@ def _is_mixed_header(
         return True
     raise DataError(
         f"the first line of {where} has words and numbers: it may be a header or a row",
-        f"if the "
-        f"file has no header, give the names of its columns with {mention('names=')}; "
-        f"{mention('header', True)} says that it "
-        "is one, or add a header line, with names that are not numbers",
+        f"if the file has no header, give the names of its columns with {mention('names=')}; "
+        f"{mention('header', True)} says that it is one, or add a header line, with names that are "
+        "not numbers",
     )
 
 
@@ -118,16 +117,15 @@ def _are_names(
         warn(
             f"the first line of {where} ({some(names)}) is read as the names of its columns, as "
             f"programs number them; {mention('header', True)} says that it names them, "
-            f"{mention('header', False)} that it is a "
-            "row"
+            f"{mention('header', False)} that it is a row"
         )
         return True
     if chance < _SURE and _rise(names, integers) and _all_written_otherwise(names, rows, style):
         warn(
             f"the first line of {where} ({some(names)}) is read as the names of its columns, as "
-            f"its numbers rise and are written otherwise than those below; "
-            f"{mention('header', True)} says that "
-            f"it names them, {mention('header', False)} that it is a row"
+            "its numbers rise and are written otherwise than those below; "
+            f"{mention('header', True)} says that it names them, {mention('header', False)} that "
+            "it is a row"
         )
         return True
     usual = numbered and len(names) > 1
@@ -303,9 +301,8 @@ def _is_header_of_words(
         raise DataError(
             f"the first line of {where} looks like a row: {some(sorted(set(again)))} stands "
             "further down in the same column, or what is like it",
-            "if the file has no header, give "
-            f"the names of its columns with {mention('names=')}; {mention('header', True)} says "
-            f"that it is one",
+            f"if the file has no header, give the names of its columns with {mention('names=')}; "
+            f"{mention('header', True)} says that it is one",
         )
     return True
 

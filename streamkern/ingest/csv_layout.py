@@ -169,15 +169,14 @@ def _check_same_width(
             raise DataError(
                 f"line {number} of {where} ({line.strip()[:40]!r}) looks like a comment: if it is "
                 f"one, say {mention('skip_lines', number)}",
-                f"if it names the columns or is a row, write it "
-                f"without {comment[0].strip()!r} before it",
+                f"if it names the columns or is a row, write it without {comment[0].strip()!r} "
+                "before it",
             )
         also = f", and the next ones {max(after)}" if other else ""
         raise DataError(
-            f"line {number} of {where} ({line.strip()[:40]!r}) has {len(first)} field"
-            f"{'s' * (len(first) > 1)}{also}: if it stands above the header, say with "
-            f"{mention('skip_lines=')} "
-            "how many lines do",
+            f"line {number} of {where} ({line.strip()[:40]!r}) has {len(first)} "
+            f"field{'s' * (len(first) > 1)}{also}: if it stands above the header, say with "
+            f"{mention('skip_lines=')} how many lines do",
             "else give all lines the same fields",
         )
 
@@ -200,8 +199,7 @@ def _given_names(first: Sequence[str], names: tuple[str, ...], where: str) -> tu
     if len(names) != len(first):
         raise DataError(
             f"{len(names)} {mention('names=')} were given ({some(names)}), and {where} has "
-            f"{len(first)} "
-            f"columns",
+            f"{len(first)} columns",
             "give a name for each",
         )
     if [field.strip() for field in first] == list(names):
@@ -291,8 +289,8 @@ def refuse_units(
             raise DataError(
                 f"line {last} of {where} ({line.strip()[:40]!r}) has words in columns that hold "
                 f"numbers below it, units as it seems",
-                f"{mention('skip_lines', last)} with "
-                f"{mention(f'names={_listed(names)}')} reads the rows below it",
+                f"{mention('skip_lines', last)} with {mention(f'names={_listed(names)}')} reads "
+                "the rows below it",
             )
 
 
@@ -344,12 +342,11 @@ def check_thousands(
         )
         raise DataError(
             f"{holds}, and {other!r} numbers like {text!r}: say {mention('thousands', '.')} if "
-            f"points group "
-            f"digits and commas stand before fractions, {swapped}else write all numbers alike"
+            f"points group digits and commas stand before fractions, {swapped}else write all "
+            "numbers alike"
         )
     warn(
         f"{holds}, all with three digits behind the point, and semicolons between the fields: they "
         f"are read as fractions; {mention('thousands', '.')} says that points group digits, and "
-        f"{mention('decimal', '.')} that "
-        "they do not"
+        f"{mention('decimal', '.')} that they do not"
     )

@@ -113,8 +113,7 @@ def numbered_lines(text: bytes, number: int, where: str) -> list[tuple[int, str]
         if "\0" in line:
             raise DataError(
                 f"line {number} of {where} holds a null byte",
-                f"it is damaged, or no "
-                f"text in UTF-8: say how it is encoded, as with "
+                "it is damaged, or no text in UTF-8: say how it is encoded, as with "
                 f"{mention('encoding', _likely(text))}",
             )
         if line.strip(" "):

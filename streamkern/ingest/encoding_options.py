@@ -125,8 +125,7 @@ class EncodingOptions:
             raise ConfigError(
                 f"{mention('categorical=')}, {mention('numeric=')}, {mention('dates=')}, "
                 f"{mention('drop=')}, {mention('na_values=')} and {mention('like=')} say what is "
-                f"in the "
-                "columns of a CSV, a Parquet file or a data frame, and the input is none",
+                "in the columns of a CSV, a Parquet file or a data frame, and the input is none",
                 'leave them out, or give a data frame, pandas.DataFrame(X).add_prefix("x")',
             )
         names = None if self.like is None or not table else self.like.target_columns

@@ -97,8 +97,7 @@ class FileForm(NamedTuple):
             if header:
                 raise ConfigError(
                     f"{mention('names=')} are those of a file without a header, and "
-                    f"{mention('header', True)} says that it "
-                    "has one",
+                    f"{mention('header', True)} says that it has one",
                     "leave one of them out",
                 )
         if header not in (None, True, False):

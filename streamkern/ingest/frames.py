@@ -238,8 +238,8 @@ def _plain_pandas(frame: Any, name: str) -> Any:
         if kind == "SparseDtype":
             raise DataError(
                 f"{name} has sparse columns, such as {column!r}",
-                f"give {name}.sparse.to_coo() where "
-                f"all are sparse, else {name}.astype({{{column!r}: {dtype.subtype.name!r}}})",
+                f"give {name}.sparse.to_coo() where all are sparse, else "
+                f"{name}.astype({{{column!r}: {dtype.subtype.name!r}}})",
             )
         if getattr(dtype, "kind", "") == "c":
             raise DataError(

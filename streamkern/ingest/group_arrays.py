@@ -262,8 +262,8 @@ def _shape(
 def _missing(name: str, row: int, why: str) -> NonFiniteError:
     return NonFiniteError(
         f"{name}, row {row} is missing ({why})",
-        f"fill it in, or leave rows without a target out "
-        f"with {mention('drop_missing_targets', True)}",
+        "fill it in, or leave rows without a target out with "
+        f"{mention('drop_missing_targets', True)}",
     )
 
 

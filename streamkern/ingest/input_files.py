@@ -63,8 +63,7 @@ def explained_damage(url: Url) -> Iterator[None]:
         packed = str(url).lower().endswith((*COMPRESSIONS, ".npz"))
         raise DataError(
             f"{redact(url)} {'does not decompress' if packed else 'cannot be read'} ({error})",
-            "it "
-            "is damaged or cut short, or was on its way here: try again, or get it again from "
+            "it is damaged or cut short, or was on its way here: try again, or get it again from "
             "where it came",
         ) from error
     except ValueError as error:
@@ -232,16 +231,15 @@ class FileOpener:
         if reader is not None:
             raise DataError(
                 f"{text} is of a format that is not read here",
-                f"make a Parquet file of it, as by "
+                "make a Parquet file of it, as by "
                 f"pandas.{reader}({text!r}).to_parquet({os.path.splitext(text)[0] + '.parquet'!r})",
             )
         if content is not None:
             raise DataError(f"{text} is {content[1]}")
         raise DataError(
             f"cannot tell the format of {redact(url)}",
-            f"known endings are {', '.join(ENDINGS)}, "
-            f"also compressed: if it is one of these formats, say which, as in "
-            f"{mention('format', 'csv')}",
+            f"known endings are {', '.join(ENDINGS)}, also compressed: if it is one of these "
+            f"formats, say which, as in {mention('format', 'csv')}",
         )
 
     def _kind_in_zip(self, url: Url) -> str | None:

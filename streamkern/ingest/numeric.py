@@ -200,8 +200,7 @@ def column_values(series: Any, name: str, *, keep: bool = False) -> NDArray[Any]
             raise DataError(
                 f"{name} has dates with a time zone, from row 0 on, which NumPy does not keep: "
                 f"give {mention(f'{name}=')}list(map(str, {name})), for example, where they are "
-                f"labels, and "
-                "numbers, such as the days since a date, where they are values"
+                "labels, and numbers, such as the days since a date, where they are values"
             )
         return np.asarray(series.to_numpy())
     values = series.to_list()
@@ -248,8 +247,8 @@ def as_dask_array(table: Any, name: str, columns: list[Any] | None = None, **opt
         if wrong:
             raise DataError(
                 f"{name} has columns that are not numbers, {some(wrong)}",
-                f"encode them as numbers, "
-                f"or leave them out, or give a frame in memory, which is encoded: {name}.compute()",
+                "encode them as numbers, or leave them out, or give a frame in memory, which is "
+                f"encoded: {name}.compute()",
             )
         numbers = np.result_type(*(_plain(dtype) for dtype in table.dtypes))
         table = table if columns is None else table[columns]

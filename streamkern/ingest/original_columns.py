@@ -84,8 +84,7 @@ class OriginalColumns:
             if kind not in TABLES:
                 raise ConfigError(
                     f"{redact(url)} has no columns by name, and {mention('with_input', True)} "
-                    f"writes those of "
-                    "tables (CSV, Parquet, Arrow, JSON lines)",
+                    "writes those of tables (CSV, Parquet, Arrow, JSON lines)",
                     "leave it out",
                 )
             if kind != kinds[0]:

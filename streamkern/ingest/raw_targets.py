@@ -166,8 +166,8 @@ def as_labels(block: RawBlock) -> NDArray[Any]:
         row = int(np.argmin(integers))
         raise DataError(
             f"the label of {block.place(row)} is {y[row]}",
-            f"class labels are integers or text; pass "
-            f"{mention('targets', 'values')} for regression",
+            f"class labels are integers or text; pass {mention('targets', 'values')} for "
+            "regression",
         )
     if kind == "O":
         labels = y.tolist()
@@ -175,8 +175,8 @@ def as_labels(block: RawBlock) -> NDArray[Any]:
             if not isinstance(label, str) and type(label) is not int:
                 raise DataError(
                     f"the label of {block.place(row)} is {label!r}",
-                    "class labels are integers "
-                    "or text: write them as text, of arrays list(map(str, y))",
+                    "class labels are integers or text: write them as text, of arrays "
+                    "list(map(str, y))",
                 )
         if len({type(label) for label in labels}) > 1:
             raise mixed_labels(block)

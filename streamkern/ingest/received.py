@@ -89,8 +89,8 @@ def received(given: Any, name: str, *, keep: bool = False) -> Any:
     if is_iterator(given):
         raise DataError(
             f"{name} is a {_kind(given)}, which can be read once",
-            f"give its rows as an array, "
-            f"np.array(list({name})), or a GeneratorSource where they do not fit into memory",
+            f"give its rows as an array, np.array(list({name})), or a GeneratorSource where they "
+            "do not fit into memory",
         )
     reads = hasattr(given, "__array__") or hasattr(given, "__array_interface__")
     if reads and not hasattr(given, "shape"):
@@ -206,8 +206,7 @@ def received_data(
     if isinstance(sample_weight, int | np.integer) and (is_frame(X) or is_dask_table(X)):
         raise DataError(
             f"{mention('sample_weight', sample_weight)} is a whole number beside a table, and may "
-            f"be meant as "
-            "one weight or as a column",
+            "be meant as one weight or as a column",
             "give the name of the column, or leave it out where all weights are the same",
         )
     if is_frame(X) and (are_names(y, X) or isinstance(sample_weight, str)):
@@ -222,9 +221,8 @@ def received_data(
     for name, given in (("y", y), ("sample_weight", sample_weight)):
         if isinstance(given, str):
             raise DataError(
-                f"{mention(name, given)} is the name of a column, and X is a {_kind(X)}, which "
-                f"has no "
-                f"columns by name",
+                f"{mention(name, given)} is the name of a column, and X is a {_kind(X)}, which has "
+                "no columns by name",
                 "give the values, or a data frame as X",
             )
     return Received(X, received_targets(y), _weights(sample_weight, X), names_of_targets(y))
@@ -322,8 +320,8 @@ def _refuse_containers(given: Any, name: str) -> None:
     if hasattr(given, "__dask_graph__") and not isinstance(getattr(given, "ndim", None), int):
         raise DataError(
             f"{name} is a {_kind(given)}, of which Dask knows no shape",
-            "give a Dask array or data "
-            "frame, as dask.array.from_delayed and a bag's to_dataframe make them",
+            "give a Dask array or data frame, as dask.array.from_delayed and a bag's to_dataframe "
+            "make them",
         )
 
 

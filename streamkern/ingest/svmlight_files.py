@@ -59,8 +59,8 @@ class SvmlightReader(Reader):
             raise DataError(
                 f"{self._where} does not say whether its features count from 0 or 1, and the model "
                 "was not trained on svmlight files",
-                "give the rows as an array, which "
-                "sklearn.datasets.load_svmlight_file reads, given n_features and zero_based",
+                "give the rows as an array, which sklearn.datasets.load_svmlight_file reads, given "
+                "n_features and zero_based",
             )
         self._warn_of_queries()
         # As in scikit-learn: counted from 1 unless there is a feature 0.
@@ -98,8 +98,8 @@ class SvmlightReader(Reader):
         if self._width > _MAX_FEATURES:
             raise DataError(
                 f"{self._where} has the feature {highest}",
-                f"rows are made dense, and at most "
-                f"{_MAX_FEATURES:,} features can be: hash or choose features first",
+                f"rows are made dense, and at most {_MAX_FEATURES:,} features can be: hash or "
+                "choose features first",
             )
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
@@ -181,9 +181,8 @@ def open_svmlight(url: Url, request: ReadRequest, opener: FileOpener) -> Svmligh
     if request.y is not None or request.w is not None:
         name = "y" if request.y is not None else "sample_weight"
         raise ConfigError(
-            f"{mention(f'{name}=')} was given for {where}, whose rows begin with their targets "
-            f"and have no "
-            "weights",
+            f"{mention(f'{name}=')} was given for {where}, whose rows begin with their targets and "
+            "have no weights",
             "leave it out",
         )
     if [str(k).isdecimal() for k in as_list(request.x)] == [True]:  # text on a command line
@@ -191,8 +190,8 @@ def open_svmlight(url: Url, request: ReadRequest, opener: FileOpener) -> Svmligh
     if request.x is not None and (not isinstance(request.x, int) or request.x < 1):
         raise ConfigError(
             f"{mention('x', request.x)} was given for {where}, whose features have no names",
-            "leave it out, "
-            "or give the number of features, where rows have more than this file shows",
+            "leave it out, or give the number of features, where rows have more than this file "
+            "shows",
         )
     return SvmlightReader(url, request, opener, request.x)
 

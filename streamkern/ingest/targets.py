@@ -259,8 +259,7 @@ class TargetConverter:
             f"the target of {block.place(row)} is {label!r}, {_kind(label)}, and that of the first "
             f"row is {self._kind}",
             f"pass {mention('targets', 'values')} if all are numbers, "
-            f"{mention('targets', 'classes')} if "
-            "all are labels, or correct it",
+            f"{mention('targets', 'classes')} if all are labels, or correct it",
         )
 
     def _check_labels(self, block: RawBlock) -> None:
@@ -277,8 +276,7 @@ class TargetConverter:
         if self._auto and n > MAX_AUTO_CLASSES and (isinstance(first, int) or is_integer(first)):
             raise DataError(
                 f"{block.where} has more than {MAX_AUTO_CLASSES} distinct integer targets",
-                f"pass "
-                f"{mention('targets', 'values')} for regression or "
+                f"pass {mention('targets', 'values')} for regression or "
                 f"{mention('targets', 'classes')} to keep them as labels",
             )
 

@@ -188,8 +188,8 @@ def own_columns(
         raise DataError(
             f"{where} holds the features of an encoded table, which are others than those wanted "
             f"({some(sorted(wanted ^ set(names)))})",
-            f"ingest the tables of both together, or its "
-            f"table with {mention('like=')} and the other store",
+            f"ingest the tables of both together, or its table with {mention('like=')} and the "
+            "other store",
         )
     features = ReadRequest(x, (), targets=False, columns=request.columns)
     columns = split_columns(names, features, where).features

@@ -271,9 +271,8 @@ def get_kernel(
     if shape is not None and metric is None:
         raise ConfigError(
             f"kernel {table} has a metric, which a table does not hold",
-            f"give {mention('metric=')} beside it, or "
-            f"a Kernel object with its metric as the estimator's kernel or as "
-            f"{mention('model.kernel')}",
+            f"give {mention('metric=')} beside it, or a Kernel object with its metric as the "
+            f"estimator's kernel or as {mention('model.kernel')}",
         )
     made = _made(table, bandwidth)
     return made if metric is None else made.with_metric(metric)
@@ -302,8 +301,8 @@ def _class_of(name: object) -> type[Kernel]:
         raise ConfigError(
             f"{mention('kernel', name)} is a class of the user's own that this process has not "
             f"defined",
-            "load "
-            "the model in Python, after the class was defined or imported from the same module",
+            "load the model in Python, after the class was defined or imported from the same "
+            "module",
         )
     names = ", ".join([*KERNELS, "sum", "product"])
     raise ConfigError(f"{mention('kernel', name)} is not known", f"use one of {names}")

@@ -79,8 +79,7 @@ class KernelOperator:
         if (precision == "integer") != (grid is not None):
             raise ConfigError(
                 f"{mention('precision', precision)} with grid={grid!r}: the integer mode, and no "
-                f"other, "
-                "needs the grid of the features"
+                "other, needs the grid of the features"
             )
         if kernel.is_open:
             raise ConfigError(f"{kernel!r} has no bandwidth yet", "give it a number")

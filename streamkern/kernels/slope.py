@@ -101,9 +101,8 @@ def _unknown(node: ast.expr) -> ConfigError:
     """Return the error for an expression that cannot be differentiated."""
     return ConfigError(
         f"the derivative of {ast.unparse(node)!r} in a kernel's expression is unknown",
-        "write the "
-        "expression with numbers, s, + - * /, exp, sqrt, cos, and pow with a number as its "
-        "exponent",
+        "write the expression with numbers, s, + - * /, exp, sqrt, cos, and pow with a number as "
+        "its exponent",
     )
 
 

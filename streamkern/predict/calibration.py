@@ -92,8 +92,7 @@ class Intervals:
         if (ranks >= m).any():
             raise ConfigError(
                 f"{mention('interval', level)} takes more than the {m} rows that were set aside "
-                f"for it, "
-                f"which tell no more than {m / (m + new_row):.4g}",
+                f"for it, which tell no more than {m / (m + new_row):.4g}",
                 "give a smaller one, or more rows",
             )
         reach: Floats = self.scores[ranks, np.arange(len(ranks))]
@@ -112,8 +111,7 @@ def check_level(level: Any) -> None:
     if not (number and 0 < level < 1):
         raise ConfigError(
             f"{mention('interval', level)} must be a number between 0 and 1, such as 0.9: how "
-            f"often the "
-            "truth is to be inside"
+            "often the truth is to be inside"
         )
 
 

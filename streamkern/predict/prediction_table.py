@@ -104,9 +104,9 @@ def answered_labels(names: Sequence[str], dtype: str | None) -> NDArray[Any]:
 
 
 NO_POSTERIOR = (
-    f"the posterior of a model, and of this one none was kept; train with "
-    f"{mention('posterior', True)} and "
-    f"{mention('solver', 'direct')}, or give {mention('interval=')} instead"
+    "the posterior of a model, and of this one none was kept; train with "
+    f"{mention('posterior', True)} and {mention('solver', 'direct')}, or give "
+    f"{mention('interval=')} instead"
 )
 """Requirement of standard deviations, for errors."""
 
@@ -124,8 +124,7 @@ def _normalised_of(calibration: Calibration) -> Intervals:
     if calibration.normalised is None:
         raise ConfigError(
             f"{mention('normalised', True)} needs a model that was calibrated with values by a "
-            f"version of "
-            "streamkern that knows it, and this one was not",
+            "version of streamkern that knows it, and this one was not",
             "leave it out, or train anew",
         )
     return calibration.normalised

@@ -169,8 +169,7 @@ def _ending(url: str | os.PathLike[str], order: str) -> str:
     if (ending, order) == (".npy", "store"):
         raise ConfigError(
             f"{mention('order', 'store')} needs the number of each row beside its answer, and a "
-            f".npy file has "
-            "room for one array",
+            ".npy file has room for one array",
             "write .zarr, .csv or .parquet, or use the order of the source",
         )
     return ending

@@ -290,8 +290,8 @@ class RunDirectory:
                     self._hold.check()  # it may be gone, or deleted by its new writer
                 raise CheckpointError(
                     f"{what} could not be written to {self.place}: {reason(error)}",
-                    "earlier"
-                    " checkpoints are untouched, so run the same command again once that is solved",
+                    "earlier checkpoints are untouched, so run the same command again once that is "
+                    "solved",
                 ) from error
 
     # -- loading -------------------------------------------------------------------------------

@@ -248,7 +248,7 @@ class _Lock:
             raise RunLostError(
                 f"run directory {place} was taken over by "
                 f"{self._folder.holder() or 'another process'}, which can only be after its "
-                f"run.lock was deleted",
+                "run.lock was deleted",
                 "nothing more is written by this one",
             )
 

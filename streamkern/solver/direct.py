@@ -195,8 +195,7 @@ class Direct(Method[DirectSizes]):
         if ridge == 0 and work.options.posterior:  # as it was found
             raise ConfigError(
                 f"{mention('solver.posterior', True)} needs a ridge, which stands for the noise, "
-                f"and the targets "
-                "show none",
+                "and the targets show none",
                 "give a ridge above 0",
             )
         ridges = setup.arrays.get("ridges")

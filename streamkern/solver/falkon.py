@@ -72,8 +72,7 @@ class Falkon(Method[Sizes]):
         if problem.epochs < 2:
             raise ConfigError(
                 f"{mention('data.epochs', problem.epochs)} must be at least 2 with solver "
-                f"{self.name!r}, whose "
-                "first pass is no iteration yet",
+                f"{self.name!r}, whose first pass is no iteration yet",
                 "set it to the iterations wished for and 1 more",
             )
 

@@ -246,8 +246,7 @@ class EigenPro1(InPlace):
         if options.fixed_ridge:
             raise ConfigError(
                 f"{mention('solver.ridge', options.fixed_ridge)} is not defined for solver "
-                f"{self.name!r} on "
-                "a kernel",
+                f"{self.name!r} on a kernel",
                 "set it to 0 or use another solver",
             )
 

@@ -147,8 +147,7 @@ class LinearEigenPro(LowRank[LowRankSizes]):
         if options.level != "auto" and options.level >= problem.p:
             raise ConfigError(
                 f"{mention('level', options.level)} must lie between 1 and the number of features "
-                f"- 1 = "
-                f"{problem.p - 1}",
+                f"- 1 = {problem.p - 1}",
                 "lower it",
             )
         level = max(1, min(PAPER_LEVEL, problem.p // 8))

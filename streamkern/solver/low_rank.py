@@ -155,8 +155,7 @@ def cut(work: Work[_S], rule: StepRule) -> int:
     if batch < planned == work.problem.batch_size:
         warn(
             f"{mention('batch_size', planned)} is lowered to {batch}: a larger batch buys "
-            f"{mention('solver=')}"
-            f"{work.sizes.solver!r} no larger step here"
+            f"{mention('solver=')}{work.sizes.solver!r} no larger step here"
         )
     return batch
 

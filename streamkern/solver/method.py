@@ -179,9 +179,8 @@ class Method(Generic[_S]):
             raise ConfigError(
                 f"{mention('run.ranks', ranks)} cannot share the steps of "
                 f"{mention('solver', self.name)}",
-                f"take "
-                f"one rank, or train with {mention('solver', 'block')} or another that ranks can "
-                f"share",
+                f"take one rank, or train with {mention('solver', 'block')} or another that ranks "
+                "can share",
             )
         if center_ranks > 1 and not self.over_centers:
             raise ConfigError(
@@ -200,8 +199,8 @@ class Method(Generic[_S]):
             raise ConfigError(
                 f"{mention('solver', self.name)} needs every training row as a center, but "
                 f"{mention('n_centers', problem.p)} and n_rows={problem.n_rows}",
-                f"give {mention('centers', 'all')} without "
-                f"random augmentation, or use {self.instead}",
+                f"give {mention('centers', 'all')} without random augmentation, or use "
+                f"{self.instead}",
             )
 
     def takes_rows(self, sizes: _S) -> bool:
@@ -264,9 +263,8 @@ class Method(Generic[_S]):
             peaks.append(buffers.peak)
         raise MemoryBudgetError(
             f"{mention(f'memory={_mib(budget_bytes)}')} is not enough for "
-            f"{mention('n_centers', problem.p)}, d={problem.d}; "
-            f"the smallest plan needs {_mib(min(peaks))}; raise memory or lower n_centers or "
-            "batch_size"
+            f"{mention('n_centers', problem.p)}, d={problem.d}; the smallest plan needs "
+            f"{_mib(min(peaks))}; raise memory or lower n_centers or batch_size"
             + f", or give {mention('accelerator', 'none')}" * bool(problem.library_bytes)
             + f", or use {mention('solver', 'auto')} instead of {self.name!r}, which holds p x p "
             f"matrices"

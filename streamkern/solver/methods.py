@@ -89,8 +89,7 @@ def _with_posterior(
     if setting is not None:
         raise ConfigError(
             f"{mention(f'solver.{setting}')} is set, which {mention('solver', 'direct')} does not "
-            f"take, and no other knows "
-            f"{mention('solver.posterior')}",
+            f"take, and no other knows {mention('solver.posterior')}",
             "leave one of them out",
         )
     direct = DIRECT.plan(problem, options, budget_bytes)

@@ -123,9 +123,8 @@ def _streamkern_contents(
         raise DataError(
             f"{redact(url)} is a store that streamkern wrote, with rows in 'X' and targets in 'y', "
             f"and {', '.join(repr(n) for n in names if n is not None)} were asked for",
-            f"leave the "
-            f"names out, or pass {mention('foreign', True)} to read other arrays, without classes, "
-            "weights and checks",
+            f"leave the names out, or pass {mention('foreign', True)} to read other arrays, "
+            "without classes, weights and checks",
         )
     digests, crc = layout.table_names(documents.mark.get("appends", 0))
     try:
@@ -262,8 +261,8 @@ def _foreign_spec(arrays: Arrays, names: ArrayNames, url: str) -> StoreSpec:
         if y.ndim not in (1, 2) or y.shape[0] != X.shape[0]:
             raise DataError(
                 f"{names[1]!r} of {redact(url)} has shape {y.shape}",
-                f"{X.shape[0]} rows of X need "
-                f"({X.shape[0]},) class ids or ({X.shape[0]}, c) values",
+                f"{X.shape[0]} rows of X need ({X.shape[0]},) class ids or ({X.shape[0]}, c) "
+                "values",
             )
         n_outputs = 1 if y.ndim == 1 else y.shape[1]
         if y.ndim == 1 and np.dtype(y.dtype).kind in "iub":
@@ -312,8 +311,8 @@ def _scan_classes(y: Any, where: str) -> tuple[int, ...]:
         if low < 0 or high >= MAX_INFERRED_CLASSES:
             raise DataError(
                 f"{where} holds the integer {low if low < 0 else high}",
-                f"integers are taken for "
-                f"class ids 0..{MAX_INFERRED_CLASSES - 1}: ingest the store to map its labels",
+                f"integers are taken for class ids 0..{MAX_INFERRED_CLASSES - 1}: ingest the store "
+                "to map its labels",
             )
         block = np.bincount(ids, minlength=len(counts))
         block[: len(counts)] += counts

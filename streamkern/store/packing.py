@@ -257,8 +257,8 @@ def _refuse_dates(attributes: Mapping[Any, Any], held: Mapping[str, Any], name: 
         if (key == "units" and _TIME.match(text)) or (key == "dtype" and "timedelta64" in text):
             raise DataError(
                 f"{name} holds dates or durations ({key}={text!r})",
-                f"write the numbers that are "
-                f"meant, such as days since the first row, to an array without {key}",
+                "write the numbers that are meant, such as days since the first row, to an array "
+                f"without {key}",
             )
 
 

@@ -131,9 +131,8 @@ def weight_factors(
         )
     if totals is None:
         raise ConfigError(
-            f"{mention('data.class_weight', class_weight)} needs the number of rows of each "
-            f"class, which "
-            "this source does not know",
+            f"{mention('data.class_weight', class_weight)} needs the number of rows of each class, "
+            "which this source does not know",
             "write it to a store first",
         )
     factors = _class_factors(class_weight, source.classes or (), totals)

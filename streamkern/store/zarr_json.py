@@ -130,8 +130,8 @@ def lost_mark(url: str) -> CorruptChunkError:
     return CorruptChunkError(
         f"{redact(url)} looks like a store that streamkern wrote, and the attribute 'streamkern' "
         f"in its zarr.json is damaged or gone",
-        f"{_REMEDY}, or pass {mention('foreign', True)} to "
-        "read it without classes, weights and checks",
+        f"{_REMEDY}, or pass {mention('foreign', True)} to read it without classes, weights and "
+        "checks",
     )
 
 

@@ -15,11 +15,11 @@ from streamkern.filesystem.urls import local_path
 from streamkern.kernels.builtin import get_kernel
 from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.train.parent_run import ParentRun
-from streamkern.train.resolve import RunInputs
-from streamkern.train.run_snapshot import recorded_run
+from streamkern.train.resolve.run_inputs import RunInputs
+from streamkern.train.resolve.training_data import storage_options_for
+from streamkern.train.restart.parent_run import ParentRun
+from streamkern.train.restart.run_snapshot import recorded_run
 from streamkern.train.saved_model import model_digest
-from streamkern.train.training_data import storage_options_for
 
 ParentId = tuple[dict[str, Any], str]
 """`ParentRun.ancestry` of a run that is continued, and the sha256 of its centers."""
@@ -56,8 +56,8 @@ def continuing(
         raise ConfigError(
             f"{mention('run_dir', directory.place)} is the run that is continued, which stays as "
             f"it is",
-            f"give "
-            f"the new one its own, such as {mention('run_dir', directory.place.rstrip('/'))}-2",
+            "give the new one its own, such as "
+            f"{mention('run_dir', directory.place.rstrip('/'))}-2",
         )
     config = _warm_started(config, place, given)
     if recorded is None:
@@ -106,8 +106,7 @@ def _warm_started(config: RunConfig, place: str, given: RunInputs) -> RunConfig:
     if own is not None and _absolute(own) != _absolute(place):
         raise ConfigError(
             f"{mention(f'solver.warm_start={redact(own)}')} is another run than the one that is "
-            f"continued, whose "
-            "weights are taken",
+            "continued, whose weights are taken",
             "leave it out",
         )
     path = local_path(place)

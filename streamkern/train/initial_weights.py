@@ -17,12 +17,12 @@ from streamkern.basics.text import redact
 from streamkern.config.run_config import RunConfig
 from streamkern.planning.memory import SAVED_CHUNK
 from streamkern.rundir.checkpoint_format import checkpoint_errors
-from streamkern.train.parent_run import ParentRun
-from streamkern.train.rank_coordinator import RankCoordinator
-from streamkern.train.resolve import ResolvedRun
-from streamkern.train.step_loop import StepLoop
-from streamkern.train.stored_centers import StoredCenters, stored_centers
-from streamkern.train.training_data import storage_options_for
+from streamkern.train.loop.rank_coordinator import RankCoordinator
+from streamkern.train.loop.step_loop import StepLoop
+from streamkern.train.resolve.resolved_run import ResolvedRun
+from streamkern.train.resolve.training_data import storage_options_for
+from streamkern.train.restart.parent_run import ParentRun
+from streamkern.train.restart.stored_centers import StoredCenters, stored_centers
 
 
 def load_warm_start(config: RunConfig) -> ParentRun | None:

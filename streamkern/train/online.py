@@ -27,14 +27,15 @@ from streamkern.rundir.run_log import RunLog
 from streamkern.solver.methods import find
 from streamkern.stream.meter import Meter
 from streamkern.stream.sources.base import Source, check_unchanged
-from streamkern.train.progress import RunProgress
-from streamkern.train.resolve import NO_INPUTS, ResolvedRun, RunInputs, open_run
+from streamkern.train.loop.progress import RunProgress
+from streamkern.train.loop.step_loop import Between, Kept, Position, Result, StepLoop
+from streamkern.train.model.training_fit import sample_of, training_fit
+from streamkern.train.resolve.resolved_run import ResolvedRun, open_run
+from streamkern.train.resolve.run_inputs import NO_INPUTS, RunInputs
+from streamkern.train.restart.run_snapshot import RunSnapshot, sizes_of
 from streamkern.train.run_identity import begun_with
-from streamkern.train.run_snapshot import RunSnapshot, sizes_of
-from streamkern.train.setup import reassemble, start
-from streamkern.train.step_loop import Between, Kept, Position, Result, StepLoop
+from streamkern.train.setup.assemble import reassemble, start
 from streamkern.train.train import closing_line
-from streamkern.train.training_fit import sample_of, training_fit
 
 
 @dataclass
@@ -62,15 +63,13 @@ class Online:
         if self.config.run.run_dir is not None:
             raise ConfigError(
                 f"{mention('run_dir', self.config.run.run_dir)} cannot be used with partial_fit, "
-                f"which "
-                "keeps its state in the estimator",
+                "which keeps its state in the estimator",
                 "leave run_dir out, or use fit",
             )
         if self.config.run.ranks != 1:
             raise ConfigError(
                 f"{mention('run.ranks', self.config.run.ranks)} cannot be used with partial_fit, "
-                f"which trains "
-                "in this process",
+                "which trains in this process",
                 "leave ranks out, or use fit",
             )
         name, model = self.config.solver.name, self.config.model

@@ -33,11 +33,11 @@ from streamkern.stream.cluster import check_versions, connect, dashboard_link
 from streamkern.train.placement.launcher import run_ranks
 from streamkern.train.placement.local import local_cluster
 from streamkern.train.rank_work import has_setup, prepare_rank, reached_step, work_as_rank
-from streamkern.train.resolve import RunInputs
+from streamkern.train.resolve.run_inputs import RunInputs
+from streamkern.train.resolve.training_data import open_test
+from streamkern.train.restart.run_snapshot import recorded_run
 from streamkern.train.run_identity import check_same_model, check_same_run, run_record
-from streamkern.train.run_snapshot import recorded_run
 from streamkern.train.start_run import opened_run, run_directory
-from streamkern.train.training_data import open_test
 
 MAX_TASK_BYTES = 256 << 20
 """Largest size of the arrays that are given and sent to every rank, in bytes."""
@@ -100,8 +100,7 @@ def check_placeable(config: RunConfig) -> None:
     if config.run.run_dir is None:
         raise ConfigError(
             f"{mention('run.ranks', config.run.ranks)} needs a {mention('run.run_dir')} that all "
-            f"ranks see, from which they "
-            "begin",
+            "ranks see, from which they begin",
             "set it",
         )
     check_columns(config.run.n_ranks, config.run.center_ranks)
@@ -116,8 +115,7 @@ def check_placeable(config: RunConfig) -> None:
     if config.data.dask is not None:
         raise ConfigError(
             f"{mention('run.ranks', config.run.ranks)} reads on the ranks themselves, and "
-            f"{mention('data.dask')} names a "
-            "cluster to read on",
+            f"{mention('data.dask')} names a cluster to read on",
             "leave one of them out",
         )
 
@@ -137,9 +135,8 @@ def _check_absolute(config: RunConfig) -> None:
         path = local_path(url)
         if path is not None and not os.path.isabs(path):
             raise ConfigError(
-                f"{mention('run.ranks', config.run.ranks)} on a cluster: {url!r} is a path in "
-                f"this folder, "
-                "and its workers have their own",
+                f"{mention('run.ranks', config.run.ranks)} on a cluster: {url!r} is a path in this "
+                "folder, and its workers have their own",
                 "give an absolute path that all see, or a URL",
             )
 
@@ -201,15 +198,13 @@ def _packed(config: RunConfig, given: RunInputs) -> bytes:
     except Exception as error:
         raise ConfigError(
             f"{mention('run.ranks', config.run.ranks)}: the data or the kernel cannot travel to "
-            f"other "
-            f"processes: {error}",
+            f"other processes: {error}",
             "make it of things that can be pickled, or name stores in the settings",
         ) from error
     if len(packed) > MAX_TASK_BYTES:
         raise ConfigError(
             f"{mention('run.ranks', config.run.ranks)} would send {len(packed) >> 20} MiB of "
-            f"arrays to every "
-            f"rank, of at most {MAX_TASK_BYTES >> 20}",
+            f"arrays to every rank, of at most {MAX_TASK_BYTES >> 20}",
             "write them to a store (streamkern.ingest_store) and name that",
         )
     return packed
@@ -249,8 +244,7 @@ def with_rank_count(config: RunConfig, *, elsewhere: bool = False) -> RunConfig:
     if config.run.device not in ("auto", "gpu"):
         raise ConfigError(
             f"{mention('run.ranks', 'gpus')} computes on all GPUs, and "
-            f"{mention('run.device', config.run.device)} is "
-            "another",
+            f"{mention('run.device', config.run.device)} is another",
             "leave one of them out",
         )
     count = gpu_count()
@@ -273,8 +267,7 @@ def devices_of(config: RunConfig) -> Sequence[str]:
     if device not in ("auto", "gpu") or ranks > count:
         raise ConfigError(
             f"{mention('run.ranks', ranks)} with {mention('run.device', device)} on this machine "
-            f"would compute on fewer "
-            f"GPUs, of which it has {count}",
+            f"would compute on fewer GPUs, of which it has {count}",
             f"give {mention('run.ranks', 'gpus')}, or {mention('run.device', 'cpu')}",
         )
     return [f"gpu:{rank}" for rank in range(ranks)]

@@ -21,9 +21,10 @@ from streamkern.planning.sizes import Sizes
 from streamkern.rundir.checkpoint_format import checked_meta, checkpoint_errors
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.differences import difference
-from streamkern.train.resolve import ResolvedRun, RunInputs
-from streamkern.train.run_snapshot import recorded_run, sizes_of
-from streamkern.train.stored_centers import StoredCenters
+from streamkern.train.resolve.resolved_run import ResolvedRun
+from streamkern.train.resolve.run_inputs import RunInputs
+from streamkern.train.restart.run_snapshot import recorded_run, sizes_of
+from streamkern.train.restart.stored_centers import StoredCenters
 
 
 def run_record(run: ResolvedRun) -> dict[str, Any]:

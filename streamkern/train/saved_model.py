@@ -19,15 +19,15 @@ from streamkern.predict.calibration import Calibration, lacking
 from streamkern.rundir.checkpoint_format import Saved, checkpoint_errors
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.solver.posterior import Posterior
-from streamkern.train.early_stopping import kept_scores, scores_in
-from streamkern.train.evaluations import evaluations_in
-from streamkern.train.guard import LossCurve
-from streamkern.train.model import KernelModel, column_names
+from streamkern.train.loop.evaluations import evaluations_in
+from streamkern.train.loop.guard import LossCurve
+from streamkern.train.loop.step_loop import Kept, Result
+from streamkern.train.model.kernel_model import KernelModel, column_names
+from streamkern.train.resolve.early_stopping import kept_scores, scores_in
+from streamkern.train.restart.run_snapshot import RunSnapshot
+from streamkern.train.restart.scaling import save_scaling
 from streamkern.train.run_identity import library_versions
-from streamkern.train.run_snapshot import RunSnapshot
-from streamkern.train.scaling import save_scaling
-from streamkern.train.setup import accelerator_of, operator
-from streamkern.train.step_loop import Kept, Result
+from streamkern.train.setup.assemble import accelerator_of, operator
 
 # -- loading ---------------------------------------------------------------------------------------
 

@@ -21,19 +21,20 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.cluster import check_cluster, connect
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.transforms import MixUp, Transform
-from streamkern.train.callbacks import Callback, Callbacks
 from streamkern.train.continue_run import ParentId, continuing
-from streamkern.train.evaluations import EvaluationSchedule
-from streamkern.train.resolve import ResolvedRun, RunInputs, open_run
+from streamkern.train.loop.callbacks import Callback, Callbacks
+from streamkern.train.loop.evaluations import EvaluationSchedule
+from streamkern.train.resolve.resolved_run import ResolvedRun, open_run
+from streamkern.train.resolve.run_inputs import RunInputs
+from streamkern.train.resolve.training_data import checked_classes, open_test
+from streamkern.train.restart.run_snapshot import recorded_run, sizes_from
 from streamkern.train.run_identity import (
     as_recorded,
     check_same_run,
     recorded_sizes,
     run_record,
 )
-from streamkern.train.run_snapshot import recorded_run, sizes_from
 from streamkern.train.trainer import Trainer
-from streamkern.train.training_data import checked_classes, open_test
 
 
 def run_directory(config: RunConfig, *, writable: bool = True) -> RunDirectory:

@@ -26,7 +26,9 @@ from streamkern.predict.evaluation import format_metrics
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.sources.base import Source
 from streamkern.stream.sources.transforms import Scale, is_deterministic, transform_name
-from streamkern.train.callbacks import Callback, check_callbacks
+from streamkern.train.loop.callbacks import Callback, check_callbacks
+from streamkern.train.loop.sinks import sinks_of
+from streamkern.train.loop.step_loop import Result
 from streamkern.train.over_ranks import (
     RankNews,
     as_one_rank,
@@ -34,15 +36,14 @@ from streamkern.train.over_ranks import (
     train_over,
     with_rank_count,
 )
-from streamkern.train.parent_run import ParentRun
-from streamkern.train.resolve import ResolvedRun, RunInputs
+from streamkern.train.resolve.resolved_run import ResolvedRun
+from streamkern.train.resolve.run_inputs import RunInputs
+from streamkern.train.resolve.training_data import storage_options_for
+from streamkern.train.restart.parent_run import ParentRun
+from streamkern.train.restart.run_snapshot import recorded_run
 from streamkern.train.run_identity import check_same_run, run_record
-from streamkern.train.run_snapshot import recorded_run
 from streamkern.train.saved_model import load_result
-from streamkern.train.sinks import sinks_of
 from streamkern.train.start_run import opened_run, run_directory, started_trainer
-from streamkern.train.step_loop import Result
-from streamkern.train.training_data import storage_options_for
 
 __all__ = ["Result", "train"]
 
@@ -150,9 +151,8 @@ def _check_not_here(config: RunConfig, given: Mapping[str, Any]) -> None:
     named = [name for name, value in given.items() if value is not None]
     if named:
         raise ConfigError(
-            f"{mention('run.ranks', config.run.ranks)} trains in other processes, which "
-            f"{named[0]} would not "
-            "be of",
+            f"{mention('run.ranks', config.run.ranks)} trains in other processes, which {named[0]} "
+            "would not be of",
             "leave it out, or train with one rank",
         )
 
@@ -195,8 +195,7 @@ def _check_read_back(config: RunConfig, given: RunInputs) -> None:
     if unsaved is not None:
         raise ConfigError(
             f"{mention('run.ranks', config.run.ranks)}: {unsaved} is a function, which the run "
-            f"directory that "
-            "ranks go by does not keep",
+            "directory that ranks go by does not keep",
             "train with one rank",
         )
 

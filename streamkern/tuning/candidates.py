@@ -27,9 +27,10 @@ from streamkern.kernels.notation import bandwidths, in_settings
 from streamkern.planning.memory import default_budget
 from streamkern.solver.methods import find
 from streamkern.stream.sources.base import Source, target_bytes
-from streamkern.train.metric_mode import NO_ROOM, requested_metric_mode
-from streamkern.train.resolve import RunInputs, open_run
-from streamkern.train.training_data import Data, auto_epochs, with_epochs
+from streamkern.train.resolve.metric_mode import NO_ROOM, requested_metric_mode
+from streamkern.train.resolve.resolved_run import open_run
+from streamkern.train.resolve.run_inputs import RunInputs
+from streamkern.train.resolve.training_data import Data, auto_epochs, with_epochs
 from streamkern.tuning.holdout import HELD_OUT_PARTS_OF, MIN_ROWS, SearchSample, draw
 
 TUNING_ROWS, TUNING_SAMPLE_BYTES = 20_000, 512 << 20
@@ -226,8 +227,7 @@ def _sampled(config: RunConfig, data: Data, rows: int | None) -> SearchSample:
     elif min(rows, data.base.n_rows) * size > limit:
         raise ConfigError(
             f"{mention('rows', rows)} of {size_text(size)} need {size_text(2 * rows * size)}, "
-            f"which is more "
-            f"than half of the memory",
+            "which is more than half of the memory",
             f"take at most {limit // size} or raise {mention('run.memory')}",
         )
     return draw(data, rows, config.run.random_state)

@@ -22,7 +22,7 @@ from streamkern.stream.sources.class_sampling import BalancedSource
 from streamkern.stream.sources.mixture import MixtureSource, stored_rows
 from streamkern.stream.sources.sampling import MANY_UNITS, origins_of, sample_rows
 from streamkern.stream.sources.transforms import transform_name
-from streamkern.train.training_data import Data
+from streamkern.train.resolve.training_data import Data
 
 TUNING_SAMPLE_STAGE, SPLIT_STAGE = 31, 32
 MIN_ROWS = 5

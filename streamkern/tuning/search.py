@@ -20,7 +20,7 @@ The result carries over to the run on all data as follows:
   rescaling. The best ridge falls as n grows, so the one found is an upper bound for the run.
 - Settings that were left open, "auto", stay open if they are kept: the run finds its own.
 - A metric that is left open is learned, or not, in every training as the run would with this
-  kernel and an open bandwidth (`train.metric_mode`), and the best settings record the choice: a
+  kernel and an open bandwidth (`resolve.metric_mode`), and the best settings record the choice: a
   bandwidth refers to distances in this metric.
 - Errors are those of a model with few centers on few rows, and not those of the run.
 """
@@ -43,9 +43,9 @@ from streamkern.config.toml import toml
 from streamkern.kernels import notation
 from streamkern.solver.method import Report
 from streamkern.stream.sources.base import Source
-from streamkern.train.given_arrays import open_metric
+from streamkern.train.resolve.given_arrays import open_metric
+from streamkern.train.resolve.training_data import Data, open_data
 from streamkern.train.run_identity import array_identity
-from streamkern.train.training_data import Data, open_data
 from streamkern.tuning.candidates import (
     Candidates,
     FixedSizes,

@@ -10,24 +10,24 @@ from hypothesis import strategies as st
 
 from streamkern.basics import errors
 from streamkern.basics.errors import ConfigError, MemoryBudgetError, StreamkernError
-from streamkern.basics.message import Mention, mention, mentions, render
+from streamkern.basics.message import Mention, mention, mentions, render_message
 from streamkern.basics.warning import warn, warnings_completed
 
 USER_TEXT = st.text().filter(lambda text: not set(text) & set("\u2062\u2064"))
 
 
 def test_a_mention_reads_as_in_python_by_default() -> None:
-    assert render(f"{mention('solver.level', 5)} is") == "solver.level=5 is"
-    assert render(f"give {mention('y=')}") == "give y="
-    assert render(mention("run.memory")) == "run.memory"
-    assert render(mention("kernel", "laplace")) == "kernel='laplace'"
-    assert render(mention("x", ["a", "b"])) == "x=['a', 'b']"
-    assert render(mention("memory=1 MiB")) == "memory=1 MiB"
+    assert render_message(f"{mention('solver.level', 5)} is") == "solver.level=5 is"
+    assert render_message(f"give {mention('y=')}") == "give y="
+    assert render_message(mention("run.memory")) == "run.memory"
+    assert render_message(mention("kernel", "laplace")) == "kernel='laplace'"
+    assert render_message(mention("x", ["a", "b"])) == "x=['a', 'b']"
+    assert render_message(mention("memory=1 MiB")) == "memory=1 MiB"
 
 
 @given(USER_TEXT, USER_TEXT, st.text())
 def test_text_of_the_user_is_never_reworded(before: str, after: str, value: str) -> None:
-    said = render(f"{before}{mention('n_centers', value)}{after}", lambda k: k.name.upper())
+    said = render_message(f"{before}{mention('n_centers', value)}{after}", lambda k: k.name.upper())
     assert said == f"{before}N_CENTERS{after}"
     [found] = mentions(f"{before}{mention('n_centers', value)}{after}")
     assert found.name == "n_centers"
@@ -69,7 +69,7 @@ def test_a_warning_keeps_its_message_for_other_words() -> None:
     [warning] = caught
     assert str(warning.message) == "run.threads=2 is less than it could be (so)"
     message = warning.message.message  # type: ignore[union-attr]
-    assert render(message, lambda k: "--threads 2").startswith("--threads 2 is less")
+    assert render_message(message, lambda k: "--threads 2").startswith("--threads 2 is less")
 
 
 def test_an_error_can_be_completed() -> None:

@@ -22,7 +22,9 @@ from streamkern.basics.randomness import (
     words,
 )
 from streamkern.centers import balanced, random_rows
-from streamkern.train import intercept, scaling, setup_rows
+from streamkern.train import intercept
+from streamkern.train.restart import scaling
+from streamkern.train.setup import setup_rows
 from streamkern.tuning import holdout
 from tests.strategies import epochs, row_ids, seeds, splits
 

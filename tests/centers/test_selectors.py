@@ -37,8 +37,8 @@ from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import GaussianNoise, RandomFlip, Scale, host_transform
 from streamkern.stream.sources.user import GeneratorSource
-from streamkern.train import choose_centers
-from streamkern.train.resolve import ResolvedRun
+from streamkern.train.resolve.resolved_run import ResolvedRun
+from streamkern.train.setup import choose_centers
 from tests import reference as ref
 from tests import runs
 from tests.plans import PLAIN

@@ -26,7 +26,7 @@ from streamkern.cli.report import _answers
 from streamkern.filesystem.urls import open_objects
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.train import progress
+from streamkern.train.loop import progress
 from tests.browser import COMMAND, open_page
 from tests.faults import flip_bit, tree
 from tests.s3server import SECRET, S3Server

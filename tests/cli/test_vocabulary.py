@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import streamkern as sk
-from streamkern.basics.message import mention, render
+from streamkern.basics.message import mention, render_message
 from streamkern.cli import main
 from streamkern.cli.vocabulary import SETTING_OPTIONS, CommandWords
 from streamkern.config.names import PARAMETER_SETTINGS, parameter_words
@@ -110,7 +110,7 @@ def test_a_mistake_is_answered_in_the_words_of_its_place(
 def test_settings_are_written_as_they_can_be_given(
     words: tuple[str, ...], mentioned: str, said: str
 ) -> None:
-    assert render(mentioned, CommandWords(main._options_of(["train"]), words)) == said
+    assert render_message(mentioned, CommandWords(main._options_of(["train"]), words)) == said
 
 
 def test_parameters_of_the_library_are_options_of_the_command() -> None:
@@ -123,16 +123,19 @@ def test_parameters_of_the_library_are_options_of_the_command() -> None:
         (mention("calibrate", True), "--set run.calibrate=true"),
         (mention("n_centers", 5), "--set model.n_centers=5"),
     ):  # fmt: skip
-        assert render(mentioned, words) == said
-        assert render(mentioned, CommandWords(main._options_of(["--version"]))) == render(mentioned)
+        assert render_message(mentioned, words) == said
+        assert render_message(
+            mentioned, CommandWords(main._options_of(["--version"]))
+        ) == render_message(mentioned)
 
 
 def test_settings_are_parameters_of_the_estimators() -> None:
     for name, path in PARAMETER_SETTINGS.items():
         assert (
-            render(f"{mention(path)}, {mention(path, 3)}", parameter_words) == f"{name}, {name}=3"
+            render_message(f"{mention(path)}, {mention(path, 3)}", parameter_words)
+            == f"{name}, {name}=3"
         )
-    assert render(mention("data.train"), parameter_words) == "data.train"
+    assert render_message(mention("data.train"), parameter_words) == "data.train"
 
 
 def test_a_false_option_of_a_command_is_said_as_it_can_be_given(

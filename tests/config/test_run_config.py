@@ -28,7 +28,7 @@ from streamkern.config.rules import FOREIGN_KERNEL_NAMES as WORDS_ELSEWHERE
 from streamkern.config.run_config import FREE_AT_RESUME, ExecutionConfig, RunConfig, load_run_file
 from streamkern.config.solver import SOLVER_OPTIONS, SolverConfig, options_of
 from streamkern.filesystem.engines import _refuse_unknown
-from streamkern.train.resolve import open_run
+from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.run_identity import difference
 
 SECRET = "hunter2/and+more"

@@ -44,7 +44,7 @@ from streamkern.basics.errors import DivergenceError, RunError, TrainingInterrup
 from streamkern.basics.progress import Line
 from streamkern.kernels.builtin import Kernel
 from streamkern.rundir.run_log import read_log
-from streamkern.train import resolve
+from streamkern.train.resolve import resolved_run
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
@@ -440,7 +440,7 @@ def test_later_blocks_are_computed_with_what_the_first_was(monkeypatch: pytest.M
         used.append(backend.accelerator)
         return backend
 
-    monkeypatch.setattr(resolve, "get_backend", noted)
+    monkeypatch.setattr(resolved_run, "get_backend", noted)
     model = KernelRegressor(**SMALL).partial_fit(X, Y)
     monkeypatch.setattr(devices, "WORTH_COMPILING", 0.0)
     model.partial_fit(X, Y)

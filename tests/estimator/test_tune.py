@@ -18,7 +18,7 @@ from sklearn.model_selection import train_test_split
 
 import streamkern as sk
 from streamkern.kernels import notation
-from streamkern.train.training_data import open_data
+from streamkern.train.resolve.training_data import open_data
 from streamkern.tuning.candidates import Candidates, FixedSizes
 from streamkern.tuning.metrics import OF_CLASSES, OF_VALUES, probabilities
 

@@ -40,7 +40,7 @@ from streamkern.kernels.builtin import (
     get_kernel,
 )
 from streamkern.kernels.products import KernelOperator
-from streamkern.train.precision import resolve_precision
+from streamkern.train.resolve.precision import resolve_precision
 from streamkern.train.saved_model import load_model
 from tests import runs
 from tests.maths import Array, Quartic, both, rows

@@ -11,13 +11,13 @@ import numpy as np
 
 import streamkern as sk
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.train.stored_centers import stored_centers
+from streamkern.train.restart.stored_centers import stored_centers
 from tests.remedies import FRAME, Do, Remedy, X, Y
 from tests.remedies.training import Ending, trained
 
 COVERED = (
-    "train/continue_run.py", "train/initial_weights.py", "train/parent_run.py",
-    "train/run_identity.py", "train/run_snapshot.py", "train/stored_centers.py",
+    "train/continue_run.py", "train/initial_weights.py", "train/restart/parent_run.py",
+    "train/run_identity.py", "train/restart/run_snapshot.py", "train/restart/stored_centers.py",
 )  # fmt: skip
 
 BLOCK: dict[str, Any] = {"solver.name": "block", "data.epochs": 2}

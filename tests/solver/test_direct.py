@@ -30,7 +30,7 @@ from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.transforms import GaussianNoise, Scale
 from streamkern.stream.sources.user import GeneratorSource
 from streamkern.train.online import Online
-from streamkern.train.resolve import RunInputs
+from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.saved_model import load_model
 from tests import reference as ref
 from tests.maths import (

@@ -17,7 +17,8 @@ from streamkern.basics.errors import ConfigError
 from streamkern.config.solver import options_of
 from streamkern.solver.methods import METHODS as BY_NAME
 from streamkern.stream.sources.arrays import ArraySource
-from streamkern.train.resolve import RunInputs, open_run
+from streamkern.train.resolve.resolved_run import open_run
+from streamkern.train.resolve.run_inputs import RunInputs
 from tests import reference as ref
 from tests.maths import Array
 from tests.runs import FOURIER, METHODS, array_source, arrays, finished, settings, stream

@@ -20,7 +20,7 @@ from streamkern.solver.method import Setup
 from streamkern.stream.feed import Feed
 from streamkern.stream.loader import Loader
 from streamkern.stream.sources.arrays import ArraySource
-from streamkern.train import resolve as opening
+from streamkern.train.resolve import resolved_run as opening
 from streamkern.train.train import train
 from tests.maths import GRID, IN_PLACE, RIDGED, SOLVERS, Case, both, make_case, operator, rows
 from tests.plans import solver_settings

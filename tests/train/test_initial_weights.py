@@ -19,13 +19,14 @@ from streamkern.config.run_config import RunConfig
 from streamkern.rundir import checkpoint_format
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.initial_weights import load_warm_start
-from streamkern.train.parent_run import ParentRun
-from streamkern.train.rank_coordinator import RankCoordinator
+from streamkern.train.loop.rank_coordinator import RankCoordinator
+from streamkern.train.loop.step_loop import StepLoop
 from streamkern.train.rank_work import prepare_run
-from streamkern.train.resolve import RunInputs, open_run
+from streamkern.train.resolve.resolved_run import open_run
+from streamkern.train.resolve.run_inputs import RunInputs
+from streamkern.train.restart.parent_run import ParentRun
+from streamkern.train.restart.stored_centers import CentersTarget, StoredCenters
 from streamkern.train.start_run import run_directory, started_trainer
-from streamkern.train.step_loop import StepLoop
-from streamkern.train.stored_centers import CentersTarget, StoredCenters
 from streamkern.train.train import open_continued, train
 from tests import rank_runs as runs
 from tests.rank_threads import on_threads

@@ -25,9 +25,9 @@ from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import GaussianNoise, MixUp
 from streamkern.stream.sources.user import GeneratorSource
 from streamkern.stream.target_scale import TargetScale
-from streamkern.train.parent_run import ParentRun
+from streamkern.train.restart.parent_run import ParentRun
+from streamkern.train.restart.scaling import target_scale
 from streamkern.train.saved_model import load_model
-from streamkern.train.scaling import target_scale
 from tests import reference as ref
 from tests.maths import Array
 from tests.runs import METHODS, brute_force, final, finished, settings, stopped

@@ -24,13 +24,15 @@ from streamkern.cli import main
 from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.train import over_ranks, progress, rank_coordinator
+from streamkern.train import over_ranks
+from streamkern.train.loop import progress, rank_coordinator
+from streamkern.train.loop.rank_coordinator import RankCoordinator, format_rank_figures
+from streamkern.train.loop.step_loop import StepLoop
 from streamkern.train.over_ranks import RankNews, devices_of, train_over, with_rank_count
-from streamkern.train.rank_coordinator import RankCoordinator, format_rank_figures
 from streamkern.train.rank_work import prepare_run, train_rank
-from streamkern.train.resolve import RunInputs, open_run
+from streamkern.train.resolve.resolved_run import open_run
+from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.saved_model import load_result
-from streamkern.train.step_loop import StepLoop
 from streamkern.train.train import train
 from tests.rank_threads import on_threads
 

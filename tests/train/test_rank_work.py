@@ -16,11 +16,12 @@ from streamkern.basics.errors import ConfigError, TrainingInterrupted
 from streamkern.basics.stop import StopRequest
 from streamkern.config.run_config import RunConfig
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.train.rank_coordinator import RankCoordinator
+from streamkern.train.loop.rank_coordinator import RankCoordinator
+from streamkern.train.loop.step_loop import StepLoop
 from streamkern.train.rank_work import prepare_run
-from streamkern.train.resolve import RunInputs, open_run
+from streamkern.train.resolve.resolved_run import open_run
+from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.start_run import run_directory, started_trainer
-from streamkern.train.step_loop import StepLoop
 from streamkern.train.train import train
 from streamkern.train.trainer import Trainer
 from tests import rank_runs as runs

@@ -33,7 +33,7 @@ import ctypes, gc, json, sys
 from pathlib import Path
 import dask, sklearn.utils.validation  # all imports come before the baseline
 from streamkern.config.run_config import RunConfig
-from streamkern.train.resolve import open_run
+from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.train import train
 
 def status(key):

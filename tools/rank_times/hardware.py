@@ -2,7 +2,7 @@
 
 Those of one H100 were measured (`costs`), those of networks and of nodes of processors were not:
 they are round numbers of what such hardware reaches in practice, a half to nine tenths of what its
-makers print. A machine that is measured takes its speeds from `train.speeds` instead.
+makers print. A machine that is measured takes its speeds from `setup.speeds` instead.
 """
 
 from __future__ import annotations

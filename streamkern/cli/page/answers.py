@@ -13,7 +13,7 @@ from streamkern.cli.page.html import NO_HTML, Html, html_table, joined_html, tag
 from streamkern.cli.page.sections import count, run_label, section
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.sampling import sample_rows
-from streamkern.train.model import KernelModel
+from streamkern.train.model.kernel_model import KernelModel
 
 SHOWN_ROWS, SHOWN_UNITS, ANSWERS_STAGE = 2000, 16, 44
 SHOWN_POINTS, SHOWN_CLASSES = 500, 20

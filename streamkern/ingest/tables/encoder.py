@@ -192,8 +192,8 @@ def check_encoder(
     if encoder is None:
         raise DataError(
             f"{where} holds numbers, and the columns wanted are those of an encoded table",
-            f"give "
-            f"the table as it is, or ingest it with {mention('like=')} and the store trained on",
+            f"give the table as it is, or ingest it with {mention('like=')} and the store trained "
+            "on",
         )
     if json_digest(dict(encoder)) != json_digest(dict(wanted)):
         raise DataError(

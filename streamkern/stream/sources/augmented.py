@@ -49,8 +49,7 @@ class AugmentedSource(DerivedSource):
         if self.n_units > MAX_UNITS:
             raise ConfigError(
                 f"{mention('copies', copies)} makes {self.n_units} units of rows in an epoch, "
-                f"{MAX_UNITS} are "
-                "allowed",
+                f"{MAX_UNITS} are allowed",
                 "lower copies, and raise epochs instead",
             )
         if base.strata is not None and not self._replicas:

@@ -284,9 +284,8 @@ def _check(base: BaseSource) -> None:
         )
     if stored_rows(base) is not base:
         raise ConfigError(
-            f"class_sampling cannot be used with the shares of a mixture "
-            f"({mention('data.weights')}), or below "
-            "copies",
+            "class_sampling cannot be used with the shares of a mixture "
+            f"({mention('data.weights')}), or below copies",
             "leave one of them out",
         )
     if host_transforms(base) or not same_rows(base):

@@ -93,8 +93,7 @@ def _leaves(source: BaseSource, purpose: SplitPurpose) -> Iterator[BaseSource]:
         if source.weights is not None:
             raise ConfigError(
                 f"{purpose.setting} cannot be used with the shares of a mixture "
-                f"({mention('data.weights')}), "
-                "which rows set aside would not have",
+                f"({mention('data.weights')}), which rows set aside would not have",
                 "leave one of them out",
             )
         _check_copies_alone(source, purpose.setting)

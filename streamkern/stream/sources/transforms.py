@@ -142,8 +142,8 @@ class Scale:
         if mean is None or scale is None:
             raise ConfigError(
                 f'scale mode="{self.mode}" needs statistics and this source has none',
-                f"give mean= "
-                f"and {mention('scale=')}, or ingest the data into a store, which keeps them",
+                f"give mean= and {mention('scale=')}, or ingest the data into a store, which keeps "
+                "them",
             )
         shape = data.row_shape if self.mode == "feature" else ()
         mean, scale = np.asarray(mean, np.float64), np.asarray(scale, np.float64)

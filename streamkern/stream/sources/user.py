@@ -334,9 +334,8 @@ class GeneratorSource(BaseSource):
             if not np.array_equal(first, second, equal_nan=floats):
                 raise DataError(
                     f"{where} has other values in a second call",
-                    "make them of the seed, the epoch "
-                    "and the numbers of the rows alone, as by streamkern.RowRandom(np, seed, "
-                    "epoch, 0, np.arange(start, stop))",
+                    "make them of the seed, the epoch and the numbers of the rows alone, as by "
+                    "streamkern.RowRandom(np, seed, epoch, 0, np.arange(start, stop))",
                 )
 
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
@@ -359,8 +358,8 @@ class GeneratorSource(BaseSource):
         if X.shape != (rows, *self.row_shape) or X.dtype != self.dtype:
             raise DataError(
                 f"{where} gave X {X.shape} {X.dtype}",
-                f"give {(rows, *self.row_shape)} {self.dtype}, "
-                f"or correct row_shape= or {mention('dtype=')}",
+                f"give {(rows, *self.row_shape)} {self.dtype}, or correct row_shape= or "
+                f"{mention('dtype=')}",
             )
         check_finite(X, f"X of {where}", start)
         if self.classes is not None:
