@@ -304,8 +304,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
             return None
         if self.solver in SOLVER_OPTIONS and "warm_start" not in options_of(self.solver):
             raise ConfigError(
-                f"{mention('warm_start', True)} is not defined for solver {self.solver!r}, which "
-                f"has no start",
+                f"{mention('warm_start', True)} is not defined for solver {self.solver!r}",
                 "leave it out, or use another solver",
             )
         if self.run_dir is not None:

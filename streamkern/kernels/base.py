@@ -240,15 +240,12 @@ class _Composite(Kernel):
         if any(part.is_open for part in parts):
             raise ConfigError(
                 f"{self!r} has a part with {mention('bandwidth', 'auto')}",
-                "give the part a number, or give the "
-                'whole as a table: {"kind": "sum", "parts": ["laplace", "gaussian"]}',
+                'give it a number, or a table: {"kind": "sum", "parts": ["laplace", "gaussian"]}',
             )
         geometries = {part.geometry for part in parts}
         if "l1" in geometries and len(geometries) > 1:
-            raise ConfigError(
-                f"{self!r} mixes kernels of the L1 distance with others, which share no tile",
-                "combine them with kernels of the L1 distance only",
-            )
+            mixed = f"{self!r} mixes kernels of the L1 distance with others, which share no tile"
+            raise ConfigError(mixed, "combine them with kernels of the L1 distance only")
         if any(type(part).columns is not Kernel.columns for part in parts):
             raise ConfigError(f"{self!r} has a part with columns of its own", "leave that part out")
         self.geometry = "inner" if "inner" in geometries else parts[0].geometry
@@ -262,9 +259,9 @@ class _Composite(Kernel):
                 and np.array_equal(part.metric, first)
             )  # fmt: skip
             if not same:
+                mixed = f"{self!r} has parts of different metrics, which share no tile"
                 raise ConfigError(
-                    f"{self!r} has parts of different metrics, which share no tile",
-                    "give all of them the same, or the whole one by with_metric",
+                    mixed, "give all of them the same, or the whole one by with_metric"
                 )
         self._set_metric(first)
         texts = [self._text(part) for part in parts]
@@ -317,9 +314,8 @@ class Sum(_Composite):
     def __init__(self, parts: Sequence[Kernel], weights: Sequence[float] | None = None) -> None:
         given = [1.0] * len(parts) if weights is None else weights
         if not isinstance(given, list | tuple) or len(given) != len(parts):
-            raise ConfigError(
-                f"{mention('weights', weights)} must be a list of {len(parts)}, one for a part"
-            )
+            rule = f"must be a list of {len(parts)}, one for a part"
+            raise ConfigError(f"{mention('weights', weights)} {rule}")
         self.weights = tuple(positive_parameter("weights", weight, zero=True) for weight in given)
         if given and not any(self.weights):
             raise ConfigError(f"{mention('weights', weights)} are all 0", "give one above 0")

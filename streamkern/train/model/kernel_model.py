@@ -180,8 +180,7 @@ class KernelModel:
             return
         good = np.isfinite(self.backend.to_host(F)).all(axis=1)
         raise DataError(
-            f"row {int(block.row_ids[int(np.argmin(good))])} is too large for {self.op.dtype}: "
-            f"distances to it overflow",
+            f"row {block.row_ids[np.argmin(good)]} is too large for {self.op.dtype} (it overflows)",
             f"correct it, or train with {mention('precision', 'float64')}",
         )
 
@@ -258,9 +257,8 @@ class KernelModel:
         if not seen.all():
             raise DataError(
                 f"row {int(np.argmin(seen))} of {n} is not in the data: the numbers of its rows "
-                "are damaged",
-                "ingest it again",
-            )
+                "are damaged", "ingest it again",
+            )  # fmt: skip
         return out
 
     def predict_to(
