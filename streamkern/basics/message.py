@@ -50,7 +50,8 @@ def mention(name: str, value: object = _NO_VALUE) -> str:
     text = name
     if value is not _NO_VALUE:
         as_code = isinstance(value, str | bytes | list | tuple | dict | set)
-        text = f"{name}={value!r}" if as_code else f"{name}={value}"
+        number = f"{value:.12g}" if isinstance(value, float) else value
+        text = f"{name}={value!r}" if as_code else f"{name}={number}"
     return f"{_OPEN}{text.replace(_OPEN, '').replace(_CLOSE, '')}{_CLOSE}"
 
 

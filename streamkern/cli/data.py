@@ -279,7 +279,7 @@ def augment_command(
 
 _AUGMENT_OPTIONS = {
     "data.copies": "--copies", "data.weights": "--weights", "data.prefetch_threads": "--threads",
-    "data.train": "inputs",
+    "data.train": "the list of inputs",
 }  # fmt: skip
 """Settings of a run -> arguments of `augment_command`."""
 

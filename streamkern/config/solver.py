@@ -140,11 +140,12 @@ class SolverConfig(Table):
             none = name == "ridge" and value == 0
             if name != "name" and name not in allowed and not none:
                 shown = "" if name == "warm_start" else f"={json.dumps(value)}"  # hides a URL
-                others = [f'"{each}"' for each, taken in SOLVER_OPTIONS.items() if name in taken]
+                others = [
+                    mention("solver.name", each)
+                    for each, taken in SOLVER_OPTIONS.items() if name in taken
+                ]  # fmt: skip
                 remedies = [f"leave it {'out' if default is None else 'at ' + json.dumps(default)}"]
-                remedies += (
-                    [f"give {mention('solver.name=' + ' or '.join(others))}"] if others else []
-                )
+                remedies += [f"give {' or '.join(others)}"] if others else []
                 raise ConfigError(
                     f"{mention(f'solver.{name}{shown}')} is not defined for solver {self.name!r}",
                     f"{', or '.join(remedies)}",
@@ -170,8 +171,7 @@ class SolverConfig(Table):
         if self.name == "eigenpro1" and self.damping != "auto" and self.damping > 1:
             raise ConfigError(
                 f"{mention('solver.damping', self.damping)} must be at most 1 with "
-                f"{mention('solver.name=')}"
-                f'"{self.name}", where it is the factor tau',
+                f"{mention('solver.name', self.name)}, where it is the factor tau",
                 "lower it",
             )
         return self

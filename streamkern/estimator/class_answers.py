@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError
-from streamkern.basics.message import mention
+from streamkern.basics.message import mention, render_message
 from streamkern.estimator.fitted import FittedAttribute
 from streamkern.estimator.labels import HALF, Labels
 from streamkern.estimator.predicting import Predicting, from_one_fit
@@ -37,7 +37,7 @@ class _WithProbabilities:
         elif estimator.calibrate is not True:
             raise AttributeError(
                 f"{self._method.__name__} needs a fitted model; call fit first, with "
-                f"{mention('calibrate', True)} to be sure of probabilities"
+                "calibrate=True to be sure of probabilities"
             )
         return MethodType(self._method, estimator)
 
@@ -52,7 +52,7 @@ def _probabilities_of(estimator: Any) -> Probabilities:
         )
     known = fitted.calibration
     if known is None or known.probabilities is None:
-        raise AttributeError(f"predict_proba needs {estimator._lacking}")
+        raise AttributeError(f"predict_proba needs {render_message(estimator._lacking)}")
     made: Probabilities = known.probabilities
     return made
 

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.utils import Bunch
 
-from streamkern.basics.message import mention
 from streamkern.estimator.files import temporary_stores
 from streamkern.estimator.fitted import Schema
 from streamkern.estimator.predicting import Predicting, from_one_fit
@@ -50,7 +49,7 @@ class FeatureImportances(Predicting):
         if metric is None:
             raise AttributeError(
                 f"{name} are those of a metric, and this model has no metric; use "
-                f"permutation_importances, or fit with {mention('metric', 'learn')}, which may "
+                "permutation_importances, or fit with metric='learn', which may "
                 "find that none is better"
             )
         return importances(metric)

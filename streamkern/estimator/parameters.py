@@ -215,7 +215,7 @@ _OF_SCIKIT_LEARN = {
     "RBF": "Gaussian(length_scale)",
     "RationalQuadratic": "Cauchy(sqrt(2) * length_scale) for alpha of 1",
     "Matern": "Laplace, Matern32 or Matern52(length_scale) for nu of 0.5, 1.5 or 2.5",
-    "DotProduct": 'kernel="linear"', "Sum": "a sum of our kernels", "Product": "a product of ours",
+    "DotProduct": "kernel='linear'", "Sum": "a sum of our kernels", "Product": "a product of ours",
 }  # fmt: skip
 
 

@@ -168,7 +168,7 @@ class Predicting(Parameters):
             raise ConfigError(
                 f"{mention('transform', transform)} is for transformers, and {type(self).__name__} "
                 "has no transform",
-                'give predict="pandas" for predictions with the index of X',
+                "give predict='pandas' for predictions with the index of X",
             )
         if predict not in (None, *OUTPUTS):
             raise ConfigError(f"predict={predict!r} must be one of {some(OUTPUTS)}")

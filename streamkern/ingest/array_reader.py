@@ -156,7 +156,7 @@ def requested_names(request: ReadRequest, where: str) -> list[str]:
             given = name if isinstance(name, int | list | tuple) else type(name).__name__
             frame = "; if each array is a column, give a data frame of them in place of the file"
             raise ConfigError(
-                f"{mention(what, given)} must be the name of an array of {where}"
+                f"{mention(f'{what}={given}')} must be the name of an array of {where}"
                 f"{frame if isinstance(name, list | tuple) else ''}"
             )
     return request.arrays

@@ -361,7 +361,7 @@ class CsvReader(Reader):
 
     def _blame(self, fields: Sequence[str], location: str) -> NoReturn:
         """Raise for the first field that should be a number and is not."""
-        way = 'encode="auto"' if self.has_cells else f"a header or {mention('names=')}"
+        way = mention("encode", "auto") if self.has_cells else f"a header or {mention('names=')}"
         for k in self._features:
             if is_padded(fields[k]):
                 rule = ", a number with zeros before it, as codes have; write it without them"

@@ -11,14 +11,12 @@ from typing import Any, Concatenate, ParamSpec
 import numpy as np
 
 from streamkern.basics.errors import ConfigError
-from streamkern.basics.message import mention
 
 _P = ParamSpec("_P")
 _ELSEWHERE = {
     **dict.fromkeys(("sigma", "length_scale", "lengthscale", "width", "scale", "bw"),
-                    f"give it as {mention('bandwidth=')}"),
-    "gamma": f"give {mention('bandwidth=')}: 1 / sqrt(2 * gamma) for the Gaussian exp(-gamma |x - "
-    f"z|^2), and "
+                    "give it as bandwidth="),
+    "gamma": "give bandwidth=: 1 / sqrt(2 * gamma) for the Gaussian exp(-gamma |x - z|^2), and "
              "1 / gamma for exp(-gamma |x - z|)",
     "nu": "give Laplace, Matern32 or Matern52 for nu of 0.5, 1.5 or 2.5",
     "coef0": "give it as c0=",

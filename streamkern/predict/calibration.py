@@ -205,10 +205,9 @@ def lacking(meta: Mapping[str, Any]) -> str:
 
     meta : of the setup of its run
     """
-    why = (
-        meta.get("uncalibrated")
-        or f"or its run has not ended; train it with {mention('calibrate', True)}"
-    )
+    why = meta.get("uncalibrated") or "or its run has not ended; train it with calibrate=True"
+    for text, value in (("calibrate=True", True), ('calibrate="auto"', "auto")):
+        why = why.replace(text, mention("calibrate", value))  # it is recorded in plain text
     return f"rows that were set aside in training, and of this model none were, {why}"
 
 

@@ -57,7 +57,7 @@ def continuing(
             f"{mention('run_dir', directory.place)} is the run that is continued, which stays as "
             f"it is",
             "give the new one its own, such as "
-            f"{mention('run_dir', directory.place.rstrip('/'))}-2",
+            f"{mention('run_dir', directory.place.rstrip('/') + '-2')}",
         )
     config = _warm_started(config, place, given)
     if recorded is None:

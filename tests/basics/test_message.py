@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import pickle
 import warnings
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+import streamkern
 from streamkern.basics import errors
 from streamkern.basics.errors import ConfigError, MemoryBudgetError, StreamkernError
 from streamkern.basics.message import Mention, mention, mentions, render_message
@@ -76,3 +79,16 @@ def test_an_error_can_be_completed() -> None:
     for error in (ConfigError("a"), ConfigError("a", "b")):
         error.append(" (c)")
         assert str(error) in ("a (c)", "a; b (c)")
+
+
+def test_only_errors_of_the_package_and_warnings_mention_settings() -> None:
+    """Others would show the marks around a mention, as nothing renders their messages."""
+    ours = {name for name, value in vars(errors).items() if isinstance(value, type)}
+    for path in Path(streamkern.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+                mentioned = any(
+                    isinstance(each, ast.Name) and each.id == "mention" for each in ast.walk(node)
+                )
+                raised = ast.unparse(node.exc.func)
+                assert not mentioned or raised in ours or not raised[0].isupper(), (path, raised)

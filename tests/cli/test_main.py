@@ -513,7 +513,7 @@ def test_remedies_are_in_the_words_of_the_command_line(
     made = ["ingest", tmp_path / "t.csv", out]
     for words, said in (
         ([*made, "--y", "z"], "name those you mean with --x and --y"),
-        ([*made, "--y", "d", "--memory", "1 MiB"], "--memory 1 MiB is less than 16 chunks"),
+        ([*made, "--y", "d", "--memory", "1 MiB"], "--memory '1 MiB' is less than 16 chunks"),
         ([*made, "--y", "d", "--targets", "labels"], "--targets labels is unknown"),
         (["ingest", tmp_path / "t.npz", out, "--x", "Z"], "name them with --x and --y"),
         (["info", stores / "train.zarr", "--x", "Z"], "or pass --foreign to"),
@@ -701,7 +701,7 @@ def test_augment_is_the_library_function(run: Run, stores: Path, tmp_path: Path)
         (["--transform", '{kind = "noise"}'], "--transform number 1.sigma is missing"),
         (["--transform", '{kind = "blur"}'], "must be a table with kind = one of"),
         (["--weights", "a,b"], "--weights 'a,b' must be numbers with commas"),
-        (["--weights", "1,2"], "--weights has 2 numbers for 1 input"),
+        (["--weights", "1,2"], "--weights has 2 numbers for 1 stores in the list of inputs"),
         (["--threads", "0"], "--threads 0 must be"),
         (["--dtype", "int3"], "--dtype int3 is no dtype"),
         (["--memory", "none"], "--memory none must be"),

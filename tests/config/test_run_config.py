@@ -511,7 +511,7 @@ def test_a_bad_transform_is_named_by_its_place(transform: object, said: str) -> 
 @pytest.mark.parametrize(
     ("tables", "said"),
     [
-        ({"model": {"centers": "all", "n_centers": 9}}, r'n_centers=9 contradicts .*centers="all"'),
+        ({"model": {"centers": "all", "n_centers": 9}}, r"n_centers=9 contradicts .*centers='all'"),
         (
             {"solver": {"name": "eigenpro4", "level": 50, "n_nystrom": 50}},
             "solver.level=50 must lie between .*lower",
@@ -522,7 +522,7 @@ def test_a_bad_transform_is_named_by_its_place(transform: object, said: str) -> 
         ({"solver": {"name": "eigenpro3", "damping": 0.1}}, "damping=0.1 is not defined"),
         (
             {"solver": {"name": "direct", "period": 2}},
-            "period=2 is .*name=.eigenpro3. or .eigenpro4.$",
+            "period=2 is .*name=.eigenpro3. or .*name=.eigenpro4.$",
         ),
         (
             {"solver": {"name": "falkon", "average": False}},

@@ -586,7 +586,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"centers": np.ones((5, 3))}, r"centers have rows of shape \(3,\)"),
     ({"centers": np.ones(4)}, r"centers have shape \(4,\)"),
     ({"centers": X[:5], "n_centers": 6}, "n_centers=6 but centers holds 5 rows"),
-    ({"centers": "all", "n_centers": 6}, 'n_centers=6 contradicts centers="all"'),
+    ({"centers": "all", "n_centers": 6}, "n_centers=6 contradicts centers='all'"),
     ({"centers": "nowhere.npy"}, "no array of centers at nowhere.npy"),
     ({"transforms": [{"kind": "blur"}]}, "kind='blur'; use one of"),
     ({"transforms": [3]}, "transform 3 is not callable"),

@@ -65,7 +65,7 @@ def test_several_files_are_stored_in_what_holds_all_of_them(
     "second", [WIDE, WIDE.astype(np.float32), np.array([[70_000], [1]])], ids=lambda k: k.dtype.name
 )
 def test_a_block_that_does_not_fit_what_the_first_one_settled_is_refused(second: Any) -> None:
-    with pytest.raises(DataError, match=rf'row 2 is {second.dtype}.*float16.*dtype="float\d\d"'):
+    with pytest.raises(DataError, match=rf"row 2 is {second.dtype}.*float16.*dtype='float\d\d'"):
         stored(halves(NARROW, second))
 
 

@@ -267,7 +267,7 @@ def test_an_open_bandwidth_is_filled_in_where_a_kernel_is_made() -> None:
         assert get_kernel(kernel, lambda geometry: 3.0).describe() == type(kernel)(3.0).describe()
         with pytest.raises(ConfigError, match="has no bandwidth yet; give it a number"):
             KernelOperator(kernel, Backend(1))
-        with pytest.raises(ConfigError, match='a part with bandwidth="auto"; give the part a num'):
+        with pytest.raises(ConfigError, match="a part with bandwidth='auto'; give it a num"):
             kernel + Gaussian(1.0)
 
 

@@ -61,7 +61,7 @@ def of_continued() -> list[Remedy]:
          {"run.precision": "float64"}, {"run.precision": "exact"}, "a"),
         ("data.transforms scales rows otherwise.*leave the scale out",
          {"data.transforms": [{"kind": "scale", "mode": "global"}]}, {}, "a"),
-        ('data.scale="none" contradicts.*leave it out', {"data.scale": "none"}, {}, "a"),
+        ("data.scale='none' contradicts.*leave it out", {"data.scale": "none"}, {}, "a"),
     ]  # fmt: skip
 
     def goes_on(given: dict[str, Any], old: str) -> Do:

@@ -76,7 +76,7 @@ def of_settings() -> list[Remedy]:
         ("model.metric moves features off .*leave one of them out",
          {"model.metric": "metric.npy", "run.precision": "integer"},
          {"model.metric": "metric.npy"}),
-        ("needs rows of uint8.*set precision='auto'", {"run.precision": "integer"},
+        ("needs rows of uint8.*give precision='auto'", {"run.precision": "integer"},
          {"run.precision": "auto"}),
         ("weights or class_sampling; use another solver, or features='nystrom'",
          auto | sgd | {"data.transforms": [noise]},

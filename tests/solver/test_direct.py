@@ -304,7 +304,7 @@ def test_near_duplicates_under_a_small_bandwidth_in_float32() -> None:
             assert error < limit * together
 
 
-SINGULAR = "of solver 'direct' for 16 {} are singular .* set solver.ridge"
+SINGULAR = "of solver 'direct' for 16 {} are singular .* give solver.ridge"
 
 
 def doubled(**overrides: Any) -> tuple[RunConfig, Array]:

@@ -241,7 +241,7 @@ def test_direct_without_a_ridge_says_that_crowded_centers_harm_it(
     name: str, precision: str
 ) -> None:
     """It does not stop early: predicting zero is better. With a ridge, above, nothing is said."""
-    with pytest.warns(UserWarning, match=r"160 centers are singular .* set solver.ridge"):
+    with pytest.warns(UserWarning, match=r"160 centers are singular .* give solver.ridge"):
         error = trained(RIDGED[name] | {"solver.ridge": 0.0}, precision)[0]
     assert error > 1
 

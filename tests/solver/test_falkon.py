@@ -281,7 +281,7 @@ def test_killed_between_the_last_pass_and_the_end(
     [
         ({"data.epochs": 1}, "data.epochs=1 must be at least 2 with solver 'falkon'"),
         ({"solver.tolerance": 0.0}, "solver.tolerance=0.0 must be a number above 0"),
-        ({"solver.n_nystrom": 50}, r"n_nystrom=50 is not defined .*set solver.name=.eigenpro1"),
+        ({"solver.n_nystrom": 50}, r"n_nystrom=50 is not defined .*give solver.name=.eigenpro1"),
     ],
 )
 def test_settings_without_sense_are_refused(change: dict[str, Any], message: str) -> None:

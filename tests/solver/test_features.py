@@ -280,7 +280,7 @@ def test_a_run_and_its_model(given: bool, tmp_path: Path) -> None:
         ({"model.features": "nystrom", "solver.name": "eigenpro4"}, "cannot be trained by"),
         ({**FOURIER, "model.centers": "all"}, "has no centers; leave centers and n_centers out"),
         ({**FOURIER, "model.n_centers": 9}, "has no centers"),
-        ({"model.n_features": 10}, 'n_features=10 is for model.features="fourier"'),
+        ({"model.n_features": 10}, "n_features=10 is for model.features='fourier'"),
         ({**FOURIER, "model.kernel": "polynomial"}, "not known for Polynomial"),
         (
             {**FOURIER, "model.kernel": {"kind": "sum", "parts": ["laplace", "cauchy"]}},
@@ -340,5 +340,5 @@ def test_estimators(tmp_path: Path) -> None:
     np.testing.assert_array_equal(halves.centers_, model.centers_)
     nystrom = KernelRegressor(features="nystrom", solver="sgd", n_centers=40, epochs=3, threads=1)
     assert nystrom.fit(X, np.eye(3)[y]).centers_.shape == (40, 5)
-    with pytest.raises(ConfigError, match=r'^features="fourier" has no centers'):
+    with pytest.raises(ConfigError, match=r"^features='fourier' has no centers"):
         KernelRegressor(centers=X[:10], **options).fit(X, X[:, 0])

@@ -672,7 +672,7 @@ def test_absent_foreign_chunks_are_errors_unless_said_otherwise(tmp_path: Path) 
     path = foreign(tmp_path / "f", X, y + 0.5)
     assert not (path / "X/c/1").exists()
     store = open_store(path)
-    with pytest.raises(CorruptChunkError, match=r'X/c/1/0 is missing.*missing="fill"'):
+    with pytest.raises(CorruptChunkError, match=r"X/c/1/0 is missing.*missing='fill'"):
         store.read_chunk(1)
     assert any("1 chunks are absent" in text for text in describe_store(store)["warnings"])
     np.testing.assert_array_equal(open_store(path, missing="fill").read_chunk(1)[0], 0.0)

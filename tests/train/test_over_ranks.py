@@ -371,7 +371,7 @@ def test_a_gpu_is_not_shared() -> None:
     """Nor taken beside what the settings say."""
     for given in (of_ranks(ranks=3), of_ranks(ranks=2, device="gpu:1")):
         with pytest.raises(
-            ConfigError, match=r"fewer GPUs, of which it has 2; set run\.ranks='gpus'"
+            ConfigError, match=r"fewer GPUs, of which it has 2; give run\.ranks='gpus'"
         ):
             devices_of(given)
     with pytest.raises(ConfigError, match="device='cpu' is another"):

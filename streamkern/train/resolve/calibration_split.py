@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from streamkern.basics.errors import ConfigError, DataError
-from streamkern.basics.message import mention
+from streamkern.basics.message import mention, render_message
 from streamkern.config.run_config import RunConfig
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.mixture import stored_rows
@@ -46,9 +46,9 @@ MIN_DISTINCT_ROWS = 50
 the rows is set aside."""
 MAX_CALIBRATED_CLASSES = 1000
 """Largest number of classes for which "auto" sets rows aside: their values are 100 MB."""
-WITH_TRUE = f"train with {mention('calibrate', True)}"
+WITH_TRUE = "train with calibrate=True"
 NO_ROOM_APART = f"as the memory has no room for reading some; raise it, and {WITH_TRUE}"
-OTHER_ROWS = f"train on rows that are in memory or in a store, with {mention('calibrate', True)}"
+OTHER_ROWS = "train on rows that are in memory or in a store, with calibrate=True"
 
 
 class CalibrationSplit(NamedTuple):
@@ -108,7 +108,7 @@ def calibration_split(
     if warm and asked == "auto":
         why = _why_too_few(source, n)
     elif why is None and not asked:
-        why = f"as {mention('calibrate', False)} asks for; {WITH_TRUE}"
+        why = f"as calibrate=False asks for; {WITH_TRUE}"
     elif why is None and asked == "auto":
         why = _why_too_few(source, n)
     if why is not None:
@@ -121,21 +121,15 @@ def calibration_split(
             left, aside = split_rows(source, share, config.run.random_state, TO_CALIBRATE)
     except ConfigError as error:
         if asked == "auto":  # rows that cannot be told apart
-            return CalibrationSplit(source, None, f"as {error.rule}; {OTHER_ROWS}")
+            return CalibrationSplit(source, None, f"as {render_message(error.rule)}; {OTHER_ROWS}")
         raise
     except DataError:
         if asked == "auto":
-            why = (
-                f"as {mention('calibrate', 'auto')} found too few different rows to set aside; "
-                f"{WITH_TRUE}"
-            )
+            why = f'as calibrate="auto" found too few different rows to set aside; {WITH_TRUE}'
             return CalibrationSplit(source, None, cold or why, left_out=left_out)
         raise
     if asked == "auto" and _at_once(config) > _stored(left):
-        why = (
-            f"as the settings ask for so many rows that {mention('calibrate', 'auto')} sets "
-            f"none aside"
-        )
+        why = 'as the settings ask for so many rows that calibrate="auto" sets none aside'
         why = f"{why}; lower n_centers and the like"
         return CalibrationSplit(source, None, why, left_out=left_out)
     return (
@@ -180,11 +174,7 @@ def _why_too_few(source: BaseSource, n: int) -> str | None:
         if rows[rows > 0].min() < MIN_ROWS_RAREST_CLASS:
             rarest = classes[int(np.argmin(np.where(rows > 0, rows, np.inf)))]
             why = f"where a class, here {rarest!r}, has fewer than {MIN_ROWS_RAREST_CLASS} of them"
-    return (
-        None
-        if why is None
-        else f"as {mention('calibrate', 'auto')} sets none aside {why}; {WITH_TRUE}"
-    )
+    return None if why is None else f'as calibrate="auto" sets none aside {why}; {WITH_TRUE}'
 
 
 def _at_once(config: RunConfig) -> int:

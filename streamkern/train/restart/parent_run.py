@@ -83,7 +83,7 @@ class ParentRun(RunSnapshot):
             raise ConfigError(
                 f"{mention('run.precision')} gives {dtype.name} numbers, and the run that is "
                 f"continued has {centers.dtype.name} ones",
-                f"give {mention('run.precision')} to what it has there",
+                f"set {mention('run.precision')} to what it has there",
             )
         kernel = self.made_kernel()
         if features == "fourier":
@@ -137,35 +137,33 @@ class ParentRun(RunSnapshot):
             self.metric is not None and np.array_equal(metric, self.metric)
         ):
             raise ConfigError(
-                f"{mention('solver.warm_start', self.place)} was trained in another metric than "
-                f"{mention('model.metric')}",
+                f"{self._mentioned} was trained in another metric than {mention('model.metric')}",
                 f"leave {mention('model.metric')} out, for that of the weights, or leave "
                 f"warm_start out",
             )
         check_row_shape(
             "this run has", source.row_shape,
-            f"{mention('solver.warm_start', self.place)} was trained on", self.row_shape,
+            f"{self._mentioned} was trained on", self.row_shape,
         )  # fmt: skip
         check_encoder(source.encoder, self.encoder, "the data of this run")
         assert self.alpha is not None
         classes = None if source.classes is None else tuple(source.classes)
         if self.alpha.shape[1] != source.n_outputs or self.classes != classes:
             raise ConfigError(
-                f"{mention('solver.warm_start', self.place)} was trained on other targets than "
-                f"this run",
+                f"{self._mentioned} was trained on other targets than this run",
                 "use data with the same targets, or leave warm_start out",
             )
         own, names = self.target_columns, source.target_columns
         if own is not None and names is not None and len(own) > 1 and own != tuple(names):
             raise ConfigError(
-                f"{mention('solver.warm_start', self.place)} was trained on the targets "
+                f"{self._mentioned} was trained on the targets "
                 f"{some(own)} and this run has {some(names)}",
                 "use data with the same targets in the same order, or leave warm_start out",
             )
         with_intercept = self.setup.meta["fit_intercept"]
         if with_intercept != config.model.fit_intercept:
             raise ConfigError(
-                f"{mention('solver.warm_start', self.place)} was trained with "
+                f"{self._mentioned} was trained with "
                 f"{mention('model.fit_intercept=')}{str(with_intercept).lower()}",
                 "give this run the same",
             )
@@ -240,7 +238,7 @@ class ParentRun(RunSnapshot):
             order = self.order if self.has(centers) else _positions(self._keys(), centers.keys())
         if order is None:
             raise ConfigError(
-                f"{mention('solver.warm_start', self.place)} has other centers than this run: they "
+                f"{self._mentioned} has other centers than this run: they "
                 "must be the same after scaling",
                 "give both runs the same centers, transforms and scale, "
                 "and run.calibrate, which says among which rows they are chosen; "
@@ -249,12 +247,16 @@ class ParentRun(RunSnapshot):
             )
         if self.digest != meta["warm_start"]:
             raise ConfigError(
-                f"{mention('solver.warm_start', self.place)} has been replaced, or trained on, "
-                "since the setup of this run",
+                f"{self._mentioned} has been replaced, or trained on, since the setup of this run",
                 "begin it in another run_dir",
             )
         assert self.alpha is not None
         return np.asarray(self.alpha[order])
+
+    @property
+    def _mentioned(self) -> str:
+        """The setting that names this run; `place` is True for a fit of the caller."""
+        return mention(f"solver.warm_start={self.place}")
 
     def _keys(self) -> npt.NDArray[np.uint8]:
         """Return `center_digests` of the centers, as chosen."""

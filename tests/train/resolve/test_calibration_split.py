@@ -162,7 +162,7 @@ def test_who_has_no_probabilities_says_why() -> None:
             fitted.predict_proba(X)  # type: ignore[operator]
         assert message in f"{told.value} {told.value.__cause__}"
     values = KernelRegressor(**QUICK).fit(X[:200], X[:200, 0])
-    with pytest.raises(ConfigError, match=r'"auto" sets none aside of values; train with cal'):
+    with pytest.raises(ConfigError, match=r"'auto' sets none aside of values; train with cal"):
         values.predict(X, interval=0.9)
     with pytest.raises(ConfigError, match="calibrate cannot be used with weights to go on from"):
         model.set_params(calibrate=True).fit(X, y)

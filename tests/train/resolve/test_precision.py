@@ -76,7 +76,7 @@ def test_the_grid_follows_the_scaling() -> None:
     [
         (F4, [], "they are float32"),
         (U8, [GaussianNoise(0.1)], r"'GaussianNoise', which .* such \(round=true would keep them"),
-        (U8, [MixUp(1.0)], "they go through 'MixUp', which does not keep them such; set"),
+        (U8, [MixUp(1.0)], "they go through 'MixUp', which does not keep them such; give"),
         (U8, [SCALED, RandomCrop(1)], "'RandomCrop' after they were scaled; put it before"),
         (U8, [lambda X, Y, rng: (X, Y)], "which does not keep them such"),
         (U8, [Scale("feature", np.zeros(3), np.ones(3))], "they go through 'Scale'"),

@@ -198,9 +198,9 @@ def test_a_scale_in_the_transforms_takes_its_place() -> None:
     assert find_scale(source, "auto", 0)[0] is None
     assert find_scale(source, "global", 0)[0] is None
     for wish in ("feature", "none"):
-        with pytest.raises(ConfigError, match=rf'data\.scale="{wish}" contradicts the scale in'):
+        with pytest.raises(ConfigError, match=rf"data\.scale='{wish}' contradicts the scale in"):
             find_scale(source, wish, 0)
-    with pytest.raises(ConfigError, match=r'^scale="none" contradicts the scale in transforms'):
+    with pytest.raises(ConfigError, match=r"^scale='none' contradicts the scale in transforms"):
         regressor(scale="none", transforms=[{"kind": "scale"}]).fit(X, Y)
 
 

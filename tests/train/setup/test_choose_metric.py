@@ -298,8 +298,11 @@ def test_the_first_block_of_partial_fit_teaches_the_metric() -> None:
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"metric": "full"}, "there is no array of a metric at full; correct metric, or set one"),
-        ({"features": "fourier"}, 'features="fourier" has none'),
+        (
+            {"metric": "full"},
+            "there is no array of a metric at full; correct model.metric, or set one",
+        ),
+        ({"features": "fourier"}, "features='fourier' has none"),
         ({"kernel": sk.Laplace(1.0, metric=np.ones(D))}, "would replace the metric"),
         ({"precision": "integer"}, "moves features off the integers"),
         ({"metric": np.ones(D - 1)}, r"metric of shape \(5,\) is for other rows .* 6 features"),
