@@ -92,8 +92,9 @@ def icechunk_store(url: str, options: Mapping[str, Any] | None = None) -> Store:
         named = {"snapshot": "snapshot_id"}.get(version.kind, version.kind)
         session = repository.readonly_session(**{named: version.name})
     except icechunk.IcechunkError as error:
-        text = " ".join(redact(str(error).partition("|")[0]).split()).removeprefix("x ")
-        if re.search(r"not found|doesn't exist|invalid", text):
+        message = re.split(r"\||\n\s*context:", str(error))[0]  # without the calls within icechunk
+        text = " ".join(redact(message).split()).removeprefix("x ")
+        if re.search(r"not found|doesn't exist|invalid (?!icechunk header)", text):
             raise StoreNotFoundError(
                 f"there is no {version.kind} {version.name!r} in an icechunk repository at "
                 f"{redact(version.place)} ({text})",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import shlex
@@ -179,5 +180,5 @@ def test_every_setting_is_described() -> None:
     """In its model's docstring, of which the page of settings is made."""
     for _, section in RunConfig():
         kind = type(section)
-        said = re.findall(r"^    (\w+) : ", kind.__doc__ or "", re.M)
+        said = re.findall(r"^(\w+) : ", inspect.getdoc(kind) or "", re.M)
         assert sorted(said) == sorted(kind.model_fields), kind.__name__
