@@ -280,6 +280,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 LONG = ("--set", "model.n_centers=2500", "--set", "run.device=cpu")
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_signal_in_setup_ends_the_run_with_75_and_the_same_command_goes_on(
     store: Path, tmp_path: Path

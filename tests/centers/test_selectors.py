@@ -354,6 +354,7 @@ def sources() -> dict[str, Any]:
     }
 
 
+@pytest.mark.full(all_but_every=5)
 @pytest.mark.parametrize("name", sources())
 @pytest.mark.parametrize("method", CHOSEN)
 def test_any_source_on_any_number_of_threads(method: str, name: str) -> None:

@@ -78,6 +78,7 @@ CHECKED = [
 ]
 
 
+@pytest.mark.full(all_but_every=3)
 @parametrize_with_checks(CHECKED, expected_failed_checks=expected_failures)
 def test_scikit_learns_checks(estimator: Any, check: Any) -> None:
     try:

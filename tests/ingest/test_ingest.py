@@ -354,6 +354,7 @@ FORMATS = [
 ]  # fmt: skip
 
 
+@pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("memory", [SMALL, 1 << 30], ids=["scratch", "memory"])
 @pytest.mark.parametrize("kind", FORMATS)
 def test_every_format_gives_the_same_store(
@@ -797,6 +798,7 @@ def run_child(stage: str, stop_at: int, out: Path, how: str, data: Path) -> int:
     ).returncode
 
 
+@pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize(
     ("how", "stops"),
     [

@@ -385,6 +385,7 @@ RUNS: dict[str, Any] = {
 }
 
 
+@pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("solver", ["block", "eigenpro3"])
 @pytest.mark.parametrize("name", sorted(RUNS))
 def test_a_run_learns_resumes_and_is_loaded(name: str, solver: str, tmp_path: Path) -> None:

@@ -234,6 +234,7 @@ def fixed_point(scale: float, sketched: bool) -> tuple[BlockSolver, Case, Array]
     return solver, case, -np.linalg.solve(np.stack([each[:, 0] for each in moved], axis=1), push)
 
 
+@pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("sketched", [False, True])
 def test_two_blocks_end_at_least_squares_of_damped_rows(
     sketched: bool, monkeypatch: pytest.MonkeyPatch
@@ -261,6 +262,7 @@ def test_two_blocks_end_at_least_squares_of_damped_rows(
     assert np.linalg.norm(K @ (fixed - weighted)) < 0.1 * gap
 
 
+@pytest.mark.full
 def test_two_blocks_are_nearer_to_least_squares_the_shorter_the_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -290,6 +292,7 @@ def test_minibatches_meet_a_realisable_target(
     assert losses[-1] < 1e-20 * losses[0]
 
 
+@pytest.mark.full(all_but_every=5)
 @pytest.mark.parametrize(("n_blocks", "ridge"), [(1, 0.0), (1, 0.1), (8, 0.1)])
 @pytest.mark.parametrize("falls", [False, True])
 def test_minibatch_average_is_nearer_than_the_iterate(
@@ -495,6 +498,7 @@ def test_a_weak_ridge_is_seen_seldom(ridge: float) -> None:
     assert stride == 1 or ridge < 0.1
 
 
+@pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("ridge", [1e-5, 1e-4, 1e-3, 0.1, 10.0])
 @pytest.mark.parametrize("n_blocks", [2, 8])
 def test_blocks_converge_to_the_ridge_solution(n_blocks: int, ridge: float) -> None:

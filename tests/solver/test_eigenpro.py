@@ -117,6 +117,7 @@ def test_period_one_is_algorithm_2() -> None:
         close(state.alpha, alpha)
 
 
+@pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("noisy", [True, False])
 def test_full_batch_reaches_the_fixed_point(noisy: bool) -> None:
     """H^T (K alpha - Y) = 0; the same as least squares only if the target can be met."""
@@ -272,6 +273,7 @@ def same_bits(a: State, b: State) -> None:
     assert a.pending.keys() == b.pending.keys()
 
 
+@pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("precision", ["exact", "float64"])
 @pytest.mark.parametrize(
     ("name", "ridge"),
@@ -369,6 +371,7 @@ def test_setup_survives_the_way_over_host_and_json(name: str) -> None:
         np.testing.assert_array_equal(again.arrays[key], a)
 
 
+@pytest.mark.full(all_but_every=4)
 @pytest.mark.parametrize("name", sorted(SOLVERS))
 def test_tile_shape_changes_rounding_only(name: str) -> None:
     """So does the number of shards that the centers are cut into: their tiles are added up."""

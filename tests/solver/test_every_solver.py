@@ -26,6 +26,7 @@ from tests.runs import FOURIER, METHODS, array_source, arrays, finished, setting
 # -- threads and chunks ---------------------------------------------------------------------------
 
 
+@pytest.mark.full(all_but_every=4)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_has_the_same_bits_on_any_number_of_threads(method: str) -> None:
     weights = [
@@ -203,6 +204,7 @@ def fourier_reference(Z: Array) -> float:
     return exact(phi, phi_test, np.eye(len(Z)), RIDGE)
 
 
+@pytest.mark.full(all_but_every=4)
 @pytest.mark.parametrize("name", RIDGED)
 def test_float32_ends_at_the_exact_ridge_solution_on_crowded_centers(name: str) -> None:
     """Within a twentieth of its test error: the rest is the noise of the last steps.
@@ -221,6 +223,7 @@ def test_float32_ends_at_the_exact_ridge_solution_on_crowded_centers(name: str) 
     assert np.abs(weights).max() < 100  # no pair of them fits rounding
 
 
+@pytest.mark.full(all_but_every=4)
 @pytest.mark.parametrize("name", PLAIN)
 def test_float32_does_no_harm_without_a_ridge_on_crowded_centers(name: str) -> None:
     """As good as in float64 to a twentieth, and less than twice the exact solution's test error.

@@ -177,6 +177,7 @@ def test_steps_are_those_on_explicit_features(solver: str, features: str, ridge:
         assert not state.pending
 
 
+@pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize(
     ("name", "ridge"),
     [

@@ -56,6 +56,7 @@ def test_step_of_sgd_is_that_of_the_kernel() -> None:
     assert damped.leverage == pytest.approx(1 + damped.lambda_1)
 
 
+@pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize(("name", "ridge"), [("sgd", 0.01), ("sgd", 0.0), ("eigenpro1", 0.0)])
 def test_full_batches_reach_kernel_ridge_or_interpolate(name: str, ridge: float) -> None:
     case = exact_case(name, n=60, bandwidth=0.5, ridge=ridge)

@@ -49,6 +49,7 @@ def trained(
     return solver, state, losses
 
 
+@pytest.mark.full(all_but_every=4)
 @pytest.mark.parametrize("size", [2, 3, 8])
 @pytest.mark.parametrize("ridge", [0.0, 1e-3])
 @pytest.mark.parametrize("name", OVER_RANKS)
@@ -137,6 +138,7 @@ def held_back(one: Solver, alone: State, many: list[tuple[Solver, State, list[fl
             np.testing.assert_allclose(*rows, rtol=0, atol=1e-12)
 
 
+@pytest.mark.full(all_but_every=4)
 @pytest.mark.parametrize(
     ("rows", "columns", "name", "changes", "ridge"),
     [*[(*grid, "blocks", {}, 1e-3) for grid in GRIDS], *ON_GRIDS],

@@ -477,6 +477,7 @@ def blocks(path: Path) -> dict[str, Any]:
     return {"inputs": [(X[k : k + 25], IDS[k : k + 25], W[k : k + 25]) for k in (0, 25, 50)]}
 
 
+@pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("form", [csv, parquet, npy, npz, hdf5, foreign, blocks])
 def test_every_format_gives_the_same_store(
     tmp_path: Path, form: Callable[[Path], dict[str, Any]]
@@ -587,6 +588,7 @@ def test_a_mixture_is_weighted_as_a_whole_or_not(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------ runs
 
 
+@pytest.mark.full(all_but_every=4)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_resumed_run_ends_with_the_same_bits(method: str, tmp_path: Path) -> None:
     def source() -> Source:

@@ -61,6 +61,7 @@ def take(case: Case, solver: Solver, state: State, upload: list[Any], steps: ran
             solver.end_pass(state)
 
 
+@pytest.mark.full(all_but_every=5)
 @pytest.mark.parametrize("precision", ["float64", "exact", "high", "integer"])
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_steps_allocate_read_and_wait_for_nothing(name: str, precision: str) -> None:
@@ -160,6 +161,7 @@ class Measured(VirtualBackend):
         return ring
 
 
+@pytest.mark.full(all_but_every=5)
 @pytest.mark.parametrize("precision", ["exact", "integer"])
 @pytest.mark.parametrize(
     "solver",

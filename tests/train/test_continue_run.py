@@ -66,6 +66,7 @@ def weights(checkpoint: Saved) -> Array:
     return checkpoint.arrays[checkpoint.meta["evaluated"]]
 
 
+@pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize(
     "changes",
     [

@@ -73,6 +73,7 @@ def going_on(old: dict[str, str], way: str, place: str) -> tuple[dict[str, Any],
     return SMALL | changes | {"solver.warm_start": old[place]}, None
 
 
+@pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("rows", "columns", "changes"), [
     (1, 3, {"solver.block_size": 60}), (2, 2, {}), (1, 2, {"solver.ridge": 0.0}),
@@ -104,6 +105,7 @@ FALKON = {"solver.name": "falkon", "solver.block_size": "auto", "data.epochs": 3
 EIGENPRO = {"solver.name": "eigenpro4", "solver.block_size": "auto", "solver.ridge": "auto"}
 
 
+@pytest.mark.full(all_but_every=3)
 @pytest.mark.filterwarnings("ignore:resumed with other ranks")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("changes", [{}, FALKON, EIGENPRO])
@@ -128,6 +130,7 @@ FOURIER = {
 }  # fmt: skip
 
 
+@pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("changes", [
     FOURIER, {"model.metric": "learn", "model.bandwidth": "auto"},
 ])  # fmt: skip
@@ -151,6 +154,7 @@ def test_what_a_run_has_found_is_gone_on_with(
     )
 
 
+@pytest.mark.full(all_but_every=2)
 @pytest.mark.filterwarnings("ignore:resumed with other ranks")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_run_from_other_weights_goes_on_over_any_grid(
@@ -241,6 +245,7 @@ def test_no_rank_has_all_weights_of_the_other_run(
     assert isinstance(kept, StoredCenters)
 
 
+@pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize(("way", "columns", "read"), [
     ("continued", 1, [7] * 8 + [4]), ("continued", 2, [7] * 9 + [4]),
     ("warm", 1, [7] * 8 + [4]), ("warm", 2, ([7] * 8 + [4]) * 2),

@@ -93,6 +93,7 @@ def test_a_constant_and_a_unit_change_the_answers_by_just_that(method: str) -> N
     np.testing.assert_allclose(found[1] / unit - constant, found[0], rtol=0, atol=2e-4)
 
 
+@pytest.mark.full(all_but_every=4)
 @pytest.mark.parametrize("method", METHODS)
 def test_without_intercept_the_constant_is_left_to_the_kernels(method: str) -> None:
     """And scaled targets give the same bits: the scale is a power of two."""
@@ -129,6 +130,7 @@ def test_solvers_end_at_least_squares_of_the_centred_targets(solver: str) -> Non
     np.testing.assert_allclose(fitted.predict(test), exact, rtol=0, atol=atol)
 
 
+@pytest.mark.full(all_but_every=3)
 @pytest.mark.filterwarnings("ignore:batch_size=")  # lowered, as EigenPro says
 @pytest.mark.parametrize("solver", ["sgd", "eigenpro1", "eigenpro2", "eigenpro3", "eigenpro4"])
 def test_solvers_on_all_rows_end_at_kernel_regression_of_the_centred_targets(solver: str) -> None:

@@ -114,6 +114,7 @@ EIGENPRO = {
 }  # fmt: skip
 
 
+@pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("changes", [
     {},
@@ -150,6 +151,7 @@ def test_the_run_is_that_of_one_rank(
     assert again.samples == result.samples
 
 
+@pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize(("before", "then", "changes"), [
     (2, 1, {}), (3, 2, {}), (2, 2, {}), (2, 3, FALKON), (2, 2, FALKON), (3, 2, EIGENPRO),
     (2, 2, DIRECT), (2, 1, DIRECT),
@@ -195,6 +197,7 @@ def test_a_run_that_has_ended_starts_no_ranks(
             train(config.with_overrides(changes))
 
 
+@pytest.mark.full
 def test_any_number_goes_on_from_any_other(
     store: str, tmp_path: Path, after: Callable[[int], None]
 ) -> None:

@@ -96,6 +96,7 @@ def for_prediction(options: tuple[str, ...]) -> list[str]:
     return kept
 
 
+@pytest.mark.full(all_but_every=4)
 @pytest.mark.parametrize("case", CASES, ids=[case.file for case in CASES])
 def test_a_file_by_estimator_and_by_command(
     case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]

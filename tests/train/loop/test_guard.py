@@ -150,6 +150,7 @@ def back_offs(run_dir: Path) -> list[dict[str, Any]]:
     return [record for record in read_log(run_dir / "log.jsonl") if record["event"] == "back-off"]
 
 
+@pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("times", [5.0, 10.0])
 @pytest.mark.parametrize("method", ["block", "blocks"])
 def test_damped_rows_bear_steps_that_are_too_long(
@@ -165,6 +166,7 @@ def test_damped_rows_bear_steps_that_are_too_long(
     assert result.metrics["test_mse"] <= 1.5 * honest.metrics["test_mse"]
 
 
+@pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("method", ["eigenpro3", "eigenpro4", "eigenpro2", "eigenpro1", "sgd"])
 @pytest.mark.parametrize("times", [5.0, 30.0])
 def test_a_run_with_steps_too_long_recovers(
@@ -271,6 +273,7 @@ def test_metrics_that_are_not_finite_can_be_saved(tmp_path: Path, inflated: Infl
     assert math.isfinite(result.metrics["test_mse"])
 
 
+@pytest.mark.full(all_but_every=5)
 @pytest.mark.parametrize("method", METHODS)
 def test_an_honest_run_never_backs_off(method: str, tmp_path: Path) -> None:
     finished(settings(tmp_path, **METHODS[method], **LONG), source=stream(method))

@@ -168,6 +168,7 @@ def test_classes_are_found_by_their_names_in_any_order(result: Result) -> None:
         assert result.model.evaluate(ArraySource(X, places[ids], classes=names)) == same
 
 
+@pytest.mark.full(all_but_every=4)
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_can_be_read_back(method: str, tmp_path: Path) -> None:
     result = finished(settings(tmp_path, **METHODS[method]), source=stream(method))

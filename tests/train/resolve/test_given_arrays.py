@@ -42,6 +42,7 @@ def moved(X: Array, metric: Array) -> Array:
     return np.asarray(X * metric if metric.ndim == 1 else X @ metric, np.float32)
 
 
+@pytest.mark.full(all_but_every=5)
 @pytest.mark.parametrize("metric", [SCALES, MATRIX, 3 * np.eye(D)])
 @pytest.mark.parametrize(
     "given",

@@ -80,6 +80,7 @@ FOURIER = {
 }  # fmt: skip
 
 
+@pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize(("changes", "rows", "columns"), [
     ({}, 1, 4),
     ({"model.centers": "all", "model.n_centers": "auto", "solver.block_size": 300}, 1, 2),

@@ -162,6 +162,7 @@ def test_constant_and_equal_columns() -> None:
     assert model.feature_importances_[-1] == 0.0
 
 
+@pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("solver", ["direct", "falkon", "eigenpro4", "block"])
 def test_every_solver_works_in_it(solver: str) -> None:
     error = fitted(of_two, solver=solver, epochs=1 if solver == "direct" else 10)[1]
@@ -201,6 +202,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(tmp_path: Path) -> None:
         model.backend.close()
 
 
+@pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("accelerator", ["none", "auto"])
 def test_any_number_of_threads_finds_the_same(accelerator: str) -> None:
     found = []
@@ -247,6 +249,7 @@ def test_weights_are_gone_on_from_in_their_metric(tmp_path: Path) -> None:
         model.backend.close()
 
 
+@pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize(
     "given",
     [{}, {"kernel": "laplace"}, {"kernel": "laplace", "bandwidth": 3.0}, {"bandwidth": "median"}],
