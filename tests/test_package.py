@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.metadata
 import re
 import subprocess
@@ -21,7 +22,7 @@ from tools.setting_path import SETTINGS, setting_path
 
 ROOT = Path(streamkern.__file__).parent
 LAYOUT = Layout(ROOT)
-NEEDS, room = LAYOUT.needs(), LAYOUT.room
+room = LAYOUT.room
 MODULES = [name for name in LAYOUT.files if name]
 
 # The floors of the house, from the ground up. A room imports from the floors below it.
@@ -206,20 +207,24 @@ def test_every_module_is_in_a_room() -> None:
     assert {room(name) for name in MODULES} == FLOORS.keys(), "give each room a floor in ROOMS"
 
 
-ARROWS = [(name, other) for name in MODULES for other in NEEDS[name] if room(name) != room(other)]
+@functools.cache
+def arrows() -> list[tuple[str, str]]:
+    """(module, a module of another room that it imports)."""
+    needs = LAYOUT.needs
+    return [(a, b) for a in MODULES for b in needs[a] if room(a) != room(b)]
 
 
 def test_a_room_imports_the_floors_below() -> None:
-    assert not [k for k in ARROWS if FLOORS[room(k[1])] >= FLOORS[room(k[0])]]
+    assert not [k for k in arrows() if FLOORS[room(k[1])] >= FLOORS[room(k[0])]]
 
 
 def test_data_and_mathematics_do_not_import_each_other() -> None:
-    rooms = {(room(name), room(other)) for name, other in ARROWS}
+    rooms = {(room(name), room(other)) for name, other in arrows()}
     assert not rooms & {*product(DATA, MATHS), *product(MATHS, DATA)}
 
 
 def test_a_run_directory_knows_nothing_of_what_is_in_it() -> None:
-    assert {room(other) for name, other in ARROWS if room(name) == "rundir"} <= BELOW_RUNDIR
+    assert {room(other) for name, other in arrows() if room(name) == "rundir"} <= BELOW_RUNDIR
 
 
 def test_no_import_circles() -> None:
@@ -305,7 +310,7 @@ def test_the_page_lists_the_rooms_from_the_ground_up() -> None:
     assert sorted(listed) == sorted(set(FLOORS) - {"__main__"})
     below = {name: listed[: listed.index(name)] for name in listed}
     for name in MODULES:
-        own, needed = room(name), {room(other) for other in NEEDS[name]}
+        own, needed = room(name), {room(other) for other in LAYOUT.needs[name]}
         assert own == "__main__" or needed <= {own, *below[own]}, name
 
 
