@@ -284,7 +284,7 @@ def test_the_losses_of_a_run_are_the_same_wherever_it_was_stopped(
 ) -> None:
     """Windows of 4 steps: 14 steps are 3 of them, and what is left. An epoch has 7."""
     for module in ("guard", "progress"):
-        monkeypatch.setattr(f"streamkern.train.{module}.WINDOW", 4)
+        monkeypatch.setattr(f"streamkern.train.loop.{module}.WINDOW", 4)
     whole = finished(settings(), source=stream())
     assert (len(whole.losses), whole.epochs) == (2, 2)
     config = settings(tmp_path / "run")

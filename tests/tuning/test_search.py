@@ -833,7 +833,7 @@ def test_an_error_that_is_not_finite_has_diverged_and_says_its_bandwidth(
         ({"bandwidths": []}, r'bandwidths=\[\] must be "auto" or a list of numbers above 0'),
         ({"bandwidths": [0.0, 1]}, "must be .* above 0"),
         ({"bandwidths": "wide"}, "bandwidths='wide' must be"),
-        ({"bandwidths": 3.0}, "bandwidths=3.0 must be"),
+        ({"bandwidths": 3.0}, "bandwidths=3 must be"),
         ({"ridges": [-1e-3]}, "must be .* 0 or above"),
         ({"ridges": [math.nan]}, "must be .* 0 or above"),
         ({"kernels": "laplace"}, "kernels='laplace' must be a list of kernels"),
