@@ -455,6 +455,7 @@ def test_what_is_to_be_saved_is_ended_in_a_library_by_a_second_signal_only(insid
     process.communicate()
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_factorization_of_setup_is_ended_within_and_the_same_command_goes_on(
     store: Path, tmp_path: Path

@@ -96,8 +96,9 @@ def test_scikit_learns_checks(estimator: Any, check: Any) -> None:
 def checks_of_array_libraries() -> str:
     """What pytest says of them in a process of its own: SciPy reads the variable on import, and
     would be another one for all tests."""
+    options = ["-q", "-p", "no:xdist", "--full", "-k", "array_api"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-k", "array_api", __file__],
+        [sys.executable, "-m", "pytest", *options, __file__],
         env={**os.environ, "SCIPY_ARRAY_API": "1", "OPENBLAS_NUM_THREADS": "1"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip

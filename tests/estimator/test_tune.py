@@ -127,6 +127,7 @@ def test_settings_that_nothing_is_surely_better_than_stay_open() -> None:
     assert 'ridge = "auto"' in found.toml
 
 
+@pytest.mark.full
 def test_a_metric_that_is_left_open_is_learned_in_every_training() -> None:
     """And said of what is found, so that the fit to all rows is in one as well."""
     X = some_rows(2000)

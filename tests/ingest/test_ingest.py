@@ -798,7 +798,7 @@ def run_child(stage: str, stop_at: int, out: Path, how: str, data: Path) -> int:
     ).returncode
 
 
-@pytest.mark.full(all_but_every=2)
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("how", "stops"),
     [

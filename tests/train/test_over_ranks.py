@@ -114,7 +114,7 @@ EIGENPRO = {
 }  # fmt: skip
 
 
-@pytest.mark.full(all_but_every=3)
+@pytest.mark.full(all_but_every=5)
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("changes", [
     {},

@@ -174,7 +174,7 @@ def test_a_stop_does_not_wait_for_a_frozen_rank(client: Any, tmp_path: Path, ran
     assert not [pid for *_, pid, _ in toys.begun(tmp_path) if alive(pid)]
 
 
-@pytest.mark.full(all_but_every=2)
+@pytest.mark.full
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_error_comes_out_as_it_is(client: Any, tmp_path: Path, rank: int) -> None:
     """Ours and others', which say where they are from; nobody is left running."""
