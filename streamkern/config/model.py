@@ -95,6 +95,8 @@ class ModelConfig(Table):
         mean over the rows of the run, of the first block in `partial_fit` (f learns by how much
         later ones differ), of the run that a warm start continues, and of a sample of the rows if a
         function makes or changes the targets. Mix-up keeps it.
+    loss : the loss that is minimised. "squared_error"; for classes, whose targets are one-hot rows,
+        also "log_loss", that of the softmax of the outputs, by the solver "block".
     """
 
     table = "model"
@@ -106,6 +108,7 @@ class ModelConfig(Table):
     features: Literal["kernel", "fourier", "nystrom"] = "kernel"
     n_features: AutoCount = "auto"
     fit_intercept: Flag = True
+    loss: Literal["squared_error", "log_loss"] = "squared_error"
 
     @property
     def kernels(self) -> tuple[Any, ...]:

@@ -21,6 +21,7 @@ PARAMETER_SETTINGS: Final = {
     "features": "model.features",
     "n_features": "model.n_features",
     "fit_intercept": "model.fit_intercept",
+    "loss": "model.loss",
     "solver": "solver.name",
     "block_size": "solver.block_size",
     "ridge": "solver.ridge",

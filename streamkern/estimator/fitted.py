@@ -245,7 +245,7 @@ class FittedModel:
         attributes = schema.attributes | {
             "centers_": centers,
             # Powers of two: nothing is rounded, and float64 holds values that float32 may not.
-            "dual_coef_": alpha if model.classes else alpha * model.targets.scale,
+            "dual_coef_": alpha * model.targets.scale,
             "intercept_": model.targets.mean,
             "kernel_": kernel,
             "bandwidth_": described.get("bandwidth", kernel.bandwidth),

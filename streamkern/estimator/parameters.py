@@ -45,6 +45,7 @@ class Parameters:
     features: str = "kernel"
     n_features: int | str = "auto"
     fit_intercept: bool = True
+    loss: str = "squared_error"
     solver: str = "auto"
     block_size: int | str = "auto"
     ridge: float | str = "auto"

@@ -190,7 +190,11 @@ class BlockSolver(Solver):
         with self.backend.single_threaded_blas():
             x = self.op.points(batch.X, out=self.x[:m])
             r = self._residual(state, x, batch.Y)
+            if self.loss is not None:
+                r = self.loss.errors(r, batch.Y)
             loss = self._measure(state, batch, r, self.Ku[:m])
+            if self.loss is not None:
+                r = self.loss.residual(r)
             w = self._weights(state, m, n, batch.w)
             self._weigh(r, w)
             for i, b in enumerate(order.tolist()):
@@ -272,10 +276,11 @@ class BlockSolver(Solver):
         self.ridge_term.refresh_all(state)
 
     def _residual(self, state: State, x: Points, Y: Array) -> Array:
-        """Return K alpha - Y; fills self.K and the leverages."""
+        """Return K alpha - Y, without Y for a loss of another form; fills self.K, the leverages."""
         m, c = len(x), self.n_outputs
         r = self.r[:m]
-        if not self.partition.grid.column:  # of the ranks with these rows, one subtracts Y
+        # Of the ranks with these rows, one subtracts Y.
+        if self.loss is None and not self.partition.grid.column:
             self.backend.xp.negative(Y, out=r)
         else:
             r[...] = 0

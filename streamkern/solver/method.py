@@ -27,6 +27,8 @@ from streamkern.basics.message import mention
 from streamkern.config.solver import SolverConfig, options_of
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
+from streamkern.losses.losses import SQUARES
+from streamkern.losses.scaled import ScaledLoss
 from streamkern.planning.effort import OpCounts
 from streamkern.planning.memory import (
     EVALUATED_ROWS,
@@ -86,6 +88,7 @@ class Work(Generic[_S]):
     worth : number of rows that the run is worth, if the noise determines the ridge; a method that
         estimates the noise better returns "ridge" in its setup.
     ranks : communicator of the ranks that share its steps.
+    loss : the loss of the outputs; None: squares.
     """
 
     op: KernelOperator
@@ -98,6 +101,7 @@ class Work(Generic[_S]):
     noise: Noise = NO_NOISE
     worth: float | None = None
     ranks: Communicator = SINGLE
+    loss: ScaledLoss | None = None
 
     @property
     def centers(self) -> Centers:
@@ -110,7 +114,7 @@ class Work(Generic[_S]):
         """Return the arguments that every solver receives."""
         return {
             "n_outputs": self.problem.c, "max_batch": setup.meta["batch_size"],
-            "average": self.options.average, "ranks": self.ranks,
+            "average": self.options.average, "ranks": self.ranks, "loss": self.loss,
         }  # fmt: skip
 
 
@@ -121,6 +125,8 @@ class Method(Generic[_S]):
     sizes: type[_S]
     features: tuple[str, ...] = ("kernel",)
     """Values of model.features that the method trains."""
+    losses: tuple[str, ...] = (SQUARES,)
+    """Values of model.loss that the method minimises."""
     in_place = False
     """Whether the centers are the rows of the training set, in store order."""
     same_rows = False

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from streamkern.backend.base import Array
 from streamkern.backend.batch import Batch
 from streamkern.basics.warning import warn
+from streamkern.losses.losses import LOSSES_BY_NAME
 from streamkern.predict.calibration import Calibration, lacking
 from streamkern.solver.base import State
 from streamkern.solver.equations import EquationSolver
@@ -29,7 +30,11 @@ from streamkern.stream.buffers import Share
 from streamkern.stream.feed import Feed
 from streamkern.stream.loader import Loader
 from streamkern.train.loop.guard import Guard, LossCurve, Watch
-from streamkern.train.model.calibrating import calibrate, calibrate_left_out
+from streamkern.train.model.calibrating import (
+    calibrate,
+    calibrate_left_out,
+    native_calibration,
+)
 from streamkern.train.model.kernel_model import KernelModel, SharedModel, column_names
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.setup.assemble import Assembled
@@ -107,7 +112,7 @@ class StepLoop:
         self.rows = 0
         self._best: Any = None
         self._curve = LossCurve(at_ends=run.method.empty_epochs > 0)
-        self.calibration: Calibration | None = None
+        self.calibration = native_calibration(run, made.targets)
         self.posterior: Posterior | None = None
         if isinstance(self.solver, KernelRidgeSolver):
             self.solver.keeps_factor = made.meta["left_out"]
@@ -131,9 +136,15 @@ class StepLoop:
         good = state.alpha.copy() if good is None else self.run.backend.asarray(good)
         self.state = state
         self.watch = Watch(
-            self.solver, state, good, guard, self.made.targets.scale, self.report, self._curve,
+            self.solver, state, good, guard, self._loss_scale, self.report, self._curve,
             window,
         )  # fmt: skip
+
+    @property
+    def _loss_scale(self) -> npt.NDArray[np.float64]:
+        """Factor (c,) of the errors that the solver measures, to the unit of the targets."""
+        scale = self.made.targets.scale
+        return scale if self.solver.loss is None else np.ones_like(scale)
 
     def kept(self) -> Kept:
         """Return the host arrays and JSON values from which `restore` continues and a model is
@@ -209,7 +220,8 @@ class StepLoop:
     def owes_calibration(self) -> bool:
         """True if the finished model can be calibrated, and is not yet."""
         can = self.run.data.apart is not None or self._leaves_out
-        return can and self.ranks.rank == 0 and self.calibration is None
+        known = self.calibration is not None and len(self.calibration.intervals.scores) > 0
+        return can and self.ranks.rank == 0 and not known
 
     def take_calibration(self) -> None:
         """Calibrate the finished model on the calibration rows, or on leave-one-out predictions."""
@@ -248,7 +260,7 @@ class StepLoop:
                 dtype=self.made.op.dtype,
                 seed=seed,
                 factors=data.weight_factors,
-                targets=self.made.targets,
+                targets=self.made.targets if self.solver.loss is None else None,
             ) as feed,
         ):
             yield feed
@@ -301,7 +313,7 @@ class StepLoop:
             self.made.op, solver.Z, solver.weights(self.state), data.source.classes,
             data.source.row_shape, data.fixed, self.made.targets, **column_names(self.made.meta),
             calibration=self.calibration, posterior=self.posterior,
-            lacking=lacking(self.made.meta),
+            lacking=lacking(self.made.meta), loss=LOSSES_BY_NAME.get(self.run.config.model.loss),
         )  # fmt: skip
 
     def answer(self) -> None:

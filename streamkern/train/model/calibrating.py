@@ -10,12 +10,16 @@ import numpy.typing as npt
 from streamkern.backend.base import Array, tiles
 from streamkern.basics.array_types import Floats
 from streamkern.basics.errors import DataError
+from streamkern.losses.losses import LOSSES_BY_NAME
 from streamkern.planning.memory import EVALUATED_ROWS
-from streamkern.predict.calibration import Calibration
+from streamkern.predict.calibration import Calibration, Intervals
+from streamkern.predict.probabilities import Softmax
 from streamkern.solver.kernel_ridge import LeftOut
 from streamkern.stream.sources.base import BaseSource
+from streamkern.stream.target_scale import TargetScale
 from streamkern.train.model.kernel_model import KernelModel
 from streamkern.train.model.spreads import ResidualScales, find_difficulty, most_points
+from streamkern.train.resolve.resolved_run import ResolvedRun
 
 
 def calibrate(model: KernelModel, source: BaseSource) -> Calibration:
@@ -42,6 +46,15 @@ def calibrate(model: KernelModel, source: BaseSource) -> Calibration:
     with model.backend.active():
         missed = np.abs(F.astype(np.float64) - Y)
         return _normalised(found, model, source, missed, weights, origins)
+
+
+def native_calibration(run: ResolvedRun, targets: TargetScale) -> Calibration | None:
+    """Return the probabilities that a model has by its loss, without rows set aside; None if it has
+    none."""
+    if run.config.model.loss not in LOSSES_BY_NAME:
+        return None
+    c = len(targets.mean)
+    return Calibration(Intervals(np.empty((0, 1))), Softmax(np.ones(c), np.zeros(c)))
 
 
 def calibrate_left_out(model: KernelModel, rows: LeftOut, factors: Floats | None) -> Calibration:

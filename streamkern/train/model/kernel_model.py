@@ -25,6 +25,7 @@ from streamkern.basics.progress import Progress
 from streamkern.ingest.columns import USUAL, RecordedArrays
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
+from streamkern.losses.base import Loss
 from streamkern.planning.memory import EVALUATED_ROWS, rows_at_once
 from streamkern.predict.calibration import Calibration, lacking
 from streamkern.predict.evaluation import CalibratedFigures, EvaluationMetrics
@@ -72,6 +73,7 @@ class KernelModel:
     encoder, label_dtype, weight_column, file_form : as in `StoreSpec`
     origin, arrays : the run, and names of arrays in its settings
     lacking : the sentence on what is needed for a calibration
+    loss : the loss of the outputs, of which it knows the prediction; None: squares
     """
 
     op: KernelOperator
@@ -93,6 +95,7 @@ class KernelModel:
     posterior: Posterior | None = None
     arrays: RecordedArrays = USUAL
     lacking: str = field(default_factory=lambda: lacking({}))
+    loss: Loss | None = None
 
     @property
     def backend(self) -> Backend:
@@ -207,10 +210,11 @@ class KernelModel:
                 f"on {targets(self.classes, self.n_outputs)}",
                 "use data with the same targets",
             )
+        xp = self.backend.xp
         figures = EvaluationMetrics(self.backend, self.n_outputs, self.classes is not None)
         calibrated = None if self.calibration is None else CalibratedFigures(self.calibration)
         for block, F, Y in self.stream(source):
-            figures.add(F, Y, block.w)
+            figures.add(F if self.loss is None else self.loss.predict(xp, F.copy()), Y, block.w)
             if calibrated is not None:
                 arrays = self.backend.to_host(F), self.backend.to_host(Y), block.w
                 spreads = self._spreads(self.prepared(block)) if calibrated.asks_spread else None

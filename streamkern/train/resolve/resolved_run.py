@@ -25,6 +25,8 @@ from streamkern.filesystem.urls import local_path
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.fourier import FourierFeatures, check_sampled
 from streamkern.kernels.points import Grid, point_bytes, point_width, scratch_bytes
+from streamkern.losses.base import Loss
+from streamkern.losses.losses import LOSSES_BY_NAME
 from streamkern.planning.memory import Buffers, default_budget
 from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import Sizes
@@ -84,6 +86,11 @@ class ResolvedRun:
     grid: Grid | None
     metric_mode: MetricMode
     metric: npt.NDArray[np.float64] | None = None
+
+    @property
+    def loss(self) -> Loss | None:
+        """The loss that is minimised; None: squares."""
+        return LOSSES_BY_NAME.get(self.config.model.loss)
 
     @property
     def in_order(self) -> bool:

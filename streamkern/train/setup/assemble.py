@@ -23,6 +23,8 @@ from streamkern.kernels.fourier import FourierFeatures
 from streamkern.kernels.importances import describe_metric
 from streamkern.kernels.points import Grid, Points
 from streamkern.kernels.products import KernelOperator
+from streamkern.losses.losses import SQUARES
+from streamkern.losses.scaled import scaled_loss
 from streamkern.planning.memory import METRIC_ROWS
 from streamkern.solver.base import Solver
 from streamkern.solver.equations import middle, on_grid
@@ -50,12 +52,13 @@ from streamkern.train.setup.choose_metric import (
     learn_metric,
     split,
 )
+from streamkern.train.setup.loss_start import logits_scale
 from streamkern.train.setup.setup_rows import few_rows, known_rows, rows_worth, samples_of
 
 _META = (
     "kernel", "sizes", "setup", "classes", "row_shape", "columns", "target_columns", "encoder",
     "file_form", "n_outputs", "fit_intercept", "precision", "grid", "scaling", "scale", "backend",
-    "warm_start", "facts", "uncalibrated", "left_out",
+    "warm_start", "facts", "uncalibrated", "left_out", "loss",
 )  # fmt: skip
 
 
@@ -138,11 +141,12 @@ def compute(
     op = KernelOperator(kernel, run.backend, run.precision, shift, run.grid)
     # A device needs only the prepared rows.
     points = op.points(run.backend.asarray(host_Z), left=True, right=True)
-    rows = np.empty(0, np.int64)
+    rows, probe_rows = np.empty(0, np.int64), list[SampleRows]()
 
     def samples() -> tuple[SampleRows, SampleRows]:
         nonlocal rows
         sample, probe, rows = samples_of(run, dtype, inside, of_rows)
+        probe_rows[:] = [probe] if run.loss is not None else []
         return sample, probe
 
     noise, n, options, ridges = _noise(run, op, points, few, inside, report)
@@ -165,6 +169,10 @@ def compute(
         del arrays["Z"]  # each rank has its stripe of it
     read = broadcast_setup(work, arrays, described, _reported(samples, report))
     setup = run.method.compute(work, read, report)
+    if run.loss is not None:
+        inside = logits_scale(op, points, setup.arrays, inside, probe_rows.pop())
+        loss = scaled_loss(run.loss, run.backend, dtype, inside.arrays())
+        work = replace(work, loss=loss)
     if ridges is not None:
         setup.arrays["ridges"] = run.backend.asarray(ridges)
     if n is not None:
@@ -251,6 +259,7 @@ def _meta(
         "facts": _of_source(run) | dict(run.given.facts),
         "uncalibrated": data.uncalibrated,
         "left_out": data.left_out,
+        "loss": run.config.model.loss,
     }
 
 
@@ -277,7 +286,7 @@ def reassemble(
     Raises KeyError if an entry of meta is missing.
     """
     # Entries that runs of 0.1.0 lack.
-    added = {"uncalibrated": None, "left_out": False}
+    added = {"uncalibrated": None, "left_out": False, "loss": SQUARES}
     meta = {"facts": {}, "encoder": None, "file_form": None, **added, **meta}
     meta = {name: meta[name] for name in _META}
     kernel = run.config.model.kernel
@@ -288,7 +297,8 @@ def reassemble(
     if "ridge" in meta["setup"]:
         options = options.with_ridge(meta["setup"]["ridge"])
     seed, ranks = run.config.run.random_state, run.given.ranks
-    work = Work(op, points, run.problem, run.sizes, options, seed, ranks=ranks)
+    loss = scaled_loss(run.loss, run.backend, op.dtype, arrays)
+    work = Work(op, points, run.problem, run.sizes, options, seed, ranks=ranks, loss=loss)
     solver = run.method.assemble(work, Setup(device, meta["setup"], arrays["sample_rows"]))
     return Assembled(solver, op, dict(arrays), meta)
 
