@@ -48,6 +48,11 @@ METHODS: dict[str, dict[str, Any]] = {
     "blocks": {"solver.name": "block", "solver.block_size": 25},
     "block, ridge": {"solver.name": "block", "solver.block_size": P, "solver.ridge": 1e-3},
     "blocks, ridge": {"solver.name": "block", "solver.block_size": 25, "solver.ridge": 1e-3},
+    "blocks, log loss": {
+        "solver.name": "block",
+        "solver.block_size": 25,
+        "model.loss": "log_loss",
+    },
     "eigenpro3": {"solver.name": "eigenpro3", "solver.n_nystrom": 80},
     "eigenpro4, resident": {
         "solver.name": "eigenpro4",

@@ -60,6 +60,7 @@ from streamkern.config.rules import (
 )
 from streamkern.config.solver import SolverConfig, check_solver_features
 from streamkern.config.toml import TOML_BYTES, corrected_line, parse_toml
+from streamkern.losses.losses import SQUARES
 
 # Settings that a resumed run may change: they alter no sample, draw or weight, or (memory, device)
 # the trainer records their effect once they are resolved to batch size and backend.
@@ -185,6 +186,22 @@ class RunConfig(Table):
     @model_validator(mode="after")
     def _solver_trains_the_features(self) -> RunConfig:
         check_solver_features(self.solver.name, self.model.features)
+        return self
+
+    @model_validator(mode="after")
+    def _loss_can_be_minimised(self) -> RunConfig:
+        loss, others = self.model.loss, []
+        if self.solver.name not in ("auto", "block"):
+            others.append(mention("solver.name", self.solver.name))
+        others += [mention("solver.posterior", True)] if self.solver.posterior else []
+        others += [mention("run.ranks", self.run.ranks)] if self.run.ranks != 1 else []
+        others += [mention("solver.warm_start")] if self.solver.warm_start is not None else []
+        if loss != SQUARES and others:
+            raise ConfigError(
+                f"{mention('model.loss', loss)} is minimised by {mention('solver.name', 'block')} "
+                f"in one process, from the start, and not with {others[0]}",
+                f"leave one of them out, or give {mention('model.loss', SQUARES)}",
+            )
         return self
 
     @classmethod

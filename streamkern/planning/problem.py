@@ -151,6 +151,7 @@ class ProblemShape:
     several : whether there are two or more numeric targets, each of which may have its own ridge.
     posterior : whether a posterior is requested.
     draws : whether random transforms run where X is floating point.
+    squares : whether the loss is the squared error.
     """
 
     n_rows: int
@@ -201,6 +202,7 @@ class ProblemShape:
     several: bool = False
     posterior: bool = False
     draws: bool = False
+    squares: bool = True
 
     @property
     def n_samples(self) -> int:

@@ -10,7 +10,6 @@ from streamkern.backend.base import Array
 from streamkern.backend.rank_grid import CenterPartition, RankGrid
 from streamkern.backend.ranks import Communicator
 from streamkern.config.solver import SolverConfig, set_value
-from streamkern.losses.losses import LOSSES_BY_NAME, SQUARES
 from streamkern.planning.effort import OpCounts, together
 from streamkern.planning.memory import Buffers, MemoryNeeds, count_products
 from streamkern.planning.problem import ProblemShape
@@ -47,7 +46,6 @@ class BlockMethod(Method[BlockSizes]):
     name = "block"
     sizes = BlockSizes
     features = ("kernel", "nystrom", "fourier")
-    losses = (SQUARES, *LOSSES_BY_NAME)
     uses_center_targets = True
     insensitive_to_conditioning = True
     data_parallel = over_centers = True

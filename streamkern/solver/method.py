@@ -27,7 +27,6 @@ from streamkern.basics.message import mention
 from streamkern.config.solver import SolverConfig, options_of
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.losses.losses import SQUARES
 from streamkern.losses.scaled import ScaledLoss
 from streamkern.planning.effort import OpCounts
 from streamkern.planning.memory import (
@@ -125,8 +124,6 @@ class Method(Generic[_S]):
     sizes: type[_S]
     features: tuple[str, ...] = ("kernel",)
     """Values of model.features that the method trains."""
-    losses: tuple[str, ...] = (SQUARES,)
-    """Values of model.loss that the method minimises."""
     in_place = False
     """Whether the centers are the rows of the training set, in store order."""
     same_rows = False

@@ -53,6 +53,8 @@ def choose_method(
 
     if problem.ranks > 1:
         return block("chosen, as several ranks can share its steps")
+    if not problem.squares:
+        return block("chosen, as it minimises other losses than squares")
     setting = options.first_set(_BLOCK_ONLY)
     if setting is not None:
         return block(f"chosen, as solver.{setting} is set")
@@ -104,6 +106,7 @@ def _without_block(
     With few centers the direct solver takes less memory than these samples.
     """
     others = problem.set_aside or problem.features != "kernel" or problem.ranks > 1
+    others = others or not problem.squares
     block_only = options.ridge == 0 or others
     if block_only or options.first_set(_BLOCK_ONLY):
         raise error

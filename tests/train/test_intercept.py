@@ -75,12 +75,13 @@ def estimator(cls: Any = KernelRegressor, **changes: Any) -> Any:
 
 # -- every solver ----------------------------------------------------------------------------------
 
+OF_VALUES = [name for name in METHODS if "model.loss" not in METHODS[name]]
 CENTERS = [
     m for m in METHODS if METHODS[m].get("solver.name") not in ("sgd", "eigenpro1", "eigenpro2")
 ]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", OF_VALUES)
 def test_a_constant_and_a_unit_change_the_answers_by_just_that(method: str) -> None:
     """U2, W5. In float32: targets far from 0, of 1e39 and of 1e-30, side by side."""
     X, y = data(135)
@@ -94,7 +95,7 @@ def test_a_constant_and_a_unit_change_the_answers_by_just_that(method: str) -> N
 
 
 @pytest.mark.full(all_but_every=4)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", OF_VALUES)
 def test_without_intercept_the_constant_is_left_to_the_kernels(method: str) -> None:
     """And scaled targets give the same bits: the scale is a power of two."""
     X, y = data(135)

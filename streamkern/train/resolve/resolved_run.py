@@ -26,7 +26,7 @@ from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.fourier import FourierFeatures, check_sampled
 from streamkern.kernels.points import Grid, point_bytes, point_width, scratch_bytes
 from streamkern.losses.base import Loss
-from streamkern.losses.losses import LOSSES_BY_NAME
+from streamkern.losses.losses import LOSSES_BY_NAME, SQUARES
 from streamkern.planning.memory import Buffers, default_budget
 from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import Sizes
@@ -39,6 +39,7 @@ from streamkern.stream.sources.base import read_ahead, target_bytes, unit_sizes
 from streamkern.stream.sources.mixture import stored_rows
 from streamkern.stream.sources.split import rows_read
 from streamkern.train.resolve.calibration_split import NO_ROOM_APART, check_calibrate
+from streamkern.train.resolve.check_loss import check_loss
 from streamkern.train.resolve.early_stopping import check_early_stopping
 from streamkern.train.resolve.given_arrays import (
     check_metric,
@@ -134,6 +135,7 @@ def _open(
     data = open_data(config, given.source, given.continued, why_none, warm=warm)
     if data.apart is None and not data.unused:
         config = config.with_overrides({"run.calibrate": False})
+    check_loss(config, data, whole=whole, goes_on=goes_on)
     goes_on = goes_on or config.solver.warm_start is not None
     choice = requested_metric_mode(config, data, goes_on=goes_on)
     config = with_epochs(config, data.source.n_rows)
@@ -348,6 +350,7 @@ def _problem(
         classes=source.classes is not None,
         several=source.classes is None and source.n_outputs > 1,
         posterior=config.solver.posterior,
+        squares=config.model.loss == SQUARES,
         set_aside=0 if data.aside is None else data.aside.n_rows,
         set_apart=0 if data.apart is None else data.apart.n_rows,
         ranks=config.run.n_ranks,

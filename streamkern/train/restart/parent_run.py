@@ -25,6 +25,7 @@ from streamkern.ingest.tables.encoder import check_encoder
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.fourier import FourierFeatures
 from streamkern.kernels.notation import bandwidths, with_bandwidths
+from streamkern.losses.losses import SQUARES
 from streamkern.stream.sources.alignment import check_row_shape
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.transforms import Scale, Transform, is_deterministic
@@ -133,6 +134,13 @@ class ParentRun(RunSnapshot):
 
         metric : metric that is given to the run
         """
+        loss = self.setup.meta.get("loss", SQUARES)
+        if loss != SQUARES:
+            raise ConfigError(
+                f"{self._mentioned} was trained with {mention('model.loss', loss)}, and only "
+                "squares can be gone on from yet",
+                "begin anew, without its weights",
+            )
         if metric is not None and not (
             self.metric is not None and np.array_equal(metric, self.metric)
         ):
