@@ -171,6 +171,7 @@ def test_all_settings_in_a_run_file(solver: str, tmp_path: Path) -> None:
         features = "kernel"
         n_features = "auto"
         fit_intercept = false
+        loss = "squared_error"
         [run]
         run_dir = "runs/a"
         precision = "float64"
@@ -266,7 +267,7 @@ TRIED: dict[str, dict[str, Any]] = {
         "kernel": {"kind": "sum", "parts": [{"kind": "laplace", "bandwidth": 0.5}, "linear"],
                    "weights": [0.5, 2]},
         "bandwidth": "auto", "metric": "m.npy", "n_centers": 20, "centers": "z.npy",
-        "features": "kernel", "n_features": "auto", "fit_intercept": False,
+        "features": "kernel", "n_features": "auto", "fit_intercept": False, "loss": "squared_error",
     },
     "solver": {
         "name": "block", "block_size": 10, "ridge": 0.5, "n_nystrom": "auto", "level": "auto",

@@ -156,7 +156,8 @@ def of_warm_starts() -> list[Remedy]:
     trained(run("of_uv", **{"data.train": "uv.zarr"}))
     trained(run("moved"), metric=np.array([1.0, 2.0, 3.0]))
     begun("without", BLOCK)
-    warm = {"solver.warm_start": "w"}
+    warm, classes = {"solver.warm_start": "w"}, {"data.train": "labels.zarr"}
+    trained(run("of_log_loss", **classes | {"model.loss": "log_loss"}))
     cases: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         ("was trained on other targets.*use data with the same targets",
          warm | {"data.train": "two.zarr"}, warm),
@@ -172,6 +173,8 @@ def of_warm_starts() -> list[Remedy]:
          {"run.random_state": 3}),
         ("has no checkpoint yet; train it first, or leave warm_start out",
          {"solver.warm_start": "without"}, {}),
+        ("only squares can be gone on from yet; begin anew, without its weights",
+         classes | {"solver.warm_start": "of_log_loss"}, classes),
     ]  # fmt: skip
 
     def starts(given: dict[str, Any]) -> Do:

@@ -23,6 +23,7 @@ COVERED = (
     "train/model/permutation.py", "train/resolve/precision.py", "train/restart/scaling.py",
     "train/resolve/calibration_split.py", "train/setup/assemble.py", "train/loop/sinks.py",
     "train/resolve/training_data.py", "train/resolve/run_inputs.py",
+    "train/resolve/check_loss.py",
     "train/online.py", "train/loop/guard.py", "train/saved_model.py", "train/trainer.py",
 )  # fmt: skip
 
@@ -87,6 +88,8 @@ def of_settings() -> list[Remedy]:
          {"data.transforms": [scale]}),
         ("data.train is missing.*set it in .data.", {"data.train": None},
          {"data.train": "data.zarr"}),
+        ("is for classes, and the targets are values; give model.loss='squared_error'",
+         {"model.loss": "log_loss"}, {"model.loss": "squared_error"}),
         ("data.test has 2 classes .*use data with the same targets",
          {"data.test": "labels.zarr"}, {"data.test": "data.zarr"}),
     ]  # fmt: skip

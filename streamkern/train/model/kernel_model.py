@@ -73,7 +73,7 @@ class KernelModel:
     encoder, label_dtype, weight_column, file_form : as in `StoreSpec`
     origin, arrays : the run, and names of arrays in its settings
     lacking : the sentence on what is needed for a calibration
-    loss : the loss of the outputs, of which it knows the prediction; None: squares
+    loss : the loss that was minimised; None: squares
     """
 
     op: KernelOperator
@@ -205,16 +205,14 @@ class KernelModel:
         """
         source = self.checked(source, targets=True)
         if source.classes != self.classes or source.n_outputs != self.n_outputs:
-            raise ConfigError(
-                f"the data has {targets(source.classes, source.n_outputs)}, the model was trained "
-                f"on {targets(self.classes, self.n_outputs)}",
-                "use data with the same targets",
-            )
-        xp = self.backend.xp
-        figures = EvaluationMetrics(self.backend, self.n_outputs, self.classes is not None)
+            there, here = (targets(a.classes, a.n_outputs) for a in (source, self))
+            rule = f"the data has {there}, the model was trained on {here}"
+            raise ConfigError(rule, "use data with the same targets")
+        classes = self.classes is not None
+        figures = EvaluationMetrics(self.backend, self.n_outputs, classes, self.loss)
         calibrated = None if self.calibration is None else CalibratedFigures(self.calibration)
         for block, F, Y in self.stream(source):
-            figures.add(F if self.loss is None else self.loss.predict(xp, F.copy()), Y, block.w)
+            figures.add(F, Y, block.w)
             if calibrated is not None:
                 arrays = self.backend.to_host(F), self.backend.to_host(Y), block.w
                 spreads = self._spreads(self.prepared(block)) if calibrated.asks_spread else None
@@ -349,14 +347,12 @@ class KernelModel:
         described = [self.op.kernel.describe(), *map(describe_transform, self.fixed)]
         described += [] if self.encoder is None else [dict(self.encoder)]
         digest = hashlib.sha256(json.dumps([described, self.op.precision], default=str).encode())
-        for a in (self.backend.to_host(self.weights), self.targets.mean, self.targets.scale):
-            digest.update(np.ascontiguousarray(a).tobytes())
-        if self.calibration is not None:
-            for a in self.calibration.arrays().values():
-                digest.update(np.ascontiguousarray(a).tobytes())
+        arrays = [self.backend.to_host(self.weights), self.targets.mean, self.targets.scale]
+        arrays += [] if self.calibration is None else self.calibration.arrays().values()
         if self.posterior is not None:  # the basis follows from the model and these
-            for a in (self.posterior.lam, self.posterior.noise, self.posterior.prior):
-                digest.update(a.tobytes())
+            arrays += [self.posterior.lam, self.posterior.noise, self.posterior.prior]
+        for a in arrays:
+            digest.update(np.ascontiguousarray(a).tobytes())
         return digest.hexdigest()
 
 

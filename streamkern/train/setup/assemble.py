@@ -171,8 +171,7 @@ def compute(
     setup = run.method.compute(work, read, report)
     if run.loss is not None:
         inside = logits_scale(op, points, setup.arrays, inside, probe_rows.pop())
-        loss = scaled_loss(run.loss, run.backend, dtype, inside.arrays())
-        work = replace(work, loss=loss)
+        work = replace(work, loss=scaled_loss(run.loss, run.backend, dtype, inside.arrays()))
     if ridges is not None:
         setup.arrays["ridges"] = run.backend.asarray(ridges)
     if n is not None:
@@ -182,9 +181,6 @@ def compute(
         setup.meta["learned_metric"] = learned.facts
     scale_arrays, scale_meta = save_scaling(data.fixed)
     arrays |= {"Z": host_Z, "order": order, "sample_rows": rows} | inside.arrays() | setup.arrays
-    if kernel.metric is not None:
-        with run.backend.single_threaded_blas():
-            setup.meta["metric"] = describe_metric(kernel.metric, data.source.columns)
     meta = _meta(run, kernel, setup.meta, scale_meta)
     return Computed(work, setup, arrays | scale_arrays, meta)
 
@@ -234,10 +230,14 @@ def _noise(
 
 
 def _meta(
-    run: ResolvedRun, kernel: Kernel, setup: Mapping[str, Any], scaling: list[dict[str, Any]]
+    run: ResolvedRun, kernel: Kernel, setup: dict[str, Any], scaling: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return the metadata of a run after its setup, as JSON values."""
+    """Return the metadata of a run after its setup, as JSON values; describe the metric in
+    `setup`."""
     data = run.data
+    if kernel.metric is not None:
+        with run.backend.single_threaded_blas():
+            setup["metric"] = describe_metric(kernel.metric, data.source.columns)
     return {
         "kernel": kernel.describe(),
         "sizes": asdict(run.sizes),
