@@ -177,8 +177,7 @@ def compute(
     if n is not None:
         ridge = setup.meta.setdefault("ridge", options.fixed_ridge)
         work = replace(work, options=options.with_ridge(ridge))
-    if learned.facts:
-        setup.meta["learned_metric"] = learned.facts
+    setup.meta |= {"learned_metric": learned.facts} if learned.facts else {}
     scale_arrays, scale_meta = save_scaling(data.fixed)
     arrays |= {"Z": host_Z, "order": order, "sample_rows": rows} | inside.arrays() | setup.arrays
     meta = _meta(run, kernel, setup.meta, scale_meta)
