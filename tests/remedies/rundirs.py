@@ -16,8 +16,6 @@ from streamkern.rundir.run_summary import glance
 from streamkern.rundir.saver import AsyncSaver
 from tests.remedies import Remedy, regressor
 
-IN_ORDER = True
-"""A remedy undoes its mistake, which the next one would meet."""
 COVERED = ("rundir",)
 
 NOT_TRIED = {
