@@ -22,7 +22,7 @@ from streamkern.basics.warning import warnings_completed
 from streamkern.estimator.fitted import Schema
 from streamkern.estimator.inputs import brings_its_own, open_stream
 from streamkern.estimator.targets import refuse_numbers_as_labels
-from streamkern.filesystem.abandoned import FIT, locked_folder, remove_locked
+from streamkern.filesystem.abandoned import FIT_PREFIX, locked_folder, remove_locked
 from streamkern.filesystem.icechunk_repository import is_icechunk
 from streamkern.filesystem.urls import StrictStore, local_path
 from streamkern.ingest.columns import USUAL, ReadRequest
@@ -232,7 +232,7 @@ def ingested(
     y, sample_weight : as `ingest` takes them
     like : the schema of an earlier table, whose columns of targets and weights are the default
     """
-    folder, lock = locked_folder(FIT)
+    folder, lock = locked_folder(FIT_PREFIX)
     try:
         most = DEFAULT_MEMORY if memory == "auto" else parse_bytes(memory, "memory")
         with _explaining_ingest_options():

@@ -24,7 +24,7 @@ from streamkern.ingest.reader import Reader
 from streamkern.ingest.tables.cells import (
     MISSING,
     RowsInFile,
-    is_lists,
+    is_list_type,
     is_text_type,
     plain_cells,
     present,
@@ -50,7 +50,7 @@ def _natural_dtype(types: Sequence[Any]) -> np.dtype[Any] | None:
     """Return the common dtype of columns of these types; None if they are not all numbers."""
     dtypes = []
     for kind in types:
-        number = kind.value_type if is_lists(kind) else kind
+        number = kind.value_type if is_list_type(kind) else kind
         try:
             dtypes.append(np.dtype(number.to_pandas_dtype()))
         except (NotImplementedError, TypeError):
@@ -94,7 +94,7 @@ class ArrowReader(Reader):
         self._n_rows, self.identity, self._where = n_rows, identity, where
         unasked = request.x is None and request.targets
         name = "X" if request.x is None else request.x
-        lists = name in schema.names and is_lists(schema.field(name).type)
+        lists = name in schema.names and is_list_type(schema.field(name).type)
         self._lists = lists and request.cells is None
         if self._lists:
             request = request._replace(x=name, columns=None)

@@ -25,7 +25,7 @@ from streamkern.basics.machine import ordered_map
 from streamkern.basics.message import mention
 from streamkern.basics.progress import Progress
 from streamkern.filesystem.scratch import Scratch
-from streamkern.ingest.conform import FeatureConverter, RawBlock, Rounding
+from streamkern.ingest.conform import FeatureConverter, RawBlock, RoundingTracker
 from streamkern.ingest.encoding_options import EncodingOptions
 from streamkern.ingest.reader import Reader
 from streamkern.ingest.shuffle import Spool
@@ -43,7 +43,7 @@ class Spooled(NamedTuple):
     spool: Spool
     values: TargetConverter
     files: FilesRead
-    rounding: Rounding | None  # of text that is stored with fewer digits without a request
+    rounding: RoundingTracker | None  # of text that is stored with fewer digits without a request
 
     def notes(self) -> dict[str, Any]:
         """Return everything known besides the rows, as JSON, to resume from."""
@@ -112,7 +112,7 @@ def spool_rows(
     narrow = dtype is None and reader.as_text
     natural = reader.natural_dtype if like is None else like.x_dtype
     text = np.float32 if like is None else like.x_dtype
-    features = FeatureConverter(first, text if narrow else dtype, natural, widens=like is None)
+    features = FeatureConverter(first, text if narrow else dtype, natural, can_widen=like is None)
     known = None
     if like is not None and like.classes is not None:
         known = KnownClasses(like.classes, like.label_dtype)
@@ -139,7 +139,9 @@ def spool_rows(
     values.restore(notes["labels"], counts, notes.get("dtypes", ()))
     rounding = None
     if narrow:
-        rounding = Rounding(math.prod(features.row_shape), features.dtype, notes.get("rounding"))
+        rounding = RoundingTracker(
+            math.prod(features.row_shape), features.dtype, notes.get("rounding")
+        )
     rows = Spooled(
         spool, values, FilesRead(notes["files"], notes.get("dropped", 0), notes), rounding
     )

@@ -66,8 +66,8 @@ _META = (
 class Assembled:
     """A solver ready to step, with everything needed to make it again.
 
-    arrays["Z"] : (p, d) transformed centers on the host, in kept order; kept row i was row
-        arrays["order"][i] of the centers as chosen
+    arrays["Z"] : (p, d) transformed centers on the host, in storage order; row i is row
+        arrays["order"][i] of the centers as selected
     """
 
     solver: Solver
@@ -88,10 +88,10 @@ class Assembled:
 
 
 @dataclass
-class Computed:
-    """Input of a solver's assembly: see `Assembled`.
+class ComputedSetup:
+    """The parts that a solver is assembled from: see `Assembled`.
 
-    If the ranks share out the centers, arrays["Z"] holds those of this rank's stripe.
+    If the centers are partitioned over ranks, arrays["Z"] holds those of this rank's stripe.
     """
 
     work: Work[Any]
@@ -106,8 +106,8 @@ def start(
     targets: TargetScale | None = None,
     found: Learned | None = None,
 ) -> Assembled:
-    """Compute the setup, see `compute`, and assemble the solver."""
-    made = compute(run, report, targets, found)
+    """Compute the setup, see `compute_setup`, and assemble the solver."""
+    made = compute_setup(run, report, targets, found)
     op, arrays, meta = made.work.op, made.arrays, made.meta
     solver = run.method.assemble(made.work, replace(made.setup, sample_rows=arrays["sample_rows"]))
     del made
@@ -115,12 +115,12 @@ def start(
     return Assembled(solver, op, arrays, meta)
 
 
-def compute(
+def compute_setup(
     run: ResolvedRun,
     report: Report,
     targets: TargetScale | None = None,
     found: Learned | None = None,
-) -> Computed:
+) -> ComputedSetup:
     """Compute everything but the solver.
 
     Reads the centers, one sample of the stream, and the targets if their mean is not known.
@@ -134,9 +134,9 @@ def compute(
         run.backend, data.source, data.weight_factors,
         fit_intercept=config.model.fit_intercept, seed=config.run.random_state, dtype=dtype,
     )  # fmt: skip
-    few, learned = _looked_at(run, dtype, inside, report, found)
+    read_few_rows, learned = _learn_metric_and_kernel(run, dtype, inside, report, found)
     chosen = choose_centers(run, dtype, report, learned.kernel, learned.metric)
-    host_Z, order, kernel, of_rows, shift = chosen
+    host_Z, order, kernel, center_rows, shift = chosen
     del chosen
     op = KernelOperator(kernel, run.backend, run.precision, shift, run.grid)
     # A device needs only the prepared rows.
@@ -145,20 +145,20 @@ def compute(
 
     def samples() -> tuple[SampleRows, SampleRows]:
         nonlocal rows
-        sample, probe, rows = samples_of(run, dtype, inside, of_rows)
+        sample, probe, rows = samples_of(run, dtype, inside, center_rows)
         probe_rows[:] = [probe] if run.loss is not None else []
         return sample, probe
 
-    noise, n, options, ridges = _noise(run, op, points, few, inside, report)
-    few.cache_clear()
-    if kernel.explicit and run.problem.center_ranks > 1:  # the noise needed all of them
+    noise, n, options, ridges = _estimate_noise(run, op, points, read_few_rows, inside, report)
+    read_few_rows.cache_clear()
+    if kernel.explicit and run.problem.center_ranks > 1:  # estimating the noise needed all centers
         del points
         host_Z, _ = scatter_all(run, host_Z)
         points = op.points(run.backend.asarray(host_Z), left=True, right=True)
     run.backend.release()
     known = None
-    if of_rows is not None:
-        known = replace(known_rows(run, dtype, inside, of_rows), whole=run.problem.whole)
+    if center_rows is not None:
+        known = replace(known_rows(run, dtype, inside, center_rows), whole=run.problem.whole)
     seed, ranks = config.run.random_state, run.given.ranks
     work = Work(op, points, run.problem, run.sizes, options, seed, known, noise, n, ranks)
     described = {"kernel": kernel.describe(), "precision": run.precision, "grid": _grid(run)}
@@ -181,7 +181,7 @@ def compute(
     scale_arrays, scale_meta = save_scaling(data.fixed)
     arrays |= {"Z": host_Z, "order": order, "sample_rows": rows} | inside.arrays() | setup.arrays
     meta = _meta(run, kernel, setup.meta, scale_meta)
-    return Computed(work, setup, arrays | scale_arrays, meta)
+    return ComputedSetup(work, setup, arrays | scale_arrays, meta)
 
 
 def _reported(samples: Samples, report: Report) -> Samples:
@@ -196,7 +196,7 @@ def _reported(samples: Samples, report: Report) -> Samples:
     return read
 
 
-def _noise(
+def _estimate_noise(
     run: ResolvedRun, op: KernelOperator, points: Points, few: Callable[[], SampleRows],
     targets: TargetScale, report: Report,
 ) -> tuple[Noise, float | None, SolverConfig, npt.NDArray[np.float64] | None]:  # fmt: skip
@@ -243,8 +243,8 @@ def _meta(
         "setup": setup,
         "classes": None if data.source.classes is None else list(data.source.classes),
         "row_shape": list(data.source.row_shape),
-        "columns": _listed(data.source.columns),
-        "target_columns": _listed(data.source.target_columns),
+        "columns": _as_list(data.source.columns),
+        "target_columns": _as_list(data.source.target_columns),
         "encoder": data.source.encoder,
         "file_form": data.source.file_form,
         "n_outputs": data.source.n_outputs,
@@ -255,14 +255,14 @@ def _meta(
         "scale": data.scale,
         "backend": run.backend.describe(),
         "warm_start": None,
-        "facts": _of_source(run) | dict(run.given.facts),
+        "facts": _source_facts(run) | dict(run.given.facts),
         "uncalibrated": data.uncalibrated,
         "left_out": data.left_out,
         "loss": run.config.model.loss,
     }
 
 
-def _of_source(run: ResolvedRun) -> dict[str, str]:
+def _source_facts(run: ResolvedRun) -> dict[str, str]:
     """Return the dtype of the labels and the column of the weights, if they are known."""
     source = run.data.source
     found = {"labels": source.label_dtype, "weight_column": source.weight_column}
@@ -273,7 +273,7 @@ def _grid(run: ResolvedRun) -> dict[str, float] | None:
     return None if run.grid is None else asdict(run.grid)
 
 
-def _listed(names: tuple[str, ...] | None) -> list[str] | None:
+def _as_list(names: tuple[str, ...] | None) -> list[str] | None:
     return None if names is None else list(names)
 
 
@@ -284,7 +284,7 @@ def reassemble(
 
     Raises KeyError if an entry of meta is missing.
     """
-    # Entries that runs of 0.1.0 lack.
+    # Entries missing from runs made with 0.1.0.
     added = {"uncalibrated": None, "left_out": False, "loss": SQUARES}
     meta = {"facts": {}, "encoder": None, "file_form": None, **added, **meta}
     meta = {name: meta[name] for name in _META}
@@ -302,9 +302,8 @@ def reassemble(
     return Assembled(solver, op, dict(arrays), meta)
 
 
-def assist(run: ResolvedRun) -> dict[str, Array]:
-    """Compute this rank's part of the arrays that `compute` returns on rank 0, which broadcasts the
-    input."""
+def compute_setup_part(run: ResolvedRun) -> dict[str, Array]:
+    """Compute this rank's part of the arrays of `compute_setup`, whose input rank 0 broadcasts."""
     ranks, own = run.given.ranks, {}
     if run.problem.center_ranks > 1:
         p, continued = run.problem.p, run.given.continued
@@ -338,7 +337,7 @@ def operator(
             kernel = kernel.with_bandwidth(described["of"]["bandwidth"])
         if kernel is not None and kernel.describe() != described["of"]:
             raise ConfigError(
-                f"{mention('kernel', kernel)} differs from the one trained with, {described['of']}"
+                f"{mention('kernel', kernel)} differs from that of training, {described['of']}"
             )
         kernel = FourierFeatures(described["n_features"], described["of"])
     elif kernel is None:
@@ -350,13 +349,13 @@ def operator(
             kernel = kernel.with_metric(arrays.get("metric"))
         if kernel.describe() != described:
             raise ConfigError(
-                f"{mention('kernel', kernel)} differs from the one trained with, {described}"
+                f"{mention('kernel', kernel)} differs from that of training, {described}"
             )
     grid = None if meta["grid"] is None else Grid(**meta["grid"])
     return KernelOperator(kernel, backend, meta["precision"], arrays["shift"], grid)
 
 
-def _looked_at(
+def _learn_metric_and_kernel(
     run: ResolvedRun,
     dtype: np.dtype[Any],
     targets: TargetScale,
@@ -377,10 +376,10 @@ def _looked_at(
         report("setup", {"doing": "metric", "why": run.metric_mode.reason})
         rows = few_rows(run, dtype, targets, METRIC_ROWS)
         learned, n = learn_metric(run, rows, targets, report), len(rows.X)
-        if learned.metric is not None:  # learned from the targets of other rows than these
+        if learned.metric is not None:  # the targets of these rows were not used to learn it
             n_fit, n_held = split(n)
-            judging = copied_part(rows, slice(n_held, min(n_held + NOISE_ROWS, n - n_fit)))
-            few = cache(lambda: judging)
+            held_out = copied_part(rows, slice(n_held, min(n_held + NOISE_ROWS, n - n_fit)))
+            few = cache(lambda: held_out)
     if learned.kernel is None and is_open(run):
         report("setup", {"doing": "kernel"})
         kernel = find_kernel(run, few(), report, learned.metric).kernel

@@ -12,7 +12,7 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.solver.method import Report
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.restart.parent_run import ParentRun
-from streamkern.train.setup.assemble import Assembled, assist, compute, start
+from streamkern.train.setup.assemble import Assembled, compute_setup, compute_setup_part, start
 from streamkern.train.setup.choose_metric import Learned
 from streamkern.train.setup.gathered import gather_and_save, stripes_in
 
@@ -67,7 +67,7 @@ def new_setup(
     digest = None if warm is None else warm.digest
     if run.problem.center_ranks > 1:
         assert directory is not None
-        computed = compute(run, report, *going_on)
+        computed = compute_setup(run, report, *going_on)
         arrays, meta = computed.arrays, computed.meta | {"warm_start": digest}
         del computed
         _save_shared(run, directory, arrays, meta)
@@ -103,7 +103,7 @@ def _save_shared(
 
 def help_with_setup(run: ResolvedRun) -> None:
     """Compute this rank's part of a setup, on ranks other than 0, and pass it to rank 0 to save."""
-    ranks, arrays = run.given.ranks, assist(run)
+    ranks, arrays = run.given.ranks, compute_setup_part(run)
     stripes = stripes_in(arrays, _stripes(run), ranks, _of_centers(run, arrays))
     gather_and_save(stripes, ranks, run.backend, lambda whole: None)
 
