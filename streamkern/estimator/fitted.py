@@ -234,7 +234,7 @@ class FittedModel:
         model, meta = result.model, result.meta
         chosen = np.argsort(result.order)
         centers, kernel = np.asarray(result.Z)[chosen], model.op.kernel
-        alpha = model.backend.to_host(model.weights)[chosen]
+        alpha, scale = model.backend.to_host(model.weights)[chosen], model.targets.scale
         # Fourier features have the bandwidth of the kernel that they approximate.
         described = kernel.of if isinstance(kernel, FourierFeatures) else {}
         ridge = others.get("settings", {}).get("solver", {}).get("ridge")  # "auto" if it was found
@@ -245,7 +245,7 @@ class FittedModel:
         attributes = schema.attributes | {
             "centers_": centers,
             # Powers of two: nothing is rounded, and float64 holds values that float32 may not.
-            "dual_coef_": alpha * model.targets.scale,
+            "dual_coef_": alpha * (scale.astype(alpha.dtype) if model.classes else scale),
             "intercept_": model.targets.mean,
             "kernel_": kernel,
             "bandwidth_": described.get("bandwidth", kernel.bandwidth),
