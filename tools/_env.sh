@@ -19,14 +19,9 @@ find_python() {
         usable "$PYTHON" || fail "PYTHON=$PYTHON is not Python 3.11 or newer with venv and ensurepip; set PYTHON to one that is."
         return
     fi
-    # The newest first; pyenv's are found although no version is chosen there.
-    for version in 3.14 3.13 3.12 3.11; do
-        for PYTHON in "python$version" "${PYENV_ROOT:-${HOME:-}/.pyenv}"/versions/"$version".*/bin/python; do
-            usable "$PYTHON" && return
-        done
+    for PYTHON in python3 python3.13 python3.12 python3.11; do
+        usable "$PYTHON" && return
     done
-    PYTHON=python3
-    usable "$PYTHON" && return
     fail "no Python 3.11 or newer with venv and ensurepip was found; install one, or set PYTHON to its path."
 }
 

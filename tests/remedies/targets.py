@@ -186,7 +186,7 @@ def of_appends() -> list[Case]:
                                             transforms=[noise]))),
         ("leave it out, or", append("float32.zarr", dtype="float64"),
          append("float32.zarr", X.astype("f4"), Y.astype("f4"))),
-        ("pass dtype='float32' if it holds such numbers alone",
+        ("pass dtype='float32' if the store holds only such numbers",
          append("float32.zarr", y=Y.astype("f4")),
          append("float32.zarr", y=Y.astype("f4"), dtype="float32", seed=1)),
         ("ingest all rows to a new store", append("float32.zarr", dtype="float64"),

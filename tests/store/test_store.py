@@ -492,7 +492,9 @@ def test_who_was_taken_for_dead_does_not_publish(overwrite: bool, done: bool) ->
     put(first, X, y, 1)
     if done:
         spec = second.finish()
-    with pytest.raises(DataError, match="cannot be finished: another writer has begun there"):
+    with pytest.raises(
+        DataError, match="cannot be finished: another writer has since taken it over"
+    ):
         first.finish()
     if not done:
         spec = second.finish()
@@ -507,7 +509,7 @@ def test_who_lost_the_place_during_the_sync_does_not_publish(
     first = started(tmp_path / "s", 7)
     put(first, X, y, 0)
     monkeypatch.setattr(ownership, "sync_store", lambda store: started(tmp_path / "s", 7))
-    with pytest.raises(DataError, match="another writer has begun there"):
+    with pytest.raises(DataError, match="another writer has since taken it over"):
         first.finish()
     with pytest.raises(DataError, match="unfinished store"):
         open_store(tmp_path / "s")
