@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from threadpoolctl import threadpool_limits
+
 from streamkern.backend.ranks import Communicator
 from streamkern.basics.errors import RankLostError
 from tools.rank_threads import Threads
@@ -14,7 +16,11 @@ T = TypeVar("T")
 
 
 def on_threads(size: int, work: Callable[[Communicator], T]) -> list[T]:
-    """Return what every rank's work returned; whoever fails takes the others along."""
+    """Return what every rank's work returned; whoever fails takes the others along.
+
+    The BLAS has one thread, as its limit is one for all threads of a process: a rank that leaves
+    `Backend.single_threaded_blas` would lift it for the others, and so change their last bits.
+    """
     results: list[Any] = [None] * size
     failures: dict[int, BaseException] = {}
 
@@ -26,10 +32,11 @@ def on_threads(size: int, work: Callable[[Communicator], T]) -> list[T]:
             ranks.abort()
 
     threads = [threading.Thread(target=one, args=(ranks,)) for ranks in Threads.made(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with threadpool_limits(1, "blas"):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     if failures:
         first = sorted(failures, key=lambda rank: (type(failures[rank]) is RankLostError, rank))
         raise failures[first[0]]

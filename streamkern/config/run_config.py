@@ -30,6 +30,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
 
 from pydantic import model_validator
@@ -76,6 +77,15 @@ OF_VALIDATION: Final = frozenset(
     {"run.early_stopping", "run.validation_fraction", "run.n_iter_no_change"}
 )
 """Settings without effect if no rows are set aside."""
+
+
+ADDED: Final[Mapping[str, Any]] = MappingProxyType(
+    {"run.calibrate": False, "solver.posterior": False, "model.loss": SQUARES}
+)
+"""Settings that came after 0.1.0 -> the value with which a run is that of a version without them.
+
+It is not recorded, so that runs of such versions can be resumed.
+"""
 
 
 class Every(NamedTuple):
@@ -222,14 +232,12 @@ class RunConfig(Table):
     def identity(self) -> dict[str, dict[str, Any]]:
         """Return, as JSON values, the settings that must not change when a run is resumed."""
         left_out = FREE_AT_RESUME if self.run.early_stopping else FREE_AT_RESUME | OF_VALIDATION
-        if self.run.calibrate is False:  # runs from before this setting can be resumed
-            left_out |= {"run.calibrate"}
-        if not self.solver.posterior:
-            left_out |= {"solver.posterior"}
+
+        def counts(path: str, value: Any) -> bool:
+            return value is not None and path not in left_out and ADDED.get(path, ...) != value
+
         return {
-            name: {
-                k: v for k, v in table.items() if v is not None and f"{name}.{k}" not in left_out
-            }
+            name: {k: v for k, v in table.items() if counts(f"{name}.{k}", v)}
             for name, table in self.model_dump(mode="json").items()
         }
 

@@ -84,7 +84,9 @@ class ClassAnswers(Predicting):
         check_level(interval)
         request = f"interval={interval!r}"
         X = self._at_once(X, request)
-        calibration = needed_calibration(self._state.calibration, request, self._lacking)
+        known = self._state.calibration
+        by_rows = known if known is not None and known.n_rows else None
+        calibration = needed_calibration(by_rows, request, self._lacking)
         calibration.intervals.reach(interval)  # raises for a level out of reach
         F = self._values(X)
         sets = self._known_labels.sorted(calibration.intervals.sets(F, interval))

@@ -303,7 +303,7 @@ def found_scaling(result: Result, stream: BaseSource) -> list[Transform]:
 def _report(result: Result) -> dict[str, Any]:
     """Return choices, measurements and results in one flat table."""
     report = _of_setup(result.meta) | {"samples": result.samples} | result.metrics
-    if result.model.calibration is not None:
+    if result.model.calibration is not None and result.model.calibration.n_rows:
         report["calibration"] = result.model.calibration.describe()
     if result.model.posterior is not None:
         report["posterior"] = result.model.posterior.describe(result.model.targets.scale)

@@ -154,6 +154,12 @@ class Calibration:
         scores, _, w = _one_of_each(np.abs(F - Y), np.zeros(len(F), np.int64), w, origins)
         return cls(Intervals.of(scores, w))
 
+    @property
+    def n_rows(self) -> int:
+        """Number of rows that were set aside for it; 0 for probabilities that follow from the
+        loss."""
+        return len(self.intervals.scores)
+
     def normalised_by(
         self, scale: ResidualScale, residuals: Floats, sigma: Floats, w: Floats | None
     ) -> Calibration:

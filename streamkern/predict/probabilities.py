@@ -152,20 +152,23 @@ def _cross_validated(
     return losses
 
 
-def temperature(F: Floats, labels: npt.NDArray[np.int64], w: Floats) -> Softmax:
-    """Fit one slope, 0 or above, for all classes."""
+def temperature(
+    F: Floats, labels: npt.NDArray[np.int64], w: Floats, shift: Floats | None = None
+) -> Softmax:
+    """Fit one slope, 0 or above, for all classes. shift : (c,) that stays as it is; None: 0."""
     c = F.shape[1]
     Q, w = _smoothed(c, labels, w)
+    shift = np.zeros(c) if shift is None else shift
 
     def at(theta: Floats) -> tuple[float, Floats, Floats]:
-        z = theta[0] * F
+        z = theta[0] * F + shift
         loss, p = _loss(z, Q, w)
         mean = (p * F).sum(axis=1)
         curve = w @ ((p * F * F).sum(axis=1) - mean**2)
         return loss, np.array([w @ ((p - Q) * F).sum(axis=1)]), np.array([[curve]])
 
     slope = max(_minimum(at, np.ones(1))[0], 0.0)
-    return Softmax(np.full(c, slope), np.zeros(c))
+    return Softmax(np.full(c, slope), shift)
 
 
 def vector(F: Floats, labels: npt.NDArray[np.int64], w: Floats) -> Softmax:

@@ -25,7 +25,13 @@ from streamkern.config.data import DataConfig
 from streamkern.config.model import ModelConfig
 from streamkern.config.names import OTHER_PARAMETERS, PARAMETER_SETTINGS
 from streamkern.config.rules import FOREIGN_KERNEL_NAMES as WORDS_ELSEWHERE
-from streamkern.config.run_config import FREE_AT_RESUME, ExecutionConfig, RunConfig, load_run_file
+from streamkern.config.run_config import (
+    ADDED,
+    FREE_AT_RESUME,
+    ExecutionConfig,
+    RunConfig,
+    load_run_file,
+)
 from streamkern.config.solver import SOLVER_OPTIONS, SolverConfig, options_of
 from streamkern.filesystem.engines import _refuse_unknown
 from streamkern.train.resolve.resolved_run import open_run
@@ -707,6 +713,20 @@ def test_differences_are_named(key: str, value: object, said: str) -> None:
 def test_a_setting_of_another_version_is_a_difference() -> None:
     old, new = {"solver": {"a": 1, "b": None}}, {"solver": {"b": None, "c": 2}}
     assert difference(old, new) == ["solver.a: was 1, now not set", "solver.c: was not set, now 2"]
+
+
+def test_a_setting_that_is_added_does_not_stop_runs_of_older_versions() -> None:
+    """A new setting belongs in ADDED, so that it is not recorded with its neutral value."""
+    solver = "average block_size damping level n_nystrom name period projection ridge step_scale"
+    assert {name: " ".join(sorted(table)) for name, table in config().identity().items()} == {
+        "data": "batch_size copies epochs foreign scale train transforms x y",
+        "model": "bandwidth centers features fit_intercept kernel metric n_centers n_features",
+        "run": "calibrate precision random_state",
+        "solver": solver,
+    }
+    for path, neutral in ADDED.items():
+        section, _, key = path.partition(".")
+        assert key not in config().with_overrides({path: neutral}).identity()[section]
 
 
 @given(st.sampled_from(sorted(FREE_AT_RESUME)), st.integers(1, 9))

@@ -89,7 +89,7 @@ def of_settings() -> list[Remedy]:
          {"data.transforms": [scale]}),
         ("data.train is missing.*set it in .data.", {"data.train": None},
          {"data.train": "data.zarr"}),
-        ("is for classes, and the targets are values; give model.loss='squared_error'",
+        ("is for rows of one class each, .*labels for a row; give model.loss='squared_error'",
          {"model.loss": "log_loss"}, {"model.loss": "squared_error"}),
         ("data.test has 2 classes .*use data with the same targets",
          {"data.test": "labels.zarr"}, {"data.test": "data.zarr"}),

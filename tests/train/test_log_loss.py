@@ -10,6 +10,7 @@ import pytest
 from scipy.optimize import minimize
 from scipy.spatial.distance import cdist
 from scipy.special import log_softmax, softmax
+from sklearn.metrics import log_loss
 
 import streamkern as sk
 from streamkern.config.run_config import RunConfig
@@ -78,6 +79,33 @@ def test_the_weights_of_an_estimator_are_those_of_its_logits() -> None:
     np.testing.assert_allclose(model.predict_values(X), logits, atol=0.02)  # float32
 
 
+@pytest.mark.parametrize("fit_intercept", [False, True])
+def test_a_model_of_zeros_predicts_the_shares_of_the_classes(fit_intercept: bool) -> None:
+    rare = np.where(np.arange(200) < 6, 2, np.arange(200) % 2)
+    source = sk.ArraySource(X, rare, classes=(0, 1, 2))
+    overrides = LOG_LOSS | {"solver.name": "block", "model.fit_intercept": fit_intercept}
+    targets = finished(settings(**overrides), source=source).model.targets
+    shares = [0.485, 0.485, 0.03] if fit_intercept else [1 / 3] * 3
+    np.testing.assert_allclose(softmax(targets.mean), shares, rtol=1e-6)
+    assert np.log2(targets.scale[0]) % 1 == 0
+
+
+@pytest.mark.parametrize("n", [60, 200])
+def test_it_predicts_new_rows_better_than_calibrated_squares(n: int) -> None:
+    """Also where every row is a center, and where a class has few rows."""
+    rng = np.random.default_rng(5)
+    X = rng.standard_normal((1000 + n, 2))
+    Y = (X[:, 0] > 0) + 2 * (X[:, 1] > 1.6)
+    fitted = [
+        classifier(n_centers="auto", loss=loss, calibrate="auto").fit(X[:n], Y[:n])
+        for loss in ("log_loss", "squared_error")
+    ]
+    losses = [
+        log_loss(Y[n:], model.predict_proba(X[n:]), labels=model.classes_) for model in fitted
+    ]
+    assert losses[0] < losses[1]
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -93,7 +121,9 @@ def test_what_minimises_squares_alone_is_refused(changes: dict[str, Any], says: 
 
 
 def test_targets_and_runs_that_are_not_for_it_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(sk.ConfigError, match="is for classes, and the targets are values"):
+    with pytest.raises(
+        sk.ConfigError, match="is for rows of one class each, and the targets are values"
+    ):
         sk.KernelRegressor(loss="log_loss").fit(X, X[:, 0])
     with pytest.raises(sk.ConfigError, match="cannot be used with partial_fit"):
         classifier().partial_fit(X, Y, classes=[0, 1, 2])

@@ -194,6 +194,27 @@ def row_errors(
         return *left_out.of_rows(kappa), left_out.scale
 
 
+def left_out_values(
+    op: KernelOperator, Z: Points | None, rows: SampleRows, noise: Noise
+) -> npt.NDArray[np.float64]:
+    """Return the value of each row as the others predict it, (n, c), with the noise of least error.
+
+    Equal rows, which are merged in `rows`, are left out together.
+    """
+    kappa = min(noise.tried, key=lambda each: each[1])[0]
+    to_host = op.backend.to_host
+    with op.backend.single_threaded_blas():
+        left_out = _LeftOut(op, _weighted_gram(op, Z, rows.X, rows.root), rows, False)
+        inverse = left_out._inverse(kappa / left_out.scale)
+        assert inverse is not None
+        residuals = inverse.T @ (inverse @ left_out._weighted(slice(None)))
+        residuals /= (inverse * inverse).sum(axis=0)[:, None]
+    if rows.root is not None:
+        residuals /= rows.root[:, None]
+    values: npt.NDArray[np.float64] = to_host(rows.Y.astype(np.float64) - residuals)
+    return values
+
+
 class _LeftOut:
     """Squared leave-one-out errors of the rows, with noise kappa.
 

@@ -220,7 +220,7 @@ class StepLoop:
     def owes_calibration(self) -> bool:
         """True if the finished model can be calibrated, and is not yet."""
         can = self.run.data.apart is not None or self._leaves_out
-        known = self.calibration is not None and len(self.calibration.intervals.scores) > 0
+        known = self.calibration is not None and self.calibration.n_rows > 0
         return can and self.ranks.rank == 0 and not known
 
     def take_calibration(self) -> None:

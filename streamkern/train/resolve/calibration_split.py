@@ -91,7 +91,7 @@ def check_calibrate(config: RunConfig, *, whole: bool, goes_on: bool) -> str | N
             f"{mention('run.calibrate')} cannot be used {why.partition(';')[0]}", "leave it out"
         )
     if config.model.loss in LOSSES_BY_NAME and asked == "auto" and why is None:
-        why = f"as the loss has probabilities of its own; for others {WITH_TRUE}"
+        why = f"as the probabilities follow from the loss; {WITH_TRUE}"
     return why
 
 

@@ -20,7 +20,8 @@ def check_loss(config: RunConfig, data: Data, *, whole: bool, goes_on: bool) -> 
         return
     if data.source.classes is None:
         raise ConfigError(
-            f"{mention('model.loss', loss)} is for classes, and the targets are values",
+            f"{mention('model.loss', loss)} is for rows of one class each, and the targets are "
+            "values, or several labels for a row",
             f"give {mention('model.loss', SQUARES)}, or targets that are classes",
         )
     if goes_on or not whole:

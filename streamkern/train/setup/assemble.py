@@ -141,15 +141,15 @@ def compute_setup(
     op = KernelOperator(kernel, run.backend, run.precision, shift, run.grid)
     # A device needs only the prepared rows.
     points = op.points(run.backend.asarray(host_Z), left=True, right=True)
-    rows, probe_rows = np.empty(0, np.int64), list[SampleRows]()
+    rows = np.empty(0, np.int64)
 
     def samples() -> tuple[SampleRows, SampleRows]:
         nonlocal rows
         sample, probe, rows = samples_of(run, dtype, inside, center_rows)
-        probe_rows[:] = [probe] if run.loss is not None else []
         return sample, probe
 
     noise, n, options, ridges = _estimate_noise(run, op, points, read_few_rows, inside, report)
+    few = None if run.loss is None else read_few_rows()
     read_few_rows.cache_clear()
     if kernel.explicit and run.problem.center_ranks > 1:  # estimating the noise needed all centers
         del points
@@ -169,8 +169,8 @@ def compute_setup(
         del arrays["Z"]  # each rank has its stripe of it
     read = broadcast_setup(work, arrays, described, _reported(samples, report))
     setup = run.method.compute(work, read, report)
-    if run.loss is not None:
-        inside = logits_scale(op, points, setup.arrays, inside, probe_rows.pop())
+    if few is not None:
+        inside = logits_scale(op, points, setup.arrays, inside, few, noise)
         work = replace(work, loss=scaled_loss(run.loss, run.backend, dtype, inside.arrays()))
     if ridges is not None:
         setup.arrays["ridges"] = run.backend.asarray(ridges)

@@ -24,6 +24,7 @@ from streamkern.solver.precondition.noise import (
     Noise,
     distinct_origins,
     find_noise,
+    left_out_values,
     or_the_mean,
     row_errors,
     surplus,
@@ -151,6 +152,22 @@ def test_errors_of_single_rows_are_those_of_fits_without_them(
     kappa = min(noise.tried, key=lambda each: each[1])[0]
     np.testing.assert_allclose(errors, squares_without_each_row(X, Y, w, kappa), rtol=1e-6)
     np.testing.assert_allclose(plain, w * (Y**2).sum(axis=1), rtol=1e-12)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_values_of_rows_are_those_of_fits_without_them(weighted: bool) -> None:
+    rng = np.random.default_rng(7)
+    X = rng.standard_normal((30, 3))
+    Y = rng.standard_normal((30, 2)) + X[:, :1]
+    w = rng.uniform(0.2, 3, 30) if weighted else np.ones(30)
+    with prepared(X, Y, w if weighted else None) as (op, Z, rows):
+        noise = find_noise(op, Z, rows)
+        values = left_out_values(op, Z, rows, noise)
+    kappa, K = min(noise.tried, key=lambda each: each[1])[0], kernel_matrix(X)
+    for i in range(30):
+        others = np.arange(30) != i
+        alpha = np.linalg.solve(K[others][:, others] + kappa * np.diag(1 / w[others]), Y[others])
+        np.testing.assert_allclose(values[i], K[i, others] @ alpha, rtol=1e-6, atol=1e-9)
 
 
 def test_two_large_targets_among_forty_do_not_make_a_model() -> None:
