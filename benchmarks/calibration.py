@@ -28,8 +28,8 @@ from benchmarks.harness import told_and_kept
 from streamkern.predict.evaluation import LEVEL
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.split import TO_CALIBRATE, split_rows
-from streamkern.train import step_loop
-from streamkern.train.calibration_split import CALIBRATION_SHARE, MAX_CALIBRATION_ROWS
+from streamkern.train.loop import step_loop
+from streamkern.train.resolve.calibration_split import CALIBRATION_SHARE, MAX_CALIBRATION_ROWS
 
 FEWEST = 2000
 METHODS = ("sigmoid", "isotonic")

@@ -5,7 +5,7 @@
 A problem is a table of FOLDER (`benchmarks/tables.py` says what it holds), or a made one with light
 or heavy tails, 25, 50, 100 or 200 training rows of it and at most 2000 others, for five seeds. The
 defaults fit it three times: as they are; without the rule that a kernel must surely be better than
-Laplace at the median distance (`train.choose_kernel.is_better`); and without the rule that a ridge
+Laplace at the median distance (`setup.choose_kernel.is_better`); and without the rule that a ridge
 must surely be better than the mean (`solver.precondition.noise.or_the_mean`). Printed are the
 geometric mean, the worst and the best ratio of test MSE, of all problems and of those that a rule
 has changed, and the worst ratio to the MSE of the mean of the targets.
@@ -28,7 +28,7 @@ import streamkern as sk
 from benchmarks.harness import environment, write_results
 from benchmarks.tables import load_tables
 from streamkern.solver.precondition import noise
-from streamkern.train import choose_kernel
+from streamkern.train.setup import choose_kernel
 
 Array = npt.NDArray[Any]
 SIZES, SEEDS, OTHERS, COLUMNS = (25, 50, 100, 200), 5, 2000, 5

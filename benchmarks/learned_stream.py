@@ -30,7 +30,7 @@ from benchmarks.harness import check, environment, write_results
 from streamkern.basics.text import text_table
 from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
-from streamkern.train.resolve import open_run
+from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.saved_model import load_model
 from streamkern.train.train import train
 

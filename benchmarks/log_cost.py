@@ -16,11 +16,12 @@ from streamkern.basics.progress import Line
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import RunLog
 from streamkern.stream.meter import Meter
-from streamkern.train.progress import RunProgress
-from streamkern.train.resolve import ResolvedRun, RunInputs, open_run
-from streamkern.train.setup import Assembled, start
-from streamkern.train.sinks import numbers_in
-from streamkern.train.step_loop import Position, StepLoop
+from streamkern.train.loop.progress import RunProgress
+from streamkern.train.loop.sinks import numbers_in
+from streamkern.train.loop.step_loop import Position, StepLoop
+from streamkern.train.resolve.resolved_run import ResolvedRun, open_run
+from streamkern.train.resolve.run_inputs import RunInputs
+from streamkern.train.setup.assemble import Assembled, start
 
 REPEATS = 5
 SMALL = {"rows": 4096, "centers": 256, "d": 32}

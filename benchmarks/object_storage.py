@@ -19,8 +19,8 @@ from benchmarks.s3_files import FileServer, raw_ceiling
 from streamkern.store.store import Store
 from streamkern.store.writer import StoreWriter
 from streamkern.stream.loader import Loader
-from streamkern.train.resolve import open_run
-from streamkern.train.setup import start
+from streamkern.train.resolve.resolved_run import open_run
+from streamkern.train.setup.assemble import start
 
 REPEATS = 5
 SMALL = {"chunk_mb": (0.5,), "megabytes": 4, "latency_ms": 1.0, "rows": 2000, "centers": 256}

@@ -66,7 +66,8 @@ def child(arguments: argparse.Namespace) -> None:
 
     from streamkern.config.run_config import RunConfig
     from streamkern.stream.sources.arrays import ArraySource
-    from streamkern.train.resolve import RunInputs, open_run
+    from streamkern.train.resolve.resolved_run import open_run
+    from streamkern.train.resolve.run_inputs import RunInputs
     from streamkern.train.train import train
 
     name = f"train-{arguments.rows}.zarr"

@@ -16,8 +16,8 @@ from benchmarks.out_of_core import make_store
 from streamkern.backend.batch import Batch
 from streamkern.stream.feed import Feed
 from streamkern.stream.loader import Loader
-from streamkern.train.resolve import ResolvedRun, open_run
-from streamkern.train.setup import Assembled, start
+from streamkern.train.resolve.resolved_run import ResolvedRun, open_run
+from streamkern.train.setup.assemble import Assembled, start
 
 REPEATS = 3
 SMALL = {"rows": 4096, "centers": 512}

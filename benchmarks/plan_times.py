@@ -23,10 +23,10 @@ import numpy as np
 import streamkern as sk
 from benchmarks.harness import Figure, check, figure, points
 from streamkern.stream.sources.base import BaseSource
-from streamkern.train.planned import Times, expected_times
-from streamkern.train.resolve import open_run
+from streamkern.train.resolve.resolved_run import open_run
+from streamkern.train.resolve.training_data import open_test
+from streamkern.train.setup.planned import Times, expected_times
 from streamkern.train.trainer import Trainer
-from streamkern.train.training_data import open_test
 
 REPEATS = 1
 CLOCK = time.process_time

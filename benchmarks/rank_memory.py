@@ -67,7 +67,7 @@ def child(rank: int, tracker: dict[str, Any], tables: dict[str, Any]) -> None:
     from streamkern.basics.stop import StopRequest
     from streamkern.train import trainer
     from streamkern.train.rank_work import train_rank
-    from streamkern.train.resolve import open_run
+    from streamkern.train.resolve.resolved_run import open_run
 
     config = RunConfig.from_tables(tables)
     run = open_run(config)

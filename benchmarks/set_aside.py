@@ -29,7 +29,7 @@ from benchmarks.calibration import TOOK
 from benchmarks.harness import told_and_kept
 from streamkern.config.run_config import RunConfig
 from streamkern.stream.sources.arrays import ArraySource
-from streamkern.train.calibration_split import calibration_split
+from streamkern.train.resolve.calibration_split import calibration_split
 
 Rows = tuple[Any, Any, Any, Any]
 FIT, TEST, SEEDS = 5000, 10_000, 3

@@ -68,7 +68,7 @@ def _run(repeats: int, backend: Backend, solver: str, p: int, d: int, sgemm: Sge
         SampleRows(X := points(n, d, seed), np.sin(X[:, :C]))
         for n, seed in ((sizes.n_sample, 2), (sizes.n_probe, 3))
     )
-    work = Work(op, z, run.problem, sizes, run.config.options)
+    work = Work(op, z, run.problem, sizes, run.config.solver, run.config.run.random_state)
     made: dict[str, Any] = {}
 
     def build() -> None:

@@ -38,7 +38,8 @@ from streamkern.solver.precondition.low_rank import LowRankPreconditioner
 from streamkern.solver.precondition.partition import Partition
 from streamkern.solver.precondition.step_rule import StepRule
 from streamkern.solver.projection import ExactProjection
-from streamkern.train.resolve import ResolvedRun, RunInputs, open_run
+from streamkern.train.resolve.resolved_run import ResolvedRun, open_run
+from streamkern.train.resolve.run_inputs import RunInputs
 
 REPEATS = 7
 RUN_SAMPLES = 1_000_000

@@ -37,8 +37,8 @@ from streamkern.basics.text import text_table
 from streamkern.cli.overview import plan_overview
 from streamkern.cli.runs import show_evaluation
 from streamkern.rundir.run_log import read_log
-from streamkern.train.resolve import open_run
-from streamkern.train.training_data import open_test
+from streamkern.train.resolve.resolved_run import open_run
+from streamkern.train.resolve.training_data import open_test
 
 Stores = tuple[Path, Path]
 

@@ -80,11 +80,11 @@ if TYPE_CHECKING:  # the public names for type checkers and editors, one a line
     from streamkern.stream.sources.transforms import host_transform as host_transform
     from streamkern.stream.sources.transforms import keeps_integers as keeps_integers
     from streamkern.stream.sources.user import GeneratorSource as GeneratorSource
-    from streamkern.train.callbacks import Callback as Callback
-    from streamkern.train.callbacks import EpochEnd as EpochEnd
-    from streamkern.train.callbacks import TrainStart as TrainStart
-    from streamkern.train.sinks import MLflow as MLflow
-    from streamkern.train.sinks import TensorBoard as TensorBoard
+    from streamkern.train.loop.callbacks import Callback as Callback
+    from streamkern.train.loop.callbacks import EpochEnd as EpochEnd
+    from streamkern.train.loop.callbacks import TrainStart as TrainStart
+    from streamkern.train.loop.sinks import MLflow as MLflow
+    from streamkern.train.loop.sinks import TensorBoard as TensorBoard
     from streamkern.train.train import train as _train
 
     append_store = _append
@@ -123,8 +123,8 @@ _MODULES = {
     "stream.sources.transforms": ["MixUp", "Scale", "deterministic", "host_transform",
         "keeps_integers"],
     "stream.sources.user": ["GeneratorSource"],
-    "train.callbacks": ["Callback", "EpochEnd", "TrainStart"],
-    "train.sinks": ["MLflow", "TensorBoard"],
+    "train.loop.callbacks": ["Callback", "EpochEnd", "TrainStart"],
+    "train.loop.sinks": ["MLflow", "TensorBoard"],
 }  # fmt: skip
 """Module -> its public names; for type checkers the same stands above."""
 _ALIASES = {

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from streamkern.train.model import KernelModel
+from streamkern.train.model.kernel_model import KernelModel
 from streamkern.train.saved_model import load_model
 
 N, D = 240, 4

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -48,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--full") and len(items) > 1:  # one test by its name always runs
-        chosen = _pairwise([item for item in items if not item.get_closest_marker("full")])
+        chosen = _pairwise(_of_merge_tier(items))
         left_out = set(items) - set(chosen)
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = chosen
@@ -57,6 +58,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("gpu") and problem:
             item.add_marker(pytest.mark.skip(reason=f"needs a GPU: {problem}"))
+
+
+def _of_merge_tier(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Return the items without those marked full.
+
+    Of the cases of a test marked `full(all_but_every=n)`, every n-th stays, the first included.
+    """
+    seen, chosen = Counter[str](), []
+    for item in items:
+        mark = item.get_closest_marker("full")
+        test = item.nodeid.partition("[")[0]
+        every = 1 if mark is None else mark.kwargs.get("all_but_every", 0)
+        if every and seen[test] % every == 0:
+            chosen.append(item)
+        seen[test] += 1
+    return chosen
 
 
 def _pairwise(items: Sequence[pytest.Item]) -> list[pytest.Item]:

@@ -179,7 +179,7 @@ def read(path: Path, kind: str) -> tuple[Any, Any]:
         reader = open_reader(path, y, files)
         blocks = list(reader.blocks(0, BLOCK_BYTES))
     for block in blocks:
-        FeatureConverter(block, natural=reader.natural_dtype).convert(block)
+        FeatureConverter(block, input_dtype=reader.natural_dtype).convert(block)
         TargetConverter(block).convert(block)
     if not blocks:
         return np.empty((0, D)), []

@@ -11,21 +11,25 @@ import numpy.typing as npt
 from streamkern.backend.base import Backend
 from streamkern.backend.batch import Batch
 from streamkern.backend.ranks import SINGLE, Communicator
+from streamkern.config.solver import SolverConfig
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.fourier import FourierFeatures, frequencies
 from streamkern.kernels.points import Grid, Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import Options, Sizes
+from streamkern.planning.sizes import Sizes
 from streamkern.solver.base import Solver, State
 from streamkern.solver.method import Method, Report, Setup, Work
 from streamkern.solver.methods import find
 from streamkern.solver.precondition.samples import SampleRows
 from tests import reference as ref
+from tests.plans import solver_settings
 
 Array = npt.NDArray[Any]
 
 
+SEED = 3
+"""Seed of every setup."""
 RADIAL = ["cauchy", "gaussian", "laplace", "matern32", "matern52"]
 
 
@@ -114,7 +118,7 @@ class Case:
 
     op: KernelOperator
     sizes: Sizes
-    options: Options
+    options: SolverConfig
     X: Array
     Y: Array
     Z: Array
@@ -142,7 +146,8 @@ class Case:
         op = featured(op or self.op, self.features, len(self.Z))
         problem = problem_of(self.Z, self.Y.shape[1], self.features, self.cycled)
         problem = replace(problem, ranks=ranks.size, center_ranks=center_ranks)
-        work = Work(op, both(op, self.Z), problem, self.sizes, self.options, ranks=ranks)
+        points = both(op, self.Z)
+        work = Work(op, points, problem, self.sizes, self.options, SEED, ranks=ranks)
         setup = replace(setup or self.setup, sample_rows=self.sample_rows)
         return self.method.assemble(work, setup)
 
@@ -193,12 +198,13 @@ def featured(op: KernelOperator, features: str, n_features: int) -> KernelOperat
 
 
 def make_case(
-    op: KernelOperator, name: str, *, options: Options | None = None, **changes: Any
-) -> Case:
+    op: KernelOperator, name: str, *, options: SolverConfig | None = None,
+    set_batch_size: int | None = None, **changes: Any,
+) -> Case:  # fmt: skip
     """Compute the setup of a solver named in SOLVERS on a problem of 240 rows in 3 dimensions."""
     asked = SOLVERS[name] | changes
     features, sizes = asked.get("features", "kernel"), small_sizes(**asked)
-    options = options or Options(seed=3, ridge=0.0)
+    options = options or solver_settings(ridge=0.0)
     X, fresh = rows(0, 240, 3), rows(2, 300, 3)
     Y = np.stack([np.sin(X[:, 0]) + X[:, 1], X[:, 2] ** 2], axis=1) + 0.3 * rows(3, 240, 2)
     Z, X_s = rows(1, 24, 3), fresh[: sizes.n_sample]
@@ -208,7 +214,10 @@ def make_case(
     if find(sizes.solver, features).takes_rows(sizes):
         sample_rows = np.arange(0, 240, 4)
         Z, X_s, probe = X, X[sample_rows], X
-    setup = computed(op, Z, X_s, probe, sizes, options, n_outputs=Y.shape[1], features=features)
+    setup = computed(
+        op, Z, X_s, probe, sizes, options, n_outputs=Y.shape[1], features=features,
+        batch_size=set_batch_size,
+    )  # fmt: skip
     return Case(op, sizes, options, X, Y, Z, X_s, probe, setup, sample_rows, features)
 
 
@@ -218,11 +227,12 @@ def computed(
     X_s: Array,
     probe: Array,
     sizes: Sizes,
-    options: Options,
+    options: SolverConfig,
     report: Report = quiet,
     n_outputs: int = 1,
     features: str = "kernel",
     cycled: int | None = None,
+    batch_size: int | None = None,
 ) -> Setup:
     """Compute a setup from host arrays, with targets of zero: the solver starts from nothing."""
     op = featured(op, features, len(Z))
@@ -235,8 +245,9 @@ def computed(
         )
         return first, second
 
-    problem = replace(problem_of(Z, n_outputs, features, cycled), n_rows=100_000)
-    work = Work(op, both(op, Z), problem, sizes, options)
+    problem = problem_of(Z, n_outputs, features, cycled)
+    problem = replace(problem, n_rows=100_000, batch_size=batch_size)
+    work = Work(op, both(op, Z), problem, sizes, options, SEED)
     return find(sizes.solver, features).compute(work, samples, report)
 
 

@@ -4,9 +4,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from streamkern.config.solver import SolverConfig
 from streamkern.planning.memory import Buffers
 from streamkern.planning.problem import MiB, ProblemShape
-from streamkern.planning.sizes import Options
 from streamkern.solver.methods import resolve
 
 PLAIN = ProblemShape(
@@ -15,7 +15,12 @@ PLAIN = ProblemShape(
 )  # fmt: skip
 
 
-def planned(problem: ProblemShape, options: Options, budget_bytes: int) -> tuple[Any, Buffers]:
+def solver_settings(name: str = "auto", **changes: Any) -> SolverConfig:
+    """Return settings of [solver], without the checks that a user's settings pass."""
+    return SolverConfig.model_construct(name=name, **changes)
+
+
+def planned(problem: ProblemShape, options: SolverConfig, budget_bytes: int) -> tuple[Any, Buffers]:
     """Return the sizes and the buffers of the method that is asked for."""
     return resolve(problem, options, budget_bytes)[1:3]
 

@@ -345,7 +345,7 @@ def predict(out: Path) -> None:
     often = patch.multiple(
         "streamkern.predict.prediction_buffer", BUFFER_SLAB_BYTES=1 << 14, SAVE_EVERY_S=-1.0
     )
-    units = patch.multiple("streamkern.train.model", EVALUATED_ROWS=64)
+    units = patch.multiple("streamkern.train.model.kernel_model", EVALUATED_ROWS=64)
     with closing(model.backend), often, units:
         model.predict_to(ZarrSource(store_of(out.parent, 0)), str(out))
 

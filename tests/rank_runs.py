@@ -25,10 +25,10 @@ from streamkern.ingest.ingest import ingest
 from streamkern.rundir import checkpoint_format
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train import over_ranks, rank_work
+from streamkern.train.loop.step_loop import StepLoop
 from streamkern.train.placement.launcher import run_ranks
 from streamkern.train.placement.task import RankSpec
-from streamkern.train.resolve import RunInputs
-from streamkern.train.step_loop import StepLoop
+from streamkern.train.resolve.run_inputs import RunInputs
 from tests.lives import eventually
 from tests.rank_threads import on_threads
 

@@ -23,8 +23,9 @@ from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import Source
 from streamkern.stream.sources.transforms import GaussianNoise
-from streamkern.train import guard
-from streamkern.train.resolve import ResolvedRun, RunInputs, open_run
+from streamkern.train.loop import guard
+from streamkern.train.resolve.resolved_run import ResolvedRun, open_run
+from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.train import Result, train
 from tests import reference as ref
 
@@ -47,6 +48,11 @@ METHODS: dict[str, dict[str, Any]] = {
     "blocks": {"solver.name": "block", "solver.block_size": 25},
     "block, ridge": {"solver.name": "block", "solver.block_size": P, "solver.ridge": 1e-3},
     "blocks, ridge": {"solver.name": "block", "solver.block_size": 25, "solver.ridge": 1e-3},
+    "blocks, log loss": {
+        "solver.name": "block",
+        "solver.block_size": 25,
+        "model.loss": "log_loss",
+    },
     "eigenpro3": {"solver.name": "eigenpro3", "solver.n_nystrom": 80},
     "eigenpro4, resident": {
         "solver.name": "eigenpro4",

@@ -72,6 +72,11 @@ def test_a_grid(a, b, c):
 @pytest.mark.parametrize("b", range(4))
 def test_a_table(a, b):
     pass
+
+@pytest.mark.full(all_but_every=3)
+@pytest.mark.parametrize("a", range(8))
+def test_cases_at_night(a):
+    print("some", a)
 """
 
 
@@ -84,8 +89,9 @@ def test_a_grid_is_pairwise_and_what_is_full_runs_at_night(tmp_path: Path) -> No
             (str(a), str(b)) for a, b in product(range(first), range(second))
         }
     assert 20 <= len(cases) < 60  # 20 is the least
-    assert f"{len(cases) + 12} passed, {60 - len(cases) + 1} deselected" in said
-    assert_ends(tmp_path, "true", 0, "73 passed", "--full")
+    assert [line.split()[-1] for line in said.splitlines() if "some" in line] == ["0", "3", "6"]
+    assert f"{len(cases) + 12 + 3} passed, {60 - len(cases) + 1 + 5} deselected" in said
+    assert_ends(tmp_path, "true", 0, "81 passed", "--full")
 
 
 def assert_ends(folder: Path, ci: str, code: int, ended: str, *options: str) -> str:

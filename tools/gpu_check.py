@@ -145,10 +145,10 @@ def kernels(cpu: Any, gpu: Any) -> dict[str, Any]:
 def solvers(cpu: Any, gpu: Any) -> dict[str, Any]:
     """Twenty steps of every solver from the same setup arrays on both devices."""
     from streamkern.backend.batch import Batch
+    from streamkern.config.solver import SolverConfig
     from streamkern.kernels.builtin import Laplace
     from streamkern.kernels.products import KernelOperator
     from streamkern.planning.problem import ProblemShape
-    from streamkern.planning.sizes import Options
     from streamkern.solver.method import Setup, Work
     from streamkern.solver.methods import find
     from streamkern.solver.precondition.samples import SampleRows
@@ -178,7 +178,7 @@ def solvers(cpu: Any, gpu: Any) -> dict[str, Any]:
         for backend in (cpu, gpu):
             op = KernelOperator(Laplace(6.0), backend)
             z = op.points(backend.asarray(Z), left=True, right=True)
-            work = Work(op, z, problem, sizes, Options())
+            work = Work(op, z, problem, sizes, SolverConfig(), 0)
             if setup is None:
                 first, second = (
                     SampleRows(backend.asarray(a), backend.asarray(a[:, :5])) for a in (S, P)

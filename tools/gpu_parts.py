@@ -123,7 +123,7 @@ def _factor_parts(backend: Any, p: int, c: int) -> dict[str, float]:
 
 
 def costs(backend: Any, shape: Any = COSTS) -> Figures:
-    """What `planning.costs` assumes of a device, by its names: to be written there for a card.
+    """What `planning.problem` assumes of a device, by its names: to be written there for a card.
 
     shape : (m, p, d, c), of one block.
     """

@@ -11,6 +11,7 @@ own modules inside a function; a computed one is of a module whose name is not w
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -44,9 +45,17 @@ class Layout:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.files = {_dotted(path.relative_to(root)): path for path in sorted(root.rglob("*.py"))}
-        self.trees = {name: ast.parse(p.read_bytes()) for name, p in self.files.items()}
-        self.imports = {name: list(imports(tree)) for name, tree in self.trees.items()}
         self.packages = {name for name, path in self.files.items() if path.name == "__init__.py"}
+
+    @functools.cached_property
+    def trees(self) -> dict[str, ast.Module]:
+        """Module -> its syntax tree."""
+        return {name: ast.parse(path.read_bytes()) for name, path in self.files.items()}
+
+    @functools.cached_property
+    def imports(self) -> dict[str, list[Import]]:
+        """Module -> its imports."""
+        return {name: list(imports(tree)) for name, tree in self.trees.items()}
 
     def _module(self, dotted: str) -> str | None:
         """Our module that a dotted name is, or is in, "" for the package; None for others'."""
@@ -55,6 +64,7 @@ class Layout:
             rest = rest.rpartition(".")[0]
         return rest if package == self.root.name else None
 
+    @functools.cached_property
     def needs(self) -> dict[str, set[str]]:
         """Module -> our modules that it imports."""
         found = {n: {self._module(i.dotted) for i in all_} for n, all_ in self.imports.items()}
@@ -67,7 +77,7 @@ class Layout:
 
     def arrows(self) -> set[tuple[str, str]]:
         """(room, a room it imports)."""
-        pairs = {(self.room(a), self.room(b)) for a, found in self.needs().items() for b in found}
+        pairs = {(self.room(a), self.room(b)) for a, found in self.needs.items() for b in found}
         return {(a, b) for a, b in pairs if a and b and a != b}
 
     def floors(self) -> dict[str, int]:
@@ -96,7 +106,7 @@ class Layout:
 
     def circles(self) -> list[str]:
         """What is left when modules that import nothing that is left are taken away."""
-        left = {name: found for name, found in self.needs().items() if name}
+        left = {name: found for name, found in self.needs.items() if name}
         while free := [name for name, found in left.items() if not found & left.keys()]:
             for name in free:
                 del left[name]

@@ -1,4 +1,4 @@
-"""The array library and the device behind one object.
+"""One interface to the array library and the device.
 
 Everything else is written once against `backend.xp` and the few methods below. NumPy, here, and
 CuPy, in `cupy_backend`, differ in how tiles are walked: NumPy distributes them over a pool of
@@ -28,8 +28,9 @@ from streamkern.backend.dense import Array, DenseAlgebra, Workspaces, tiles
 from streamkern.backend.lapack import one_thread
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.machine import available_cpus, available_memory
+from streamkern.basics.message import mention
 from streamkern.basics.randomness import Fills
-from streamkern.planning.costs import CPU, Costs
+from streamkern.planning.problem import CPU, Costs
 
 __all__ = ["Array", "Backend", "Uploader", "tiles"]
 
@@ -41,7 +42,7 @@ except (AttributeError, OSError, TypeError):  # another C library than glibc
     _MALLOC_TRIM = None
 
 
-WIDE = 128
+WIDE_FEATURES = 128
 
 
 class Backend(DenseAlgebra):
@@ -55,39 +56,38 @@ class Backend(DenseAlgebra):
     name = "cpu"
     tile_rows = 1024
     tile_cols, wide_tile_cols = 256, 512
-    """A tile is as large as a core's L2, and tall, because the BLAS copies the columns' side
-    once per tile: 1024 x 256 was 3 to 15 % faster than 512 x 512. With more features (WIDE or
-    more) the passes over a tile matter less, and the copies more: 1024 x 512 was 3 to 4 %
-    faster."""
+    """A tile is as large as a core's L2, and tall, because the BLAS repacks the column operand for
+    every tile: 1024 x 256 was 3 to 15 % faster than 512 x 512. With WIDE_FEATURES or more the
+    passes over a tile matter less, and the copies more: 1024 x 512 was 3 to 4 % faster."""
     group_tiles = 1
     prepare_rows = 256
     kept_in_place = False
-    """Whether the GEMM writes a stored matrix itself, in whole rows, rather than tile by tile
-    from a tile in cache."""
+    """Whether the GEMM writes whole rows straight into the kept kernel matrix, instead of copying
+    each tile from cache."""
     norms_in_columns = True
-    """Whether the norms are two extra columns of the GEMM, which saves passes over a tile, or
-    are added by the pass that applies the profile, where that costs nothing."""
+    """Whether the squared norms enter the GEMM as two extra columns, which saves passes over a
+    tile; otherwise the pass that applies the profile adds them, at no cost on that device."""
     tensor_cores = False
     """Whether products in half precision are much faster than in float32."""
     accelerator = "none"
     fills: Fills | None = None
-    """Compiled code for the draws of `randomness`."""
+    """Compiled fill functions for `basics.randomness`, if any."""
     staging = 0
-    """Batches in the ring of an uploader; on the CPU there is none."""
+    """Number of staging buffers of an uploader; 0 on the CPU."""
     library_bytes = 0
-    """Memory that code loaded for this backend takes, in addition to `import streamkern`."""
+    """Bytes of libraries that this backend loads, beyond `import streamkern`."""
     float64 = 2.0
-    """Time of a FLOP in float64 over that of one in float32."""
+    """Time of a float64 FLOP relative to float32."""
     l1_entries = 1 << 15
-    """Entries of a tile of L1 distances that is summed feature by feature before the next: it
-    stays in the first-level cache, with as many differences."""
+    """Entries of a tile of L1-norm distances; the tile and an equally large buffer of differences
+    fit in the first-level cache."""
 
     def __init__(self, threads: int | None = None) -> None:
         if threads is not None and threads < 1:
-            raise ConfigError(f"threads={threads} must be at least 1")
+            raise ConfigError(f"{mention('threads', threads)} must be at least 1")
         self.threads = threads or available_cpus()
         self.xp: Any = np
-        lapack.load_libraries()  # no limit applies to a library that is loaded later
+        lapack.load_libraries()  # only libraries that are already loaded can be limited
         self._blas = ThreadpoolController()
         self._pool = (
             ThreadPoolExecutor(self.threads, thread_name_prefix="streamkern-tile")
@@ -104,7 +104,7 @@ class Backend(DenseAlgebra):
         """Make arrays of this backend usable on the calling thread for a `with` block.
 
         May be nested, also within that of another backend. Does nothing on the CPU. Must not be
-        held across a `yield` to a caller who may do anything meanwhile.
+        held across a `yield` to arbitrary code of a caller.
         """
         yield
 
@@ -148,7 +148,7 @@ class Backend(DenseAlgebra):
         return np.array(a)
 
     def by_parts(self, a: Array) -> Any:
-        """Return `a` as an array whose parts are read and written as host arrays, as files need it.
+        """Return a view of `a` whose parts are read and written as host arrays, for files.
 
         It has a shape, a dtype, and parts ``[rows]`` that may be read and set. On the CPU it is the
         array itself; from a device, no array of the size of `a` comes to the host.
@@ -163,7 +163,7 @@ class Backend(DenseAlgebra):
         """Wait until the device has completed all queued work."""
 
     def release(self) -> None:
-        """Give freed memory back to the system. Between phases only: the next use pays for it.
+        """Give freed memory back. Call between phases only: the next allocation pays for it.
 
         glibc keeps freed arrays below 32 MiB for itself, up to the size of a whole phase.
         """
@@ -176,7 +176,7 @@ class Backend(DenseAlgebra):
 
     def tile_width(self, width: int) -> int:
         """Return the columns of a tile, for prepared points with `width` columns."""
-        return self.tile_cols if width < WIDE else self.wide_tile_cols
+        return self.tile_cols if width < WIDE_FEATURES else self.wide_tile_cols
 
     def costs(self, precision: str) -> Costs:
         """Return the costs of work on this backend, for plans."""
@@ -195,7 +195,7 @@ class Backend(DenseAlgebra):
         """Call `fn` on every item, in any order, and return when all are done.
 
         `fn` must write to its own part of an output only, and must not call `run`. After an error
-        no further item is begun; it is raised when no thread is at work any more.
+        no further item is started, and the error is raised once all threads are idle.
         """
         work = list(items)
         with self.single_threaded_blas():
@@ -242,7 +242,7 @@ class Backend(DenseAlgebra):
         self._rows_of(A, B.T, out)
 
     def _rows_of(self, A: Array, B: Array, out: Array) -> None:
-        """Compute out = A @ B, with a single row computed as each of many.
+        """Compute out = A @ B, such that a row's result does not depend on the number of rows.
 
         A single row would be a matrix-vector product, whose order of additions differs from that of
         a matrix product: the prediction of a row would depend on the rows computed together with
@@ -314,7 +314,7 @@ class Backend(DenseAlgebra):
     def add_product(self, tile: Array, W: Array, out: Array) -> None:
         """Compute out += tile @ W on this thread. tile : (r, t), W : (t, c), out : (r, c)."""
         with self.workspace(out.shape, out.dtype) as share:
-            if W.shape[1] == 1:  # as above; rows would depend on where the batch ends
+            if W.shape[1] == 1:  # see `_rows_of`: rows must not depend on the batch
                 np.vecdot(tile, W[:, 0], out=share[:, 0])
             else:
                 self._rows_of(tile, W, share)
@@ -325,7 +325,7 @@ class Backend(DenseAlgebra):
     ) -> None:
         """Apply the kernel's profile to scale times squared distances, in place; see `finish_tile`.
 
-        A kernel of the inner product gets products and norms; one of L1 distances gets these.
+        An inner-product kernel receives products and norms; an L1 kernel receives L1 distances.
         """
         if kernel.geometry == "l1":
             self._set(tile, kernel.profile(tile, self.xp))

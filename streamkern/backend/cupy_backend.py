@@ -23,7 +23,7 @@ from streamkern.backend.staging_ring import ByParts, Ring, Transfers
 from streamkern.basics.errors import BackendError
 from streamkern.basics.optional import on_demand
 from streamkern.basics.randomness import Fills
-from streamkern.planning.costs import Costs, device_costs
+from streamkern.planning.problem import Costs, device_costs
 
 _T = TypeVar("_T")
 
@@ -54,7 +54,8 @@ class CupyBackend(Backend):
         if os.environ.get("CUPY_TF32", "0") not in ("", "0"):
             raise BackendError(
                 f"CUPY_TF32={os.environ['CUPY_TF32']} rounds the operands of CuPy's own products "
-                "to 10 bits; unset it"
+                "to 10 bits",
+                "unset it",
             )
         self.xp = cupy
         self.cupyx = cupyx

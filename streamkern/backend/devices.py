@@ -12,6 +12,7 @@ from streamkern.backend.base import Backend
 from streamkern.backend.cupy_backend import CupyBackend
 from streamkern.backend.numba_backend import CompiledBackend, numba_problem
 from streamkern.basics.errors import BackendError, ConfigError
+from streamkern.basics.message import mention
 from streamkern.basics.optional import install, on_demand
 from streamkern.basics.warning import warn
 
@@ -72,7 +73,9 @@ def get_backend(
     values : approximate number of kernel values that will be evaluated.
     """
     if accelerator not in ACCELERATORS:
-        raise ConfigError(f"accelerator={accelerator!r} is not known; use one of {ACCELERATORS}")
+        raise ConfigError(
+            f"{mention('accelerator', accelerator)} is not known", f"use one of {ACCELERATORS}"
+        )
     if accelerator == "auto" and values < WORTH_COMPILING:
         accelerator = "none"
     if device == "cpu":
@@ -83,22 +86,30 @@ def get_backend(
             return CupyBackend(0)
         if problem != NOT_INSTALLED:  # who installs CuPy wants a GPU
             warn(
-                f"device='auto' is the CPU here: {problem}; device='cpu' says so without a warning"
+                f"{mention('device', 'auto')} is the CPU here: {problem}; "
+                f"{mention('device', 'cpu')} says so without a warning"
             )
         return _cpu(threads, accelerator)
     kind, _, index = device.partition(":")
     if kind != "gpu" or (index and not index.isdigit()):
-        raise ConfigError(f"device={device!r} is not known; use 'auto', 'cpu', 'gpu' or 'gpu:N'")
+        raise ConfigError(
+            f"{mention('device', device)} is not known", "use 'auto', 'cpu', 'gpu' or 'gpu:N'"
+        )
     problem = gpu_problem(int(index or 0))
     if problem is not None:
-        raise BackendError(f"device={device!r} cannot be used: {problem}; use device='cpu'")
+        raise BackendError(
+            f"{mention('device', device)} cannot be used: {problem}",
+            f"use {mention('device', 'cpu')}",
+        )
     return CupyBackend(int(index or 0))  # pragma: no cover - needs one
 
 
 def _cpu(threads: int | None, accelerator: str) -> Backend:
     problem = None if accelerator == "none" else numba_problem()
     if accelerator == "numba" and problem is not None:
-        raise BackendError(f"accelerator='numba' cannot be used: {problem}; use 'none'")
+        raise BackendError(
+            f"{mention('accelerator', 'numba')} cannot be used: {problem}", "use 'none'"
+        )
     return Backend(threads) if accelerator == "none" or problem else CompiledBackend(threads)
 
 
@@ -122,8 +133,8 @@ def probe(backend: Any) -> None:
         found, rounded = backend.to_host(square), _rounds(backend)
     if rounded:
         raise BackendError(
-            f"CUDA device {backend.device.id} rounds the operands of products in float32 (TF32); "
-            "unset NVIDIA_TF32_OVERRIDE and leave CuPy's compute type at its default"
+            f"CUDA device {backend.device.id} rounds the operands of products in float32 (TF32)",
+            "unset NVIDIA_TF32_OVERRIDE and leave CuPy's compute type at its default",
         )
     if not positive or not np.allclose(found, [[2, 1], [1, 2]]):
         raise BackendError(f"CUDA device {backend.device.id} computes wrong numbers: {found}")

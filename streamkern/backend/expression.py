@@ -92,15 +92,16 @@ def render(expression: str, number: str) -> str:
             case ast.Name(name) if name in NAMES:
                 return name
         raise ConfigError(
-            f"expression={expression!r} of a kernel holds {ast.unparse(node)!r}; it may hold "
-            f"numbers, {', '.join(NAMES)}, + - * / and {', '.join(FUNCTIONS)}, in Python's notation"
+            f"expression={expression!r} of a kernel holds {ast.unparse(node)!r}",
+            f"it may hold numbers, {', '.join(NAMES)}, + - * / and {', '.join(FUNCTIONS)}, in "
+            "Python's notation",
         )
 
     try:
         tree = parsed(expression)
     except SyntaxError as error:
         raise ConfigError(
-            f"expression={expression!r} of a kernel: {error.msg}; write it in Python's notation"
+            f"expression={expression!r} of a kernel: {error.msg}", "write it in Python's notation"
         ) from error
     return text(tree)
 
@@ -139,8 +140,8 @@ def check_expression(kernel: Any) -> None:
             value, truth = evaluate_expression(kernel.expression, s=s), kernel.profile(s.copy(), np)
     if not np.allclose(value, truth, rtol=1e-9, atol=1e-12):
         raise ConfigError(
-            f"expression={kernel.expression!r} of {kernel} is another function than its profile; "
-            "correct one of them, or leave the expression out"
+            f"expression={kernel.expression!r} of {kernel} is another function than its profile",
+            "correct one of them, or leave the expression out",
         )
 
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from streamkern.backend.base import Array
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,8 @@ def check_columns(ranks: int, columns: int) -> None:
     """Raise ConfigError unless `columns` divides the ranks."""
     if not 1 <= columns <= ranks or ranks % columns:
         raise ConfigError(
-            f"run.center_ranks={columns} must divide run.ranks={ranks}; correct one of them"
+            f"{mention('run.center_ranks', columns)} must divide {mention('run.ranks', ranks)}",
+            "correct one of them",
         )
 
 

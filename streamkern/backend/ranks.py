@@ -25,6 +25,7 @@ import numpy.typing as npt
 from streamkern.backend.base import Array, Backend, tiles
 from streamkern.backend.cupy_backend import CupyBackend
 from streamkern.basics.errors import BackendError, RankLostError
+from streamkern.basics.message import mention
 from streamkern.basics.optional import import_optional
 from streamkern.planning.memory import RANK_SLAB_BYTES
 
@@ -188,8 +189,8 @@ def on_devices(ranks: Communicator, backend: Backend) -> Communicator:
             communicator = library.NcclCommunicator(ranks.size, together, ranks.rank)
     except Exception as error:  # NCCL's own type
         raise BackendError(
-            f"NCCL does not begin on rank {ranks.rank} of {ranks.size}: {error}; see to the cause "
-            "(NCCL_DEBUG=WARN says more), or set run.device='cpu'"
+            f"NCCL does not begin on rank {ranks.rank} of {ranks.size}: {error}",
+            f"see to the cause (NCCL_DEBUG=WARN says more), or give {mention('run.device', 'cpu')}",
         ) from error
     return Nccl(ranks, communicator, library, backend)
 

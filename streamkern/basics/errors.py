@@ -21,12 +21,15 @@
     ├── BackendError           (RuntimeError)       the device asked for is not there
     └── MissingDependencyError (ImportError)        an optional package is needed
 
-A message names the parameter, its value, the rule it breaks and the remedy, in one sentence.
-`exit_code` is what the command line returns for it: 2 wrong usage or input found before
-anything was written, 3 the run failed and can be resumed.
+A message names the setting, its value, the rule it breaks and the remedy, in one sentence; each is
+a field of the error, see `StreamkernError`. `exit_code` is the exit code of a command that fails
+with it: 2 wrong usage or input found before anything was written, 3 the run failed and can be
+resumed.
 """
 
 from __future__ import annotations
+
+from streamkern.basics.message import Mention, Vocabulary, mentions, render_message
 
 EXIT_DONE = 0
 EXIT_USAGE = 2
@@ -35,9 +38,49 @@ EXIT_TRY_AGAIN = 75
 
 
 class StreamkernError(Exception):
-    """Base of all errors raised on purpose."""
+    """Base of all errors raised on purpose.
+
+    message : rule and remedy, with mentions of settings (see `basics.message`)
+    rule : what is wrong
+    remedy : what the reader can do about it; None where nothing is to be done
+    setting, value : of the first setting that the message mentions; None without one
+    vocabulary : the words of `str(error)` for settings; the estimators set theirs
+    """
 
     exit_code = EXIT_USAGE
+
+    def __init__(self, rule: str = "", remedy: str | None = None) -> None:
+        self.rule, self.remedy = rule, remedy
+        self.vocabulary: Vocabulary = str
+        super().__init__(render_message(self.message))
+
+    @property
+    def message(self) -> str:
+        return self.rule if self.remedy is None else f"{self.rule}; {self.remedy}"
+
+    @property
+    def mentions(self) -> list[Mention]:
+        return mentions(self.message)
+
+    @property
+    def setting(self) -> str | None:
+        return next((mention.name for mention in self.mentions), None)
+
+    @property
+    def value(self) -> str | None:
+        return next((mention.value for mention in self.mentions), None)
+
+    def append(self, text: str) -> None:
+        """Add text at the end of the message."""
+        if self.remedy is None:
+            self.rule += text
+        else:
+            self.remedy += text
+
+    # OSError formats its arguments; ours is always one sentence. Two settings may have one word,
+    # and their lines become equal.
+    def __str__(self) -> str:
+        return "\n".join(dict.fromkeys(render_message(self.message, self.vocabulary).splitlines()))
 
 
 class ConfigError(StreamkernError, ValueError):
@@ -47,8 +90,8 @@ class ConfigError(StreamkernError, ValueError):
 class MemoryBudgetError(ConfigError, MemoryError):
     """The settings need more memory than they were given. needed : bytes that would do, or 0."""
 
-    def __init__(self, *args: object, needed: int = 0) -> None:
-        super().__init__(*args)
+    def __init__(self, rule: str = "", remedy: str | None = None, *, needed: int = 0) -> None:
+        super().__init__(rule, remedy)
         self.needed = needed
 
 
@@ -62,10 +105,6 @@ class NotNumbersError(DataError, TypeError):
 
 class StoreNotFoundError(DataError, FileNotFoundError):
     """No store, or no such array, at the given URL."""
-
-    # FileNotFoundError formats (errno, strerror); ours is always one sentence.
-    def __str__(self) -> str:
-        return str(self.args[0]) if self.args else ""
 
 
 class CorruptChunkError(DataError):
@@ -105,18 +144,11 @@ class CheckpointError(RunError, OSError):
 
     exit_code = EXIT_FAILED
 
-    def __str__(self) -> str:
-        return str(self.args[0]) if self.args else ""
-
 
 class StorageError(StreamkernError, OSError):
     """Reading or writing an object failed until the deadline. Names URL and key."""
 
     exit_code = EXIT_FAILED
-
-    # OSError formats (errno, strerror); ours is always one sentence.
-    def __str__(self) -> str:
-        return str(self.args[0]) if self.args else ""
 
 
 class StorageAccessError(StorageError):
@@ -129,10 +161,6 @@ class ClusterError(StreamkernError, OSError):
     """The Dask cluster is gone, or its workers cannot do the work. Names its address."""
 
     exit_code = EXIT_FAILED
-
-    # OSError formats (errno, strerror); ours is always one sentence.
-    def __str__(self) -> str:
-        return str(self.args[0]) if self.args else ""
 
 
 class TrainingInterrupted(StreamkernError, RuntimeError):

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 
 AnyArray = Any  # numpy.ndarray or cupy.ndarray
 RunSlices = Callable[[Callable[[slice], None], Iterable[slice]], None]
@@ -233,7 +234,9 @@ class RowRandom:
         self.rows = xp.asarray(rows)
         self.dtype = np.dtype(dtype)
         if self.dtype not in (np.float32, np.float64):
-            raise ConfigError(f"dtype={self.dtype} of random numbers: use float32 or float64")
+            raise ConfigError(
+                f"{mention('dtype', self.dtype)} of random numbers: use float32 or float64"
+            )
         stages = stage if isinstance(stage, tuple) else (stage,)
         self._key = (seed, epoch, *stages)
         self._next_block = 0
@@ -278,7 +281,7 @@ class RowRandom:
         span = high - low
         if not 1 <= span <= 1 << 32:
             raise ConfigError(
-                f"integers({low}, {high}) spans {span} values; give 1 to 2**32 of them"
+                f"integers({low}, {high}) spans {span} values", "give 1 to 2**32 of them"
             )
         scaled = self._words(math.prod(shape)).astype(np.uint64)
         scaled *= np.uint64(span)

@@ -25,7 +25,7 @@ class Room(ModuleType):
     def __call__(self, *_args: Any, **_values: Any) -> NoReturn:
         package, _, name = self.__name__.rpartition(".")
         raise RoomCallError(
-            f"{self.__name__} is a folder of the package; call {package}.{INSTEAD[name]}"
+            f"{self.__name__} is a folder of the package", f"call {package}.{INSTEAD[name]}"
         )
 
 

@@ -149,7 +149,7 @@ def resumable(
 
     def outcome(stopped: Stopped) -> BaseException:
         at = f"{stopped} {where()}".rstrip()
-        return TrainingInterrupted(f"{at}; run the same command again to go on")
+        return TrainingInterrupted(f"{at}", "run the same command again to go on")
 
     new_request = StopRequest(install=kept)
     try:

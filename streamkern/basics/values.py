@@ -11,6 +11,7 @@ from operator import index
 from typing import Any, Final, NoReturn
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 
 
 def to_builtin(value: Any) -> Any:
@@ -37,7 +38,7 @@ def checked_int(name: str, value: Any, least: int = 1) -> int:
     except TypeError:
         number = None
     if number is None or number < least:
-        raise ConfigError(f"{name}={value} must be a whole number, at least {least}")
+        raise ConfigError(f"{mention(name, value)} must be a whole number, at least {least}")
     return number
 
 
@@ -89,8 +90,8 @@ def parse_bytes(size: Any, name: str = "size") -> int:
     n_bytes = _quantity(size, BYTE_UNITS) if isinstance(size, str) else size if number else 0
     if not 1 <= n_bytes < 2**63:
         raise ConfigError(
-            f"{name}={size!r} must be at least one byte, in bytes or with a unit; "
-            'write for example "512 MiB" or "1.5 GB"'
+            f"{mention(name, size)} must be at least one byte, in bytes or with a unit",
+            'write for example "512 MiB" or "1.5 GB"',
         )
     return int(n_bytes)
 
@@ -100,6 +101,7 @@ def parse_seconds(time: str) -> float:
     seconds = _quantity(time, SECOND_UNITS)
     if not seconds:
         raise ConfigError(
-            f'time={time!r} must be a time above 0 with a unit; write for example "30 s" or "5 min"'
+            f"time={time!r} must be a time above 0 with a unit",
+            'write for example "30 s" or "5 min"',
         )
     return seconds

@@ -9,21 +9,29 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from types import FrameType
 
+from streamkern.basics.message import render_message
+
 _PACKAGE = __name__.partition(".")[0]
 _SAID: ContextVar[set[str] | None] = ContextVar("_SAID", default=None)
-_WORDING: ContextVar[Callable[[str], str]] = ContextVar("_WORDING", default=str)
+_COMPLETE: ContextVar[Callable[[str], str] | None] = ContextVar("_COMPLETE", default=None)
 
 
-def warn(text: str, kind: type[Warning] = UserWarning) -> None:
+def warn(message: str, kind: type[Warning] = UserWarning) -> None:
     """Issue a warning at the caller of the outermost frame of this package.
 
     Frames of other packages may lie between two of ours: contextlib, or a library that calls back.
+
+    message : may mention settings (see `basics.message`); the warning keeps it as `message`, for
+        places that have words of their own for settings
     """
-    text, issued = _WORDING.get()(text), _SAID.get()
-    if issued is not None and text in issued:
+    complete, said = _COMPLETE.get(), _SAID.get()
+    message += "" if complete is None else complete(message)
+    if said is not None and message in said:
         return
-    if issued is not None:
-        issued.add(text)
+    if said is not None:
+        said.add(message)
+    warning = kind(render_message(message))
+    warning.message = message  # type: ignore[attr-defined]
     frame: FrameType | None = sys._getframe()
     caller = frame
     while frame is not None:
@@ -33,7 +41,7 @@ def warn(text: str, kind: type[Warning] = UserWarning) -> None:
     assert caller is not None
     names = caller.f_globals
     warnings.warn_explicit(
-        text, kind, caller.f_code.co_filename, caller.f_lineno,
+        warning, kind, caller.f_code.co_filename, caller.f_lineno,
         module=names.get("__name__"), registry=names.setdefault("__warningregistry__", {}),
     )  # fmt: skip
 
@@ -49,10 +57,10 @@ def warned_once() -> Iterator[None]:
 
 
 @contextmanager
-def warnings_worded(wording: Callable[[str], str]) -> Iterator[None]:
-    """Reword the warnings of a block by `wording`."""
-    token = _WORDING.set(wording)
+def warnings_completed(complete: Callable[[str], str]) -> Iterator[None]:
+    """Append to each warning of a block what `complete` returns for its message."""
+    token = _COMPLETE.set(complete)
     try:
         yield
     finally:
-        _WORDING.reset(token)
+        _COMPLETE.reset(token)

@@ -9,6 +9,7 @@ import numpy as np
 
 from streamkern.basics.array_types import Ints
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.basics.randomness import Stage, words
 from streamkern.centers.selector import CenterSelector
 from streamkern.stream.sources.base import BaseSource, read_labels, unit_edges
@@ -28,8 +29,8 @@ class Balanced(CenterSelector):
         """Raise ConfigError unless the targets are classes."""
         if source.classes is None:
             raise ConfigError(
-                "model.centers='balanced' needs classes and the targets are values; set "
-                "centers = 'random', or another way to choose"
+                f"{mention('model.centers', 'balanced')} needs classes and the targets are values",
+                "set centers = 'random', or another way to choose",
             )
 
     def choose(self, source: BaseSource, n: int, seed: int) -> tuple[Ints, int]:

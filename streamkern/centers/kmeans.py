@@ -13,8 +13,7 @@ from streamkern.basics.array_types import HostArray
 from streamkern.basics.optional import on_demand
 from streamkern.centers.random_rows import Random
 from streamkern.centers.selector import CenterWork
-from streamkern.planning.center_costs import Selection
-from streamkern.planning.problem import ProblemShape
+from streamkern.planning.problem import ProblemShape, Selection
 
 KMEANS_STAGE = 22
 # Rows of k-means per center. Mean squared distance to the nearest of 2 000 centers, 50 Gaussians in

@@ -101,12 +101,12 @@ def as_centers(array: npt.ArrayLike) -> npt.NDArray[Any]:
     """Return centers given by the user as an array: (p, ...), finite numbers."""
     X = np.asarray(array)
     if X.dtype.kind not in "fiu":
-        raise DataError(f"centers have dtype {X.dtype}; convert them to a floating type")
+        raise DataError(f"centers have dtype {X.dtype}", "convert them to a floating type")
     if X.ndim < 2 or len(X) == 0:
-        raise DataError(f"centers have shape {X.shape}; give at least one row, (p, d)")
+        raise DataError(f"centers have shape {X.shape}", "give at least one row, (p, d)")
     if not np.isfinite(X).all():
         row = int(np.argwhere(~np.isfinite(X).reshape(len(X), -1).all(axis=1))[0, 0])
-        raise NonFiniteError(f"centers hold NaN or infinity in row {row}; remove that row")
+        raise NonFiniteError(f"centers hold NaN or infinity in row {row}", "remove that row")
     return X
 
 

@@ -22,11 +22,11 @@ import numpy.typing as npt
 from streamkern.backend.base import Array
 from streamkern.basics.array_types import HostArray
 from streamkern.basics.errors import DataError
+from streamkern.basics.message import mention
 from streamkern.centers.random_rows import Random
 from streamkern.centers.selector import CenterWork
 from streamkern.kernels.products import KernelOperator
-from streamkern.planning.center_costs import Selection
-from streamkern.planning.problem import ProblemShape
+from streamkern.planning.problem import ProblemShape, Selection
 from streamkern.solver.precondition.norm import check_overlap
 
 PIVOT_STAGE = 23
@@ -59,8 +59,9 @@ class RPCholesky(Random):
         different, p = _different(X), work.p
         if len(different) < p:
             raise DataError(
-                f"model.centers='rpcholesky' has {len(different)} different rows among the "
-                f"{len(X)} candidates for n_centers={p}; lower n_centers, or set centers = 'random'"
+                f"{mention('model.centers', 'rpcholesky')} has {len(different)} different rows "
+                f"among the {len(X)} candidates for {mention('n_centers', p)}",
+                "lower n_centers, or set centers = 'random'",
             )
         op = work.operator(X)
         pivots = rpcholesky(op, work.backend.asarray(X[different]), p, work.seed)

@@ -16,8 +16,7 @@ from streamkern.basics.array_types import HostArray, Ints
 from streamkern.kernels.builtin import Kernel
 from streamkern.kernels.points import Grid
 from streamkern.kernels.products import KernelOperator
-from streamkern.planning.center_costs import Selection
-from streamkern.planning.problem import ProblemShape
+from streamkern.planning.problem import ProblemShape, Selection
 from streamkern.store.row_block import RowBlock
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.sampling import read_rows

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 import typer
 
 from streamkern.basics.errors import EXIT_FAILED, EXIT_USAGE, StreamkernError
+from streamkern.basics.message import Vocabulary, render_message
 from streamkern.basics.progress import WIPE
 from streamkern.basics.stop import Stopped
 from streamkern.basics.text import redact
@@ -33,10 +34,10 @@ def json_text(value: Mapping[str, Any]) -> str:
     return json.dumps(value, indent=1)
 
 
-def explain(error: BaseException, wording: Callable[[str], str], words: Sequence[str] = ()) -> int:
+def explain(error: BaseException, vocabulary: Vocabulary, words: Sequence[str] = ()) -> int:
     """Write the message of an error to stderr, and return its exit code.
 
-    wording : of the command, see `wording`
+    vocabulary : of the command, for the settings that the message mentions
     words : of the command line
     """
     if isinstance(error, KeyboardInterrupt | typer.Abort | Stopped):
@@ -45,10 +46,13 @@ def explain(error: BaseException, wording: Callable[[str], str], words: Sequence
     if hasattr(error, "format_message"):  # click's usage errors; typer may carry its own click
         write_stderr(usage_text(error, words))
         return EXIT_USAGE
-    text = "; ".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())])
+    notes = getattr(error, "__notes__", ())
     if isinstance(error, StreamkernError):
-        write_stderr(wording(text))
+        error.vocabulary = vocabulary
+        rendered = [render_message(note, vocabulary) for note in notes]
+        write_stderr("; ".join([str(error) or type(error).__name__, *rendered]))
         return error.exit_code
+    text = "; ".join([str(error) or type(error).__name__, *notes])
     if isinstance(error, OSError | MemoryError):
         write_stderr(text)
     else:
@@ -64,7 +68,8 @@ def show_warning(
     file: TextIO | None = None,
     line: str | None = None,
     *,
-    wording: Callable[[str], str],
+    vocabulary: Vocabulary,
 ) -> None:
     """Write a warning as one line; replaces `warnings.showwarning`."""
-    write_stderr(wording(f"warning: {' '.join(str(message).split())}"))
+    text = render_message(getattr(message, "message", str(message)), vocabulary)
+    write_stderr(f"warning: {' '.join(text.split())}")

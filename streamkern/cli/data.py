@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import Mention, render_message
 from streamkern.basics.progress import Line
 from streamkern.basics.stop import resumable
 from streamkern.basics.text import redact
@@ -276,14 +277,11 @@ def augment_command(
     _show_store(out, options, made=line.shown)
 
 
-# The settings of `augment_command` -> their options.
-_OPTIONS = {
-    "data.copies=": "--copies ",
-    "data.weights=": "--weights ",
-    "data.weights": "--weights",
-    "stores in data.train": "inputs",
-    "data.prefetch_threads=": "--threads ",
-}
+_AUGMENT_OPTIONS = {
+    "data.copies": "--copies", "data.weights": "--weights", "data.prefetch_threads": "--threads",
+    "data.train": "the list of inputs",
+}  # fmt: skip
+"""Settings of a run -> arguments of `augment_command`."""
 
 
 def _checked(**settings: Any) -> DataConfig:
@@ -291,11 +289,18 @@ def _checked(**settings: Any) -> DataConfig:
     try:
         return DataConfig(**settings)
     except ConfigError as error:
-        table = r"data\.transforms\[(\d+)\]"
-        text = re.sub(table, lambda k: f"--transform number {int(k[1]) + 1}", str(error))
-        for setting, option in _OPTIONS.items():
-            text = text.replace(setting, option)
-        raise ConfigError(text) from None
+        raise ConfigError(render_message(error.message, _augment_words)) from None
+
+
+def _augment_words(mention: Mention) -> str:
+    """Return a setting of a run as an argument of `augment_command`; a `Vocabulary`."""
+    if transform := re.match(r"data\.transforms\[(\d+)\](.*)", mention.name):
+        name = f"--transform number {int(transform[1]) + 1}{transform[2]}"
+    else:
+        name = _AUGMENT_OPTIONS.get(mention.name, mention.name)
+    if mention.value is None:
+        return name
+    return f"{name} {mention.value}" if name.startswith("--") else f"{name}={mention.value}"
 
 
 def bench_read_command(

@@ -68,11 +68,13 @@ def info_command(
     if importances is not None:
         raise ConfigError(
             f"--importances {redact(importances)} is for the model of a run, and {redact(place)} "
-            "holds none; leave it out"
+            "holds none",
+            "leave it out",
         )
     if plot is not None:
         raise ConfigError(
-            f"--plot={plot} draws the metric of a run, and {redact(place)} holds none; leave it out"
+            f"--plot={plot} draws the metric of a run, and {redact(place)} holds none",
+            "leave it out",
         )
     try:
         store = open_store(place, x=x, y=y, storage_options=options, foreign=foreign)
@@ -96,26 +98,26 @@ def _neither(place: str, error: DataError) -> DataError:
     kind = place_kind(place)
     if kind == "nothing":
         return StoreNotFoundError(
-            f"there is nothing at {redact(place)}; give the path of a store or of a run directory"
+            f"there is nothing at {redact(place)}", "give the path of a store or of a run directory"
         )
     if kind == "runs":
         first = runs_below(Path(place))[0]
         return StoreNotFoundError(
-            f"{redact(place)} is a folder of runs; list them with streamkern runs {place}, or "
-            f"describe one with streamkern info {first}"
+            f"{redact(place)} is a folder of runs",
+            f"list them with streamkern runs {place}, or describe one with streamkern info {first}",
         )
     return error
 
 
 def _draw_metric(place: str, options: Mapping[str, Any] | None, path: Path) -> None:
     if not path.parent.is_dir():
-        raise ConfigError(f"--plot={path}: there is no folder {path.parent}; make it first")
+        raise ConfigError(f"--plot={path}: there is no folder {path.parent}", "make it first")
     if path.exists():
-        raise ConfigError(f"--plot={path} is there already; give the name of a new file")
+        raise ConfigError(f"--plot={path} is there already", "give the name of a new file")
     metric = (run_overview(place, options)["solver"] or {}).get("metric")
     if metric is None:
         raise ConfigError(
-            f"--plot={path} draws a metric, and the run in {redact(place)} has none; leave it out"
+            f"--plot={path} draws a metric, and the run in {redact(place)} has none", "leave it out"
         )
     with checkpoint_errors(redact(place)):
         picture = spectrum_png(metric)
@@ -162,7 +164,8 @@ def _show_run(
     if damaged:
         raise CheckpointError(
             f"{len(damaged)} of the {len(found['verified'])} groups in {redact(place)} are damaged "
-            f"({', '.join(damaged)}); {_repair(redact(place), found['verified'], damaged)}"
+            f"({', '.join(damaged)})",
+            f"{_repair(redact(place), found['verified'], damaged)}",
         )
 
 

@@ -25,7 +25,7 @@ from streamkern.basics.version import __version__
 from streamkern.cli.console import EXIT_INTERRUPTED, explain, show_warning, write_stderr
 from streamkern.cli.help_text import say_usage
 from streamkern.cli.redaction import guarded, refuse_credentials
-from streamkern.cli.wording import Wording
+from streamkern.cli.vocabulary import CommandWords
 from streamkern.filesystem.abandoned import remove_abandoned
 
 _load, _, _NAMES = lazy_loader.attach(  # all commands at once would take a second
@@ -135,8 +135,8 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
     debug = DEBUG in words
     words = [word for word in words if word != DEBUG]
     stop = StopRequest(install=True)
-    wording = Wording(_options_of(words), words)
-    explained = functools.partial(explain, wording=wording, words=words)
+    vocabulary = CommandWords(_options_of(words), words)
+    explained = functools.partial(explain, vocabulary=vocabulary, words=words)
     with (
         guarded() as out,
         warnings.catch_warnings(),
@@ -146,7 +146,7 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
         warnings.simplefilter("default", UserWarning)  # a search trains, and would warn, often
         # From a request that a signal preceded.
         warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
-        warnings.showwarning = functools.partial(show_warning, wording=wording)
+        warnings.showwarning = functools.partial(show_warning, vocabulary=vocabulary)
         remove_abandoned()
         try:
             refuse_credentials(words)

@@ -9,7 +9,7 @@ from typing import Any, Final
 import lazy_loader
 
 from streamkern.cli.help_text import EXAMPLES
-from streamkern.config.names import OTHER_PARAMETERS, PARAMETER_SETTINGS
+from streamkern.config.names import PARAMETER_PATHS
 
 # Loaded at its first use, as it takes long.
 _load, _, _ = lazy_loader.attach("streamkern.config", submod_attrs={"run_config": ["RunConfig"]})
@@ -106,7 +106,7 @@ def _no_such_option(error: Any, command: Any, words: Sequence[str]) -> str:
     option = error.option_name
     message, name = f"No such option: {option}", option.lstrip("-").replace("-", "_").lower()
     known = {word for param in command.params for word in param.opts}
-    path = _SETTINGS.get(name) or (PARAMETER_SETTINGS | OTHER_PARAMETERS).get(name) or _field(name)
+    path = _SETTINGS.get(name) or PARAMETER_PATHS.get(name) or _field(name)
     value = _value_of(option, words)
     if name in _TARGETS and "--y" not in known:
         return (

@@ -37,8 +37,8 @@ from streamkern.predict.input_rows import open_rows
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.stores import stores_of
-from streamkern.train.model import KernelModel
-from streamkern.train.permutation import permutation_importances
+from streamkern.train.model.kernel_model import KernelModel
+from streamkern.train.model.permutation import permutation_importances
 from streamkern.train.saved_model import load_model
 
 ModelOf = Annotated[str, typer.Argument(metavar="RUN_DIR", help="Use the model of this run.")]

@@ -187,9 +187,8 @@ def _option_value(number: int, text: str) -> Any:
         return json.loads(text)
     except ValueError:
         raise ConfigError(
-            f"--storage-option number {number} has a table or a list that is neither JSON nor "
-            "TOML; write it in single quotes, such as "
-            '\'client_kwargs={"region_name": "eu-west-1"}\''
+            f"--storage-option number {number} has a table or a list that is neither JSON nor TOML",
+            'write it in single quotes, such as \'client_kwargs={"region_name": "eu-west-1"}\'',
         ) from None
 
 
@@ -230,7 +229,7 @@ def name_list(text: str | None, option: str) -> list[str] | None:
             f"{option} {text!r} must be the names of columns in one line, such as a,b,c"
         ) from None
     if not names:
-        raise ConfigError(f"{option} is empty; name columns, such as a,b,c, or leave it out")
+        raise ConfigError(f"{option} is empty", "name columns, such as a,b,c, or leave it out")
     return names
 
 

@@ -12,15 +12,16 @@ from streamkern.centers.random_rows import BANDWIDTH_ROWS
 from streamkern.cli.described_store import store_text
 from streamkern.cli.run_info import pairs
 from streamkern.config.run_config import RunConfig, as_config
+from streamkern.config.solver import options_of
 from streamkern.kernels.notation import bandwidths, kernel_text
 from streamkern.store.describe import describe_store
 from streamkern.stream.sources.stores import stores_of
-from streamkern.train.choose_kernel import KERNEL_ROWS, MIN_BANDWIDTH, kernels_of, widest_of
 from streamkern.train.over_ranks import with_rank_count
-from streamkern.train.planned import Times, expected_times, planned_batches, planned_flops
-from streamkern.train.resolve import ResolvedRun, open_run
+from streamkern.train.resolve.resolved_run import ResolvedRun, open_run
+from streamkern.train.resolve.training_data import open_test
+from streamkern.train.setup.choose_kernel import KERNEL_ROWS, MIN_BANDWIDTH, kernels_of, widest_of
+from streamkern.train.setup.planned import Times, expected_times, planned_batches, planned_flops
 from streamkern.train.train import open_continued
-from streamkern.train.training_data import open_test
 
 _WORDS = {
     "kernel": "centers",
@@ -124,7 +125,7 @@ def _metric(run: ResolvedRun) -> dict[str, str]:
     """Return the metric to be found, and the reason."""
     if run.metric is not None:
         return {"metric": "given", "reason": "as set"}
-    return {"metric": run.wish.word, "reason": run.wish.reason}
+    return {"metric": run.metric_mode.mode, "reason": run.metric_mode.reason}
 
 
 def _choice(run: ResolvedRun) -> dict[str, Any]:
@@ -148,7 +149,7 @@ def _in_order(phases: list[str]) -> list[str]:
 def _chosen(run: ResolvedRun) -> dict[str, Any]:
     """Return the sizes by the names of their settings, without rows of a setup that is not made."""
     sizes = {k: v for k, v in asdict(run.sizes).items() if v or k not in ("n_sample", "n_probe")}
-    named = {"n_sample": "n_nystrom"} if "n_nystrom" in run.method.options else {}
+    named = {"n_sample": "n_nystrom"} if "n_nystrom" in options_of(run.method.name) else {}
     return {named.get(name, name): size for name, size in sizes.items()}
 
 

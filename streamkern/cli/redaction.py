@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.basics.optional import on_demand
 from streamkern.basics.text import SECRET_NAME, SIGNED_QUERY, redact
 
@@ -30,7 +31,7 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]*:/[^\s'\",\[\]{}]*")
 _ENTRIES = re.compile(r"[\"']?([\w-]+)[\"']?\s*[=:]")  # names in a table, as JSON or TOML
 _REMEDY = (
     "and other users can see a command line; put credentials into the environment, a profile "
-    "(--storage-option profile=NAME) or data.storage_options of a run file"
+    f"(--storage-option profile=NAME) or {mention('data.storage_options')} of a run file"
 )
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from streamkern.basics.errors import ConfigError, StreamkernError
+from streamkern.basics.message import mention
 from streamkern.cli.console import write_stderr
 from streamkern.cli.model import measured_importances, rows_and_model
 from streamkern.cli.options import Importances, StorageOption, options_for, parse_options
@@ -112,7 +113,9 @@ def _answers(run: Facts, place: str, given: Mapping[str, Any]) -> HeldOutAnswers
 def check_free(out: Path) -> None:
     """Raise ConfigError unless a page may be written there: to a new file, or over a page."""
     if not out.absolute().parent.is_dir():
-        raise ConfigError(f"out={str(out)!r}: there is no folder {out.parent}; make it first")
+        raise ConfigError(
+            f"{mention('out', str(out))}: there is no folder {out.parent}", "make it first"
+        )
     if not out.exists():
         return
     try:
@@ -120,11 +123,12 @@ def check_free(out: Path) -> None:
             ours = file.read(len(MARK)) == MARK
     except OSError as error:  # a folder, for example
         raise ConfigError(
-            f"out={str(out)!r} cannot be replaced ({error.strerror}); name another file"
+            f"{mention('out', str(out))} cannot be replaced ({error.strerror})", "name another file"
         ) from None
     if not ours:
         raise ConfigError(
-            f"out={str(out)!r} is there and was not made by streamkern report; name another file"
+            f"{mention('out', str(out))} is there and was not made by streamkern report",
+            "name another file",
         )
 
 

@@ -18,10 +18,10 @@ from streamkern.rundir.chunked_array import discard_target
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_storage import open_folder
 from streamkern.solver.precondition.step_rule import max_over_blocks
-from streamkern.train.evaluations import evaluations_in
 from streamkern.train.log_reader import read_history
-from streamkern.train.phases import PHASE_DESCRIPTIONS
-from streamkern.train.rank_coordinator import format_rank_figures
+from streamkern.train.loop.evaluations import evaluations_in
+from streamkern.train.loop.progress import PHASE_DESCRIPTIONS
+from streamkern.train.loop.rank_coordinator import format_rank_figures
 
 
 def is_run_directory(

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.basics.text import redact
 from streamkern.basics.values import parse_bytes
 from streamkern.cli.options import parse_options, toml_or_text
@@ -107,7 +108,7 @@ def run_config(
     elif "data.train" in changes:
         config = RunConfig.from_tables({"data": {"train": changes["data.train"]}})
     else:
-        raise ConfigError("there is nothing to train on; give a run file, or --train URL")
+        raise ConfigError("there is nothing to train on", "give a run file, or --train URL")
     if storage_options:
         changes["data.storage_options"] = {
             **config.data.storage_options,
@@ -116,8 +117,9 @@ def run_config(
     config = config.with_overrides(changes)
     if config.data.train is None:
         raise ConfigError(
-            f"run file {str(run_file)!r}: data.train is missing: it must be a path or URL, or a "
-            "list of them; set it in [data], or give --train URL"
+            f"run file {str(run_file)!r}: {mention('data.train')} is missing: it must be a path or "
+            "URL, or a list of them",
+            "set it in [data], or give --train URL",
         )
     return config
 
@@ -152,5 +154,7 @@ def setting(text: str) -> tuple[str, Any]:
     """Return ("solver.level", 100) for "solver.level=100"; a value that is no TOML is text."""
     key, equals, value = text.partition("=")
     if not equals:
-        raise ConfigError(f"--set {text!r} must be SECTION.KEY=VALUE, such as solver.level=100")
+        raise ConfigError(
+            f"--set {text!r} must be SECTION.KEY=VALUE, such as {mention('solver.level', 100)}"
+        )
     return key.strip(), toml_or_text(value)

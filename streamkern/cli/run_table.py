@@ -56,7 +56,7 @@ def _below(folder: str, options: Mapping[str, Any] | None) -> list[str]:
             return sorted(entry.path for entry in entries if entry.is_dir())
     except OSError as error:
         raise ConfigError(
-            f"{redact(folder)} cannot be listed ({error.strerror}); give a folder of runs"
+            f"{redact(folder)} cannot be listed ({error.strerror})", "give a folder of runs"
         ) from None
 
 

@@ -45,11 +45,11 @@ from streamkern.stream.cluster import connect, dashboard_link
 from streamkern.stream.sources.base import BaseSource
 from streamkern.train.log_reader import processes_in
 from streamkern.train.over_ranks import with_rank_count
-from streamkern.train.planned import Times, expected_times, planned_flops
-from streamkern.train.resolve import ResolvedRun, open_run
+from streamkern.train.resolve.resolved_run import ResolvedRun, open_run
+from streamkern.train.resolve.training_data import open_test
+from streamkern.train.setup.planned import Times, expected_times, planned_flops
 from streamkern.train.train import open_continued
 from streamkern.train.train import train as run_training
-from streamkern.train.training_data import open_test
 
 
 def _configured(

@@ -190,9 +190,11 @@ def _writable(path: str, folder: RunStorage) -> Path:
     """
     target = Path(path)
     if target.exists() and _digest_of(target) not in _written(folder):
-        raise ConfigError(f"--write {path!r} exists already and is not replaced; name another file")
+        raise ConfigError(
+            f"--write {path!r} exists already and is not replaced", "name another file"
+        )
     if not target.absolute().parent.is_dir():
-        raise ConfigError(f"--write {path!r} is in a folder that does not exist; make it first")
+        raise ConfigError(f"--write {path!r} is in a folder that does not exist", "make it first")
     return target
 
 

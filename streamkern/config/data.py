@@ -14,6 +14,7 @@ from pydantic import (
 )
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.config.rules import (
     AutoCount,
     ClassShares,
@@ -172,12 +173,14 @@ class DataConfig(Table):
             return self
         if self.train is None or isinstance(self.train, str):
             raise ConfigError(
-                "data.weights is for several stores; make data.train a list, or leave weights out"
+                f"{mention('data.weights')} is for several stores",
+                f"make {mention('data.train')} a list, or leave weights out",
             )
         if len(self.weights) != len(self.train):
             raise ConfigError(
-                f"data.weights has {len(self.weights)} numbers for {len(self.train)} stores in "
-                "data.train; give one for each"
+                f"{mention('data.weights')} has {len(self.weights)} numbers for {len(self.train)} "
+                f"stores in {mention('data.train')}",
+                "give one for each",
             )
         return self
 

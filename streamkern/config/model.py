@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, InstanceOf, PlainSerializer, model_validator
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.config.rules import (
     AutoCount,
     Bandwidth,
@@ -60,21 +61,21 @@ class ModelConfig(Table):
         such as {kind = "sum", parts = ["laplace", {kind = "gaussian", bandwidth = 2.0}]}. In
         Python it may be a `Kernel`, such as `0.5 * Laplace(3) + Polynomial(2)`, with its bandwidth.
         "auto" chooses among "laplace", "matern32", "matern52" and "gaussian" by 512 rows
-        (`train.choose_kernel`), and takes "laplace" for "sgd" and EigenPro.
+        (`setup.choose_kernel`), and takes "laplace" for "sgd" and EigenPro.
     metric : metric of the distances; "auto": a learned one on tables, else none. "learn": one in
         which the targets are simpler, if it is surely better on held-out rows: a scale for each
-        feature, or a matrix (`train.choose_metric`); kernel and bandwidth that are left open are
+        feature, or a matrix (`setup.choose_metric`); kernel and bandwidth that are left open are
         those that suit it. "learn-diagonal": only scales; "learn-full": only a matrix. "none":
         features as they are. "auto": "learn" on tables (2 to 256 features, not taken for pixels) of
         2000 rows and more if the bandwidth is left open, and the kernel is, too, or one of those
-        that "auto" chooses among (`train.metric_mode`). Or the path or URL of an array (.npy or
+        that "auto" chooses among (`resolve.metric_mode`). Or the path or URL of an array (.npy or
         zarr), in Python also an array: scales (d,), or a matrix A (d, r), for distances |(x - z) A|
         of the features after scaling.
     bandwidth : length scale of the kernel; "auto": the one with which rows predict each other best.
         It is in units of the features after scaling, and of the parts of a kernel without their
         own. "median": the median distance, in the norm of the kernel, between centers, or between
         the rows that "kmeans" and "rpcholesky" begin with (with `kernel="auto"`, between 512 rows).
-        "auto" tries a 64th to 16 times the median distance on 512 rows (`train.choose_kernel`).
+        "auto" tries a 64th to 16 times the median distance on 512 rows (`setup.choose_kernel`).
     n_centers : number of centers p; "auto": all rows, at most 10 000. "all": centers = "all". If
         there are fewer rows, all are taken, with a warning.
     features : whether f is made of kernels or of explicit features. "kernel": f is a sum of kernels
@@ -94,6 +95,8 @@ class ModelConfig(Table):
         mean over the rows of the run, of the first block in `partial_fit` (f learns by how much
         later ones differ), of the run that a warm start continues, and of a sample of the rows if a
         function makes or changes the targets. Mix-up keeps it.
+    loss : the loss that is minimised. "squared_error"; for classes, whose targets are one-hot rows,
+        also "log_loss", that of the softmax of the outputs, by the solver "block".
     """
 
     table = "model"
@@ -105,6 +108,7 @@ class ModelConfig(Table):
     features: Literal["kernel", "fourier", "nystrom"] = "kernel"
     n_features: AutoCount = "auto"
     fit_intercept: Flag = True
+    loss: Literal["squared_error", "log_loss"] = "squared_error"
 
     @property
     def kernels(self) -> tuple[Any, ...]:
@@ -124,12 +128,13 @@ class ModelConfig(Table):
         try:
             get_kernel(self.kernels[0], width)
         except ConfigError as error:
-            raise ConfigError(f"model.kernel: {error}") from None
+            raise ConfigError(f"{mention('model.kernel')}: {error.message}") from None
         if self.bandwidth != "auto" and not used_by:
             shown = "median" if self.bandwidth == "median" else f"{self.bandwidth:g}"
             raise ConfigError(
-                f"model.bandwidth={shown} is used by no part of model.kernel={self.kernel!r}; "
-                "leave it out"
+                f"{mention(f'model.bandwidth={shown}')} is used by no part of "
+                f"{mention('model.kernel', self.kernel)}",
+                "leave it out",
             )
         return self
 
@@ -152,22 +157,28 @@ class ModelConfig(Table):
         """Raise ConfigError if the kernel cannot be used with a metric."""
         if self.features == "fourier":
             raise ConfigError(
-                'model.metric is for kernels at centers, and model.features="fourier" has none; '
-                "leave one of them out"
+                f"{mention('model.metric')} is for kernels at centers, and "
+                f"{mention('model.features', 'fourier')} has none",
+                "leave one of them out",
             )
         if isinstance(self.kernel, Kernel) and self.kernel.metric is not None:
             raise ConfigError(
-                f"model.metric would replace the metric of model.kernel={self.kernel!r}; leave "
-                "one of them out"
+                f"{mention('model.metric')} would replace the metric of "
+                f"{mention('model.kernel', self.kernel)}",
+                "leave one of them out",
             )
 
     def check_takes_centers(self) -> None:
         """Raise ConfigError if the features have no centers."""
         if self.features == "fourier":
-            prefix = "" if self.n_centers == "auto" else f"model.n_centers={self.n_centers}: "
+            prefix = (
+                ""
+                if self.n_centers == "auto"
+                else f"{mention('model.n_centers', self.n_centers)}: "
+            )
             raise ConfigError(
-                f'{prefix}model.features="fourier" has no centers; leave centers and n_centers '
-                'out, and set n_features, or set features = "nystrom"'
+                f"{prefix}{mention('model.features', 'fourier')} has no centers",
+                'leave centers and n_centers out, and set n_features, or set features = "nystrom"',
             )
 
     @model_validator(mode="after")
@@ -175,19 +186,21 @@ class ModelConfig(Table):
         fourier = self.features == "fourier"
         if not fourier and self.n_features != "auto":
             raise ConfigError(
-                f'model.n_features={self.n_features} is for model.features="fourier"; leave it '
-                "out, or set n_centers"
+                f"{mention('model.n_features', self.n_features)} is for "
+                f"{mention('model.features', 'fourier')}",
+                "leave it out, or set n_centers",
             )
         if self.n_features != "auto" and self.n_features % 2:
             raise ConfigError(
-                f"model.n_features={self.n_features} must be even: a cosine and a sine of each "
-                "frequency"
+                f"{mention('model.n_features', self.n_features)} must be even: a cosine and a sine "
+                "of each frequency"
             )
         if self.centers != "random" or self.n_centers != "auto":
             self.check_takes_centers()
         if self.centers == "all" and self.n_centers != "auto":
             raise ConfigError(
-                f'model.n_centers={self.n_centers} contradicts model.centers="all", which takes '
-                'every training row; leave n_centers out or set centers = "random"'
+                f"{mention('model.n_centers', self.n_centers)} contradicts "
+                f"{mention('model.centers', 'all')}, which takes every training row",
+                'leave n_centers out or set centers = "random"',
             )
         return self

@@ -1,15 +1,13 @@
-"""The three names of a setting: a parameter in Python, an entry of a run file, a command option.
+"""The two Python names of a setting: a parameter of an estimator, a place in a `RunConfig`.
 
-Error messages name a setting in one of the first two ways, `name=value` or `section.name`. The
-caller that shows a message translates it: the estimators by `parameters_of`, the command line by
-`reworded`.
+Messages mention a setting by either (see `basics.message`); these are the words of the estimators.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
 from typing import Final
+
+from streamkern.basics.message import Mention
 
 PARAMETER_SETTINGS: Final = {
     "scale": "data.scale",
@@ -23,6 +21,7 @@ PARAMETER_SETTINGS: Final = {
     "features": "model.features",
     "n_features": "model.n_features",
     "fit_intercept": "model.fit_intercept",
+    "loss": "model.loss",
     "solver": "solver.name",
     "block_size": "solver.block_size",
     "ridge": "solver.ridge",
@@ -61,50 +60,17 @@ OTHER_PARAMETERS: Final = {
     "copies": "data.copies",
 }
 """Other settings that are a parameter of some function."""
-
-QUOTED: Final = r"(?<!\w)(?:'[^']*'|\"[^\"]*\")(?!\w)"
-"""Pattern of quoted text of the user, which is never reworded."""
-# Not within a word or a path, nor the text after one, nor the beginning of a file name.
-_BEFORE, _AFTER = r"(?<![\w.'\"?&/-])", r"(?!\w|\.\w|/)"
-VALUE: Final = r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|[^\s;,:()]*"
-
-
-def parameters_of(text: str) -> str:
-    """Return a message with settings named as parameters."""
-    names = {path: name for name, path in PARAMETER_SETTINGS.items()} | {
-        "run.device_memory": "memory",
-        "data.class_weight": "class_weight",
-        "data.class_sampling": "class_sampling",
-        "solver.posterior": "posterior",
-        "data.transforms": "transforms",
-    }
-    paths = "|".join(map(re.escape, names))
-
-    def named(match: re.Match[str]) -> str:
-        return names[match["path"]] if match["path"] else match[0]
-
-    return re.sub(rf"{QUOTED}|{_BEFORE}(?P<path>{paths}){_AFTER}", named, text)
+PARAMETER_PATHS: Final = PARAMETER_SETTINGS | OTHER_PARAMETERS
+"""Parameters of all functions -> their places in a `RunConfig`."""
+_PARAMETERS: Final = {path: name for name, path in PARAMETER_SETTINGS.items()} | {
+    "run.device_memory": "memory",
+    "data.class_weight": "class_weight",
+    "data.class_sampling": "class_sampling",
+    "solver.posterior": "posterior",
+    "data.transforms": "transforms",
+}
 
 
-def reworded(text: str, said: Callable[[str, str | None], str]) -> str:
-    """Return a message with each `name=value` of a parameter, and each `section.name`, as rendered.
-
-    `section.name=value` is rendered as well.
-
-    said : takes the path, and the value without quotes, or None
-    """
-    known = PARAMETER_SETTINGS | OTHER_PARAMETERS
-    names = "|".join(sorted(known, key=len, reverse=True))
-    pattern = (
-        rf"{QUOTED}|{_BEFORE}"
-        rf"(?:(?P<path>(?:data|model|solver|run)\.[a-z]\w*){_AFTER}|(?P<name>{names})(?==))"
-        rf"(?:\s?=\s?(?P<value>{VALUE}))?(?: \((?:data|run)\.\w+\))?"
-    )
-
-    def render(match: re.Match[str]) -> str:
-        if not (match["path"] or match["name"]):
-            return match[0]
-        path, value = match["path"] or known[match["name"]], match["value"]
-        return said(path, None if value is None else value.strip("'\""))
-
-    return re.sub(pattern, render, text)
+def parameter_words(mention: Mention) -> str:
+    """Return a setting as a parameter of an estimator; a `Vocabulary`."""
+    return str(mention._replace(name=_PARAMETERS.get(mention.name, mention.name)))

@@ -25,9 +25,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic.fields import FieldInfo
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.basics.text import SCHEDULER_ADDRESS, redact
 from streamkern.basics.values import parse_bytes, parse_seconds, to_builtin
-from streamkern.config.names import OTHER_PARAMETERS, PARAMETER_SETTINGS
+from streamkern.config.names import PARAMETER_PATHS
 
 FOREIGN_KERNEL_NAMES = {
     "rbf": "gaussian", "squared_exponential": "gaussian", "exponential": "laplace",
@@ -248,7 +249,7 @@ class Table(BaseModel):
             if not self.table:
                 remedy = f"{name}.from_tables(tables), or load_run_file(path) for a run file"
             raise ConfigError(
-                f"{name}({reprlib.repr(tables[0])}): settings go by name here; give {remedy}"
+                f"{name}({reprlib.repr(tables[0])}): settings go by name here", f"give {remedy}"
             )
         details: list[Any] = []  # `pydantic_core.ErrorDetails`
         try:
@@ -282,7 +283,7 @@ def _sentence(model: type[Table], detail: Mapping[str, Any]) -> str:
     location, kind = detail["loc"], detail["type"]
     cause = detail.get("ctx", {}).get("error")
     if isinstance(cause, ConfigError) and (not model.table or not location):
-        return str(cause)  # from a table inside this one, or a check over several fields
+        return cause.message  # from a table inside this one, or a check over several fields
     if not model.table:
         return (
             unknown_key(model, str(location[0]))
@@ -296,8 +297,8 @@ def _sentence(model: type[Table], detail: Mapping[str, Any]) -> str:
     rule, default = allowed_values(field), field.get_default(call_default_factory=True)
     if kind == "missing":
         place = "the same table" if "[" in path else f"[{model.table}]"
-        return f"{path} is missing: it must be {rule}; set it in {place}"
-    shown = path if field.exclude else f"{path}={_shown(detail['input'])}"
+        return f"{mention(path)} is missing: it must be {rule}; set it in {place}"
+    shown = mention(path if field.exclude else f"{path}={_shown(detail['input'])}")
     meant = None if field.exclude else nearest_word(detail["input"], rule)
     if meant is not None:
         return f"{shown} must be {rule}; did you mean {json.dumps(meant)}?"
@@ -355,19 +356,19 @@ def unknown_key(model: type[BaseModel], key: str, path: str = "") -> str:
     path, key = path.rstrip(".") or key.rstrip("."), key.rstrip(".")
     parent = path[: len(path) - len(key)]
     close = difflib.get_close_matches(key.lower(), model.model_fields, n=1)
-    meant = (PARAMETER_SETTINGS | OTHER_PARAMETERS).get(key) or next(
+    meant = PARAMETER_PATHS.get(key) or next(
         (f"{t.table}.{key}" for t in Table.__subclasses__() if t.table and key in t.model_fields),
         None,
     )
     if meant is not None:
-        remedy = f"did you mean {meant}?"
+        remedy = f"did you mean {mention(meant)}?"
     elif close and close[0] == path:  # the name of a section
         settings = ", ".join(f"{t.table}.{name}" for t in Table.__subclasses__()
                              if t.table == path for name in t.model_fields)  # fmt: skip
         return f"{path} is a section of settings; name one of them: {settings}"
     elif close:
-        remedy = f"did you mean {parent}{close[0]}?"
+        remedy = f"did you mean {mention(parent + close[0])}?"
     else:
         of = f"of {parent.rstrip('.')}" if parent else "here"
         remedy = f"known {of} are {', '.join(model.model_fields)}"
-    return f"{path} is not a setting; {remedy}"
+    return f"{mention(path)} is not a setting; {remedy}"

@@ -35,6 +35,7 @@ from typing import Any, Final, Literal, NamedTuple
 from pydantic import model_validator
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.basics.values import parse_seconds
 from streamkern.config.data import DataConfig
 from streamkern.config.model import ModelConfig
@@ -57,11 +58,9 @@ from streamkern.config.rules import (
     Table,
     unknown_key,
 )
-from streamkern.config.solver import SolverConfig
+from streamkern.config.solver import SolverConfig, check_solver_features
 from streamkern.config.toml import TOML_BYTES, corrected_line, parse_toml
-from streamkern.planning.sizes import Options
-from streamkern.solver.method import Method
-from streamkern.solver.methods import find
+from streamkern.losses.losses import SQUARES
 
 # Settings that a resumed run may change: they alter no sample, draw or weight, or (memory, device)
 # the trainer records their effect once they are resolved to batch size and backend.
@@ -185,23 +184,25 @@ class RunConfig(Table):
     run: ExecutionConfig = ExecutionConfig()
 
     @model_validator(mode="after")
-    def _method_fits(self) -> RunConfig:
-        find(self.solver.name, self.model.features)
+    def _solver_trains_the_features(self) -> RunConfig:
+        check_solver_features(self.solver.name, self.model.features)
         return self
 
-    @property
-    def method(self) -> Method[Any]:
-        """The method by its name; for "auto" the fallback."""
-        return find(self.solver.name, self.model.features)
-
-    @property
-    def options(self) -> Options:
-        """The user's options of the method."""
-        batch_size = self.data.batch_size
-        return self.solver.options(
-            batch_size=None if isinstance(batch_size, str) else batch_size,
-            seed=self.run.random_state,
-        )
+    @model_validator(mode="after")
+    def _loss_can_be_minimised(self) -> RunConfig:
+        loss, others = self.model.loss, []
+        if self.solver.name not in ("auto", "block"):
+            others.append(mention("solver.name", self.solver.name))
+        others += [mention("solver.posterior", True)] if self.solver.posterior else []
+        others += [mention("run.ranks", self.run.ranks)] if self.run.ranks != 1 else []
+        others += [mention("solver.warm_start")] if self.solver.warm_start is not None else []
+        if loss != SQUARES and others:
+            raise ConfigError(
+                f"{mention('model.loss', loss)} is minimised by {mention('solver.name', 'block')} "
+                f"in one process, from the start, and not with {others[0]}",
+                f"leave one of them out, or give {mention('model.loss', SQUARES)}",
+            )
+        return self
 
     @classmethod
     def from_tables(cls, tables: Mapping[str, Any]) -> RunConfig:
@@ -245,8 +246,9 @@ def as_config(config: Any) -> RunConfig:
     if isinstance(config, Mapping):
         return RunConfig.from_tables(config)
     raise ConfigError(
-        f"config={config!r} must be a RunConfig, the path of a run file, or the tables of one; "
-        "data come by data.train, or by source="
+        f"{mention('config', config)} must be a RunConfig, the path of a run file, or the tables "
+        f"of one",
+        f"data come by {mention('data.train')}, or by source=",
     )
 
 
@@ -259,17 +261,17 @@ def load_run_file(path: str | os.PathLike[str]) -> RunConfig:
         tables = parse_toml(text)
     except OSError as error:
         raise ConfigError(
-            f"run file {str(path)!r} cannot be read ({error.strerror}); give the path of a "
-            "TOML file"
+            f"run file {str(path)!r} cannot be read ({error.strerror})",
+            "give the path of a TOML file",
         ) from None
     except ValueError as error:  # TOML syntax or text that is not UTF-8
         hint = corrected_line(text, str(error))
         if path.suffix.lower() != ".toml":
             hint += ", or give a run file, which names the store of the data: train under [data]"
         raise ConfigError(
-            f"run file {str(path)!r} is not valid TOML ({error}); correct it there{hint}"
+            f"run file {str(path)!r} is not valid TOML ({error})", f"correct it there{hint}"
         ) from None
     try:
         return RunConfig.from_tables(tables)
     except ConfigError as error:
-        raise ConfigError(f"run file {str(path)!r}: {error}") from None
+        raise ConfigError(f"run file {str(path)!r}: {error.message}") from None

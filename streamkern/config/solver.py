@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BeforeValidator, model_validator
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.config.rules import (
     AutoCount,
     AutoNotNegative,
@@ -19,11 +22,51 @@ from streamkern.config.rules import (
     Rule,
     Table,
 )
-from streamkern.planning.sizes import Options
-from streamkern.solver.methods import METHODS, options_of
 
-SOLVERS = ("auto", *METHODS)
+_STEPS, _LOW_RANK = ("average", "step_scale"), ("n_nystrom", "level")
+SOLVER_OPTIONS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "block": ("block_size", "ridge", "damping", *_STEPS, "warm_start"),
+        "sgd": ("ridge", *_STEPS),
+        "eigenpro1": (*_LOW_RANK, "ridge", "damping", *_STEPS),
+        "eigenpro2": (*_LOW_RANK, *_STEPS),
+        "eigenpro3": (*_LOW_RANK, "period", "projection", *_STEPS, "warm_start"),
+        "eigenpro4": (*_LOW_RANK, "period", "projection", *_STEPS, "warm_start"),
+        "direct": ("ridge", "posterior"),
+        "falkon": ("ridge", "tolerance", "warm_start"),
+    }
+)
+"""Solver -> settings of [solver] that it takes."""
+KERNEL_ONLY: Final = ("eigenpro2", "eigenpro3", "eigenpro4", "falkon")
+"""Solvers that do not train random features."""
+SIZE_OPTIONS: Final = ("block_size", "n_nystrom", "level")
+"""Settings that have no meaning for a run of another size."""
+SOLVERS = ("auto", *SOLVER_OPTIONS)
 """Values of solver.name."""
+_Number = TypeVar("_Number", int, float)
+
+
+def options_of(name: str) -> tuple[str, ...]:
+    """Return the settings of [solver] that a solver takes; "auto" takes those of two solvers."""
+    if name != "auto":
+        return SOLVER_OPTIONS[name]
+    return tuple(dict.fromkeys((*SOLVER_OPTIONS["block"], *SOLVER_OPTIONS["direct"])))
+
+
+def check_solver_features(name: str, features: str) -> None:
+    """Raise ConfigError unless a solver trains such features."""
+    if features != "kernel" and name in KERNEL_ONLY:
+        others = ", ".join(each for each in SOLVER_OPTIONS if each not in KERNEL_ONLY)
+        raise ConfigError(
+            f"{mention('model.features', features)} cannot be trained by "
+            f"{mention('solver.name', name)}",
+            f"use one of {others}",
+        )
+
+
+def set_value(setting: _Number | Literal["auto"]) -> _Number | None:
+    """Return the number that a setting has; None for "auto"."""
+    return None if setting == "auto" else setting
 
 
 def _name(value: object) -> object:
@@ -97,23 +140,51 @@ class SolverConfig(Table):
             none = name == "ridge" and value == 0
             if name != "name" and name not in allowed and not none:
                 shown = "" if name == "warm_start" else f"={json.dumps(value)}"  # hides a URL
-                others = [f'"{each}"' for each in METHODS if name in options_of(each)]
+                others = [
+                    mention("solver.name", each)
+                    for each, taken in SOLVER_OPTIONS.items() if name in taken
+                ]  # fmt: skip
                 remedies = [f"leave it {'out' if default is None else 'at ' + json.dumps(default)}"]
-                remedies += [f"set solver.name={' or '.join(others)}"] if others else []
+                remedies += [f"give {' or '.join(others)}"] if others else []
                 raise ConfigError(
-                    f"solver.{name}{shown} is not defined for solver {self.name!r}; "
-                    f"{', or '.join(remedies)}"
+                    f"{mention(f'solver.{name}{shown}')} is not defined for solver {self.name!r}",
+                    f"{', or '.join(remedies)}",
                 )
         return self
 
     @model_validator(mode="after")
     def _consistent(self) -> SolverConfig:
-        for method in METHODS.get(self.name, ()):
-            method.check_options(self.options(batch_size=None, seed=0))
+        s, level = self.n_nystrom, self.level
+        if s != "auto" and level != "auto" and level >= s:
+            raise ConfigError(
+                f"{mention('solver.level', level)} must lie between 1 and "
+                f"{mention('solver.n_nystrom')} - 1 = {s - 1}, as its eigenvectors come from so "
+                "many rows",
+                "lower level or raise n_nystrom",
+            )
+        if self.name == "eigenpro3" and self.period not in ("auto", 1):
+            raise ConfigError(
+                f"{mention('solver.period', self.period)} must be 1 with "
+                f"{mention('solver.name', self.name)}, which projects after every step",
+                'set name = "eigenpro4" to delay the projection',
+            )
+        if self.name == "eigenpro1" and self.damping != "auto" and self.damping > 1:
+            raise ConfigError(
+                f"{mention('solver.damping', self.damping)} must be at most 1 with "
+                f"{mention('solver.name', self.name)}, where it is the factor tau",
+                "lower it",
+            )
         return self
 
-    def options(self, *, batch_size: int | None, seed: int) -> Options:
-        """Return the settings as a method takes them: "auto" is None."""
-        fixed: dict[str, Any] = {k: None if value == "auto" else value for k, value in self}
-        fixed |= {"name": self.name, "warm_start": self.warm_start is not None}
-        return Options(fixed.pop("name"), batch_size, seed=seed, **fixed)
+    @property
+    def fixed_ridge(self) -> float:
+        """The ridge; 0 while it is "auto"."""
+        return 0.0 if self.ridge == "auto" else self.ridge
+
+    def first_set(self, names: Sequence[str]) -> str | None:
+        """Return the first of these settings that differs from its default, or None."""
+        return next((name for name in names if name in self.changed), None)
+
+    def with_ridge(self, ridge: float | Literal["auto"]) -> SolverConfig:
+        """Return a copy with this ridge, which was found from the data."""
+        return self.model_copy(update={"ridge": ridge})

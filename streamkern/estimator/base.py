@@ -19,6 +19,8 @@ import numpy as np
 from sklearn.base import BaseEstimator, is_classifier
 
 from streamkern.basics.errors import ConfigError, DataError, StreamkernError, TrainingInterrupted
+from streamkern.basics.message import mention
+from streamkern.config.solver import SOLVER_OPTIONS, options_of
 from streamkern.estimator import files, inputs, targets
 from streamkern.estimator.callbacks import CallbackSupport, ScikitLearnCallbacks, with_callbacks
 from streamkern.estimator.fitted import FittedModel, Schema, found_scaling
@@ -31,19 +33,18 @@ from streamkern.ingest.frames import is_frame
 from streamkern.ingest.numeric import numbers_of
 from streamkern.ingest.tables.encoder import column_notes
 from streamkern.predict.evaluation import with_defined_r2
-from streamkern.solver.methods import METHODS, options_of
 from streamkern.stream.sources.alignment import in_columns
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.transforms import bind_transform, from_config
 from streamkern.stream.target_scale import TargetScale
-from streamkern.train.callbacks import check_callbacks
+from streamkern.train.loop.callbacks import check_callbacks
 from streamkern.train.online import Online, SavedRun
-from streamkern.train.resolve import RunInputs
+from streamkern.train.resolve.run_inputs import RunInputs
+from streamkern.train.resolve.training_data import check_same_rows
 from streamkern.train.saved_model import load_result, save_model, without_solver
 from streamkern.train.train import Result, train
-from streamkern.train.training_data import check_same_rows
 
 _TURNS: MutableMapping[KernelEstimator, threading.RLock] = weakref.WeakKeyDictionary()
 """Locks by which calls of `partial_fit` on one estimator wait for each other: no block is lost."""
@@ -164,7 +165,8 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
             if not np.array_equal(labels.classes, known):
                 raise ConfigError(
                     f"classes={labels.classes.tolist()} differ from those of the first call, "
-                    f"{known.tolist()}; name all of them there"
+                    f"{known.tolist()}",
+                    "name all of them there",
                 )
         self._check_begun(None if before is None else before.begun)
         like = None if before is None else before.schema
@@ -300,15 +302,16 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
         """Return the fit that `warm_start=True` starts from, or None before the first."""
         if isinstance(self.warm_start, str | os.PathLike) or not self.warm_start:
             return None
-        if self.solver in METHODS and "warm_start" not in options_of(self.solver):
+        if self.solver in SOLVER_OPTIONS and "warm_start" not in options_of(self.solver):
             raise ConfigError(
-                f"warm_start=True is not defined for solver {self.solver!r}, which has no start; "
-                "leave it out, or use another solver"
+                f"{mention('warm_start', True)} is not defined for solver {self.solver!r}",
+                "leave it out, or use another solver",
             )
         if self.run_dir is not None:
             raise ConfigError(
-                "warm_start=True cannot be used with run_dir, which does not keep the start; give "
-                "warm_start the run_dir of the fit to start from"
+                f"{mention('warm_start', True)} cannot be used with run_dir, which does not keep "
+                f"the start",
+                "give warm_start the run_dir of the fit to start from",
             )
         return self._fitted_
 
@@ -393,5 +396,5 @@ def check_outputs(source: BaseSource, scale: TargetScale) -> None:
     n_outputs, expected = source.n_outputs, len(scale.mean)
     if n_outputs != expected:
         raise DataError(
-            f"y has {n_outputs} outputs, the model was trained on {expected}; give as many"
+            f"y has {n_outputs} outputs, the model was trained on {expected}", "give as many"
         )

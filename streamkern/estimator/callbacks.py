@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from streamkern.estimator.fitted import FittedModel, Schema
-from streamkern.train.callbacks import Callback, EpochEnd, TrainStart
+from streamkern.train.loop.callbacks import Callback, EpochEnd, TrainStart
 
 try:
     from sklearn.callback import CallbackSupportMixin as CallbackSupport

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention, render_message
 from streamkern.estimator.fitted import FittedAttribute
 from streamkern.estimator.labels import HALF, Labels
 from streamkern.estimator.predicting import Predicting, from_one_fit
@@ -51,7 +52,7 @@ def _probabilities_of(estimator: Any) -> Probabilities:
         )
     known = fitted.calibration
     if known is None or known.probabilities is None:
-        raise AttributeError(f"predict_proba needs {estimator._lacking}")
+        raise AttributeError(f"predict_proba needs {render_message(estimator._lacking)}")
     made: Probabilities = known.probabilities
     return made
 
@@ -73,8 +74,9 @@ class ClassAnswers(Predicting):
             what = "several labels for a row"
         if what is not None:
             raise ConfigError(
-                f"interval={interval!r} gives sets of classes, which are not known with {what}; "
-                "leave interval out"
+                f"{mention('interval', interval)} gives sets of classes, which are not known with "
+                f"{what}",
+                "leave interval out",
             )
 
     def _with_sets(self, X: Any, interval: float) -> tuple[Any, Any]:

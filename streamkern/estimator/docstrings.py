@@ -6,7 +6,7 @@ import json
 import textwrap
 from dataclasses import fields
 
-from streamkern.config.names import OTHER_PARAMETERS, PARAMETER_SETTINGS, parameters_of
+from streamkern.config.names import OTHER_PARAMETERS, PARAMETER_SETTINGS
 from streamkern.config.rules import allowed_values
 from streamkern.config.run_config import RunConfig
 from streamkern.estimator.parameters import Parameters
@@ -125,6 +125,13 @@ def docstring(summary: str, example: str, more: dict[str, object]) -> str:
     return "\n".join((summary, *sections))
 
 
+def _as_parameters(meaning: str) -> str:
+    """Return a text with the parameters in place of the settings of a run file."""
+    for name, path in sorted(PARAMETER_SETTINGS.items(), key=lambda k: -len(k[1])):
+        meaning = meaning.replace(path, name)
+    return meaning
+
+
 def _entry(name: str, default: object) -> str:
     """Return the entry of a parameter: its meaning, its values and its default."""
     path = (PARAMETER_SETTINGS | OTHER_PARAMETERS).get(name, name)
@@ -132,7 +139,7 @@ def _entry(name: str, default: object) -> str:
     if meaning is None:
         section, _, key = path.partition(".")
         values = allowed_values(_SECTIONS[section].model_fields[key]).partition(", without a ")[0]
-        meaning = f"{parameters_of(_MEANINGS[path])} {_MORE.get(name, '')}"
+        meaning = f"{_as_parameters(_MEANINGS[path])} {_MORE.get(name, '')}"
         meaning = f"{meaning.rstrip()} Values: {values.replace('true or false', 'True or False')}."
     shown = json.dumps(default) if isinstance(default, str) else repr(default)
     text = f"{name} : {meaning} Default: {shown}."

@@ -112,7 +112,8 @@ True
         """
         if return_std and interval is not None:
             raise ConfigError(
-                f"return_std=True and interval={interval!r} are two answers; ask for one at a time"
+                f"return_std=True and interval={interval!r} are two answers",
+                "ask for one at a time",
             )
         check_normalised(interval, normalised)
         if return_std:
@@ -144,8 +145,8 @@ True
         source = inputs.open_stream(X, targets.floating(y), sample_weight)
         if source.classes is not None:
             raise DataError(
-                f"the data has {source.n_outputs} classes; use KernelClassifier, or ingest it "
-                "with targets='values'"
+                f"the data has {source.n_outputs} classes",
+                "use KernelClassifier, or ingest it with targets='values'",
             )
         return source, None
 
@@ -208,7 +209,8 @@ True
             if getattr(self, name) is not None:
                 raise ConfigError(
                     f"{name} cannot be used with partial_fit, which does not know how many rows "
-                    "of each class there will be; use fit"
+                    "of each class there will be",
+                    "use fit",
                 )
         if classes is None:
             return self._partial_fit(X, y)
@@ -246,8 +248,9 @@ True
         if out is not None:
             if self._known_labels.indicator is not None:
                 raise ConfigError(
-                    f"out={out!r} is for one class of a row, and y had several labels; leave it "
-                    "out, and give X as a Dask array, whose predictions can be stored in pieces"
+                    f"out={out!r} is for one class of a row, and y had several labels",
+                    "leave it out, and give X as a Dask array, whose predictions can be stored in "
+                    "pieces",
                 )
             return self._write(X, out, overwrite=overwrite, order=order)
         return self._answer(X, "_labels")
@@ -274,8 +277,8 @@ True
             return self._evaluated(X, y, sample_weight)["accuracy"]
         if sample_weight is not None:
             raise ConfigError(
-                "sample_weight is not known to score on stores where rows have several labels; "
-                "leave it out"
+                "sample_weight is not known to score on stores where rows have several labels",
+                "leave it out",
             )
         with temporary_stores(), self._model() as model:
             source, _ = self._source(data.X, data.y, like=self._state.schema)
@@ -295,13 +298,13 @@ True
         for name in ("class_weight", "class_sampling"):
             if getattr(self, name) is not None:
                 raise ConfigError(
-                    f"{name} is for rows of one class each, and y has a column for each "
-                    "label; leave it out, or give sample_weight"
+                    f"{name} is for rows of one class each, and y has a column for each label",
+                    "leave it out, or give sample_weight",
                 )
         if self.calibrate is True:
             raise ConfigError(
-                "calibrate=True is for rows of one class each, and y has a column for each "
-                "label; leave it out"
+                "calibrate=True is for rows of one class each, and y has a column for each label",
+                "leave it out",
             )
 
     def _stream(
@@ -322,8 +325,8 @@ True
             return SeveralLabels(source), labels
         if source.classes is None:
             raise DataError(
-                "the data has values as targets, not classes; use KernelRegressor, or ingest it "
-                "with targets='classes'"
+                "the data has values as targets, not classes",
+                "use KernelRegressor, or ingest it with targets='classes'",
             )
         if labels is None:
             if y is not None:

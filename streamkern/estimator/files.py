@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import re
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,13 +15,14 @@ import numpy as np
 import zarr
 
 from streamkern.basics.errors import ConfigError, DataError
+from streamkern.basics.message import mention, mentions
 from streamkern.basics.text import some
 from streamkern.basics.values import parse_bytes
-from streamkern.basics.warning import warnings_worded
+from streamkern.basics.warning import warnings_completed
 from streamkern.estimator.fitted import Schema
 from streamkern.estimator.inputs import brings_its_own, open_stream
 from streamkern.estimator.targets import refuse_numbers_as_labels
-from streamkern.filesystem.abandoned import FIT, locked_folder, remove_locked
+from streamkern.filesystem.abandoned import FIT_PREFIX, locked_folder, remove_locked
 from streamkern.filesystem.icechunk_repository import is_icechunk
 from streamkern.filesystem.urls import StrictStore, local_path
 from streamkern.ingest.columns import USUAL, ReadRequest
@@ -59,28 +59,28 @@ INGEST_OPTIONS = frozenset(inspect.signature(ingest).parameters) - {
     "inputs", "out_url", "y", "sample_weight", "memory", "seed",
 }  # fmt: skip
 """Parameters of ingest that `fit` and `predict` do not have, and that its errors mention."""
-_OPTION = re.compile(rf"\b({'|'.join(sorted(INGEST_OPTIONS))})=")
 
 
 @contextmanager
-def _as_options_of_ingest() -> Iterator[None]:
-    """Let errors and warnings that advise an option of `ingest` name the function that has it."""
+def _explaining_ingest_options() -> Iterator[None]:
+    """Say in errors and warnings which function has the options of `ingest` that they mention."""
     try:
-        with warnings_worded(_with_its_place):
+        with warnings_completed(_hint):
             yield
     except (ConfigError, DataError) as error:
-        error.args = (_with_its_place(str(error)),)
+        error.append(_hint(error.message))
         raise
 
 
-def _with_its_place(text: str) -> str:
-    """Return a sentence with a hint to the first option of `ingest` that it advises."""
-    found = _OPTION.search(text)
-    if found is None or "ingest_store" in text:
-        return text
+def _hint(message: str) -> str:
+    """Return the text that explains the first option of `ingest` in a message, or ""."""
+    names = (mention.name for mention in mentions(message) if mention.value is not None)
+    option = next((name for name in names if name in INGEST_OPTIONS), None)
+    if option is None or "ingest_store" in message:
+        return ""
     return (
-        f"{text} ({found[1]} is an option of streamkern.ingest_store: make a store of the file "
-        "with it and give that, or read the file into a data frame and give this)"
+        f" ({option} is an option of streamkern.ingest_store: make a store of the file with it and "
+        "give that, or read the file into a data frame and give this)"
     )
 
 
@@ -182,14 +182,16 @@ def _store_by_names(X: Any, y: str | None, w: str | None, x: str = "X") -> ZarrS
     targets = source.target_columns or ()
     if y is not None and y != "y" and targets != (y,):
         raise ConfigError(
-            f"y={y!r} is not the target of this store of streamkern's"
-            f"{', which is ' + some(targets) if targets else ''}; leave y out"
+            f"{mention('y', y)} is not the target of this store of streamkern's"
+            f"{', which is ' + some(targets) if targets else ''}",
+            "leave y out",
         )
     if w is not None and (not source.weighted or w not in ("w", source.weight_column)):
         held = "other" if source.weighted else "no"
         raise ConfigError(
-            f"sample_weight={w!r} is given, and this store of streamkern's has {held} weights; "
-            "leave sample_weight out"
+            f"{mention('sample_weight', w)} is given, and this store of streamkern's has {held} "
+            f"weights",
+            "leave sample_weight out",
         )
     return source
 
@@ -230,10 +232,10 @@ def ingested(
     y, sample_weight : as `ingest` takes them
     like : the schema of an earlier table, whose columns of targets and weights are the default
     """
-    folder, lock = locked_folder(FIT)
+    folder, lock = locked_folder(FIT_PREFIX)
     try:
         most = DEFAULT_MEMORY if memory == "auto" else parse_bytes(memory, "memory")
-        with _as_options_of_ingest():
+        with _explaining_ingest_options():
             ingest(
                 X, folder / "rows.zarr", y=y, sample_weight=sample_weight, targets=targets,
                 seed=seed, memory=most,
@@ -267,13 +269,15 @@ def _refuse_continuous(source: ZarrSource) -> None:
     if len(numbers) == len(names) and not np.isfinite(numbers).all():
         raise DataError(
             f"y holds {', '.join(k for k in names if not np.isfinite(float(k)))} among numbers, "
-            "which is no class; fill in or drop such rows"
+            "which is no class",
+            "fill in or drop such rows",
         )
     for name in names:
         if is_number(name) and np.isfinite(float(name)) and not float(name).is_integer():
             raise DataError(
-                f"y holds numbers with fractions, such as {name}, which are values and no classes; "
-                'use KernelRegressor, or ingest the rows with targets="classes" and fit the store'
+                f"y holds numbers with fractions, such as {name}, which are values and no classes",
+                f"use KernelRegressor, or ingest the rows with {mention('targets', 'classes')} "
+                f"and fit the store",
             )
     refuse_numbers_as_labels(source.classes or (), source.n_rows)
 
@@ -286,7 +290,7 @@ def rows_of_files(
 
     targets : whether to read targets, from the columns y, by default those of the training
     """
-    with ExitStack() as files, _as_options_of_ingest():
+    with ExitStack() as files, _explaining_ingest_options():
         paths = [os.fspath(path) for path in (X if isinstance(X, list | tuple) else [X])]
         yield open_rows(  # type: ignore[misc]  # for stores this would be a source
             paths, files, schema, targets=targets, y=y, sample_weight=sample_weight
@@ -300,7 +304,9 @@ def test_pair(test: Any, y: Any) -> tuple[Any, Any]:
         named = isinstance(y, str) and not (_is_store(test) and _is_own(test))
         return test, y if named and not _is_open(test) else None
     if len(test) != 2:
-        raise ConfigError(f"test is a tuple of {len(test)}; give test=(X, y), or a store")
+        raise ConfigError(
+            f"test is a tuple of {len(test)}", f"give {mention('test=')}(X, y), or a store"
+        )
     return test
 
 
@@ -308,10 +314,11 @@ def no_targets(name: str, like: Schema | None) -> DataError:
     """Return the error for rows without targets. like : of the rows trained on, if these differ"""
     if like is not None:
         return DataError(
-            "rows to go on with, to test on or to score have no targets y; give them as "
-            "partial_fit(X, y), fit(..., test=(X, y)), score(X, y) or evaluate(model, X, y)"
+            "rows to go on with, to test on or to score have no targets y",
+            f"give them as partial_fit(X, y), fit(..., {mention('test=')}(X, y)), score(X, y) or "
+            "evaluate(model, X, y)",
         )
     return DataError(
-        f"{name} requires y to be passed, but the target y is None; give targets, or a store that "
-        "holds them"
+        f"{name} requires y to be passed, but the target y is None",
+        "give targets, or a store that holds them",
     )

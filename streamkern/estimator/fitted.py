@@ -30,11 +30,11 @@ from streamkern.solver.precondition.step_rule import StepRule, max_over_blocks
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.transforms import Scale, Transform, is_deterministic
 from streamkern.stream.target_scale import TargetScale
-from streamkern.train.model import KernelModel
+from streamkern.train.loop.step_loop import Result
+from streamkern.train.model.kernel_model import KernelModel
 from streamkern.train.online import Online, SavedRun
-from streamkern.train.parent_run import ParentRun
-from streamkern.train.run_snapshot import RunSnapshot
-from streamkern.train.step_loop import Result
+from streamkern.train.restart.parent_run import ParentRun
+from streamkern.train.restart.run_snapshot import RunSnapshot
 
 
 class FittedAttribute:
@@ -234,7 +234,7 @@ class FittedModel:
         model, meta = result.model, result.meta
         chosen = np.argsort(result.order)
         centers, kernel = np.asarray(result.Z)[chosen], model.op.kernel
-        alpha = model.backend.to_host(model.weights)[chosen]
+        alpha, scale = model.backend.to_host(model.weights)[chosen], model.targets.scale
         # Fourier features have the bandwidth of the kernel that they approximate.
         described = kernel.of if isinstance(kernel, FourierFeatures) else {}
         ridge = others.get("settings", {}).get("solver", {}).get("ridge")  # "auto" if it was found
@@ -245,7 +245,7 @@ class FittedModel:
         attributes = schema.attributes | {
             "centers_": centers,
             # Powers of two: nothing is rounded, and float64 holds values that float32 may not.
-            "dual_coef_": alpha if model.classes else alpha * model.targets.scale,
+            "dual_coef_": alpha * (scale.astype(alpha.dtype) if model.classes else scale),
             "intercept_": model.targets.mean,
             "kernel_": kernel,
             "bandwidth_": described.get("bandwidth", kernel.bandwidth),

@@ -15,7 +15,7 @@ from streamkern.estimator.predicting import Predicting, from_one_fit
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.kernels.importances import importances
 from streamkern.stream.sources.base import BaseSource
-from streamkern.train.permutation import PERMUTED_ROWS, REPEATS, permutation_importances
+from streamkern.train.model.permutation import PERMUTED_ROWS, REPEATS, permutation_importances
 
 
 class FeatureImportances(Predicting):
@@ -49,8 +49,8 @@ class FeatureImportances(Predicting):
         if metric is None:
             raise AttributeError(
                 f"{name} are those of a metric, and this model has no metric; use "
-                'permutation_importances, or fit with metric="learn", which may find that none is '
-                "better"
+                "permutation_importances, or fit with metric='learn', which may "
+                "find that none is better"
             )
         return importances(metric)
 

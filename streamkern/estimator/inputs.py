@@ -83,9 +83,9 @@ def open_stream(
 def brings_its_own(name: str) -> ConfigError:
     """Return the error for targets or weights given beside a store or a source."""
     return ConfigError(
-        f"{name} is given, and X is a store or a source, which has its own targets and weights; "
+        f"{name} is given, and X is a store or a source, which has its own targets and weights",
         f"leave {name} out, or give a string with the name of an array beside the path of a Zarr "
-        "group"
+        "group",
     )
 
 
@@ -116,8 +116,8 @@ def columns_in_order(
         lacks = [f"lacks {some(missing)}"] if missing else []
         has = [f"has {some(extra)} besides"] if extra else []
         raise DataError(
-            f"{where} {' and '.join(lacks + has)}; give the columns trained on, in any order: "
-            f"{some(expected)}"
+            f"{where} {' and '.join(lacks + has)}",
+            f"give the columns trained on, in any order: {some(expected)}",
         )
     return list(expected)
 
@@ -135,7 +135,8 @@ def check_features(estimator: Any, X: Any) -> None:
 def _other_features(estimator: Any, n_features: int) -> DataError:
     return DataError(
         f"X has {n_features} features, but {type(estimator).__name__} is expecting "
-        f"{estimator.n_features_in_} features as input; give those that it was trained on"
+        f"{estimator.n_features_in_} features as input",
+        "give those that it was trained on",
     )
 
 
@@ -171,7 +172,8 @@ def _checked_frame(estimator: Any, X: Any, numbers: Any, *, reset: bool) -> Any:
     if words:
         raise DataError(
             f"X has columns that are not numbers, {some(words)}, and the model was trained on "
-            "numbers; give such columns as numbers, and leave out those it was not trained on"
+            "numbers",
+            "give such columns as numbers, and leave out those it was not trained on",
         )
     validate_data(estimator, X.to_native(), reset=reset, skip_check_array=True)
     rows = X.to_numpy() if numbers is None else numbers  # a frame with gaps
@@ -193,8 +195,8 @@ def _checked_rows(estimator: Any, X: Any, *, reset: bool, nameless: bool) -> Any
         raise no_rows(X)
     if ndim == 3:
         raise DataError(
-            f"X has the shape {X.shape}; if these are images (n, height, width), give them a "
-            "channel: X[..., None]"
+            f"X has the shape {X.shape}",
+            "if these are images (n, height, width), give them a channel: X[..., None]",
         )
     # Sparse numbers keep their dtype until they are dense: no large array is copied.
     options: dict[str, Any] = {"dtype": DTYPES}
@@ -281,7 +283,8 @@ def check_text_names(frame: Any) -> bool:
         unnamed = [str(name) for name in frame.columns if not isinstance(name, str)]
         raise DataError(
             f"X has columns that are not numbers, {some(words)}, which are encoded by name, and "
-            f"names that are not text, {some(unnamed)}; give text: X.columns = X.columns.map(str)"
+            f"names that are not text, {some(unnamed)}",
+            "give text: X.columns = X.columns.map(str)",
         )
     return False
 

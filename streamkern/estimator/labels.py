@@ -18,6 +18,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array
 
 from streamkern.basics.errors import DataError
+from streamkern.basics.message import mention
 from streamkern.basics.text import some
 from streamkern.basics.values import to_builtin
 from streamkern.estimator.inputs import lazy_array, one_sentence
@@ -26,7 +27,7 @@ from streamkern.store.class_labels import KnownClasses, labels_of
 from streamkern.store.packing import refuse_packed
 from streamkern.stream.sources.alignment import Ordered
 from streamkern.stream.sources.base import BaseSource
-from streamkern.train.model import KernelModel
+from streamkern.train.model.kernel_model import KernelModel
 
 HALF = 0.5
 
@@ -112,8 +113,9 @@ class Labels:
     def _unseen(self, y: npt.NDArray[Any], row: int) -> DataError:
         return DataError(
             f"label {np.asarray(y[row]).item()!r} of row {row} is none of the {len(self.classes)} "
-            f"classes trained on, {some(self.names or ())}; leave such rows out, or begin anew "
-            "with all labels: fit without warm_start, or partial_fit with classes= at first"
+            f"classes trained on, {some(self.names or ())}",
+            "leave such rows out, or begin anew with all labels: fit without warm_start, or "
+            "partial_fit with classes= at first",
         )
 
     def streamed_ids(self, y: Any) -> Any:
@@ -181,7 +183,8 @@ def _refuse_bytes(labels: npt.NDArray[Any], name: str) -> None:
     if row is not None:
         raise DataError(
             f"the label {flat[row]!r} of row {row} of {name} is bytes, and labels are text, which "
-            f"bytes are not equal to; give [k.decode() for k in {name}]"
+            f"bytes are not equal to",
+            f"give [k.decode() for k in {name}]",
         )
 
 
@@ -223,12 +226,14 @@ def _check_text(labels: list[str], name: str) -> None:
         if not label:
             raise DataError(
                 f"the label of row {labels.index(label)} of {name} is empty, which stands for a "
-                "missing one; give it one, or leave such rows out"
+                "missing one",
+                "give it one, or leave such rows out",
             )
         if "\0" in label or label != label.encode(errors="ignore").decode():
             raise DataError(
                 f"the label {label!r} of row {labels.index(label)} of {name} has a character that "
-                "is not kept in files; take it out of the labels"
+                "is not kept in files",
+                "take it out of the labels",
             )
 
 
@@ -245,17 +250,17 @@ def _is_missing(label: Any) -> bool:
 def _no_label(label: Any, row: int, name: str) -> DataError:
     what = "NaN" if _is_missing(label) else "infinity"
     return DataError(
-        f"Input {name} contains {what}: the label of row {row} is {label}; give it one, or leave "
-        "such rows out"
+        f"Input {name} contains {what}: the label of row {row} is {label}",
+        "give it one, or leave such rows out",
     )
 
 
 def _other_kind(label: Any, row: int, name: str) -> DataError:
     text = f"list(map(str, {name}))"
     return DataError(
-        f"the label {label!r} of row {row} of {name} is of type {type(label).__name__}; labels are "
-        "all text, all whole numbers, all True or False, or all dates of NumPy: give "
-        f"{name}={text}, for example"
+        f"the label {label!r} of row {row} of {name} is of type {type(label).__name__}",
+        "labels are all text, all whole numbers, all True or False, or all dates of NumPy: give "
+        f"{mention(f'{name}={text}')}, for example",
     )
 
 
@@ -301,7 +306,8 @@ def check_outputs_alike(n_outputs: int, labels: Labels) -> None:
         trained = "classes, one for each row" if labels.indicator is None else "labels for each row"
         raise DataError(
             f"the data has {n_outputs} columns of targets, and the model was trained on "
-            f"{len(labels.classes)} {trained}; give such targets"
+            f"{len(labels.classes)} {trained}",
+            "give such targets",
         )
 
 
@@ -312,7 +318,7 @@ def check_alike(y: Any, labels: Labels) -> None:
         form = f"one of {c} classes for each row, give (n,) labels"
         if several:
             form = f"{c} labels for each row, give a column of 0 or 1 for each: (n, {c})"
-        raise DataError(f"y has shape {shape_of(y)}; the model was trained on {form}")
+        raise DataError(f"y has shape {shape_of(y)}", f"the model was trained on {form}")
 
 
 def checked_indicator(y: Any, n_rows: int) -> npt.NDArray[np.float64]:
@@ -322,7 +328,7 @@ def checked_indicator(y: Any, n_rows: int) -> npt.NDArray[np.float64]:
             indicator = check_array(y, dtype=None, input_name="y")
     except TypeError:  # for pandas.NA
         raise DataError(
-            "y has no value in some row; leave such rows out, or fill them in"
+            "y has no value in some row", "leave such rows out, or fill them in"
         ) from None
     check_length(indicator, n_rows)
     return _zeros_and_ones(indicator)
@@ -342,8 +348,9 @@ def _zeros_and_ones(y: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
         value = to_builtin(y[wrong][0])
         held = f"{value:g}" if isinstance(value, int | float) else repr(value)
         raise DataError(
-            f"y has a column for each of {y.shape[1]} labels and holds {held}; give 0 or 1 "
-            "there, or the classes of the rows in one column; for values use KernelRegressor"
+            f"y has a column for each of {y.shape[1]} labels and holds {held}",
+            "give 0 or 1 there, or the classes of the rows in one column; for values use "
+            "KernelRegressor",
         )
     values: npt.NDArray[np.float64] = y.astype(np.float64)
     return values

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.config.names import PARAMETER_SETTINGS
 from streamkern.estimator.base import KernelEstimator
 from streamkern.estimator.estimators import KernelClassifier, KernelRegressor
@@ -18,10 +19,10 @@ from streamkern.estimator.parameter_values import UnsavedParameter, restored_tra
 from streamkern.kernels.builtin import get_kernel
 from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.stream.sources.transforms import from_config
-from streamkern.train.model import KernelModel
-from streamkern.train.run_snapshot import RunSnapshot
+from streamkern.train.loop.step_loop import Result
+from streamkern.train.model.kernel_model import KernelModel
+from streamkern.train.restart.run_snapshot import RunSnapshot
 from streamkern.train.saved_model import load_result
-from streamkern.train.step_loop import Result
 
 
 @hide_traceback
@@ -58,7 +59,7 @@ def load(
     >>> streamkern.load("runs/first").predict(X)  # doctest: +SKIP
     """
     if not isinstance(place, str | os.PathLike):
-        raise ConfigError(f"place={place!r} must be the path or URL of a run directory")
+        raise ConfigError(f"{mention('place', place)} must be the path or URL of a run directory")
     run, result = load_result(place, storage_options)
     with contextlib.closing(result.model.backend), checkpoint_errors(run.place):
         return _fitted(run, result, storage_options)

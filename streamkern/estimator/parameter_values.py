@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from streamkern.basics.message import mention
 from streamkern.basics.values import to_builtin
 from streamkern.kernels.builtin import Kernel
 from streamkern.stream.sources.transforms import (
@@ -92,7 +93,7 @@ class UnsavedParameter:
         """Return the error message for a call that needs the value."""
         return (
             f"{name} was {self.kind}, which is not kept on disk; give it again with "
-            f"set_params({name}=...)"
+            f"set_params({mention(f'{name}=')}...)"
         )
 
     def __repr__(self) -> str:

@@ -13,9 +13,10 @@ import numpy.typing as npt
 from sklearn.utils import check_random_state
 
 from streamkern.basics.errors import ConfigError, StreamkernError
+from streamkern.basics.message import mention
 from streamkern.basics.warning import warn
 from streamkern.centers.random_rows import as_centers
-from streamkern.config.names import PARAMETER_SETTINGS, parameters_of
+from streamkern.config.names import PARAMETER_SETTINGS, parameter_words
 from streamkern.config.run_config import RunConfig
 from streamkern.estimator.mistakes import FOREIGN_PARAMETERS
 from streamkern.estimator.parameter_values import ParameterValue, UnsavedParameter
@@ -24,13 +25,11 @@ from streamkern.kernels.builtin import Kernel
 
 @contextlib.contextmanager
 def own_names() -> Iterator[None]:
-    """Rename settings of a run file to parameters in errors."""
+    """Let errors name settings as parameters of the estimator."""
     try:
         yield
     except StreamkernError as error:
-        text = parameters_of(str(error))
-        if text != str(error):
-            error.args = ("\n".join(dict.fromkeys(text.splitlines())),)
+        error.vocabulary = parameter_words
         raise
 
 
@@ -46,6 +45,7 @@ class Parameters:
     features: str = "kernel"
     n_features: int | str = "auto"
     fit_intercept: bool = True
+    loss: str = "squared_error"
     solver: str = "auto"
     block_size: int | str = "auto"
     ridge: float | str = "auto"
@@ -105,9 +105,10 @@ class Parameters:
                 if seen[0] == seen[1]:
                     seen[0] = f"another {seen[0]}"
                 raise ConfigError(
-                    f"{name}={seen[0]} is set, and the model that partial_fit goes on with was "
-                    f"begun with {name}={seen[1]}; set it back, or start anew with fit, or "
-                    "with partial_fit of a clone (sklearn.base.clone)"
+                    f"{mention(f'{name}={seen[0]}')} is set, and the model that partial_fit goes "
+                    f"on with was begun with {mention(f'{name}={seen[1]}')}",
+                    "set it back, or start anew with fit, or with partial_fit of a clone "
+                    "(sklearn.base.clone)",
                 )
 
     def _progress(self) -> bool | str:
@@ -129,14 +130,15 @@ class Parameters:
             return None
         if self.metric is None:
             raise ConfigError(
-                'metric=None must be "auto", "none", "learn", an array or the path of one; leave '
-                "it out for the default"
+                f'{mention("metric", None)} must be "auto", "none", "learn", an array or the path '
+                f"of one",
+                "leave it out for the default",
             )
         try:
             return np.asarray(self.metric)
         except ValueError as error:
             raise ConfigError(
-                f"metric is no array ({error}); give scales (d,), or a matrix (d, r)"
+                f"metric is no array ({error})", "give scales (d,), or a matrix (d, r)"
             ) from error
 
     def set_params(self, **params: Any) -> Self:
@@ -145,13 +147,14 @@ class Parameters:
             kernel, _, inner = name.partition("__")
             if kernel == "kernel" and inner:
                 raise ConfigError(
-                    f"{name} is no parameter: a kernel has none that are set by name; search over "
-                    "bandwidth, with the kernel by its name, or over kernel with a list of kernels"
+                    f"{name} is no parameter: a kernel has none that are set by name",
+                    "search over bandwidth, with the kernel by its name, or over kernel with a "
+                    "list of kernels",
                 )
             if name in FOREIGN_PARAMETERS:
                 raise ConfigError(
-                    f"{type(self).__name__} has no parameter {name!r}; did you mean "
-                    f"{FOREIGN_PARAMETERS[name]!r}?"
+                    f"{type(self).__name__} has no parameter {name!r}",
+                    f"did you mean {FOREIGN_PARAMETERS[name]!r}?",
                 )
         super().set_params(**params)  # type: ignore[misc]  # of BaseEstimator
         return self
@@ -166,17 +169,20 @@ class Parameters:
                 del values[name]
         if values["n_centers"] == "all" and "centers" not in values:
             raise ConfigError(
-                'n_centers="all" takes every row, and centers are given; leave n_centers out'
+                f"{mention('n_centers', 'all')} takes every row, and centers are given",
+                "leave n_centers out",
             )
         start = self.warm_start
         values["warm_start"] = start if isinstance(start, str | os.PathLike) else None
         if values["warm_start"] is None and not isinstance(start, bool | np.bool_):
-            raise ConfigError(f"warm_start={start!r} must be True, False or a run directory")
+            raise ConfigError(
+                f"{mention('warm_start', start)} must be True, False or a run directory"
+            )
         if not isinstance(self.random_state, int | np.integer):
             if self.run_dir is not None:
                 raise ConfigError(
-                    f"random_state={self.random_state!r} must be a whole number with run_dir, so "
-                    "that the run can be resumed"
+                    f"{mention('random_state', self.random_state)} must be a whole number with "
+                    "run_dir, so that the run can be resumed"
                 )
             values["random_state"] = int(check_random_state(self.random_state).randint(2**31 - 1))
         of_classes = {
@@ -210,7 +216,7 @@ _OF_SCIKIT_LEARN = {
     "RBF": "Gaussian(length_scale)",
     "RationalQuadratic": "Cauchy(sqrt(2) * length_scale) for alpha of 1",
     "Matern": "Laplace, Matern32 or Matern52(length_scale) for nu of 0.5, 1.5 or 2.5",
-    "DotProduct": 'kernel="linear"', "Sum": "a sum of our kernels", "Product": "a product of ours",
+    "DotProduct": "kernel='linear'", "Sum": "a sum of our kernels", "Product": "a product of ours",
 }  # fmt: skip
 
 
@@ -218,18 +224,21 @@ def _check_kernel(kernel: Any) -> None:
     """Raise ConfigError for a class in place of a kernel, and for a kernel of scikit-learn."""
     if isinstance(kernel, type):
         raise ConfigError(
-            f"kernel={kernel.__name__} is a class; give a kernel, such as {kernel.__name__}(2.0), "
-            f'or its name, such as "laplace"'
+            f"{mention('kernel', kernel.__name__)} is a class",
+            f'give a kernel, such as {kernel.__name__}(2.0), or its name, such as "laplace"',
         )
     if type(kernel).__module__.startswith("sklearn."):
         name = type(kernel).__name__
         meant = _OF_SCIKIT_LEARN.get(name, 'a name, such as "laplace"')
-        raise ConfigError(f"kernel={kernel!r} is a kernel of scikit-learn's; give {meant}")
+        raise ConfigError(
+            f"{mention('kernel', kernel)} is a kernel of scikit-learn's", f"give {meant}"
+        )
     of_user = isinstance(kernel, Kernel) and not type(kernel).__module__.startswith("streamkern.")
     if of_user and kernel.geometry == "distance" and not _is_positive_definite(kernel):
         warn(
-            f"kernel={kernel!r} is not positive definite on a few random points, and a model with "
-            "it may be worthless; use one that is, such as a sum or product of those of streamkern"
+            f"{mention('kernel', kernel)} is not positive definite on a few random points, and a "
+            "model with it may be worthless; use one that is, such as a sum or product of those of "
+            "streamkern"
         )
 
 

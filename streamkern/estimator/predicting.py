@@ -13,6 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from streamkern.backend.devices import get_backend
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.basics.optional import import_optional
 from streamkern.basics.text import some
 from streamkern.estimator import inputs
@@ -26,12 +27,13 @@ from streamkern.ingest.numeric import numbers_of
 from streamkern.ingest.received import received
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.kernels.products import KernelOperator
+from streamkern.losses.losses import LOSSES_BY_NAME
 from streamkern.predict.calibration import lacking
 from streamkern.predict.prediction_table import NO_POSTERIOR, OutputFormat
 from streamkern.stream.sources.alignment import check_row_shape
 from streamkern.stream.sources.arrays import ArraySource, is_sparse
-from streamkern.train.model import KernelModel
-from streamkern.train.setup import accelerator_of
+from streamkern.train.model.kernel_model import KernelModel
+from streamkern.train.setup.assemble import accelerator_of
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -141,6 +143,7 @@ class Predicting(Parameters):
                 encoder=schema.encoder, label_dtype=schema.label_dtype,
                 weight_column=schema.weight_column, calibration=fitted.calibration,
                 posterior=fitted.posterior, lacking=self._lacking,
+                loss=LOSSES_BY_NAME.get(fitted.meta.get("loss", "")),
             )  # fmt: skip
 
     @property
@@ -165,8 +168,9 @@ class Predicting(Parameters):
         """
         if transform not in (None, "default"):
             raise ConfigError(
-                f"transform={transform!r} is for transformers, and {type(self).__name__} has no "
-                'transform; give predict="pandas" for predictions with the index of X'
+                f"{mention('transform', transform)} is for transformers, and {type(self).__name__} "
+                "has no transform",
+                "give predict='pandas' for predictions with the index of X",
             )
         if predict not in (None, *OUTPUTS):
             raise ConfigError(f"predict={predict!r} must be one of {some(OUTPUTS)}")
@@ -277,8 +281,8 @@ class Predicting(Parameters):
         X = received(X, "X")
         if is_lazy(X):
             raise ConfigError(
-                f"{request} is not known of Dask arrays, whose answers are lazy; give X as an "
-                "array, a store or a source"
+                f"{request} is not known of Dask arrays, whose answers are lazy",
+                "give X as an array, a store or a source",
             )
         return X
 

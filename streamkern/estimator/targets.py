@@ -13,6 +13,7 @@ from sklearn.utils import _safe_indexing
 from sklearn.utils.validation import _check_sample_weight, _num_samples, check_array
 
 from streamkern.basics.errors import DataError
+from streamkern.basics.message import mention
 from streamkern.estimator.inputs import as_floats, lazy_array, one_sentence
 from streamkern.ingest.conform import without_long_doubles
 from streamkern.ingest.frames import is_frame
@@ -39,16 +40,16 @@ def checked_values(y: Any, n_rows: int) -> npt.NDArray[Any]:
     kind = np.asarray(y).dtype.kind
     if kind in "mM" or (kind == "O" and _is_time(y)):
         raise DataError(
-            "y holds dates or durations, of which the unit would decide the values; give numbers, "
-            "such as the days since a date: (y - y.min()) / np.timedelta64(1, 'D')"
+            "y holds dates or durations, of which the unit would decide the values",
+            "give numbers, such as the days since a date: (y - y.min()) / np.timedelta64(1, 'D')",
         )
     if (
         kind == "O"
         and (odd := next((k for k in np.asarray(y).flat if np.ndim(k)), None)) is not None
     ):
         raise DataError(
-            f"y holds {odd!r}, which is no number but several; give a column for each of them, "
-            "np.array(list(y))"
+            f"y holds {odd!r}, which is no number but several",
+            "give a column for each of them, np.array(list(y))",
         )
     try:
         with one_sentence(y, "y"):
@@ -69,7 +70,8 @@ def _no_number(y: Any) -> DataError:
     row, cell = next(entry for entry in cells if not _is_taken(entry[1]))
     return DataError(
         f"y holds {str(cell)[:80]!r} in row {row}, of type {type(cell).__name__}, which is no "
-        "number; give a number for each row"
+        "number",
+        "give a number for each row",
     )
 
 
@@ -113,8 +115,9 @@ def values_of_text(y: Any) -> Any:
         what = "which is no number" if way is None else said(way)
         raise DataError(
             f"y holds {wrong[:80]!r} in row {index // width}, {what}, and KernelRegressor takes "
-            "numbers; write them with a point and nothing around them, or use KernelClassifier if "
-            "they are labels"
+            "numbers",
+            "write them with a point and nothing around them, or use KernelClassifier if "
+            "they are labels",
         ) from None
     return flat.reshape(held.shape)
 
@@ -146,9 +149,10 @@ def refuse_numbers_as_labels(names: Sequence[str], n_rows: int) -> None:
     name, way = next(iter(ways.items()))
     raise DataError(
         f"y holds {name[:80]!r}, {said(way)}, and {len(names)} such values in {n_rows} rows would "
-        "be as many classes; give numbers to KernelRegressor, written with a point and nothing "
-        'around them, or, if they are classes, ingest the rows with targets="classes" '
-        "(streamkern.ingest_store) and fit the store"
+        "be as many classes",
+        "give numbers to KernelRegressor, written with a point and nothing around them, or, if "
+        f"they are classes, ingest the rows with {mention('targets', 'classes')} "
+        "(streamkern.ingest_store) and fit the store",
     )
 
 
@@ -166,7 +170,7 @@ def floating(y: Any) -> Any:
 def check_length(y: npt.NDArray[Any], n_rows: int) -> None:
     """Raise DataError unless there is a target for each row."""
     if len(y) != n_rows:
-        raise DataError(f"X has {n_rows} rows and y has {len(y)}; give one target for each row")
+        raise DataError(f"X has {n_rows} rows and y has {len(y)}", "give one target for each row")
 
 
 def checked_weights(sample_weight: Any, X: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
@@ -177,18 +181,18 @@ def checked_weights(sample_weight: Any, X: npt.NDArray[Any]) -> npt.NDArray[Any]
     shape, n_rows = np.shape(sample_weight), _num_samples(X)
     if shape and shape != (n_rows,):
         raise DataError(
-            f"sample_weight has the shape {shape}, and there are {n_rows} rows; give one weight "
-            "for each row"
+            f"sample_weight has the shape {shape}, and there are {n_rows} rows",
+            "give one weight for each row",
         )
     if np.size(sample_weight) and not np.any(sample_weight):
         raise DataError(
-            "all sample weights are zero, and no row counts; give some rows a weight above 0"
+            "all sample weights are zero, and no row counts", "give some rows a weight above 0"
         )
     with one_sentence(sample_weight, "sample_weight"):
         w: npt.NDArray[Any] = _check_sample_weight(sample_weight, X, dtype=np.float64)
     if w.min(initial=0) < 0:
         raise DataError(
-            f"sample_weight of row {int(w.argmin())} is {w.min():g}; weights are 0 or above"
+            f"sample_weight of row {int(w.argmin())} is {w.min():g}", "weights are 0 or above"
         )
     # They are stored as float32, and divided by their mean: a power of two changes no bit.
     largest = w.max(initial=0)
@@ -214,7 +218,8 @@ def counted_rows(X: Any, y: Any, sample_weight: Any, *, fewest: int = 1) -> tupl
     if len(rows) < fewest:
         raise DataError(
             f"sample_weight of row {rows[0]} is {largest:g}, beside which the other weights count "
-            f"as 0, and {len(rows)} row is too few; give more rows a weight of that size"
+            f"as 0, and {len(rows)} row is too few",
+            "give more rows a weight of that size",
         )
     X = X.tocsr() if is_sparse(X) else X  # other sparse forms have no rows to take
     if isinstance(y, zarr.Array):

@@ -11,6 +11,7 @@ import numpy as np
 from sklearn.base import clone
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.basics.stop import StopRequest
 from streamkern.config.run_config import RunConfig
 from streamkern.estimator import inputs
@@ -109,14 +110,14 @@ def tune(
         _check_alone({"y": y, "sample_weight": sample_weight, "estimator": estimator})
         if refit:
             raise ConfigError(
-                "refit=True is for an estimator; train the best settings with "
-                "train_model(tuned.config)"
+                "refit=True is for an estimator",
+                "train the best settings with train_model(tuned.config)",
             )
         return search.search_settings(X, source=source, **options)
     if source is not None:
-        raise ConfigError("source= goes with settings; give the source as X")
+        raise ConfigError("source= goes with settings", "give the source as X")
     if isinstance(X, KernelEstimator):
-        raise ConfigError(f"the data comes first; give the estimator by name: {CALL}")
+        raise ConfigError("the data comes first", f"give the estimator by name: {CALL}")
     X, y, sample_weight = _data(X, y, sample_weight, estimator)
     template = _estimator(X, y, metric) if estimator is None else _apart(_checked(estimator))
     if refit and (
@@ -124,7 +125,8 @@ def tune(
     ):
         raise ConfigError(
             "refit=True may train other settings than those that run_dir or warm_start of the "
-            "estimator are of; leave refit out, and give tuned.estimator its own"
+            "estimator are of",
+            "leave refit out, and give tuned.estimator its own",
         )
     tuned = _search(clone(template), X, y, sample_weight, options)
     best = clone(template)
@@ -156,8 +158,8 @@ def _check_alone(given: Mapping[str, Any]) -> None:
     for name, value in given.items():
         if value is not None:
             raise ConfigError(
-                f"{name} cannot be given with settings, which say their own; leave it out, or "
-                f"give the data: {CALL}"
+                f"{name} cannot be given with settings, which say their own",
+                f"leave it out, or give the data: {CALL}",
             )
 
 
@@ -179,8 +181,9 @@ def _apart(estimator: KernelRegressor | KernelClassifier) -> KernelRegressor | K
         return estimator
     if not (isinstance(estimator.metric, str) and estimator.metric in ("auto", "none")):
         raise ConfigError(
-            f"the estimator has a metric in kernel={kernel!r} and another one in metric=; leave "
-            "the latter out of the estimator"
+            f"the estimator has a metric in {mention('kernel', kernel)} and another one in "
+            f"{mention('metric=')}",
+            "leave the latter out of the estimator",
         )
     apart: KernelRegressor | KernelClassifier = clone(estimator)
     apart.set_params(kernel=kernel.with_metric(None), metric=np.array(kernel.metric))

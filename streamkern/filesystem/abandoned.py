@@ -1,7 +1,8 @@
 """Remove folders in the temporary directory whose owner was killed.
 
-They belong to drivers of ranks, and to fits that read files through a store. A shell that waits for
-the end of the owner removes them; without a shell, the next command does.
+Owners are drivers of runs with several ranks, and `fit` calls that ingest files into a temporary
+store. A small /bin/sh process removes the folder when its owner exits; where there is none, the
+next streamkern command does.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Final
 import filelock
 
 RANKS_PREFIX: Final = "streamkern-ranks-"
-FIT: Final = "streamkern-fit-"
+FIT_PREFIX: Final = "streamkern-fit-"
 LOCK_FILE: Final = ".streamkern.lock"
 # Ranks may write for a moment after their driver has ended.
 _REMOVE: Final = (
@@ -27,20 +28,21 @@ _guards: dict[Path, subprocess.Popen[bytes]] = {}
 
 
 def remove_abandoned() -> None:
-    """Remove the folders of processes that have ended: they hold our lock file, but no lock."""
+    """Remove the folders of processes that have ended: they contain our lock file, but nobody
+    holds the lock."""
     parent = Path(tempfile.gettempdir())
-    for left in (*parent.glob(f"{RANKS_PREFIX}*"), *parent.glob(f"{FIT}*")):
+    for folder in (*parent.glob(f"{RANKS_PREFIX}*"), *parent.glob(f"{FIT_PREFIX}*")):
         with contextlib.suppress(OSError, filelock.Timeout):
-            if (left / LOCK_FILE).is_file() and not left.is_symlink():
-                with filelock.FileLock(left / LOCK_FILE, timeout=0):
-                    shutil.rmtree(left, ignore_errors=True)
+            if (folder / LOCK_FILE).is_file() and not folder.is_symlink():
+                with filelock.FileLock(folder / LOCK_FILE, timeout=0):
+                    shutil.rmtree(folder, ignore_errors=True)
 
 
 def locked_folder(prefix: str) -> tuple[Path, filelock.BaseFileLock]:
     """Return a new folder in the temporary directory and its lock.
 
-    The lock is held from the moment the folder has its name. Folders left by killed processes are
-    removed before.
+    The folder gets its final name only once the lock is held. Folders left by killed processes are
+    removed first.
     """
     remove_abandoned()
     made = Path(tempfile.mkdtemp(prefix=".streamkern-"))
@@ -56,21 +58,21 @@ def locked_folder(prefix: str) -> tuple[Path, filelock.BaseFileLock]:
 
 
 def remove_locked(folder: Path, lock: filelock.BaseFileLock) -> None:
-    """Remove a folder of `locked_folder`, and release its lock."""
+    """Remove a folder made by `locked_folder`, and release its lock."""
     shutil.rmtree(folder, ignore_errors=True)
     lock.release()
     guard = _guards.pop(folder, None)
     if guard is not None:
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            # A line ends its wait: closing may not, as other processes may hold the pipe.
+            # Closing the pipe may not wake the guard: other processes may have inherited it.
             guard.communicate(b"\n", timeout=10)
 
 
 def _guard(folder: Path) -> None:
     """Start a process that removes the folder once this one has ended, however it ends.
 
-    The end of this process closes the pipe that the guard reads from. The signals of a terminal do
-    not reach the guard.
+    The end of this process closes the pipe that the guard reads from. The guard has its own
+    session, so terminal signals do not reach it.
     """
     if os.name == "posix":
         with contextlib.suppress(OSError):

@@ -110,8 +110,8 @@ def _s3_settings(options: Mapping[str, Any]) -> dict[str, Any]:
         credentials = None if anonymous else session.get_credentials()
     except (refused, ValueError) as error:
         raise ConfigError(
-            f"the S3 settings cannot be used ({error}); correct the storage options, the "
-            "environment or the configuration file of AWS"
+            f"the S3 settings cannot be used ({error})",
+            "correct the storage options, the environment or the configuration file of AWS",
         ) from None
     if credentials is None and not anonymous:
         raise StorageAccessError(NO_CREDENTIALS)

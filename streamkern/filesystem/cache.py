@@ -42,6 +42,7 @@ import google_crc32c
 import numpy as np
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.basics.text import redact
 from streamkern.basics.values import to_builtin
 from streamkern.basics.warning import warn
@@ -114,10 +115,14 @@ class Cache:
     ) -> None:
         path = local_path(folder)
         if path is None:
-            raise ConfigError(f"cache={redact(folder)!r} must be a local folder; give a path")
+            raise ConfigError(
+                f"{mention('cache', redact(folder))} must be a local folder", "give a path"
+            )
         size = to_builtin(size)
         if size != "auto" and (not isinstance(size, int) or size < 1):
-            raise ConfigError(f'cache_size={size!r} must be "auto" or a number of bytes, 1 or more')
+            raise ConfigError(
+                f'{mention("cache_size", size)} must be "auto" or a number of bytes, 1 or more'
+            )
         self.folder, self.size, self.idle_s = path.absolute(), size, idle_s
         self.counts = CacheCounts()
         self._lock = filelock.FileLock(self.folder / "lock")
@@ -146,8 +151,9 @@ class Cache:
         if not self._is_ours():  # after listing: a process that opens it meanwhile tags it first
             if others:
                 raise ConfigError(
-                    f"cache={str(self.folder)!r} holds {min(others)!r} and is no cache of "
-                    "streamkern; give a new or empty folder"
+                    f"{mention('cache', str(self.folder))} holds {min(others)!r} and is no cache "
+                    "of streamkern",
+                    "give a new or empty folder",
                 )
             write_durably(self.folder / _TAG, _TAGGED)
         (self.folder / _NEW).mkdir(exist_ok=True)

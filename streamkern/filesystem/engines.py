@@ -100,8 +100,9 @@ class ObstoreEngine:
         first = ObstoreEngine._pid = ObstoreEngine._pid or os.getpid()
         if first != os.getpid():  # its threads are gone, and a request would wait forever
             raise StorageAccessError(
-                "obstore does not work in a process forked from one that used it; start processes "
-                "with the method 'spawn', or set the storage option engine = \"s3fs\""
+                "obstore does not work in a process forked from one that used it",
+                "start processes with the method 'spawn', or set the storage option engine = "
+                '"s3fs"',
             )
         self._obstore, self._errors = on_demand("obstore"), on_demand("obstore.exceptions")
         self._open = open_stores
@@ -337,4 +338,4 @@ def _refuse_unknown(what: str, given: Any, taken: set[str]) -> None:
         others = [*taken, *_OUR_OPTIONS] if what == "storage option" else [*taken]
         close = difflib.get_close_matches(name, set(others) - {name}, n=1)
         hint = f"did you mean {close[0]!r}?" if close else "leave it out"
-        raise ConfigError(f"{what} {name!r} is not known to s3fs; {hint}")
+        raise ConfigError(f"{what} {name!r} is not known to s3fs", f"{hint}")

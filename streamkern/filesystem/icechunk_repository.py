@@ -92,15 +92,17 @@ def icechunk_store(url: str, options: Mapping[str, Any] | None = None) -> Store:
         named = {"snapshot": "snapshot_id"}.get(version.kind, version.kind)
         session = repository.readonly_session(**{named: version.name})
     except icechunk.IcechunkError as error:
-        text = " ".join(redact(str(error).partition("|")[0]).split()).removeprefix("x ")
-        if re.search(r"not found|doesn't exist|invalid", text):
+        message = re.split(r"\||\n\s*context:", str(error))[0]  # without the calls within icechunk
+        text = " ".join(redact(message).split()).removeprefix("x ")
+        if re.search(r"not found|doesn't exist|invalid (?!icechunk header)", text):
             raise StoreNotFoundError(
                 f"there is no {version.kind} {version.name!r} in an icechunk repository at "
-                f"{redact(version.place)} ({text}); correct the URL"
+                f"{redact(version.place)} ({text})",
+                "correct the URL",
             ) from None
         raise StorageError(
-            f"opening {redact(url)} failed ({text}); check that the repository is whole, and can "
-            "be reached with these storage options"
+            f"opening {redact(url)} failed ({text})",
+            "check that the repository is whole, and can be reached with these storage options",
         ) from error
     return store_of(session)
 
@@ -116,13 +118,13 @@ def store_of(source: Any) -> Store:
     session = getattr(store, "session", None)
     if session is None:
         raise ConfigError(
-            f"a {type(source).__name__} of icechunk is no data; give a repository, or a session of "
-            "repository.readonly_session"
+            f"a {type(source).__name__} of icechunk is no data",
+            "give a repository, or a session of repository.readonly_session",
         )
     if not session.read_only:
         raise ConfigError(
-            "an icechunk session that can be written may change while it is read; commit it, and "
-            "give repository.readonly_session(...)"
+            "an icechunk session that can be written may change while it is read",
+            "commit it, and give repository.readonly_session(...)",
         )
     return store  # type: ignore[no-any-return]
 
@@ -138,8 +140,8 @@ def _parsed_url(url: str) -> _Version:
     match = _URL.fullmatch(os.fspath(url))
     if match is None:
         raise ConfigError(
-            f"{redact(url)} is no URL of an icechunk repository; write icechunk+, its place, and "
-            "@tag=, @branch= or @snapshot= with a name"
+            f"{redact(url)} is no URL of an icechunk repository",
+            "write icechunk+, its place, and @tag=, @branch= or @snapshot= with a name",
         )
     return _Version(match["place"].rstrip("/"), match["kind"] or "branch", match["name"] or "main")
 
@@ -150,8 +152,8 @@ def _storage(icechunk: Any, place: str, options: Mapping[str, Any]) -> Any:
         path = unquote(split.path)
         if not os.path.isdir(path):  # icechunk would create it
             raise StoreNotFoundError(
-                f"there is no icechunk repository at {path}; correct the path, or make one there "
-                "with icechunk"
+                f"there is no icechunk repository at {path}",
+                "correct the path, or make one there with icechunk",
             )
         icechunk.set_logs_filter("error")  # hide a warning that concerns commits only
         try:
@@ -160,14 +162,14 @@ def _storage(icechunk: Any, place: str, options: Mapping[str, Any]) -> Any:
             icechunk.set_logs_filter(None)
     if split.scheme != "s3":
         raise ConfigError(
-            f"icechunk repositories at {split.scheme}:// are not opened by URL; give "
-            "icechunk+file:// or icechunk+s3://, or in Python a session of icechunk"
+            f"icechunk repositories at {split.scheme}:// are not opened by URL",
+            "give icechunk+file:// or icechunk+s3://, or in Python a session of icechunk",
         )
     unknown = sorted(options.keys() - _S3_OPTIONS.keys() - {"engine", "deadline_s"})
     if unknown:
         raise ConfigError(
-            f"storage option {unknown[0]!r} is not known for icechunk; use some of "
-            f"{', '.join(_S3_OPTIONS)}"
+            f"storage option {unknown[0]!r} is not known for icechunk",
+            f"use some of {', '.join(_S3_OPTIONS)}",
         )
     settings = {_S3_OPTIONS[name]: value for name, value in options.items() if name in _S3_OPTIONS}
     endpoint = settings.setdefault("endpoint_url", os.environ.get("AWS_ENDPOINT_URL"))

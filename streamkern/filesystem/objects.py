@@ -297,7 +297,8 @@ class Objects:
         if os.getpid() != self._pid:
             raise StorageAccessError(
                 f"{redact(self.url)} was opened before this process was forked, and connections do "
-                "not survive that; start processes with the method 'spawn'"
+                "not survive that",
+                "start processes with the method 'spawn'",
             )
         return result_of(request(), self._stopped)
 
@@ -379,8 +380,8 @@ class Objects:
             return FileNotFoundError(f"{key} is missing from {redact(self.url)}")
         if outcome is Outcome.EXPIRED:
             return StorageAccessError(
-                f"{where}: the credentials have expired, and so have those read anew; renew them "
-                f"and run the same command again ({text})"
+                f"{where}: the credentials have expired, and so have those read anew",
+                f"renew them and run the same command again ({text})",
             )
         if outcome is Outcome.REFUSED:
             remedy = "" if _HAS_REMEDY.search(text) else "; check the URL and its storage options"
@@ -388,10 +389,11 @@ class Objects:
         if not self._answered and is_connection_refused(error):
             return StorageError(
                 f"{where} failed: nothing listens at this address (connection refused, tries: "
-                f"{tries}); check host and port, and that the server is running"
+                f"{tries})",
+                "check host and port, and that the server is running",
             )
         return StorageError(
-            f"{where} failed {tries} times in {seconds:.0f} s: {text}; run the same command again "
-            "once the server answers, or raise the storage option "
-            f"deadline_s={self.deadline_s:g}"
+            f"{where} failed {tries} times in {seconds:.0f} s: {text}",
+            "run the same command again once the server answers, or raise the storage option "
+            f"deadline_s={self.deadline_s:g}",
         )

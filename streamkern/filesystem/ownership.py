@@ -60,7 +60,7 @@ def mark_at(store: Any, url: str) -> dict[str, Any] | None:
         The place holds something else; it is never deleted, not even with overwrite=True.
     """
     refusal = DataError(
-        f"{redact(url)} holds something streamkern did not write; choose another place"
+        f"{redact(url)} holds something streamkern did not write", "choose another place"
     )
     try:
         group = zarr.open_group(store, mode="r", use_consolidated=False)
@@ -107,7 +107,8 @@ def check_kind(mark: Mark, kind: str, url: str) -> None:
     if mark.get("kind") != kind:
         raise DataError(
             f"{redact(url)} holds a group of kind {str(mark.get('kind'))!r} that streamkern wrote, "
-            f"where {kind!r} would go; choose another place"
+            f"where {kind!r} would go",
+            "choose another place",
         )
 
 
@@ -179,7 +180,7 @@ def file_lock(path: Path) -> filelock.BaseFileLock:
     """Return a lock that is acquired at once or not at all; RunError if the file is not ours."""
     # Our lock files stay empty, and some versions of filelock empty the file that they lock.
     if path.is_file() and path.stat().st_size:
-        raise RunError(f"{path} is not empty, so streamkern did not make it; give another folder")
+        raise RunError(f"{path} is not empty, so streamkern did not make it", "give another folder")
     return filelock.FileLock(path, timeout=0, thread_local=False)
 
 
@@ -328,14 +329,16 @@ def refuse_within(url: str | os.PathLike[str], what: str) -> None:
     what : a plural noun for the message, such as "predictions"
     """
     if os.fspath(url) == "-":
-        raise ConfigError(f"{what} do not go to the standard output (-); give the path of a place")
+        raise ConfigError(
+            f"{what} do not go to the standard output (-)", "give the path of a place"
+        )
     outer = enclosing(url)
     if outer is not None:
         parent, kind = outer
         held = "store" if kind == "store" else "run directory"
         raise ConfigError(
-            f"{redact(url)} lies within the {held} {parent}, where {what} do not belong; give a "
-            "place outside of it"
+            f"{redact(url)} lies within the {held} {parent}, where {what} do not belong",
+            "give a place outside of it",
         )
 
 

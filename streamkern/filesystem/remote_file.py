@@ -101,8 +101,8 @@ class _ObjectFile(io.RawIOBase):
                     self.check_version()
                 return wanted
         raise StorageError(
-            f"{self._where} is shorter than when it was opened; run the "
-            "same command again once it stays as it is"
+            f"{self._where} is shorter than when it was opened",
+            "run the same command again once it stays as it is",
         )
 
     def check_version(self) -> None:
@@ -113,6 +113,6 @@ class _ObjectFile(io.RawIOBase):
         current = self._objects.stat(self._name)
         if current != (self._size, self._version):
             raise DataError(
-                f"{self._where} was replaced while it was read; run the "
-                "same command again once it stays as it is"
+                f"{self._where} was replaced while it was read",
+                "run the same command again once it stays as it is",
             )

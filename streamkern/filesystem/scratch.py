@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Self
 import filelock
 
 from streamkern.basics.errors import ConfigError, CorruptChunkError, DataError
+from streamkern.basics.message import mention
 from streamkern.basics.values import parsed_json
 from streamkern.filesystem.durable import (
     disk_full_hint,
@@ -70,7 +71,9 @@ def check_parent(parent: str | os.PathLike[str]) -> None:
     """Raise ConfigError unless scratch can be written in `parent`, which need not exist yet."""
     local = local_path(parent)
     if local is None:
-        raise ConfigError(f"scratch={redact(parent)!r} must be a local folder; give a path")
+        raise ConfigError(
+            f"{mention('scratch', redact(parent))} must be a local folder", "give a path"
+        )
     place = local.absolute()
     while not os.path.lexists(place):
         place = place.parent
@@ -79,8 +82,8 @@ def check_parent(parent: str | os.PathLike[str]) -> None:
             pass
     except OSError as error:
         raise ConfigError(
-            f"scratch={os.fspath(parent)!r} cannot be written to ({error.strerror}); "
-            "give a folder on a local disk"
+            f"{mention('scratch', os.fspath(parent))} cannot be written to ({error.strerror})",
+            "give a folder on a local disk",
         ) from None
 
 
@@ -200,7 +203,8 @@ class Scratch:
             self.discard()
             raise CorruptChunkError(
                 f"{self.folder / name} was altered since it was written, so the scratch files were "
-                "deleted; run the same command again, which makes them again"
+                "deleted",
+                "run the same command again, which makes them again",
             )
 
     def forget(self, name: str) -> None:
@@ -249,14 +253,15 @@ class Scratch:
     def _check_ours(self) -> None:
         if not self.folder.is_dir():
             raise DataError(
-                f"scratch folder {self.folder} is a file; move it away, or give another scratch "
-                "folder"
+                f"scratch folder {self.folder} is a file",
+                "move it away, or give another scratch folder",
             )
         names = self._names()
         if names and self._saved() is None:
             raise DataError(
                 f"scratch folder {self.folder} holds {min(names)!r}, which streamkern did not "
-                "write; move it away, or give another scratch folder"
+                "write",
+                "move it away, or give another scratch folder",
             )
 
     def _names(self) -> list[str]:
@@ -270,8 +275,8 @@ class Scratch:
             self._lock.acquire()
         except filelock.Timeout:
             raise DataError(
-                f"scratch folder {self.folder} is in use by another call for the same output; "
-                "wait until it has ended"
+                f"scratch folder {self.folder} is in use by another call for the same output",
+                "wait until it has ended",
             ) from None
 
     def _saved(self) -> dict[str, Any] | None:

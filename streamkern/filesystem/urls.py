@@ -32,6 +32,7 @@ from streamkern.basics.errors import (
     MissingDependencyError,
     StreamkernError,
 )
+from streamkern.basics.message import mention
 from streamkern.basics.optional import install
 from streamkern.basics.text import redact
 from streamkern.filesystem.buckets import AZURE, GOOGLE, S3, not_understood, open_buckets
@@ -68,7 +69,8 @@ def zarr_store(
         if not read_only:
             raise ConfigError(
                 f"{redact(url)} is an icechunk repository, which streamkern reads and does not "
-                "write; give a path or URL of a Zarr store"
+                "write",
+                "give a path or URL of a Zarr store",
             )
         return icechunk_store(str(url), storage_options)
     if path is None:
@@ -79,8 +81,8 @@ def zarr_store(
         return ObjectsStore(objects, read_only=read_only)
     if storage_options:
         raise ConfigError(
-            f"storage_options were given for the local path {path}; leave them out, as they are "
-            "for remote URLs only"
+            f"storage_options were given for the local path {path}",
+            "leave them out, as they are for remote URLs only",
         )
     if path.suffix == ".zip" and path.is_file() and _holds_zarr(path):
         _refuse_zip(str(url), not read_only, "not written to; write to another place")
@@ -103,8 +105,8 @@ def _holds_zarr(path: Path) -> bool:
     if roots and "" not in roots:
         folder = min(roots, key=len)
         raise ConfigError(
-            f"{path} holds the Zarr store {folder} in a folder; zip what is in that folder "
-            f"(cd {folder} && zip -r0 ../{path.name} .)"
+            f"{path} holds the Zarr store {folder} in a folder",
+            f"zip what is in that folder (cd {folder} && zip -r0 ../{path.name} .)",
         )
     return bool(roots)
 
@@ -133,12 +135,14 @@ def _engine(url: str, options: dict[str, Any]) -> Engine:
     engine, engines = options.pop("engine", None), _engines(scheme)
     check_open(url)
     if engine is not None and not engines:
-        raise ConfigError(f"storage option engine={engine!r} is for s3:// URLs only; leave it out")
+        raise ConfigError(
+            f"storage option engine={engine!r} is for s3:// URLs only", "leave it out"
+        )
     if engine not in (None, *engines):
         use = " or ".join(f'"{name}"' for name in engines)
-        raise ConfigError(f"storage option engine={engine!r} is unknown; use {use}")
+        raise ConfigError(f"storage option engine={engine!r} is unknown", f"use {use}")
     if engines and not urlsplit(url).netloc:
-        raise ConfigError(f"{redact(url)} names no bucket; write {scheme}://bucket/key")
+        raise ConfigError(f"{redact(url)} names no bucket", f"write {scheme}://bucket/key")
     if engines and _is_for_obstore(scheme, engine, options):
         return _checked(url, lambda: ObstoreEngine(lambda: open_buckets(url, options)))
     if scheme not in S3:
@@ -171,8 +175,8 @@ def _is_for_obstore(scheme: str, engine: str | None, options: Mapping[str, Any])
             )
         if others:
             raise ConfigError(
-                f"storage option engine='obstore' does not take {others[0]!r} beside it; leave "
-                "that out, or use 's3fs'"
+                f"storage option engine='obstore' does not take {others[0]!r} beside it",
+                "leave that out, or use 's3fs'",
             )
     usual = {**dict.fromkeys(GOOGLE, "gcsfs"), **dict.fromkeys(AZURE, "adlfs")}.get(scheme)
     fsspec_first = usual is not None and importlib.util.find_spec(usual) is not None
@@ -192,8 +196,8 @@ def _checked(url: str, make: Callable[[], Engine]) -> Engine:
         raise
     except (ValueError, TypeError) as error:
         raise ConfigError(
-            f"cannot open {redact(url)} ({redact(str(error))}); correct the URL or the storage "
-            "options"
+            f"cannot open {redact(url)} ({redact(str(error))})",
+            "correct the URL or the storage options",
         ) from None
 
 
@@ -208,7 +212,7 @@ def local_path(url: str | os.PathLike[str]) -> Path | None:
     _check_hosts(url)
     if _ONE_SLASH.match(url):
         raise ConfigError(
-            f"{redact(url)!r} has one slash behind its scheme; write two, as in s3://bucket"
+            f"{redact(url)!r} has one slash behind its scheme", "write two, as in s3://bucket"
         )
     if url.startswith(("file:", "local:")):
         return Path(unquote(urlsplit(url).path))
@@ -225,7 +229,7 @@ def _check_hosts(url: str) -> None:
             urlsplit(part)
     except ValueError:  # the message may hold credentials
         raise ConfigError(
-            f"the host of {redact(url)} cannot be read; give a name or an IPv4 address"
+            f"the host of {redact(url)} cannot be read", "give a name or an IPv4 address"
         ) from None
 
 
@@ -238,8 +242,9 @@ def check_open(url: str) -> None:
     """
     if any(_holds_credentials(part) for part in url.split("::")):  # simplecache::s3://bucket
         raise ConfigError(
-            f"{redact(url)} holds credentials or a query; put them into the environment or "
-            "storage_options (an @ in a name behind a port is written %40)"
+            f"{redact(url)} holds credentials or a query",
+            "put them into the environment or storage_options (an @ in a name behind a port is "
+            "written %40)",
         )
 
 
@@ -261,7 +266,7 @@ def _holds_credentials(url: str) -> bool:
 def check_missing(missing: str) -> None:
     """Raise ConfigError unless `missing` is a value that `open_store` accepts for absent chunks."""
     if missing not in ("error", "fill"):
-        raise ConfigError(f'missing="{missing}" is unknown; use "error" or "fill"')
+        raise ConfigError(f"{mention('missing', missing)} is unknown", 'use "error" or "fill"')
 
 
 class StrictStore(WrapperStore["Store"]):

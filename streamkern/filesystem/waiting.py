@@ -63,7 +63,9 @@ def _result(future: Future[_T], stopped: threading.Event | None) -> _T:
     while stopped is not None and not future.done():
         wait([future], timeout=_POLL_S)
         if stopped.is_set() and not future.done():
-            raise StorageError("the request was given up, as its reader was closed; open it again")
+            raise StorageError(
+                "the request was given up, as its reader was closed", "open it again"
+            )
     return future.result()
 
 

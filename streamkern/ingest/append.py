@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamkern.basics.errors import ConfigError, DataError, StorageError, StreamkernError
+from streamkern.basics.message import mention
 from streamkern.basics.progress import Progress
 from streamkern.basics.text import redact, some
 from streamkern.basics.values import json_digest, parse_bytes
@@ -159,9 +160,9 @@ def _refuse_svmlight(inputs: Any, form: FileForm) -> None:
     if form.format == "svmlight" or "svmlight" in map(kind_by_ending, paths_of(inputs)):
         raise DataError(
             "svmlight files do not say whether their features count from 0 or 1, and the store, "
-            "which was not made of such files, does not either; ingest all files together, to a "
-            "new store, or append the arrays that sklearn.datasets.load_svmlight_file reads with "
-            "zero_based="
+            "which was not made of such files, does not either",
+            "ingest all files together, to a new store, or append the arrays that "
+            "sklearn.datasets.load_svmlight_file reads with zero_based=",
         )
 
 
@@ -177,14 +178,15 @@ def _reader(opened: Callable[..., Reader], spec: StoreSpec, table: bool) -> Read
 def _checked_place(store: str | os.PathLike[str]) -> os.PathLike[str]:
     if not isinstance(store, str | os.PathLike):
         raise ConfigError(
-            f"store is a {type(store).__name__}, and must be the path of one store; give it behind "
-            "the rows: append_store(inputs, store)"
+            f"store is a {type(store).__name__}, and must be the path of one store",
+            "give it behind the rows: append_store(inputs, store)",
         )
     path = local_path(store)
     if path is None:
         raise ConfigError(
             f"{redact(store)} is not on a disk, where alone a store is replaced in one step by one "
-            "writer; ingest the rows to a store of their own, and give data.train both"
+            f"writer",
+            f"ingest the rows to a store of their own, and give {mention('data.train')} both",
         )
     open_store(path)  # fails before a folder for scratch files is made beside the store
     return path.absolute()
@@ -194,18 +196,18 @@ def _check_store(store: Store, dtype: Any) -> None:
     """Raise for a store that nothing can be appended to."""
     spec = store.spec
     if spec.foreign:
-        raise DataError(f"{store!r} was not written by streamkern; ingest it, and append to that")
+        raise DataError(f"{store!r} was not written by streamkern", "ingest it, and append to that")
     if spec.n_origins or spec.hides_copies:
         raise DataError(
-            f"{store!r} holds augmented copies, and rows behind them could not be told from these; "
-            "append to the store that they were made from, and augment that again"
+            f"{store!r} holds augmented copies, and rows behind them could not be told from these",
+            "append to the store that they were made from, and augment that again",
         )
     if spec.mean is None or spec.scale is None:
-        raise DataError(f"{store!r} has no statistics to go on with; ingest the data again")
+        raise DataError(f"{store!r} has no statistics to go on with", "ingest the data again")
     if dtype is not None and layout.wanted_dtype(dtype) != spec.x_dtype:
         raise ConfigError(
-            f"dtype={layout.wanted_dtype(dtype).name} is not that of {store!r}; leave it out, or "
-            "ingest all rows to a new store"
+            f"{mention(f'dtype={layout.wanted_dtype(dtype).name}')} is not that of {store!r}",
+            "leave it out, or ingest all rows to a new store",
         )
 
 
@@ -215,8 +217,8 @@ def _check_names(reader: Reader, spec: StoreSpec, x: Any) -> None:
     expected, theirs = spec.target_columns, reader.target_columns
     if expected is not None and theirs is not None and len(expected) > 1 and expected != theirs:
         raise DataError(
-            f"the targets are {some(theirs)} and those of the store {some(expected)}; give the "
-            "same in the same order with y="
+            f"the targets are {some(theirs)} and those of the store {some(expected)}",
+            f"give the same in the same order with {mention('y=')}",
         )
 
 
@@ -227,7 +229,8 @@ def _is_appended(store: Store, plan: Mapping[str, Any]) -> bool:
     if source_digest(plan, "") is None:
         raise DataError(
             f"what was last appended to {store!r} looks like these rows, and only their ends can "
-            "be compared; if they are others, give another seed=, else there is nothing to do"
+            f"be compared",
+            f"if they are others, give another {mention('seed=')}, else there is nothing to do",
         )
     return True
 

@@ -17,6 +17,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from streamkern.basics.errors import ConfigError, DataError
+from streamkern.basics.message import mention
 from streamkern.basics.text import redact
 from streamkern.ingest.array_reader import (
     ArrayReader,
@@ -99,7 +100,7 @@ class FortranArray:
 
 def _truncated(where: str, inside: str) -> DataError:
     return DataError(
-        f"{where} ends inside {inside}; the file is truncated: get it again from where it came"
+        f"{where} ends inside {inside}", "the file is truncated: get it again from where it came"
     )
 
 
@@ -110,8 +111,8 @@ def refuse_more(file: IO[bytes], where: str, n_rows: int) -> None:
     """
     if file.read(1):
         raise DataError(
-            f"{where} goes on after the last of its {n_rows} rows; it is damaged, or several "
-            "arrays in one file: save them apart"
+            f"{where} goes on after the last of its {n_rows} rows",
+            "it is damaged, or several arrays in one file: save them apart",
         )
 
 
@@ -127,9 +128,11 @@ def npy_array(
         if any(size < 0 for size in shape):
             raise ValueError(f"its shape is {shape}")
     except (ValueError, TypeError, SyntaxError, tokenize.TokenError, RecursionError) as error:
-        raise DataError(f"{where} is not a .npy file: {error}; write it by numpy.save") from error
+        raise DataError(f"{where} is not a .npy file: {error}", "write it by numpy.save") from error
     if dtype.hasobject:
-        raise DataError(f"{where} holds Python objects; save it as numbers, as by X.astype(float)")
+        raise DataError(
+            f"{where} holds Python objects", "save it as numbers, as by X.astype(float)"
+        )
     if fortran and len(shape) > 1:
         file = file if opener is None else opener.seekable(file)
         return FortranArray(file, where, shape, dtype)
@@ -140,7 +143,7 @@ def idx_array(file: IO[bytes], where: str, opener: FileOpener | None = None) -> 
     """Return the array of an IDX file (MNIST, FashionMNIST): 0, 0, type, rank, big-endian sizes."""
     head = file.read(4)
     if not is_idx(head):
-        raise DataError(f"{where} is not an IDX file; get it again from where it came")
+        raise DataError(f"{where} is not an IDX file", "get it again from where it came")
     sizes = file.read(4 * head[3])
     if len(sizes) != 4 * head[3]:
         raise _truncated(where, "its header")
@@ -167,8 +170,8 @@ def open_npz(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader:
             raise no_array(name, held, where)
         if i == 0 and getattr(array.dtype, "names", None):
             raise DataError(
-                f"{name} of {where} is a structured array, whose fields are columns; give the "
-                f"array itself, numpy.load({where!r})[{name!r}], in place of the file"
+                f"{name} of {where} is a structured array, whose fields are columns",
+                f"give the array itself, numpy.load({where!r})[{name!r}], in place of the file",
             )
         return array
 
@@ -179,7 +182,9 @@ def _archive(file: Any, where: str) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(file)
     except (zipfile.BadZipFile, UnicodeDecodeError, NotImplementedError) as error:  # or too new
-        raise DataError(f"{where} is not a .npz file: {error}; write it by numpy.savez") from error
+        raise DataError(
+            f"{where} is not a .npz file: {error}", "write it by numpy.savez"
+        ) from error
 
 
 def sparse_names(url: Url, opener: FileOpener) -> list[str] | None:
@@ -196,15 +201,15 @@ def sparse_rows(url: Url, names: list[str], opener: FileOpener) -> SparseRows:
 
     def member(name: str) -> Any:
         if f"{name}.npy" not in names:
-            raise DataError(f"{where} is no sparse matrix: it has no {name}; save it again")
+            raise DataError(f"{where} is no sparse matrix: it has no {name}", "save it again")
         return npy_array(opener.keep(_entry(archive, name, where)), f"{name} of {where}", opener)
 
     form, shape = _whole(member("format")).item(), _whole(member("shape"))
     form = form.decode() if isinstance(form, bytes) else str(form)
     if shape.shape != (2,) or shape.dtype.kind not in "iu":
         raise DataError(
-            f"{where} has the shape {shape.tolist()}, and sparse rows have (n, d); save it again "
-            "by scipy.sparse.save_npz"
+            f"{where} has the shape {shape.tolist()}, and sparse rows have (n, d)",
+            "save it again by scipy.sparse.save_npz",
         )
     if form == "csr":
         parts = member("data"), member("indices"), _whole(member("indptr"))
@@ -224,7 +229,7 @@ def _entry(archive: zipfile.ZipFile, name: str, where: str) -> Any:
     try:
         return archive.open(f"{name}.npy")
     except (RuntimeError, NotImplementedError) as error:  # encrypted, or an unknown compression
-        raise DataError(f"{name} of {where} cannot be read: {error}; save it again") from error
+        raise DataError(f"{name} of {where} cannot be read: {error}", "save it again") from error
 
 
 # Formats of one array: y and w are given separately.
@@ -244,13 +249,13 @@ def open_apart(kind: str, url: Url, request: ReadRequest, opener: FileOpener) ->
     read = [_array_in(url, kind, opener)]
     if getattr(read[0][0].dtype, "names", None):
         raise DataError(
-            f"{where} holds a structured array, whose fields are columns; give the array itself, "
-            f"numpy.load({where!r}), in place of the file"
+            f"{where} holds a structured array, whose fields are columns",
+            f"give the array itself, numpy.load({where!r}), in place of the file",
         )
     if request.targets:
         target = _labels_beside(url) if kind == "idx" and request.y is None else request.y
         if target is None:
-            raise ConfigError(f"{where} holds X alone; give y=, a file or an array")
+            raise ConfigError(f"{where} holds X alone", f"give {mention('y=')}, a file or an array")
         read.append(_array_beside(target, "y", opener, where, keep=request.drop_missing))
     if request.weighted:
         read.append(_array_beside(request.w, "sample_weight", opener, where))
@@ -279,7 +284,8 @@ def _array_beside(
     kind = opener.kind(given)
     if not holds_one_array(given, kind, opener):
         raise ConfigError(
-            f"{name}={redact(given)} must be a .npy or IDX file, or a Zarr array, beside {where}"
+            f"{mention(f'{name}={redact(given)}')} must be a .npy or IDX file, or a Zarr array, "
+            f"beside {where}"
         )
     return _array_in(given, kind, opener, keep=keep)
 

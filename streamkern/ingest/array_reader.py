@@ -20,6 +20,7 @@ from streamkern.basics.errors import (
     StoreNotFoundError,
     StreamkernError,
 )
+from streamkern.basics.message import mention
 from streamkern.basics.text import size_text
 from streamkern.filesystem.urls import ABSENT
 from streamkern.ingest.columns import ReadRequest, split_columns
@@ -75,18 +76,18 @@ class ArrayReader(Reader):
         if len(X.shape) < 2:
             lists = "" if np.dtype(X.dtype) != object else ", numpy.stack(X[:]) if it holds lists"
             raise DataError(
-                f"X of {where} has the shape {tuple(X.shape)}, and rows and columns are needed; "
-                f"write it as (n, d), X.reshape(-1, 1) if it is one feature{lists}"
+                f"X of {where} has the shape {tuple(X.shape)}, and rows and columns are needed",
+                f"write it as (n, d), X.reshape(-1, 1) if it is one feature{lists}",
             )
         if y is not None and (len(y.shape) < 1 or X.shape[0] != y.shape[0]):
             raise DataError(
-                f"X of {where} has {X.shape[0]} rows and y has the shape {tuple(y.shape)}; give a "
-                "target for each row"
+                f"X of {where} has {X.shape[0]} rows and y has the shape {tuple(y.shape)}",
+                "give a target for each row",
             )
         if w is not None and tuple(w.shape) != (X.shape[0],):
             raise DataError(
-                f"the sample weights of {where} have shape {tuple(w.shape)}; give one number for "
-                f"each of its {X.shape[0]} rows"
+                f"the sample weights of {where} have shape {tuple(w.shape)}",
+                f"give one number for each of its {X.shape[0]} rows",
             )
         self._n_rows = int(X.shape[0])
         self.natural_dtype, self.identity = np.dtype(X.dtype), identity
@@ -115,15 +116,16 @@ class ArrayReader(Reader):
                 if not str(error).endswith(ABSENT):
                     raise
                 raise CorruptChunkError(
-                    f"{error} {self._where}; restore it, or, if its writer leaves out chunks that "
-                    'hold only the fill value, pass missing="fill"'
+                    f"{error} {self._where}",
+                    f"restore it, or, if its writer leaves out chunks that "
+                    f"hold only the fill value, pass {mention('missing', 'fill')}",
                 ) from error
             except (OSError, MemoryError, StreamkernError, *DAMAGE):
                 raise
             except Exception as error:  # a codec, a truncated file: whatever the library raises
                 raise DataError(
-                    f"{self._where}, rows {start} to {stop - 1}, cannot be read: {error}; if it "
-                    "is damaged get it again from where it came, or write it again"
+                    f"{self._where}, rows {start} to {stop - 1}, cannot be read: {error}",
+                    "if it is damaged get it again from where it came, or write it again",
                 ) from error
             if self._order is not None:
                 X = X[:, self._order]
@@ -142,7 +144,8 @@ def check_row_bytes(row_bytes: int, rows: int, where: str, block_bytes: int) -> 
         what = "a row" if rows == 1 else f"a chunk ({rows} rows)"
         raise MemoryBudgetError(
             f"{what} of {where} takes {size_text(row_bytes * rows)}, and the memory given allows "
-            f"{size_text(limit)}; raise memory=, or make it smaller"
+            f"{size_text(limit)}",
+            f"raise {mention('memory=')}, or make it smaller",
         )
 
 
@@ -153,7 +156,7 @@ def requested_names(request: ReadRequest, where: str) -> list[str]:
             given = name if isinstance(name, int | list | tuple) else type(name).__name__
             frame = "; if each array is a column, give a data frame of them in place of the file"
             raise ConfigError(
-                f"{what}={given} must be the name of an array of {where}"
+                f"{mention(f'{what}={given}')} must be the name of an array of {where}"
                 f"{frame if isinstance(name, list | tuple) else ''}"
             )
     return request.arrays
@@ -189,15 +192,18 @@ def warn_of_weights(find: Callable[[str], Any], request: ReadRequest, X: Any, wh
 def no_array(name: str, held: Sequence[str], where: str) -> StoreNotFoundError:
     """Return the error for a requested array that does not exist. held : the names that exist."""
     return StoreNotFoundError(
-        f"{where} has no array {name!r}; it has {', '.join(held) or 'none'}: name them with x= and "
-        "y=; if each is a column, give a data frame of them"
+        f"{where} has no array {name!r}",
+        f"it has {', '.join(held) or 'none'}: name them with {mention('x=')} and "
+        f"{mention('y=')}; if each is a column, give a data frame of them",
     )
 
 
 def open_memory(X: Any, request: ReadRequest) -> ArrayReader:
     """Return a reader of X with y and w in memory, or X in anything with slices (Zarr, Dask)."""
     if request.y is None and request.targets:
-        raise ConfigError("X is an array, which has no targets in it; give them as y=")
+        raise ConfigError(
+            "X is an array, which has no targets in it", f"give them as {mention('y=')}"
+        )
     X = numeric(X.tocsr() if is_sparse(X) else X)
     if len(X.shape) < 2:
         raise no_rows(X)
@@ -207,8 +213,8 @@ def open_memory(X: Any, request: ReadRequest) -> ArrayReader:
     for array, name in zip(given, names, strict=False):
         if any(size != size for size in array.shape):  # NaN: rows that Dask has not counted
             raise DataError(
-                f"{name} is a Dask array whose number of rows is not known; count them, "
-                f"{name}.compute_chunk_sizes()"
+                f"{name} is a Dask array whose number of rows is not known",
+                f"count them, {name}.compute_chunk_sizes()",
             )
     arrays = [_as_meant(a, names[i], keep=request.keeps(i)) for i, a in enumerate(given)]
     identity: dict[str, Any] = {
@@ -287,8 +293,8 @@ class BlockReader(Reader):
         self._begins = self._up_to_first_rows(request)
         if not self._begins:
             raise DataError(
-                "the iterator gave no rows; give a new one where it was read before, as a "
-                "generator gives its blocks once"
+                "the iterator gave no rows",
+                "give a new one where it was read before, as a generator gives its blocks once",
             )
         # An iterator can be identified only by its first rows.
         self.identity = {"kind": "iterator", "begins": ends_digest(*self._begins[0])}
@@ -319,8 +325,8 @@ class BlockReader(Reader):
         X, y, *w = (_block_array(a, k, index) for k, a in enumerate(pair))
         if X.ndim < 2 or y.ndim < 1 or len(X) != len(y):
             raise DataError(
-                f"block {index} of the iterator has X {X.shape} and y {y.shape}; give X as (n, d) "
-                "and a target for each row"
+                f"block {index} of the iterator has X {X.shape} and y {y.shape}",
+                "give X as (n, d) and a target for each row",
             )
         return X, y, *w
 
@@ -344,6 +350,7 @@ def _block_array(given: Any, role: int, index: int) -> NDArray[Any]:
         if X is None:
             raise DataError(
                 f"block {index} of the iterator is a data frame with columns that are not numbers, "
-                "or lack some; give the table as a whole, or as files"
+                "or lack some",
+                "give the table as a whole, or as files",
             )
     return np.asarray(numeric(X))

@@ -7,6 +7,7 @@ from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 from streamkern.basics.errors import DataError, MemoryBudgetError
+from streamkern.basics.message import mention
 from streamkern.basics.optional import import_optional
 from streamkern.basics.text import redact, size_text
 from streamkern.basics.warning import warn
@@ -26,8 +27,8 @@ def _check_footer(where: str, metadata: Any) -> None:
     rows = sum(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
     if rows != metadata.num_rows:
         raise DataError(
-            f"{where} is damaged: its groups have {rows} rows, the file {metadata.num_rows}; "
-            "write it again"
+            f"{where} is damaged: its groups have {rows} rows, the file {metadata.num_rows}",
+            "write it again",
         )
 
 
@@ -59,8 +60,8 @@ class ParquetReader(ArrowReader):
         with readable(self._where, "Parquet"), self._opened() as file:
             if self._places.identity(self._url) != self._as_it_was:
                 raise DataError(
-                    f"{self._where} was replaced while it was read; run the same command again "
-                    "once it stays as it is"
+                    f"{self._where} was replaced while it was read",
+                    "run the same command again once it stays as it is",
                 )
             row_bytes = self._row_bytes(file)
             check_row_bytes(row_bytes, 1, self._where, block_bytes)
@@ -117,8 +118,8 @@ class ArrowFileReader(ArrowReader):
                 if batch.nbytes > 8 * block_bytes:
                     raise MemoryBudgetError(
                         f"a record batch of {self._where} takes {size_text(batch.nbytes)}, and the "
-                        f"memory given allows {size_text(8 * block_bytes)}; raise memory=, or "
-                        "write it in smaller batches"
+                        f"memory given allows {size_text(8 * block_bytes)}",
+                        f"raise {mention('memory=')}, or write it in smaller batches",
                     )
                 rows = max(1, block_bytes * len(batch) // max(1, batch.nbytes))
                 for start in range(0, len(batch), rows):
@@ -175,12 +176,13 @@ class JsonLinesReader(ArrowReader):
                 except arrow.ArrowException as error:
                     raise DataError(
                         f"{where} is no file of JSON lines with columns of one type each: {error} "
-                        f"(rows from line {number} on); correct it"
+                        f"(rows from line {number} on)",
+                        "correct it",
                     ) from error
                 if len(table) != content.count(b"\n"):
                     raise DataError(
-                        f"the lines of {where} from {number} on are not one JSON object each; "
-                        "write one a line"
+                        f"the lines of {where} from {number} on are not one JSON object each",
+                        "write one a line",
                     )
                 yield table
 
@@ -200,8 +202,8 @@ def _unified(known: Any, schema: Any, where: str) -> Any:
         return arrow.unify_schemas([known, schema], promote_options="permissive")
     except arrow.ArrowException as error:
         raise DataError(
-            f"{where} has columns that are of one type first and of another later ({error}); "
-            "correct them"
+            f"{where} has columns that are of one type first and of another later ({error})",
+            "correct them",
         ) from error
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError, NotNumbersError, StreamkernError
+from streamkern.basics.message import mention
 from streamkern.basics.optional import import_optional
 from streamkern.basics.text import some
 from streamkern.basics.warning import warn
@@ -23,7 +24,7 @@ from streamkern.ingest.reader import Reader
 from streamkern.ingest.tables.cells import (
     MISSING,
     RowsInFile,
-    is_lists,
+    is_list_type,
     is_text_type,
     plain_cells,
     present,
@@ -49,7 +50,7 @@ def _natural_dtype(types: Sequence[Any]) -> np.dtype[Any] | None:
     """Return the common dtype of columns of these types; None if they are not all numbers."""
     dtypes = []
     for kind in types:
-        number = kind.value_type if is_lists(kind) else kind
+        number = kind.value_type if is_list_type(kind) else kind
         try:
             dtypes.append(np.dtype(number.to_pandas_dtype()))
         except (NotImplementedError, TypeError):
@@ -78,7 +79,7 @@ def _warn_of_others(name: str, others: list[str], where: str) -> None:
     if others:
         warn(
             f"the lists in column {name!r} of {where} are all of the features, and its columns "
-            f"{some(others)} are not used; x={name!r} says so without this warning"
+            f"{some(others)} are not used; {mention('x', name)} says so without this warning"
         )
 
 
@@ -93,7 +94,7 @@ class ArrowReader(Reader):
         self._n_rows, self.identity, self._where = n_rows, identity, where
         unasked = request.x is None and request.targets
         name = "X" if request.x is None else request.x
-        lists = name in schema.names and is_lists(schema.field(name).type)
+        lists = name in schema.names and is_list_type(schema.field(name).type)
         self._lists = lists and request.cells is None
         if self._lists:
             request = request._replace(x=name, columns=None)
@@ -140,8 +141,8 @@ class ArrowReader(Reader):
             if not self._drop_missing:
                 row = start + int(np.argmax(missing))
                 raise DataError(
-                    f"the target of {self._where}, row {row} is missing; "
-                    "drop_missing_targets=True leaves such rows out"
+                    f"the target of {self._where}, row {row} is missing",
+                    f"{mention('drop_missing_targets', True)} leaves such rows out",
                 )
             rows = start + np.flatnonzero(~missing)
             batch = batch.filter(import_optional("pyarrow").array(~missing))
@@ -231,7 +232,8 @@ class ArrowReader(Reader):
                 remedy = "leave it out" if field.name in self._features else "write it as text"
                 raise DataError(
                     f"{self._where}, column {field.name!r} is {field.type} and holds bytes after "
-                    f"row {start} that are no text in UTF-8; {remedy}"
+                    f"row {start} that are no text in UTF-8",
+                    f"{remedy}",
                 ) from error
             if field.name not in self._said:
                 self._said.add(field.name)
@@ -262,15 +264,15 @@ class ArrowReader(Reader):
             k = int(np.argmax(other))
             raise DataError(
                 f"{self._where}, row {row_number(rows, k)}: the list in {name!r} has {sizes[k]} "
-                f"numbers, that of row {row_number(rows, 0)} has {sizes[0]}; give lists of one "
-                "length"
+                f"numbers, that of row {row_number(rows, 0)} has {sizes[0]}",
+                "give lists of one length",
             )
         flat = lists.flatten()
         if flat.null_count:
             k = flat.is_null().index(True).as_py() // int(sizes[0])
             raise DataError(
-                f"{self._where}, row {row_number(rows, k)}: the list in {name!r} holds a null; "
-                "fill in or drop such rows"
+                f"{self._where}, row {row_number(rows, k)}: the list in {name!r} holds a null",
+                "fill in or drop such rows",
             )
         width = int(sizes[0]) if len(sizes) else 1
         return self._numbers(flat, name).reshape(len(lists), width)
@@ -283,8 +285,8 @@ class ArrowReader(Reader):
         tests = (types.is_integer, types.is_floating, types.is_boolean)
         if not any(test(column.type) for test in tests):
             raise NotNumbersError(
-                f"{self._where}, column {name!r} is {kind}; features and weights are "
-                "numbers here: encode or leave out the column"
+                f"{self._where}, column {name!r} is {kind}",
+                "features and weights are numbers here: encode or leave out the column",
             )
         return np.asarray(column.to_numpy(zero_copy_only=False))
 
@@ -300,7 +302,8 @@ class ArrowReader(Reader):
         except (UnicodeDecodeError, arrow.ArrowException) as error:
             raise DataError(
                 f"{self._where}, column {name!r} holds targets after row {start} that cannot be "
-                f"read ({error}); write them again"
+                f"read ({error})",
+                "write them again",
             ) from error
 
 
@@ -316,7 +319,7 @@ def readable(where: str, kind: str) -> Iterator[None]:
         import_optional("pyarrow").ArrowException,
     ) as error:  # ValueError: names not UTF-8
         raise DataError(
-            f"{where} is not a readable {kind} file: {error}; get it again from where it came"
+            f"{where} is not a readable {kind} file: {error}", "get it again from where it came"
         ) from error
 
 
@@ -360,8 +363,8 @@ def _beside(given: Any, n_rows: int, name: str) -> NDArray[Any]:
     if values.ndim < 1 or len(values) != n_rows:
         what = {"y": "target", "w": "weight"}[name]
         raise DataError(
-            f"X has {n_rows} rows, and the {what}s beside it have the shape {values.shape}; give "
-            f"one {what} for each row"
+            f"X has {n_rows} rows, and the {what}s beside it have the shape {values.shape}",
+            f"give one {what} for each row",
         )
     return values
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 from streamkern.basics.errors import DataError
+from streamkern.basics.message import mention
 from streamkern.basics.text import some
 from streamkern.ingest.tables.missing import Marks
 
@@ -122,7 +123,7 @@ def split_columns(
         columns than expected.
     """
     if (repeated := _twice(names)) is not None:
-        raise DataError(f"{where} has two columns named {repeated!r}; rename one")
+        raise DataError(f"{where} has two columns named {repeated!r}", "rename one")
     for what, given in (("y", request.y), ("sample_weight", request.w)):
         _refuse_values(given, len(names), what, where)
     others = [
@@ -142,26 +143,27 @@ def split_columns(
     else:
         features = [_name_of(names, k, where, named) for k in as_list(request.x)]
     if (repeated := _twice([*taken, *features])) is not None:
-        raise DataError(f"column {repeated!r} of {where} is asked for twice; give it one role")
+        raise DataError(f"column {repeated!r} of {where} is asked for twice", "give it one role")
     both = [name for name in taken if name in request.dropped]
     if both:
         raise DataError(
-            f"column {both[0]!r} of {where} is a target or weight, and cannot be dropped; leave "
-            "it out of drop="
+            f"column {both[0]!r} of {where} is a target or weight, and cannot be dropped",
+            f"leave it out of {mention('drop=')}",
         )
     unknown = [name for name in request.dropped if name not in names]
     if unknown and request.columns is None:
         raise DataError(
-            f"{where} has no column {some(unknown)} to leave out; it has {some(names)}: name those "
-            "you mean with drop="
+            f"{where} has no column {some(unknown)} to leave out",
+            f"it has {some(names)}: name those you mean with {mention('drop=')}",
         )
     features = [name for name in features if name not in request.dropped]
     if request.columns is not None and named:
         features = in_order(features, request.columns, where)
     if not features:
         raise DataError(
-            f"{where} has no column left as a feature beside {', '.join(taken)}; give at least one "
-            "that is not named by y=, sample_weight= or drop="
+            f"{where} has no column left as a feature beside {', '.join(taken)}",
+            f"give at least one that is not named by {mention('y=')}, {mention('sample_weight=')} "
+            f"or {mention('drop=')}",
         )
     targets, weights = others if request.targets else ([], [])
     return Split(tuple(features), tuple(targets), tuple(weights))
@@ -174,9 +176,9 @@ def _refuse_values(given: Any, n_columns: int, what: str, where: str) -> None:
     if not columns:
         kind = "targets" if what == "y" else "weights"
         raise DataError(
-            f"{what} holds values, and {where} is a table with {kind} among its columns; give the "
-            f"name of the column as {what}, or read the table into a data frame and give this with "
-            "the values"
+            f"{what} holds values, and {where} is a table with {kind} among its columns",
+            f"give the name of the column as {what}, or read the table into a data frame and give "
+            "this with the values",
         )
 
 
@@ -194,10 +196,10 @@ def in_order(
         lacks = f"lacks {some(missing)}" if missing else ""
         has = f"has {some(extra)} besides" if extra else ""
         add = "add what is missing" if missing else ""
-        choose = f"choose these with {role}=" if extra else ""
+        choose = f"choose these with {mention(f'{role}=')}" if extra else ""
         raise DataError(
-            f"{where} {_and(lacks, has)}: its columns must be {some(expected)}, in any order; "
-            f"{_and(add, choose)}"
+            f"{where} {_and(lacks, has)}: its columns must be {some(expected)}, in any order",
+            f"{_and(add, choose)}",
         )
     return list(expected)
 
@@ -216,12 +218,13 @@ def _name_of(names: Sequence[str], column: Any, where: str, named: bool = True) 
     if not isinstance(position, int) or not -len(names) <= position < len(names):
         if not named and position is None:
             raise DataError(
-                f"{where} has no header line, and so no column {column!r}; add one, give the names "
-                f"of its {len(names)} columns with names=, or say x= and y= by position, from 0 on"
+                f"{where} has no header line, and so no column {column!r}",
+                f"add one, give the names of its {len(names)} columns with {mention('names=')}, or "
+                f"say {mention('x=')} and {mention('y=')} by position, from 0 on",
             )
         raise DataError(
-            f"{where} has no column {column!r}; it has {some(names)}: name those you mean with "
-            "x= and y="
+            f"{where} has no column {column!r}",
+            f"it has {some(names)}: name those you mean with {mention('x=')} and {mention('y=')}",
         )
     return names[position]
 

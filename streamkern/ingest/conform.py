@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError, NonFiniteError
+from streamkern.basics.message import mention
 from streamkern.basics.warning import warn
 from streamkern.ingest.tables.cells import RowsInFile, row_number
 from streamkern.ingest.tables.key_columns import array_is_rounded, warn_of_rounded
@@ -25,10 +26,14 @@ from streamkern.store.sample_weights import as_weights
 class RawBlock(NamedTuple):
     """Consecutive rows of one input, as read.
 
-    X (k, ...); y (k,) or (k, c), (k, 0) if no targets are read; `where` names the file, `start`
-    the block's first row in it, `columns` the feature columns, if the format names them; w (k,) the
-    sample weights, as numbers or text, if there are any. `rows` (k,) are the numbers of the rows if
-    some were left out; `dropped` is the number of rows left out.
+    X : (k, ...) features
+    y : (k,) or (k, c) targets; (k, 0) if none are read
+    where : name of the file
+    start : first row of the block in the file
+    columns : names of the feature columns, if the format has them
+    w : (k,) sample weights, as numbers or text, if there are any
+    rows : (k,) row numbers in the file, if rows were left out
+    dropped : number of rows left out
     """
 
     X: NDArray[Any]
@@ -42,7 +47,7 @@ class RawBlock(NamedTuple):
 
     @property
     def numbers(self) -> RowsInFile:
-        """Numbers of the rows in their file, as `row_number` takes them."""
+        """Row numbers in the file, in the form that `row_number` accepts."""
         return self.start if self.rows is None else self.rows
 
     def part(self, start: int, stop: int | None = None) -> RawBlock:
@@ -80,8 +85,8 @@ class RawBlock(NamedTuple):
             cells = self.w.tolist()
             row = next((k for k, cell in enumerate(cells) if not is_number(str(cell))), 0)
             raise DataError(
-                f"the sample weight of {self.place(row)} is {str(cells[row])[:80]!r}, not a "
-                "number; write one of 0 or above there, 0 for a row that does not count"
+                f"the sample weight of {self.place(row)} is {str(cells[row])[:80]!r}, not a number",
+                "write one of 0 or above there, 0 for a row that does not count",
             ) from error
         return as_weights(w, len(self.X), self.where, self.start)
 
@@ -93,7 +98,7 @@ class RawBlock(NamedTuple):
         return f"{text}, column {column if self.columns is None else repr(self.columns[column])}"
 
 
-BUT = " if it holds such numbers alone, else ingest all rows to a new store"
+NEW_STORE_HINT = " if the store holds only such numbers, else ingest all rows to a new store"
 
 
 class FeatureConverter:
@@ -102,22 +107,22 @@ class FeatureConverter:
     Parameters
     ----------
     first : the first rows
-    dtype : dtype to convert all rows to, whatever theirs is. By default the narrowest stored dtype
-        that holds them; later rows of a dtype that it does not hold are refused.
-    natural : the dtype of all rows if it is known, otherwise that of `first`
-    widens : whether `dtype` may be a wider one, for a message
+    dtype : target dtype of all rows. By default the narrowest storable dtype that can represent the
+        first rows; later rows of a dtype that it cannot represent raise DataError.
+    input_dtype : the dtype of all rows if it is known, otherwise that of `first`
+    can_widen : whether error messages may suggest a wider dtype
     """
 
     def __init__(
-        self, first: RawBlock, dtype: Any = None, natural: Any = None, *, widens: bool = True
+        self, first: RawBlock, dtype: Any = None, input_dtype: Any = None, *, can_widen: bool = True
     ) -> None:
         shape = first.X.shape[1:]
         self._source_shape = shape
         # (n, h, w) images get their one channel.
         self.row_shape: tuple[int, ...] = (*shape, 1) if len(shape) == 2 else shape
-        self._settled, self._widens = dtype is None, widens
+        self._dtype_inferred, self._can_widen = dtype is None, can_widen
         self.dtype: np.dtype[Any] = (
-            _storage_dtype(first.X.dtype if natural is None else natural, first.where)
+            _storage_dtype(first.X.dtype if input_dtype is None else input_dtype, first.where)
             if dtype is None
             else layout.wanted_dtype(dtype)
         )
@@ -131,20 +136,21 @@ class FeatureConverter:
         NonFiniteError
             NaN or infinity, before or after the conversion; names file, row and column.
         DataError
-            Another row shape, a value that is not a number or that `dtype` cannot hold, or rows of
-            a dtype that it cannot hold, if it was not requested.
+            Another row shape, a value that is not a number or that `dtype` cannot hold, or, if the
+            dtype was inferred, rows of a wider dtype.
         """
         X = block.X
         if X.shape[1:] != self._source_shape:
             raise DataError(
                 f"{block.place(0)} has rows of shape {X.shape[1:]}, the rows before have "
-                f"{self._source_shape}; give rows of one shape"
+                f"{self._source_shape}",
+                "give rows of one shape",
             )
         _check_numbers(X.dtype, block.where)
-        if self._settled:
+        if self._dtype_inferred:
             self._refuse_wider(block)
         self._refuse_nonfinite(X, block)
-        if self._settled:
+        if self._dtype_inferred:
             warn_of_rounding(X, block)
         with np.errstate(over="ignore", invalid="ignore"):
             out = np.ascontiguousarray(X, dtype=self.dtype).reshape(len(X), *self.row_shape)
@@ -152,16 +158,17 @@ class FeatureConverter:
             flat = X.reshape(len(X), -1)
             changed = out.reshape(len(X), -1) != flat
             if changed.any():
-                remedy = "choose another dtype="
-                if not self._widens:
-                    remedy = "ingest all rows to a new store, which keeps others"
+                remedy = f"choose another {mention('dtype=')}"
+                if not self._can_widen:
+                    remedy = "ingest all rows to a new store, which can have another dtype"
                 row, column = (int(k) for k in np.argwhere(changed)[0])
                 raise DataError(
                     f"{block.place(row, column)} is {flat[row, column]}, which {self.dtype} "
-                    f"cannot hold exactly; {remedy}"
+                    f"cannot hold exactly",
+                    remedy,
                 )
         if self.dtype.kind == "f" and X.dtype.kind == "f" and X.dtype.itemsize > out.itemsize:
-            wider = "" if self.dtype == np.float64 else 'pass dtype="float64", or '
+            wider = "" if self.dtype == np.float64 else f"pass {mention('dtype', 'float64')}, or "
             self._refuse_nonfinite(
                 out, block, f" as {self.dtype} (the value overflows it)",
                 f"{wider}divide the column by a constant",
@@ -171,11 +178,11 @@ class FeatureConverter:
     def _refuse_wider(self, block: RawBlock) -> None:
         wanted = _storage_dtype(block.X.dtype, block.where)
         if len(block.X) and not np.can_cast(wanted, self.dtype, "safe"):
-            wider = np.promote_types(wanted, self.dtype) if self._widens else self.dtype
+            wider = np.promote_types(wanted, self.dtype) if self._can_widen else self.dtype
             raise DataError(
                 f"{block.place(0)} is {block.X.dtype.name}, and the rows before are stored as "
-                f"{self.dtype.name}, which cannot hold it: "
-                f'pass dtype="{wider.name}"{"" if self._widens else BUT}'
+                f"{self.dtype.name}, which cannot hold it: pass "
+                f"{mention('dtype', wider.name)}{'' if self._can_widen else NEW_STORE_HINT}"
             )
 
     @staticmethod
@@ -187,13 +194,13 @@ class FeatureConverter:
         if nonfinite is not None:
             row, column, value = nonfinite
             raise NonFiniteError(
-                f"{block.place(row, column)} is {value}{as_stored}; streamkern trains on finite "
-                f"numbers: {remedy}"
+                f"{block.place(row, column)} is {value}{as_stored}",
+                f"streamkern trains on finite numbers: {remedy}",
             )
 
 
 def warn_of_rounding(values: NDArray[Any], block: RawBlock) -> None:
-    """Warn of numbers that float64 rounds: usually keys and hashes, and long doubles."""
+    """Warn about values that float64 rounds: long doubles, and large integers such as keys."""
     if values.dtype.kind == "f":
         without_long_doubles(values, block.where)
     if array_is_rounded(values):
@@ -203,9 +210,10 @@ def warn_of_rounding(values: NDArray[Any], block: RawBlock) -> None:
 def _check_numbers(dtype: np.dtype[Any], where: str) -> None:
     if dtype.kind not in "biuf":
         raise DataError(
-            f"X of {where} has dtype {dtype}, and features are numbers; convert it, as by "
+            f"X of {where} has dtype {dtype}, and features are numbers",
+            "convert it, as by "
             "X.astype(float) where all is written as numbers, or give a table, whose columns are "
-            'encoded: pandas.DataFrame(X).add_prefix("x")'
+            'encoded: pandas.DataFrame(X).add_prefix("x")',
         )
 
 
@@ -223,18 +231,18 @@ def _storage_dtype(source: np.dtype[Any], where: str) -> np.dtype[Any]:
     return np.dtype(np.float32 if source.itemsize <= 2 else np.float64)
 
 
-_MOST = 1e-3  # largest rounding error, as a fraction of a column's standard deviation
-_WIDTH, _SLAB = 256, 1 << 15  # width of blocks of few columns; numbers at a time
+_MAX_RELATIVE_ROUNDING = 1e-3  # of a column's standard deviation
+_WIDTH, _SLAB = 256, 1 << 15  # minimum columns of a working block; its entries
 
 
-class Rounding:
-    """The largest rounding error of each column, and its spread, over all rows so far.
+class RoundingTracker:
+    """Tracks the largest rounding error and the standard deviation of each column.
 
     Parameters
     ----------
     n_columns : int
     dtype : dtype that the rows are rounded to
-    saved : `saved` of an interrupted pass, to resume from
+    saved : the property `saved` of an interrupted pass, to resume from
     """
 
     def __init__(self, n_columns: int, dtype: np.dtype[Any], saved: Any = None) -> None:
@@ -260,25 +268,25 @@ class Rounding:
             self._first = np.array(X[0], np.float64)
         self._n_rows += len(X)
         # Several rows side by side, because NumPy is slow if an axis is short.
-        abreast = max(1, _WIDTH // X.shape[1])
-        cut = len(X) - len(X) % abreast
-        self._add(X[:cut], rounded[:cut], abreast)
+        rows_per_line = max(1, _WIDTH // X.shape[1])
+        cut = len(X) - len(X) % rows_per_line
+        self._add(X[:cut], rounded[:cut], rows_per_line)
         self._add(X[cut:], rounded[cut:], 1)
 
-    def _add(self, X: NDArray[Any], rounded: NDArray[Any], abreast: int) -> None:
-        width = abreast * X.shape[1]
+    def _add(self, X: NDArray[Any], rounded: NDArray[Any], rows_per_line: int) -> None:
+        width = rows_per_line * X.shape[1]
         X, rounded = X.reshape(-1, width), rounded.reshape(-1, width)
-        first, rows = np.tile(self._first, abreast), max(1, _SLAB // width)
+        first, rows = np.tile(self._first, rows_per_line), max(1, _SLAB // width)
         for start in range(0, len(X), rows):
             part = X[start : start + rows]
             difference = part - rounded[start : start + rows]
             worst = np.abs(difference, out=difference).max(axis=0)
-            np.maximum(self._worst, worst.reshape(abreast, -1).max(axis=0), out=self._worst)
+            np.maximum(self._worst, worst.reshape(rows_per_line, -1).max(axis=0), out=self._worst)
             np.subtract(part, first, out=difference)
             ones = np.ones(len(difference))
-            self._sums += (ones @ difference).reshape(abreast, -1).sum(axis=0)
+            self._sums += (ones @ difference).reshape(rows_per_line, -1).sum(axis=0)
             np.multiply(difference, difference, out=difference)
-            self._squares += (ones @ difference).reshape(abreast, -1).sum(axis=0)
+            self._squares += (ones @ difference).reshape(rows_per_line, -1).sum(axis=0)
 
     def check(self, columns: Sequence[str] | None, files: Sequence[str]) -> None:
         """Raise DataError for a column in which rounding makes rows indistinguishable.
@@ -289,15 +297,15 @@ class Rounding:
         means = self._sums / max(self._n_rows, 1)
         spread = np.sqrt(np.maximum(self._squares / max(self._n_rows, 1) - means**2, 0))
         # A constant column loses nothing, whatever the error.
-        lost = (self._worst > _MOST * spread) & (self._squares > 0)
+        lost = (self._worst > _MAX_RELATIVE_ROUNDING * spread) & (self._squares > 0)
         if lost.any():
             k = int(np.argmax(lost))
             name = str(k) if columns is None else repr(columns[k])
             others = f" and {len(files) - 1} more" if len(files) > 1 else ""
             raise DataError(
                 f"column {name} of {files[0]}{others} is rounded by up to {self._worst[k]:.3g} in "
-                f"{self._dtype.name}, and its values spread by {spread[k]:.3g} only: pass "
-                f'dtype="float64", or subtract a constant from the column'
+                f"{self._dtype.name}, while its values vary only by {spread[k]:.3g}: pass "
+                f"{mention('dtype', 'float64')}, or subtract a constant from the column"
             )
 
 
@@ -310,7 +318,8 @@ def without_long_doubles(values: NDArray[Any], name: str) -> NDArray[Any]:
         if (np.isfinite(values) & ~np.isfinite(rounded)).any():
             raise DataError(
                 f"{name} is of dtype {values.dtype} and holds numbers that are too large for "
-                "float64; divide them by a constant"
+                "float64",
+                "divide them by a constant",
             )
         if ((rounded != values) & (values == values)).any():
             warn(f"{name} holds {values.dtype}, which is rounded to 16 digits")

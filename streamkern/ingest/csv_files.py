@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError, NotNumbersError
+from streamkern.basics.message import mention
 from streamkern.basics.optional import import_optional
 from streamkern.basics.text import redact
 from streamkern.ingest.columns import ReadRequest, as_list, split_columns
@@ -101,8 +102,8 @@ class CsvReader(Reader):
             self.weight_column = next(iter(split.weights), None)
         elif request.cells is not None:
             raise DataError(
-                f"{where} has no header line, and columns that are no numbers go by name; add one, "
-                "or give their names with names="
+                f"{where} has no header line, and columns that are no numbers go by name",
+                f"add one, or give their names with {mention('names=')}",
             )
 
     @property
@@ -305,7 +306,8 @@ class CsvReader(Reader):
                 if len(fields[k]) > MAX_LABEL:
                     raise DataError(
                         f"{location}, column {self._names[k]!r} has "
-                        f"{len(fields[k])} characters, {MAX_LABEL} are allowed; shorten it"
+                        f"{len(fields[k])} characters, {MAX_LABEL} are allowed",
+                        "shorten it",
                     )
         targets, weights = self._stripped(dict(others))
         if self._cells is None:
@@ -330,8 +332,8 @@ class CsvReader(Reader):
                 raise DataError(f"{location} {UNCLOSED}")
             if width is not None and len(fields) != width:
                 raise DataError(
-                    f"{location} has {len(fields)} fields, the first line has {width}; write as "
-                    f"many, with quotes around a field that holds {self._delimiter!r}"
+                    f"{location} has {len(fields)} fields, the first line has {width}",
+                    f"write as many, with quotes around a field that holds {self._delimiter!r}",
                 )
             yield [field.replace(BREAK, "\n") for field in fields] if BREAK in line else fields
 
@@ -359,11 +361,11 @@ class CsvReader(Reader):
 
     def _blame(self, fields: Sequence[str], location: str) -> NoReturn:
         """Raise for the first field that should be a number and is not."""
-        way = 'encode="auto"' if self.has_cells else "a header or names="
+        way = mention("encode", "auto") if self.has_cells else f"a header or {mention('names=')}"
         for k in self._features:
             if is_padded(fields[k]):
                 rule = ", a number with zeros before it, as codes have; write it without them"
-                way += " and categorical= or numeric="
+                way += f" and {mention('categorical=')} or {mention('numeric=')}"
             elif not is_number(self._style.with_point(fields[k])):
                 rule = "; features are numbers here: fill in or drop such rows"
             else:

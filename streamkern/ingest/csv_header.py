@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from itertools import pairwise
 
 from streamkern.basics.errors import DataError
+from streamkern.basics.message import mention
 from streamkern.basics.text import some
 from streamkern.basics.warning import warn
 from streamkern.ingest.tables.cells import MISSING
@@ -92,9 +93,10 @@ def _is_mixed_header(
     if above_numbers and _chance(names, rows[:_LOOKED_AT], style) < _DOUBTFUL:
         return True
     raise DataError(
-        f"the first line of {where} has words and numbers: it may be a header or a row; if the "
-        "file has no header, give the names of its columns with names=; header=True says that it "
-        "is one, or add a header line, with names that are not numbers"
+        f"the first line of {where} has words and numbers: it may be a header or a row",
+        f"if the file has no header, give the names of its columns with {mention('names=')}; "
+        f"{mention('header', True)} says that it is one, or add a header line, with names that are "
+        "not numbers",
     )
 
 
@@ -114,27 +116,30 @@ def _are_names(
     if chance < _SURE and numbered:
         warn(
             f"the first line of {where} ({some(names)}) is read as the names of its columns, as "
-            "programs number them; header=True says that it names them, header=False that it is a "
-            "row"
+            f"programs number them; {mention('header', True)} says that it names them, "
+            f"{mention('header', False)} that it is a row"
         )
         return True
     if chance < _SURE and _rise(names, integers) and _all_written_otherwise(names, rows, style):
         warn(
             f"the first line of {where} ({some(names)}) is read as the names of its columns, as "
-            "its numbers rise and are written otherwise than those below; header=True says that "
-            "it names them, header=False that it is a row"
+            "its numbers rise and are written otherwise than those below; "
+            f"{mention('header', True)} says that it names them, {mention('header', False)} that "
+            "it is a row"
         )
         return True
     usual = numbered and len(names) > 1
     if chance < (_DOUBTFUL if usual else _SURE):
         raise DataError(
             f"the first line of {where} ({some(names)}) may name its columns or be a row: say "
-            "header=True if it names them, and header=False if it is a row"
+            f"{mention('header', True)} if it names them, and {mention('header', False)} if it is "
+            f"a row"
         )
     if usual:
         warn(
             f"the first line of {where} ({some(names)}) is read as a row, like those below it; "
-            "header=True says that it names the columns, header=False that it does not"
+            f"{mention('header', True)} says that it names the columns, "
+            f"{mention('header', False)} that it does not"
         )
     return False
 
@@ -295,8 +300,9 @@ def _is_header_of_words(
     if not above_numbers or 2 * len(again) > len(first):
         raise DataError(
             f"the first line of {where} looks like a row: {some(sorted(set(again)))} stands "
-            "further down in the same column, or what is like it; if the file has no header, give "
-            "the names of its columns with names=; header=True says that it is one"
+            "further down in the same column, or what is like it",
+            f"if the file has no header, give the names of its columns with {mention('names=')}; "
+            f"{mention('header', True)} says that it is one",
         )
     return True
 

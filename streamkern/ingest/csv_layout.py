@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from streamkern.basics.errors import DataError
+from streamkern.basics.message import mention
 from streamkern.basics.text import some
 from streamkern.basics.warning import warn
 from streamkern.ingest.csv_header import UNKNOWN_CELLS, CsvRows, columns_of, is_header
@@ -128,8 +129,9 @@ def _check_skipped(
         if len(row) == len(first) and cells and all(map(is_number, map(style.with_point, cells))):
             raise DataError(
                 f"{where} would be read without its first lines, as the files before it, and they "
-                "hold a row; say with skip_lines= how many lines stand above its header or first "
-                "row, skip_lines=0 for none"
+                f"hold a row",
+                f"say with {mention('skip_lines=')} how many lines stand above its header or first "
+                f"row, {mention('skip_lines', 0)} for none",
             )
 
 
@@ -157,7 +159,8 @@ def _check_same_width(
     if longer and not any(row[-1].strip() for row in rows[1:]):
         raise DataError(
             f"the rows of {where} end with {delimiter!r}, and line {lines[0][0]}, which names the "
-            "columns, does not; write all lines without it at their ends"
+            "columns, does not",
+            "write all lines without it at their ends",
         )
     other = len(rows) > 2 and len(after) == 1 and len(first) not in after and max(after) > 1
     if comment or other:
@@ -165,14 +168,16 @@ def _check_same_width(
         if comment and after <= {len(first)}:
             raise DataError(
                 f"line {number} of {where} ({line.strip()[:40]!r}) looks like a comment: if it is "
-                f"one, say skip_lines={number}; if it names the columns or is a row, write it "
-                f"without {comment[0].strip()!r} before it"
+                f"one, say {mention('skip_lines', number)}",
+                f"if it names the columns or is a row, write it without {comment[0].strip()!r} "
+                "before it",
             )
         also = f", and the next ones {max(after)}" if other else ""
         raise DataError(
-            f"line {number} of {where} ({line.strip()[:40]!r}) has {len(first)} field"
-            f"{'s' * (len(first) > 1)}{also}: if it stands above the header, say with skip_lines= "
-            "how many lines do; else give all lines the same fields"
+            f"line {number} of {where} ({line.strip()[:40]!r}) has {len(first)} "
+            f"field{'s' * (len(first) > 1)}{also}: if it stands above the header, say with "
+            f"{mention('skip_lines=')} how many lines do",
+            "else give all lines the same fields",
         )
 
 
@@ -185,19 +190,22 @@ def _check_separated(lines: NumberedLines, where: str) -> None:
             written = delimiter if delimiter.isprintable() else ascii(delimiter)[1:-1]
             raise DataError(
                 f"the fields of {where} are not separated by commas, semicolons, tabs or | but by "
-                f'{name}, as it seems; say so with delimiter="{written}"'
+                f"{name}, as it seems",
+                f"say so with {mention('delimiter', written)}",
             )
 
 
 def _given_names(first: Sequence[str], names: tuple[str, ...], where: str) -> tuple[str, ...]:
     if len(names) != len(first):
         raise DataError(
-            f"{len(names)} names= were given ({some(names)}), and {where} has {len(first)} "
-            f"columns; give a name for each"
+            f"{len(names)} {mention('names=')} were given ({some(names)}), and {where} has "
+            f"{len(first)} columns",
+            "give a name for each",
         )
     if [field.strip() for field in first] == list(names):
         raise DataError(
-            f"the first line of {where} is a header with the names= given; leave names= out"
+            f"the first line of {where} is a header with the {mention('names=')} given",
+            f"leave {mention('names=')} out",
         )
     return names
 
@@ -225,7 +233,7 @@ def index_in(names: Sequence[str], rows: CsvRows, header: int, where: str) -> li
         return [""]
     raise DataError(
         f"the first column of {where} has no name, and holds {some(cells[''][:2])}: give it one, "
-        f"with skip_lines={header} and names={_listed(names)}"
+        f"with {mention('skip_lines', header)} and {mention(f'names={_listed(names)}')}"
     )
 
 
@@ -280,8 +288,9 @@ def refuse_units(
             last, line = lines[n_lines]
             raise DataError(
                 f"line {last} of {where} ({line.strip()[:40]!r}) has words in columns that hold "
-                f"numbers below it, units as it seems; skip_lines={last} with "
-                f"names={_listed(names)} reads the rows below it"
+                f"numbers below it, units as it seems",
+                f"{mention('skip_lines', last)} with {mention(f'names={_listed(names)}')} reads "
+                "the rows below it",
             )
 
 
@@ -328,13 +337,16 @@ def check_thousands(
     holds = f"column {name!r} of {where} holds numbers like {number!r}"
     if commas:
         other, text = commas[0]
-        swapped = 'thousands="," if it is the other way round, and ' if by_commas else ""
+        swapped = (
+            f"{mention('thousands', ',')} if it is the other way round, and " if by_commas else ""
+        )
         raise DataError(
-            f'{holds}, and {other!r} numbers like {text!r}: say thousands="." if points group '
-            f"digits and commas stand before fractions, {swapped}else write all numbers alike"
+            f"{holds}, and {other!r} numbers like {text!r}: say {mention('thousands', '.')} if "
+            f"points group digits and commas stand before fractions, {swapped}else write all "
+            "numbers alike"
         )
     warn(
         f"{holds}, all with three digits behind the point, and semicolons between the fields: they "
-        'are read as fractions; thousands="." says that points group digits, and decimal="." that '
-        "they do not"
+        f"are read as fractions; {mention('thousands', '.')} says that points group digits, and "
+        f"{mention('decimal', '.')} that they do not"
     )

@@ -17,6 +17,7 @@ from typing import IO, Any
 import numpy as np
 
 from streamkern.basics.errors import DataError, MissingDependencyError
+from streamkern.basics.message import mention
 from streamkern.basics.optional import import_optional
 from streamkern.basics.text import size_text
 from streamkern.ingest.tables.numbers import is_number
@@ -39,7 +40,7 @@ def line_pieces(
     raise.
     """
     limit = "most that is read as one line; " if step else "most that the memory given allows; "
-    remedy = "" if step else "raise memory=, or "
+    remedy = "" if step else f"raise {mention('memory=')}, or "
     rest, number, ended, step = b"", 1, False, step or max(size // 4, 1)
     while not ended:
         cut = 0
@@ -104,15 +105,16 @@ def numbered_lines(text: bytes, number: int, where: str) -> list[tuple[int, str]
     except UnicodeDecodeError as error:
         bad = number + sum(text.count(end, 0, error.start) for end in (b"\n", b"\r"))
         raise DataError(
-            f"line {bad} of {where} holds the byte {text[error.start]:#04x}, which is "
-            f'not UTF-8; say how it is encoded, as with encoding="{_likely(text)}"'
+            f"line {bad} of {where} holds the byte {text[error.start]:#04x}, which is not UTF-8",
+            f"say how it is encoded, as with {mention('encoding', _likely(text))}",
         ) from error
     numbered = []
     for line in lines:
         if "\0" in line:
             raise DataError(
-                f"line {number} of {where} holds a null byte; it is damaged, or no "
-                f'text in UTF-8: say how it is encoded, as with encoding="{_likely(text)}"'
+                f"line {number} of {where} holds a null byte",
+                "it is damaged, or no text in UTF-8: say how it is encoded, as with "
+                f"{mention('encoding', _likely(text))}",
             )
         if line.strip(" "):
             numbered.append((number, line))
@@ -181,8 +183,8 @@ class _Recoded:
                 text = self._decoder.decode(data, final=not data)
             except UnicodeError as error:
                 raise DataError(
-                    f'{self._where} is no text in encoding="{self._encoding}" ({error}); give the '
-                    "encoding that it was written in"
+                    f"{self._where} is no text in {mention('encoding', self._encoding)} ({error})",
+                    "give the encoding that it was written in",
                 ) from error
             if text or not data:
                 return text.encode()
@@ -329,9 +331,10 @@ def first_lines(
             return above, lines
     if above:
         raise DataError(
-            f"{where} has no lines below the {n_above} that skip_lines= leaves out; give fewer"
+            f"{where} has no lines below the {n_above} that {mention('skip_lines=')} leaves out",
+            "give fewer",
         )
-    raise DataError(f"{where} is empty; give a file with rows")
+    raise DataError(f"{where} is empty", "give a file with rows")
 
 
 def arrow_columns(

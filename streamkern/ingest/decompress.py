@@ -49,18 +49,19 @@ def _only_member(file: Any, name: str) -> Any:
         archive = zipfile.ZipFile(file)
     except zipfile.BadZipFile as error:
         raise DataError(
-            f"{redact(name)} ends in .zip and is no archive ({error}); give the whole archive"
+            f"{redact(name)} ends in .zip and is no archive ({error})", "give the whole archive"
         ) from error
     held = [k for k in archive.namelist() if not k.endswith("/") and not k.startswith("__MACOSX/")]
     if len(held) != 1:
         raise DataError(
             f"{redact(name)} holds {len(held)} files ({some(held)}), and one is read from an "
-            "archive; unpack it, and give the files or their folder"
+            "archive",
+            "unpack it, and give the files or their folder",
         )
     try:
         return archive.open(held[0])
     except (RuntimeError, NotImplementedError) as error:  # encrypted, or an unknown compression
-        raise DataError(f"{redact(name)} cannot be unpacked: {error}; unpack it") from error
+        raise DataError(f"{redact(name)} cannot be unpacked: {error}", "unpack it") from error
 
 
 class _Gzip(gzip.GzipFile):

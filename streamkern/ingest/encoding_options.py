@@ -8,6 +8,7 @@ from numbers import Real
 from typing import Any, NamedTuple
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.basics.text import redact
 from streamkern.basics.values import json_digest
 from streamkern.ingest.columns import as_list, recorded_form
@@ -81,7 +82,7 @@ class EncodingOptions:
     ) -> EncodingOptions:
         """Return the options for arguments of `ingest`; raise ConfigError if they contradict."""
         if encode not in ENCODE:
-            raise ConfigError(f'encode="{encode}" is unknown; use "auto" or "none"')
+            raise ConfigError(f"{mention('encode', encode)} is unknown", 'use "auto" or "none"')
         forms = dates if isinstance(dates, Mapping) else dict.fromkeys(_names(dates, "dates"))
         for name, form in forms.items():
             _check_form(name, form)
@@ -97,13 +98,15 @@ class EncodingOptions:
         described = [name for name, value in given.items() if value]
         if encode == "none" and described:
             raise ConfigError(
-                f'{described[0]}= says how to encode, and encode="none" not to; leave one out'
+                f"{described[0]}= says how to encode, and {mention('encode', 'none')} not to",
+                "leave one out",
             )
         if like is not None and (described or declared.dropped or encode == "none"):
             other = (*described, *(["drop"] if declared.dropped else []), "encode")[0]
             raise ConfigError(
-                f"{other}= makes no sense beside like=, which brings what is done to each column; "
-                "leave one of them out"
+                f"{mention(f'{other}=')} makes no sense beside {mention('like=')}, which brings "
+                f"what is done to each column",
+                "leave one of them out",
             )
         missing = (*MISSING, *(text.strip() for text in na_values))
         if like is None:
@@ -120,9 +123,10 @@ class EncodingOptions:
         """
         if (self.certain or self.declared.dropped) and not table:
             raise ConfigError(
-                "categorical=, numeric=, dates=, drop=, na_values= and like= say what is in the "
-                "columns of a CSV, a Parquet file or a data frame, and the input is none; leave "
-                'them out, or give a data frame, pandas.DataFrame(X).add_prefix("x")'
+                f"{mention('categorical=')}, {mention('numeric=')}, {mention('dates=')}, "
+                f"{mention('drop=')}, {mention('na_values=')} and {mention('like=')} say what is "
+                "in the columns of a CSV, a Parquet file or a data frame, and the input is none",
+                'leave them out, or give a data frame, pandas.DataFrame(X).add_prefix("x")',
             )
         names = None if self.like is None or not table else self.like.target_columns
         return list(names) if y is None and names else y
@@ -209,14 +213,14 @@ def _marks(given: Any) -> tuple[str, ...]:
     one = given is None or isinstance(given, str) or not isinstance(given, Iterable)
     marks = ([] if given is None else [given]) if one else list(given)
     if not all(isinstance(mark, str | Real) and not isinstance(mark, bool) for mark in marks):
-        raise ConfigError(f"na_values={given!r} must be text or numbers")
+        raise ConfigError(f"{mention('na_values', given)} must be text or numbers")
     return tuple(dict.fromkeys(str(mark) for mark in marks))
 
 
 def _names(given: Any, what: str) -> tuple[str, ...]:
     names = as_list(given)
     if not all(isinstance(name, str) for name in names):
-        raise ConfigError(f"{what}={given!r} must be names of columns")
+        raise ConfigError(f"{mention(what, given)} must be names of columns")
     return tuple(dict.fromkeys(names))
 
 
@@ -232,5 +236,5 @@ def _check_form(name: Any, form: Any) -> None:
     wrong = next((k for k in ("%Z", "%W", "%U") if k in form), None)
     if wrong:
         raise ConfigError(
-            f"dates={{{name!r}: {form!r}}} has {wrong}, which says no one time; use %z, %d and %m"
+            f"dates={{{name!r}: {form!r}}} has {wrong}, which says no one time", "use %z, %d and %m"
         )

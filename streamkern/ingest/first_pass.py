@@ -22,9 +22,10 @@ from streamkern.basics.errors import (
     StreamkernError,
 )
 from streamkern.basics.machine import ordered_map
+from streamkern.basics.message import mention
 from streamkern.basics.progress import Progress
 from streamkern.filesystem.scratch import Scratch
-from streamkern.ingest.conform import FeatureConverter, RawBlock, Rounding
+from streamkern.ingest.conform import FeatureConverter, RawBlock, RoundingTracker
 from streamkern.ingest.encoding_options import EncodingOptions
 from streamkern.ingest.reader import Reader
 from streamkern.ingest.shuffle import Spool
@@ -42,7 +43,7 @@ class Spooled(NamedTuple):
     spool: Spool
     values: TargetConverter
     files: FilesRead
-    rounding: Rounding | None  # of text that is stored with fewer digits without a request
+    rounding: RoundingTracker | None  # of text that is stored with fewer digits without a request
 
     def notes(self) -> dict[str, Any]:
         """Return everything known besides the rows, as JSON, to resume from."""
@@ -77,10 +78,10 @@ def spool_table(
             return spool(reader, identity=identity), reader
         except (NotNumbersError, NonFiniteError) as error:
             if encoding.like is not None:
-                what = str(error).partition(";")[0]
                 raise type(error)(
-                    f"{what}, and the store that like= names holds plain numbers; correct such "
-                    "cells, or leave like= out"
+                    f"{error.rule}, and the store that {mention('like=')} names holds plain "
+                    f"numbers",
+                    f"correct such cells, or leave {mention('like=')} out",
                 ) from None
             if encoding.encode == "none" or not reader.has_cells:
                 raise
@@ -107,11 +108,11 @@ def spool_rows(
     block_bytes = block_size(memory)
     first = next(reader.blocks(0, block_bytes), None)
     if first is None or len(first.X) == 0:
-        raise DataError("the input has no rows; give at least one")
+        raise DataError("the input has no rows", "give at least one")
     narrow = dtype is None and reader.as_text
     natural = reader.natural_dtype if like is None else like.x_dtype
     text = np.float32 if like is None else like.x_dtype
-    features = FeatureConverter(first, text if narrow else dtype, natural, widens=like is None)
+    features = FeatureConverter(first, text if narrow else dtype, natural, can_widen=like is None)
     known = None
     if like is not None and like.classes is not None:
         known = KnownClasses(like.classes, like.label_dtype)
@@ -138,7 +139,9 @@ def spool_rows(
     values.restore(notes["labels"], counts, notes.get("dtypes", ()))
     rounding = None
     if narrow:
-        rounding = Rounding(math.prod(features.row_shape), features.dtype, notes.get("rounding"))
+        rounding = RoundingTracker(
+            math.prod(features.row_shape), features.dtype, notes.get("rounding")
+        )
     rows = Spooled(
         spool, values, FilesRead(notes["files"], notes.get("dropped", 0), notes), rounding
     )
@@ -150,8 +153,8 @@ def spool_rows(
     if like is None and first.w is not None and not rows.files.counted:
         spool.discard()
         raise DataError(
-            f"all sample weights of {first.where} are 0, so there is nothing to learn; give some "
-            "rows a weight above 0, or leave sample_weight= out"
+            f"all sample weights of {first.where} are 0, so there is nothing to learn",
+            f"give some rows a weight above 0, or leave {mention('sample_weight=')} out",
         )
     return rows
 
@@ -171,7 +174,8 @@ def _check_shape(first: RawBlock, features: FeatureConverter, wanted: tuple[int,
     if features.row_shape != wanted:
         raise DataError(
             f"{first.where} has rows of shape {features.row_shape}, and those of the store that "
-            f"like= names have {wanted}; give rows with the same features"
+            f"{mention('like=')} names have {wanted}",
+            "give rows with the same features",
         )
 
 
@@ -182,26 +186,33 @@ def check_fits(
     if features.row_shape != like.row_shape:
         raise DataError(
             f"{first.where} has rows of shape {features.row_shape}, and those of the store have "
-            f"{like.row_shape}; append rows with the same features"
+            f"{like.row_shape}",
+            "append rows with the same features",
         )
     weighted = like.weight_totals is not None
     if (first.w is not None) != weighted:
-        remedy = "name theirs with sample_weight=" if weighted else "leave sample_weight= out"
+        remedy = (
+            f"name theirs with {mention('sample_weight=')}"
+            if weighted
+            else f"leave {mention('sample_weight=')} out"
+        )
         raise DataError(
             f"the rows of the store have {'' if weighted else 'no '}sample weights, and those of "
-            f"{first.where} have {'none' if weighted else 'some'}; {remedy}"
+            f"{first.where} have {'none' if weighted else 'some'}",
+            f"{remedy}",
         )
     if like.classes is not None or like.y_dtype is None:
         return
     if values.shape != (like.n_outputs,):
         raise DataError(
-            f"{first.where} has {values.shape[0]} targets, and the store has {like.n_outputs}; "
-            "append rows with the same targets"
+            f"{first.where} has {values.shape[0]} targets, and the store has {like.n_outputs}",
+            "append rows with the same targets",
         )
     if not np.can_cast(values.dtype, like.y_dtype, "safe"):
         raise DataError(
             f"the targets of {first.where} are {values.dtype.name}, and the store holds "
-            f"{like.y_dtype.name}, which would round them; convert them first"
+            f"{like.y_dtype.name}, which would round them",
+            "convert them first",
         )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.basics.values import checked_int
 from streamkern.ingest.decompress import COMPRESSIONS
 from streamkern.ingest.tables.numbers import THOUSANDS, NumberStyle
@@ -83,34 +84,41 @@ class FileForm(NamedTuple):
         """Return the form for these arguments; raise ConfigError if one makes no sense."""
         format = "svmlight" if format == "libsvm" else format
         if format is not None and format not in FORMATS:
-            raise ConfigError(f'format="{format}" is unknown; use one of {", ".join(FORMATS)}')
+            raise ConfigError(
+                f"{mention('format', format)} is unknown", f"use one of {', '.join(FORMATS)}"
+            )
         given = (names,) if isinstance(names, str) else None if names is None else tuple(names)
         if given is not None:
             given = tuple(str(name).strip() for name in given)
             if not given or "" in given or len(set(given)) < len(given):
-                raise ConfigError(f"names={names!r} must be names of columns, no two alike")
+                raise ConfigError(
+                    f"{mention('names', names)} must be names of columns, no two alike"
+                )
             if header:
                 raise ConfigError(
-                    "names= are those of a file without a header, and header=True says that it "
-                    "has one; leave one of them out"
+                    f"{mention('names=')} are those of a file without a header, and "
+                    f"{mention('header', True)} says that it has one",
+                    "leave one of them out",
                 )
         if header not in (None, True, False):
-            raise ConfigError(f"header={header!r} must be True, False or None")
+            raise ConfigError(f"{mention('header', header)} must be True, False or None")
         if decimal not in (None, ".", ","):
-            raise ConfigError(f'decimal="{decimal}" is unknown; use "." or ","')
+            raise ConfigError(f"{mention('decimal', decimal)} is unknown", 'use "." or ","')
         if thousands is not None and thousands not in ("", *THOUSANDS):
             raise ConfigError(
-                f"thousands={thousands!r} is unknown; use one of {', '.join(map(repr, THOUSANDS))}"
+                f"{mention('thousands', thousands)} is unknown",
+                f"use one of {', '.join(map(repr, THOUSANDS))}",
             )
         if thousands and thousands == decimal:
             raise ConfigError(
-                f'thousands="{thousands}" is also what decimal= says; give another one, or leave '
-                "one out"
+                f"{mention('thousands', thousands)} is also what {mention('decimal=')} says",
+                "give another one, or leave one out",
             )
         delimiter = _DELIMITERS.get(delimiter or "", delimiter)
         if delimiter is not None and not re.fullmatch(r"[^\w\"\r\n.+-]", str(delimiter)):
             raise ConfigError(
-                f"delimiter={delimiter!r} must be one character that is in no number, such as ;"
+                f"{mention('delimiter', delimiter)} must be one character that is in no number, "
+                f"such as ;"
             )
         if encoding is not None:
             encoding = _codec(encoding)
@@ -179,7 +187,8 @@ def _codec(encoding: str) -> str:
         return codecs.lookup(encoding).name
     except (LookupError, TypeError, UnicodeError):
         raise ConfigError(
-            f'encoding="{encoding}" is unknown; use one of Python\'s, such as latin-1 or utf-16'
+            f"{mention('encoding', encoding)} is unknown",
+            "use one of Python's, such as latin-1 or utf-16",
         ) from None
 
 
@@ -256,12 +265,12 @@ def content_of(head: bytes, path: str, kind: str | None = None) -> tuple[str | N
             return None, f"{words}; {remedy.replace('{path!r}', repr(path))}"
     readable = _format_of(head, text)
     if readable is not None:
-        return readable, f'{_NAMES[readable]}; give format="{readable}", or rename it'
+        return readable, f"{_NAMES[readable]}; give {mention('format', readable)}, or rename it"
     if ending := compression_of(head):
         words = f"compressed by {COMPRESSIONS[ending]}, and its name does not say so"
         return None, f"{words}; rename it to {path.rpartition('/')[2]}{ending}"
     if text and head.strip() and kind in _OF_BYTES:
-        return None, 'text; give format="csv" if it is a CSV, or rename it'
+        return None, f"text; give {mention('format', 'csv')} if it is a CSV, or rename it"
     return None
 
 

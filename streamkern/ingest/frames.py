@@ -101,13 +101,13 @@ def _of_fields(array: NDArray[Any]) -> Any:
     complex_ = [k for k in names if array.dtype[k].kind == "c"]
     if complex_:
         raise DataError(
-            f"a structured array has complex numbers in {some(complex_)}; give their real and "
-            "imaginary parts as fields of their own"
+            f"a structured array has complex numbers in {some(complex_)}",
+            "give their real and imaginary parts as fields of their own",
         )
     if array.ndim != 1 or deep:
         what = f"several values in {some(deep)}" if deep else f"the shape {array.shape}"
         raise DataError(
-            f"a structured array has {what}; give one of one dimension with a value in each field"
+            f"a structured array has {what}", "give one of one dimension with a value in each field"
         )
     arrow = import_optional("pyarrow", "reading structured arrays")
     return arrow.table({name: arrow.array(_of_field(array[name])) for name in names})
@@ -134,8 +134,8 @@ def check_different(columns: Sequence[str], name: str) -> None:
     twice = sorted({column for column in columns if columns.count(column) > 1})
     if twice:
         raise DataError(
-            f"{name} has more than one column called {some(twice)}; give every column a name of "
-            "its own"
+            f"{name} has more than one column called {some(twice)}",
+            "give every column a name of its own",
         )
 
 
@@ -216,8 +216,8 @@ def _no_cells(frame: Any, name: str, error: Exception) -> DataError:
     drop, category = remedies(frame, wrong[0] if wrong else "...")
     words = f"if its values are words make them a category, {category}, else " if category else ""
     return DataError(
-        f"{name} has a column{which} that is neither numbers, words nor dates ({reason}); {words}"
-        f"leave it out, {drop}"
+        f"{name} has a column{which} that is neither numbers, words nor dates ({reason})",
+        f"{words}leave it out, {drop}",
     )
 
 
@@ -237,13 +237,14 @@ def _plain_pandas(frame: Any, name: str) -> Any:
         kind, values = type(dtype).__name__, frame.iloc[:, k]
         if kind == "SparseDtype":
             raise DataError(
-                f"{name} has sparse columns, such as {column!r}; give {name}.sparse.to_coo() where "
-                f"all are sparse, else {name}.astype({{{column!r}: {dtype.subtype.name!r}}})"
+                f"{name} has sparse columns, such as {column!r}",
+                f"give {name}.sparse.to_coo() where all are sparse, else "
+                f"{name}.astype({{{column!r}: {dtype.subtype.name!r}}})",
             )
         if getattr(dtype, "kind", "") == "c":
             raise DataError(
-                f"{name} has complex numbers in column {str(column)!r}; give their real and "
-                "imaginary parts as two columns"
+                f"{name} has complex numbers in column {str(column)!r}",
+                "give their real and imaginary parts as two columns",
             )
         if kind == "CategoricalDtype":
             inner = dtype.categories.dtype

@@ -14,6 +14,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError, MemoryBudgetError, NonFiniteError
+from streamkern.basics.message import mention
 from streamkern.basics.optional import import_optional
 from streamkern.basics.text import size_text, some
 from streamkern.basics.warning import warn
@@ -39,7 +40,7 @@ class SparseRows:
         stored = np.dtype(self._data.dtype)
         if stored.kind not in "biuf":
             raise DataError(
-                f"{name} has data of dtype {stored}, and sparse rows hold numbers; write numbers"
+                f"{name} has data of dtype {stored}, and sparse rows hold numbers", "write numbers"
             )
         # SciPy cannot add half floats; booleans are 0 and 1.
         narrow: dict[np.dtype[Any], np.dtype[Any]] = {
@@ -73,14 +74,14 @@ class SparseRows:
         matrix.sort_indices()
         if not matrix.has_canonical_format:
             raise DataError(
-                f"{self._name} has a column twice in one of the rows {start} to {stop - 1}; add "
-                "them up with sum_duplicates() of SciPy"
+                f"{self._name} has a column twice in one of the rows {start} to {stop - 1}",
+                "add them up with sum_duplicates() of SciPy",
             )
         dense: NDArray[Any] = matrix.toarray()
         return dense
 
     def _damaged(self, why: str) -> DataError:
-        return DataError(f"{self._name} is no CSR matrix: {why}; write it again")
+        return DataError(f"{self._name} is no CSR matrix: {why}", "write it again")
 
 
 class _Mapped:
@@ -106,8 +107,8 @@ def _labels(codes: Any, categories: NDArray[Any], name: str, keep: bool) -> _Map
         categories = categories.astype(object)
     if len(codes.shape) != 1 or np.dtype(codes.dtype).kind not in "iu":
         raise DataError(
-            f"the codes of {name} have shape {tuple(codes.shape)} and dtype {codes.dtype}; write "
-            "one whole number for each row"
+            f"the codes of {name} have shape {tuple(codes.shape)} and dtype {codes.dtype}",
+            "write one whole number for each row",
         )
 
     def rows(read: NDArray[Any], start: int) -> NDArray[Any]:
@@ -149,8 +150,8 @@ def decoded_array(
         return array_of_group(member, get, name, memory, keep=keep)
     if "categories" in getattr(member, "attrs", ()):
         raise DataError(
-            f"{name} holds codes of categories as AnnData wrote them before version 0.8; read the "
-            "file with anndata and write it again"
+            f"{name} holds codes of categories as AnnData wrote them before version 0.8",
+            "read the file with anndata and write it again",
         )
     packing = packing_of(member, name, **options)
     if packing is None:
@@ -181,11 +182,12 @@ def array_of_group(
         if packing_of(array, f"{part} of {name}") is not None:
             raise DataError(
                 f"{part} of {name} is packed by its attributes, which is not known of sparse "
-                "matrices; write it unpacked"
+                "matrices",
+                "write it unpacked",
             )
         if len(array.shape) != 1:
             raise DataError(
-                f"{part} of {name} has shape {tuple(array.shape)}; write it with one dimension"
+                f"{part} of {name} has shape {tuple(array.shape)}", "write it with one dimension"
             )
     form = kind or str(_plain(attributes.get("h5sparse_format")) or "")
     shape = _shape(attributes, get("shape") if "shape" in group else None, parts, name)
@@ -210,8 +212,8 @@ def converted(make: Callable[[], Any], size: int, name: str, memory: int) -> Spa
     if 4 * size > memory:
         raise MemoryBudgetError(
             f"{name} is not stored by rows, and converting its {size_text(size)} takes "
-            f"{size_text(4 * size)}, of which {size_text(memory)} are allowed; raise memory=, or "
-            "write it as CSR (tocsr() of SciPy)",
+            f"{size_text(4 * size)}, of which {size_text(memory)} are allowed",
+            f"raise {mention('memory=')}, or write it as CSR (tocsr() of SciPy)",
             needed=4 * size,
         )
     try:
@@ -220,7 +222,7 @@ def converted(make: Callable[[], Any], size: int, name: str, memory: int) -> Spa
             made.check_format(full_check=True)
         rows = made.tocsr()
     except (ValueError, TypeError, IndexError, KeyError, OverflowError) as error:
-        raise DataError(f"{name} is no sparse matrix: {error}; write it again") from error
+        raise DataError(f"{name} is no sparse matrix: {error}", "write it again") from error
     rows.sum_duplicates()
     return SparseRows((rows.data, rows.indices, rows.indptr), rows.shape, name)
 
@@ -232,8 +234,8 @@ def _is_by_rows(form: str, shape: tuple[int, int], n_pointers: int, name: str) -
     if shape[0] == shape[1]:
         raise DataError(
             f"{name} is a sparse matrix with as many rows as columns, and does not say which of "
-            "them indptr counts; give the group the attribute encoding-type, csr_matrix or "
-            "csc_matrix"
+            "them indptr counts",
+            "give the group the attribute encoding-type, csr_matrix or csc_matrix",
         )
     return n_pointers == shape[0]
 
@@ -248,7 +250,7 @@ def _shape(
         sizes = [int(k) for k in np.ravel(np.asarray(given)).tolist()]
         if len(sizes) != 2 or min(sizes) < 0:
             raise DataError(
-                f"{name} has the shape {sizes}; give the group the numbers of rows and columns"
+                f"{name} has the shape {sizes}", "give the group the numbers of rows and columns"
             )
         return sizes[0], sizes[1]
     indices, step, width = parts[1], 1 << 20, 0
@@ -259,8 +261,9 @@ def _shape(
 
 def _missing(name: str, row: int, why: str) -> NonFiniteError:
     return NonFiniteError(
-        f"{name}, row {row} is missing ({why}); fill it in, or leave rows without a target out "
-        "with drop_missing_targets=True"
+        f"{name}, row {row} is missing ({why})",
+        "fill it in, or leave rows without a target out with "
+        f"{mention('drop_missing_targets', True)}",
     )
 
 
@@ -275,8 +278,8 @@ def as_named(array: Any, dataset: Any, where: str, *, labels: bool) -> Any:
         return array
     if not labels:
         raise DataError(
-            f"{where} holds the numbers of names ({some(list(names))}), which are no measurements; "
-            "write it as numbers if they are meant"
+            f"{where} holds the numbers of names ({some(list(names))}), which are no measurements",
+            "write it as numbers if they are meant",
         )
     by_number = {int(number): name for name, number in names.items()}
 
@@ -284,7 +287,7 @@ def as_named(array: Any, dataset: Any, where: str, *, labels: bool) -> Any:
         unknown = [k for k in np.unique(numbers).tolist() if k not in by_number]
         if unknown:
             raise DataError(
-                f"{where} holds {unknown[0]}, which is the number of no name; correct it"
+                f"{where} holds {unknown[0]}, which is the number of no name", "correct it"
             )
         return np.array([by_number[k] for k in numbers.ravel().tolist()], object).reshape(
             numbers.shape

@@ -24,6 +24,7 @@ from streamkern.basics.errors import (
     StoreNotFoundError,
     StreamkernError,
 )
+from streamkern.basics.message import mention
 from streamkern.basics.optional import import_optional
 from streamkern.basics.text import redact, size_text
 from streamkern.ingest.array_reader import ArrayReader, named_arrays
@@ -58,8 +59,8 @@ def open_hdf5(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader
         raise
     except Exception as error:  # whatever the library raises for damage
         raise DataError(
-            f"{where} is not a readable HDF5 file: {error}; get it again from where it came, or "
-            "write it again"
+            f"{where} is not a readable HDF5 file: {error}",
+            "get it again from where it came, or write it again",
         ) from error
     aligned = (arrays[0].chunks or (1,))[0]
     return ArrayReader(
@@ -99,8 +100,9 @@ class Hdf5File:
     def _matlab(self, name: str) -> DataError:
         return DataError(
             f"{name} of {self._where} was written by MATLAB, which turns the axes, and may hold "
-            "codes of text; write the rows again in Python, as with np.savez('data.npz', "
-            "X=file['X'][:].T, y=file['y'][:].ravel()), or read the file by scipy.io or mat73"
+            "codes of text",
+            "write the rows again in Python, as with np.savez('data.npz', "
+            "X=file['X'][:].T, y=file['y'][:].ravel()), or read the file by scipy.io or mat73",
         )
 
     def table(self, request: ReadRequest) -> tuple[list[Any], Split] | None:
@@ -122,7 +124,8 @@ class Hdf5File:
         for column in (*split.features, *split.targets, *split.weights):
             if table.dtype[column].shape:
                 raise DataError(
-                    f"column {column!r} of {where} holds arrays; save them as datasets of their own"
+                    f"column {column!r} of {where} holds arrays",
+                    "save them as datasets of their own",
                 )
         parts = [_Fields(table, split.features)]
         if request.targets:
@@ -152,8 +155,8 @@ class Hdf5File:
         """Raise DataError if a part of the dataset is in other files, or missing."""
         if dataset.shape is None:
             raise DataError(
-                f"{name} of {self._where} is an empty dataset; write rows to it, or name another "
-                "one with x= and y="
+                f"{name} of {self._where} is an empty dataset",
+                f"write rows to it, or name another one with {mention('x=')} and {mention('y=')}",
             )
         plist = dataset.id.get_create_plist()
         if plist.get_external_count():
@@ -165,8 +168,8 @@ class Hdf5File:
             self._refuse_unwritten(name, "has parts that were never written")
         elif (offset := _damaged_chunk(dataset, plist)) is not None:
             raise DataError(
-                f"the chunk at row {offset[0]} of {name} of {self._where} is damaged; get the file "
-                "again from where it came"
+                f"the chunk at row {offset[0]} of {name} of {self._where} is damaged",
+                "get the file again from where it came",
             )
 
     def _check_external(self, plist: Any, name: str) -> None:
@@ -179,8 +182,8 @@ class Hdf5File:
     def _check_virtual(self, dataset: Any, name: str, depth: int) -> None:
         if depth == _DEPTH:
             raise DataError(
-                f"{name} of {self._where} is virtual more than {_DEPTH} times over; write it as a "
-                "dataset that holds its rows"
+                f"{name} of {self._where} is virtual more than {_DEPTH} times over",
+                "write it as a dataset that holds its rows",
             )
         covered = 0
         for space, path, source, _ in dataset.virtual_sources():
@@ -211,13 +214,14 @@ class Hdf5File:
     def _refuse_external(self, name: str, what: str) -> None:
         if not self._external:
             raise DataError(
-                f"{name} of {self._where} {what}; pass external=True if you know "
-                "where the file comes from"
+                f"{name} of {self._where} {what}",
+                f"pass {mention('external', True)} if you know where the file comes from",
             )
 
     def _refuse_unwritten(self, name: str, what: str) -> None:
         raise DataError(
-            f'{name} of {self._where} {what}; pass missing="fill" to read the fill value there'
+            f"{name} of {self._where} {what}",
+            f"pass {mention('missing', 'fill')} to read the fill value there",
         )
 
 
@@ -283,7 +287,9 @@ def open_netcdf(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayRead
         return open_hdf5(url, request, opener)
     where, identity = redact(url), [opener.identity(url), request.json()]
     if head not in _CLASSIC:
-        raise DataError(f"{where} is NetCDF of 64-bit data, which SciPy does not read; {_CONVERT}")
+        raise DataError(
+            f"{where} is NetCDF of 64-bit data, which SciPy does not read", f"{_CONVERT}"
+        )
     variables = _variables(url, where, opener)
 
     def read(i: int, name: str) -> Any:
@@ -306,7 +312,8 @@ def _variables(url: Url, where: str, opener: FileOpener) -> dict[str, _Variable]
         if 2 * size > opener.memory:
             raise MemoryBudgetError(
                 f"{where} is a classic NetCDF file of {size_text(size)}, which is read whole, and "
-                f"{size_text(opener.memory)} of memory are allowed; raise memory=, or {_CONVERT}",
+                f"{size_text(opener.memory)} of memory are allowed",
+                f"raise {mention('memory=')}, or {_CONVERT}",
                 needed=2 * size,
             )
         file.seek(0)
@@ -320,7 +327,7 @@ def _variables(url: Url, where: str, opener: FileOpener) -> dict[str, _Variable]
                 }
         except (ValueError, TypeError, IndexError, KeyError, OverflowError) as error:
             raise DataError(
-                f"{where} is not a readable NetCDF file: {error}; get it again from where it came"
+                f"{where} is not a readable NetCDF file: {error}", "get it again from where it came"
             ) from error
 
 

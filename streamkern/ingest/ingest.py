@@ -25,6 +25,7 @@ from streamkern.basics.errors import (
     DataError,
     ResumeMismatchError,
 )
+from streamkern.basics.message import mention
 from streamkern.basics.progress import Progress
 from streamkern.basics.text import redact
 from streamkern.basics.values import json_digest, parse_bytes
@@ -280,8 +281,9 @@ def _check_place(
     """Raise before pass 1 the errors that the writer would raise after it."""
     if mark.get("status") == "complete":
         raise DataError(
-            f"{redact(url)} already holds a store; pass overwrite=True to replace it, or append "
-            "the rows to it (streamkern append, or append_store)"
+            f"{redact(url)} already holds a store",
+            f"pass {mention('overwrite', True)} to replace it, or append "
+            "the rows to it (streamkern append, or append_store)",
         )
     old, new = (mark.get("plan") or {}).get("source"), json.loads(json.dumps(source))
     if old == new:
@@ -290,8 +292,8 @@ def _check_place(
     if isinstance(old, Mapping):
         names = ", ".join(k for k in sorted({*old, *new}) if old.get(k) != new.get(k)) + " differ"
     raise ResumeMismatchError(
-        f"{redact(url)} holds an unfinished store made from other data or settings "
-        f"({names}); repeat those, or pass overwrite=True"
+        f"{redact(url)} holds an unfinished store made from other data or settings ({names})",
+        f"repeat those, or pass {mention('overwrite', True)}",
     )
 
 

@@ -21,6 +21,7 @@ from streamkern.basics.errors import (
     StoreNotFoundError,
     StreamkernError,
 )
+from streamkern.basics.message import mention
 from streamkern.basics.text import redact
 from streamkern.filesystem.durable import disk_full_hint
 from streamkern.filesystem.ownership import ARCHIVES
@@ -61,16 +62,16 @@ def explained_damage(url: Url) -> Iterator[None]:
             raise
         packed = str(url).lower().endswith((*COMPRESSIONS, ".npz"))
         raise DataError(
-            f"{redact(url)} {'does not decompress' if packed else 'cannot be read'} ({error}); it "
-            "is damaged or cut short, or was on its way here: try again, or get it again from "
-            "where it came"
+            f"{redact(url)} {'does not decompress' if packed else 'cannot be read'} ({error})",
+            "it is damaged or cut short, or was on its way here: try again, or get it again from "
+            "where it came",
         ) from error
     except ValueError as error:
         if "range requests" not in str(error):  # fsspec's, for a server without range requests
             raise
         raise StorageError(
-            f"the server of {redact(url)} does not give parts of files, which this format needs; "
-            "download the file, and give its path"
+            f"the server of {redact(url)} does not give parts of files, which this format needs",
+            "download the file, and give its path",
         ) from error
 
 
@@ -85,17 +86,18 @@ def _named(url: Url) -> Iterator[None]:
         if is_connection_refused(error):
             raise StorageError(
                 f"reading {redact(url)} failed: nothing listens at this address (connection "
-                "refused); check host and port, and that the server is running"
+                "refused)",
+                "check host and port, and that the server is running",
             ) from error
-        raise StoreNotFoundError(f"there is no file {redact(url)}; check its path") from error
+        raise StoreNotFoundError(f"there is no file {redact(url)}", "check its path") from error
     except ImportError as error:
         raise MissingDependencyError(
-            f"reading {redact(url)} needs a package that is not installed: {error}; install it, or "
-            "copy the file to a disk"
+            f"reading {redact(url)} needs a package that is not installed: {error}",
+            "install it, or copy the file to a disk",
         ) from error
     except ValueError as error:  # an unknown protocol or compression
         raise ConfigError(
-            f"cannot open {redact(url)}: {error}; give a path, or a URL such as s3://bucket/name"
+            f"cannot open {redact(url)}: {error}", "give a path, or a URL such as s3://bucket/name"
         ) from error
 
 
@@ -209,7 +211,7 @@ class FileOpener:
             return kind
         path = local_path(url)
         if path is not None and not path.exists():
-            raise StoreNotFoundError(f"there is no file or store at {path}; check the path")
+            raise StoreNotFoundError(f"there is no file or store at {path}", "check the path")
         if path is None or path.is_dir():
             return "idx" if "-ubyte" in text else "zarr"
         content = self._content(url)
@@ -218,24 +220,26 @@ class FileOpener:
         if (packed := self._kind_in_zip(url)) is not None:
             return packed
         if text.lower().endswith(ARCHIVES):
-            raise DataError(f"{text} is an archive; unpack it, and give the files in it")
+            raise DataError(f"{text} is an archive", "unpack it, and give the files in it")
         if ending in _VECTORS:
             raise DataError(
-                f"{text} holds vectors that each begin with their length, which are not read here; "
+                f"{text} holds vectors that each begin with their length, which are not read here",
                 f"write them as an array: a = numpy.fromfile({text!r}, 'u1'), "
-                f"numpy.save({os.path.splitext(text)[0] + '.npy'!r}, {_VECTORS[ending]})"
+                f"numpy.save({os.path.splitext(text)[0] + '.npy'!r}, {_VECTORS[ending]})",
             )
         reader = _BY_PANDAS.get(os.path.splitext(text)[1].lower())
         if reader is not None:
             raise DataError(
-                f"{text} is of a format that is not read here; make a Parquet file of it, as by "
-                f"pandas.{reader}({text!r}).to_parquet({os.path.splitext(text)[0] + '.parquet'!r})"
+                f"{text} is of a format that is not read here",
+                "make a Parquet file of it, as by "
+                f"pandas.{reader}({text!r}).to_parquet({os.path.splitext(text)[0] + '.parquet'!r})",
             )
         if content is not None:
             raise DataError(f"{text} is {content[1]}")
         raise DataError(
-            f"cannot tell the format of {redact(url)}; known endings are {', '.join(ENDINGS)}, "
-            'also compressed: if it is one of these formats, say which, as in format="csv"'
+            f"cannot tell the format of {redact(url)}",
+            f"known endings are {', '.join(ENDINGS)}, also compressed: if it is one of these "
+            f"formats, say which, as in {mention('format', 'csv')}",
         )
 
     def _kind_in_zip(self, url: Url) -> str | None:

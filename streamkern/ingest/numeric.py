@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError, NotNumbersError
+from streamkern.basics.message import mention
 from streamkern.basics.optional import import_optional, on_demand
 from streamkern.basics.text import some
 from streamkern.ingest.conform import without_long_doubles
@@ -32,12 +33,12 @@ def array_of_list(given: Any, name: str) -> Any:
     except ValueError:
         if isinstance(given, tuple) and name == "X" and len(given) in (2, 3):
             raise DataError(
-                f"X is a tuple of {len(given)}; give rows, targets and weights as arguments of "
-                "their own, X, y and sample_weight"
+                f"X is a tuple of {len(given)}",
+                "give rows, targets and weights as arguments of their own, X, y and sample_weight",
             ) from None
         raise DataError(
-            f"{name} is a {type(given).__name__} whose rows are not of one length; give as many "
-            "values in each row"
+            f"{name} is a {type(given).__name__} whose rows are not of one length",
+            "give as many values in each row",
         ) from None
     if array.dtype.kind == "f" and objects_are_rounded(given, array):
         warn_of_rounded(name)
@@ -54,12 +55,12 @@ def is_sparse(a: Any) -> bool:
 def no_rows(X: Any) -> DataError:
     """Return the error for input without rows and columns."""
     if not hasattr(X, "shape"):
-        return DataError(f"X={reprlib.repr(X)} has no rows; {GIVE_ROWS}")
+        return DataError(f"X={reprlib.repr(X)} has no rows", f"{GIVE_ROWS}")
     shape = tuple(X.shape)
     if shape == (0,):
-        return DataError(f"X is empty; {GIVE_ROWS}")
+        return DataError("X is empty", f"{GIVE_ROWS}")
     if len(shape) != 1:
-        return DataError(f"X has the shape {shape}; give rows and columns, (n, d)")
+        return DataError(f"X has the shape {shape}", "give rows and columns, (n, d)")
     return DataError(
         f"X has the shape {shape}, and rows and columns are needed. Reshape your data: "
         "X.reshape(-1, 1) if it has one feature, X.reshape(1, -1) if it is one row"
@@ -88,7 +89,7 @@ def numeric(X: Any, name: str = "X") -> Any:
         remedy = "give real and imaginary parts as columns of their own"
     elif kind in "UST":
         remedy = f"give {name}.astype(float) where all is written as numbers, else a data frame"
-    raise NotNumbersError(f"{wrong} ({dtype}), and an array holds numbers here; {remedy}")
+    raise NotNumbersError(f"{wrong} ({dtype}), and an array holds numbers here", f"{remedy}")
 
 
 def _of_objects(X: NDArray[Any], name: str) -> NDArray[np.float64]:
@@ -106,8 +107,9 @@ def _of_objects(X: NDArray[Any], name: str) -> NDArray[np.float64]:
     raise NotNumbersError(
         f"{name} holds {str(X[index])[:40]!r} in row {row}{', column ' if columns else ''}"
         f"{', '.join(map(str, columns))}, and a cell of this argument must be no string or other "
-        "object, but a number; of a table with words give a data frame, such as "
-        f'pandas.DataFrame({name}).infer_objects().add_prefix("x")'
+        "object, but a number",
+        "of a table with words give a data frame, such as "
+        f'pandas.DataFrame({name}).infer_objects().add_prefix("x")',
     )
 
 
@@ -190,15 +192,15 @@ def column_values(series: Any, name: str, *, keep: bool = False) -> NDArray[Any]
     missing = np.asarray(series.is_null().to_numpy(), bool)
     if missing.any() and not keep:
         raise DataError(
-            f"{name} has no value in row {int(np.argmax(missing))}; leave such rows out, or fill "
-            "them in"
+            f"{name} has no value in row {int(np.argmax(missing))}",
+            "leave such rows out, or fill them in",
         )
     if series.dtype.is_temporal():
         if getattr(series.dtype, "time_zone", None) is not None:
             raise DataError(
                 f"{name} has dates with a time zone, from row 0 on, which NumPy does not keep: "
-                f"give {name}=list(map(str, {name})), for example, where they are labels, and "
-                "numbers, such as the days since a date, where they are values"
+                f"give {mention(f'{name}=')}list(map(str, {name})), for example, where they are "
+                "labels, and numbers, such as the days since a date, where they are values"
             )
         return np.asarray(series.to_numpy())
     values = series.to_list()
@@ -209,7 +211,8 @@ def column_values(series: Any, name: str, *, keep: bool = False) -> NDArray[Any]
             raise DataError(
                 f"y is a column of categories that are no text, such as {odd} "
                 f"({type(odd).__name__}), and predictions would be their text, which is equal to "
-                "none of them; give y.astype(str)"
+                "none of them",
+                "give y.astype(str)",
             )
         values = [v if v is None or isinstance(v, plain) else str(v) for v in values]
     return _objects(values)
@@ -243,8 +246,9 @@ def as_dask_array(table: Any, name: str, columns: list[Any] | None = None, **opt
         wrong = [column for column, kind in zip(names, kinds, strict=True) if kind not in "biuf"]
         if wrong:
             raise DataError(
-                f"{name} has columns that are not numbers, {some(wrong)}; encode them as numbers, "
-                f"or leave them out, or give a frame in memory, which is encoded: {name}.compute()"
+                f"{name} has columns that are not numbers, {some(wrong)}",
+                "encode them as numbers, or leave them out, or give a frame in memory, which is "
+                f"encoded: {name}.compute()",
             )
         numbers = np.result_type(*(_plain(dtype) for dtype in table.dtypes))
         table = table if columns is None else table[columns]

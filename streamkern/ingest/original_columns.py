@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from streamkern.basics.errors import ConfigError, DataError
+from streamkern.basics.message import mention
 from streamkern.basics.optional import import_optional
 from streamkern.basics.text import redact, some
 from streamkern.ingest.arrow_files import TYPED
@@ -66,7 +67,8 @@ class OriginalColumns:
             if not _has_texts(field.type):
                 raise ConfigError(
                     f"column {field.name!r} of {redact(self.urls[0])} is {field.type}, which "
-                    "CSV cannot hold; write .parquet"
+                    "CSV cannot hold",
+                    "write .parquet",
                 )
 
     def arrow_fields(self) -> list[Any]:
@@ -81,13 +83,15 @@ class OriginalColumns:
         for url, kind in zip(self.urls, kinds, strict=True):
             if kind not in TABLES:
                 raise ConfigError(
-                    f"{redact(url)} has no columns by name, and with_input=True writes those of "
-                    "tables (CSV, Parquet, Arrow, JSON lines); leave it out"
+                    f"{redact(url)} has no columns by name, and {mention('with_input', True)} "
+                    "writes those of tables (CSV, Parquet, Arrow, JSON lines)",
+                    "leave it out",
                 )
             if kind != kinds[0]:
                 raise ConfigError(
                     f"{redact(self.urls[0])} and {redact(url)} are files of two formats, whose "
-                    "columns with_input=True cannot write to one; give one format"
+                    f"columns {mention('with_input', True)} cannot write to one",
+                    "give one format",
                 )
         return kinds[0]
 
@@ -103,8 +107,8 @@ class OriginalColumns:
             columns = reader.header if schema is None else tuple(schema.names)
         if not named:
             raise ConfigError(
-                f"{redact(url)} has no header line, and its columns have no names to be written "
-                "by; add one, or give names="
+                f"{redact(url)} has no header line, and its columns have no names to be written by",
+                f"add one, or give {mention('names=')}",
             )
         if not self.names:
             self.names, self.schema = columns, schema
@@ -114,8 +118,8 @@ class OriginalColumns:
         first = redact(self.urls[0])
         if index_of.keys() != {*wanted}:
             raise DataError(
-                f"{redact(url)} has the columns {some(columns)} and {first} has "
-                f"{some(self.names)}; write each to a file of its own"
+                f"{redact(url)} has the columns {some(columns)} and {first} has {some(self.names)}",
+                "write each to a file of its own",
             )
         self._check_types(schema, redact(url), first)
         return [index_of[name] for name in wanted]
@@ -125,8 +129,8 @@ class OriginalColumns:
             known = self.schema.field(field.name)
             if known.type != field.type:
                 raise DataError(
-                    f"column {field.name!r} is {field.type} in {where} and {known.type} in "
-                    f"{first}; write each to a file of its own, or give them one type"
+                    f"column {field.name!r} is {field.type} in {where} and {known.type} in {first}",
+                    "write each to a file of its own, or give them one type",
                 )
             if field.nullable and not known.nullable:
                 k = self.schema.get_field_index(field.name)
@@ -135,8 +139,8 @@ class OriginalColumns:
     def _check_same(self, url: Url, identity: Any) -> None:
         if self._place.identity(url) != identity:
             raise DataError(
-                f"{redact(url)} was changed while it was predicted; run the same command again, "
-                "which begins anew"
+                f"{redact(url)} was changed while it was predicted",
+                "run the same command again, which begins anew",
             )
 
 
@@ -149,7 +153,8 @@ def texts(column: Any, name: str) -> list[str]:
         cells: list[str] = column.cast(arrow.string()).fill_null("").to_pylist()
     except (UnicodeDecodeError, arrow.ArrowException) as error:
         raise DataError(
-            f"column {name!r} holds text that is not UTF-8 ({error}); correct it, or write .parquet"
+            f"column {name!r} holds text that is not UTF-8 ({error})",
+            "correct it, or write .parquet",
         ) from error
     return cells
 

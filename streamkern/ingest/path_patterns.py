@@ -80,7 +80,8 @@ def refuse_among(inputs: Sequence[Url], out_url: Url) -> None:
         if among and here.name[0] not in "._":
             raise ConfigError(
                 f"{redact(out_url)} would be among the files of {redact(url)}, and be read as rows "
-                "the next time; write elsewhere"
+                "the next time",
+                "write elsewhere",
             )
 
 
@@ -197,7 +198,8 @@ def _entries(tree: _Tree, folder: str) -> list[str]:
         if mark in names:
             raise DataError(
                 f"{redact(tree.url(folder)).rstrip('/')} is a {table} table, among whose files are "
-                "some that it has replaced or deleted; export it to Parquet files"
+                "some that it has replaced or deleted",
+                "export it to Parquet files",
             )
     return names
 
@@ -212,16 +214,16 @@ def _in_folder(tree: _Tree, url: Url, folder: str = "") -> list[Url]:
     shown.sort(key=_natural)
     if not shown:
         raise StoreNotFoundError(
-            f"there is no zarr group at {where}, and the folder has no files; give the path of a "
-            "store, or of a folder with files"
+            f"there is no zarr group at {where}, and the folder has no files",
+            "give the path of a store, or of a folder with files",
         )
     folders = [n[:-1] for n in shown if n.endswith("/") and not n.endswith(".zarr/")]
     if any(_PARTITION.fullmatch(name) for name in folders):
         raise _partitioned(where, f"is partitioned into folders ({some(folders)})", where)
     if folders:
         raise DataError(
-            f"{where} holds folders ({some(folders)}); name the files with a pattern, such as "
-            f"{where}/**/*.parquet"
+            f"{where} holds folders ({some(folders)})",
+            f"name the files with a pattern, such as {where}/**/*.parquet",
         )
     _check_one_kind(shown, where)
     return [tree.url(f"{folder}{name}".rstrip("/")) for name in shown]
@@ -233,7 +235,7 @@ def _matching(tree: _Tree, parts: Sequence[str], url: str) -> list[Url]:
     names = sorted({*_matches(tree, "", tuple(parts))}, key=_natural)
     names = [n for n in names if not _is_mark(n)]
     if not names:
-        raise StoreNotFoundError(f"no file matches {where}; check the pattern")
+        raise StoreNotFoundError(f"no file matches {where}", "check the pattern")
     partitions = {tuple(p for p in n.split("/")[:-1] if _PARTITION.fullmatch(p)) for n in names}
     if len(partitions) > 1:
         held = some(["/".join(p) for p in sorted(partitions)])
@@ -249,8 +251,8 @@ def _matching(tree: _Tree, parts: Sequence[str], url: str) -> list[Url]:
 
 def _partitioned(where: str, how: str, folder: str) -> DataError:
     return DataError(
-        f"{where} {how}, whose names are a column that the files lack; write it into a file, as by "
-        f"pandas.read_parquet({folder!r}).to_parquet('whole.parquet')"
+        f"{where} {how}, whose names are a column that the files lack",
+        f"write it into a file, as by pandas.read_parquet({folder!r}).to_parquet('whole.parquet')",
     )
 
 
@@ -291,8 +293,8 @@ def _check_one_kind(names: Sequence[str], where: str) -> None:
         by_kind.setdefault(kind_by_ending(name), name.rstrip("/").rpartition("/")[2])
     if len(by_kind) > 1:
         raise DataError(
-            f"{where} has files of several formats ({some(list(by_kind.values()))}); name those "
-            "that are meant, as with *.csv"
+            f"{where} has files of several formats ({some(list(by_kind.values()))})",
+            "name those that are meant, as with *.csv",
         )
 
 

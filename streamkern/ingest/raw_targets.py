@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from streamkern.basics.errors import DataError, NonFiniteError
+from streamkern.basics.message import mention
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.tables.key_columns import objects_are_rounded, warn_of_rounded
 from streamkern.ingest.tables.missing import is_missing, missing_in
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAX_LABEL = 256  # most characters of a label
-_DROP = "drop_missing_targets=True leaves such rows out"
+_DROP = f"{mention('drop_missing_targets', True)} leaves such rows out"
 
 
 def plain_targets(block: RawBlock) -> RawBlock:
@@ -57,7 +58,8 @@ def refuse_odd_text(block: RawBlock, texts: Sequence[str]) -> None:
         if "\0" in text or (not text.isascii() and _is_broken(text)):
             raise DataError(
                 f"the target of {block.place(row)} is {text[:80]!r}, which holds a null character "
-                "or half a character of Unicode; correct it"
+                "or half a character of Unicode",
+                "correct it",
             )
 
 
@@ -76,7 +78,11 @@ def missing_target(block: RawBlock, row: int, *, labels: bool = False) -> DataEr
         cells = np.atleast_1d(block.y[row]).tolist()
         text = next((k for k in cells if is_missing(k)), "").strip()
     shown = f" ({text!r})" if text else ""
-    keep = f', and targets="classes" takes {text!r} for a label' if text and labels else ""
+    keep = (
+        f", and {mention('targets', 'classes')} takes {text!r} for a label"
+        if text and labels
+        else ""
+    )
     kind = NonFiniteError if block.y.dtype.kind == "f" else DataError
     return kind(f"the target of {block.place(row)} is missing{shown}; {_DROP}{keep}")
 
@@ -85,12 +91,13 @@ def written_otherwise(block: RawBlock, row: int, text: str, way: str) -> DataErr
     """Return the error for a target that is a number or a date in another notation."""
     remedy = style_remedy(text)
     remedy = (
-        f'in a CSV {remedy}, elsewhere give numbers; targets="classes" takes such text for labels'
+        f"in a CSV {remedy}, elsewhere give numbers; {mention('targets', 'classes')} takes such "
+        f"text for labels"
         if remedy is not None
         else "write it as a number, with a point and nothing around it, or pass "
-        'targets="classes" if such text is a label'
+        f"{mention('targets', 'classes')} if such text is a label"
     )
-    return DataError(f"the target of {block.place(row)} is {text[:80]!r}, {said(way)}; {remedy}")
+    return DataError(f"the target of {block.place(row)} is {text[:80]!r}, {said(way)}", f"{remedy}")
 
 
 def described(dtype: np.dtype[Any]) -> str:
@@ -133,8 +140,8 @@ def _numbers_of_text(block: RawBlock) -> NDArray[np.float64]:
     if way is not None:
         raise written_otherwise(block, row, wrong, way)
     raise DataError(
-        f"the target of {block.place(row)} is {wrong[:80]!r}, not a number; correct it, or "
-        'pass targets="classes" if all targets are labels'
+        f"the target of {block.place(row)} is {wrong[:80]!r}, not a number",
+        f"correct it, or pass {mention('targets', 'classes')} if all targets are labels",
     )
 
 
@@ -158,16 +165,18 @@ def as_labels(block: RawBlock) -> NDArray[Any]:
             return y.astype(np.int64)
         row = int(np.argmin(integers))
         raise DataError(
-            f"the label of {block.place(row)} is {y[row]}; class labels are integers or text; pass "
-            'targets="values" for regression'
+            f"the label of {block.place(row)} is {y[row]}",
+            f"class labels are integers or text; pass {mention('targets', 'values')} for "
+            "regression",
         )
     if kind == "O":
         labels = y.tolist()
         for row, label in enumerate(labels):
             if not isinstance(label, str) and type(label) is not int:
                 raise DataError(
-                    f"the label of {block.place(row)} is {label!r}; class labels are integers "
-                    "or text: write them as text, of arrays list(map(str, y))"
+                    f"the label of {block.place(row)} is {label!r}",
+                    "class labels are integers or text: write them as text, of arrays "
+                    "list(map(str, y))",
                 )
         if len({type(label) for label in labels}) > 1:
             raise mixed_labels(block)
@@ -181,7 +190,7 @@ def as_labels(block: RawBlock) -> NDArray[Any]:
 def mixed_labels(block: RawBlock) -> DataError:
     """Return the error for labels that mix text and integers."""
     return DataError(
-        f"{block.where} mixes text and integer labels; use one kind, as list(map(str, y)) is"
+        f"{block.where} mixes text and integer labels", "use one kind, as list(map(str, y)) is"
     )
 
 
@@ -194,8 +203,8 @@ def _decoded(label: Any, block: RawBlock, row: int) -> Any:
         return label.decode()
     except UnicodeDecodeError as error:
         raise DataError(
-            f"the label of {block.place(row)} is {label[:80]!r}, which is not text in UTF-8; write "
-            "labels as text or integers"
+            f"the label of {block.place(row)} is {label[:80]!r}, which is not text in UTF-8",
+            "write labels as text or integers",
         ) from error
 
 
@@ -204,8 +213,8 @@ def _as_integers(labels: list[int], block: RawBlock) -> NDArray[Any]:
     for row, label in enumerate(labels):
         if not -(2**63) <= label < 2**64:
             raise DataError(
-                f"the label of {block.place(row)} is an integer of {label.bit_length()} bits; 64 "
-                "are allowed: write such labels as text"
+                f"the label of {block.place(row)} is an integer of {label.bit_length()} bits",
+                "64 are allowed: write such labels as text",
             )
     return np.array(labels, dtype=object)
 
@@ -214,5 +223,6 @@ def _refuse_long(block: RawBlock, length: int) -> None:
     if length > MAX_LABEL:
         raise DataError(
             f"a label of {block.where} after row {block.start} has {length} characters, "
-            f"{MAX_LABEL} are allowed; shorten it"
+            f"{MAX_LABEL} are allowed",
+            "shorten it",
         )

@@ -116,8 +116,8 @@ class ManyReader(Reader):
         self.identity = [reader.identity for reader in readers]
         if any(reader.encoder != self.encoder for reader in readers):
             raise DataError(
-                f"{some([name for name, _ in self.files])} were encoded in different ways; ingest "
-                "the tables that they were made from together"
+                f"{some([name for name, _ in self.files])} were encoded in different ways",
+                "ingest the tables that they were made from together",
             )
 
     @property

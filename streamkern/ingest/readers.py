@@ -23,6 +23,7 @@ from streamkern.basics.errors import (
     StoreNotFoundError,
     StreamkernError,
 )
+from streamkern.basics.message import mention
 from streamkern.basics.text import redact, some
 from streamkern.ingest.array_files import holds_one_array, open_apart, open_npz
 from streamkern.ingest.array_reader import BlockReader, open_dask_table, open_memory
@@ -116,13 +117,13 @@ def _reader(inputs: Any, request: ReadRequest, opener: FileOpener) -> Reader:
     if isinstance(inputs, Iterable) and not isinstance(inputs, Mapping):
         if request.y is not None or request.w is not None:
             raise ConfigError(
-                "y or sample_weight was given beside an iterable; its blocks must be pairs (X, y), "
-                "or (X, y, w) with sample weights"
+                "y or sample_weight was given beside an iterable",
+                "its blocks must be pairs (X, y), or (X, y, w) with sample weights",
             )
         return BlockReader(inputs, request)
     raise ConfigError(
-        f"cannot ingest a {type(inputs).__name__}; give a path, paths, arrays, a data frame, or "
-        "an iterable of (X, y) blocks"
+        f"cannot ingest a {type(inputs).__name__}",
+        "give a path, paths, arrays, a data frame, or an iterable of (X, y) blocks",
     )
 
 
@@ -151,7 +152,8 @@ def _file_readers(
         if (reader.columns is None) != (first.columns is None):
             raise DataError(
                 f"of {first.files[0][0]} and {reader.files[0][0]}, one names its columns and the "
-                "other does not; give all files a header, or none"
+                "other does not",
+                "give all files a header, or none",
             )
         yield reader
 
@@ -169,8 +171,9 @@ def _by_name(request: ReadRequest, first: Reader) -> ReadRequest:
     """Return the request with the columns of the first file by name; positions may differ."""
     if isinstance(request.w, int):
         raise ConfigError(
-            f"sample_weight={request.w} is a position, which may be another column in each file; "
-            "give the name"
+            f"{mention('sample_weight', request.w)} is a position, which may be another column in "
+            f"each file",
+            "give the name",
         )
     x = None if request.x is None else first.columns
     return request._replace(x=x, y=first.target_columns if request.targets else request.y)
@@ -184,8 +187,8 @@ def _one_each(given: Any, n_files: int, separate: bool, what: str) -> list[Any]:
         given = [given]
     if len(given) != n_files:
         raise ConfigError(
-            f"{n_files} files of X and {len(given)} of {what} were given; give one for each, "
-            "and in a shell put a pattern in quotes"
+            f"{n_files} files of X and {len(given)} of {what} were given",
+            "give one for each, and in a shell put a pattern in quotes",
         )
     return list(given)
 
@@ -218,7 +221,8 @@ def check_header(reader: Reader, columns: Sequence[str] | None, x: Any) -> None:
     if columns is not None and reader.columns is None and reader.as_text and x is None:
         raise DataError(
             f"{reader.files[0][0]} has no header line, and the store has columns by name, "
-            f"{some(columns)}; add one, or say with x= which columns these are, by position"
+            f"{some(columns)}",
+            f"add one, or say with {mention('x=')} which columns these are, by position",
         )
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError
+from streamkern.basics.message import mention
 from streamkern.basics.text import some
 from streamkern.ingest.columns import USUAL, ReadRequest, RecordedArrays
 from streamkern.ingest.formats import NO_OPTIONS, FileForm
@@ -54,7 +55,7 @@ def received(given: Any, name: str, *, keep: bool = False) -> Any:
         represent. Numbers are not checked.
     """
     if given is None and name == "X":
-        raise DataError(f"X is None; {GIVE_ROWS}")
+        raise DataError("X is None", f"{GIVE_ROWS}")
     if given is None or isinstance(given, str | os.PathLike) or (name == "X" and are_paths(given)):
         return given
     given = list(given) if isinstance(given, range) else given
@@ -71,8 +72,8 @@ def received(given: Any, name: str, *, keep: bool = False) -> Any:
     if isinstance(given, np.ma.MaskedArray):
         if np.ma.is_masked(given):
             raise DataError(
-                f"{name} is a masked array, whose masked entries would be taken for values; fill "
-                f"them, {name}.filled(value), or leave those rows out"
+                f"{name} is a masked array, whose masked entries would be taken for values",
+                f"fill them, {name}.filled(value), or leave those rows out",
             )
         return np.asarray(given)
     if isinstance(given, list | tuple):
@@ -82,13 +83,14 @@ def received(given: Any, name: str, *, keep: bool = False) -> Any:
         return frame if is_frame(frame) else _column(frame, name, keep)
     if isinstance(given, set | frozenset):
         raise DataError(
-            f"{name} is a {type(given).__name__}, which has no order; give a list or an array with "
-            "an entry for each row"
+            f"{name} is a {type(given).__name__}, which has no order",
+            "give a list or an array with an entry for each row",
         )
     if is_iterator(given):
         raise DataError(
-            f"{name} is a {_kind(given)}, which can be read once; give its rows as an array, "
-            f"np.array(list({name})), or a GeneratorSource where they do not fit into memory"
+            f"{name} is a {_kind(given)}, which can be read once",
+            f"give its rows as an array, np.array(list({name})), or a GeneratorSource where they "
+            "do not fit into memory",
         )
     reads = hasattr(given, "__array__") or hasattr(given, "__array_interface__")
     if reads and not hasattr(given, "shape"):
@@ -101,8 +103,8 @@ def received(given: Any, name: str, *, keep: bool = False) -> Any:
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
         raise DataError(
-            f"{name} is a {_kind(given)} that cannot be read as an array here ({reason}); give "
-            "one on the CPU, dense, without gradient and of a dtype that NumPy has"
+            f"{name} is a {_kind(given)} that cannot be read as an array here ({reason})",
+            "give one on the CPU, dense, without gradient and of a dtype that NumPy has",
         ) from None
 
 
@@ -128,7 +130,8 @@ def received_targets(y: Any, name: str = "y", *, keep: bool = False) -> Any:
         return column_values(values.get_column(values.columns[0]), name, keep=keep)
     raise DataError(
         f"{name} has {len(values.columns)} columns that are not all numbers, or lack some, "
-        f"{some([str(k) for k in values.columns])}; give one column of labels, or numbers"
+        f"{some([str(k) for k in values.columns])}",
+        "give one column of labels, or numbers",
     )
 
 
@@ -202,9 +205,9 @@ def received_data(
     X = received(X, "X")
     if isinstance(sample_weight, int | np.integer) and (is_frame(X) or is_dask_table(X)):
         raise DataError(
-            f"sample_weight={sample_weight} is a whole number beside a table, and may be meant as "
-            "one weight or as a column; give the name of the column, or leave it out where all "
-            "weights are the same"
+            f"{mention('sample_weight', sample_weight)} is a whole number beside a table, and may "
+            "be meant as one weight or as a column",
+            "give the name of the column, or leave it out where all weights are the same",
         )
     if is_frame(X) and (are_names(y, X) or isinstance(sample_weight, str)):
         return _of_frame(X, y, sample_weight)
@@ -218,8 +221,9 @@ def received_data(
     for name, given in (("y", y), ("sample_weight", sample_weight)):
         if isinstance(given, str):
             raise DataError(
-                f"{name}={given!r} is the name of a column, and X is a {_kind(X)}, which has no "
-                f"columns by name; give the values, or a data frame as X"
+                f"{mention(name, given)} is the name of a column, and X is a {_kind(X)}, which has "
+                "no columns by name",
+                "give the values, or a data frame as X",
             )
     return Received(X, received_targets(y), _weights(sample_weight, X), names_of_targets(y))
 
@@ -246,8 +250,8 @@ def _weights(sample_weight: Any, X: Any) -> Any:
         w = np.full(n_rows, w) if isinstance(n_rows, int | np.integer) else w
     if getattr(getattr(w, "dtype", None), "kind", "") in ("m", "M"):
         raise DataError(
-            "sample_weight holds dates or durations, of which the unit would decide the weights; "
-            "give numbers, such as the days: sample_weight / np.timedelta64(1, 'D')"
+            "sample_weight holds dates or durations, of which the unit would decide the weights",
+            "give numbers, such as the days: sample_weight / np.timedelta64(1, 'D')",
         )
     return w[:, 0] if getattr(w, "ndim", 1) == 2 and w.shape[1] == 1 else w
 
@@ -286,8 +290,8 @@ def _refuse_scalar(y: Any) -> None:
     """Raise DataError for one number in place of targets."""
     if isinstance(y, int | float | np.number | np.ndarray):
         raise DataError(
-            f"y={y} is one number, and there is a target for each row; give them, such as the "
-            "column X[:, k] of an array, and leave this column out of X"
+            f"{mention('y', y)} is one number, and there is a target for each row",
+            "give them, such as the column X[:, k] of an array, and leave this column out of X",
         )
 
 
@@ -304,26 +308,28 @@ def _refuse_containers(given: Any, name: str) -> None:
     if _is_of("xarray", "Dataset", given):
         held = sorted(map(str, given.data_vars))
         raise DataError(
-            f"{name} is an xarray.Dataset, which holds several arrays, {some(held)}; give one of "
-            f'them, {name}["name"]'
+            f"{name} is an xarray.Dataset, which holds several arrays, {some(held)}",
+            f'give one of them, {name}["name"]',
         )
     if isinstance(given, Mapping) and not hasattr(given, "shape"):
         keys = ", ".join(map(str, list(given)[:3]))
         raise DataError(
-            f"{name} is a {type(given).__name__} with the keys {keys}; give one of its values, or "
-            f"a table of all as columns, pandas.DataFrame({name})"
+            f"{name} is a {type(given).__name__} with the keys {keys}",
+            f"give one of its values, or a table of all as columns, pandas.DataFrame({name})",
         )
     if hasattr(given, "__dask_graph__") and not isinstance(getattr(given, "ndim", None), int):
         raise DataError(
-            f"{name} is a {_kind(given)}, of which Dask knows no shape; give a Dask array or data "
-            "frame, as dask.array.from_delayed and a bag's to_dataframe make them"
+            f"{name} is a {_kind(given)}, of which Dask knows no shape",
+            "give a Dask array or data frame, as dask.array.from_delayed and a bag's to_dataframe "
+            "make them",
         )
 
 
 def _column(series: Any, name: str, keep: bool) -> NDArray[Any]:
     if name == "X":
         raise DataError(
-            f"X is one column, {series.name!r}; give a data frame with it, as X.to_frame() makes it"
+            f"X is one column, {series.name!r}",
+            "give a data frame with it, as X.to_frame() makes it",
         )
     return column_values(series, name, keep=keep)
 
@@ -343,8 +349,8 @@ def _refuse_undecoded(array: Any, name: str) -> None:
     if packing is not None and (packing.changes or packing.gaps):
         what = ", ".join([*packing.attributes, *(text for text, _ in packing.gaps)])
         raise DataError(
-            f"{name} is a DataArray that is not decoded ({what}); decode it, "
-            f'xarray.decode_cf({name}.to_dataset(name="X"))["X"]'
+            f"{name} is a DataArray that is not decoded ({what})",
+            f'decode it, xarray.decode_cf({name}.to_dataset(name="X"))["X"]',
         )
 
 

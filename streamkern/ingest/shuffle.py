@@ -126,8 +126,8 @@ class Spool:
         """Append the next rows, X (k, *row_shape) and y (k, *y_shape), and w (k,) if weighted."""
         if (w is not None) != self.weighted:
             raise DataError(
-                "some blocks of rows have sample weights and others have none; give them to all or "
-                "to none"
+                "some blocks of rows have sample weights and others have none",
+                "give them to all or to none",
             )
         k, start = len(X), self.n_rows
         rest = np.empty(k, self._rest)

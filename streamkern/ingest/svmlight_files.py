@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamkern.basics.errors import ConfigError, DataError
+from streamkern.basics.message import mention
 from streamkern.basics.optional import on_demand
 from streamkern.basics.text import redact
 from streamkern.basics.warning import warn
@@ -53,12 +54,13 @@ class SvmlightReader(Reader):
         self.identity = [opener.identity(url), n_features, self.first]
         self._look()
         if self._n_rows == 0:
-            raise DataError(f"{self._where} has no rows; give a file with some")
+            raise DataError(f"{self._where} has no rows", "give a file with some")
         if other_rows and n_features is not None and 0 < self.lowest <= self.highest < n_features:
             raise DataError(
                 f"{self._where} does not say whether its features count from 0 or 1, and the model "
-                "was not trained on svmlight files; give the rows as an array, which "
-                "sklearn.datasets.load_svmlight_file reads, given n_features and zero_based"
+                "was not trained on svmlight files",
+                "give the rows as an array, which sklearn.datasets.load_svmlight_file reads, given "
+                "n_features and zero_based",
             )
         self._warn_of_queries()
         # As in scikit-learn: counted from 1 unless there is a feature 0.
@@ -69,8 +71,8 @@ class SvmlightReader(Reader):
         if self.first is not None:
             if self.first > self.lowest:
                 raise DataError(
-                    f"{self._where} has a feature 0, and in the rows before features count from 1; "
-                    "number its features alike, or ingest all files together, to a new store"
+                    f"{self._where} has a feature 0, and in the rows before features count from 1",
+                    "number its features alike, or ingest all files together, to a new store",
                 )
             base = self.first
         self._zero_based, highest = base == 0, self.highest
@@ -78,12 +80,14 @@ class SvmlightReader(Reader):
         if n_features is not None and width > n_features and self.first is not None:
             raise DataError(
                 f"{self._where} has the feature {highest}, counted from {base}, and the rows "
-                f"before have {n_features} features; ingest all files together, to a new store"
+                f"before have {n_features} features",
+                "ingest all files together, to a new store",
             )
         if n_features is not None and width > n_features:
             raise DataError(
                 f"{self._where} has the feature {highest}, counted from {base}, and {n_features} "
-                "features were asked for; leave x= out, or give as many as there are"
+                f"features were asked for",
+                f"leave {mention('x=')} out, or give as many as there are",
             )
         self._width = n_features or width
         self.file_form = {
@@ -93,8 +97,9 @@ class SvmlightReader(Reader):
         }
         if self._width > _MAX_FEATURES:
             raise DataError(
-                f"{self._where} has the feature {highest}; rows are made dense, and at most "
-                f"{_MAX_FEATURES:,} features can be: hash or choose features first"
+                f"{self._where} has the feature {highest}",
+                f"rows are made dense, and at most {_MAX_FEATURES:,} features can be: hash or "
+                "choose features first",
             )
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
@@ -176,15 +181,17 @@ def open_svmlight(url: Url, request: ReadRequest, opener: FileOpener) -> Svmligh
     if request.y is not None or request.w is not None:
         name = "y" if request.y is not None else "sample_weight"
         raise ConfigError(
-            f"{name}= was given for {where}, whose rows begin with their targets and have no "
-            "weights; leave it out"
+            f"{mention(f'{name}=')} was given for {where}, whose rows begin with their targets and "
+            "have no weights",
+            "leave it out",
         )
     if [str(k).isdecimal() for k in as_list(request.x)] == [True]:  # text on a command line
         request = request._replace(x=int(as_list(request.x)[0]))
     if request.x is not None and (not isinstance(request.x, int) or request.x < 1):
         raise ConfigError(
-            f"x={request.x!r} was given for {where}, whose features have no names; leave it out, "
-            "or give the number of features, where rows have more than this file shows"
+            f"{mention('x', request.x)} was given for {where}, whose features have no names",
+            "leave it out, or give the number of features, where rows have more than this file "
+            "shows",
         )
     return SvmlightReader(url, request, opener, request.x)
 

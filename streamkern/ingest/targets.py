@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from streamkern.basics.errors import ConfigError, DataError, NonFiniteError
+from streamkern.basics.message import mention
 from streamkern.basics.text import some
 from streamkern.basics.warning import warn
 from streamkern.ingest.conform import RawBlock, warn_of_rounding
@@ -63,10 +64,12 @@ class TargetConverter:
         known: KnownClasses | None = None,
     ) -> None:  # fmt: skip
         if targets not in ("auto", "classes", "values"):
-            raise ConfigError(f'targets="{targets}" is unknown; use "auto", "classes" or "values"')
+            raise ConfigError(
+                f"{mention('targets', targets)} is unknown", 'use "auto", "classes" or "values"'
+            )
         y = plain_targets(first).y
         if y.ndim not in (1, 2) or (y.ndim == 2 and y.shape[1] < 1):
-            raise DataError(f"y of {first.where} has shape {y.shape}; give (n,) or (n, c)")
+            raise DataError(f"y of {first.where} has shape {y.shape}", "give (n,) or (n, c)")
         if y.ndim == 2 and y.shape[1] == 1:
             y = y[:, 0]
         self._auto = targets == "auto"
@@ -74,8 +77,8 @@ class TargetConverter:
         self.are_classes = targets == "classes" or (self._auto and _look_like_labels(first, y))
         if self.are_classes and y.ndim > 1:
             raise DataError(
-                f"y of {first.where} has shape {y.shape}; class labels are one column, "
-                'use targets="values" for a matrix'
+                f"y of {first.where} has shape {y.shape}",
+                f"class labels are one column, use {mention('targets', 'values')} for a matrix",
             )
         self.shape: tuple[int, ...] = (
             () if self.are_classes else (1 if y.ndim == 1 else y.shape[1],)
@@ -168,19 +171,20 @@ class TargetConverter:
         units = not integers and n_classes > FEW_ROWS and share_a_unit(labels)
         if few or names or units:
             remedy = (
-                'pass targets="values" if they are numbers' if integers else
+                f'pass {mention("targets", "values")} if they are numbers' if integers else
                 "write them without the unit if they are numbers" if units else
-                "choose another column with y= if they are names"
+                f"choose another column with {mention('y=')} if they are names"
             )  # fmt: skip
             raise DataError(
                 f"the targets of {where} ({some(labels[:5])}, ...) would be {n_classes} classes, "
-                f"most of them with few of the {n_rows} rows; {remedy}, or pass "
-                'targets="classes" if they are classes'
+                f"most of them with few of the {n_rows} rows",
+                f"{remedy}, or pass {mention('targets', 'classes')} if they are classes",
             )
         if integers and n_classes > MANY_CLASSES:
             warn(
                 f"the targets of {where} are whole numbers and become {n_classes} classes; pass "
-                'targets="values" if they are numbers, or targets="classes" to say so'
+                f"{mention('targets', 'values')} if they are numbers, or "
+                f"{mention('targets', 'classes')} to say so"
             )
 
     def _values(self, block: RawBlock) -> NDArray[Any]:
@@ -188,8 +192,8 @@ class TargetConverter:
         y = y.reshape(len(y), -1)
         if y.shape[1:] != self.shape:
             raise DataError(
-                f"{block.place(0)} has {y.shape[1]} targets, the rows before have {self.shape[0]}; "
-                "give all rows as many"
+                f"{block.place(0)} has {y.shape[1]} targets, the rows before have {self.shape[0]}",
+                "give all rows as many",
             )
         warn_of_rounding(y, block)
         with np.errstate(over="ignore"):
@@ -231,7 +235,8 @@ class TargetConverter:
         row, label = next(k for k in enumerate(y.tolist()) if known.find(k[1]) is None)
         raise DataError(
             f"the label of {block.place(row)} is {label!r}, which is none of the classes of the "
-            f"store, {some(known.names)}; correct it, or ingest all rows to a new store"
+            f"store, {some(known.names)}",
+            "correct it, or ingest all rows to a new store",
         )
 
     def _check_kinds(self, block: RawBlock, y: NDArray[Any], labels: NDArray[Any]) -> None:
@@ -252,8 +257,9 @@ class TargetConverter:
             raise _not_finite(block, row, label)
         raise DataError(
             f"the target of {block.place(row)} is {label!r}, {_kind(label)}, and that of the first "
-            f'row is {self._kind}; pass targets="values" if all are numbers, targets="classes" if '
-            "all are labels, or correct it"
+            f"row is {self._kind}",
+            f"pass {mention('targets', 'values')} if all are numbers, "
+            f"{mention('targets', 'classes')} if all are labels, or correct it",
         )
 
     def _check_labels(self, block: RawBlock) -> None:
@@ -263,20 +269,22 @@ class TargetConverter:
         if n > MAX_CLASSES:
             raise DataError(
                 f"{block.where} has more than {MAX_CLASSES} distinct labels by row "
-                f'{block.start + len(block.y)}; pass targets="values" if they are numbers'
+                f"{block.start + len(block.y)}",
+                f"pass {mention('targets', 'values')} if they are numbers",
             )
         first = next(iter(self._codes))
         if self._auto and n > MAX_AUTO_CLASSES and (isinstance(first, int) or is_integer(first)):
             raise DataError(
-                f"{block.where} has more than {MAX_AUTO_CLASSES} distinct integer targets; pass "
-                'targets="values" for regression or targets="classes" to keep them as labels'
+                f"{block.where} has more than {MAX_AUTO_CLASSES} distinct integer targets",
+                f"pass {mention('targets', 'values')} for regression or "
+                f"{mention('targets', 'classes')} to keep them as labels",
             )
 
 
 def _not_finite(block: RawBlock, row: int, value: object) -> NonFiniteError:
     return NonFiniteError(
-        f"the target of {block.place(row)} is {value}, and targets are finite; "
-        "correct such rows, or leave them out"
+        f"the target of {block.place(row)} is {value}, and targets are finite",
+        "correct such rows, or leave them out",
     )
 
 

@@ -11,6 +11,7 @@ import zarr
 from zarr.errors import ContainsGroupError, NodeTypeValidationError
 
 from streamkern.basics.errors import ConfigError, DataError, StoreNotFoundError
+from streamkern.basics.message import mention
 from streamkern.basics.text import redact, some
 from streamkern.filesystem.ownership import ATTRIBUTE, STORE
 from streamkern.filesystem.urls import StrictStore, zarr_store
@@ -85,7 +86,7 @@ def arrays_of_group(group: zarr.Group, request: ReadRequest, opener: FileOpener)
     """Return the arrays X, y and w of an open group that another program wrote."""
     where = str(group.store_path)
     if group.attrs.get(ATTRIBUTE) is not None and not opener.foreign:
-        raise ConfigError(f"{redact(where)} is a store that streamkern wrote; give its URL")
+        raise ConfigError(f"{redact(where)} is a store that streamkern wrote", "give its URL")
     inner = group.store if opener.missing == "fill" else StrictStore(group.store)
     fresh = _group(inner, redact(where), group.path)
 
@@ -186,15 +187,16 @@ def own_columns(
     if state.get("encoder") is not None and wanted != set(names):
         raise DataError(
             f"{where} holds the features of an encoded table, which are others than those wanted "
-            f"({some(sorted(wanted ^ set(names)))}); ingest the tables of both together, or its "
-            "table with like= and the other store"
+            f"({some(sorted(wanted ^ set(names)))})",
+            f"ingest the tables of both together, or its table with {mention('like=')} and the "
+            "other store",
         )
     features = ReadRequest(x, (), targets=False, columns=request.columns)
     columns = split_columns(names, features, where).features
     if state.get("encoder") is not None and set(columns) != set(names):
         raise DataError(
-            f"{where} holds the features of an encoded table, which are of use together alone; "
-            "leave x= out, or ingest the columns wanted from the table"
+            f"{where} holds the features of an encoded table, which are of use together alone",
+            f"leave {mention('x=')} out, or ingest the columns wanted from the table",
         )
     order = [names.index(name) for name in columns]
     all_in_order = order == list(range(len(names)))
@@ -209,7 +211,7 @@ def _group(store: Any, where: str, path: str = "") -> zarr.Group:
     try:
         return zarr.open_group(store, path=path, mode="r", use_consolidated=False)
     except FileNotFoundError as error:
-        raise StoreNotFoundError(f"there is no zarr group at {where}; check the path") from error
+        raise StoreNotFoundError(f"there is no zarr group at {where}", "check the path") from error
 
 
 def _member(
@@ -240,7 +242,7 @@ def _get(group: Any, name: str) -> Any:
 def _part(group: Any, path: str, where: str) -> Any:
     member = _get(group, path)
     if not isinstance(member, zarr.Array):
-        raise DataError(f"{where} has no array {path!r}; write the group again")
+        raise DataError(f"{where} has no array {path!r}", "write the group again")
     return member
 
 

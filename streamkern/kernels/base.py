@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from streamkern.backend.expression import substitute
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.kernels.parameters import checking_names, positive_parameter, sample_values
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ class Kernel:
                 "feature, (d,), or a matrix, (d, r)"
             )
         if not np.isfinite(A).all():
-            raise ConfigError("metric holds NaN or infinity; give finite numbers")
+            raise ConfigError("metric holds NaN or infinity", "give finite numbers")
         self.metric = A.astype(np.float64)
         self.metric.flags.writeable = False
 
@@ -146,7 +147,8 @@ class Kernel:
         if len(self.metric) != d:
             raise ConfigError(
                 f"metric of shape {self.metric.shape} is for {len(self.metric)} features, and the "
-                f"points have {d}; give a row for each feature"
+                f"points have {d}",
+                "give a row for each feature",
             )
         return int(self.metric.shape[-1])
 
@@ -237,17 +239,15 @@ class _Composite(Kernel):
         )
         if any(part.is_open for part in parts):
             raise ConfigError(
-                f'{self!r} has a part with bandwidth="auto"; give the part a number, or give the '
-                'whole as a table: {"kind": "sum", "parts": ["laplace", "gaussian"]}'
+                f"{self!r} has a part with {mention('bandwidth', 'auto')}",
+                'give it a number, or a table: {"kind": "sum", "parts": ["laplace", "gaussian"]}',
             )
         geometries = {part.geometry for part in parts}
         if "l1" in geometries and len(geometries) > 1:
-            raise ConfigError(
-                f"{self!r} mixes kernels of the L1 distance with others, which share no tile; "
-                "combine them with kernels of the L1 distance only"
-            )
+            mixed = f"{self!r} mixes kernels of the L1 distance with others, which share no tile"
+            raise ConfigError(mixed, "combine them with kernels of the L1 distance only")
         if any(type(part).columns is not Kernel.columns for part in parts):
-            raise ConfigError(f"{self!r} has a part with columns of its own; leave that part out")
+            raise ConfigError(f"{self!r} has a part with columns of its own", "leave that part out")
         self.geometry = "inner" if "inner" in geometries else parts[0].geometry
         if self.geometry != "inner":
             # Any length would do; the largest keeps points smallest, which suits half precision.
@@ -259,9 +259,9 @@ class _Composite(Kernel):
                 and np.array_equal(part.metric, first)
             )  # fmt: skip
             if not same:
+                mixed = f"{self!r} has parts of different metrics, which share no tile"
                 raise ConfigError(
-                    f"{self!r} has parts of different metrics, which share no tile; give all of "
-                    "them the same, or the whole one by with_metric"
+                    mixed, "give all of them the same, or the whole one by with_metric"
                 )
         self._set_metric(first)
         texts = [self._text(part) for part in parts]
@@ -314,10 +314,11 @@ class Sum(_Composite):
     def __init__(self, parts: Sequence[Kernel], weights: Sequence[float] | None = None) -> None:
         given = [1.0] * len(parts) if weights is None else weights
         if not isinstance(given, list | tuple) or len(given) != len(parts):
-            raise ConfigError(f"weights={weights!r} must be a list of {len(parts)}, one for a part")
+            rule = f"must be a list of {len(parts)}, one for a part"
+            raise ConfigError(f"{mention('weights', weights)} {rule}")
         self.weights = tuple(positive_parameter("weights", weight, zero=True) for weight in given)
         if given and not any(self.weights):
-            raise ConfigError(f"weights={weights!r} are all 0; give one above 0")
+            raise ConfigError(f"{mention('weights', weights)} are all 0", "give one above 0")
         super().__init__(parts)
 
     def _combined(self, value: Callable[[Kernel], Array]) -> Array:

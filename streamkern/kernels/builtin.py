@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.kernels.base import BUILT_IN, Geometry, InnerKernel, Product, Sum, name_of
 from streamkern.kernels.base import Kernel as Kernel
 from streamkern.kernels.parameters import (
@@ -108,7 +109,7 @@ class Dispersal(Kernel):
         self.gamma = positive_parameter("gamma", gamma)
         if gamma > 2:
             raise ConfigError(
-                f"gamma={gamma!r} must be at most 2; beyond, the kernel is indefinite"
+                f"gamma={gamma!r} must be at most 2", "beyond, the kernel is indefinite"
             )
         self.expression = f"exp(-pow(s, {self.gamma / 2!r}))"
 
@@ -269,8 +270,9 @@ def get_kernel(
     shape = table.pop("metric", None)  # of a description: the numbers are stored separately
     if shape is not None and metric is None:
         raise ConfigError(
-            f"kernel {table} has a metric, which a table does not hold; give metric= beside it, or "
-            "a Kernel object with its metric as the estimator's kernel or as model.kernel"
+            f"kernel {table} has a metric, which a table does not hold",
+            f"give {mention('metric=')} beside it, or a Kernel object with its metric as the "
+            f"estimator's kernel or as {mention('model.kernel')}",
         )
     made = _made(table, bandwidth)
     return made if metric is None else made.with_metric(metric)
@@ -297,11 +299,13 @@ def _class_of(name: object) -> type[Kernel]:
         return chosen or own[-1]  # the last one defined
     if isinstance(name, str) and "." in name:
         raise ConfigError(
-            f"kernel={name!r} is a class of the user's own that this process has not defined; load "
-            "the model in Python, after the class was defined or imported from the same module"
+            f"{mention('kernel', name)} is a class of the user's own that this process has not "
+            f"defined",
+            "load the model in Python, after the class was defined or imported from the same "
+            "module",
         )
     names = ", ".join([*KERNELS, "sum", "product"])
-    raise ConfigError(f"kernel={name!r} is not known; use one of {names}")
+    raise ConfigError(f"{mention('kernel', name)} is not known", f"use one of {names}")
 
 
 def _subclasses(kind: type[Kernel]) -> Iterator[type[Kernel]]:
@@ -321,7 +325,7 @@ def _made(table: Mapping[str, Any], bandwidth: float | str | Widths) -> Kernel:
     for key in values:
         if key not in allowed:
             takes = f"it takes {', '.join(allowed)}" if allowed else "it takes none"
-            raise ConfigError(f"kernel {name!r} has no parameter {key!r}; {takes}")
+            raise ConfigError(f"kernel {name!r} has no parameter {key!r}", f"{takes}")
     if "parts" in allowed:
         parts = values.get("parts")
         if not isinstance(parts, list | tuple) or not parts:
@@ -334,6 +338,7 @@ def _made(table: Mapping[str, Any], bandwidth: float | str | Widths) -> Kernel:
     if recorded and not np.allclose(sample_values(made), recorded, rtol=1e-4, atol=1e-6):
         raise ConfigError(
             f"kernel {name!r} has other values than the class of this name with which the model "
-            "was trained; define the class as it was then"
+            "was trained",
+            "define the class as it was then",
         )
     return made

@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from streamkern.backend.base import Array
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.kernels.base import InnerKernel, Kernel, name_of
 from streamkern.kernels.builtin import (
     Cauchy,
@@ -73,8 +74,8 @@ def check_sampled(kernel: Kernel) -> None:
     if type(kernel) is not LaplaceL1 and type(kernel) not in _SCALES:
         known = ", ".join(sorted(name_of(k) for k in (*_SCALES, LaplaceL1)))
         raise ConfigError(
-            f'model.features="fourier" is not known for {kernel!r}; use one of {known}, or '
-            'features="nystrom"'
+            f"{mention('model.features', 'fourier')} is not known for {kernel!r}",
+            f"use one of {known}, or {mention('features', 'nystrom')}",
         )
 
 
@@ -92,7 +93,8 @@ def frequencies(kernel: Kernel, d: int, n_features: int, seed: int) -> Draws:
     check_sampled(kernel)
     if n_features < 2 or n_features % 2:
         raise ConfigError(
-            f"model.n_features={n_features} must be even: a cosine and a sine of each frequency"
+            f"{mention('model.n_features', n_features)} must be even: a cosine and a sine of each "
+            f"frequency"
         )
     rng, n, width = np.random.default_rng([seed, FREQUENCY_STAGE]), n_features // 2, d
     if kernel.metric is not None:

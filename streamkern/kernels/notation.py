@@ -76,7 +76,8 @@ def in_settings(kernel: KernelTable, bandwidth: float | None) -> dict[str, Any]:
     if "auto" in widths:
         raise ConfigError(
             f"kernel {kernel_text(kernel)} has parts that say their bandwidth and others that do "
-            'not, and cannot be given one; say it in all parts or in none, or leave it at "auto"'
+            "not, and cannot be given one",
+            'say it in all parts or in none, or leave it at "auto"',
         )
     largest = max(widths)
     scaled = [bandwidth if w == largest else w * (bandwidth / largest) for w in widths]

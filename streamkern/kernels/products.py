@@ -33,6 +33,7 @@ import numpy.typing as npt
 from streamkern.backend.base import Array, Backend, tiles
 from streamkern.backend.expression import check_expression
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.kernels.base import Kernel
 from streamkern.kernels.points import Grid, Points, norms_in_columns, point_columns, point_width
 from streamkern.planning.memory import n_groups
@@ -77,11 +78,11 @@ class KernelOperator:
         check_precision(precision, kernel)
         if (precision == "integer") != (grid is not None):
             raise ConfigError(
-                f"precision={precision!r} with grid={grid!r}: the integer mode, and no other, "
-                "needs the grid of the features"
+                f"{mention('precision', precision)} with grid={grid!r}: the integer mode, and no "
+                "other, needs the grid of the features"
             )
         if kernel.is_open:
-            raise ConfigError(f"{kernel!r} has no bandwidth yet; give it a number")
+            raise ConfigError(f"{kernel!r} has no bandwidth yet", "give it a number")
         check_expression(kernel)
         self.kernel = kernel
         self.backend = backend
@@ -367,13 +368,18 @@ class KernelOperator:
 def check_precision(precision: str, kernel: Kernel) -> None:
     """Raise ConfigError unless the mode is known, and available for this kernel."""
     if precision not in PRECISIONS:
-        raise ConfigError(f"precision={precision!r} is not known; use one of {PRECISIONS}")
+        raise ConfigError(
+            f"{mention('precision', precision)} is not known", f"use one of {PRECISIONS}"
+        )
     if precision not in ("exact", "float64") and kernel.geometry != "distance":
         raise ConfigError(
-            f"precision={precision!r} is for kernels of Euclidean distances, and {kernel} is none; "
-            "use 'exact' or 'float64'"
+            f"{mention('precision', precision)} is for kernels of Euclidean distances, and "
+            f"{kernel} is none",
+            "use 'exact' or 'float64'",
         )
     if precision == "integer" and kernel.metric is not None:
         raise ConfigError(
-            f"precision='integer' is for features as they are, and {kernel} moves them; use 'auto'"
+            f"{mention('precision', 'integer')} is for features as they are, and {kernel} moves "
+            f"them",
+            "use 'auto'",
         )

@@ -37,12 +37,13 @@ class Slope(Kernel):
         if kernel.geometry != "distance" or kernel.explicit:
             raise ConfigError(
                 f"{kernel} is no function of the Euclidean distance of two points, and has no "
-                "gradient that comes of distances; use a kernel that is one"
+                "gradient that comes of distances",
+                "use a kernel that is one",
             )
         if kernel.expression is None:
             raise ConfigError(
-                f"{kernel} has no expression, of which its derivative is taken; give its class one "
-                "(see Kernel), or use a kernel that is built in"
+                f"{kernel} has no expression, of which its derivative is taken",
+                "give its class one (see Kernel), or use a kernel that is built in",
             )
         self.expression = substitute(derivative(kernel.expression), f"s + {NEAR!r}")
 
@@ -99,8 +100,9 @@ def _outer(name: str, call: ast.Call, argument: ast.expr, more: list[ast.expr]) 
 def _unknown(node: ast.expr) -> ConfigError:
     """Return the error for an expression that cannot be differentiated."""
     return ConfigError(
-        f"the derivative of {ast.unparse(node)!r} in a kernel's expression is unknown; write the "
-        "expression with numbers, s, + - * /, exp, sqrt, cos, and pow with a number as its exponent"
+        f"the derivative of {ast.unparse(node)!r} in a kernel's expression is unknown",
+        "write the expression with numbers, s, + - * /, exp, sqrt, cos, and pow with a number as "
+        "its exponent",
     )
 
 

@@ -1,58 +1,23 @@
-"""Sizes common to all methods: the user's settings, batches, samples, reading ahead.
+"""Sizes common to all methods: batches, samples, reading ahead.
 
 Pure integers, no arrays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.planning.problem import MiB, ProblemShape
 
-OF_THE_WHOLE: Final = ("block_size", "n_nystrom", "level")
-"""Settings that have no meaning for a run of another size."""
 MIN_PROBE, MAX_PROBE = 512, 4096
 MIN_BATCH, MAX_BATCH = 256, 4096
 LOADERS = ((128 * MiB, 68 * MiB), (64 * MiB, 32 * MiB), (32 * MiB, 16 * MiB))
 """Bytes of a shuffle block and of the reads in flight, in the order tried: 64 MiB of rows with
 their row numbers, in whole numbers of chunks of 4, 8 and 16 MiB; then smaller ones."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """Settings of the user, as `SolverConfig` explains them; None: the method chooses.
-
-    warm_start : whether training continues from given weights.
-    seed : seed of every draw of the setup.
-    """
-
-    solver: str = "auto"
-    batch_size: int | None = None
-    block_size: int | None = None
-    ridge: float | None = None
-    n_nystrom: int | None = None
-    level: int | None = None
-    period: int | None = None
-    projection: str | None = None
-    average: bool = True
-    damping: float | None = None
-    step_scale: float = 1.0
-    tolerance: float | None = None
-    posterior: bool = False
-    warm_start: bool = False
-    seed: int = 0
-
-    @property
-    def fixed_ridge(self) -> float:
-        """Return the ridge, and 0 if it is not set."""
-        return self.ridge or 0.0
-
-    def first_set(self, names: Sequence[str]) -> str | None:
-        """Return the first of these settings that differs from its default, or None."""
-        return next((name for name in names if getattr(self, name) != getattr(Options, name)), None)
 
 
 @dataclass(frozen=True)
@@ -79,7 +44,15 @@ def check_between(name: str, value: int | None, low: int, high: int, bound: str)
     """Raise ConfigError unless a size is None or possible; bound : name of the bound `high`."""
     if value is not None and not low <= value <= high:
         remedy = "lower" if value > high else "raise"
-        raise ConfigError(f"{name}={value} must lie between {low} and {bound}{high}; {remedy} it")
+        limit = mention(f"{bound}{high}") if bound.endswith("=") else f"{bound}{high}"
+        raise ConfigError(
+            f"{mention(name, value)} must lie between {low} and {limit}", f"{remedy} it"
+        )
+
+
+def check_batch_size(problem: ProblemShape) -> None:
+    """Raise ConfigError if a batch is set that has more rows than an epoch."""
+    check_between("batch_size", problem.batch_size, 1, problem.n_rows, "n_rows=")
 
 
 def halvings(fixed: int | None, start: int, end: int) -> list[int]:
@@ -111,14 +84,14 @@ def power_of_two(size: float) -> int:
     return min((1 << k for k in range(20)), key=lambda power: abs(power - size))
 
 
-def batches(problem: ProblemShape, options: Options, best: int | None = None) -> list[int]:
+def batches(problem: ProblemShape, best: int | None = None) -> list[int]:
     """Return batch sizes to try, from the best to the smallest."""
-    return halvings(options.batch_size, best or auto_batch(problem), min(64, problem.n_rows))
+    return halvings(problem.batch_size, best or auto_batch(problem), min(64, problem.n_rows))
 
 
-def steps(problem: ProblemShape, options: Options) -> int:
+def steps(problem: ProblemShape) -> int:
     """Return the steps of the whole run, with the batch size that is set or the best one."""
-    return -(-problem.n_rows // (options.batch_size or auto_batch(problem))) * problem.epochs
+    return -(-problem.n_rows // (problem.batch_size or auto_batch(problem))) * problem.epochs
 
 
 def sample_sizes(n_rows: int, wanted: int, probe: int) -> tuple[int, int]:

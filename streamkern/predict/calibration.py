@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from streamkern.basics.array_types import Floats
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.predict.probabilities import (
     Probabilities,
     fit_probabilities,
@@ -90,8 +91,9 @@ class Intervals:
             ranks = (self.weights.cumsum(axis=0) < weight).sum(axis=0)
         if (ranks >= m).any():
             raise ConfigError(
-                f"interval={level:g} takes more than the {m} rows that were set aside for it, "
-                f"which tell no more than {m / (m + new_row):.4g}; give a smaller one, or more rows"
+                f"{mention('interval', level)} takes more than the {m} rows that were set aside "
+                f"for it, which tell no more than {m / (m + new_row):.4g}",
+                "give a smaller one, or more rows",
             )
         reach: Floats = self.scores[ranks, np.arange(len(ranks))]
         return reach
@@ -108,8 +110,8 @@ def check_level(level: Any) -> None:
     number = isinstance(level, numbers.Real) and not isinstance(level, bool)
     if not (number and 0 < level < 1):
         raise ConfigError(
-            f"interval={level!r} must be a number between 0 and 1, such as 0.9: how often the "
-            "truth is to be inside"
+            f"{mention('interval', level)} must be a number between 0 and 1, such as 0.9: how "
+            "often the truth is to be inside"
         )
 
 
@@ -204,6 +206,8 @@ def lacking(meta: Mapping[str, Any]) -> str:
     meta : of the setup of its run
     """
     why = meta.get("uncalibrated") or "or its run has not ended; train it with calibrate=True"
+    for text, value in (("calibrate=True", True), ('calibrate="auto"', "auto")):
+        why = why.replace(text, mention("calibrate", value))  # it is recorded in plain text
     return f"rows that were set aside in training, and of this model none were, {why}"
 
 

@@ -1,6 +1,7 @@
 """Metrics of a model on a data set, with the same meaning wherever they are shown.
 
-    mse       mean over rows and outputs of (f(x) - y)^2, in squares of the user's units
+    mse       mean over rows and outputs of (f(x) - y)^2, in squares of the user's units; of a
+              model of the log loss, the probabilities are compared with the one-hot targets
     r2        1 - sum (f(x) - y)^2 / sum (y - mean)^2 of each output, their plain mean (regression)
     accuracy  share of the rows whose largest output is that of their class (classification)
 
@@ -31,6 +32,7 @@ from streamkern.backend.base import Array, Backend
 from streamkern.basics.array_types import Floats
 from streamkern.basics.errors import DataError
 from streamkern.basics.warning import warn
+from streamkern.losses.base import Loss
 from streamkern.predict.calibration import Calibration, Intervals
 from streamkern.predict.probabilities import log_losses
 from streamkern.store.statistics import ColumnMoments
@@ -41,10 +43,15 @@ BINS = 15
 
 
 class EvaluationMetrics:
-    """Sums over the rows of an evaluation, in float64; see the module docstring."""
+    """Sums over the rows of an evaluation, in float64; see the module docstring.
 
-    def __init__(self, backend: Backend, n_outputs: int, classes: bool) -> None:
-        self._backend, self._classes = backend, classes
+    loss : the loss of the model, whose predictions are compared with the targets; None: squares
+    """
+
+    def __init__(
+        self, backend: Backend, n_outputs: int, classes: bool, loss: Loss | None = None
+    ) -> None:
+        self._backend, self._classes, self._loss = backend, classes, loss
         self._squared = np.zeros(n_outputs)
         self._targets = ColumnMoments(n_outputs)
         self._weight = self._hits = 0.0
@@ -52,6 +59,8 @@ class EvaluationMetrics:
     def add(self, F: Array, Y: Array, w: npt.NDArray[Any] | None = None) -> None:
         """Add values F and targets Y (m, c) on the device, w (m,) on the host or None."""
         xp, to_host = self._backend.xp, self._backend.to_host
+        if self._loss is not None:
+            F = self._loss.predict(xp, F.copy())
         errors = xp.square(F - Y, dtype=np.float64)
         if w is not None:
             errors *= self._backend.asarray(w)[:, None]
@@ -67,7 +76,7 @@ class EvaluationMetrics:
         """Return mse, and r2 or accuracy; raise DataError if all weights are 0."""
         if not self._weight > 0:
             raise DataError(
-                "all rows to evaluate have sample weight 0; give some of them a weight above 0"
+                "all rows to evaluate have sample weight 0", "give some of them a weight above 0"
             )
         squared = self._squared / self._weight
         mse = {"mse": float(squared.mean())}

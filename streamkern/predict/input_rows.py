@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamkern.basics.errors import ConfigError, DataError
+from streamkern.basics.message import mention
 from streamkern.basics.text import redact, some
 from streamkern.basics.values import json_digest
 from streamkern.filesystem.urls import check_missing, local_path
@@ -57,7 +58,7 @@ class FileRows:
         self._reader, classes = reader, like.classes
         first = next(reader.blocks(0, UNIT_BYTES), None)
         if first is None or not len(first.X):
-            raise DataError("the input has no rows; give a file with one at least")
+            raise DataError("the input has no rows", "give a file with one at least")
         # Nothing is rounded, whatever the dtype of the store that the model was trained on.
         natural = reader.natural_dtype
         self._features = FeatureConverter(first, np.float64 if natural is None else None, natural)
@@ -132,8 +133,8 @@ class FileRows:
             row = int(np.argmin(ids))
             raise DataError(
                 f"the label of {raw.place(row)} is {targets.labels[codes[row]]!r}, which is none "
-                f"of the classes of the model, {some(self._known.names)}; leave such rows out, or "
-                "train on rows of all classes"
+                f"of the classes of the model, {some(self._known.names)}",
+                "leave such rows out, or train on rows of all classes",
             )
         return ids
 
@@ -181,7 +182,9 @@ def open_rows(
     if kinds == {"zarr"} and not any(holds_one_array(url, "zarr", opener) for url in inputs):
         return _open_stores(inputs, ReadRequest(x, y, sample_weight, targets), opener, arrays)
     if "zarr" in kinds and len(kinds) > 1:
-        raise ConfigError("stores and files of other kinds cannot be read together; give one kind")
+        raise ConfigError(
+            "stores and files of other kinds cannot be read together", "give one kind"
+        )
     are_tables, weight_column = kinds <= {*TABLES}, like.weight_column
     if y is None and are_tables:
         y = like.target_columns
@@ -211,8 +214,9 @@ def _check_header(reader: Reader, columns: Sequence[str] | None) -> None:
     if columns is not None and reader.columns is None:
         raise ConfigError(
             f"{reader.files[0][0]} has no header line, and the model was trained on columns with "
-            f"names ({some(columns)}); give it a header, or say with x= which of its columns these "
-            "are, by position"
+            f"names ({some(columns)})",
+            f"give it a header, or say with {mention('x=')} which of its columns these "
+            "are, by position",
         )
 
 
@@ -221,7 +225,7 @@ def _check_table(kinds: set[str]) -> None:
     if not kinds <= {*TABLES}:
         raise ConfigError(
             "the model was trained on an encoded table, and takes rows of a CSV, a Parquet file or "
-            f"a store made with like=, not of {', '.join(sorted(kinds))}"
+            f"a store made with {mention('like=')}, not of {', '.join(sorted(kinds))}"
         )
 
 
@@ -269,6 +273,7 @@ def _check_own(unresolved: ReadRequest, mark: Mapping[str, Any], where: str) -> 
             held = "that has no names" if own is None else f"with {name} of {some(own)}"
             what = "which brings its own weights" if name == "sample_weight" else held
             raise ConfigError(
-                f"{name}={given!r} makes no sense for {where}, a store of streamkern's {what}; "
-                f"leave {name}= out"
+                f"{mention(name, given)} makes no sense for {where}, a store of streamkern's "
+                f"{what}",
+                f"leave {mention(f'{name}=')} out",
             )

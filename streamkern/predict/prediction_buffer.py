@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError
+from streamkern.basics.message import mention
 from streamkern.basics.values import json_digest
 from streamkern.filesystem.scratch import Scratch
 
@@ -107,8 +108,8 @@ class PredictionBuffer:
             if len(records) != count or not seen.all():
                 raise DataError(
                     f"rows {first} to {first + count - 1} of the data are not there once each: "
-                    "the numbers of its rows are damaged; ingest it again, or predict with "
-                    'order="store"'
+                    "the numbers of its rows are damaged",
+                    f"ingest it again, or predict with {mention('order', 'store')}",
                 )
             ordered = np.empty_like(records)
             ordered[positions] = records

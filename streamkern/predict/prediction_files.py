@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from zarr.codecs import Crc32cCodec
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.basics.optional import import_optional
 from streamkern.basics.text import redact
 from streamkern.basics.values import parsed_json
@@ -262,7 +263,8 @@ class PredictionFile:
         if not self._is_own():
             raise ConfigError(
                 f"nothing in {self._path} says that streamkern wrote it, and that it was not "
-                "changed since, so it is not overwritten; delete it, or give another output"
+                "changed since, so it is not overwritten",
+                "delete it, or give another output",
             )
 
     def _is_own(self) -> bool:
@@ -300,5 +302,5 @@ class PredictionFile:
             self._temporary.unlink()
 
 
-def _exists(url: str, remedy: str = "pass overwrite=True") -> ConfigError:
-    return ConfigError(f"{redact(url)} exists already; give another output, or {remedy}")
+def _exists(url: str, remedy: str = f"pass {mention('overwrite', True)}") -> ConfigError:
+    return ConfigError(f"{redact(url)} exists already", f"give another output, or {remedy}")

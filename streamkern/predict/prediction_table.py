@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.ingest.original_columns import OriginalColumns
 from streamkern.predict.calibration import Calibration, Intervals, check_level
 from streamkern.predict.probabilities import Probabilities
@@ -103,8 +104,9 @@ def answered_labels(names: Sequence[str], dtype: str | None) -> NDArray[Any]:
 
 
 NO_POSTERIOR = (
-    "the posterior of a model, and of this one none was kept; train with posterior=True and "
-    "solver='direct', or give interval= instead"
+    "the posterior of a model, and of this one none was kept; train with "
+    f"{mention('posterior', True)} and {mention('solver', 'direct')}, or give "
+    f"{mention('interval=')} instead"
 )
 """Requirement of standard deviations, for errors."""
 
@@ -112,15 +114,18 @@ NO_POSTERIOR = (
 def check_normalised(level: float | None, normalised: bool) -> None:
     """Raise ConfigError for normalised without an interval."""
     if normalised and level is None:
-        raise ConfigError("normalised=True is for intervals; give interval, such as 0.9, as well")
+        raise ConfigError(
+            f"{mention('normalised', True)} is for intervals", "give interval, such as 0.9, as well"
+        )
 
 
 def _normalised_of(calibration: Calibration) -> Intervals:
     """Return the normalised intervals of a calibration; raise ConfigError if it has none."""
     if calibration.normalised is None:
         raise ConfigError(
-            "normalised=True needs a model that was calibrated with values by a version of "
-            "streamkern that knows it, and this one was not; leave it out, or train anew"
+            f"{mention('normalised', True)} needs a model that was calibrated with values by a "
+            "version of streamkern that knows it, and this one was not",
+            "leave it out, or train anew",
         )
     return calibration.normalised
 
@@ -160,10 +165,13 @@ class OutputFormat:
         if level is not None:
             check_level(level)
         if proba and classes is None:
-            raise ConfigError("proba=True is for classes, and the model has values; leave it out")
+            raise ConfigError(
+                f"{mention('proba', True)} is for classes, and the model has values", "leave it out"
+            )
         if level is not None and classes is not None:
             raise ConfigError(
-                f"interval={level!r} is for values, and the model has classes; give proba=True"
+                f"{mention('interval', level)} is for values, and the model has classes",
+                f"give {mention('proba', True)}",
             )
         check_normalised(level, normalised)
         if not proba and level is None:
@@ -182,11 +190,11 @@ class OutputFormat:
         """
         if self != OutputFormat():
             raise ConfigError(
-                "std=True gives standard deviations behind the values alone; leave it out, or "
-                "leave proba= and interval= out"
+                f"{mention('std', True)} gives standard deviations behind the values alone",
+                f"leave it out, or leave {mention('proba=')} and {mention('interval=')} out",
             )
         if not known:
-            raise ConfigError(f"std=True needs {NO_POSTERIOR}")
+            raise ConfigError(f"{mention('std', True)} needs {NO_POSTERIOR}")
         return OutputFormat(std=True)
 
     def applied_to(self, values: PredictionTable) -> PredictionTable:

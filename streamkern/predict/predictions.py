@@ -25,6 +25,7 @@ from streamkern.basics.errors import (
     StorageError,
     StreamkernError,
 )
+from streamkern.basics.message import mention
 from streamkern.basics.optional import import_optional
 from streamkern.basics.progress import Progress
 from streamkern.basics.text import redact
@@ -140,8 +141,8 @@ def with_input_columns(blocks: Iterator[list[Any]], slabs: Slabs) -> Slabs:
 
 def _other_rows(rows: str) -> DataError:
     return DataError(
-        f"the input has other rows than it had when it was predicted ({rows}); give the same "
-        "command or call again, which begins anew"
+        f"the input has other rows than it had when it was predicted ({rows})",
+        "give the same command or call again, which begins anew",
     )
 
 
@@ -150,25 +151,26 @@ def _ending(url: str | os.PathLike[str], order: str) -> str:
     ending = os.path.splitext(os.fspath(url).rstrip("/"))[1].lower()
     refuse_within(url, "predictions")
     if order not in ORDERS:
-        raise ConfigError(f'order="{order}" is unknown; use "source" or "store"')
+        raise ConfigError(f"{mention('order', order)} is unknown", 'use "source" or "store"')
     if ending not in FILES:
         if ending not in ("", ".zarr"):
             raise ConfigError(
-                f"cannot write predictions to {redact(os.fspath(url))}; its ending must be "
-                f".zarr, {' or '.join(FILES)}"
+                f"cannot write predictions to {redact(os.fspath(url))}",
+                f"its ending must be .zarr, {' or '.join(FILES)}",
             )
         return ".zarr"
     if local_path(url) is None:
         raise ConfigError(
-            f"{redact(os.fspath(url))} is remote, where predictions can only go to .zarr; give "
-            "that, or a local file"
+            f"{redact(os.fspath(url))} is remote, where predictions can only go to .zarr",
+            "give that, or a local file",
         )
     if ending == ".parquet":  # before hours of computing, not after
         import_optional("pyarrow.parquet", "writing Parquet")
     if (ending, order) == (".npy", "store"):
         raise ConfigError(
-            'order="store" needs the number of each row beside its answer, and a .npy file has '
-            "room for one array; write .zarr, .csv or .parquet, or use the order of the source"
+            f"{mention('order', 'store')} needs the number of each row beside its answer, and a "
+            ".npy file has room for one array",
+            "write .zarr, .csv or .parquet, or use the order of the source",
         )
     return ending
 
@@ -177,14 +179,16 @@ def _check_table(table: PredictionTable, url: str | os.PathLike[str], ending: st
     """Raise ConfigError if the output cannot hold the table."""
     if table.escapes_formulas and ending != ".csv":
         raise ConfigError(
-            f"escape_formulas=True is for .csv, and not for {redact(os.fspath(url))}; leave it out"
+            f"{mention('escape_formulas', True)} is for .csv, and not for {redact(os.fspath(url))}",
+            "leave it out",
         )
     if table.input_columns is None:
         return
     if ending not in (".csv", ".parquet"):
         raise ConfigError(
-            f"{redact(os.fspath(url))} cannot hold the columns of the input (with_input=True); "
-            "write .csv or .parquet"
+            f"{redact(os.fspath(url))} cannot hold the columns of the input "
+            f"({mention('with_input', True)})",
+            "write .csv or .parquet",
         )
     refuse_same_place(table.input_columns.urls, url)
     if ending == ".csv":

@@ -78,8 +78,8 @@ def checkpoint_errors(place: str) -> Iterator[None]:
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         raise CheckpointError(
             f"{place} holds a document that was edited and sealed again "
-            f"({type(error).__name__}: {error}); restore it from a copy, or start again in a new "
-            "run directory"
+            f"({type(error).__name__}: {error})",
+            "restore it from a copy, or start again in a new run directory",
         ) from error
 
 
@@ -210,16 +210,16 @@ def _checked_json(value: object, where: str) -> Any:
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
-                raise CheckpointError(f"{where} has the key {key!r}; keys must be strings")
+                raise CheckpointError(f"{where} has the key {key!r}", "keys must be strings")
         return {k: _checked_json(v, f"{where}[{k!r}]") for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [_checked_json(v, f"{where}[{i}]") for i, v in enumerate(value)]
     if isinstance(value, float) and not math.isfinite(value):
-        raise CheckpointError(f"{where} is {value}; JSON holds finite numbers only, use None")
+        raise CheckpointError(f"{where} is {value}", "JSON holds finite numbers only, use None")
     if value is None or isinstance(value, str | bool | int | float):
         return value
     raise CheckpointError(
-        f"{where} is {type(value).__name__}, not JSON; convert it (NumPy scalars: .item())"
+        f"{where} is {type(value).__name__}, not JSON", "convert it (NumPy scalars: .item())"
     )
 
 
@@ -240,8 +240,8 @@ def checked_arrays(arrays: Mapping[str, object]) -> dict[str, ChunkedArray]:
         if not isinstance(x, ChunkedArray) or x.dtype.char not in _KINDS or not x.dtype.isnative:
             kind = x.dtype if isinstance(x, ChunkedArray) else type(x).__name__
             raise CheckpointError(
-                f"array {name!r} is {kind}; a checkpoint takes NumPy arrays of native bool,"
-                " integer, float or complex dtype"
+                f"array {name!r} is {kind}",
+                "a checkpoint takes NumPy arrays of native bool, integer, float or complex dtype",
             )
         checked[name] = x
     return checked

@@ -131,8 +131,9 @@ def read_config(folder: RunStorage) -> dict[str, Any] | None:
         raise
     except (OSError, ValueError) as error:
         raise RunError(
-            f"{folder.place}/run.json is damaged ({error}); restore it from a copy, or run the "
-            "same command again, which writes it anew where there is a setup or a checkpoint"
+            f"{folder.place}/run.json is damaged ({error})",
+            "restore it from a copy, or run the same command again, which writes it anew where "
+            "there is a setup or a checkpoint",
         ) from error
 
 

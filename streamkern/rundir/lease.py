@@ -143,7 +143,8 @@ class Lease:
     def _unsuited(self) -> StorageAccessError:
         return StorageAccessError(
             f"{self._place} does not refuse to create an object that exists, so two runs could "
-            "write there at once; keep runs on a local disk, on S3, or on another storage that does"
+            "write there at once",
+            "keep runs on a local disk, on S3, or on another storage that does",
         )
 
     def _say_why(self, holder: dict[str, Any]) -> None:
@@ -188,8 +189,8 @@ class Lease:
         if later:
             raise RunLostError(
                 f"run directory {self._place} was taken over by {self._who(later[-1])}, because "
-                f"this process showed no sign of life for {self._ttl:.0f} s; nothing more is "
-                "written by this one"
+                f"this process showed no sign of life for {self._ttl:.0f} s",
+                "nothing more is written by this one",
             )
 
     def _later(self) -> list[int]:
@@ -256,8 +257,8 @@ def current_holder(objects: Objects) -> str | None:
 def being_written(place: str, holder: str | None) -> RunError:
     """Return the error of a second writer."""
     return RunLockedError(
-        f"run directory {place} is being written by {holder or 'another process'}; wait for it, "
-        "stop it, or give another run directory"
+        f"run directory {place} is being written by {holder or 'another process'}",
+        "wait for it, stop it, or give another run directory",
     )
 
 

@@ -137,20 +137,20 @@ class RunDirectory:
             raise
         except OSError as error:
             raise RunError(
-                f"run directory {self.place} cannot be written to: {reason(error)}; give another "
-                "run directory, or run the same command again once that is solved"
+                f"run directory {self.place} cannot be written to: {reason(error)}",
+                "give another run directory, or run the same command again once that is solved",
             ) from error
 
     def _highest_writer(self) -> int:
         """Return the highest writer number; RunError if there are files of other programs."""
         names = self._folder.names()
         if "zarr.json" in names:
-            raise RunError(f"{self.place} is a zarr store; give a new or empty directory")
+            raise RunError(f"{self.place} is a zarr store", "give a new or empty directory")
         foreign = file_names.foreign_files(self._folder)
         if foreign is not None:
             raise RunError(
-                f"{self.place} holds {foreign!r} but no run of streamkern; give a new or empty"
-                " directory"
+                f"{self.place} holds {foreign!r} but no run of streamkern",
+                "give a new or empty directory",
             )
         manifests = checkpoint_ids(names) + checkpoint_ids(self._folder.names(CHECKPOINTS))
         return max((writer for writer, _ in manifests), default=0)
@@ -230,7 +230,8 @@ class RunDirectory:
             if not newest <= rank or not 0 <= step < 10**12:
                 raise CheckpointError(
                     f"step={step} must be between the newest checkpoint, {newest[1]} in"
-                    f" {self.place}, and 10^12; resume from that one or give a new run directory"
+                    f" {self.place}, and 10^12",
+                    "resume from that one or give a new run directory",
                 )
             self._publish(hold, CHECKPOINTS, stem_of(*rank), step, arrays, meta, names, before)
             self._leftovers.broken.discard(stem_of(*rank))
@@ -277,8 +278,8 @@ class RunDirectory:
         with self._saving:
             if self._hold is None:
                 raise RunError(
-                    f"{what} cannot be written: {self.place} was not acquired; use it in "
-                    "a with block"
+                    f"{what} cannot be written: {self.place} was not acquired",
+                    "use it in a with block",
                 )
             try:
                 yield self._hold
@@ -288,8 +289,9 @@ class RunDirectory:
                 if not isinstance(error, StorageError):
                     self._hold.check()  # it may be gone, or deleted by its new writer
                 raise CheckpointError(
-                    f"{what} could not be written to {self.place}: {reason(error)}; earlier"
-                    " checkpoints are untouched, so run the same command again once that is solved"
+                    f"{what} could not be written to {self.place}: {reason(error)}",
+                    "earlier checkpoints are untouched, so run the same command again once that is "
+                    "solved",
                 ) from error
 
     # -- loading -------------------------------------------------------------------------------
@@ -332,8 +334,8 @@ class RunDirectory:
             return None
         reasons = "; ".join(f"step {step}: {why}" for (_, step), why in failed.items())
         raise CheckpointError(
-            f"{self.place} has {len(failed)} checkpoint(s) and none verifies ({reasons}); restore"
-            " one from a copy, or start again in a new run directory"
+            f"{self.place} has {len(failed)} checkpoint(s) and none verifies ({reasons})",
+            "restore one from a copy, or start again in a new run directory",
         )
 
     def _check_same_run(self, saved: Saved) -> None:
@@ -341,7 +343,8 @@ class RunDirectory:
         if self._run_is_known and saved.run != self._run:
             raise ResumeMismatchError(
                 f"the checkpoint of step {saved.step} in {self.place} was made by another run than "
-                "its setup; put back the files of one run, or start again in a new run directory"
+                "its setup",
+                "put back the files of one run, or start again in a new run directory",
             )
 
     def _published(self) -> list[CheckpointId]:
@@ -360,8 +363,8 @@ class RunDirectory:
             saved = load_checkpoint(self._folder, manifest, into)
         except UnverifiedError as error:
             raise CheckpointError(
-                f"the setup in {self.place} does not verify ({error}); delete {manifest} there to"
-                " have it computed again"
+                f"the setup in {self.place} does not verify ({error})",
+                f"delete {manifest} there to have it computed again",
             ) from error
         if self._hold is None:
             self._run, self._run_is_known = saved.run, True

@@ -59,8 +59,8 @@ def open_folder(
     text = os.fspath(place)
     if text.startswith("file://") and urlsplit(text).netloc not in ("", "localhost"):
         raise RunError(
-            f"run directory {redact(text)} is on another machine; mount it and give its path, or "
-            "give the URL of an object store"
+            f"run directory {redact(text)} is on another machine",
+            "mount it and give its path, or give the URL of an object store",
         )
     path = local_path(place)
     if path is not None:
@@ -103,7 +103,7 @@ class LocalFolder:
             return set(os.listdir(self.path / folder))
         except (FileNotFoundError, NotADirectoryError):
             if self.path.is_file():
-                raise RunError(f"run directory {self.path} is a file; give a directory") from None
+                raise RunError(f"run directory {self.path} is a file", "give a directory") from None
             return set()
 
     def read(self, name: str) -> bytes:
@@ -230,24 +230,26 @@ class _Lock:
             note = unseal("writer", self._folder.read("writer.json"))
         except (FileNotFoundError, NotADirectoryError):
             raise RunLostError(
-                f"run directory {place} is gone, it was moved or deleted; put it back, or give its "
-                "new place, and run the same command again"
+                f"run directory {place} is gone, it was moved or deleted",
+                "put it back, or give its new place, and run the same command again",
             ) from None
         except OSError as error:
             raise RunLostError(
-                f"run directory {place} cannot be read any more: {reason(error)}; run the same "
-                "command again once that is solved"
+                f"run directory {place} cannot be read any more: {reason(error)}",
+                "run the same command again once that is solved",
             ) from error
         except ValueError as error:
             raise RunLostError(
                 f"{place}/writer.json is damaged ({error}), so another process may be writing "
-                "there; run the same command again"
+                "there",
+                "run the same command again",
             ) from None
         if note.get("token") != self._token:
             raise RunLostError(
                 f"run directory {place} was taken over by "
                 f"{self._folder.holder() or 'another process'}, which can only be after its "
-                "run.lock was deleted; nothing more is written by this one"
+                "run.lock was deleted",
+                "nothing more is written by this one",
             )
 
     def release(self) -> None:

@@ -30,6 +30,7 @@ from streamkern.backend.ranks import SINGLE, Communicator
 from streamkern.basics.errors import DivergenceError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
+from streamkern.losses.scaled import ScaledLoss
 from streamkern.planning.problem import ProblemShape
 from streamkern.solver.precondition.partition import Partition
 from streamkern.solver.precondition.step_rule import StepRule
@@ -80,6 +81,7 @@ class Solver:
         same state, unless the centers are partitioned over them: then arrays with a row per center
         have only the rows of `Z`.
     share : partition of the centers, of which this rank's are in `Z`; None: all centers.
+    loss : the loss of the outputs; None: squares.
     """
 
     name: str
@@ -93,8 +95,9 @@ class Solver:
     def __init__(
         self, op: KernelOperator, Z: Points, *, n_outputs: int, max_batch: int,
         average: bool = True, ranks: Communicator = SINGLE, share: CenterPartition | None = None,
+        loss: ScaledLoss | None = None,
     ) -> None:  # fmt: skip
-        self.op, self.Z, self.backend, self.ranks = op, Z, op.backend, ranks
+        self.op, self.Z, self.backend, self.ranks, self.loss = op, Z, op.backend, ranks, loss
         if share is None:
             share = CenterPartition([slice(0, len(Z))], RankGrid(ranks.rank, ranks.size))
         self.partition = Partition(share.blocks, share.grid, ranks, op.backend)
@@ -177,7 +180,7 @@ class Solver:
         return r
 
     def _measure(self, state: State, batch: Batch, r: Array, squares: Array) -> Array:
-        """Return the loss of a batch, the mean of w r^2, and that of f = 0: (2, c) float64.
+        """Return the error of a batch, the mean of w r^2, and that of f = 0: (2, c) float64.
 
         The array is on the device and valid for `LOSSES` steps.
 
@@ -185,8 +188,11 @@ class Solver:
         squares : (m, c), overwritten.
         """
         losses = self.losses[state.steps % LOSSES]
-        for values, loss in ((r, losses[0, ...]), (batch.Y, losses[1, ...])):
-            self.backend.xp.multiply(values, values, out=squares)
+        xp, of_zero = self.backend.xp, batch.Y
+        for values, loss in ((r, losses[0, ...]), (of_zero, losses[1, ...])):
+            if values is batch.Y and self.loss is not None:
+                values = xp.subtract(batch.Y, self.loss.of_zero, out=squares)
+            xp.multiply(values, values, out=squares)
             self._weigh(squares, batch.w).sum(axis=0, dtype=loss.dtype, out=loss)
         losses *= 1 / batch.whole
         return self.partition.sum_over_rows(losses)
@@ -271,7 +277,8 @@ class Solver:
         if not self.rules():
             raise DivergenceError(
                 f"solver {self.name!r} met values that are not finite, and has no step size to "
-                "lower; check the data for outliers, or give a larger bandwidth or a ridge"
+                "lower",
+                "check the data for outliers, or give a larger bandwidth or a ridge",
             )
         state.alpha[...] = good
         state.average[...] = good

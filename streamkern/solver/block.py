@@ -9,10 +9,11 @@ from dataclasses import asdict, replace
 from streamkern.backend.base import Array
 from streamkern.backend.rank_grid import CenterPartition, RankGrid
 from streamkern.backend.ranks import Communicator
+from streamkern.config.solver import SolverConfig, set_value
 from streamkern.planning.effort import OpCounts, together
 from streamkern.planning.memory import Buffers, MemoryNeeds, count_products
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import Options, check_between
+from streamkern.planning.sizes import check_between
 from streamkern.solver.base import Solver, batch_room
 from streamkern.solver.block_sizes import (
     BlockSizes,
@@ -24,7 +25,7 @@ from streamkern.solver.block_sizes import (
     setup_effort,
 )
 from streamkern.solver.block_step import BlockSolver, finite_population_factor
-from streamkern.solver.method import STEP_SETTINGS, Method, Report, Samples, Setup, Work
+from streamkern.solver.method import Method, Report, Samples, Setup, Work
 from streamkern.solver.precondition.block import (
     MIN_PENALTY,
     SKETCH,
@@ -43,7 +44,6 @@ class BlockMethod(Method[BlockSizes]):
     """SGD preconditioned block by block in the span of the centers."""
 
     name = "block"
-    options = ("block_size", "ridge", "damping", *STEP_SETTINGS, "warm_start")
     sizes = BlockSizes
     features = ("kernel", "nystrom", "fourier")
     uses_center_targets = True
@@ -54,21 +54,21 @@ class BlockMethod(Method[BlockSizes]):
     made_in_stripes = True
     min_penalty = MIN_PENALTY
 
-    def check(self, problem: ProblemShape, options: Options) -> None:
+    def check(self, problem: ProblemShape, options: SolverConfig) -> None:
         """Raise ConfigError as `Method.check`, and if the block size is out of range."""
         super().check(problem, options)
-        check_between("block_size", options.block_size, 1, problem.p, "n_centers=")
+        check_between("block_size", set_value(options.block_size), 1, problem.p, "n_centers=")
 
-    def candidates(self, problem: ProblemShape, options: Options) -> Sequence[BlockSizes]:
+    def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[BlockSizes]:
         """Return candidate sizes, best first; batches shrink before blocks do."""
         return candidates(problem, options)
 
-    def reason(self, problem: ProblemShape, options: Options, sizes: BlockSizes) -> str | None:
+    def reason(self, problem: ProblemShape, options: SolverConfig, sizes: BlockSizes) -> str | None:
         """Return what decided the sizes of blocks and batches; None if the user set them."""
         why = []
-        if options.block_size is None:
+        if options.block_size == "auto":
             why.append(f"block_size: {block_reason(problem, options, sizes)}")
-        if options.batch_size is None:
+        if problem.batch_size is None:
             why.append(f"batch_size: {batch_reason(problem, options, sizes)}")
         return "\n".join(why) or None
 
@@ -166,12 +166,13 @@ class BlockMethod(Method[BlockSizes]):
         pre = build_block(
             op, work.centers, S, probe, block_slices(problem.p, work.sizes.block_size),
             noise=work.noise, worth=work.worth, sweeps=n_sweeps(problem, work.sizes),
-            damping=options.damping, ridge=options.fixed_ridge, seed=options.seed, report=report,
+            damping=set_value(options.damping), ridge=options.fixed_ridge, seed=work.seed,
+            report=report,
             known=work.known, batch=_damped_by(problem, work.sizes.batch_size),
         )  # fmt: skip
         open_ridge = {} if work.worth is None else {"ridge": pre.ridge}
         critical = min(rule.critical_batch for rule in pre.rules)
-        batch = measured_batch(problem, options, work.sizes, critical)
+        batch = measured_batch(problem, work.sizes, critical)
         if batch < work.sizes.batch_size:
             report("batch", {"planned": work.sizes.batch_size, "batch_size": batch})
         return Setup(
@@ -204,7 +205,7 @@ class BlockMethod(Method[BlockSizes]):
         Z = work.Z if options.fixed_ridge and pre.L is None else work.Z.columns()
         Z = Z.each(share.part)
         return BlockSolver(
-            work.op, Z, pre, seed=options.seed,
+            work.op, Z, pre, seed=work.seed,
             ridge=options.fixed_ridge,
             keep=work.sizes.keep, cycled=problem.cycled, share=share,
             **work.shared(setup),

@@ -8,7 +8,7 @@ taken if its setup is a quarter of the run or less, or seconds: it has the lower
 
 Times are in FLOPs at the speed of a GEMM. They exceed a method's FLOPs by the operations that are
 no multiplications: evaluating an entry of a kernel, and reading one of the preconditioner, which is
-read twice a step, whatever the number of outputs: see `planning.costs`.
+read twice a step, whatever the number of outputs: see `planning.problem`.
 
 The larger a batch, the less often H is read; but past the critical batch the step no longer grows
 in proportion to the batch. A step of m rows makes progress like m / (1 + m / critical), by the step
@@ -23,13 +23,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from streamkern.config.solver import SolverConfig, set_value
 from streamkern.planning.effort import OpCounts
 from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import (
     LOADERS,
     MAX_PROBE,
     MIN_PROBE,
-    Options,
     Sizes,
     auto_batch,
     batches,
@@ -69,11 +69,11 @@ class BlockSizes(Sizes):
     keep: bool
 
 
-def candidates(problem: ProblemShape, options: Options) -> list[BlockSizes]:
+def candidates(problem: ProblemShape, options: SolverConfig) -> list[BlockSizes]:
     """Return candidate sizes, from the best to the smallest."""
     preferred, *_ = sizes = preferred_batches(problem, options)
     best = max(_soonest_and_affordable(problem, preferred))
-    blocks = halvings(options.block_size, best, min(256, problem.p))
+    blocks = halvings(set_value(options.block_size), best, min(256, problem.p))
     # The batch shrinks before the block does, down to half of a CPU's batch; evaluating K twice is
     # worse than either.
     few = 2 + sum(m > auto_batch(problem) for m in sizes)
@@ -88,7 +88,7 @@ def candidates(problem: ProblemShape, options: Options) -> list[BlockSizes]:
     ]
 
 
-def block_reason(problem: ProblemShape, options: Options, sizes: BlockSizes) -> str:
+def block_reason(problem: ProblemShape, options: SolverConfig, sizes: BlockSizes) -> str:
     """Return what decided the size of the blocks, where the user did not set it."""
     soonest, affordable = _soonest_and_affordable(problem, preferred_batches(problem, options)[0])
     if sizes.block_size < max(soonest, affordable):
@@ -98,12 +98,12 @@ def block_reason(problem: ProblemShape, options: Options, sizes: BlockSizes) -> 
     return "with this one the run is expected near the exact model the soonest"
 
 
-def preferred_batches(problem: ProblemShape, options: Options) -> list[int]:
+def preferred_batches(problem: ProblemShape, options: SolverConfig) -> list[int]:
     """Return candidate numbers of rows per step, from the best to the smallest."""
-    b = options.block_size or problem.p
-    if options.batch_size is None and options.block_size is None:
+    b = set_value(options.block_size) or problem.p
+    if problem.batch_size is None and options.block_size == "auto":
         b = max(_soonest_and_affordable(problem, worthwhile_batch(problem, b, problem.p)))
-    return batches(problem, options, worthwhile_batch(problem, b, problem.p))
+    return batches(problem, worthwhile_batch(problem, b, problem.p))
 
 
 def worthwhile_batch(problem: ProblemShape, b: int, critical: float) -> int:
@@ -117,21 +117,19 @@ def worthwhile_batch(problem: ProblemShape, b: int, critical: float) -> int:
     return max(least, min(best, most))
 
 
-def measured_batch(
-    problem: ProblemShape, options: Options, sizes: BlockSizes, critical: float
-) -> int:
+def measured_batch(problem: ProblemShape, sizes: BlockSizes, critical: float) -> int:
     """Return the rows of a step, given the measured critical batch.
 
     It is below the planned batch only if that exceeds a CPU's batch: the plan assumed a critical
     batch of p. Rules that were measured for more rows in a step hold for fewer.
     """
     planned = sizes.batch_size
-    if options.batch_size is not None or planned <= auto_batch(problem):
+    if problem.batch_size is not None or planned <= auto_batch(problem):
         return planned
     return min(planned, worthwhile_batch(problem, sizes.block_size, critical))
 
 
-def batch_reason(problem: ProblemShape, options: Options, sizes: BlockSizes) -> str:
+def batch_reason(problem: ProblemShape, options: SolverConfig, sizes: BlockSizes) -> str:
     """Return why a step has this number of rows, where the user did not set it."""
     m, b = sizes.batch_size, sizes.block_size
     preferred = preferred_batches(problem, options)[0]

@@ -54,6 +54,7 @@ from streamkern.backend.base import Array
 from streamkern.backend.batch import Batch
 from streamkern.backend.rank_grid import CenterPartition, RankGrid
 from streamkern.backend.ranks import SINGLE
+from streamkern.basics.message import mention
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import Solver, State
@@ -101,7 +102,8 @@ class BlockSolver(Solver):
 
     def __init__(
         self, op: KernelOperator, Z: Points, preconditioner: BlockPreconditioner, *, seed: int,
-        remedy: str = "solver.damping, solver.ridge or a larger bandwidth",
+        remedy: str = f"{mention('solver.damping')}, {mention('solver.ridge')} or a larger "
+        f"bandwidth",
         average_k: float | None = None, ridge: float = 0.0, keep: bool = True,
         cycled: int | None = None, share: CenterPartition | None = None, **shared: Any,
     ) -> None:  # fmt: skip
@@ -188,7 +190,11 @@ class BlockSolver(Solver):
         with self.backend.single_threaded_blas():
             x = self.op.points(batch.X, out=self.x[:m])
             r = self._residual(state, x, batch.Y)
+            if self.loss is not None:
+                r = self.loss.errors(r, batch.Y)
             loss = self._measure(state, batch, r, self.Ku[:m])
+            if self.loss is not None:
+                r = self.loss.residual(r)
             w = self._weights(state, m, n, batch.w)
             self._weigh(r, w)
             for i, b in enumerate(order.tolist()):
@@ -270,10 +276,11 @@ class BlockSolver(Solver):
         self.ridge_term.refresh_all(state)
 
     def _residual(self, state: State, x: Points, Y: Array) -> Array:
-        """Return K alpha - Y; fills self.K and the leverages."""
+        """Return K alpha - Y, without Y for a loss of another form; fills self.K, the leverages."""
         m, c = len(x), self.n_outputs
         r = self.r[:m]
-        if not self.partition.grid.column:  # of the ranks with these rows, one subtracts Y
+        # Of the ranks with these rows, one subtracts Y.
+        if self.loss is None and not self.partition.grid.column:
             self.backend.xp.negative(Y, out=r)
         else:
             r[...] = 0

@@ -10,10 +10,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
+from streamkern.config.solver import SolverConfig, set_value
 from streamkern.planning.effort import NO_WORK, OpCounts
 from streamkern.planning.memory import PANEL, PRODUCT_TILE, Buffers, MemoryNeeds
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import Options, Sizes, batches
+from streamkern.planning.sizes import Sizes, batches
 from streamkern.solver.base import Solver
 from streamkern.solver.direct_step import HELD_SHARE, DirectSolver
 from streamkern.solver.equations import KERNEL_SLAB_ROWS
@@ -43,7 +45,6 @@ class Direct(Method[DirectSizes]):
     """The direct solver: its settings, sizes and costs."""
 
     name = "direct"
-    options = ("ridge", "posterior")
     sizes = DirectSizes
     features = ("kernel", "nystrom", "fourier")
     dense_p_by_p = True
@@ -52,7 +53,7 @@ class Direct(Method[DirectSizes]):
     ridge_each = True
     insensitive_to_conditioning = True
 
-    def check(self, problem: ProblemShape, options: Options) -> None:
+    def check(self, problem: ProblemShape, options: SolverConfig) -> None:
         """Raise ConfigError as `Method.check`, and for early stopping or an impossible posterior.
 
         The model is exact after one pass, or, if each pass brings other forms of the rows, sums all
@@ -61,8 +62,10 @@ class Direct(Method[DirectSizes]):
         super().check(problem, options)
         if problem.set_aside:
             raise ConfigError(
-                "run.early_stopping has no meaning for solver='direct', whose model gets no better "
-                "and no worse with further passes; leave it out, or use another solver"
+                f"{mention('run.early_stopping')} has no meaning for "
+                f"{mention('solver', 'direct')}, whose model gets no better "
+                "and no worse with further passes",
+                "leave it out, or use another solver",
             )
         if problem.posterior:
             check_posterior(problem, options)
@@ -75,21 +78,21 @@ class Direct(Method[DirectSizes]):
         """
         return not problem.hides_copies and 4 * (problem.n_rows - problem.p) >= problem.p
 
-    def asks_noise(self, problem: ProblemShape, *, open_ridge: bool) -> bool:
+    def asks_noise(self, problem: ProblemShape) -> bool:
         """Return whether the ridge is open: if rows repeat, all held-out rows may be centers."""
-        return open_ridge
+        return problem.finds_ridge
 
     def takes_rows(self, sizes: DirectSizes) -> bool:
         """Return whether nothing is summed, as the centers are the rows."""
         return not sizes.n_sums
 
-    def candidates(self, problem: ProblemShape, options: Options) -> Sequence[DirectSizes]:
+    def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[DirectSizes]:
         """Return candidate sizes, best first, without a sample of the stream."""
         nothing_summed = problem.rows_are_centers and problem.ranks == 1
         sums: Iterable[int] = (0,) if nothing_summed else (1,)
-        if options.ridge is None and self.finds_ridge(problem):
+        if options.ridge == "auto" and self.finds_ridge(problem):
             sums = dict.fromkeys((1 + n_parts(problem.p), 2))
-        rows = batches(problem, options)
+        rows = batches(problem)
         return [sizes for n in sums for sizes in self._sized(rows, n_sums=n)]
 
     def passes(self, problem: ProblemShape) -> int:
@@ -188,11 +191,12 @@ class Direct(Method[DirectSizes]):
 
     def assemble(self, work: Work[DirectSizes], setup: Setup) -> Solver:
         """Return the solver, with empty sums."""
-        ridge, problem = work.options.ridge, work.problem
+        ridge, problem = set_value(work.options.ridge), work.problem
         if ridge == 0 and work.options.posterior:  # as it was found
             raise ConfigError(
-                "solver.posterior=true needs a ridge, which stands for the noise, and the targets "
-                "show none; give a ridge above 0"
+                f"{mention('solver.posterior', True)} needs a ridge, which stands for the noise, "
+                "and the targets show none",
+                "give a ridge above 0",
             )
         ridges = setup.arrays.get("ridges")
         if ridges is not None:
@@ -210,7 +214,7 @@ class Direct(Method[DirectSizes]):
         )  # fmt: skip
 
 
-def check_posterior(problem: ProblemShape, options: Options) -> None:
+def check_posterior(problem: ProblemShape, options: SolverConfig) -> None:
     """Raise ConfigError if the assumptions of a Gaussian process do not hold for the data."""
     why = None
     if problem.classes:
@@ -218,9 +222,9 @@ def check_posterior(problem: ProblemShape, options: Options) -> None:
     elif options.ridge == 0:
         why = "needs a ridge, which stands for the noise; leave it open, or give one above 0"
     elif problem.features != "kernel":
-        why = f"is not known with {problem.features} features; use features='kernel'"
+        why = f"is not known with {problem.features} features; use {mention('features', 'kernel')}"
     elif problem.ranks > 1:
-        why = f"is not known with ranks={problem.ranks}; train with one rank"
+        why = f"is not known with {mention('ranks', problem.ranks)}; train with one rank"
     elif not problem.whole:
         why = "cannot be used with partial_fit, to which other rows may come; use fit"
     elif not problem.repeats or problem.hides_copies or problem.n_stored not in (0, problem.n_rows):
@@ -229,4 +233,4 @@ def check_posterior(problem: ProblemShape, options: Options) -> None:
             "mixtures and rows that a function makes are not; train on the rows themselves"
         )
     if why is not None:
-        raise ConfigError(f"solver.posterior=true {why}")
+        raise ConfigError(f"{mention('solver.posterior', True)} {why}")

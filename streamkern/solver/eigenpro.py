@@ -11,16 +11,15 @@ import numpy.typing as npt
 
 from streamkern.backend.base import Array
 from streamkern.backend.rank_grid import CenterPartition
-from streamkern.basics.errors import ConfigError
+from streamkern.config.solver import SolverConfig, set_value
 from streamkern.kernels.points import Points
 from streamkern.planning.effort import OpCounts
 from streamkern.planning.memory import RANK_SLAB_BYTES, Buffers, MemoryNeeds
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import Options, batches, check_between, steps
+from streamkern.planning.sizes import batches, check_between, steps
 from streamkern.solver.base import Solver, batch_room
 from streamkern.solver.eigenpro_step import TEMPORARY, DelayedProjectionSolver, temporary
 from streamkern.solver.low_rank import (
-    LOW_RANK_OPTIONS,
     MANY_CENTERS,
     LowRank,
     LowRankSizes,
@@ -30,7 +29,7 @@ from streamkern.solver.low_rank import (
     sample_bytes,
     summary,
 )
-from streamkern.solver.method import STEP_SETTINGS, Report, Samples, Setup, Work
+from streamkern.solver.method import Report, Samples, Setup, Work
 from streamkern.solver.precondition.low_rank import LowRankPreconditioner
 from streamkern.solver.precondition.norm import jittered_cholesky
 from streamkern.solver.precondition.partition import BROADCAST_CENTERS, Centers, Partition
@@ -66,36 +65,26 @@ class EigenPro3(LowRank[ProjectedSizes]):
     name = "eigenpro3"
     data_parallel = over_centers = True
     in_columns = ("projection.L",)
-    options = (*LOW_RANK_OPTIONS, "period", "projection", *STEP_SETTINGS, "warm_start")
     sizes = ProjectedSizes
 
-    def check_options(self, options: Options) -> None:
-        """Raise ConfigError as `Method.check_options`, and if the period is not 1."""
-        super().check_options(options)
-        if options.period not in (None, 1):
-            raise ConfigError(
-                f'solver.period={options.period} must be 1 with solver.name="{self.name}", which '
-                'projects after every step; set name = "eigenpro4" to delay the projection'
-            )
-
-    def check(self, problem: ProblemShape, options: Options) -> None:
+    def check(self, problem: ProblemShape, options: SolverConfig) -> None:
         """Raise ConfigError as `Method.check`, and if the period is out of range."""
         super().check(problem, options)
-        total = steps(problem, options)
-        check_between("period", options.period, 1, total, "the steps of the run, ")
+        total = steps(problem)
+        check_between("period", set_value(options.period), 1, total, "the steps of the run, ")
 
-    def _period(self, problem: ProblemShape, options: Options, m: int) -> int:
+    def _period(self, problem: ProblemShape, options: SolverConfig, m: int) -> int:
         return 1
 
-    def candidates(self, problem: ProblemShape, options: Options) -> Sequence[ProjectedSizes]:
+    def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[ProjectedSizes]:
         """Return candidate sizes, best first; a projection that needs little memory comes last."""
         s, h, level = self._sampled(problem, options)
         best = "exact" if problem.p <= MANY_CENTERS else "resident"
-        projections = [best, "inexact"] if options.projection is None else [options.projection]
+        projections = [best, "inexact"] if options.projection == "auto" else [options.projection]
         return [
             sizes
             for projection in projections
-            for m in batches(problem, options)
+            for m in batches(problem)
             for sizes in self._sized(
                 [m], s, h, level=level, period=self._period(problem, options, m),
                 projection=projection,
@@ -198,12 +187,8 @@ class EigenPro4(EigenPro3):
 
     name = "eigenpro4"
 
-    def check_options(self, options: Options) -> None:
-        """Raise ConfigError as `LowRank.check_options`; any period is valid."""
-        LowRank.check_options(self, options)
-
-    def _period(self, problem: ProblemShape, options: Options, m: int) -> int:
-        return options.period or max(1, round(problem.p / m))
+    def _period(self, problem: ProblemShape, options: SolverConfig, m: int) -> int:
+        return set_value(options.period) or max(1, round(problem.p / m))
 
 
 def _count_shared(
@@ -260,7 +245,7 @@ def _compute_projection(
         return {"projection.L": L}, {"jitter": jitter}
     P, batch = inner_rule(
         op, Z, p, level=max(1, min(INNER_NYSTROM, p) // 10), n_nystrom=INNER_NYSTROM,
-        max_batch=work.sizes.batch_size, seed=work.options.seed,
+        max_batch=work.sizes.batch_size, seed=work.seed,
     )  # fmt: skip
     arrays = {"projection.E": P.E, "projection.D": P.D}
     return arrays, {"projection_rule": asdict(P.rule), "projection_batch": batch}

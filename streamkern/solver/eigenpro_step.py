@@ -32,6 +32,7 @@ from streamkern.backend.base import Array
 from streamkern.backend.batch import Batch
 from streamkern.backend.rank_grid import RankGrid
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import Solver, State
@@ -69,7 +70,7 @@ class DelayedProjectionSolver(Solver):
     ) -> None:  # fmt: skip
         super().__init__(op, Z, **shared)
         if period < 1:
-            raise ConfigError(f"period={period} must be at least 1")
+            raise ConfigError(f"{mention('period', period)} must be at least 1")
         self.P, self.projection = preconditioner, projection
         self.columns, self.period = columns, period
         xp, s = op.backend.xp, len(preconditioner.X_s)

@@ -80,7 +80,7 @@ class EquationSolver(Solver):
         return (
             f"{SINGULAR_NOTE} for {len(self.Z)} {what} are singular to rounding: "
             f"some {what} nearly coincide, or the rows cannot tell them apart; the weights may "
-            "fit noise and be useless on other rows: set solver.ridge, such as 1e-4"
+            f"fit noise and be useless on other rows: give solver.ridge, such as 1e-4"
         )
 
     def finished(self, state: State) -> str | None:
@@ -224,8 +224,8 @@ class EquationSolver(Solver):
     def _failure(state: State) -> DivergenceError:
         return DivergenceError(
             f"solver 'direct' cannot solve its normal equations of {state.rows} rows: the kernel "
-            "between centers and rows, or the targets, are zero or not finite; give a larger "
-            "bandwidth, or check the data for outliers"
+            "between centers and rows, or the targets, are zero or not finite",
+            "give a larger bandwidth, or check the data for outliers",
         )
 
 

@@ -10,6 +10,8 @@ import numpy.typing as npt
 from streamkern.backend.base import Array
 from streamkern.backend.rank_grid import CenterPartition
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
+from streamkern.config.solver import SolverConfig
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.effort import OpCounts
@@ -21,7 +23,7 @@ from streamkern.planning.memory import (
     count_products,
 )
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import Options, Sizes, batches
+from streamkern.planning.sizes import Sizes, batches
 from streamkern.solver.base import Solver, batch_room
 from streamkern.solver.falkon_step import CAST_SLAB_ROWS, OF_ALL, FalkonSolver
 from streamkern.solver.method import Method, Report, Samples, Setup, Work
@@ -55,7 +57,6 @@ class Falkon(Method[Sizes]):
     """FALKON: its settings, sizes and costs."""
 
     name = "falkon"
-    options = ("ridge", "tolerance", "warm_start")
     sizes = Sizes
     same_rows = True
     empty_epochs = 2
@@ -65,18 +66,19 @@ class Falkon(Method[Sizes]):
     insensitive_to_conditioning = True
     min_penalty = MIN_PENALTY
 
-    def check(self, problem: ProblemShape, options: Options) -> None:
+    def check(self, problem: ProblemShape, options: SolverConfig) -> None:
         """Raise ConfigError as `Method.check`, and if there are fewer than two epochs."""
         super().check(problem, options)
         if problem.epochs < 2:
             raise ConfigError(
-                f"data.epochs={problem.epochs} must be at least 2 with solver {self.name!r}, whose "
-                "first pass is no iteration yet; set it to the iterations wished for and 1 more"
+                f"{mention('data.epochs', problem.epochs)} must be at least 2 with solver "
+                f"{self.name!r}, whose first pass is no iteration yet",
+                "set it to the iterations wished for and 1 more",
             )
 
-    def candidates(self, problem: ProblemShape, options: Options) -> Sequence[Sizes]:
+    def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[Sizes]:
         """Return candidate sizes, best first, without a sample of the stream."""
-        return self._sized(batches(problem, options))
+        return self._sized(batches(problem))
 
     def effort(self, problem: ProblemShape, sizes: Sizes) -> tuple[OpCounts, OpCounts]:
         """Return the operations of setup and of training; H is cast anew for every product.

@@ -155,8 +155,8 @@ class FalkonSolver(Solver):
         state.rows, state.passes = 0, state.passes + 1
         if not bool(self.backend.xp.isfinite(state.pending["squares"]).all()):
             raise DivergenceError(
-                f"solver 'falkon' has a residual that is not finite after {state.passes} passes; "
-                "check the data for outliers, or give a larger bandwidth"
+                f"solver 'falkon' has a residual that is not finite after {state.passes} passes",
+                "check the data for outliers, or give a larger bandwidth",
             )
         return {} if self.ranks.rank else facts
 

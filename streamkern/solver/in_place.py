@@ -37,15 +37,16 @@ import numpy.typing as npt
 from streamkern.backend.base import Array
 from streamkern.backend.batch import Batch
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
+from streamkern.config.solver import SolverConfig
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.effort import OpCounts
 from streamkern.planning.memory import Buffers, MemoryNeeds
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import MIN_PROBE, Options, Sizes, batches
+from streamkern.planning.sizes import MIN_PROBE, Sizes, batches
 from streamkern.solver.base import Solver, State
 from streamkern.solver.low_rank import (
-    LOW_RANK_OPTIONS,
     LowRank,
     LowRankSizes,
     build,
@@ -55,7 +56,7 @@ from streamkern.solver.low_rank import (
     sampled,
     summary,
 )
-from streamkern.solver.method import STEP_SETTINGS, Method, Report, Samples, Setup, Work
+from streamkern.solver.method import Method, Report, Samples, Setup, Work
 from streamkern.solver.precondition.low_rank import (
     LowRankPreconditioner,
     build_extended,
@@ -92,7 +93,7 @@ class SGDSolver(Solver):
         super().__init__(op, Z, **shared)
         self.name, self.rule, self.ridge, self.P = name, rule, ridge, preconditioner
         if preconditioner is None:
-            self.remedy = "solver.ridge or a larger bandwidth"
+            self.remedy = f"{mention('solver.ridge')} or a larger bandwidth"
         else:
             assert sample is not None
             self.sample_rows, self.sample = sample, op.backend.xp.asarray(sample)
@@ -125,12 +126,12 @@ class SGDSolver(Solver):
         return loss
 
 
-def small_batches(problem: ProblemShape, options: Options) -> list[int]:
+def small_batches(problem: ProblemShape) -> list[int]:
     """Return candidate batch sizes, with at least 16 batches an epoch.
 
     These methods take more steps than passes.
     """
-    return batches(problem, options, min(PAPER_BATCH, max(1, problem.n_rows // 16)))
+    return batches(problem, min(PAPER_BATCH, max(1, problem.n_rows // 16)))
 
 
 def probe_rows(problem: ProblemShape) -> int:
@@ -142,14 +143,13 @@ class SGD(Method[Sizes]):
     """Plain SGD on the rows of the training set: its settings, sizes and costs."""
 
     name = "sgd"
-    options = ("ridge", *STEP_SETTINGS)
     sizes = Sizes
     in_place = True
-    instead = "another solver, or features='nystrom' for chosen centers"
+    instead = f"another solver, or {mention('features', 'nystrom')} for chosen centers"
 
-    def candidates(self, problem: ProblemShape, options: Options) -> Sequence[Sizes]:
+    def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[Sizes]:
         """Return candidate sizes, best first, with a probe and no sample."""
-        return self._sized(small_batches(problem, options), n_probe=probe_rows(problem))
+        return self._sized(small_batches(problem), n_probe=probe_rows(problem))
 
     def effort(self, problem: ProblemShape, sizes: Sizes) -> tuple[OpCounts, OpCounts]:
         """Return the operations of setup, K(probe, probe), and of training, K(X, Z) per batch."""
@@ -170,7 +170,7 @@ class SGD(Method[Sizes]):
         op, options = work.op, work.options
         fresh = samples()[1]
         probe = op.points(fresh.X, left=True, right=True)
-        rule = measure_low_rank(op, None, probe, options.seed, fresh.root)
+        rule = measure_low_rank(op, None, probe, work.seed, fresh.root)
         if options.fixed_ridge:
             lambda_1 = rule.lambda_1 + options.fixed_ridge
             rule = StepRule(rule.leverage + lambda_1, lambda_1)
@@ -205,7 +205,6 @@ class EigenPro2(InPlace):
     """EigenPro 2.0: its settings, sizes and costs."""
 
     name = "eigenpro2"
-    options = (*LOW_RANK_OPTIONS, *STEP_SETTINGS)
 
     def effort(self, problem: ProblemShape, sizes: LowRankSizes) -> tuple[OpCounts, OpCounts]:
         """Return the operations of setup and of training.
@@ -239,36 +238,27 @@ class EigenPro1(InPlace):
     """EigenPro 1.0: its settings, sizes and costs."""
 
     name = "eigenpro1"
-    options = (*LOW_RANK_OPTIONS, "ridge", "damping", *STEP_SETTINGS)
-    instead = "another solver, or features='nystrom' for chosen centers"
+    instead = f"another solver, or {mention('features', 'nystrom')} for chosen centers"
 
-    def check_options(self, options: Options) -> None:
-        """Raise ConfigError as `LowRank.check_options`, and if the damping (tau) exceeds 1."""
-        super().check_options(options)
-        if options.damping is not None and options.damping > 1:
-            raise ConfigError(
-                f"solver.damping={options.damping:g} must be at most 1 with solver.name="
-                f'"{self.name}", where it is the factor tau; lower it'
-            )
-
-    def check(self, problem: ProblemShape, options: Options) -> None:
+    def check(self, problem: ProblemShape, options: SolverConfig) -> None:
         """Raise ConfigError as `Method.check`, and for a ridge, which EP1 has only for features."""
         super().check(problem, options)
         if options.fixed_ridge:
             raise ConfigError(
-                f"solver.ridge={options.fixed_ridge:g} is not defined for solver {self.name!r} on "
-                "a kernel; set it to 0 or use another solver"
+                f"{mention('solver.ridge', options.fixed_ridge)} is not defined for solver "
+                f"{self.name!r} on a kernel",
+                "set it to 0 or use another solver",
             )
 
-    def asks_ridge(self, problem: ProblemShape, *, open_ridge: bool) -> bool:
+    def asks_ridge(self, problem: ProblemShape) -> bool:
         """Return False: there is no ridge."""
         return False
 
-    def _sampled(self, problem: ProblemShape, options: Options) -> tuple[int, int, int]:
+    def _sampled(self, problem: ProblemShape, options: SolverConfig) -> tuple[int, int, int]:
         return sampled(problem, options, PAPER_N_NYSTROM, PAPER_LEVEL)
 
-    def _batches(self, problem: ProblemShape, options: Options) -> list[int]:
-        return small_batches(problem, options)
+    def _batches(self, problem: ProblemShape) -> list[int]:
+        return small_batches(problem)
 
     def effort(self, problem: ProblemShape, sizes: LowRankSizes) -> tuple[OpCounts, OpCounts]:
         """Return the operations of setup, an eigensystem and its extension, and of training.
@@ -300,7 +290,7 @@ class EigenPro1(InPlace):
         P = build_extended(
             op, work.Z, op.points(sample.X, left=True, right=True),
             op.points(probe.X, left=True, right=True), level=work.sizes.level,
-            tau=1.0 if options.damping is None else options.damping, seed=options.seed,
+            tau=1.0 if options.damping == "auto" else options.damping, seed=work.seed,
             root=probe.root,
         )  # fmt: skip
         meta = summary(P, report, batch_size=work.sizes.batch_size)

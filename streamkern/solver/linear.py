@@ -27,12 +27,13 @@ from dataclasses import asdict
 
 from streamkern.backend.base import Array, tiles
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
+from streamkern.config.solver import SolverConfig
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.effort import OpCounts
 from streamkern.planning.memory import Buffers, MemoryNeeds, count_products
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import Options
 from streamkern.solver.base import Solver
 from streamkern.solver.block_step import BlockSolver
 from streamkern.solver.in_place import (
@@ -130,24 +131,24 @@ class LinearEigenPro(LowRank[LowRankSizes]):
     """EigenPro 1.0 on features: its settings, sizes and costs. level = 0 is plain SGD."""
 
     name = EigenPro1.name
-    options: tuple[str, ...] = EigenPro1.options
     sizes = LowRankSizes
     features = ("nystrom", "fourier")
 
-    def _batches(self, problem: ProblemShape, options: Options) -> list[int]:
-        return small_batches(problem, options)
+    def _batches(self, problem: ProblemShape) -> list[int]:
+        return small_batches(problem)
 
-    def _sampled(self, problem: ProblemShape, options: Options) -> tuple[int, int, int]:
+    def _sampled(self, problem: ProblemShape, options: SolverConfig) -> tuple[int, int, int]:
         """Return the rows of the sample and of the probe, and the level.
 
         The level is the paper's, but at most a fraction of the p features: if nearly all directions
         are damped, steps fit the noise (p = 160, no ridge: a test error of 55 with level 159
         instead of 0.025 with 20, relative to f = 0).
         """
-        if options.level is not None and options.level >= problem.p:
+        if options.level != "auto" and options.level >= problem.p:
             raise ConfigError(
-                f"level={options.level} must lie between 1 and the number of features - 1 = "
-                f"{problem.p - 1}; lower it"
+                f"{mention('level', options.level)} must lie between 1 and the number of features "
+                f"- 1 = {problem.p - 1}",
+                "lower it",
             )
         level = max(1, min(PAPER_LEVEL, problem.p // 8))
         return sampled(problem, options, PAPER_N_NYSTROM, level)
@@ -206,8 +207,8 @@ class LinearEigenPro(LowRank[LowRankSizes]):
         op.backend.release()
         pre = build_linear(
             op, work.Z, S if level else None, probe, level=level,
-            tau=TAU if options.damping is None else options.damping, ridge=options.fixed_ridge,
-            seed=options.seed, root=root,
+            tau=TAU if options.damping == "auto" else options.damping, ridge=options.fixed_ridge,
+            seed=work.seed, root=root,
         )  # fmt: skip
         arrays = {} if pre.H[0] is None else {"H.0": pre.H[0]}
         if pre.damped is not None:
@@ -228,8 +229,8 @@ class LinearEigenPro(LowRank[LowRankSizes]):
         )  # fmt: skip
         return BlockSolver(
             work.op, work.Z if options.fixed_ridge else work.Z.columns(), pre,
-            remedy="solver.ridge or a larger bandwidth", average_k=Solver.average_k,
-            seed=options.seed, ridge=options.fixed_ridge,
+            remedy=f"{mention('solver.ridge')} or a larger bandwidth", average_k=Solver.average_k,
+            seed=work.seed, ridge=options.fixed_ridge,
             cycled=problem.n_rows if problem.repeats else None, **work.shared(setup),
         )  # fmt: skip
 
@@ -238,7 +239,6 @@ class LinearSGD(LinearEigenPro):
     """Plain SGD on features: its settings, sizes and costs. Setup needs only a probe."""
 
     name = SGD.name
-    options = SGD.options
 
-    def _sampled(self, problem: ProblemShape, options: Options) -> tuple[int, int, int]:
+    def _sampled(self, problem: ProblemShape, options: SolverConfig) -> tuple[int, int, int]:
         return 0, probe_rows(problem), 0

@@ -8,14 +8,15 @@ from typing import Any, TypeVar
 
 from streamkern.backend.base import Array
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.basics.warning import warn
+from streamkern.config.solver import SolverConfig, set_value
 from streamkern.planning.effort import OpCounts
 from streamkern.planning.memory import Buffers
 from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import (
     MAX_PROBE,
     MIN_PROBE,
-    Options,
     Sizes,
     batches,
     check_between,
@@ -50,33 +51,23 @@ _S = TypeVar("_S", bound=LowRankSizes)
 class LowRank(Method[_S]):
     """Base class of EigenPro."""
 
-    def check_options(self, options: Options) -> None:
-        """Raise ConfigError if the level is not below the number of rows of the sample."""
-        super().check_options(options)
-        s, level = options.n_nystrom, options.level
-        if s is not None and level is not None and level >= s:
-            raise ConfigError(
-                f"solver.level={level} must lie between 1 and solver.n_nystrom - 1 = {s - 1}, as "
-                "its eigenvectors come from so many rows; lower level or raise n_nystrom"
-            )
-
-    def check(self, problem: ProblemShape, options: Options) -> None:
+    def check(self, problem: ProblemShape, options: SolverConfig) -> None:
         """Raise ConfigError as `Method.check`, and if the size of the sample is out of range."""
-        check_between("n_nystrom", options.n_nystrom, 2, problem.n_rows, "n_rows=")
+        check_between("n_nystrom", set_value(options.n_nystrom), 2, problem.n_rows, "n_rows=")
         super().check(problem, options)
 
-    def _sampled(self, problem: ProblemShape, options: Options) -> tuple[int, int, int]:
+    def _sampled(self, problem: ProblemShape, options: SolverConfig) -> tuple[int, int, int]:
         """Return the rows of the sample and of the probe, and the number of damped directions."""
         return sampled(problem, options, default_sample(problem.p))
 
-    def _batches(self, problem: ProblemShape, options: Options) -> list[int]:
+    def _batches(self, problem: ProblemShape) -> list[int]:
         """Return candidate batch sizes, best first."""
-        return batches(problem, options)
+        return batches(problem)
 
-    def candidates(self, problem: ProblemShape, options: Options) -> Sequence[_S]:
+    def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[_S]:
         """Return candidate sizes, best first: one sample size, and smaller and smaller batches."""
         s, h, level = self._sampled(problem, options)
-        return self._sized(self._batches(problem, options), s, h, level=level)
+        return self._sized(self._batches(problem), s, h, level=level)
 
     def setup_effort(self, sizes: _S) -> OpCounts:
         """Return the operations of the sample's eigensystem and of the step rule on the probe."""
@@ -103,24 +94,27 @@ def sample_bytes(problem: ProblemShape, sizes: LowRankSizes) -> int:
 
 
 def sampled(
-    problem: ProblemShape, options: Options, n_nystrom: int, level: int | None = None
+    problem: ProblemShape, options: SolverConfig, n_nystrom: int, level: int | None = None
 ) -> tuple[int, int, int]:
     """Return the rows of the sample and of the probe, and the number of damped directions.
 
     n_nystrom, level : the defaults.
     """
-    s, h = sample_sizes(problem.n_rows, options.n_nystrom or n_nystrom, MIN_PROBE * 4)
-    if options.n_nystrom is not None:
+    s, h = sample_sizes(problem.n_rows, set_value(options.n_nystrom) or n_nystrom, MIN_PROBE * 4)
+    if options.n_nystrom != "auto":
         s, left = options.n_nystrom, problem.n_rows - options.n_nystrom
         # Only fresh rows, unless the sample has nearly all rows: then rows of the whole stream.
         h = min(h, left) if left >= MIN_PROBE // 2 else min(problem.n_rows, MAX_PROBE)
     if s < 2:
         raise ConfigError(
-            f"n_nystrom={s} must lie between 2 and n_rows={problem.n_rows}; use more training rows"
+            f"{mention('n_nystrom', s)} must lie between 2 and n_rows={problem.n_rows}",
+            "use more training rows",
         )
-    level = options.level or max(1, min(level or s // LEVEL_SHARE, s - 1))
+    level = set_value(options.level) or max(1, min(level or s // LEVEL_SHARE, s - 1))
     if level >= s:
-        raise ConfigError(f"level={level} must lie between 1 and n_nystrom - 1 = {s - 1}; lower it")
+        raise ConfigError(
+            f"{mention('level', level)} must lie between 1 and n_nystrom - 1 = {s - 1}", "lower it"
+        )
     return s, h, level
 
 
@@ -137,7 +131,7 @@ def build(work: Work[_S], samples: Samples) -> tuple[LowRankPreconditioner, dict
     if sample.root is not None and probe.root is not None:
         roots = sample.root, probe.root
     P = build_low_rank(
-        op, X_s, fresh, level=work.sizes.level, seed=work.options.seed, roots=roots
+        op, X_s, fresh, level=work.sizes.level, seed=work.seed, roots=roots
     )  # fmt: skip
     # A view of the sample would keep the probe alive, too.
     return P, {"sample": sample.X.copy(), "E": P.E, "D": P.D}
@@ -158,10 +152,10 @@ def cut(work: Work[_S], rule: StepRule) -> int:
     """
     planned = work.sizes.batch_size
     batch = int(max(1, min(planned, rule.critical_batch)))
-    if batch < planned == work.options.batch_size:
+    if batch < planned == work.problem.batch_size:
         warn(
-            f"batch_size={planned} is lowered to {batch}: a larger batch buys solver="
-            f"{work.sizes.solver!r} no larger step here"
+            f"{mention('batch_size', planned)} is lowered to {batch}: a larger batch buys "
+            f"{mention('solver=')}{work.sizes.solver!r} no larger step here"
         )
     return batch
 

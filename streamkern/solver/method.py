@@ -23,8 +23,11 @@ from streamkern.backend.base import Array
 from streamkern.backend.rank_grid import CenterPartition, RankGrid
 from streamkern.backend.ranks import SINGLE, Communicator
 from streamkern.basics.errors import ConfigError, MemoryBudgetError
+from streamkern.basics.message import mention
+from streamkern.config.solver import SolverConfig, options_of
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
+from streamkern.losses.scaled import ScaledLoss
 from streamkern.planning.effort import OpCounts
 from streamkern.planning.memory import (
     EVALUATED_ROWS,
@@ -41,7 +44,7 @@ from streamkern.planning.memory import (
     count_run,
 )
 from streamkern.planning.problem import MiB, ProblemShape
-from streamkern.planning.sizes import LOADERS, Options, Sizes, check_between
+from streamkern.planning.sizes import LOADERS, Sizes, check_batch_size
 from streamkern.solver.base import Solver
 from streamkern.solver.precondition.noise import NO_NOISE, NOISE_ROWS, Noise
 from streamkern.solver.precondition.partition import Centers
@@ -84,17 +87,20 @@ class Work(Generic[_S]):
     worth : number of rows that the run is worth, if the noise determines the ridge; a method that
         estimates the noise better returns "ridge" in its setup.
     ranks : communicator of the ranks that share its steps.
+    loss : the loss of the outputs; None: squares.
     """
 
     op: KernelOperator
     Z: Points
     problem: ProblemShape
     sizes: _S
-    options: Options
+    options: SolverConfig
+    seed: int
     known: CenterTargets | None = None
     noise: Noise = NO_NOISE
     worth: float | None = None
     ranks: Communicator = SINGLE
+    loss: ScaledLoss | None = None
 
     @property
     def centers(self) -> Centers:
@@ -107,7 +113,7 @@ class Work(Generic[_S]):
         """Return the arguments that every solver receives."""
         return {
             "n_outputs": self.problem.c, "max_batch": setup.meta["batch_size"],
-            "average": self.options.average, "ranks": self.ranks,
+            "average": self.options.average, "ranks": self.ranks, "loss": self.loss,
         }  # fmt: skip
 
 
@@ -115,8 +121,6 @@ class Method(Generic[_S]):
     """Base class of the methods, which have no state."""
 
     name: str
-    options: tuple[str, ...]
-    """Settings of [solver] that the method takes."""
     sizes: type[_S]
     features: tuple[str, ...] = ("kernel",)
     """Values of model.features that the method trains."""
@@ -172,32 +176,34 @@ class Method(Generic[_S]):
 
     # -- settings --------------------------------------------------------------------------
 
-    def check_options(self, options: Options) -> None:
-        """Raise ConfigError if settings contradict each other, whatever the data."""
-
     def check_ranks(self, ranks: int, center_ranks: int) -> None:
         """Raise ConfigError if this many ranks cannot share its steps, or its centers."""
         if ranks > 1 and not self.data_parallel:
             raise ConfigError(
-                f"run.ranks={ranks} cannot share the steps of solver={self.name!r}; take "
-                "one rank, or train with solver='block' or another that ranks can share"
+                f"{mention('run.ranks', ranks)} cannot share the steps of "
+                f"{mention('solver', self.name)}",
+                f"take one rank, or train with {mention('solver', 'block')} or another that ranks "
+                "can share",
             )
         if center_ranks > 1 and not self.over_centers:
             raise ConfigError(
-                f"run.center_ranks={center_ranks} cannot share out the centers of "
-                f"solver={self.name!r}; take one column, or train with solver='block', "
-                "solver='eigenpro3', solver='eigenpro4' or solver='falkon'"
+                f"{mention('run.center_ranks', center_ranks)} cannot share out the centers of "
+                f"{mention('solver', self.name)}",
+                f"take one column, or train with {mention('solver', 'block')}, "
+                f"{mention('solver', 'eigenpro3')}, {mention('solver', 'eigenpro4')} or "
+                f"{mention('solver', 'falkon')}",
             )
 
-    def check(self, problem: ProblemShape, options: Options) -> None:
+    def check(self, problem: ProblemShape, options: SolverConfig) -> None:
         """Raise ConfigError if a setting contradicts the data."""
-        check_between("batch_size", options.batch_size, 1, problem.n_rows, "n_rows=")
+        check_batch_size(problem)
         self.check_ranks(problem.ranks, problem.center_ranks)
         if self.in_place and problem.p != problem.n_rows:
             raise ConfigError(
-                f"solver={self.name!r} needs every training row as a center, but "
-                f"n_centers={problem.p} and n_rows={problem.n_rows}; set centers='all' without "
-                f"random augmentation, or use {self.instead}"
+                f"{mention('solver', self.name)} needs every training row as a center, but "
+                f"{mention('n_centers', problem.p)} and n_rows={problem.n_rows}",
+                f"give {mention('centers', 'all')} without random augmentation, or use "
+                f"{self.instead}",
             )
 
     def takes_rows(self, sizes: _S) -> bool:
@@ -213,17 +219,18 @@ class Method(Generic[_S]):
         """Return whether an open ridge is found during training."""
         return False
 
-    def asks_ridge(self, problem: ProblemShape, *, open_ridge: bool) -> bool:
+    def asks_ridge(self, problem: ProblemShape) -> bool:
         """Return whether the noise of the targets determines the ridge."""
-        return open_ridge and "ridge" in self.options and not self.finds_ridge(problem)
+        takes_ridge = "ridge" in options_of(self.name)
+        return problem.finds_ridge and takes_ridge and not self.finds_ridge(problem)
 
-    def asks_noise(self, problem: ProblemShape, *, open_ridge: bool) -> bool:
+    def asks_noise(self, problem: ProblemShape) -> bool:
         """Return whether setup has to estimate the noise of the targets."""
-        return self.uses_center_targets or self.asks_ridge(problem, open_ridge=open_ridge)
+        return self.uses_center_targets or self.asks_ridge(problem)
 
     # -- sizes -----------------------------------------------------------------------------
 
-    def candidates(self, problem: ProblemShape, options: Options) -> Sequence[_S]:
+    def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[_S]:
         """Return sizes for the settings that were left open, from the best to the smallest."""
         raise NotImplementedError
 
@@ -239,7 +246,7 @@ class Method(Generic[_S]):
         ]
 
     def plan(
-        self, problem: ProblemShape, options: Options, budget_bytes: int
+        self, problem: ProblemShape, options: SolverConfig, budget_bytes: int
     ) -> tuple[_S, Buffers]:
         """Return the best sizes that fit `budget_bytes`, and their buffers.
 
@@ -258,23 +265,25 @@ class Method(Generic[_S]):
                 return sizes, buffers
             peaks.append(buffers.peak)
         raise MemoryBudgetError(
-            f"memory={_mib(budget_bytes)} is not enough for n_centers={problem.p}, d={problem.d}; "
-            f"the smallest plan needs {_mib(min(peaks))}; raise memory or lower n_centers or "
-            "batch_size" + (", or set accelerator='none'" if problem.library_bytes else "")
-            + f", or use solver='auto' instead of {self.name!r}, which holds p x p matrices"
+            f"{mention(f'memory={_mib(budget_bytes)}')} is not enough for "
+            f"{mention('n_centers', problem.p)}, d={problem.d}; the smallest plan needs "
+            f"{_mib(min(peaks))}; raise memory or lower n_centers or batch_size"
+            + f", or give {mention('accelerator', 'none')}" * bool(problem.library_bytes)
+            + f", or use {mention('solver', 'auto')} instead of {self.name!r}, which holds p x p "
+            f"matrices"
             * self.dense_p_by_p
             + "; a number without a unit is bytes" * (budget_bytes < MiB),
             needed=min(peaks),
         )  # fmt: skip
 
-    def reason(self, problem: ProblemShape, options: Options, sizes: _S) -> str | None:
+    def reason(self, problem: ProblemShape, options: SolverConfig, sizes: _S) -> str | None:
         """Return what decided the sizes, for people to read; None if there is no explanation."""
         return None
 
     def count(self, problem: ProblemShape, sizes: _S) -> Buffers:
         """Return all buffers of the run."""
         buffers = count_run(problem, sizes, self.needs(problem, sizes))
-        if problem.finds_bandwidth or self.asks_noise(problem, open_ridge=problem.finds_ridge):
+        if problem.finds_bandwidth or self.asks_noise(problem):
             self._count_noise(buffers, problem, sizes)
         if problem.learns_metric:
             _count_metric(buffers, problem)

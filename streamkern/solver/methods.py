@@ -16,9 +16,11 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from streamkern.basics.errors import ConfigError, MemoryBudgetError
+from streamkern.basics.message import mention
+from streamkern.config.solver import SOLVER_OPTIONS, SolverConfig, check_solver_features
 from streamkern.planning.memory import Buffers
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import Options, Sizes
+from streamkern.planning.sizes import Sizes
 from streamkern.solver.block import BlockMethod
 from streamkern.solver.block_sizes import time_until_learned
 from streamkern.solver.direct import Direct
@@ -29,11 +31,11 @@ from streamkern.solver.linear import LinearEigenPro, LinearSGD
 from streamkern.solver.method import Method
 
 BLOCK, DIRECT = BlockMethod(), Direct()
-_BLOCK_ONLY = [name for name in BLOCK.options if name not in DIRECT.options]
+_BLOCK_ONLY = [name for name in SOLVER_OPTIONS["block"] if name not in SOLVER_OPTIONS["direct"]]
 
 
 def choose_method(
-    problem: ProblemShape, options: Options, budget_bytes: int
+    problem: ProblemShape, options: SolverConfig, budget_bytes: int
 ) -> tuple[Method[Any], Sizes, Buffers, str]:
     """Return the method, its sizes and memory as from `Method.plan`, and the reason in a sentence.
 
@@ -51,6 +53,8 @@ def choose_method(
 
     if problem.ranks > 1:
         return block("chosen, as several ranks can share its steps")
+    if not problem.squares:
+        return block("chosen, as it minimises other losses than squares")
     setting = options.first_set(_BLOCK_ONLY)
     if setting is not None:
         return block(f"chosen, as solver.{setting} is set")
@@ -80,27 +84,29 @@ def choose_method(
 
 
 def _with_posterior(
-    problem: ProblemShape, options: Options, budget_bytes: int
+    problem: ProblemShape, options: SolverConfig, budget_bytes: int
 ) -> tuple[Method[Any], Sizes, Buffers, str]:
     """Return the direct solver, the only one of the two that computes a posterior."""
     setting = options.first_set(_BLOCK_ONLY)
     if setting is not None:
         raise ConfigError(
-            f"solver.{setting} is set, which solver='direct' does not take, and no other knows "
-            "solver.posterior; leave one of them out"
+            f"{mention(f'solver.{setting}')} is set, which {mention('solver', 'direct')} does not "
+            f"take, and no other knows {mention('solver.posterior')}",
+            "leave one of them out",
         )
     direct = DIRECT.plan(problem, options, budget_bytes)
     return DIRECT, *direct, "chosen, as no other solver knows the posterior that is asked for"
 
 
 def _without_block(
-    problem: ProblemShape, options: Options, budget_bytes: int, error: MemoryBudgetError
+    problem: ProblemShape, options: SolverConfig, budget_bytes: int, error: MemoryBudgetError
 ) -> tuple[Method[Any], Sizes, Buffers, str]:
     """Return the direct solver where the samples of the block solver exceed the memory budget.
 
     With few centers the direct solver takes less memory than these samples.
     """
     others = problem.set_aside or problem.features != "kernel" or problem.ranks > 1
+    others = others or not problem.squares
     block_only = options.ridge == 0 or others
     if block_only or options.first_set(_BLOCK_ONLY):
         raise error
@@ -126,32 +132,19 @@ def find(name: str, features: str) -> Method[Any]:
 
     Raises ConfigError if there is none.
     """
-    if name == "auto":
-        return BLOCK
-    method = next((m for m in METHODS[name] if features in m.features), None)
-    if method is None:
-        fit = (k for k, methods in METHODS.items() if any(features in m.features for m in methods))
-        raise ConfigError(
-            f'model.features="{features}" cannot be trained by solver.name="{name}"; use one of '
-            f"{', '.join(fit)}"
-        )
-    return method
-
-
-def options_of(name: str) -> tuple[str, ...]:
-    """Return the settings of [solver] that the methods of a name take, "auto" included."""
-    own = find(name, "kernel").options
-    return own if name != "auto" else tuple(dict.fromkeys((*own, *DIRECT.options)))
+    check_solver_features(name, features)
+    methods = (BLOCK,) if name == "auto" else METHODS[name]
+    return next(method for method in methods if features in method.features)
 
 
 def resolve(
-    problem: ProblemShape, options: Options, budget_bytes: int
+    problem: ProblemShape, options: SolverConfig, budget_bytes: int
 ) -> tuple[Method[Any], Sizes, Buffers, str]:
     """Return the method, its sizes and memory as from `Method.plan`, and the reason in a sentence.
 
     Raises MemoryBudgetError and ConfigError as `Method.plan`.
     """
-    if options.solver == "auto":
+    if options.name == "auto":
         return choose_method(problem, options, budget_bytes)
-    method = find(options.solver, problem.features)
+    method = find(options.name, problem.features)
     return method, *method.plan(problem, options, budget_bytes), "as set"

@@ -108,8 +108,8 @@ class StoreAppender(ChunkOutput):
         damaged = self._first_damaged(self._first)
         if damaged is not None:
             raise DataError(
-                f"chunk {damaged} of {redact(self.url)} is damaged or was not written; append the "
-                "same rows again"
+                f"chunk {damaged} of {redact(self.url)} is damaged or was not written",
+                "append the same rows again",
             )
         with disk_full_hint(self.url):
             old = self._old.stored.read_crcs()[: self._first]
@@ -205,8 +205,8 @@ class StoreAppender(ChunkOutput):
         now = store_mark(self._store, "", self.url) or {}
         if now.get("fingerprint") != self._old.spec.fingerprint:
             raise DataError(
-                f"rows cannot be appended to {redact(self.url)}: it was replaced meanwhile; let "
-                "only one call write to it at a time"
+                f"rows cannot be appended to {redact(self.url)}: it was replaced meanwhile",
+                "let only one call write to it at a time",
             )
 
 

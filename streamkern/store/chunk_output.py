@@ -20,6 +20,7 @@ import numpy as np
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.machine import available_cpus, ordered_map
+from streamkern.basics.message import mention
 from streamkern.basics.progress import Progress
 from streamkern.basics.text import redact, size_text
 from streamkern.filesystem.durable import disk_full_hint
@@ -197,19 +198,21 @@ COPIES_OF_A_CHUNK = 8
 def check_seed(seed: int) -> None:
     """Raise ConfigError for a negative seed."""
     if seed < 0:
-        raise ConfigError(f"seed={seed} must be 0 or more")
+        raise ConfigError(f"{mention('seed', seed)} must be 0 or more")
 
 
 def checked_chunk_bytes(chunk_mb: float, memory: int, n_chunks: int) -> int:
     """Return the bytes of a chunk of `chunk_mb` MiB; ConfigError if `n_chunks` exceed `memory`."""
     size = chunk_mb * 2**20
     if not 1 <= size < math.inf:
-        raise ConfigError(f"chunk_mb={chunk_mb} must be a number of MiB above 0")
+        raise ConfigError(f"{mention('chunk_mb', chunk_mb)} must be a number of MiB above 0")
     chunk_bytes = int(size)
     if memory < n_chunks * chunk_bytes:
         raise ConfigError(
-            f"memory={size_text(memory)} is less than {n_chunks} chunks of chunk_mb={chunk_mb}; "
-            f"raise memory= to {-(-n_chunks * chunk_bytes >> 20)} MiB or lower chunk_mb="
+            f"{mention(f'memory={size_text(memory)}')} is less than {n_chunks} chunks of "
+            f"{mention('chunk_mb', chunk_mb)}",
+            f"raise {mention('memory=')} to {-(-n_chunks * chunk_bytes >> 20)} MiB or lower "
+            f"{mention('chunk_mb=')}",
         )
     return chunk_bytes
 
@@ -223,7 +226,7 @@ def refuse_same_place(
         source = local_path(path)
         same = str(path).rstrip("/") == str(out_url).rstrip("/")
         if same or (source is not None and out is not None and source.resolve() == out.resolve()):
-            raise ConfigError(f"{redact(out_url)} is both input and output; write elsewhere")
+            raise ConfigError(f"{redact(out_url)} is both input and output", "write elsewhere")
 
 
 def n_writers(url: str | os.PathLike[str], memory: int, chunk_bytes: int) -> int:

@@ -69,7 +69,8 @@ def encode_labels(y: NDArray[Any], labels: NDArray[Any], first_row: int) -> NDAr
         row = int(np.argmax(unknown))
         raise DataError(
             f"label {np.asarray(y[row]).item()!r} of row {first_row + row} is none of the "
-            f"{len(labels)} classes; correct it, or leave the row out"
+            f"{len(labels)} classes",
+            "correct it, or leave the row out",
         )
     return ids
 

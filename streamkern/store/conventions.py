@@ -108,8 +108,8 @@ def check_dimensions(X: Any, *others: tuple[str, Any]) -> None:
             continue
         raise DataError(
             f"{name} runs along the dimension {first!r}, and the rows of X along {names[0]!r} "
-            f"(X has {', '.join(names)}); write X with {first!r} first, as "
-            f"X.transpose({first!r}, ...) of xarray does"
+            f"(X has {', '.join(names)})",
+            f"write X with {first!r} first, as X.transpose({first!r}, ...) of xarray does",
         )
 
 

@@ -31,6 +31,7 @@ import numpy as np
 from zarr.codecs import Crc32cCodec, ZstdCodec
 
 from streamkern.basics.errors import ConfigError, DataError
+from streamkern.basics.message import mention
 from streamkern.basics.values import json_digest
 
 if TYPE_CHECKING:
@@ -153,14 +154,17 @@ def check_row_layout(row_shape: Sequence[int], dtype: np.dtype[Any], name: str =
     """Raise DataError for a row shape or dtype that a store cannot hold."""
     if len(row_shape) not in (1, 3) or min(row_shape) < 1:
         raise DataError(
-            f"{name} has rows of shape {tuple(row_shape)}; a store holds (n, d) or "
-            "(n, height, width, channels) with every dimension at least 1"
+            f"{name} has rows of shape {tuple(row_shape)}",
+            "a store holds (n, d) or (n, height, width, channels) with every dimension at least 1",
         )
     if dtype.kind not in "biuf":
-        raise DataError(f"{name} has dtype {dtype}; give real numbers")
+        raise DataError(f"{name} has dtype {dtype}", "give real numbers")
     if dtype.newbyteorder("=") not in X_DTYPES:
         names = ", ".join(t.name for t in X_DTYPES)
-        raise DataError(f"{name} has dtype {dtype}; a store holds {names}: convert it with dtype=")
+        raise DataError(
+            f"{name} has dtype {dtype}",
+            f"a store holds {names}: convert it with {mention('dtype=')}",
+        )
 
 
 def wanted_dtype(dtype: Any) -> np.dtype[Any]:
@@ -169,10 +173,14 @@ def wanted_dtype(dtype: Any) -> np.dtype[Any]:
         wanted: np.dtype[Any] = np.dtype(dtype).newbyteorder("=")
     except TypeError as error:
         names = ", ".join(t.name for t in X_DTYPES)
-        raise ConfigError(f"dtype={dtype!r} is no dtype ({error}); use one of {names}") from error
+        raise ConfigError(
+            f"{mention('dtype', dtype)} is no dtype ({error})", f"use one of {names}"
+        ) from error
     if wanted not in X_DTYPES:
         names = ", ".join(t.name for t in X_DTYPES)
-        raise ConfigError(f"dtype={wanted.name} cannot be stored; use one of {names}")
+        raise ConfigError(
+            f"{mention('dtype', wanted.name)} cannot be stored", f"use one of {names}"
+        )
     return wanted
 
 
@@ -195,7 +203,9 @@ def codecs(dtype: np.dtype[Any], compress: str) -> list[BytesBytesCodec]:
     than reading it.
     """
     if compress not in ("auto", "zstd", "none"):
-        raise ConfigError(f'compress="{compress}" is unknown; use "auto", "zstd" or "none"')
+        raise ConfigError(
+            f"{mention('compress', compress)} is unknown", 'use "auto", "zstd" or "none"'
+        )
     zstd = compress == "zstd" or (compress == "auto" and dtype.kind == "u")
     return [*([ZstdCodec(level=ZSTD_LEVEL)] if zstd else []), Crc32cCodec()]
 

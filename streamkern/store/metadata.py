@@ -20,6 +20,7 @@ from streamkern.basics.errors import (
     StoreNotFoundError,
     StreamkernError,
 )
+from streamkern.basics.message import mention
 from streamkern.basics.text import redact
 from streamkern.filesystem.icechunk_repository import snapshot_of
 from streamkern.filesystem.ownership import ATTRIBUTE, STORE, no_store
@@ -109,8 +110,9 @@ def rows_appended(url: str, n_rows: int) -> DataError:
     """Return the error for a store of `n_rows` rows that can no longer be read in its old state."""
     return DataError(
         f"rows were appended to {redact(url)} since it was opened with {n_rows}, and it cannot be "
-        "read on as it was; open it again, and continue a run in another run_dir (streamkern train "
-        "--continue, or continues of train_model)"
+        "read on as it was",
+        "open it again, and continue a run in another run_dir (streamkern train "
+        "--continue, or continues of train_model)",
     )
 
 
@@ -120,9 +122,9 @@ def _streamkern_contents(
     if names[0] != "X" or names[1] not in ("y", None) or names[2] not in ("w", None):
         raise DataError(
             f"{redact(url)} is a store that streamkern wrote, with rows in 'X' and targets in 'y', "
-            f"and {', '.join(repr(n) for n in names if n is not None)} were asked for; leave the "
-            "names out, or pass foreign=True (data.foreign) to read other arrays, without classes, "
-            "weights and checks"
+            f"and {', '.join(repr(n) for n in names if n is not None)} were asked for",
+            f"leave the names out, or pass {mention('foreign', True)} to read other arrays, "
+            "without classes, weights and checks",
         )
     digests, crc = layout.table_names(documents.mark.get("appends", 0))
     try:
@@ -133,7 +135,8 @@ def _streamkern_contents(
     except Exception as error:  # metadata that this version of zarr or streamkern cannot read
         raise CorruptChunkError(
             f"the metadata of {redact(url)} are as they were written and make no sense here "
-            f"({type(error).__name__}: {error}); ingest the data again"
+            f"({type(error).__name__}: {error})",
+            "ingest the data again",
         ) from error
     names = ("X", None if y is None else "y", None if w is None else "w")
     return GroupContents(
@@ -145,7 +148,7 @@ def _streamkern_contents(
 def _check_name(name: str | None) -> None:
     """Raise ConfigError for a name that leads out of the group, or is an alias in it."""
     if name is not None and any(part in ("", ".", "..") for part in name.split("/")):
-        raise ConfigError(f"{name!r} is no name of an array; give it as it is in the group")
+        raise ConfigError(f"{name!r} is no name of an array", "give it as it is in the group")
 
 
 # -------------------------------------------------------------------------------- foreign stores
@@ -188,8 +191,8 @@ def _foreign_arrays(group: zarr.Group, names: ArrayNames, url: str) -> Arrays:
             if stands_for_array(array):
                 raise DataError(
                     f"{name!r} of {redact(url)} is a group of a sparse matrix or of categories, "
-                    "and no array to be read as it is; ingest it (streamkern ingest, or "
-                    "ingest_store)"
+                    "and no array to be read as it is",
+                    "ingest it (streamkern ingest, or ingest_store)",
                 )
             raise StoreNotFoundError(no_member(name, group, redact(url)))
         arrays.append(array)
@@ -214,8 +217,8 @@ def _explained(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise DataError(
-            f"{what} cannot be read ({type(error).__name__}: {error}); restore them from a copy, "
-            "or write the array again"
+            f"{what} cannot be read ({type(error).__name__}: {error})",
+            "restore them from a copy, or write the array again",
         ) from error
 
 
@@ -241,13 +244,15 @@ def _foreign_spec(arrays: Arrays, names: ArrayNames, url: str) -> StoreSpec:
     X, y, w = arrays
     where = f"{names[0]!r} of {redact(url)}"
     if X.ndim < 2 or X.shape[0] < 1:
-        raise DataError(f"{where} has shape {X.shape}; give an array of rows (n, d), one at least")
+        raise DataError(
+            f"{where} has shape {X.shape}", "give an array of rows (n, d), one at least"
+        )
     x_dtype = native(np.dtype(X.dtype))
     if x_dtype.kind in "biuf" and x_dtype not in layout.X_DTYPES:
         raise DataError(
             f"{where} has dtype {x_dtype}, and a store that is read as it is holds "
-            f"{', '.join(t.name for t in layout.X_DTYPES)}; ingest it, which converts it "
-            "(streamkern ingest, or ingest_store)"
+            f"{', '.join(t.name for t in layout.X_DTYPES)}",
+            "ingest it, which converts it (streamkern ingest, or ingest_store)",
         )
     layout.check_row_layout(X.shape[1:], x_dtype, where)
     classes, counts, n_outputs = None, None, 0
@@ -255,8 +260,9 @@ def _foreign_spec(arrays: Arrays, names: ArrayNames, url: str) -> StoreSpec:
         check_dimensions(X, (repr(names[1]), y))
         if y.ndim not in (1, 2) or y.shape[0] != X.shape[0]:
             raise DataError(
-                f"{names[1]!r} of {redact(url)} has shape {y.shape}; {X.shape[0]} rows of X need "
-                f"({X.shape[0]},) class ids or ({X.shape[0]}, c) values"
+                f"{names[1]!r} of {redact(url)} has shape {y.shape}",
+                f"{X.shape[0]} rows of X need ({X.shape[0]},) class ids or ({X.shape[0]}, c) "
+                "values",
             )
         n_outputs = 1 if y.ndim == 1 else y.shape[1]
         if y.ndim == 1 and np.dtype(y.dtype).kind in "iub":
@@ -264,8 +270,8 @@ def _foreign_spec(arrays: Arrays, names: ArrayNames, url: str) -> StoreSpec:
             classes, n_outputs = tuple(str(k) for k in range(len(counts))), len(counts)
         elif np.dtype(y.dtype).kind not in "iuf":
             raise DataError(
-                f"{names[1]!r} of {redact(url)} has dtype {y.dtype}; ingest it, which reads labels "
-                "(streamkern ingest, or ingest_store)"
+                f"{names[1]!r} of {redact(url)} has dtype {y.dtype}",
+                "ingest it, which reads labels (streamkern ingest, or ingest_store)",
             )
     return StoreSpec(
         n_rows=X.shape[0],
@@ -304,8 +310,9 @@ def _scan_classes(y: Any, where: str) -> tuple[int, ...]:
         low, high = int(ids.min()), int(ids.max())
         if low < 0 or high >= MAX_INFERRED_CLASSES:
             raise DataError(
-                f"{where} holds the integer {low if low < 0 else high}; integers are taken for "
-                f"class ids 0..{MAX_INFERRED_CLASSES - 1}: ingest the store to map its labels"
+                f"{where} holds the integer {low if low < 0 else high}",
+                f"integers are taken for class ids 0..{MAX_INFERRED_CLASSES - 1}: ingest the store "
+                "to map its labels",
             )
         block = np.bincount(ids, minlength=len(counts))
         block[: len(counts)] += counts
@@ -320,7 +327,7 @@ def _scan_weights(
     where = f"{names[2]!r} of {redact(url)}"
     if y is None or w.shape != y.shape[:1]:
         raise DataError(
-            f"{where} has shape {w.shape}; sample weights are one number for each row, beside y"
+            f"{where} has shape {w.shape}", "sample weights are one number for each row, beside y"
         )
     totals = np.zeros(1 if classes is None else len(classes))
     for start, part, *ids in _slabs(where, w, *([] if classes is None else [y])):
@@ -337,14 +344,15 @@ def _slabs(where: str, *arrays: Any) -> Iterator[Any]:
             parts = [np.asarray(array[start : start + step]) for array in arrays]
         except CorruptChunkError as error:
             raise CorruptChunkError(
-                f'{where}: {error}; restore it from a copy, or pass missing="fill" if absent '
-                "chunks hold the fill value"
+                f"{where}: {error}",
+                f"restore it from a copy, or pass {mention('missing', 'fill')} if absent "
+                "chunks hold the fill value",
             ) from error
         except (StreamkernError, OSError, MemoryError):
             raise
         except Exception as error:
             raise CorruptChunkError(
-                f"{where} does not decode near row {start} ({error}); restore it from a copy"
+                f"{where} does not decode near row {start} ({error})", "restore it from a copy"
             ) from error
         yield start, *parts
 

@@ -108,7 +108,8 @@ class Packing:
         column = f", column {', '.join(map(str, index[1:]))}" if len(index) > 1 else ""
         raise NonFiniteError(
             f"{self.name}, row {first + int(index[0])}{column} is missing: {stored[tuple(index)]} "
-            f"is stored there, {what}; fill in or drop such rows first"
+            f"is stored there, {what}",
+            "fill in or drop such rows first",
         )
 
 
@@ -187,7 +188,8 @@ def packing_of(
     if not (math.isfinite(scale) and scale and math.isfinite(offset)):
         raise DataError(
             f"{name} has scale_factor={scale:g} and add_offset={offset:g}, by which its numbers "
-            f"cannot be read; correct these attributes"
+            f"cannot be read",
+            "correct these attributes",
         )
     changes = [
         f"{k}={v:g}" for k, v, p in zip(_SCALES, (scale, offset), (1, 0), strict=True) if v != p
@@ -226,8 +228,9 @@ def refuse_packed(array: Any, name: str, **options: Any) -> None:
     what = what or [packing.bounds[0].removeprefix("outside its ")] if packing.bounds else what
     raise DataError(
         f"{name} is stored packed ({', '.join(dict.fromkeys(what))}), and is read here as it is "
-        "stored; ingest it, which decodes it and finds what is missing (streamkern ingest, or "
-        "ingest_store)"
+        "stored",
+        "ingest it, which decodes it and finds what is missing (streamkern ingest, or "
+        "ingest_store)",
     )
 
 
@@ -253,8 +256,9 @@ def _refuse_dates(attributes: Mapping[Any, Any], held: Mapping[str, Any], name: 
             continue
         if (key == "units" and _TIME.match(text)) or (key == "dtype" and "timedelta64" in text):
             raise DataError(
-                f"{name} holds dates or durations ({key}={text!r}); write the numbers that are "
-                f"meant, such as days since the first row, to an array without {key}"
+                f"{name} holds dates or durations ({key}={text!r})",
+                "write the numbers that are meant, such as days since the first row, to an array "
+                f"without {key}",
             )
 
 
@@ -288,7 +292,7 @@ def _signed(given: Any, stored: np.dtype[Any], name: str) -> np.dtype[Any]:
     word = text_of(given).lower() if isinstance(given, str | bytes) else str(bool(given)).lower()
     if word not in ("true", "false"):
         raise DataError(
-            f"{name} has _Unsigned={given!r}, which is neither true nor false; correct it"
+            f"{name} has _Unsigned={given!r}, which is neither true nor false", "correct it"
         )
     return np.dtype(f"{'u' if word == 'true' else 'i'}{stored.itemsize}")
 
@@ -307,7 +311,7 @@ class _Attributes:
             values = np.ravel(np.asarray(value))
             if len(values) != 1:
                 raise DataError(
-                    f"{self.name} has {key}={value}, and one number is expected; write it decoded"
+                    f"{self.name} has {key}={value}, and one number is expected", "write it decoded"
                 )
             return values[0]
         return value
@@ -319,7 +323,7 @@ class _Attributes:
             return plain
         number = number_of(value)
         if number is None or isinstance(number, complex):
-            raise DataError(f"{self.name} has {key}={value!r}, which is no number; correct it")
+            raise DataError(f"{self.name} has {key}={value!r}, which is no number", "correct it")
         return float(number)
 
     def refuse_scale(self, key: str) -> None:
@@ -330,8 +334,8 @@ class _Attributes:
         if not values or any(k is None for k in values) or all(k == plain for k in values):
             return
         raise DataError(
-            f"{self.name} has the attribute {key}={value}, by which its numbers may be scaled; "
-            "write them decoded, or, if they are as they are meant, without that attribute"
+            f"{self.name} has the attribute {key}={value}, by which its numbers may be scaled",
+            "write them decoded, or, if they are as they are meant, without that attribute",
         )
 
     def refuse_fill(self, key: str) -> None:
@@ -341,8 +345,8 @@ class _Attributes:
         if values.dtype.kind != "b" and any(number_of(k) is not None for k in values.tolist()):
             raise DataError(
                 f"{self.name} has the attribute {key}={value}, which may be the number that stands "
-                "for missing values or say something else; call it missing_value if it is that "
-                "number, or take it away"
+                "for missing values or say something else",
+                "call it missing_value if it is that number, or take it away",
             )
 
     def fills(self, key: str, value: Any, dtype: np.dtype[Any]) -> list[Any]:
@@ -353,7 +357,7 @@ class _Attributes:
             if number is None:
                 if k in (None, ""):
                     continue
-                raise DataError(f"{self.name} has {key}={k!r}, which is no number; correct it")
+                raise DataError(f"{self.name} has {key}={k!r}, which is no number", "correct it")
             stored = as_stored(number, dtype, wraps="_Unsigned" in self.attributes)
             if stored is not None:
                 numbers.append(stored)
@@ -370,7 +374,8 @@ class _Attributes:
             if any(k is None for k in numbers) or len(numbers) != 1 + (key == "valid_range"):
                 raise DataError(
                     f"{self.name} has {key}={self.attributes[key]}, which is no "
-                    f"{'pair of numbers' if key == 'valid_range' else 'number'}; correct it"
+                    f"{'pair of numbers' if key == 'valid_range' else 'number'}",
+                    "correct it",
                 )
             floating = floating or limits.dtype.kind == "f"
             wraps = dtype.kind == "u" and "_Unsigned" in self.attributes

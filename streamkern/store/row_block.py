@@ -79,8 +79,8 @@ def checked_chunk(spec: StoreSpec, i: int, rows: RowBlock) -> RowBlock:
     y = _stored_targets(spec, y, i, len(X))
     if (w is not None) != (spec.weight_totals is not None):
         raise DataError(
-            f"chunk {i} comes {'with' if w is not None else 'without'} sample weights; give "
-            "them with every chunk of a weighted store, and with none of another"
+            f"chunk {i} comes {'with' if w is not None else 'without'} sample weights",
+            "give them with every chunk of a weighted store, and with none of another",
         )
     w = None if w is None else as_weights(w, len(X), f"chunk {i}", start)
     check_finite(X, f"X of chunk {i}", start)
@@ -93,8 +93,8 @@ def check_finite(values: NDArray[Any], where: str, first_row: int) -> None:
     if position is not None:
         row, column, value = position
         raise NonFiniteError(
-            f"{value} in {where}, row {first_row + row}, column {column}; correct it, or leave the "
-            "row out"
+            f"{value} in {where}, row {first_row + row}, column {column}",
+            "correct it, or leave the row out",
         )
 
 
@@ -102,34 +102,36 @@ def _first_row(spec: StoreSpec, i: int, X: NDArray[Any]) -> int:
     """Return the first row of chunk `i`, which has rows X."""
     if X.shape[1:] != spec.row_shape or X.dtype.newbyteorder("=") != spec.x_dtype:
         raise DataError(
-            f"chunk {i} has X {X.shape} {X.dtype}; give rows of {spec.row_shape} {spec.x_dtype}, "
-            "as the store holds"
+            f"chunk {i} has X {X.shape} {X.dtype}",
+            f"give rows of {spec.row_shape} {spec.x_dtype}, as the store holds",
         )
     if not 0 <= i < spec.n_chunks:
-        raise DataError(f"chunk {i} does not fit the store; give 0 to {spec.n_chunks - 1}")
+        raise DataError(f"chunk {i} does not fit the store", f"give 0 to {spec.n_chunks - 1}")
     start = i * spec.chunk_rows
     needed = min(spec.chunk_rows, spec.n_rows - start)
     if len(X) != needed:
-        raise DataError(f"chunk {i} has {len(X)} rows; it needs {needed} of {spec.n_rows} in all")
+        raise DataError(
+            f"chunk {i} has {len(X)} rows", f"it needs {needed} of {spec.n_rows} in all"
+        )
     return start
 
 
 def _stored_targets(spec: StoreSpec, y: NDArray[Any], i: int, rows: int) -> NDArray[Any]:
     if len(y) != rows:
-        raise DataError(f"chunk {i} has {rows} rows of X and {len(y)} of y; they must agree")
+        raise DataError(f"chunk {i} has {rows} rows of X and {len(y)} of y", "they must agree")
     if spec.classes is not None:
         if y.ndim != 1 or y.dtype.kind not in "iu":
-            raise DataError(f"chunk {i} has y {y.shape} {y.dtype}; give class ids, (n,) integers")
+            raise DataError(f"chunk {i} has y {y.shape} {y.dtype}", "give class ids, (n,) integers")
         if y.min() < 0 or y.max() >= spec.n_outputs:
             raise DataError(
-                f"chunk {i} has a class id outside its {spec.n_outputs} classes; give 0 to "
-                f"{spec.n_outputs - 1}"
+                f"chunk {i} has a class id outside its {spec.n_outputs} classes",
+                f"give 0 to {spec.n_outputs - 1}",
             )
         return y.astype(spec.y_dtype)
     y = y.reshape(rows, -1).astype(spec.y_dtype, copy=False)
     if y.shape[1] != spec.n_outputs:
         raise DataError(
-            f"chunk {i} has {y.shape[1]} targets; give {spec.n_outputs}, as the store has"
+            f"chunk {i} has {y.shape[1]} targets", f"give {spec.n_outputs}, as the store has"
         )
     check_finite(y, f"y of chunk {i}", i * spec.chunk_rows)
     return y

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 
 from streamkern.basics.errors import ConfigError, DataError
+from streamkern.basics.message import mention
 from streamkern.basics.text import some
 from streamkern.basics.warning import warn
 
@@ -44,8 +45,8 @@ def as_weights(w: Any, n_rows: int, where: str, first_row: int = 0) -> NDArray[n
     w = np.asarray(w)
     if w.shape != (n_rows,) or w.dtype.kind not in "biuf":
         raise DataError(
-            f"the sample weights of {where} have shape {w.shape} and dtype {w.dtype}; give one "
-            f"number for each of its {n_rows} rows"
+            f"the sample weights of {where} have shape {w.shape} and dtype {w.dtype}",
+            f"give one number for each of its {n_rows} rows",
         )
     with np.errstate(over="ignore"):
         weights: NDArray[np.float32] = w.astype(DTYPE, copy=False)
@@ -55,13 +56,14 @@ def as_weights(w: Any, n_rows: int, where: str, first_row: int = 0) -> NDArray[n
     if lost or (wrong.any() and np.isfinite(largest) and w.min() >= 0):
         raise DataError(
             f"the sample weights of {where} are up to {largest:.3g}, and they are kept as float32, "
-            "which does not hold these; divide all of them by their mean"
+            "which does not hold these",
+            "divide all of them by their mean",
         )
     if wrong.any():
         row = int(np.argmax(wrong))
         raise DataError(
-            f"the sample weight of {where}, row {first_row + row}, is {w[row]}; weights are finite "
-            "numbers, 0 or above"
+            f"the sample weight of {where}, row {first_row + row}, is {w[row]}",
+            "weights are finite numbers, 0 or above",
         )
     return weights
 
@@ -77,7 +79,8 @@ def warn_of_unused(w: Any, n_rows: int, where: str) -> None:
     if getattr(w, "shape", None) == (n_rows,) and getattr(dtype, "kind", "") in "biuf":
         warn(
             f"the array 'w' of {where} has a number for each row, and is not used as sample "
-            'weights; give sample_weight="w" to use it, or ignore this if it holds something else'
+            f"weights; give {mention('sample_weight', 'w')} to use it, or ignore this if it holds "
+            f"something else"
         )
 
 
@@ -123,18 +126,19 @@ def weight_factors(
         return None
     if class_weight is not None and source.classes is None:
         raise ConfigError(
-            "data.class_weight is for classes, and the targets are values; leave it out, or give "
-            "a weight for each row"
+            f"{mention('data.class_weight')} is for classes, and the targets are values",
+            "leave it out, or give a weight for each row",
         )
     if totals is None:
         raise ConfigError(
-            f"data.class_weight={class_weight!r} needs the number of rows of each class, which "
-            "this source does not know; write it to a store first"
+            f"{mention('data.class_weight', class_weight)} needs the number of rows of each class, "
+            "which this source does not know",
+            "write it to a store first",
         )
     factors = _class_factors(class_weight, source.classes or (), totals)
     total = float(factors @ totals)
     if not total > 0:
-        raise DataError("all sample weights are zero; give some rows a weight above 0")
+        raise DataError("all sample weights are zero", "give some rows a weight above 0")
     return np.asarray(factors * (source.n_rows / total))
 
 
@@ -203,7 +207,7 @@ def _class_factors(
     unknown = [name for name in class_weight if name not in classes]
     if unknown:
         raise ConfigError(
-            f"data.class_weight has the class {unknown[0]!r}, which the data has not; its classes "
-            f"are {some(classes)}"
+            f"{mention('data.class_weight')} has the class {unknown[0]!r}, which the data has not",
+            f"its classes are {some(classes)}",
         )
     return np.array([float(class_weight.get(name, 1.0)) for name in classes])

@@ -216,14 +216,14 @@ class RunningStatistics:
     def result(self) -> Statistics:
         """Return the statistics of the rows so far; raise DataError if there are none."""
         if self.n_rows == 0:
-            raise DataError("there are no rows to take statistics of; give at least one")
+            raise DataError("there are no rows to take statistics of", "give at least one")
         mean, variance = self._features.mean, self._features.variance()
         with np.errstate(over="ignore", invalid="ignore"):
             # Every feature has the same count: total variance is the mean of the variances
             # plus the variance of the means.
             total = float(variance.mean() + mean.var())
         if not (np.isfinite(mean).all() and np.isfinite(total)):
-            raise DataError("the variance of X overflows float64; give X in a larger unit")
+            raise DataError("the variance of X overflows float64", "give X in a larger unit")
         counts = None if self._counts is None else tuple(int(c) for c in self._counts)
         target_mean, target_scale = self._target_moments()
         return Statistics(
@@ -252,5 +252,5 @@ class RunningStatistics:
             return None, None
         variance = targets.variance()
         if not (np.isfinite(targets.mean).all() and np.isfinite(variance).all()):
-            raise DataError("the variance of y overflows float64; give y in a larger unit")
+            raise DataError("the variance of y overflows float64", "give y in a larger unit")
         return targets.mean, np.sqrt(variance)

@@ -124,11 +124,11 @@ class Store:
         """
         rows = np.asarray(rows)
         if rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
-            raise ConfigError(f"rows is {rows.dtype} {rows.shape}; give a list of integers")
+            raise ConfigError(f"rows is {rows.dtype} {rows.shape}", "give a list of integers")
         rows = rows.astype(np.int64)
         if rows.size and (rows.min() < 0 or rows.max() >= self.spec.n_rows):
             bad = int(rows[(rows < 0) | (rows >= self.spec.n_rows)][0])
-            raise ConfigError(f"row {bad} is not in {self!r}; give 0 to {self.spec.n_rows - 1}")
+            raise ConfigError(f"row {bad} is not in {self!r}", f"give 0 to {self.spec.n_rows - 1}")
         spec = self.spec
         X = np.empty((len(rows), *spec.row_shape), spec.x_dtype)
         ids = spec.classes is not None
@@ -179,8 +179,8 @@ class Store:
         now = fingerprints_now(self.stored.contents, self.url)
         if not now:
             raise DataError(
-                f"{self!r} was deleted while it was in use; restore it and resume, or start a new "
-                "run"
+                f"{self!r} was deleted while it was in use",
+                "restore it and resume, or start a new run",
             )
         if self.spec.fingerprint not in now:
             raise _changed(self, self.spec.fingerprint, now[0])
@@ -215,14 +215,14 @@ class Store:
         """
         stored = self.stored
         if self.spec.foreign or stored.y is None:
-            raise DataError(f"{self!r} has no digests to verify; ingest it to get them")
+            raise DataError(f"{self!r} has no digests to verify", "ingest it to get them")
         digests = stored.read_digests()
         for i in range(self.n_chunks):
             parts = [*stored.read(i), self.source_rows(i)]
             if not np.array_equal(layout.chunk_digest(*parts), digests[i]):
                 keys = " or ".join(stored.key(array, i) for array in (*stored.arrays, stored.row))
                 raise CorruptChunkError(
-                    f"chunk {keys} of {self!r} does not match its digest; ingest the data again"
+                    f"chunk {keys} of {self!r} does not match its digest", "ingest the data again"
                 )
 
     def _checked_targets(self, y: NDArray[Any], i: int) -> NDArray[Any]:
@@ -237,8 +237,8 @@ class Store:
             key, start = self.stored.key(self.stored.y, i), self.chunk_bounds(i)[0]
             raise DataError(
                 f"class id {ids[row]} in {key}, row {start + row} of {self!r}, "
-                f"is outside its {self.spec.n_outputs} classes; correct it and ingest the data "
-                "again"
+                f"is outside its {self.spec.n_outputs} classes",
+                "correct it and ingest the data again",
             )
         return ids
 
@@ -248,8 +248,8 @@ class Store:
             row, column, value = where
             raise NonFiniteError(
                 f"{value} in {self.stored.key(array, i)} (chunk {i}) of {self!r}: row "
-                f"{self.chunk_bounds(i)[0] + row}, column {column}; clean the data and ingest it "
-                "again"
+                f"{self.chunk_bounds(i)[0] + row}, column {column}",
+                "clean the data and ingest it again",
             )
 
     def _delivered_dtype(self) -> np.dtype[Any]:
@@ -273,7 +273,8 @@ def _reopened(reopen: Callable[[], Store], fingerprint: str) -> Store:
 def _changed(store: Store, was: str, now: str) -> DataError:
     return DataError(
         f"{store!r} was changed while it was in use: its fingerprint was {was[:16]} and is "
-        f"{now[:16]}; restore it and resume, or start a new run"
+        f"{now[:16]}",
+        "restore it and resume, or start a new run",
     )
 
 

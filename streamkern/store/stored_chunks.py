@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from streamkern.basics.errors import CorruptChunkError, StreamkernError
+from streamkern.basics.message import mention
 from streamkern.basics.text import redact
 from streamkern.basics.warning import warn
 from streamkern.filesystem.cache import Cache, CachedObjects
@@ -117,7 +118,7 @@ class StoredChunks:
             digests, spec = self._read_table(self.contents.digests), self.spec
         if layout.content_fingerprint(spec, digests) != spec.fingerprint:
             raise CorruptChunkError(
-                f"the digests of {self!r} do not match its fingerprint; {self._remedy()}"
+                f"the digests of {self!r} do not match its fingerprint", f"{self._remedy()}"
             )
         return digests
 
@@ -130,8 +131,8 @@ class StoredChunks:
                     self._last_digests = self._digests_of_last()
                 if layout.array_digest(table).tobytes().hex() != self.contents.mark["crc"]:
                     raise CorruptChunkError(
-                        f"the checksums in crc of {self!r} do not match their digest; "
-                        f"{self._remedy()}"
+                        f"the checksums in crc of {self!r} do not match their digest",
+                        f"{self._remedy()}",
                     )
                 self._known_crcs.append(table)
         known: NDArray[np.uint32] = self._known_crcs[0]
@@ -186,7 +187,7 @@ class StoredChunks:
             try:
                 raw = objects.get_many([part.key for _, part in missing], fresh=fresh)
             except FileNotFoundError as error:
-                raise CorruptChunkError(f"chunk {error}; {self._remedy()}") from error
+                raise CorruptChunkError(f"chunk {error}", f"{self._remedy()}") from error
             for (reader, part), data in zip(missing, raw, strict=True):
                 with self._explained(part.key, retry=reads_left > 0):
                     read = reader.decode(data, part.stop - part.start)
@@ -244,21 +245,23 @@ class StoredChunks:
             yield
         except (StreamkernError, OSError, MemoryError) as error:
             if isinstance(error, CorruptChunkError):
-                raise CorruptChunkError(f"{error} {redact(self.url)}; {self._remedy()}") from error
+                raise CorruptChunkError(
+                    f"{error} {redact(self.url)}", f"{self._remedy()}"
+                ) from error
             raise
         except Exception as error:  # any error of a codec on bytes it cannot decode
             if retry:
                 self.traffic.add(retries=1)
                 return
             raise CorruptChunkError(
-                f"chunk {key} of {redact(self.url)} does not decode ({error}); {self._remedy()}"
+                f"chunk {key} of {redact(self.url)} does not decode ({error})", f"{self._remedy()}"
             ) from error
 
     def _remedy(self) -> str:
         if self.spec.foreign:
             return (
                 "restore it, or, if its writer leaves out chunks that hold only the fill value, "
-                'ingest it, or open it in Python, with missing="fill"'
+                f"ingest it, or open it in Python, with {mention('missing', 'fill')}"
             )
         return "restore it from a copy or ingest the data again"
 

@@ -1,9 +1,9 @@
 """Writes a training set in Zarr chunk by chunk, resumable, published in one step at the end.
 
-The state of an unfinished store is in the store. The group attribute has the status "writing", the
-plan that the content is made from, and the writer: a writer that was taken for dead and goes on
-finds another writer there, or none, and does not publish. The array `digests` is the journal, in
-which each chunk is recorded after it is written.
+The state of an unfinished store is kept in the store itself. The group attribute holds the status
+"writing", the plan, and the id of the writer: a writer that was presumed dead and wakes up no
+longer finds its own id, and does not publish. The array `digests` is the journal, in which each
+chunk is recorded after it is written.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 import zarr
 
 from streamkern.basics.errors import ConfigError, DataError, ResumeMismatchError
+from streamkern.basics.message import mention
 from streamkern.basics.text import redact
 from streamkern.basics.values import json_digest
 from streamkern.filesystem.durable import disk_full_hint
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-# Kinds of data known by their name or their ends only: enough to resume, not to skip a call.
-_VAGUE = ("iterator", "arrays", "generator", "function")
+# Data identified only by name, or by first and last rows: enough to resume, not to skip a call.
+_WEAKLY_IDENTIFIED = ("iterator", "arrays", "generator", "function")
 
 
 class StoreWriter(ChunkOutput):
@@ -60,12 +61,12 @@ class StoreWriter(ChunkOutput):
     overwrite : bool
         Replace a store that streamkern wrote. Anything else at the URL is never deleted.
     compress : {"auto", "zstd", "none"}
-        "auto": zstd for integers, nothing for floats. A checksum always.
+        "auto": zstd for integers, nothing for floats. Chunks are always checksummed.
     y_dtype : dtype
-        Dtype of values; class ids get the smallest unsigned integer that holds them.
+        Dtype of regression targets; class ids get the smallest unsigned integer that holds them.
     storage_options : mapping, optional
     plan : mapping of JSON values, optional
-        Everything the content is made from. A resume under another plan is refused.
+        Everything the content is made from. Resuming with a different plan raises an error.
     weighted : bool
         Whether rows have sample weights.
     details
@@ -105,13 +106,13 @@ class StoreWriter(ChunkOutput):
             super().__init__(str(url), spec, self._arrays.values(), Journal(digests))
 
     def _claim(self, url: str, plan: dict[str, Any], overwrite: bool) -> tuple[zarr.Group, bool]:
-        """Return the group, which belongs to this writer until another one takes it, and `resumed`.
+        """Claim the group until another writer claims it; return it and `resumed`.
 
         resumed : whether an interrupted write of the same plan is continued
 
         Raises DataError if a finished store or something else is there, and ResumeMismatchError if
-        an unfinished store of another plan is. With `overwrite`, anything written by streamkern is
-        replaced.
+        the unfinished store there has a different plan. With `overwrite`, anything that
+        streamkern wrote is replaced.
         """
         mark, where = mark_at(self._store, url), redact(url)
         writing: Any = {
@@ -127,13 +128,15 @@ class StoreWriter(ChunkOutput):
                 group.attrs[ATTRIBUTE] = writing
                 return group, True
             if not overwrite and status == "complete":
-                raise DataError(f"{where} already holds a store; overwrite=True replaces it")
+                raise DataError(
+                    f"{where} already holds a store", f"{mention('overwrite', True)} replaces it"
+                )
             if not overwrite and not same:
                 old = {"schema": mark.get("schema"), **(mark.get("plan") or {})}
                 names = _differences(old, {"schema": layout.STORE_SCHEMA, **plan})
                 raise ResumeMismatchError(
-                    f"{where} holds an unfinished store made with other settings or data "
-                    f"({names}); repeat those, or pass overwrite=True"
+                    f"{where} holds an unfinished store made with other settings or data ({names})",
+                    f"repeat the call with those, or pass {mention('overwrite', True)}",
                 )
         return begin(self._store, url, writing), False
 
@@ -142,12 +145,12 @@ class StoreWriter(ChunkOutput):
         state = mark_at(self._store, self.url) or {}
         if (state.get("status"), state.get("writer")) != ("writing", self._writer_id):
             raise DataError(
-                f"{redact(self.url)} cannot be finished: another writer has begun there since "
-                "this one did, and what is there belongs to it; let only one write at a time"
+                f"{redact(self.url)} cannot be finished: another writer has since taken it over",
+                "let only one write at a time",
             )
 
     def _create_arrays(self, spec: StoreSpec) -> dict[str, Any]:
-        """Return X, y, w if rows are weighted, and row; arrays of a killed call are kept."""
+        """Create the arrays X, y, row and, if weighted, w; reuse those of an interrupted call."""
         n, k = spec.n_rows, spec.chunk_rows
         values = spec.classes is None
         y_shape, y_names = ((n, spec.n_outputs), ("row", "output")) if values else ((n,), ("row",))
@@ -176,7 +179,7 @@ class StoreWriter(ChunkOutput):
         return create_array(self._group, name, shape, chunk_rows, dtype, names, compress)
 
     def statistics(self) -> RunningStatistics:
-        """Return the statistics of the rows before the first chunk: of none."""
+        """Return empty running statistics."""
         classes = self.spec.classes
         return RunningStatistics(self.spec.n_features, None if classes is None else len(classes))
 
@@ -191,7 +194,7 @@ class StoreWriter(ChunkOutput):
         if len(missing):
             raise self._unfinished(f"chunk {missing[0]} of {self.spec.n_chunks} was not written")
         if self.spec.weight_totals is not None and (stats is None or stats.weight_totals is None):
-            raise self._unfinished("give statistics that were taken with the sample weights")
+            raise self._unfinished("pass statistics computed with the sample weights")
         self._check_claim()
         group, arrays = self._group, self._arrays
         with disk_full_hint(self.url):
@@ -250,7 +253,7 @@ def _new_spec(
     dtype = np.dtype(x_dtype).newbyteorder("=")
     layout.check_row_layout(row_shape, dtype)
     if classes is not None and len(classes) != n_outputs:
-        raise ConfigError(f"{len(classes)} classes, n_outputs={n_outputs}; give one for each")
+        raise ConfigError(f"{len(classes)} classes, n_outputs={n_outputs}", "give one for each")
     if n_outputs < 1 or n_rows < 1:
         raise DataError(f"n_rows={n_rows} and n_outputs={n_outputs} must be at least 1")
     if chunk_rows < 1:
@@ -258,8 +261,8 @@ def _new_spec(
     columns = details.get("columns")
     if columns is not None and (len(row_shape) != 1 or len(columns) != row_shape[0]):
         raise ConfigError(
-            f"columns names {len(columns)} features of rows of shape {tuple(row_shape)}; give one "
-            "name for each"
+            f"columns names {len(columns)} features of rows of shape {tuple(row_shape)}",
+            "give one name for each",
         )
     names = [n for n in ("columns", "target_columns") if details.get(n) is not None]
     details |= {name: tuple(details[name]) for name in names}
@@ -279,7 +282,7 @@ def _new_spec(
 
 
 def _full_plan(spec: StoreSpec, plan: Mapping[str, Any] | None, compress: str) -> dict[str, Any]:
-    """Return everything that the content of the store follows from, as JSON values."""
+    """Return everything that determines the content of the store, as JSON values."""
     return {
         **(plan or {}),
         "n_rows": spec.n_rows,
@@ -297,7 +300,7 @@ def _full_plan(spec: StoreSpec, plan: Mapping[str, Any] | None, compress: str) -
 def statistics_json(stats: Statistics | None) -> dict[str, Any]:
     """Return the statistics as a store's attribute holds them."""
     recorded = {field.name: _json(getattr(stats, field.name, None)) for field in fields(Statistics)}
-    if recorded["n_counted"] is None:  # as in stores of 0.1.0
+    if recorded["n_counted"] is None:  # as in stores written by 0.1.0
         del recorded["n_counted"]
     return recorded
 
@@ -307,12 +310,12 @@ def _json(value: Any) -> Any:
 
 
 def source_digest(plan: Mapping[str, Any], compress: str) -> str | None:
-    """Return the SHA-256 of all that a store follows from; None if the data is not identified."""
-    return json_digest([plan, compress]) if _tells_data(plan) else None
+    """Return the SHA-256 of all that determines a store; None if the data is not identified."""
+    return json_digest([plan, compress]) if _identifies_data(plan) else None
 
 
 def is_made_from(mark: Mapping[str, Any], plan: Mapping[str, Any], compress: str) -> bool:
-    """Return whether a store is finished and the same call would make it again."""
+    """Return whether the store is complete and is what this call would write."""
     made = mark.get("made_from")
     state = mark.get("kind"), mark.get("schema"), mark.get("status")
     return state == (STORE, layout.STORE_SCHEMA, "complete") and (
@@ -320,14 +323,14 @@ def is_made_from(mark: Mapping[str, Any], plan: Mapping[str, Any], compress: str
     )
 
 
-def _tells_data(value: Any) -> bool:
+def _identifies_data(value: Any) -> bool:
     if isinstance(value, Mapping):
         # An ingested foreign store is identified by its metadata only: it has no fingerprint.
         unknown = "meta:" if value.get("kind") == "zarr" else ""
         known_by = str(value.get("fingerprint", unknown))
-        vague = value.get("kind") in _VAGUE or known_by.startswith(("meta:", "name:"))
-        return not vague and all(_tells_data(v) for v in value.values())
-    return not isinstance(value, list | tuple) or all(_tells_data(v) for v in value)
+        vague = value.get("kind") in _WEAKLY_IDENTIFIED or known_by.startswith(("meta:", "name:"))
+        return not vague and all(_identifies_data(v) for v in value.values())
+    return not isinstance(value, list | tuple) or all(_identifies_data(v) for v in value)
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:

@@ -23,6 +23,7 @@ from zarr.core.sync import sync
 from zarr.storage import StorePath
 
 from streamkern.basics.errors import CorruptChunkError, DataError
+from streamkern.basics.message import mention
 from streamkern.basics.text import redact
 from streamkern.basics.values import json_digest, parsed_json
 from streamkern.filesystem.ownership import ATTRIBUTE, STORE
@@ -60,11 +61,11 @@ def store_documents(store: Any, path: str, url: str) -> Documents | None:
     known = mark.get("metadata")
     for name, document in zip(names, _array_documents(store, path, url, root, mark), strict=True):
         if document is None:
-            raise CorruptChunkError(f"{name}/zarr.json of {redact(url)} is missing; {_REMEDY}")
+            raise CorruptChunkError(f"{name}/zarr.json of {redact(url)} is missing", f"{_REMEDY}")
         arrays[name] = document
         if not isinstance(known, Mapping) or known.get(name) != document_digest(arrays[name]):
             raise CorruptChunkError(
-                f"{name}/zarr.json of {redact(url)} does not match its digest; {_REMEDY}"
+                f"{name}/zarr.json of {redact(url)} does not match its digest", f"{_REMEDY}"
             )
     return Documents(mark, arrays)
 
@@ -97,7 +98,9 @@ def _checked_mark(root: Mapping[str, Any], url: str) -> Mapping[str, Any] | None
     finished = mark.get("status") == "complete" and mark.get("kind") == STORE
     sealed = mark.get("schema") == STORE_SCHEMA and (finished or _OWN in mark)
     if sealed and _digest(root, mark) != mark.get(_OWN):
-        raise CorruptChunkError(f"zarr.json of {redact(url)} does not match its digest; {_REMEDY}")
+        raise CorruptChunkError(
+            f"zarr.json of {redact(url)} does not match its digest", f"{_REMEDY}"
+        )
     return mark
 
 
@@ -119,15 +122,16 @@ def _array_documents(
 
 def single_array(url: str) -> DataError:
     """Return the error for an array given in place of its group."""
-    return DataError(f"{redact(url)} is a single zarr array; give the group that holds X and y")
+    return DataError(f"{redact(url)} is a single zarr array", "give the group that holds X and y")
 
 
 def lost_mark(url: str) -> CorruptChunkError:
     """Return the error for a group of streamkern that has lost its attribute."""
     return CorruptChunkError(
         f"{redact(url)} looks like a store that streamkern wrote, and the attribute 'streamkern' "
-        f"in its zarr.json is damaged or gone; {_REMEDY}, or pass foreign=True (data.foreign) to "
-        "read it without classes, weights and checks"
+        f"in its zarr.json is damaged or gone",
+        f"{_REMEDY}, or pass {mention('foreign', True)} to read it without classes, weights and "
+        "checks",
     )
 
 
@@ -187,17 +191,18 @@ def _check_state(mark: Mapping[str, Any], url: str) -> None:
     """Raise DataError for other kinds of groups, another schema, or an unfinished store."""
     if mark.get("kind") != STORE:
         raise DataError(
-            f"{redact(url)} holds {mark.get('kind')!s} that streamkern wrote, not a training set; "
-            "give a store"
+            f"{redact(url)} holds {mark.get('kind')!s} that streamkern wrote, not a training set",
+            "give a store",
         )
     if mark.get("schema") != STORE_SCHEMA:
         raise DataError(
             f"{redact(url)} has store schema {mark.get('schema')!r} and this version reads "
-            f"{STORE_SCHEMA} alone; ingest the data again"
+            f"{STORE_SCHEMA} alone",
+            "ingest the data again",
         )
     if mark.get("status") != "complete":
         raise DataError(
-            f"{redact(url)} is an unfinished store; run the same ingest again to finish it"
+            f"{redact(url)} is an unfinished store", "run the same ingest again to finish it"
         )
 
 
@@ -222,7 +227,7 @@ def _parsed(data: bytes, where: str) -> Mapping[str, Any]:
     try:
         document = parsed_json(data)
     except ValueError as error:
-        raise CorruptChunkError(f"{where} is not JSON ({error}); {_REMEDY}") from error
+        raise CorruptChunkError(f"{where} is not JSON ({error})", f"{_REMEDY}") from error
     if not isinstance(document, Mapping):
-        raise CorruptChunkError(f"{where} is no JSON object; {_REMEDY}")
+        raise CorruptChunkError(f"{where} is no JSON object", f"{_REMEDY}")
     return document

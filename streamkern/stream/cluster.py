@@ -38,8 +38,8 @@ def connect(
     """
     if not re.search(SCHEDULER_ADDRESS, address):
         raise ConfigError(
-            f"the scheduler address {redact(address)!r} must look like tcp://host:8786; "
-            f"correct {setting}"
+            f"the scheduler address {redact(address)!r} must look like tcp://host:8786",
+            f"correct {setting}",
         )
     make = import_optional("distributed", "reading on a cluster", "cluster").Client
     with _event_loop() as loop:
@@ -49,8 +49,8 @@ def connect(
             client = make(address, loop=loop, timeout=wait_s, set_as_default=False)
         except Exception as error:  # any error, as the peer may be anything
             raise ConfigError(
-                f"no scheduler answers at {address} ({str(error) or 'it is silent'}); start one "
-                f"with `dask scheduler`, or correct {setting}"
+                f"no scheduler answers at {address} ({str(error) or 'it is silent'})",
+                f"start one with `dask scheduler`, or correct {setting}",
             ) from error
         try:
             yield client
@@ -111,7 +111,7 @@ def check_cluster(client: Any, source: BaseSource) -> None:
     A cluster without workers passes: workers that join are checked when they receive the source.
     """
     if client.asynchronous:
-        raise ConfigError("client is asynchronous; give one made without asynchronous=True")
+        raise ConfigError("client is asynchronous", "give one made without asynchronous=True")
     Recipe(source)
     check_versions(client)
 

@@ -16,6 +16,7 @@ import numpy as np
 from streamkern.backend.base import Array, Backend
 from streamkern.backend.batch import Batch
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.basics.randomness import Empty, Stage
 from streamkern.store.row_block import RowBlock
 from streamkern.stream.loader import Loader
@@ -93,7 +94,9 @@ class Feed:
         self.loader, self.backend, self.seed = loader, backend, seed
         self.dtype = np.dtype(dtype)
         if self.dtype not in (np.float32, np.float64):
-            raise ConfigError(f"dtype={self.dtype} of the feed must be float32 or float64")
+            raise ConfigError(
+                f"{mention('dtype', self.dtype)} of the feed must be float32 or float64"
+            )
         source = loader.source
         self._arrays = _Arrays(backend.xp)
         n_classes = None if source.classes is None else source.n_outputs

@@ -24,6 +24,7 @@ from typing import Any
 
 from streamkern.basics.errors import ConfigError, RunError
 from streamkern.basics.machine import available_cpus
+from streamkern.basics.message import mention
 from streamkern.basics.values import to_builtin
 from streamkern.store.row_block import RowBlock
 from streamkern.stream.buffers import WHOLE_SHARE, Buffer, Fill, Share
@@ -92,7 +93,7 @@ class Loader:
     ) -> None:
         for name, value in (("block_bytes", block_bytes), ("in_flight_bytes", in_flight_bytes)):
             if value < 1:
-                raise ConfigError(f"{name}={value} must be at least 1")
+                raise ConfigError(f"{mention(name, value)} must be at least 1")
         source = as_source(source)
         self.source, self.batch_size, self.seed, self.retry_s = source, batch_size, seed, retry_s
         self.in_order, self.repeat, self.share = in_order, repeat, share
@@ -166,8 +167,8 @@ class Loader:
         """
         if not 0 <= start <= self.n_batches or first < 0:
             raise ConfigError(
-                f"batch {start} of epoch {first} was asked for; begin at an epoch from 0 on and "
-                f"at a batch from 0 to {self.n_batches}"
+                f"batch {start} of epoch {first} was asked for",
+                f"begin at an epoch from 0 on and at a batch from 0 to {self.n_batches}",
             )
         return self._iterate(first, stop, start)
 
@@ -183,7 +184,7 @@ class Loader:
         if self._run is not None:
             self._end(self._run)
         if self._closed:
-            raise RunError("this loader is closed; make a new one")
+            raise RunError("this loader is closed", "make a new one")
         run = self._run = _Run(self._blocks(first, stop, start), list(self._buffers))
         try:
             self._top_up(run)
@@ -192,7 +193,8 @@ class Loader:
                 if run.stopped.is_set():
                     raise RunError(
                         "this iterator has ended: another one was started on its loader, or "
-                        "the loader was closed; use one to its end before the next"
+                        "the loader was closed",
+                        "use one to its end before the next",
                     )
                 if run.drained:
                     self._release(run)
@@ -342,5 +344,7 @@ def _n_threads(threads: int | str, allowed: int, waits: bool) -> int:
     if threads == "auto":
         return allowed if waits else min(allowed, max(2, available_cpus()))
     if not isinstance(threads, int) or threads < 1:
-        raise ConfigError(f'threads={threads!r} must be "auto" or a whole number, at least 1')
+        raise ConfigError(
+            f'{mention("threads", threads)} must be "auto" or a whole number, at least 1'
+        )
     return min(allowed, threads)

@@ -21,6 +21,7 @@ import numpy as np
 
 from streamkern.backend.base import Backend
 from streamkern.basics.errors import ConfigError, DataError
+from streamkern.basics.message import mention
 from streamkern.basics.progress import Progress
 from streamkern.basics.randomness import Stage
 from streamkern.basics.values import checked_int
@@ -227,8 +228,9 @@ class _Maker:
         self.dtype = natural if wanted is None else wanted
         if not np.can_cast(natural, self.dtype, "same_kind" if natural.kind == "f" else "safe"):
             raise ConfigError(
-                f"dtype={self.dtype.name} would lose values: the rows come out as {natural.name}; "
-                "leave dtype= out, or give one that holds them"
+                f"{mention('dtype', self.dtype.name)} would lose values: the rows come out as "
+                f"{natural.name}",
+                f"leave {mention('dtype=')} out, or give one that holds them",
             )
         # dtype of targets after a transform: values stored in float64 keep it, as in the feed.
         values = source.y_dtype if source.classes is None else self._computed
@@ -260,15 +262,15 @@ class _Maker:
             elif not np.array_equal(Y, self._as_values(y)):
                 raise DataError(
                     f"a transform changed targets of chunk {i}, though it gave Y itself back for "
-                    "the first rows; let it return a new array in every call, so that targets are "
-                    "stored as values"
+                    "the first rows",
+                    "let it return a new array in every call, so that targets are stored as values",
                 )
         with np.errstate(over="ignore"):  # the writer refuses infinities by row
             stored = X.astype(self.dtype, copy=False)
         if self.source.feed_transforms and self.dtype.kind == "u" and (stored != X).any():
             raise DataError(
-                f"transforms of chunk {i} made numbers that are no {self.dtype.name}; let those "
-                "that are marked keeps_integers return whole numbers in its range"
+                f"transforms of chunk {i} made numbers that are no {self.dtype.name}",
+                "let those that are marked keeps_integers return whole numbers in its range",
             )
         X = stored.reshape(len(X), *self.source.row_shape)
         return RowBlock(X, y, w, rows.row_ids)
@@ -307,7 +309,7 @@ def _check(
     """Return the bytes of a chunk; raise for impossible settings before anything is written."""
     chunk_bytes = checked_chunk_bytes(chunk_mb, memory, 4 * COPIES_OF_A_CHUNK)
     if source.n_outputs < 1:
-        raise ConfigError("the source has no targets y; a store needs them")
+        raise ConfigError("the source has no targets y", "a store needs them")
     refuse_same_place((store.url for store in stores_of(source)), out_url)
     return chunk_bytes
 

@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.basics.randomness import Stage
 
 _SLAB = 1 << 16
@@ -64,14 +65,14 @@ class EpochPlan:
     ) -> None:
         for name, value in (("batch_size", batch_size), ("mix_units", mix_units)):
             if value < 1:
-                raise ConfigError(f"{name}={value} must be at least 1")
+                raise ConfigError(f"{mention(name, value)} must be at least 1")
         if seed < 0 or epoch < 0:
-            raise ConfigError(f"seed={seed} and epoch={epoch} must be at least 0")
+            raise ConfigError(f"{mention('seed', seed)} and epoch={epoch} must be at least 0")
         if sizes.sum() < 1:
-            raise ConfigError("the source has no rows; give one with rows")
+            raise ConfigError("the source has no rows", "give one with rows")
         if strata is not None and len(strata) != len(sizes):
             raise ConfigError(
-                f"strata has {len(strata)} entries for {len(sizes)} units; give one for each unit"
+                f"strata has {len(strata)} entries for {len(sizes)} units", "give one for each unit"
             )
         self.seed, self.epoch = seed, epoch
         self.batch_size, self.mix_units = batch_size, mix_units
@@ -108,7 +109,7 @@ class EpochPlan:
     def batch(self, i: int) -> list[BlockSlice]:
         """Return the pieces of batch i, in order; several if the batch straddles block edges."""
         if not 0 <= i < self.n_batches:
-            raise ConfigError(f"batch {i} was asked for; an epoch has 0 to {self.n_batches - 1}")
+            raise ConfigError(f"batch {i} was asked for", f"an epoch has 0 to {self.n_batches - 1}")
         start = i * self.batch_size
         stop = min(start + self.batch_size, self.n_rows)
         pieces = []

@@ -22,6 +22,7 @@ import numpy as np
 import zarr
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.basics.text import redact, size_text, text_table
 from streamkern.filesystem.urls import local_path, open_objects, zarr_store
 from streamkern.stream.loader import Loader
@@ -60,7 +61,7 @@ def read_speed(
     progress : called with each row once it is measured
     """
     if not 0 < seconds < math.inf:
-        raise ConfigError(f"seconds={seconds} must be above 0")
+        raise ConfigError(f"{mention('seconds', seconds)} must be above 0")
     source = ZarrSource(url, x=x, y=y, storage_options=storage_options)
     store, rows = source.store, list[ReadRow]()
     chunk_bytes = store.spec.chunk_rows * store.spec.row_bytes

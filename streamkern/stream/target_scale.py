@@ -47,15 +47,15 @@ class TargetScale:
         deviation. Raises DataError if the variance exceeds float64, or if all weights are 0.
         """
         if not moments.weight > 0:
-            raise DataError("all sample weights are zero; give some rows a weight above 0")
+            raise DataError("all sample weights are zero", "give some rows a weight above 0")
         with np.errstate(over="ignore", invalid="ignore"):
             squares = moments.variance()
             squares = squares if fit_intercept else squares + moments.mean**2
         wrong = ~(np.isfinite(moments.mean) & np.isfinite(squares))
         if wrong.any():
             raise DataError(
-                f"the variance of target {int(np.argmax(wrong))} overflows float64; give the "
-                "targets in a larger unit"
+                f"the variance of target {int(np.argmax(wrong))} overflows float64",
+                "give the targets in a larger unit",
             )
         mean = moments.mean if fit_intercept else np.zeros_like(moments.mean)
         spread = np.maximum(np.sqrt(squares), CONSTANT_TARGET * np.abs(mean))

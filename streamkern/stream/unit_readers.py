@@ -179,8 +179,8 @@ class ClusterReader:
                 self._check_pulse(began)
             except ImportError as error:
                 raise ClusterError(
-                    f"a worker of {self._address} cannot import what the source needs ({error}); "
-                    f"install it there; then {_GO_ON}"
+                    f"a worker of {self._address} cannot import what the source needs ({error})",
+                    f"install it there; then {_GO_ON}",
                 ) from error
             except Exception as error:
                 self._check_client(error)
@@ -242,8 +242,8 @@ class ClusterReader:
     def _check_client(self, error: BaseException | None = None) -> None:
         if self._client.status in ("closing", "closed"):
             raise ClusterError(
-                f"{self._address} is gone: its scheduler was lost, or the client was closed; start "
-                f"it again, then {_GO_ON}"
+                f"{self._address} is gone: its scheduler was lost, or the client was closed",
+                f"start it again, then {_GO_ON}",
             ) from error
 
     def _check_pulse(self, began: float) -> None:
@@ -262,8 +262,8 @@ class ClusterReader:
         silent_s = time.monotonic() - max(self._heard, began)
         if self._silence and silent_s > self._patience_s:
             raise ClusterError(
-                f"{self._address} {self._silence} for {silent_s:.0f} s; bring it back, then "
-                f"{_GO_ON}"
+                f"{self._address} {self._silence} for {silent_s:.0f} s",
+                f"bring it back, then {_GO_ON}",
             )
 
     def _ask(self) -> str:
@@ -316,8 +316,8 @@ class Recipe:
             self.data: bytes = cloudpickle.dumps(source)
         except Exception as error:
             raise ConfigError(
-                f"the source cannot travel to the workers of a cluster: {error}; make it of "
-                "things that can be pickled, and open stores by URL"
+                f"the source cannot travel to the workers of a cluster: {error}",
+                "make it of things that can be pickled, and open stores by URL",
             ) from error
 
 

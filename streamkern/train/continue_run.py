@@ -7,18 +7,19 @@ from dataclasses import replace
 from typing import Any
 
 from streamkern.basics.errors import ConfigError, ResumeMismatchError, RunError
+from streamkern.basics.message import mention
 from streamkern.basics.text import redact
 from streamkern.config.run_config import RunConfig
+from streamkern.config.solver import options_of
 from streamkern.filesystem.urls import local_path
 from streamkern.kernels.builtin import get_kernel
 from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.solver.methods import options_of
-from streamkern.train.parent_run import ParentRun
-from streamkern.train.resolve import RunInputs
-from streamkern.train.run_snapshot import recorded_run
+from streamkern.train.resolve.run_inputs import RunInputs
+from streamkern.train.resolve.training_data import storage_options_for
+from streamkern.train.restart.parent_run import ParentRun
+from streamkern.train.restart.run_snapshot import recorded_run
 from streamkern.train.saved_model import model_digest
-from streamkern.train.training_data import storage_options_for
 
 ParentId = tuple[dict[str, Any], str]
 """`ParentRun.ancestry` of a run that is continued, and the sha256 of its centers."""
@@ -47,14 +48,16 @@ def continuing(
     if place is None:
         if ancestry is not None and directory is not None:
             raise ResumeMismatchError(
-                f"{directory.place} holds a run that continues {ancestry['run']}; say so with "
-                f"continues={ancestry['run']}, or give another run_dir"
+                f"{directory.place} holds a run that continues {ancestry['run']}",
+                f"say so with {mention('continues', ancestry['run'])}, or give another run_dir",
             )
         return config, given
     if directory is not None and _absolute(directory.place) == _absolute(place):
         raise ConfigError(
-            f"run_dir={directory.place} is the run that is continued, which stays as it is; give "
-            f"the new one its own, such as run_dir={directory.place.rstrip('/')}-2"
+            f"{mention('run_dir', directory.place)} is the run that is continued, which stays as "
+            f"it is",
+            "give the new one its own, such as "
+            f"{mention('run_dir', directory.place.rstrip('/') + '-2')}",
         )
     config = _warm_started(config, place, given)
     if recorded is None:
@@ -63,15 +66,16 @@ def continuing(
     if ancestry is None or ancestry["run"] != _absolute(place):
         what = "no other run" if ancestry is None else ancestry["run"]
         raise ResumeMismatchError(
-            f"{directory.place} holds a run that continues {what}, and not {_absolute(place)}; "
-            "give another run_dir"
+            f"{directory.place} holds a run that continues {what}, and not {_absolute(place)}",
+            "give another run_dir",
         )
     # Read separately: what is loaded must not be mistaken for what the writer has read.
     begun = _find(config, config.run.run_dir or "")
     if begun is None:
         raise RunError(
             f"the setup in {directory.place} is gone, without which a run that continues another "
-            "one cannot go on; restore it from a copy, or continue in another run_dir"
+            "one cannot go on",
+            "restore it from a copy, or continue in another run_dir",
         )
     with checkpoint_errors(begun.check().place):
         # Not recorded for Fourier features, which are read from the existing setup.
@@ -90,17 +94,20 @@ def _warm_started(config: RunConfig, place: str, given: RunInputs) -> RunConfig:
     """Return the settings with the weights of the run in `place` as its start."""
     for name, array in (("centers", given.centers), ("metric", given.metric)):
         if array is not None:
-            raise ConfigError(f"{name} are those of the run that is continued; leave {name}= out")
+            raise ConfigError(
+                f"{name} are those of the run that is continued", f"leave {mention(f'{name}=')} out"
+            )
     name, own = config.solver.name, config.solver.warm_start
     if "warm_start" not in options_of(name):
         raise ConfigError(
-            f"solver.name={name!r} starts from nothing and cannot continue a run; use another "
-            "one, such as 'block'"
+            f"{mention('solver.name', name)} starts from nothing and cannot continue a run",
+            "use another one, such as 'block'",
         )
     if own is not None and _absolute(own) != _absolute(place):
         raise ConfigError(
-            f"solver.warm_start={redact(own)} is another run than the one that is continued, whose "
-            "weights are taken; leave it out"
+            f"{mention(f'solver.warm_start={redact(own)}')} is another run than the one that is "
+            "continued, whose weights are taken",
+            "leave it out",
         )
     path = local_path(place)
     return config.with_overrides(
@@ -114,7 +121,9 @@ def _from_parent(
     """Return settings and inputs from the old run. Its weights are read later, by the setup."""
     parent = _find(config, place, load_weights=parent_id is None)
     if parent is None or parent.setup.run is None:
-        raise ConfigError(f"{redact(place)} has no checkpoint to continue from yet; train it first")
+        raise ConfigError(
+            f"{redact(place)} has no checkpoint to continue from yet", "train it first"
+        )
     settings = parent.record["identity"]["settings"]
     with checkpoint_errors(parent.check().place):
         ancestry = _ancestry(_absolute(place), parent) if parent_id is None else parent_id[0]
@@ -148,10 +157,12 @@ def _with_model_of(
     # Missing settings were given as arrays, as in every run that continues another one.
     other = [k for k, v in requested.items() if v not in (usual.get(k), old.get(k, usual.get(k)))]
     if other:
-        wrong = "; ".join(f"model.{k}: was {old.get(k)!r}, now {requested[k]!r}" for k in other)
+        wrong = "; ".join(
+            f"{mention(f'model.{k}')}: was {old.get(k)!r}, now {requested[k]!r}" for k in other
+        )
         raise ConfigError(
-            f"a run keeps the model of the one it continues, {parent.ancestry['run']}: {wrong}; "
-            "leave these out, or start a run of its own"
+            f"a run keeps the model of the one it continues, {parent.ancestry['run']}: {wrong}",
+            "leave these out, or start a run of its own",
         )
     own = {f"model.{k}": v for k, v in {**usual, **old}.items()}
     kernel = old.get("kernel")

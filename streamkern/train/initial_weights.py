@@ -12,16 +12,17 @@ from streamkern.backend.rank_grid import CenterPartition
 from streamkern.backend.ranks import Communicator
 from streamkern.basics.array_types import HostArray
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.basics.text import redact
 from streamkern.config.run_config import RunConfig
 from streamkern.planning.memory import SAVED_CHUNK
 from streamkern.rundir.checkpoint_format import checkpoint_errors
-from streamkern.train.parent_run import ParentRun
-from streamkern.train.rank_coordinator import RankCoordinator
-from streamkern.train.resolve import ResolvedRun
-from streamkern.train.step_loop import StepLoop
-from streamkern.train.stored_centers import StoredCenters, stored_centers
-from streamkern.train.training_data import storage_options_for
+from streamkern.train.loop.rank_coordinator import RankCoordinator
+from streamkern.train.loop.step_loop import StepLoop
+from streamkern.train.resolve.resolved_run import ResolvedRun
+from streamkern.train.resolve.training_data import storage_options_for
+from streamkern.train.restart.parent_run import ParentRun
+from streamkern.train.restart.stored_centers import StoredCenters, stored_centers
 
 
 def load_warm_start(config: RunConfig) -> ParentRun | None:
@@ -35,8 +36,8 @@ def load_warm_start(config: RunConfig) -> ParentRun | None:
     run = ParentRun.find(place, storage_options_for(config, place), load_centers=False)
     if run is None:
         raise ConfigError(
-            f"solver.warm_start={redact(place)} has no checkpoint yet; train it first, or "
-            "leave warm_start out"
+            f"{mention(f'solver.warm_start={redact(place)}')} has no checkpoint yet",
+            "train it first, or leave warm_start out",
         )
     run.warn_of_damage()
     with checkpoint_errors(run.check().place):

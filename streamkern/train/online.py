@@ -17,22 +17,25 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from streamkern.basics.errors import ConfigError, DivergenceError, RunError
+from streamkern.basics.message import mention
 from streamkern.basics.progress import Line
 from streamkern.basics.text import redact
 from streamkern.config.run_config import RunConfig
 from streamkern.planning.sizes import Sizes
 from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.rundir.run_log import RunLog
+from streamkern.solver.methods import find
 from streamkern.stream.meter import Meter
 from streamkern.stream.sources.base import Source, check_unchanged
-from streamkern.train.progress import RunProgress
-from streamkern.train.resolve import NO_INPUTS, ResolvedRun, RunInputs, open_run
+from streamkern.train.loop.progress import RunProgress
+from streamkern.train.loop.step_loop import Between, Kept, Position, Result, StepLoop
+from streamkern.train.model.training_fit import sample_of, training_fit
+from streamkern.train.resolve.resolved_run import ResolvedRun, open_run
+from streamkern.train.resolve.run_inputs import NO_INPUTS, RunInputs
+from streamkern.train.restart.run_snapshot import RunSnapshot, sizes_of
 from streamkern.train.run_identity import begun_with
-from streamkern.train.run_snapshot import RunSnapshot, sizes_of
-from streamkern.train.setup import reassemble, start
-from streamkern.train.step_loop import Between, Kept, Position, Result, StepLoop
+from streamkern.train.setup.assemble import reassemble, start
 from streamkern.train.train import closing_line
-from streamkern.train.training_fit import sample_of, training_fit
 
 
 @dataclass
@@ -59,32 +62,34 @@ class Online:
         """
         if self.config.run.run_dir is not None:
             raise ConfigError(
-                f"run_dir={self.config.run.run_dir!r} cannot be used with partial_fit, which "
-                "keeps its state in the estimator; leave run_dir out, or use fit"
+                f"{mention('run_dir', self.config.run.run_dir)} cannot be used with partial_fit, "
+                "which keeps its state in the estimator",
+                "leave run_dir out, or use fit",
             )
         if self.config.run.ranks != 1:
             raise ConfigError(
-                f"run.ranks={self.config.run.ranks} cannot be used with partial_fit, which trains "
-                "in this process; leave ranks out, or use fit"
+                f"{mention('run.ranks', self.config.run.ranks)} cannot be used with partial_fit, "
+                "which trains in this process",
+                "leave ranks out, or use fit",
             )
         name, model = self.config.solver.name, self.config.model
-        in_place = self.config.method.in_place
-        if in_place or model.centers == "all":
-            what = f"solver={name!r}" if in_place else "centers='all'"
+        method = find(name, model.features)
+        if method.in_place or model.centers == "all":
+            what = f"solver={name!r}" if method.in_place else "centers='all'"
             raise ConfigError(
-                f"{what} needs all rows at once and cannot be used with partial_fit; use fit, or "
-                "random centers and another solver"
+                f"{what} needs all rows at once and cannot be used with partial_fit",
+                "use fit, or random centers and another solver",
             )
-        if self.config.method.same_rows or self.config.solver.warm_start is not None:
+        if method.same_rows or self.config.solver.warm_start is not None:
             what = "warm_start needs a run of its own"
-            if self.config.method.same_rows:
-                what = f"solver={name!r} needs the same rows in every pass"
+            if method.same_rows:
+                what = f"{mention('solver', name)} needs the same rows in every pass"
             raise ConfigError(
-                f"{what} and cannot be used with partial_fit; use fit, or another solver"
+                f"{what} and cannot be used with partial_fit", "use fit, or another solver"
             )
         inputs, config = replace(self.given, source=source), self.config
         if config.solver.name == "auto":
-            config = config.with_overrides({"solver.name": config.method.name})
+            config = config.with_overrides({"solver.name": method.name})
         if config.solver.ridge == "auto":
             config = config.with_overrides({"solver.ridge": 0.0})
         if self.setup is not None and config.run.accelerator == "auto":
@@ -127,7 +132,8 @@ class Online:
         model = steps.model()
         if not run.backend.xp.isfinite(model.weights).all():
             raise DivergenceError(
-                "training diverged on this block; check it for outliers, or give a larger bandwidth"
+                "training diverged on this block",
+                "check it for outliers, or give a larger bandwidth",
             )
         if self.setup is None:
             arrays = {name: run.backend.copy_to_host(a) for name, a in made.arrays.items()}
@@ -183,14 +189,14 @@ class SavedRun:
             step = saved.meta["position"]["step"]
             if step != self._step:
                 raise RunError(
-                    f"{run.place} was loaded at step {self._step} and is at step {step} now; "
-                    "load it again"
+                    f"{run.place} was loaded at step {self._step} and is at step {step} now",
+                    "load it again",
                 )
             if saved.meta.get("model_only"):
                 raise ConfigError(
                     f"{run.place} holds a model without the state of its solver, which "
-                    "partial_fit would go on with; save an estimator after partial_fit, load a "
-                    "run directory, or use fit"
+                    "partial_fit would go on with",
+                    "save an estimator after partial_fit, load a run directory, or use fit",
                 )
             sizes = sizes_of(record)
             config = _continued(record["identity"]["settings"], run.kernel, sizes.solver)
@@ -208,7 +214,8 @@ def _continued(
     if solver == "direct" and settings["solver"]["ridge"] == "auto":
         raise ConfigError(
             "the ridge of a run of 'direct' was found on some of its rows, and partial_fit cannot "
-            "go on with it; use fit, or train the run with a ridge"
+            "go on with it",
+            "use fit, or train the run with a ridge",
         )
     tables = {name: dict(table) for name, table in settings.items()}
     model = {"kernel": described, "bandwidth": "auto", "metric": "none", "centers": "random"}

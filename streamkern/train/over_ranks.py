@@ -21,6 +21,7 @@ from streamkern.basics.errors import (
     ResumeMismatchError,
     StreamkernError,
 )
+from streamkern.basics.message import mention
 from streamkern.basics.optional import import_optional
 from streamkern.basics.progress import Line
 from streamkern.basics.stop import StopRequest
@@ -32,11 +33,11 @@ from streamkern.stream.cluster import check_versions, connect, dashboard_link
 from streamkern.train.placement.launcher import run_ranks
 from streamkern.train.placement.local import local_cluster
 from streamkern.train.rank_work import has_setup, prepare_rank, reached_step, work_as_rank
-from streamkern.train.resolve import RunInputs
+from streamkern.train.resolve.run_inputs import RunInputs
+from streamkern.train.resolve.training_data import open_test
+from streamkern.train.restart.run_snapshot import recorded_run
 from streamkern.train.run_identity import check_same_model, check_same_run, run_record
-from streamkern.train.run_snapshot import recorded_run
 from streamkern.train.start_run import opened_run, run_directory
-from streamkern.train.training_data import open_test
 
 MAX_TASK_BYTES = 256 << 20
 """Largest size of the arrays that are given and sent to every rank, in bytes."""
@@ -98,21 +99,24 @@ def check_placeable(config: RunConfig) -> None:
     """Raise ConfigError if ranks would have no run directory, or cannot share the steps."""
     if config.run.run_dir is None:
         raise ConfigError(
-            f"run.ranks={config.run.ranks} needs a run.run_dir that all ranks see, from which they "
-            "begin; set it"
+            f"{mention('run.ranks', config.run.ranks)} needs a {mention('run.run_dir')} that all "
+            "ranks see, from which they begin",
+            "set it",
         )
     check_columns(config.run.n_ranks, config.run.center_ranks)
     method = find(config.solver.name, config.model.features)
     method.check_ranks(config.run.n_ranks, config.run.center_ranks)
     if config.run.min_ranks > config.run.n_ranks:
         raise ConfigError(
-            f"run.min_ranks={config.run.min_ranks} must not be above run.ranks={config.run.ranks}; "
-            "lower it"
+            f"{mention('run.min_ranks', config.run.min_ranks)} must not be above "
+            f"{mention('run.ranks', config.run.ranks)}",
+            "lower it",
         )
     if config.data.dask is not None:
         raise ConfigError(
-            f"run.ranks={config.run.ranks} reads on the ranks themselves, and data.dask names a "
-            "cluster to read on; leave one of them out"
+            f"{mention('run.ranks', config.run.ranks)} reads on the ranks themselves, and "
+            f"{mention('data.dask')} names a cluster to read on",
+            "leave one of them out",
         )
 
 
@@ -131,8 +135,9 @@ def _check_absolute(config: RunConfig) -> None:
         path = local_path(url)
         if path is not None and not os.path.isabs(path):
             raise ConfigError(
-                f"run.ranks={config.run.ranks} on a cluster: {url!r} is a path in this folder, "
-                "and its workers have their own; give an absolute path that all see, or a URL"
+                f"{mention('run.ranks', config.run.ranks)} on a cluster: {url!r} is a path in this "
+                "folder, and its workers have their own",
+                "give an absolute path that all see, or a URL",
             )
 
 
@@ -192,15 +197,15 @@ def _packed(config: RunConfig, given: RunInputs) -> bytes:
         packed: bytes = cloudpickle.dumps(replace(given, client=None))
     except Exception as error:
         raise ConfigError(
-            f"run.ranks={config.run.ranks}: the data or the kernel cannot travel to other "
-            f"processes: {error}; make it of things that can be pickled, or name stores in the "
-            "settings"
+            f"{mention('run.ranks', config.run.ranks)}: the data or the kernel cannot travel to "
+            f"other processes: {error}",
+            "make it of things that can be pickled, or name stores in the settings",
         ) from error
     if len(packed) > MAX_TASK_BYTES:
         raise ConfigError(
-            f"run.ranks={config.run.ranks} would send {len(packed) >> 20} MiB of arrays to every "
-            f"rank, of at most {MAX_TASK_BYTES >> 20}; write them to a store "
-            "(streamkern.ingest_store) and name that"
+            f"{mention('run.ranks', config.run.ranks)} would send {len(packed) >> 20} MiB of "
+            f"arrays to every rank, of at most {MAX_TASK_BYTES >> 20}",
+            "write them to a store (streamkern.ingest_store) and name that",
         )
     return packed
 
@@ -232,17 +237,21 @@ def with_rank_count(config: RunConfig, *, elsewhere: bool = False) -> RunConfig:
         return config
     if elsewhere or config.run.cluster is not None:
         raise ConfigError(
-            "run.ranks='gpus' is one for each GPU of this machine, and a cluster has its own; give "
-            "the number of its workers"
+            f"{mention('run.ranks', 'gpus')} is one for each GPU of this machine, and a cluster "
+            f"has its own",
+            "give the number of its workers",
         )
     if config.run.device not in ("auto", "gpu"):
         raise ConfigError(
-            f"run.ranks='gpus' computes on all GPUs, and run.device={config.run.device!r} is "
-            "another; leave one of them out"
+            f"{mention('run.ranks', 'gpus')} computes on all GPUs, and "
+            f"{mention('run.device', config.run.device)} is another",
+            "leave one of them out",
         )
     count = gpu_count()
     if not count:
-        raise ConfigError(f"run.ranks='gpus', and there is none: {gpu_problem()}; give a number")
+        raise ConfigError(
+            f"{mention('run.ranks', 'gpus')}, and there is none: {gpu_problem()}", "give a number"
+        )
     return config.with_overrides({"run.ranks": count, "run.device": "gpu"})
 
 
@@ -257,8 +266,9 @@ def devices_of(config: RunConfig) -> Sequence[str]:
         return ()
     if device not in ("auto", "gpu") or ranks > count:
         raise ConfigError(
-            f"run.ranks={ranks} with run.device={device!r} on this machine would compute on fewer "
-            f"GPUs, of which it has {count}; set run.ranks='gpus', or run.device='cpu'"
+            f"{mention('run.ranks', ranks)} with {mention('run.device', device)} on this machine "
+            f"would compute on fewer GPUs, of which it has {count}",
+            f"give {mention('run.ranks', 'gpus')}, or {mention('run.device', 'cpu')}",
         )
     return [f"gpu:{rank}" for rank in range(ranks)]
 

@@ -15,9 +15,9 @@ from streamkern.basics.progress import ProgressSetting, Relay
 from streamkern.basics.stop import StopRequest, resumable
 from streamkern.config.run_config import RunConfig
 from streamkern.rundir.run_directory import RunDirectory
+from streamkern.train.loop.sinks import sinks_of
 from streamkern.train.placement.task import RankSpec, Tell
-from streamkern.train.resolve import NO_INPUTS, RunInputs
-from streamkern.train.sinks import sinks_of
+from streamkern.train.resolve.run_inputs import NO_INPUTS, RunInputs
 from streamkern.train.start_run import acquired_run, run_directory, started_trainer
 
 _LOOK_S = 0.5

@@ -21,9 +21,10 @@ from streamkern.planning.sizes import Sizes
 from streamkern.rundir.checkpoint_format import checked_meta, checkpoint_errors
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.differences import difference
-from streamkern.train.resolve import ResolvedRun, RunInputs
-from streamkern.train.run_snapshot import recorded_run, sizes_of
-from streamkern.train.stored_centers import StoredCenters
+from streamkern.train.resolve.resolved_run import ResolvedRun
+from streamkern.train.resolve.run_inputs import RunInputs
+from streamkern.train.restart.run_snapshot import recorded_run, sizes_of
+from streamkern.train.restart.stored_centers import StoredCenters
 
 
 def run_record(run: ResolvedRun) -> dict[str, Any]:
@@ -149,7 +150,7 @@ def _check_same(
                 "(streamkern train --continue, or continues of train_model)"
             )
         raise ResumeMismatchError(
-            f"{directory.place} holds a run that differs: {'; '.join(changes)}; {remedy}"
+            f"{directory.place} holds a run that differs: {'; '.join(changes)}", f"{remedy}"
         )
 
 
@@ -159,8 +160,8 @@ def check_order(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None
     changes = difference(saved or now, now)
     if changes:
         raise ResumeMismatchError(
-            f"the run was started with its samples in another order: {'; '.join(changes)}; read "
-            "the data in the same units and with the same version, or give another run_dir"
+            f"the run was started with its samples in another order: {'; '.join(changes)}",
+            "read the data in the same units and with the same version, or give another run_dir",
         )
 
 

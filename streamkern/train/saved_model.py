@@ -15,19 +15,20 @@ from streamkern.backend.devices import get_backend
 from streamkern.basics.errors import RunError
 from streamkern.basics.warning import warn
 from streamkern.ingest.columns import RecordedArrays
+from streamkern.losses.losses import LOSSES_BY_NAME
 from streamkern.predict.calibration import Calibration, lacking
 from streamkern.rundir.checkpoint_format import Saved, checkpoint_errors
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.solver.posterior import Posterior
-from streamkern.train.early_stopping import kept_scores, scores_in
-from streamkern.train.evaluations import evaluations_in
-from streamkern.train.loss_curve import LossCurve
-from streamkern.train.model import KernelModel, column_names
+from streamkern.train.loop.evaluations import evaluations_in
+from streamkern.train.loop.guard import LossCurve
+from streamkern.train.loop.step_loop import Kept, Result
+from streamkern.train.model.kernel_model import KernelModel, column_names
+from streamkern.train.resolve.early_stopping import kept_scores, scores_in
+from streamkern.train.restart.run_snapshot import RunSnapshot
+from streamkern.train.restart.scaling import save_scaling
 from streamkern.train.run_identity import library_versions
-from streamkern.train.run_snapshot import RunSnapshot
-from streamkern.train.scaling import save_scaling
-from streamkern.train.setup import accelerator_of, operator
-from streamkern.train.step_loop import Kept, Result
+from streamkern.train.setup.assemble import accelerator_of, operator
 
 # -- loading ---------------------------------------------------------------------------------------
 
@@ -123,7 +124,7 @@ def model_of(run: RunSnapshot, backend: Backend) -> KernelModel:
         skipped=run.skipped, **column_names(run.setup.meta),
         origin={"run": run.place, "step": run.saved.step},
         calibration=Calibration.from_arrays(arrays), posterior=Posterior.kept(arrays),
-        lacking=lacking(run.setup.meta),
+        lacking=lacking(run.setup.meta), loss=LOSSES_BY_NAME.get(run.setup.meta.get("loss", "")),
     )  # fmt: skip
 
 
@@ -210,8 +211,8 @@ def save_model(
         existing = directory.recorded() or directory.read_config()
         if existing is not None and existing != record:
             raise RunError(
-                f"{directory.place} holds another model or run already; give a new or empty "
-                "directory"
+                f"{directory.place} holds another model or run already",
+                "give a new or empty directory",
             )
         if directory.steps():
             return

@@ -10,6 +10,7 @@ from typing import Any
 
 from streamkern.backend.ranks import Communicator, on_devices
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.basics.progress import ProgressSetting
 from streamkern.basics.stop import StopRequest
 from streamkern.basics.warning import warn
@@ -20,19 +21,20 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.cluster import check_cluster, connect
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.transforms import MixUp, Transform
-from streamkern.train.callbacks import Callback, Callbacks
 from streamkern.train.continue_run import ParentId, continuing
-from streamkern.train.evaluations import EvaluationSchedule
-from streamkern.train.resolve import ResolvedRun, RunInputs, open_run
+from streamkern.train.loop.callbacks import Callback, Callbacks
+from streamkern.train.loop.evaluations import EvaluationSchedule
+from streamkern.train.resolve.resolved_run import ResolvedRun, open_run
+from streamkern.train.resolve.run_inputs import RunInputs
+from streamkern.train.resolve.training_data import checked_classes, open_test
+from streamkern.train.restart.run_snapshot import recorded_run, sizes_from
 from streamkern.train.run_identity import (
     as_recorded,
     check_same_run,
     recorded_sizes,
     run_record,
 )
-from streamkern.train.run_snapshot import recorded_run, sizes_from
 from streamkern.train.trainer import Trainer
-from streamkern.train.training_data import checked_classes, open_test
 
 
 def run_directory(config: RunConfig, *, writable: bool = True) -> RunDirectory:
@@ -123,8 +125,8 @@ def _check_shareable(config: RunConfig, transforms: Sequence[Transform]) -> None
     hold."""
     if config.run.n_ranks > 1 and any(isinstance(each, MixUp) for each in transforms):
         raise ConfigError(
-            f"run.ranks={config.run.ranks} cannot share batches whose rows mixup pairs; leave one "
-            "of them out"
+            f"{mention('run.ranks', config.run.ranks)} cannot share batches whose rows mixup pairs",
+            "leave one of them out",
         )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.basics.progress import Line
 from streamkern.basics.stop import StopRequest, resumable
 from streamkern.basics.text import time_text
@@ -25,7 +26,9 @@ from streamkern.predict.evaluation import format_metrics
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.sources.base import Source
 from streamkern.stream.sources.transforms import Scale, is_deterministic, transform_name
-from streamkern.train.callbacks import Callback, check_callbacks
+from streamkern.train.loop.callbacks import Callback, check_callbacks
+from streamkern.train.loop.sinks import sinks_of
+from streamkern.train.loop.step_loop import Result
 from streamkern.train.over_ranks import (
     RankNews,
     as_one_rank,
@@ -33,15 +36,14 @@ from streamkern.train.over_ranks import (
     train_over,
     with_rank_count,
 )
-from streamkern.train.parent_run import ParentRun
-from streamkern.train.resolve import ResolvedRun, RunInputs
+from streamkern.train.resolve.resolved_run import ResolvedRun
+from streamkern.train.resolve.run_inputs import RunInputs
+from streamkern.train.resolve.training_data import storage_options_for
+from streamkern.train.restart.parent_run import ParentRun
+from streamkern.train.restart.run_snapshot import recorded_run
 from streamkern.train.run_identity import check_same_run, run_record
-from streamkern.train.run_snapshot import recorded_run
 from streamkern.train.saved_model import load_result
-from streamkern.train.sinks import sinks_of
 from streamkern.train.start_run import opened_run, run_directory, started_trainer
-from streamkern.train.step_loop import Result
-from streamkern.train.training_data import storage_options_for
 
 __all__ = ["Result", "train"]
 
@@ -139,7 +141,8 @@ def _check_ranks(config: RunConfig) -> None:
     asked = "run.cluster" if settings.cluster is not None else "run.min_ranks"
     if settings.ranks == 1 and (settings.cluster is not None or settings.min_ranks > 1):
         raise ConfigError(
-            f"{asked} is for several ranks, and run.ranks is 1; set run.ranks, or leave it out"
+            f"{asked} is for several ranks, and {mention('run.ranks')} is 1",
+            f"give {mention('run.ranks')}, or leave it out",
         )
 
 
@@ -148,8 +151,9 @@ def _check_not_here(config: RunConfig, given: Mapping[str, Any]) -> None:
     named = [name for name, value in given.items() if value is not None]
     if named:
         raise ConfigError(
-            f"run.ranks={config.run.ranks} trains in other processes, which {named[0]} would not "
-            "be of; leave it out, or train with one rank"
+            f"{mention('run.ranks', config.run.ranks)} trains in other processes, which {named[0]} "
+            "would not be of",
+            "leave it out, or train with one rank",
         )
 
 
@@ -190,8 +194,9 @@ def _check_read_back(config: RunConfig, given: RunInputs) -> None:
             unsaved = f"transform {transform_name(transform)!r}"
     if unsaved is not None:
         raise ConfigError(
-            f"run.ranks={config.run.ranks}: {unsaved} is a function, which the run directory that "
-            "ranks go by does not keep; train with one rank"
+            f"{mention('run.ranks', config.run.ranks)}: {unsaved} is a function, which the run "
+            "directory that ranks go by does not keep",
+            "train with one rank",
         )
 
 

@@ -33,22 +33,22 @@ from streamkern.rundir.run_log import RunLog
 from streamkern.stream.cluster import dashboard_link
 from streamkern.stream.meter import Meter
 from streamkern.stream.sources.base import check_unchanged
-from streamkern.train.callbacks import Callbacks, EpochEnd, TrainStart
-from streamkern.train.checkpoint_times import Checkpoints
-from streamkern.train.device_loader import setup_loader, state_loader
-from streamkern.train.early_stopping import EarlyStopping, kept_scores, scores_in
-from streamkern.train.evaluations import EvaluationSchedule
 from streamkern.train.initial_weights import given_weights, initial_weights
-from streamkern.train.new_setup import help_with_setup, is_everywhere, new_setup, seen
-from streamkern.train.parent_run import ParentRun
-from streamkern.train.planned import decided, empty_steps, run_plan
-from streamkern.train.progress import RunProgress
-from streamkern.train.rank_coordinator import RankCoordinator
-from streamkern.train.resolve import ResolvedRun
+from streamkern.train.loop.callbacks import Callbacks, EpochEnd, TrainStart
+from streamkern.train.loop.checkpoint_times import Checkpoints
+from streamkern.train.loop.evaluations import EvaluationSchedule
+from streamkern.train.loop.progress import RunProgress
+from streamkern.train.loop.rank_coordinator import RankCoordinator
+from streamkern.train.loop.step_loop import Position, Result, StepLoop
+from streamkern.train.model.training_fit import report_fit
+from streamkern.train.resolve.early_stopping import EarlyStopping, kept_scores, scores_in
+from streamkern.train.resolve.resolved_run import ResolvedRun
+from streamkern.train.restart.parent_run import ParentRun
 from streamkern.train.run_identity import EnvironmentChanges, check_order
-from streamkern.train.setup import Assembled, reassemble
-from streamkern.train.step_loop import Position, Result, StepLoop
-from streamkern.train.training_fit import report_fit
+from streamkern.train.setup.assemble import Assembled, reassemble
+from streamkern.train.setup.device_loader import setup_loader, state_loader
+from streamkern.train.setup.new_setup import help_with_setup, is_everywhere, new_setup, seen
+from streamkern.train.setup.planned import decided, empty_steps, run_plan
 
 
 class Trainer:
@@ -307,8 +307,8 @@ class Trainer:
             raise stopped
         self.checkpoints.wait()
         raise TrainingInterrupted(
-            f"{stopped} after {self.position.samples} samples and saved; run the same command "
-            "again to go on"
+            f"{stopped} after {self.position.samples} samples and saved",
+            "run the same command again to go on",
         ) from None
 
     def _finish(self) -> None:

@@ -16,25 +16,28 @@ import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError, MemoryBudgetError
 from streamkern.basics.machine import available_memory
+from streamkern.basics.message import mention
 from streamkern.basics.text import size_text
 from streamkern.centers.selectors import SELECTORS
 from streamkern.config.model import ROUGH_TO_SMOOTH
 from streamkern.config.run_config import RunConfig
+from streamkern.config.solver import SIZE_OPTIONS
 from streamkern.kernels.builtin import Kernel
 from streamkern.kernels.notation import bandwidths, in_settings
 from streamkern.planning.memory import default_budget
-from streamkern.planning.sizes import OF_THE_WHOLE
+from streamkern.solver.methods import find
 from streamkern.stream.sources.base import Source, target_bytes
-from streamkern.train.metric_mode import NO_ROOM, requested_metric_mode
-from streamkern.train.resolve import RunInputs, open_run
-from streamkern.train.training_data import Data, auto_epochs, with_epochs
+from streamkern.train.resolve.metric_mode import NO_ROOM, requested_metric_mode
+from streamkern.train.resolve.resolved_run import open_run
+from streamkern.train.resolve.run_inputs import RunInputs
+from streamkern.train.resolve.training_data import Data, auto_epochs, with_epochs
 from streamkern.tuning.holdout import HELD_OUT_PARTS_OF, MIN_ROWS, SearchSample, draw
 
 TUNING_ROWS, TUNING_SAMPLE_BYTES = 20_000, 512 << 20
 CENTERS, MIN_CENTERS = 2000, 50
 TRIED_RIDGES = (0.0, 1e-6, 1e-4)
 # Sizes that a run file fixes for the full run are meaningless for a small one.
-_OF_THE_WHOLE = ("data.batch_size", *(f"solver.{name}" for name in OF_THE_WHOLE))
+_OF_THE_WHOLE = ("data.batch_size", *(f"solver.{name}" for name in SIZE_OPTIONS))
 
 
 @dataclass(frozen=True)
@@ -114,10 +117,13 @@ class Candidates:
         """
         if not self._metric_is_open:
             return config
-        wish = requested_metric_mode(config.with_overrides({"model.bandwidth": "auto"}), self.data)
-        if wish.learns and not self._has_room(config.with_overrides({"model.metric": wish.word})):
-            wish = NO_ROOM
-        return config.with_overrides({"model.metric": wish.word})
+        choice = requested_metric_mode(
+            config.with_overrides({"model.bandwidth": "auto"}), self.data
+        )
+        chosen = config.with_overrides({"model.metric": choice.mode})
+        if choice.learns and not self._has_room(chosen):
+            return config.with_overrides({"model.metric": NO_ROOM.mode})
+        return chosen
 
     def _has_room(self, config: RunConfig) -> bool:
         try:
@@ -212,7 +218,7 @@ def copies_and_epochs(passes: int, copies: int, epochs: int) -> tuple[int, int]:
 def _sampled(config: RunConfig, data: Data, rows: int | None) -> SearchSample:
     """Return the sample, small enough for the memory."""
     if rows is not None and rows < MIN_ROWS:
-        raise ConfigError(f"rows={rows} cannot be split; take {MIN_ROWS} at least")
+        raise ConfigError(f"{mention('rows', rows)} cannot be split", f"take {MIN_ROWS} at least")
     memory, size = config.run.memory, data.source.row_bytes + target_bytes(data.source)
     # The sample, and its copy as rows to fit and held-out rows: at most a quarter each.
     limit = (default_budget(available_memory()) if memory == "auto" else memory) // 4
@@ -220,8 +226,9 @@ def _sampled(config: RunConfig, data: Data, rows: int | None) -> SearchSample:
         rows = max(MIN_ROWS, min(TUNING_ROWS, TUNING_SAMPLE_BYTES // size, limit // size))
     elif min(rows, data.base.n_rows) * size > limit:
         raise ConfigError(
-            f"rows={rows} of {size_text(size)} need {size_text(2 * rows * size)}, which is more "
-            f"than half of the memory; take at most {limit // size} or raise run.memory"
+            f"{mention('rows', rows)} of {size_text(size)} need {size_text(2 * rows * size)}, "
+            "which is more than half of the memory",
+            f"take at most {limit // size} or raise {mention('run.memory')}",
         )
     return draw(data, rows, config.run.random_state)
 
@@ -236,17 +243,17 @@ def _centers(config: RunConfig, n: int, n_fit: int, wished: int | None) -> dict[
         most = min(CENTERS, n_fit, CENTERS if model.n_features == "auto" else model.n_features)
         few = min(most, max(n // 5, MIN_CENTERS))
         return {"model.n_features": wished or max(2, few - few % 2)}
-    if config.method.in_place:
+    if find(config.solver.name, config.model.features).in_place:
         if wished is not None:
             raise ConfigError(
-                f"centers={wished} but solver {name!r} takes all rows it is trained on; leave "
-                "centers out, and lower rows to make it faster"
+                f"{mention('centers', wished)} but solver {name!r} takes all rows it is trained on",
+                "leave centers out, and lower rows to make it faster",
             )
         return {"model.centers": "random", "model.n_centers": "auto"}
     if wished is not None and wished > n_fit:
         raise ConfigError(
-            f"centers={wished} cannot be drawn from the {n_fit} rows to fit; take fewer, or more "
-            "rows"
+            f"{mention('centers', wished)} cannot be drawn from the {n_fit} rows to fit",
+            "take fewer, or more rows",
         )
     most = min(n_fit, CENTERS, CENTERS if model.n_centers == "auto" else model.n_centers)
     return {
@@ -267,13 +274,14 @@ def _memory(config: RunConfig, sample: SearchSample) -> dict[str, Any]:
 def plain_kernels(config: RunConfig, kernels: Sequence[Any] | None) -> list[Any]:
     """Return the distinct kernels as JSON values; raise ConfigError for an unknown one."""
     if kernels is not None and (isinstance(kernels, str | Mapping) or not len(kernels)):
-        raise ConfigError(f"kernels={kernels!r} must be a list of kernels, at least one")
+        raise ConfigError(f"{mention('kernels', kernels)} must be a list of kernels, at least one")
     given = config.model.kernels if kernels is None else kernels
     for kernel in given:
         if isinstance(kernel, Kernel) and kernel.metric is not None:
             raise ConfigError(
                 f"kernel {kernel!r} has a metric, and a search has one for all kernels: give the "
-                "kernel without it, and it as metric of the estimator, or as model.metric"
+                f"kernel without it, and it as metric of the estimator, or as "
+                f"{mention('model.metric')}"
             )
     wanted = [k for each in given for k in (ROUGH_TO_SMOOTH if each == "auto" else (each,))]
     made = [config.with_overrides({"model.kernel": k, "model.bandwidth": "auto"}) for k in wanted]
@@ -293,7 +301,7 @@ def numbers_or_auto(name: str, values: Any, *, above: bool) -> list[float] | Non
         good = False
     if not good:
         rule = "above 0" if above else "0 or above"
-        raise ConfigError(f'{name}={values!r} must be "auto" or a list of numbers {rule}')
+        raise ConfigError(f'{mention(name, values)} must be "auto" or a list of numbers {rule}')
     return numbers
 
 
@@ -306,4 +314,4 @@ def checked_count(name: str, value: object, low: int, high: int | None) -> int |
         if low <= number and (high is None or number <= high):
             return number
     upto = "" if high is None else f", at most {high}"
-    raise ConfigError(f"{name}={value!r} must be a whole number, at least {low}{upto}")
+    raise ConfigError(f"{mention(name, value)} must be a whole number, at least {low}{upto}")

@@ -22,7 +22,7 @@ from streamkern.stream.sources.class_sampling import BalancedSource
 from streamkern.stream.sources.mixture import MixtureSource, stored_rows
 from streamkern.stream.sources.sampling import MANY_UNITS, origins_of, sample_rows
 from streamkern.stream.sources.transforms import transform_name
-from streamkern.train.training_data import Data
+from streamkern.train.resolve.training_data import Data
 
 TUNING_SAMPLE_STAGE, SPLIT_STAGE = 31, 32
 MIN_ROWS = 5
@@ -66,8 +66,8 @@ class SearchSample:
         if not out.any():
             raise DataError(
                 f"split {fold + 1} has no rows to hold out: {len(self.X)} rows in "
-                f"{len(np.unique(self.stratum))} classes are too few for {n_parts} parts; take "
-                "more rows"
+                f"{len(np.unique(self.stratum))} classes are too few for {n_parts} parts",
+                "take more rows",
             )
         fit, held_out = (
             ArraySource(
@@ -103,7 +103,9 @@ def draw(data: Data, n: int, seed: int) -> SearchSample:
     if data.source.classes is not None:
         stratum = stratum * data.source.n_outputs + y
     if len(X) < MIN_ROWS:
-        raise DataError(f"a sample of {len(X)} rows cannot be split; it takes {MIN_ROWS} at least")
+        raise DataError(
+            f"a sample of {len(X)} rows cannot be split", f"it takes {MIN_ROWS} at least"
+        )
     return SearchSample(X, y, stratum, data.source, w)
 
 
@@ -155,6 +157,6 @@ def _check_plain(data: Data) -> None:
     if done or inner:
         what = f"by {transform_name(done[0])!r}" if done else "in a part of the mixture"
         raise ConfigError(
-            f"the source is augmented {what}, where rows held out would be as well; augment it as "
-            "a whole, by an AugmentedSource around it"
+            f"the source is augmented {what}, where rows held out would be as well",
+            "augment it as a whole, by an AugmentedSource around it",
         )

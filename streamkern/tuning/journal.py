@@ -128,8 +128,8 @@ class TrialJournal:
             lock.acquire()
         except filelock.Timeout:
             raise RunLockedError(
-                f"another process is at the search in {folder.place}; wait for it, or give "
-                "another folder"
+                f"another process is at the search in {folder.place}",
+                "wait for it, or give another folder",
             ) from None
         self._lock = lock
         folder.delete(name for name in folder.names() if is_temporary(name))
@@ -146,7 +146,7 @@ class TrialJournal:
             raise
         except Exception as error:  # Optuna's, for a line that it did not write
             raise RunError(
-                f"{name} is damaged ({error}); restore it from a copy, or give another folder"
+                f"{name} is damaged ({error})", "restore it from a copy, or give another folder"
             ) from error
         if recorded is None:
             self._study.set_user_attr("identity", identity)
@@ -154,8 +154,8 @@ class TrialJournal:
         changes = [c.removeprefix("settings.") for c in difference(recorded, identity)]
         if changes:
             raise ResumeMismatchError(
-                f"{folder.place} holds a search that differs: {'; '.join(changes)}; restore "
-                "these, or give another folder"
+                f"{folder.place} holds a search that differs: {'; '.join(changes)}",
+                "restore these, or give another folder",
             )
         for trial in trials:
             record = trial.user_attrs.get("record")
@@ -202,14 +202,14 @@ def _check_ours(folder: RunStorage) -> None:
     names = folder.names()
     if OLD_SEARCH in names and JOURNAL not in names:
         raise RunError(
-            f"{folder.place} holds a search of streamkern 0.1.0, which cannot be resumed; give a "
-            "new or empty folder"
+            f"{folder.place} holds a search of streamkern 0.1.0, which cannot be resumed",
+            "give a new or empty folder",
         )
     foreign = sorted(name for name in names if name != SEARCH_LOCK and not is_temporary(name))
     if foreign and JOURNAL not in names:
         raise RunError(
-            f"{folder.place} holds {foreign[0]!r} but no search of streamkern; give a new or "
-            "empty folder"
+            f"{folder.place} holds {foreign[0]!r} but no search of streamkern",
+            "give a new or empty folder",
         )
 
 
@@ -243,8 +243,8 @@ def _check_study(folder: RunStorage) -> None:
         raise ValueError("its first line")
     if json.loads(first[0]).get("study_name") != STUDY:
         raise RunError(
-            f"{folder.place}/{JOURNAL} is a study of Optuna and no search of streamkern; give a "
-            "new or empty folder"
+            f"{folder.place}/{JOURNAL} is a study of Optuna and no search of streamkern",
+            "give a new or empty folder",
         )
 
 

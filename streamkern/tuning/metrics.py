@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 
 Rows = npt.NDArray[np.float64]
 LOSS_FLOOR = 1e-3  # of the mean probability: a few thousand rows detect no smaller one
@@ -70,7 +71,7 @@ def find_metric(name: str, classes: bool) -> Metric:
     what = "classes" if classes else "values"
     other = OF_VALUES if classes else OF_CLASSES
     rule = f"is not defined for {what}, which the data has" if name in other else "is not known"
-    raise ConfigError(f'metric={name!r} {rule}; take "auto", {", ".join(known)}')
+    raise ConfigError(f"{mention('metric', name)} {rule}", f'take "auto", {", ".join(known)}')
 
 
 def probabilities(F: npt.NDArray[Any]) -> Rows:

@@ -20,7 +20,7 @@ The result carries over to the run on all data as follows:
   rescaling. The best ridge falls as n grows, so the one found is an upper bound for the run.
 - Settings that were left open, "auto", stay open if they are kept: the run finds its own.
 - A metric that is left open is learned, or not, in every training as the run would with this
-  kernel and an open bandwidth (`train.metric_mode`), and the best settings record the choice: a
+  kernel and an open bandwidth (`resolve.metric_mode`), and the best settings record the choice: a
   bandwidth refers to distances in this metric.
 - Errors are those of a model with few centers on few rows, and not those of the run.
 """
@@ -35,6 +35,7 @@ from typing import Any
 import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError, DivergenceError
+from streamkern.basics.message import mention
 from streamkern.basics.stop import StopRequest, resumable
 from streamkern.config.model import LEARNED, METRICS
 from streamkern.config.run_config import RunConfig, load_run_file
@@ -42,9 +43,9 @@ from streamkern.config.toml import toml
 from streamkern.kernels import notation
 from streamkern.solver.method import Report
 from streamkern.stream.sources.base import Source
-from streamkern.train.given_arrays import open_metric
+from streamkern.train.resolve.given_arrays import open_metric
+from streamkern.train.resolve.training_data import Data, open_data
 from streamkern.train.run_identity import array_identity
-from streamkern.train.training_data import Data, open_data
 from streamkern.tuning.candidates import (
     Candidates,
     FixedSizes,
@@ -143,7 +144,10 @@ def search_settings(
     widths = numbers_or_auto("bandwidths", bandwidths, above=True)
     penalties = numbers_or_auto("ridges", ridges, above=False)
     if widths is not None and not any(map(notation.bandwidths, chosen)):
-        raise ConfigError(f"bandwidths={bandwidths!r} but no kernel has one; leave bandwidths= out")
+        raise ConfigError(
+            f"{mention('bandwidths', bandwidths)} but no kernel has one",
+            f"leave {mention('bandwidths=')} out",
+        )
     off = ("run.early_stopping", "run.calibrate", "solver.posterior")
     original, config = config, config.with_overrides(dict.fromkeys(off, False))
     data = open_data(config, source)
@@ -182,10 +186,13 @@ def _counts(**given: Any) -> Iterator[Any]:
 def _effort(sampler: str, refine: int | None, n_trials: int | None) -> tuple[int, int]:
     """Return (rounds of refinement, trials to request from Optuna)."""
     if sampler not in ("grid", "optuna"):
-        raise ConfigError(f'sampler={sampler!r} must be "grid" or "optuna"')
+        raise ConfigError(f'{mention("sampler", sampler)} must be "grid" or "optuna"')
     name, value = ("n_trials", n_trials) if sampler == "grid" else ("refine", refine)
     if value is not None:
-        raise ConfigError(f"{name}={value} is not defined for sampler={sampler!r}; leave it out")
+        raise ConfigError(
+            f"{mention(name, value)} is not defined for {mention('sampler', sampler)}",
+            "leave it out",
+        )
     if sampler == "grid":
         return REFINE if refine is None else refine, 0
     optuna_package('sampler="optuna"')  # or MissingDependencyError, before anything is written
@@ -198,7 +205,7 @@ def _tuned(
     point, rows = table.chosen(), table.rows()
     if point.diverged:
         raise DivergenceError(
-            "every candidate diverged; check the data for outliers, or scale the features"
+            "every candidate diverged", "check the data for outliers, or scale the features"
         )
     edges = []
     for name in ("bandwidth", "ridge"):

@@ -17,8 +17,8 @@ from streamkern.config.run_config import RunConfig
 from streamkern.kernels import notation
 from streamkern.solver.equations import SINGULAR_NOTE
 from streamkern.solver.method import Report
+from streamkern.train.model.training_fit import ISOLATED_NOTE, NOTHING_NOTE, SQUEEZED_NOTE
 from streamkern.train.train import Result, train
-from streamkern.train.training_fit import ISOLATED_NOTE, NOTHING_NOTE, SQUEEZED_NOTE
 from streamkern.tuning.candidates import Candidates
 from streamkern.tuning.journal import TrialJournal
 from streamkern.tuning.metrics import (

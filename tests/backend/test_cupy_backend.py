@@ -32,7 +32,6 @@ from streamkern.kernels.builtin import (
     get_kernel,
 )
 from streamkern.kernels.products import KernelOperator
-from streamkern.planning.sizes import Options
 from streamkern.rundir import checkpoint_format
 from streamkern.rundir.run_log import read_log
 from streamkern.solver.method import Setup
@@ -56,6 +55,7 @@ from tests.maths import (
     operator,
     rows,
 )
+from tests.plans import solver_settings
 from tests.runs import CLASSES, METHODS, array_source, arrays, finished, settings, stopped, stream
 
 TOLERANCE = {"float64": 1e-10, "exact": 2e-4, "high": 2e-4, "fast": 2e-4, "integer": 2e-5}
@@ -243,7 +243,7 @@ def test_draws_are_those_of_a_processor(n: int, gpu: Backend) -> None:
 @pytest.mark.parametrize("name", sorted(SOLVERS))
 def test_solvers_agree(name: str, precision: str, gpu: Backend) -> None:
     """From one setup, so that only the steps differ."""
-    options = Options(seed=3, damping=1e-3, ridge=0.01 if name in RIDGED else 0.0)
+    options = solver_settings(damping=1e-3, ridge=0.01 if name in RIDGED else 0.0)
     on_cpu = make_case(operator(precision=precision), name, options=options)
     op = operator(precision=precision, backend=gpu)
     arrays = {key: gpu.asarray(a) for key, a in on_cpu.setup.arrays.items()}

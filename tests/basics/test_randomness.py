@@ -22,7 +22,8 @@ from streamkern.basics.randomness import (
     words,
 )
 from streamkern.centers import balanced, random_rows
-from streamkern.train import intercept, scaling, setup_rows
+from streamkern.train.restart import scaling
+from streamkern.train.setup import setup_rows
 from streamkern.tuning import holdout
 from tests.strategies import epochs, row_ids, seeds, splits
 
@@ -135,7 +136,7 @@ def test_no_two_samples_of_a_run_are_the_same_draw() -> None:
     """The sources of a search add hundreds to theirs."""
     stages = [
         setup_rows.SAMPLE_STAGE, balanced.BALANCED_STAGE, random_rows.CENTERS_STAGE,
-        holdout.TUNING_SAMPLE_STAGE, intercept.INTERCEPT_SAMPLE_STAGE, scaling.SCALE_STAGE,
+        holdout.TUNING_SAMPLE_STAGE, scaling.INTERCEPT_SAMPLE_STAGE, scaling.SCALE_STAGE,
     ]  # fmt: skip
     assert len({stage % 100 for stage in stages}) == len(stages)
 

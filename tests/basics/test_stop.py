@@ -280,6 +280,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 LONG = ("--set", "model.n_centers=2500", "--set", "run.device=cpu")
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_signal_in_setup_ends_the_run_with_75_and_the_same_command_goes_on(
     store: Path, tmp_path: Path
@@ -370,7 +371,7 @@ from streamkern.cli import console
 stop._GRACE_S = 0.2
 lock, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None)
 request = stop.StopRequest(install=True)
-explain = functools.partial(console.explain, wording=str)
+explain = functools.partial(console.explain, vocabulary=str)
 with stop.watched(request, explain), request, {inside}:
     libc.pthread_mutex_lock(lock)
     print("here", flush=True)
@@ -454,6 +455,7 @@ def test_what_is_to_be_saved_is_ended_in_a_library_by_a_second_signal_only(insid
     process.communicate()
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_factorization_of_setup_is_ended_within_and_the_same_command_goes_on(
     store: Path, tmp_path: Path

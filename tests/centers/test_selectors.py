@@ -37,8 +37,8 @@ from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import GaussianNoise, RandomFlip, Scale, host_transform
 from streamkern.stream.sources.user import GeneratorSource
-from streamkern.train import choose_centers
-from streamkern.train.resolve import ResolvedRun
+from streamkern.train.resolve.resolved_run import ResolvedRun
+from streamkern.train.setup import choose_centers
 from tests import reference as ref
 from tests import runs
 from tests.plans import PLAIN
@@ -354,6 +354,7 @@ def sources() -> dict[str, Any]:
     }
 
 
+@pytest.mark.full(all_but_every=5)
 @pytest.mark.parametrize("name", sources())
 @pytest.mark.parametrize("method", CHOSEN)
 def test_any_source_on_any_number_of_threads(method: str, name: str) -> None:

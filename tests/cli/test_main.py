@@ -24,7 +24,6 @@ import streamkern
 from streamkern.basics.progress import Line
 from streamkern.cli import main
 from streamkern.cli.options import options_for, parse_options
-from streamkern.cli.wording import Wording
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir import checksums
 from streamkern.rundir.run_directory import RunDirectory, Saved
@@ -504,28 +503,6 @@ def test_bad_usage_is_one_sentence_and_leaves_nothing(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("x=['a', 'b c'] is, so leave y= out", "--x 'a,b c' is, so leave --y out"),
-        ('pass missing="fill" or overwrite=True', "pass --missing fill or --overwrite"),
-        ("foreign=True (data.foreign) reads it", "--foreign reads it"),
-        ("sample_weight=2; y=3: no", "--sample-weight 2; --y 3: no"),
-        ("device='gpu:9' cannot be used", "--device gpu:9 cannot be used"),
-        ("train with calibrate=True", "train with --set run.calibrate=true"),
-        ("n_centers=5", "--set model.n_centers=5"),
-        ("ingest it with like= and more", "ingest it with --like and more"),
-        *[(text, text) for text in (
-            "s3://b/k?x=5&y=3", "/a/x=3/y", "label 'x=3'", "max=3",
-        )],
-    ],
-)  # fmt: skip
-def test_parameters_are_the_options_of_the_command(text: str, said: str) -> None:
-    options = main._options_of(["predict", "run", "ingest"])
-    assert Wording(options)(text) == said
-    assert Wording(main._options_of(["--version"]))(text) == text
-
-
 def test_remedies_are_in_the_words_of_the_command_line(
     run: Run, stores: Path, tmp_path: Path
 ) -> None:
@@ -536,7 +513,7 @@ def test_remedies_are_in_the_words_of_the_command_line(
     made = ["ingest", tmp_path / "t.csv", out]
     for words, said in (
         ([*made, "--y", "z"], "name those you mean with --x and --y"),
-        ([*made, "--y", "d", "--memory", "1 MiB"], "--memory 1 MiB is less than 16 chunks"),
+        ([*made, "--y", "d", "--memory", "1 MiB"], "--memory '1 MiB' is less than 16 chunks"),
         ([*made, "--y", "d", "--targets", "labels"], "--targets labels is unknown"),
         (["ingest", tmp_path / "t.npz", out, "--x", "Z"], "name them with --x and --y"),
         (["info", stores / "train.zarr", "--x", "Z"], "or pass --foreign to"),
@@ -724,7 +701,7 @@ def test_augment_is_the_library_function(run: Run, stores: Path, tmp_path: Path)
         (["--transform", '{kind = "noise"}'], "--transform number 1.sigma is missing"),
         (["--transform", '{kind = "blur"}'], "must be a table with kind = one of"),
         (["--weights", "a,b"], "--weights 'a,b' must be numbers with commas"),
-        (["--weights", "1,2"], "--weights has 2 numbers for 1 input"),
+        (["--weights", "1,2"], "--weights has 2 numbers for 1 stores in the list of inputs"),
         (["--threads", "0"], "--threads 0 must be"),
         (["--dtype", "int3"], "--dtype int3 is no dtype"),
         (["--memory", "none"], "--memory none must be"),
@@ -787,7 +764,7 @@ def test_bench_read_prints_a_table_and_a_conclusion(run: Run, stores: Path) -> N
     assert "does not wait for this store." in out
     code, out, _ = run("bench-read", stores / "train.zarr", "--seconds", 0.02, "--json")
     assert len(json.loads(out)["rows"]) == 13
-    assert "--seconds 0.0 must be" in sentence(
+    assert "--seconds 0 must be" in sentence(
         run("bench-read", stores / "train.zarr", "--seconds", 0), USAGE
     )
 

@@ -13,7 +13,7 @@ import pytest
 import streamkern as sk
 from streamkern.cli.main import run_command
 from streamkern.cli.mistakes import _OPTIONS, _SETTINGS
-from streamkern.cli.wording import OF_INGEST
+from streamkern.cli.vocabulary import INGEST_COMMAND_OPTIONS
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem import objects
 
@@ -156,7 +156,7 @@ def test_what_is_suggested_is_there() -> None:
     options = {word for name in COMMANDS for p in _command(name).params for word in p.opts}
     assert set(_OPTIONS.values()) <= options | {"--version"}
     of_ingest = {param.name: param.opts[0] for param in _command("ingest").params}
-    assert OF_INGEST.items() <= of_ingest.items()
+    assert INGEST_COMMAND_OPTIONS.items() <= of_ingest.items()
 
 
 @pytest.fixture

@@ -359,6 +359,7 @@ HOW = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full, as Linux has it")
 @pytest.mark.parametrize("how", HOW.values(), ids=HOW)

@@ -26,7 +26,7 @@ from streamkern.cli.report import _answers
 from streamkern.filesystem.urls import open_objects
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.train import progress
+from streamkern.train.loop import progress
 from tests.browser import COMMAND, open_page
 from tests.faults import flip_bit, tree
 from tests.s3server import SECRET, S3Server
@@ -110,7 +110,7 @@ def test_the_page_says_what_the_runs_say(run: Command, folder: Path, tmp_path: P
     assert f"{info['metrics']['test_accuracy']:.4g}" in whole
     planned = json.loads(run("plan", *words(folder, folder / "new", "solver.name='block'"),
         "--json")[1])  # fmt: skip
-    measured = rows_of(page, "Plan and measured")
+    measured = rows_of(page, "Planned and measured")
     assert measured["samples"][:2] == ["10,000", f"{info['samples']:,}"]
     assert measured["steps"][:2] == [f"{planned['batches']:,}", f"{info['step']:,}"]
     assert measured["rows in a batch"][:2] == ["50", "50"]
@@ -256,7 +256,7 @@ def test_a_run_on_s3_without_its_secrets(
     assert (code, "holds credentials" in err, SECRET in err) == (USAGE, True, False)
     for text in (path.read_text() for path in tmp_path.glob("*.html")):
         assert SECRET not in text
-        assert rows_of(page_of(text), "Plan and measured")["samples"] == ["10,000", "10,000"]
+        assert rows_of(page_of(text), "Planned and measured")["samples"] == ["10,000", "10,000"]
     code, out, _ = run("runs", f"s3://{bucket}/runs", *options)
     assert code == DONE
     assert re.search(r"^one +finished +block +60 +10000 ", out, re.MULTILINE)
@@ -384,5 +384,5 @@ def test_what_auto_came_to_is_no_setting_that_differs(run: Command, tmp_path: Pa
     assert run("report", tmp_path / "run", "--out", out)[0] == DONE
     page = page_of(out.read_text())
     assert list(rows_of(page, "Settings that differ")) == ["model.n_centers"]
-    planned = [cells[0] for cells in rows_of(page, "Plan and measured").values()]
+    planned = [cells[0] for cells in rows_of(page, "Planned and measured").values()]
     assert NO_VALUE not in planned

@@ -36,9 +36,9 @@ def facts(text: str) -> dict[str, str]:
 def test_a_running_run_is_described_as_it_is_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streamkern.train.guard.WINDOW", 2)
-    monkeypatch.setattr("streamkern.train.progress.WINDOW", 2)
-    monkeypatch.setattr("streamkern.train.progress.LOG_EVERY_S", 0.0)
+    monkeypatch.setattr("streamkern.train.loop.guard.WINDOW", 2)
+    monkeypatch.setattr("streamkern.train.loop.progress.WINDOW", 2)
+    monkeypatch.setattr("streamkern.train.loop.progress.LOG_EVERY_S", 0.0)
     seen: dict[int, tuple[dict[str, Any], str]] = {}
 
     def look(record: dict[str, Any]) -> None:

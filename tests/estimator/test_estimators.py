@@ -44,7 +44,7 @@ from streamkern.basics.errors import DivergenceError, RunError, TrainingInterrup
 from streamkern.basics.progress import Line
 from streamkern.kernels.builtin import Kernel
 from streamkern.rundir.run_log import read_log
-from streamkern.train import resolve
+from streamkern.train.resolve import resolved_run
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
@@ -78,6 +78,7 @@ CHECKED = [
 ]
 
 
+@pytest.mark.full(all_but_every=3)
 @parametrize_with_checks(CHECKED, expected_failed_checks=expected_failures)
 def test_scikit_learns_checks(estimator: Any, check: Any) -> None:
     try:
@@ -95,8 +96,9 @@ def test_scikit_learns_checks(estimator: Any, check: Any) -> None:
 def checks_of_array_libraries() -> str:
     """What pytest says of them in a process of its own: SciPy reads the variable on import, and
     would be another one for all tests."""
+    options = ["-q", "-p", "no:xdist", "--full", "-k", "array_api"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-k", "array_api", __file__],
+        [sys.executable, "-m", "pytest", *options, __file__],
         env={**os.environ, "SCIPY_ARRAY_API": "1", "OPENBLAS_NUM_THREADS": "1"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
@@ -440,7 +442,7 @@ def test_later_blocks_are_computed_with_what_the_first_was(monkeypatch: pytest.M
         used.append(backend.accelerator)
         return backend
 
-    monkeypatch.setattr(resolve, "get_backend", noted)
+    monkeypatch.setattr(resolved_run, "get_backend", noted)
     model = KernelRegressor(**SMALL).partial_fit(X, Y)
     monkeypatch.setattr(devices, "WORTH_COMPILING", 0.0)
     model.partial_fit(X, Y)
@@ -586,7 +588,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"centers": np.ones((5, 3))}, r"centers have rows of shape \(3,\)"),
     ({"centers": np.ones(4)}, r"centers have shape \(4,\)"),
     ({"centers": X[:5], "n_centers": 6}, "n_centers=6 but centers holds 5 rows"),
-    ({"centers": "all", "n_centers": 6}, 'n_centers=6 contradicts centers="all"'),
+    ({"centers": "all", "n_centers": 6}, "n_centers=6 contradicts centers='all'"),
     ({"centers": "nowhere.npy"}, "no array of centers at nowhere.npy"),
     ({"transforms": [{"kind": "blur"}]}, "kind='blur'; use one of"),
     ({"transforms": [3]}, "transform 3 is not callable"),

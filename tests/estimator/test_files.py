@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 import streamkern as sk
-from streamkern.filesystem.abandoned import FIT
+from streamkern.filesystem.abandoned import FIT_PREFIX
 
 N = 40
 R = np.random.default_rng(0)
@@ -62,7 +62,7 @@ def test_no_temporary_store_outlives_the_call_that_made_it(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     rng = np.random.default_rng(0)
-    path, stores = tmp_path / "rows.csv", f"{FIT}*"
+    path, stores = tmp_path / "rows.csv", f"{FIT_PREFIX}*"
     table = pd.DataFrame(rng.normal(size=(200, 2)), columns=["a", "b"])
     table.assign(y=rng.integers(0, 2, 200)).to_csv(path, index=False)
     made: list[int] = []

@@ -124,8 +124,8 @@ MISSING: dict[str, Any] = {
     "NaN": np.where(np.arange(N) == 5, np.nan, WHICH),
     "list with None": [None if k == 5 else "a" for k in range(N)],
     "list of numbers with None": [None if k == 5 else int(v) for k, v in enumerate(WHICH)],
-    "NaT": np.where(np.arange(N) == 5, np.datetime64("NaT"), spread(DAYS)),
-    "no time": np.where(np.arange(N) == 5, np.timedelta64("NaT"), WHICH.astype("m8[s]")),
+    "NaT": np.where(np.arange(N) == 5, np.datetime64("NaT", "D"), spread(DAYS)),
+    "no time": np.where(np.arange(N) == 5, np.timedelta64("NaT", "s"), WHICH.astype("m8[s]")),
     "polars": polars.Series([None if k == 5 else "a" for k in range(N)]),
     "Arrow": pa.array([None if k == 5 else "a" for k in range(N)]),
 }  # fmt: skip

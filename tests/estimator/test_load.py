@@ -116,6 +116,7 @@ WAYS: dict[str, Callable[[], Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.full(all_but_every=4)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_saved_estimator_is_the_one_that_is_loaded(way: str, tmp_path: Path) -> None:
     fitted = WAYS[way]()

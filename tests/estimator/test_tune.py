@@ -18,7 +18,7 @@ from sklearn.model_selection import train_test_split
 
 import streamkern as sk
 from streamkern.kernels import notation
-from streamkern.train.training_data import open_data
+from streamkern.train.resolve.training_data import open_data
 from streamkern.tuning.candidates import Candidates, FixedSizes
 from streamkern.tuning.metrics import OF_CLASSES, OF_VALUES, probabilities
 
@@ -127,6 +127,7 @@ def test_settings_that_nothing_is_surely_better_than_stay_open() -> None:
     assert 'ridge = "auto"' in found.toml
 
 
+@pytest.mark.full
 def test_a_metric_that_is_left_open_is_learned_in_every_training() -> None:
     """And said of what is found, so that the fit to all rows is in one as well."""
     X = some_rows(2000)
@@ -283,6 +284,7 @@ def test_another_metric_trains_nothing_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("metric", ["accuracy", "mse"])
 def test_the_readmes_example_does_not_get_worse(metric: str) -> None:
     X, y = load_digits(return_X_y=True)

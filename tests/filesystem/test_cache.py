@@ -375,6 +375,7 @@ def share(folder: str, seed: str, idle_s: str) -> None:
                     file.write(draw.randbytes(3))
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize("idle_s", [0.0, 3600.0])
 def test_processes_share_a_small_cache(tmp_path: Path, idle_s: float) -> None:

@@ -22,7 +22,7 @@ from streamkern.basics.errors import ConfigError, DataError
 from streamkern.estimator.files import ingested
 from streamkern.filesystem import abandoned
 from streamkern.filesystem.abandoned import (
-    FIT,
+    FIT_PREFIX,
     LOCK_FILE,
     RANKS_PREFIX,
     locked_folder,
@@ -259,8 +259,8 @@ def test_only_folders_that_nobody_holds_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    held = [locked_folder(prefix) for prefix in (FIT, RANKS_PREFIX)]
-    for prefix in (FIT, RANKS_PREFIX):
+    held = [locked_folder(prefix) for prefix in (FIT_PREFIX, RANKS_PREFIX)]
+    for prefix in (FIT_PREFIX, RANKS_PREFIX):
         (tmp_path / f"{prefix}killed").mkdir()
         (tmp_path / f"{prefix}killed" / LOCK_FILE).touch()
         (tmp_path / f"{prefix}of_others").mkdir()
@@ -270,7 +270,7 @@ def test_only_folders_that_nobody_holds_are_removed(
     )  # fmt: skip
     names = {path.name for path in tmp_path.iterdir() if path.is_dir()}
     assert {folder.name for folder, _ in held} < names
-    assert {f"{FIT}of_others", f"{RANKS_PREFIX}of_others"} < names
+    assert {f"{FIT_PREFIX}of_others", f"{RANKS_PREFIX}of_others"} < names
     assert not any("killed" in name for name in names)
     assert len(names) == 5
     del source
@@ -278,7 +278,7 @@ def test_only_folders_that_nobody_holds_are_removed(
     for folder, lock in held:
         remove_locked(folder, lock)
     left = {path.name for path in tmp_path.iterdir() if path.is_dir()}
-    assert left == {f"{FIT}of_others", f"{RANKS_PREFIX}of_others"}
+    assert left == {f"{FIT_PREFIX}of_others", f"{RANKS_PREFIX}of_others"}
 
 
 def test_the_folder_of_a_killed_process_is_removed_without_another_command(
@@ -308,7 +308,7 @@ def test_the_folder_of_a_killed_process_is_removed_without_another_command(
 
 @pytest.mark.skipif(os.name != "posix", reason="the guard is a shell")
 def test_the_guard_ends_though_another_process_holds_its_pipe() -> None:
-    folder, lock = locked_folder(FIT)
+    folder, lock = locked_folder(FIT_PREFIX)
     guard = abandoned._guards[folder]
     assert guard.stdin is not None
     held = os.dup(guard.stdin.fileno())  # as a forked process has it

@@ -119,7 +119,7 @@ def _feature(opened: Callable[..., Any]) -> list[Any]:
     reader = opened()
     try:
         blocks = list(reader.blocks(0, 1 << 20))
-        features = FeatureConverter(blocks[0], natural=reader.natural_dtype)
+        features = FeatureConverter(blocks[0], input_dtype=reader.natural_dtype)
         return [float(row[0]) for block in blocks for row in features.convert(block)]
     except StreamkernError:
         if not reader.has_cells:

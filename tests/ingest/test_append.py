@@ -506,7 +506,7 @@ REFUSED: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
               {"inputs": X9, "y": np.array([*"ab", "Bern"] * 3).astype("U4")}),
     "shape": (DataError, r"shape \(3,\), and those of the store have \(4,\)",
               {"inputs": X9[:, :3], "y": NAMES[[0] * 9]}),
-    "dtype": (DataError, 'float64, .* stored as float32, .*pass dtype="float32" if it holds',
+    "dtype": (DataError, "float64, .* stored as float32, .*pass dtype='float32' if the store",
               {"inputs": X9.astype(np.float64), "y": NAMES[[0] * 9]}),
     "weights": (DataError, "no sample weights, and those of the array have some; leave",
                 {"inputs": X9, "y": NAMES[[0] * 9], "sample_weight": np.ones(9)}),

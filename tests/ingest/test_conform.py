@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from streamkern import KernelRegressor
 from streamkern.basics.errors import DataError
 from streamkern.cli import main
-from streamkern.ingest.conform import Rounding
+from streamkern.ingest.conform import RoundingTracker
 from streamkern.ingest.ingest import ingest
 from streamkern.store.store import open_store
 from tests.rawfiles import memory_url
@@ -65,7 +65,7 @@ def test_several_files_are_stored_in_what_holds_all_of_them(
     "second", [WIDE, WIDE.astype(np.float32), np.array([[70_000], [1]])], ids=lambda k: k.dtype.name
 )
 def test_a_block_that_does_not_fit_what_the_first_one_settled_is_refused(second: Any) -> None:
-    with pytest.raises(DataError, match=rf'row 2 is {second.dtype}.*float16.*dtype="float\d\d"'):
+    with pytest.raises(DataError, match=rf"row 2 is {second.dtype}.*float16.*dtype='float\d\d'"):
         stored(halves(NARROW, second))
 
 
@@ -112,10 +112,10 @@ def test_what_is_lost_is_what_all_rows_at_once_say(
 ) -> None:
     """However they come in blocks, and after a pass that was interrupted."""
     X = offset + np.random.default_rng(seed).normal(size=(500, d))
-    rounding = Rounding(d, FLOAT32)
+    rounding = RoundingTracker(d, FLOAT32)
     for part in np.split(X, sorted(cuts)):
         rounding.add(part, part.astype(FLOAT32))
-        rounding = Rounding(d, FLOAT32, rounding.saved)
+        rounding = RoundingTracker(d, FLOAT32, rounding.saved)
     refused = False
     try:
         rounding.check(None, ["x.csv"])
@@ -127,12 +127,12 @@ def test_what_is_lost_is_what_all_rows_at_once_say(
 def test_constant_columns_lose_nothing() -> None:
     """Their values are rounded all the same; with one other value in a column it is refused."""
     X = np.full((1000, 2), [0.1, 1_700_000_001.0])
-    rounding = Rounding(2, FLOAT32)
+    rounding = RoundingTracker(2, FLOAT32)
     rounding.add(X, X.astype(FLOAT32))
     rounding.check(None, ["x.csv"])
     np.testing.assert_array_equal(rounding.saved["columns"][3], np.abs(X - X.astype(FLOAT32))[0])
     X[500, 1] += 1
-    rounding = Rounding(2, FLOAT32)
+    rounding = RoundingTracker(2, FLOAT32)
     rounding.add(X, X.astype(FLOAT32))
     with pytest.raises(DataError, match=r"column 1 of x\.csv is rounded by up to"):
         rounding.check(None, ["x.csv"])

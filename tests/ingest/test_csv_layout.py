@@ -97,14 +97,14 @@ def test_what_stands_between_fields_or_above_them_is_told_with_the_remedy(
 def test_decimal_commas_and_other_encodings_are_read_where_they_are_said(tmp_path: Path) -> None:
     path, url = tmp_path / "t.csv", memory_url()
     path.write_bytes("größe;w;y\n1,5;a;2,25\n-,5;b;1e1\n7;c;3\n".encode("latin-1"))
-    with pytest.raises(DataError, match='encoding="latin-1"'):
+    with pytest.raises(DataError, match="encoding='latin-1'"):
         ingest(path, memory_url(), y="y")
     spec = ingest(path, url, y="y", decimal=",", encoding="latin-1", shuffle=False, drop="w")
     X, y, *_ = open_store(url).read_chunk(0)
     assert (spec.columns, X.ravel().tolist()) == (("größe",), [1.5, -0.5, 7])
     assert y.ravel().tolist() == [2.25, 10, 3]
     path.write_bytes("a;y\n1,5;2\n2.5;3\n".encode("utf-16"))
-    with pytest.raises(DataError, match='encoding="utf-16"'):
+    with pytest.raises(DataError, match="encoding='utf-16'"):
         ingest(path, memory_url(), y="y")
     with pytest.raises(DataError, match=r"'2\.5'"):
         ingest(path, memory_url(), y="y", decimal=",", encoding="utf-16")
@@ -206,14 +206,14 @@ def test_points_that_group_digits_are_not_taken_for_fractions(tmp_path: Path) ->
     ]
     path = written(tmp_path, "\n".join(["x;z", *commas]))
     for y in ("z", "x"):
-        with pytest.raises(DataError, match=r'thousands="\."'):
+        with pytest.raises(DataError, match=r"thousands='\.'"):
             stored(path, y=y)
     np.testing.assert_array_equal(stored(path, y="z", thousands=".")[1], VALUES)
-    with pytest.raises(DataError, match=r"with a point.*thousands=\"\.\""):
+    with pytest.raises(DataError, match=r"with a point.*thousands='\.'"):
         stored(path, y="z", decimal=",")
     whole = [f"{grouped(v, '.')};{k % 2}" for k, v in enumerate(VALUES)]
     path = written(tmp_path, "\n".join(["x;y", *whole]))
-    with pytest.warns(UserWarning, match=r'thousands="\."'):
+    with pytest.warns(UserWarning, match=r"thousands='\.'"):
         np.testing.assert_array_equal(stored(path, y="y")[1], VALUES / 1000)
     np.testing.assert_array_equal(stored(path, y="y", thousands=".")[1], VALUES)
     np.testing.assert_array_equal(stored(path, y="y", decimal=".")[1], VALUES / 1000)
@@ -232,6 +232,9 @@ def test_numbers_with_points_are_not_suspected(tmp_path: Path) -> None:
         np.testing.assert_allclose(stored(path, y="y", targets="values")[1], numbers, rtol=1e-12)
 
 
+_SEPARATORS = re.compile(r"(decimal|thousands)=['\"](.)['\"]")
+
+
 def test_remedies_for_numbers_in_another_writing_work(tmp_path: Path) -> None:
     for cells in (
         ['"1,000"', '"2,500"', '"12,000"'], ['"1,5"', '"2,25"', '"3,125"'],
@@ -245,7 +248,7 @@ def test_remedies_for_numbers_in_another_writing_work(tmp_path: Path) -> None:
             path = written(tmp_path, "\n".join([names, *(f"{c},{k}" for k, c in enumerate(cells))]))
             with pytest.raises(DataError) as caught:
                 stored(path, y="y")
-            said = dict(re.findall(r'(decimal|thousands)="(.)"', str(caught.value)))
+            said = dict(_SEPARATORS.findall(str(caught.value)))
             assert said, caught.value
             if len(said) > 1 and "," in said.values() and said.get("thousands") == ",":
                 said = {"thousands": ","}  # two readings of 1,000, of which a person chooses one
@@ -327,7 +330,7 @@ def test_row_names_of_r_are_left_out(tmp_path: Path) -> None:
                         x, (FRACTIONS - FRACTIONS.mean()) / FRACTIONS.std(), rtol=1e-5
                     )
                     if said:
-                        with pytest.raises(DataError, match=r'blanks.*delimiter=" "'):
+                        with pytest.raises(DataError, match=r"blanks.*delimiter=' '"):
                             stored(path, y="y")
 
 

@@ -225,7 +225,7 @@ def test_another_format_than_the_name_says_is_named_and_can_be_given(tmp_path: P
             path = tmp_path / f"d{ending}"
             shutil.copy(tmp_path / "made", path)
             asked = y_of(kind) if named in ("csv", *TABLES) else {}
-            with pytest.raises(StreamkernError, match=f'format="{kind}"'):
+            with pytest.raises(StreamkernError, match=f"format='{kind}'"):
                 sk.ingest_store(path, memory_url(), **asked)
         np.testing.assert_array_equal(stored(path, format=kind, **y_of(kind))[0], CELLS)
 

@@ -354,6 +354,7 @@ FORMATS = [
 ]  # fmt: skip
 
 
+@pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("memory", [SMALL, 1 << 30], ids=["scratch", "memory"])
 @pytest.mark.parametrize("kind", FORMATS)
 def test_every_format_gives_the_same_store(
@@ -496,7 +497,7 @@ ONES = np.ones((3, 2), np.float32)
         (ONES * 300, {"y": [0, 1, 0], "dtype": "uint8"}, DataError, "300.0, which uint8 cannot"),
         (ONES * 0.5, {"y": [0, 1, 0], "dtype": "uint8"}, DataError, "0.5, which uint8 cannot"),
         (ONES, {"y": [0, 1, 0], "dtype": "int8"}, ConfigError, "cannot be stored"),
-        (ONES, {"y": [0, 1, 0], "targets": "labels"}, ConfigError, 'targets="labels"'),
+        (ONES, {"y": [0, 1, 0], "targets": "labels"}, ConfigError, "targets='labels'"),
         (ONES, {"y": [0, 1, 0], "chunk_mb": 0}, ConfigError, "chunk_mb=0"),
         (ONES, {"y": [0, 1, 0], "memory": 1000}, ConfigError, "raise memory= to 128 MiB"),
         (ONES, {"y": [0, 1, 0], "seed": -1}, ConfigError, "seed=-1"),
@@ -506,7 +507,7 @@ ONES = np.ones((3, 2), np.float32)
         (blocks_with(ONES, (ONES, [0])), {}, DataError, "block 1 of the iterator"),
         (blocks_with(ONES, (ONES[:, :1], [0, 1, 2])), {}, DataError, r"row 3 has rows of shape"),
         (blocks_with(ONES, (ONES, [0.5, 1, 2])), {}, DataError, "row 3 is 0.5.*regression"),
-        (np.ones((1001, 1)), {"y": np.arange(1001)}, DataError, 'targets="values" for regression'),
+        (np.ones((1001, 1)), {"y": np.arange(1001)}, DataError, "targets='values' for regression"),
         ("nowhere.npy", {"y": [0]}, StoreNotFoundError, "no file nowhere.npy"),
         ("nowhere", {}, StoreNotFoundError, "no file or store"),
         ("nosuch://x/y.csv", {"y": "t"}, ConfigError, "nosuch"),
@@ -797,6 +798,7 @@ def run_child(stage: str, stop_at: int, out: Path, how: str, data: Path) -> int:
     ).returncode
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("how", "stops"),
     [

@@ -80,7 +80,7 @@ def test_what_says_that_there_is_no_target_is_no_label(
         )
         with pytest.raises(DataError, match=f"row {row} is missing.*drop_missing_targets") as said:
             ingest(tmp_path / "t.csv", memory_url(), y="y")
-        assert ('targets="classes"' in str(said.value)) <= bool(missing.strip())
+        assert ("targets='classes'" in str(said.value)) <= bool(missing.strip())
         spec = ingest(tmp_path / "t.csv", memory_url(), y="y", drop_missing_targets=True)
         assert (spec.n_rows, spec.n_left_out) == (5, 1)
 
@@ -355,7 +355,7 @@ def test_a_killed_call_goes_on_with_the_rows_it_has_encoded(
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"encode": "no"}, 'encode="no" is unknown'),
+        ({"encode": "no"}, "encode='no' is unknown"),
         ({"encode": "none", "numeric": "a"}, "numeric= says how to encode"),
         ({"like": "s.zarr", "drop": "id"}, "drop= makes no sense beside like="),
         ({"like": "plain.zarr"}, "the store that like= names holds plain numbers"),

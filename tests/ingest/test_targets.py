@@ -152,8 +152,8 @@ def test_targets_are_looked_at_as_features_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("labels", "said"),
     [
-        (np.arange(300), 'targets="values"'),
-        (np.arange(300) // 5, 'targets="values"'),
+        (np.arange(300), "targets='values'"),
+        (np.arange(300) // 5, "targets='values'"),
         (np.array([f"name {k}" for k in range(300)]), "y="),
         (np.array([f"{k % 40} kg" for k in range(1000)]), "without the unit"),
         (np.array([f"w{k // 5}" for k in range(300)], object), "y="),
@@ -161,7 +161,7 @@ def test_targets_are_looked_at_as_features_are(tmp_path: Path) -> None:
 )
 def test_many_classes_of_few_rows_are_asked_about(labels: Any, said: str) -> None:
     X = np.random.default_rng(0).normal(size=(len(labels), 2))
-    with pytest.raises(DataError, match=f'would be .* classes.*{said}.*targets="classes"'):
+    with pytest.raises(DataError, match=f"would be .* classes.*{said}.*targets='classes'"):
         ingest(X, memory_url(), y=labels)
     spec = ingest(X, memory_url(), y=labels, targets="classes")
     assert len(spec.classes or ()) == len(set(labels.tolist()))
@@ -179,5 +179,5 @@ def test_classes_as_data_sets_have_them_are_not_asked_about(n_classes: int) -> N
 
 
 def test_many_whole_numbers_that_become_classes_are_told() -> None:
-    with pytest.warns(UserWarning, match=r'become 40 classes.*targets="values"'):
+    with pytest.warns(UserWarning, match=r"become 40 classes.*targets='values'"):
         ingest(np.ones((800, 1)), memory_url(), y=np.arange(800) % 40)

@@ -188,6 +188,7 @@ print("right:", model.score(rows, kinds))
     assert float(shown.split()[-1]) > 0.95
 
 
+@pytest.mark.full
 def test_the_first_hour(newcomer: Newcomer, s3: S3Server) -> None:
     """One after the other, as each takes what those before it have made."""
     what_is_released_is_described(newcomer)

@@ -45,11 +45,13 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     ]  # fmt: skip
 
 
+@pytest.mark.full
 def test_a_terminal(train: list[str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "streamkern", *train, "--run-dir", str(tmp_path / "run")]
     check_recording("terminal", on_a_terminal(command).replace(str(tmp_path), "FOLDER"))
 
 
+@pytest.mark.full
 def test_a_pipe(train: list[str], tmp_path: Path) -> None:
     """Without a metric, so that kernel and bandwidth are looked for on their own."""
     train = [*train, "--set", "model.metric=none"]
@@ -58,6 +60,7 @@ def test_a_pipe(train: list[str], tmp_path: Path) -> None:
     check_recording("pipe", done.stderr)
 
 
+@pytest.mark.full
 def test_a_notebook(tmp_path: Path) -> None:
     nbformat = pytest.importorskip("nbformat", reason="needs nbclient and ipykernel")
     client = pytest.importorskip("nbclient", reason="needs nbclient and ipykernel")

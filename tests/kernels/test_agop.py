@@ -73,6 +73,7 @@ def test_it_is_the_mean_of_outer_products(name: str) -> None:
     np.testing.assert_allclose(found(KERNELS[name]), truth, atol=1e-6 * np.abs(truth).max())
 
 
+@pytest.mark.full(all_but_every=5)
 @pytest.mark.parametrize("precision", ["exact", "high"])
 @pytest.mark.parametrize("name", KERNELS)
 def test_float32_is_healthy_where_rows_meet_centers(name: str, precision: str) -> None:

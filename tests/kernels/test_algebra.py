@@ -40,7 +40,7 @@ from streamkern.kernels.builtin import (
     get_kernel,
 )
 from streamkern.kernels.products import KernelOperator
-from streamkern.train.precision import resolve_precision
+from streamkern.train.resolve.precision import resolve_precision
 from streamkern.train.saved_model import load_model
 from tests import runs
 from tests.maths import Array, Quartic, both, rows
@@ -267,7 +267,7 @@ def test_an_open_bandwidth_is_filled_in_where_a_kernel_is_made() -> None:
         assert get_kernel(kernel, lambda geometry: 3.0).describe() == type(kernel)(3.0).describe()
         with pytest.raises(ConfigError, match="has no bandwidth yet; give it a number"):
             KernelOperator(kernel, Backend(1))
-        with pytest.raises(ConfigError, match='a part with bandwidth="auto"; give the part a num'):
+        with pytest.raises(ConfigError, match="a part with bandwidth='auto'; give it a num"):
             kernel + Gaussian(1.0)
 
 
@@ -385,6 +385,7 @@ RUNS: dict[str, Any] = {
 }
 
 
+@pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("solver", ["block", "eigenpro3"])
 @pytest.mark.parametrize("name", sorted(RUNS))
 def test_a_run_learns_resumes_and_is_loaded(name: str, solver: str, tmp_path: Path) -> None:

@@ -318,6 +318,7 @@ def test_result_has_the_same_bits_on_any_number_of_threads(precision: str) -> No
             np.testing.assert_array_equal(one, two)
 
 
+@pytest.mark.full(all_but_every=4)
 @given(st.tuples(st.integers(1, 200), st.integers(1, 200)))
 @settings(max_examples=25)
 def test_tile_shape_changes_rounding_only(tile: tuple[int, int]) -> None:

@@ -7,13 +7,12 @@ from hypothesis import strategies as st
 
 from streamkern.planning.memory import Buffers, default_budget, loader_bytes
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import Options
-from tests.plans import PLAIN, planned, problems
+from tests.plans import PLAIN, planned, problems, solver_settings
 
 
 @given(problems(), st.integers(1, 10**9))
 def test_loader_never_holds_more_than_the_data_twice(problem: ProblemShape, block: int) -> None:
-    sizes = replace(planned(problem, Options(), 10**16)[0], loader_block_bytes=block)
+    sizes = replace(planned(problem, solver_settings(), 10**16)[0], loader_block_bytes=block)
     larger = replace(sizes, loader_block_bytes=2 * block)
     assert loader_bytes(problem, sizes) <= loader_bytes(problem, larger)
     reading = 2 * problem.threads * problem.unit_rows * problem.row_bytes
@@ -24,21 +23,21 @@ def test_loader_never_holds_more_than_the_data_twice(problem: ProblemShape, bloc
 def test_draws_on_a_device_are_counted() -> None:
     """Four numbers a counter, of a tile at most; on the CPU tiles are small."""
     problem = replace(PLAIN, staging=3, draws=True, d=200, p=1000, width=202)
-    sizes, buffers = planned(problem, Options("block", batch_size=512), 10**13)
+    sizes, buffers = planned(replace(problem, batch_size=512), solver_settings("block"), 10**13)
     counted = {phase: size for phase, what, size in buffers.lines if what == "draws"}
     rows = sizes.n_sample + sizes.n_probe
     assert counted == {"sample": 72 * 50 * rows, "train": 72 * 50 * 512}
-    many = planned(replace(problem, d=10**5), Options("block", batch_size=512), 10**13)[1]
+    many = planned(replace(problem, d=10**5, batch_size=512), solver_settings("block"), 10**13)[1]
     assert {size for _, what, size in many.lines if what == "draws"} == {72 << 22}
     for other in (replace(problem, draws=False), replace(problem, staging=0)):
-        plain = planned(other, Options("block", batch_size=512), 10**13)[1]
+        plain = planned(replace(other, batch_size=512), solver_settings("block"), 10**13)[1]
         assert not [line for line in plain.lines if line[1] == "draws"]
 
 
 def test_the_temporary_centers_of_a_checkpoint_are_counted() -> None:
     """Of one rank as of several, on the host where there is one beside the device; none without a
     checkpoint, or without temporary centers."""
-    wish = Options("eigenpro4", batch_size=100, period=20, projection="inexact")
+    wish = solver_settings("eigenpro4", period=20, projection="inexact")
     whole = 2000 * (PLAIN.point + 10 * 4)
     for changes, phase in (
         ({}, "train"),
@@ -46,13 +45,13 @@ def test_the_temporary_centers_of_a_checkpoint_are_counted() -> None:
         ({"ranks": 4}, "train"),
         ({"ranks": 4, "center_ranks": 2}, "train"),
     ):
-        problem = replace(PLAIN, **changes)
+        problem = replace(PLAIN, batch_size=100, **changes)
         lines = [line for line in planned(problem, wish, 10**13)[1].lines if "temporary" in line[1]]
         held = whole // problem.center_ranks
         assert ("train", "temporary centers", held) in lines
         assert (phase, "temporary centers, a copy for a checkpoint", whole) in lines
         for other in (planned(replace(problem, kept=False), wish, 10**13),
-                      planned(problem, replace(wish, period=1), 10**13)):  # fmt: skip
+                      planned(problem, wish.model_copy(update={"period": 1}), 10**13)):  # fmt: skip
             assert not [line for line in other[1].lines if "a copy for a checkpoint" in line[1]]
 
 

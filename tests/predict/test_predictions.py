@@ -28,8 +28,8 @@ from streamkern.predict import prediction_buffer, prediction_files, prediction_t
 from streamkern.predict.prediction_buffer import PredictionBuffer
 from streamkern.predict.prediction_table import PredictionTable, answered_labels
 from streamkern.stream.sources.arrays import ArraySource
-from streamkern.train import model as model_module
-from streamkern.train.model import KernelModel
+from streamkern.train.model import kernel_model as model_module
+from streamkern.train.model.kernel_model import KernelModel
 from streamkern.train.saved_model import load_model
 from streamkern.train.train import Result
 from tests.faults import tree

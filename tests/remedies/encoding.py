@@ -44,7 +44,7 @@ def of_arguments() -> list[tuple[str, Any, Any]]:
     lists = pd.DataFrame({"e": X.tolist(), "fare": Y})
     return [
         ('use "auto" or "none"', made(encode="all"), made(encode="auto")),
-        ('encode="none" not to; leave one out', made(encode="none", categorical=["w"]),
+        ("encode='none' not to; leave one out", made(encode="none", categorical=["w"]),
          made(categorical=["w"])),
         ("leave one of them out", made(like="encoded.zarr", drop=["a"]),
          made(like="encoded.zarr")),
@@ -83,10 +83,10 @@ def of_columns() -> list[tuple[str, Any, Any]]:
     groups = Do(lines, "a;fare", "1,5;2,5", "2.500;3,5")
     return [
         ("else write all numbers alike", Do(points, decimal=","), Do(commas, decimal=",")),
-        ('decimal="." says that points stand before fractions',
+        ("decimal='.' says that points stand before fractions",
          Do(lines, "a;fare", "1.5;2.5", "2.5;3.5", decimal=","),
          Do(lines, "a;fare", "1.5;2.5", "2.5;3.5", decimal=".")),
-        ('thousands="." says that points group digits', Do(groups, decimal=","),
+        ("thousands='.' says that points group digits", Do(groups, decimal=","),
          Do(groups, decimal=",", thousands=".")),
         ("call it categorical, or correct those", made(mixed), made(mixed, categorical=["m"])),
         ("or say that they are missing", made(mixed), 

@@ -134,7 +134,7 @@ def of_fits() -> list[Remedy]:
         Remedy("would be as many classes; give numbers to KernelRegressor",
                lambda: classifier().fit(X, COMMAS),
                lambda: regressor().fit(X, [text.replace(",", ".") for text in COMMAS])),
-        Remedy('ingest the rows with targets="classes".*and fit the store',
+        Remedy("ingest the rows with targets='classes'.*and fit the store",
                lambda: classifier().fit(X, SIZES),
                lambda: (sk.ingest_store(X, "sizes.zarr", y=SIZES, targets="classes"),
                         classifier().fit("sizes.zarr"))),
@@ -153,6 +153,9 @@ def of_fits() -> list[Remedy]:
         Remedy("use fit",
                lambda: classifier(class_weight="balanced").partial_fit(X, LABELS),
                lambda: classifier(class_weight="balanced").fit(X, LABELS)),
+        Remedy("cannot be used with partial_fit; use fit from the start",
+               lambda: classifier(loss="log_loss").partial_fit(X, LABELS, classes=["down", "up"]),
+               lambda: classifier(loss="log_loss").fit(X, LABELS)),
         Remedy("partial_fit with classes= at first",
                lambda: classifier(solver="block").partial_fit(X, LABELS)
                .partial_fit(X, np.full(N, "new")),
@@ -208,7 +211,7 @@ def of_answers() -> list[Remedy]:
                lambda: model.permutation_importances(X, Y)),
         Remedy("give X as an array", lambda: known.predict(lazy, interval=0.5),
                lambda: known.predict(np.asarray(lazy), interval=0.5)),
-        Remedy('give predict="pandas"', lambda: model.set_output(transform="pandas"),
+        Remedy("give predict='pandas'", lambda: model.set_output(transform="pandas"),
                lambda: regressor().set_output(predict="pandas")),
         Remedy("predict='polars' must be one of", lambda: model.set_output(predict="polars"),
                lambda: model.set_output(predict="default")),
@@ -248,7 +251,7 @@ def of_kernels() -> list[Remedy]:
           for nu, ours in ((0.5, sk.Laplace), (1.5, sk.Matern32), (2.5, sk.Matern52))),
         ("a sum of our kernels", RBF(3.0) + RBF(1.0), sk.Gaussian(3.0) + sk.Gaussian(1.0)),
         ("a product of ours", RBF(3.0) * Matern(1.0, nu=0.5), sk.Gaussian(3.0) * sk.Laplace(1.0)),
-        ('kernel="linear"', DotProduct(0.0), "linear"),
+        ("kernel='linear'", DotProduct(0.0), "linear"),
     ]  # fmt: skip
 
     def alike(theirs: Any, ours: Any) -> None:
@@ -365,7 +368,7 @@ def of_rows() -> list[Remedy]:
                lambda: several.predict(dask.array.from_array(X)).to_zarr("several.zarr")),
         Remedy("leave interval out", lambda: classes.predict(X, interval=0.5, out="sets.csv"),
                lambda: classes.predict(X, out="sets.csv")),
-        Remedy("use KernelRegressor, or ingest the rows with targets=\"classes\"",
+        Remedy("use KernelRegressor, or ingest the rows with targets='classes'",
                lambda: classifier().fit("fractions.csv", "fare"),
                lambda: (regressor().fit("fractions.csv", "fare"),
                         classifier().fit("fractions.zarr"))),

@@ -103,7 +103,7 @@ def of_kernels() -> list[Remedy]:
                   in_settings({"kind": "sum", "parts": ["laplace", wide]}, None))),
         ("has no bandwidth yet; give it a number", operator(sk.Gaussian("auto"), "exact"),
          operator(gauss, "exact")),
-        ("give the part a number, or give the whole as a table", lambda: 2 * sk.Laplace("auto"),
+        ("give it a number, or a table", lambda: 2 * sk.Laplace("auto"),
          lambda: (2 * laplace, get_kernel({"kind": "sum", "parts": ["laplace", "gaussian"]}))),
         ("load the model in Python, after the class was defined",
          lambda: get_kernel(own | {"kernel": "elsewhere.Squares"}), lambda: get_kernel(own)),
@@ -132,7 +132,7 @@ def of_settings() -> list[Remedy]:
         "solver.name": "sgd", "solver.ridge": "auto",
     }  # fmt: skip
     sampled = Remedy(
-        'is not known for .*use one of .*gaussian.*, or features="nystrom"',
+        "is not known for .*use one of .*gaussian.*, or features='nystrom'",
         lambda: trained(features | {"model.kernel": "polynomial"}),
         lambda: (trained(features | {"model.kernel": "gaussian", "model.n_features": 10}),
                  trained(features | {"model.kernel": "polynomial", "model.features": "nystrom"})),

@@ -13,13 +13,13 @@ from streamkern.config.run_config import RunConfig
 from streamkern.train import over_ranks
 from streamkern.train.over_ranks import devices_of, with_rank_count
 from streamkern.train.placement.launcher import run_ranks
-from streamkern.train.resolve import RunInputs
+from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.start_run import acquired_run, run_directory
 from tests.remedies import Do, Remedy, X, Y
 from tests.remedies.training import USUAL, trained
 
 COVERED = (
-    "train/rank_coordinator.py", "train/start_run.py", "train/new_setup.py",
+    "train/loop/rank_coordinator.py", "train/start_run.py", "train/setup/new_setup.py",
     "train/over_ranks.py", "train/placement", "train/train.py",
 )  # fmt: skip
 
@@ -27,10 +27,10 @@ FILES = "needs machines that see other files"
 CLUSTER = "needs a Dask cluster"
 LOST = "needs a rank that is lost"
 NOT_TRIED = {
-    "train/rank_coordinator.py:RankCoordinator.check_step:1": FILES,
-    "train/new_setup.py:is_everywhere:1": FILES,
-    "train/new_setup.py:is_everywhere:2": FILES,
-    "train/new_setup.py:seen:1": FILES,
+    "train/loop/rank_coordinator.py:RankCoordinator.check_step:1": FILES,
+    "train/setup/new_setup.py:is_everywhere:1": FILES,
+    "train/setup/new_setup.py:is_everywhere:2": FILES,
+    "train/setup/new_setup.py:seen:1": FILES,
     "train/placement/generation.py:_error_of:1": LOST,
     "train/placement/generation.py:_error_of:2": LOST,
     "train/placement/local.py:_started:1": "needs processes that do not start",
@@ -107,7 +107,7 @@ def of_settings() -> list[Remedy]:
         ("is another; leave one of them out", count(2, gpus | {"run.device": "cpu"}),
          count(2, BLOCK | {"run.device": "cpu"})),
         ("and there is none: .*; give a number", count(0, gpus), count(0, TWO)),
-        ("set run.ranks='gpus', or run.device='cpu'", devices({"run.ranks": 3}),
+        ("give run.ranks='gpus', or run.device='cpu'", devices({"run.ranks": 3}),
          lambda: (devices({"run.ranks": "gpus"})(),
                   devices({"run.ranks": 3, "run.device": "cpu"})())),
         ("cannot share batches whose rows mixup pairs; leave one of them out",
@@ -118,7 +118,7 @@ def of_settings() -> list[Remedy]:
          lambda: placeable(TWO | {"run.min_ranks": 2})),
         ("names a cluster to read on; leave one of them out",
          lambda: trained(TWO | {"data.dask": "tcp://127.0.0.1:1"}), lambda: placeable(TWO)),
-        ("run.ranks is 1; set run.ranks, or leave it out",
+        ("run.ranks is 1; give run.ranks, or leave it out",
          lambda: trained(BLOCK | {"run.min_ranks": 2}),
          lambda: (placeable(TWO | {"run.min_ranks": 2}), trained(BLOCK | {"run.run_dir": "r3"}))),
         ("would not be of; leave it out, or train with one rank",

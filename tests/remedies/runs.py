@@ -11,13 +11,13 @@ import numpy as np
 
 import streamkern as sk
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.train.stored_centers import stored_centers
+from streamkern.train.restart.stored_centers import stored_centers
 from tests.remedies import FRAME, Do, Remedy, X, Y
 from tests.remedies.training import Ending, trained
 
 COVERED = (
-    "train/continue_run.py", "train/initial_weights.py", "train/parent_run.py",
-    "train/run_identity.py", "train/run_snapshot.py", "train/stored_centers.py",
+    "train/continue_run.py", "train/initial_weights.py", "train/restart/parent_run.py",
+    "train/run_identity.py", "train/restart/run_snapshot.py", "train/restart/stored_centers.py",
 )  # fmt: skip
 
 BLOCK: dict[str, Any] = {"solver.name": "block", "data.epochs": 2}
@@ -61,7 +61,7 @@ def of_continued() -> list[Remedy]:
          {"run.precision": "float64"}, {"run.precision": "exact"}, "a"),
         ("data.transforms scales rows otherwise.*leave the scale out",
          {"data.transforms": [{"kind": "scale", "mode": "global"}]}, {}, "a"),
-        ('data.scale="none" contradicts.*leave it out', {"data.scale": "none"}, {}, "a"),
+        ("data.scale='none' contradicts.*leave it out", {"data.scale": "none"}, {}, "a"),
     ]  # fmt: skip
 
     def goes_on(given: dict[str, Any], old: str) -> Do:
@@ -156,7 +156,8 @@ def of_warm_starts() -> list[Remedy]:
     trained(run("of_uv", **{"data.train": "uv.zarr"}))
     trained(run("moved"), metric=np.array([1.0, 2.0, 3.0]))
     begun("without", BLOCK)
-    warm = {"solver.warm_start": "w"}
+    warm, classes = {"solver.warm_start": "w"}, {"data.train": "labels.zarr"}
+    trained(run("of_log_loss", **classes | {"model.loss": "log_loss"}))
     cases: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         ("was trained on other targets.*use data with the same targets",
          warm | {"data.train": "two.zarr"}, warm),
@@ -172,6 +173,8 @@ def of_warm_starts() -> list[Remedy]:
          {"run.random_state": 3}),
         ("has no checkpoint yet; train it first, or leave warm_start out",
          {"solver.warm_start": "without"}, {}),
+        ("only squares can be gone on from yet; begin anew, without its weights",
+         classes | {"solver.warm_start": "of_log_loss"}, classes),
     ]  # fmt: skip
 
     def starts(given: dict[str, Any]) -> Do:

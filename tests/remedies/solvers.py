@@ -109,7 +109,7 @@ def of_rows() -> list[Remedy]:
         Remedy("the kernel between the centers and .*scale the features, or widen the bandwidth",
                fits(far, solver="block", **steep | {"kernel": sk.Polynomial(3)}),
                fits(far, solver="block", **steep | {"kernel": sk.Polynomial(3), "scale": "auto"})),
-        *(Remedy(rf"\({what} 0\); .*where all rows are equal set solver=\"direct\"",
+        *(Remedy(rf"\({what} 0\); .*where all rows are equal set solver='direct'",
                  fits(equal, solver=solver, **zero), fits(equal, solver="direct", **zero))
           for what, solver in (("largest k.*", "block"), ("leverage", "sgd"))),
         Remedy("trace of the sample", fits(out, solver="eigenpro3", **steep | FREE),
@@ -152,7 +152,7 @@ def of_ranks() -> list[Remedy]:
                lambda: (planned(run__ranks=2, solver__name="direct"),
                         *(planned(run__ranks=2, run__center_ranks=2, solver__name=name)
                           for name in ("block", "eigenpro3", "eigenpro4", "falkon")))),
-        Remedy("set centers='all' without random augmentation, or use another solver",
+        Remedy("give centers='all' without random augmentation, or use another solver",
                lambda: trained(sgd, centers=X[:9]),
                lambda: (trained(sgd | {"model.centers": "all"}),
                         trained({"model.n_centers": "auto"}, centers=X[:9]))),

@@ -101,7 +101,7 @@ def of_loaders() -> list[Remedy]:
         ("give one for each unit", planned(strata=np.zeros(3)),
          planned(strata=np.zeros(2, np.int64))),
         ("an epoch has 0 to 5", planned(batch=6), planned(batch=5)),
-        ("--seconds 0.0 must be above 0", lambda: command("bench-read data.zarr --seconds 0"),
+        ("--seconds 0 must be above 0", lambda: command("bench-read data.zarr --seconds 0"),
          lambda: command("bench-read data.zarr --seconds 0.01")),
         ("give some rows a weight above 0", lambda: weighted(0), lambda: weighted(1)),
         ("give the targets in a larger unit", lambda: around_zero(1e160), lambda: around_zero(1.0)),

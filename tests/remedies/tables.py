@@ -73,7 +73,7 @@ def remedies() -> list[Remedy]:
          Do(ingested, "lacking.parquet", y="fare", drop_missing_targets=True)),
         ("get it again from where it came", Do(ingested, "cut.parquet", y="fare"),
          Do(ingested, "good.parquet", y="fare")),
-        ('give format="csv"', Do(ingested, "wrong.parquet", y="fare"),
+        ("give format='csv'", Do(ingested, "wrong.parquet", y="fare"),
          Do(ingested, "wrong.parquet", y="fare", format="csv")),
         ("raise memory=", arrow("large.arrow", "8 MB"), arrow("large.arrow", "800 MB")),
         ("or write it in smaller batches", arrow("large.arrow", "8 MB"),

@@ -215,7 +215,7 @@ def of_damage() -> list[Remedy]:
         (copy, lambda root: (root / "X/zarr.json").unlink(), "copy"),
         (again, moved, "again"),
         (copy, state(n_outputs=7), "copy"),
-        (r"or pass foreign=True \(data.foreign\)", lost, "foreign"),
+        (r"or pass foreign=True to read", lost, "foreign"),
         ("is not JSON.*restore", text("{"), "copy"),
         ("is no JSON object.*restore", text("[]"), "copy"),
         ("reads 3 alone; ingest the data again", state(schema=1), "again"),
@@ -238,7 +238,7 @@ def of_damage() -> list[Remedy]:
                lambda: travelled(True)),
         Remedy("does not decode near row 0 .*restore it from a copy", lambda: undecodable(False),
                lambda: undecodable(True)),
-        Remedy('pass missing="fill" if absent', chunkless, lambda: chunkless(missing="fill")),
+        Remedy("pass missing='fill' if absent", chunkless, lambda: chunkless(missing="fill")),
     ]  # fmt: skip
 
 

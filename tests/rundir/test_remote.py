@@ -41,7 +41,7 @@ from streamkern.rundir import checkpoint_format, checksums, lease
 from streamkern.rundir.run_directory import RunDirectory, Saved
 from streamkern.rundir.run_storage import LocalFolder, ObjectFolder, RunStorage, open_folder
 from streamkern.rundir.saver import AsyncSaver
-from streamkern.train import guard
+from streamkern.train.loop import guard
 from streamkern.train.saved_model import load_model
 from streamkern.train.train import train
 from tests.checkpoints import assert_is_state, meta, state

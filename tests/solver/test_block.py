@@ -13,14 +13,15 @@ from scipy.special import gammaln
 
 import streamkern as sk
 from streamkern.backend.batch import Batch
+from streamkern.config.solver import SolverConfig
 from streamkern.kernels.products import KernelOperator
-from streamkern.planning.sizes import Options
 from streamkern.solver.block_ridge import ridge_schedule
 from streamkern.solver.block_step import ORDER_STAGE, BlockSolver
 from streamkern.solver.precondition.block import SKETCH
 from streamkern.solver.precondition.block_factor import PART
 from tests import reference as ref
 from tests.maths import Array, Case, close, computed, make_case, operator, rows, small_sizes
+from tests.plans import solver_settings
 
 KERNEL = ref.make_kernel("laplace", 2.0)
 
@@ -52,7 +53,7 @@ def block_reference(case: Case, solver: BlockSolver) -> ref.BlockReference:
 @pytest.mark.parametrize("name", ["block", "blocks", "blocks, recomputed"])
 def test_steps_follow_the_reference(name: str, average: bool, tile: tuple[int, int]) -> None:
     """With rows damped by leverage, and past the steps of full size: 8 rows a center are 192."""
-    options = Options(seed=3, average=average, step_scale=0.7)
+    options = solver_settings(average=average, step_scale=0.7)
     case = make_case(operator(tile=tile), name, options=options)
     case.cycled = 240 if average else None
     solver = case.solver()
@@ -141,7 +142,7 @@ def test_average_weighs_step_i_by_its_rising_factorial(name: str, k: float, coun
 
 def test_the_start_counts_as_a_quarter_of_the_rows_it_was_learned_from() -> None:
     for average in (True, False):
-        case = make_case(operator(), "block", options=Options(seed=3, average=average))
+        case = make_case(operator(), "block", options=solver_settings(average=average))
         case.setup.arrays["start"][...] = start = rows(7, *case.setup.arrays["start"].shape)
         case.setup.meta["start_rows"] = 45 * case.sizes.batch_size
         solver = case.solver()
@@ -157,7 +158,7 @@ def test_the_start_counts_as_a_quarter_of_the_rows_it_was_learned_from() -> None
 # --- where it converges to ----------------------------------------------------------------------
 
 
-def grid_case(n_blocks: int, op: KernelOperator, options: Options) -> Case:
+def grid_case(n_blocks: int, op: KernelOperator, options: SolverConfig) -> Case:
     """Return 200 rows on a grid of 16 centers half a spacing wide, where blocks hardly overlap."""
     rng = np.random.default_rng(5)
     Z = np.stack(np.meshgrid(np.arange(4.0), np.arange(4.0)), axis=-1).reshape(16, 2)
@@ -183,13 +184,13 @@ def iterate(case: Case, n_steps: int, batch: int | None = None) -> tuple[Any, li
 
 @pytest.mark.parametrize(("n_blocks", "k"), [(1, 0.5), (4, 0.5), (8, 1)])
 def test_many_blocks_forget_faster(n_blocks: int, k: float) -> None:
-    assert grid_case(n_blocks, operator(), Options()).solver().average_k == k
+    assert grid_case(n_blocks, operator(), solver_settings()).solver().average_k == k
 
 
 @pytest.mark.parametrize("n_blocks", [1, 8])
 def test_full_batch_converges_to_least_squares(n_blocks: int) -> None:
     op = operator(bandwidth=0.5)
-    case = grid_case(n_blocks, op, Options(seed=1))
+    case = grid_case(n_blocks, op, solver_settings())
     state, losses = iterate(case, 600)
     exact = ref.exact_least_squares(ref.laplace(case.X, case.Z, 0.5), case.Y)
     close(state.alpha, exact, 1e-8)
@@ -218,7 +219,7 @@ def fixed_point(scale: float, sketched: bool) -> tuple[BlockSolver, Case, Array]
 
     With G = H^T the leverage is exact.
     """
-    options = Options(seed=3, average=False, damping=1e-3, step_scale=scale)
+    options = solver_settings(average=False, damping=1e-3, step_scale=scale)
     case = grid_case(2, operator(), options)
     for b in (0, 1):
         G = case.setup.arrays.pop(f"G.{b}")
@@ -233,6 +234,7 @@ def fixed_point(scale: float, sketched: bool) -> tuple[BlockSolver, Case, Array]
     return solver, case, -np.linalg.solve(np.stack([each[:, 0] for each in moved], axis=1), push)
 
 
+@pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("sketched", [False, True])
 def test_two_blocks_end_at_least_squares_of_damped_rows(
     sketched: bool, monkeypatch: pytest.MonkeyPatch
@@ -260,6 +262,7 @@ def test_two_blocks_end_at_least_squares_of_damped_rows(
     assert np.linalg.norm(K @ (fixed - weighted)) < 0.1 * gap
 
 
+@pytest.mark.full
 def test_two_blocks_are_nearer_to_least_squares_the_shorter_the_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -281,7 +284,7 @@ def test_minibatches_meet_a_realisable_target(
     """The noise of the batches goes with the residual: no floor of steps of full size, to
     rounding, and the weights of damped rows do not matter."""
     monkeypatch.setattr("streamkern.solver.block_step.FULL_ROWS", 10**9)
-    case = grid_case(n_blocks, operator(bandwidth=0.5), Options(seed=1))
+    case = grid_case(n_blocks, operator(bandwidth=0.5), solver_settings())
     truth = rows(4, 16, 2)
     case.Y = ref.laplace(case.X, case.Z, 0.5) @ truth
     state, losses = iterate(case, 1500, batch=60)
@@ -289,6 +292,7 @@ def test_minibatches_meet_a_realisable_target(
     assert losses[-1] < 1e-20 * losses[0]
 
 
+@pytest.mark.full(all_but_every=5)
 @pytest.mark.parametrize(("n_blocks", "ridge"), [(1, 0.0), (1, 0.1), (8, 0.1)])
 @pytest.mark.parametrize("falls", [False, True])
 def test_minibatch_average_is_nearer_than_the_iterate(
@@ -299,7 +303,7 @@ def test_minibatch_average_is_nearer_than_the_iterate(
     if not falls:
         monkeypatch.setattr("streamkern.solver.block_step.FULL_ROWS", 10**9)
     op = operator(bandwidth=0.5)
-    case = grid_case(n_blocks, op, Options(seed=1, ridge=ridge))
+    case = grid_case(n_blocks, op, solver_settings(ridge=ridge))
     K_xz, K_zz = ref.laplace(case.X, case.Z, 0.5), ref.laplace(case.Z, case.Z, 0.5)
     truth = ref.ridge(K_xz, case.Y, K_zz, ridge or 1e-14)
     state, _ = iterate(case, 600, batch=40)
@@ -313,7 +317,7 @@ def test_minibatch_average_is_nearer_than_the_iterate(
 
 def test_a_block_has_its_own_jitter_in_its_ridge() -> None:
     """The only fixed point is that of K(Z, Z) with each block's jitter on its diagonal."""
-    case = grid_case(4, operator(bandwidth=0.5), Options(seed=1, ridge=0.1))
+    case = grid_case(4, operator(bandwidth=0.5), solver_settings(ridge=0.1))
     solver = case.solver()
     assert isinstance(solver, BlockSolver)
     jitters = [0.0, 0.1, 1.0, 0.01]
@@ -331,7 +335,7 @@ def test_a_block_has_its_own_jitter_in_its_ridge() -> None:
 
 
 def test_one_block_has_its_ridge_from_its_factor() -> None:
-    case = grid_case(1, operator(bandwidth=0.5), Options(seed=1, ridge=0.1))
+    case = grid_case(1, operator(bandwidth=0.5), solver_settings(ridge=0.1))
     solver = case.solver()
     assert isinstance(solver, BlockSolver)
     state = solver.init(rows(5, len(case.Z), case.Y.shape[1]))
@@ -351,7 +355,7 @@ def test_one_block_has_its_ridge_from_its_factor() -> None:
 
 def test_one_block_reads_its_factor_in_steps_of_the_schedule() -> None:
     """And at once where a checkpoint, which an earlier version wrote, lacks what was read."""
-    case = grid_case(1, operator(bandwidth=0.5), Options(seed=1, ridge=1e-3))
+    case = grid_case(1, operator(bandwidth=0.5), solver_settings(ridge=1e-3))
     solver = case.solver()
     assert isinstance(solver, BlockSolver)
     assert solver.ridge_term.stride > 1
@@ -371,7 +375,7 @@ def test_one_block_reads_its_factor_in_steps_of_the_schedule() -> None:
 
 @pytest.mark.parametrize("ridge", [1e-5, 1e-2, 10.0])
 def test_full_preconditioner_converges_to_the_ridge_solution(ridge: float) -> None:
-    case = grid_case(1, operator(bandwidth=0.5), Options(seed=1, ridge=ridge))
+    case = grid_case(1, operator(bandwidth=0.5), solver_settings(ridge=ridge))
     state, _ = iterate(case, 900)
     K_xz, K_zz = ref.laplace(case.X, case.Z, 0.5), ref.laplace(case.Z, case.Z, 0.5)
     close(state.alpha, ref.ridge(K_xz, case.Y, K_zz, ridge), 1e-9)
@@ -380,7 +384,7 @@ def test_full_preconditioner_converges_to_the_ridge_solution(ridge: float) -> No
 @pytest.mark.parametrize(("stride", "count"), [(1, 1), (3, 1), (5, 1), (1, 2), (1, 3), (1, 4)])
 def test_ridge_gradient_is_of_blocks_in_turn(stride: int, count: int) -> None:
     """So many every `stride` steps, at the weights of that moment, and until then of the start."""
-    options = Options(seed=1, ridge=0.3)
+    options = solver_settings(ridge=0.3)
     case = make_case(operator(tile=(7, 5)), "blocks", options=options)
     solver = case.solver()
     assert isinstance(solver, BlockSolver)
@@ -405,7 +409,7 @@ def test_ridge_gradient_is_of_blocks_in_turn(stride: int, count: int) -> None:
 
 
 def test_the_start_has_the_ridge_that_setup_evaluated() -> None:
-    case = make_case(operator(), "blocks", options=Options(seed=1, ridge=0.3))
+    case = make_case(operator(), "blocks", options=solver_settings(ridge=0.3))
     solver, start, values = case.solver(), rows(5, 24, 2), rows(6, 24, 2)
     assert isinstance(solver, BlockSolver)
     solver.preconditioner = replace(solver.preconditioner, start=start, values=values)
@@ -415,7 +419,7 @@ def test_the_start_has_the_ridge_that_setup_evaluated() -> None:
 
 
 def test_a_back_off_has_the_ridge_of_the_weights_it_goes_back_to() -> None:
-    case = make_case(operator(), "blocks", options=Options(seed=1, ridge=0.3))
+    case = make_case(operator(), "blocks", options=solver_settings(ridge=0.3))
     solver = case.solver()
     assert isinstance(solver, BlockSolver)
     state, good = solver.init(), rows(5, 24, 2)
@@ -479,7 +483,7 @@ def test_centers_without_rows_stay_at_the_ridge_solution() -> None:
 @pytest.mark.parametrize("ridge", [1e-6, 1e-4, 1e-3, 0.1])
 def test_a_weak_ridge_is_seen_seldom(ridge: float) -> None:
     """While a round is half the time in which the ridge would act, or shorter."""
-    options = Options(seed=1, ridge=ridge, damping=1e-2)
+    options = solver_settings(ridge=ridge, damping=1e-2)
     case = grid_case(4, operator(bandwidth=0.5), options)
     solver = case.solver()
     assert isinstance(solver, BlockSolver)
@@ -494,11 +498,12 @@ def test_a_weak_ridge_is_seen_seldom(ridge: float) -> None:
     assert stride == 1 or ridge < 0.1
 
 
+@pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("ridge", [1e-5, 1e-4, 1e-3, 0.1, 10.0])
 @pytest.mark.parametrize("n_blocks", [2, 8])
 def test_blocks_converge_to_the_ridge_solution(n_blocks: int, ridge: float) -> None:
     """However strong the ridge, whose values are n_blocks steps old, or weak, and they are more."""
-    case = grid_case(n_blocks, operator(bandwidth=0.5), Options(seed=1, ridge=ridge))
+    case = grid_case(n_blocks, operator(bandwidth=0.5), solver_settings(ridge=ridge))
     state, losses = iterate(case, 600 if n_blocks == 2 and ridge >= 1e-3 else 800)
     K_xz, K_zz = ref.laplace(case.X, case.Z, 0.5), ref.laplace(case.Z, case.Z, 0.5)
     close(state.alpha, ref.ridge(K_xz, case.Y, K_zz, ridge), 1e-8)

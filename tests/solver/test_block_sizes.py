@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamkern.basics.errors import ConfigError, MemoryBudgetError
+from streamkern.config.solver import SolverConfig
 from streamkern.kernels.products import PRECISIONS
-from streamkern.planning.costs import device_costs
 from streamkern.planning.memory import Buffers
-from streamkern.planning.problem import MiB, ProblemShape
-from streamkern.planning.sizes import MAX_PROBE, Options, auto_batch, near_quarter, sample_sizes
+from streamkern.planning.problem import MiB, ProblemShape, device_costs
+from streamkern.planning.sizes import MAX_PROBE, auto_batch, near_quarter, sample_sizes
 from streamkern.solver.block_sizes import (
     BlockSizes,
     candidates,
@@ -27,7 +27,7 @@ from streamkern.solver.block_sizes import (
     worthwhile_batch,
 )
 from streamkern.solver.methods import METHODS, find, resolve
-from tests.plans import PLAIN, planned, problems
+from tests.plans import PLAIN, planned, problems, solver_settings
 
 GiB = 1024 * MiB
 
@@ -38,13 +38,13 @@ asked = st.one_of(
     st.tuples(
         problems(),
         st.builds(
-            Options, solver=st.sampled_from(SOLVERS),
-            projection=st.sampled_from([None, "exact", "resident", "inexact"]),
+            solver_settings, name=st.sampled_from(SOLVERS),
+            projection=st.sampled_from(["auto", "exact", "resident", "inexact"]),
         ),
     ),
     st.tuples(
         st.builds(replace, problems(), features=st.sampled_from(["fourier", "nystrom"])),
-        st.builds(Options, solver=st.sampled_from(FEATURED)),
+        st.builds(solver_settings, name=st.sampled_from(FEATURED)),
     ),
 )  # fmt: skip
 """A problem, and what the user set."""
@@ -52,7 +52,9 @@ shares = st.floats(0.01, 1.2)
 """Budgets, as shares of what the best plan needs."""
 
 
-def attempt(problem: ProblemShape, options: Options, budget: int) -> tuple[Any, Buffers] | None:
+def attempt(
+    problem: ProblemShape, options: SolverConfig, budget: int
+) -> tuple[Any, Buffers] | None:
     try:
         return planned(problem, options, budget)
     except MemoryBudgetError:
@@ -60,7 +62,7 @@ def attempt(problem: ProblemShape, options: Options, budget: int) -> tuple[Any, 
 
 
 @given(asked, shares)
-def test_what_is_returned_fits(case: tuple[ProblemShape, Options], share: float) -> None:
+def test_what_is_returned_fits(case: tuple[ProblemShape, SolverConfig], share: float) -> None:
     problem, wish = case
     budget = int(share * planned(problem, wish, 10**16)[1].peak)
     plan = attempt(problem, wish, budget)
@@ -76,7 +78,7 @@ def test_what_is_returned_fits(case: tuple[ProblemShape, Options], share: float)
 
 @given(asked, shares, shares)
 def test_more_memory_never_buys_less(
-    case: tuple[ProblemShape, Options], one: float, two: float
+    case: tuple[ProblemShape, SolverConfig], one: float, two: float
 ) -> None:
     """Blocks first, then the batch: the batch is compared at the same block."""
     problem, wish = case
@@ -105,14 +107,14 @@ def test_more_memory_never_buys_less(
 def test_the_block_is_chosen_for_the_batch_that_is_set(problem: ProblemShape, m: int) -> None:
     """The soonest with such batches, or a larger one whose setup is a quarter of the run, or 3e11
     FLOPs."""
-    m = min(m, problem.n_rows)
-    sizes = planned(problem, Options("block", batch_size=m), 10**16)[0]
+    problem = replace(problem, batch_size=min(m, problem.n_rows))
+    sizes = planned(problem, solver_settings("block"), 10**16)[0]
     halved = [problem.p]
     while halved[-1] // 2 >= min(256, problem.p):
         halved.append(-(-halved[-1] // 2))
     found = {
         b: next(
-            s for s in candidates(problem, Options("block", batch_size=m, block_size=b))[::-1]
+            s for s in candidates(problem, solver_settings("block", block_size=b))[::-1]
             if s.keep
         )
         for b in halved
@@ -127,7 +129,7 @@ def test_the_block_is_chosen_for_the_batch_that_is_set(problem: ProblemShape, m:
 
 
 @given(asked)
-def test_sizes_agree_with_the_data(case: tuple[ProblemShape, Options]) -> None:
+def test_sizes_agree_with_the_data(case: tuple[ProblemShape, SolverConfig]) -> None:
     problem, wish = case
     sizes, _ = planned(problem, wish, 10**16)
     n, fields = problem.n_rows, vars(sizes)
@@ -151,7 +153,7 @@ def test_sizes_agree_with_the_data(case: tuple[ProblemShape, Options]) -> None:
 
 
 @given(asked)
-def test_refusal_names_the_smallest_budget(case: tuple[ProblemShape, Options]) -> None:
+def test_refusal_names_the_smallest_budget(case: tuple[ProblemShape, SolverConfig]) -> None:
     """To the precision it is printed with, it is enough, and 1 MiB or .1 GiB less is not."""
     problem, wish = case
     with pytest.raises(MemoryBudgetError) as caught:
@@ -172,30 +174,32 @@ def test_refusal_names_the_smallest_budget(case: tuple[ProblemShape, Options]) -
         ({"batch_size": 60_001}, "batch_size=60001 must lie between 1 and n_rows=60000"),
         ({"block_size": 10_001}, "block_size=10001 must lie between 1 and n_centers=10000"),
         (
-            {"solver": "eigenpro3", "n_nystrom": 60_001},
+            {"name": "eigenpro3", "n_nystrom": 60_001},
             "n_nystrom=60001 must lie between 2 and n_rows=60000",
         ),
-        ({"solver": "eigenpro2"}, "solver='eigenpro2' needs every training row as a center"),
-        ({"solver": "eigenpro3", "n_nystrom": 1}, "n_nystrom=1 must lie between 2"),
+        ({"name": "eigenpro2"}, "solver='eigenpro2' needs every training row as a center"),
+        ({"name": "eigenpro3", "n_nystrom": 1}, "n_nystrom=1 must lie between 2"),
         (
-            {"solver": "eigenpro3", "n_nystrom": 100, "level": 100},
+            {"name": "eigenpro3", "n_nystrom": 100, "level": 100},
             "level=100 must lie between 1",
         ),
     ],
 )
 def test_sizes_that_contradict_the_data_are_refused(changes: dict[str, Any], message: str) -> None:
+    problem = replace(PLAIN, batch_size=changes.get("batch_size"))
     with pytest.raises(ConfigError, match=re.escape(message)) as caught:
-        planned(PLAIN, Options(**changes), 10**13)
+        planned(problem, solver_settings(**changes), 10**13)
     assert not isinstance(caught.value, MemoryBudgetError)
 
 
 @pytest.mark.parametrize("solver", ["block", "eigenpro3", "eigenpro4"])
 def test_fixed_sizes_are_kept(solver: str) -> None:
-    fixed = Options(
-        solver=solver, batch_size=123, block_size=777, n_nystrom=999, level=55, period=4,
+    fixed = solver_settings(
+        name=solver, block_size=777, n_nystrom=999, level=55, period=4,
         projection="inexact",
     )  # fmt: skip
-    sizes, _ = planned(PLAIN, fixed, 10**13)
+    problem = replace(PLAIN, batch_size=123)
+    sizes, _ = planned(problem, fixed, 10**13)
     assert sizes.batch_size == 123
     if solver == "block":
         assert sizes.block_size == 777
@@ -203,10 +207,10 @@ def test_fixed_sizes_are_kept(solver: str) -> None:
         assert (sizes.n_sample, sizes.level, sizes.projection) == (999, 55, "inexact")
         assert sizes.period == (4 if solver == "eigenpro4" else 1)
     with pytest.raises(MemoryBudgetError, match=r"^memory=70 MiB is not enough for n_centers="):
-        planned(PLAIN, fixed, 70 * MiB)
+        planned(problem, fixed, 70 * MiB)
 
 
-def reason(problem: ProblemShape, options: Options, budget: int) -> str | None:
+def reason(problem: ProblemShape, options: SolverConfig, budget: int) -> str | None:
     """What `plan` says of the sizes."""
     method, sizes, _, _ = resolve(problem, options, budget)
     return method.reason(problem, options, sizes)
@@ -230,7 +234,7 @@ def time_to_learn(problem: ProblemShape, b: int) -> tuple[float, float, float]:
 @pytest.mark.parametrize("p", [500, 2000, 8000])
 def test_block_is_there_the_soonest_or_a_quarter_of_the_run(p: int, d: int, epochs: int) -> None:
     problem = replace(PLAIN, n_rows=10 * p, p=p, d=d, epochs=epochs, c=1, width=d + 2)
-    chosen = planned(problem, Options("block"), 10**13)[0].block_size
+    chosen = planned(problem, solver_settings("block"), 10**13)[0].block_size
     halvings = [p // 2**k for k in range(6) if p // 2**k >= 256]
     times = {b: time_to_learn(problem, b) for b in halvings}
     soonest = min(halvings, key=lambda b: times[b][1])
@@ -238,16 +242,16 @@ def test_block_is_there_the_soonest_or_a_quarter_of_the_run(p: int, d: int, epoc
     assert chosen == max([soonest, *affordable])
     if epochs == 500:
         assert chosen == p
-    why = reason(problem, Options("block"), 10**13)
+    why = reason(problem, solver_settings("block"), 10**13)
     assert why is not None
     assert ("the soonest" in why, "at most 25%" in why) == (chosen == soonest, chosen > soonest)
 
 
 def test_the_reason_of_a_block_that_memory_decided() -> None:
-    best = planned(PLAIN, Options("block"), 10**13)
+    best = planned(PLAIN, solver_settings("block"), 10**13)
     less = best[1].peak * 2 // 3
-    assert planned(PLAIN, Options("block"), less)[0].block_size < best[0].block_size
-    why = reason(PLAIN, Options("block"), less)
+    assert planned(PLAIN, solver_settings("block"), less)[0].block_size < best[0].block_size
+    why = reason(PLAIN, solver_settings("block"), less)
     assert why == (
         f"block_size: what the memory allows; with more it would be {best[0].block_size}\n"
         "batch_size: about a quarter of the centers, from 256 to 4096 and no more than there are "
@@ -256,10 +260,10 @@ def test_the_reason_of_a_block_that_memory_decided() -> None:
 
 
 @pytest.mark.parametrize(
-    "wish", [Options("block", block_size=200, batch_size=64), Options("direct")]
+    "wish", [solver_settings("block", block_size=200), solver_settings("direct")]
 )
-def test_no_reason_for_sizes_that_are_set_or_are_none(wish: Options) -> None:
-    assert reason(PLAIN, wish, 10**13) is None
+def test_no_reason_for_sizes_that_are_set_or_are_none(wish: SolverConfig) -> None:
+    assert reason(replace(PLAIN, batch_size=64), wish, 10**13) is None
 
 
 # Fig. 6 of EP3: 60 000 centers and noisy images, with the bytes of a point on tensor cores.
@@ -295,29 +299,29 @@ def test_the_batch_of_a_device_for_sixty_thousand_centers() -> None:
     """By hand: H takes 124 b, a row 428 + 2 d + 6 c = 2056, of it for "high" 0.24 * 2 d: h is 3618
     and 8611, and sqrt(p h) 14 700 and 22 700."""
     for precision, m, b in (("exact", 16_384, 60_000), ("high", 16_384, 60_000)):
-        sizes = planned(on_device(LARGE, precision), Options("block"), 70 * GiB)[0]
+        sizes = planned(on_device(LARGE, precision), solver_settings("block"), 70 * GiB)[0]
         assert (sizes.batch_size, sizes.block_size) == (m, b)
-    why = reason(on_device(LARGE, "high"), Options("block"), 70 * GiB)
+    why = reason(on_device(LARGE, "high"), solver_settings("block"), 70 * GiB)
     assert why is not None
     assert f"as reading H takes as long as {124 * 60_000 // 864} rows of a step (measured" in why
-    on_cpu = planned(LARGE, Options("block", block_size=60_000), 70 * GiB)[0]
+    on_cpu = planned(LARGE, solver_settings("block", block_size=60_000), 70 * GiB)[0]
     assert on_cpu.batch_size == 4096
 
 
 def test_setup_lowers_the_batch_of_a_device_to_what_is_worthwhile() -> None:
     """To sqrt(critical h), h = 8611, and no less than a CPU takes; and what is set never."""
-    device, wish = on_device(LARGE, "high"), Options("block")
+    device, wish = on_device(LARGE, "high"), solver_settings("block")
     sizes = planned(device, wish, 70 * GiB)[0]
     for critical, m in ((1e9, 16_384), (60_000, 16_384), (8000, 8192), (2000, 4096), (1, 4096)):
-        assert measured_batch(device, wish, sizes, critical) == m
-        assert measured_batch(device, Options("block", batch_size=9), sizes, critical) == 16_384
+        assert measured_batch(device, sizes, critical) == m
+        assert measured_batch(replace(device, batch_size=9), sizes, critical) == 16_384
     small = planned(LARGE, wish, 70 * GiB)[0]
-    assert measured_batch(LARGE, wish, small, 1.0) == small.batch_size == 4096
+    assert measured_batch(LARGE, small, 1.0) == small.batch_size == 4096
 
 
 def test_a_block_is_worth_more_than_the_batch_of_a_device() -> None:
     """With less memory the batch comes down to a CPU's before the block gets smaller."""
-    device, wish = on_device(LARGE, "high"), Options("block")
+    device, wish = on_device(LARGE, "high"), solver_settings("block")
     small = replace(device, costs=replace(device.costs, most_rows=4096))
     budgets = [k * GiB for k in (20, 8, 7, 5, 4)]
     taken = [planned(device, wish, budget)[0] for budget in budgets]
@@ -330,7 +334,9 @@ def test_a_block_is_worth_more_than_the_batch_of_a_device() -> None:
 
 def test_more_rows_or_features_never_buy_a_smaller_block() -> None:
     sizes = {
-        (n, d): planned(replace(PLAIN, n_rows=n, d=d, width=d + 2), Options("block"), 10**13)[0]
+        (n, d): planned(
+            replace(PLAIN, n_rows=n, d=d, width=d + 2), solver_settings("block"), 10**13
+        )[0]
         for n in (10**5, 10**6, 10**7)
         for d in (10, 100, 1000)
     }
@@ -341,7 +347,7 @@ def test_more_rows_or_features_never_buy_a_smaller_block() -> None:
 
 
 def test_small_problems_get_everything() -> None:
-    sizes, buffers = planned(replace(PLAIN, p=1000), Options(), 4 * GiB)
+    sizes, buffers = planned(replace(PLAIN, p=1000), solver_settings(), 4 * GiB)
     assert (sizes.solver, sizes.block_size, sizes.keep) == ("block", 1000, True)
     assert buffers.peak < GiB
 
@@ -349,7 +355,7 @@ def test_small_problems_get_everything() -> None:
 @pytest.mark.parametrize("solver", ["sgd", "eigenpro1", "eigenpro2"])
 def test_some_methods_need_every_row(solver: str) -> None:
     problem = replace(PLAIN, n_rows=10_000)
-    sizes, buffers = planned(problem, Options(solver=solver), 10**13)
+    sizes, buffers = planned(problem, solver_settings(solver), 10**13)
     assert find(solver, "kernel").in_place
     if solver == "eigenpro1":
         assert (sizes.batch_size, sizes.n_sample, sizes.level) == (256, 4800, 160)

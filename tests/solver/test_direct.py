@@ -20,7 +20,6 @@ from streamkern.basics.errors import DivergenceError, MemoryBudgetError
 from streamkern.cli.run_info import run_overview, run_text
 from streamkern.config.run_config import RunConfig
 from streamkern.estimator.estimators import KernelRegressor
-from streamkern.planning.sizes import Options
 from streamkern.rundir.run_log import read_log
 from streamkern.solver.direct import Direct
 from streamkern.solver.methods import resolve
@@ -31,7 +30,7 @@ from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.transforms import GaussianNoise, Scale
 from streamkern.stream.sources.user import GeneratorSource
 from streamkern.train.online import Online
-from streamkern.train.resolve import RunInputs
+from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.saved_model import load_model
 from tests import reference as ref
 from tests.maths import (
@@ -45,7 +44,7 @@ from tests.maths import (
     problem_of,
     rows,
 )
-from tests.plans import PLAIN
+from tests.plans import PLAIN, solver_settings
 from tests.runs import CLASSES, array_source, arrays, finished, settings, stopped, stream
 
 KERNEL = ref.make_kernel("laplace", 2.0)
@@ -65,7 +64,7 @@ def case_with(Z: Array, precision: str = "float64", bandwidth: float = 2.0) -> C
 
 @pytest.mark.parametrize("ridge", [0.0, 1e-4, 0.1, 10.0])
 def test_it_is_least_squares(ridge: float) -> None:
-    case = make_case(operator(), "direct", options=Options(ridge=ridge))
+    case = make_case(operator(), "direct", options=solver_settings(ridge=ridge))
     solver = case.solver()
     state = solver.init()
     facts = one_pass(case, solver, state)
@@ -78,7 +77,7 @@ def test_it_is_least_squares(ridge: float) -> None:
 @pytest.mark.parametrize("ridge", [0.0, 1e-3])
 def test_float32_values_cost_float32_digits(ridge: float) -> None:
     """In what it predicts. Sums in float32 as well would cost the square root of these."""
-    case = make_case(operator(precision="exact"), "direct", options=Options(ridge=ridge))
+    case = make_case(operator(precision="exact"), "direct", options=solver_settings(ridge=ridge))
     solver = case.solver()
     state = solver.init()
     one_pass(case, solver, state)
@@ -133,7 +132,7 @@ def folds(case: Case) -> list[npt.NDArray[np.int64]]:
 def test_a_ridge_is_measured_on_rows_that_did_not_train(weighted: bool) -> None:
     """What is reported is what least squares on the other rows leaves, in float64; the weights are
     those of all rows with the ridge found. Half of the centers are rows."""
-    case = make_case(operator(), "direct", options=Options(ridge=None), n_sums=1 + FOLDS)
+    case = make_case(operator(), "direct", options=solver_settings(), n_sums=1 + FOLDS)
     case = case_of(case, np.concatenate([case.Z[:12], case.X[:12]]))
     w = np.random.default_rng(5).uniform(0.2, 1.8, len(case.X)) if weighted else np.ones(240)
     solver = case.solver()
@@ -164,6 +163,7 @@ def test_a_ridge_is_measured_on_rows_that_did_not_train(weighted: bool) -> None:
     close(K @ solver.weights(state), K @ truth, 1e-7)  # normal equations square the condition
 
 
+@pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("noise", [0.0, 0.1, 1.0])
 def test_a_ridge_found_is_never_worse_than_none(noise: float) -> None:
     """And far better where targets are noisy; on average near the best on other rows."""
@@ -305,7 +305,7 @@ def test_near_duplicates_under_a_small_bandwidth_in_float32() -> None:
             assert error < limit * together
 
 
-SINGULAR = "of solver 'direct' for 16 {} are singular .* set solver.ridge"
+SINGULAR = "of solver 'direct' for 16 {} are singular .* give solver.ridge"
 
 
 def doubled(**overrides: Any) -> tuple[RunConfig, Array]:
@@ -401,7 +401,7 @@ def test_a_run_on_values_at_the_end_of_float32_is_as_good_as_any(tmp_path: Path)
 
 
 def test_what_does_not_fit_names_the_alternative() -> None:
-    wish = Options(solver="direct")
+    wish = solver_settings("direct")
     needed = resolve(PLAIN, wish, 10**15)[2]
     assert needed.peak > 2 * PLAIN.p**2 * 8
     with pytest.raises(MemoryBudgetError, match=re.escape("use solver='auto' instead of 'dir")):

@@ -11,7 +11,6 @@ import pytest
 from streamkern.backend.base import Backend
 from streamkern.backend.batch import Batch
 from streamkern.basics.errors import ConfigError, DivergenceError
-from streamkern.planning.sizes import Options
 from streamkern.solver.base import Solver, State
 from streamkern.solver.eigenpro_step import DelayedProjectionSolver
 from streamkern.solver.method import Setup
@@ -28,6 +27,7 @@ from tests.maths import (
     operator,
     rows,
 )
+from tests.plans import solver_settings
 
 KERNEL = ref.make_kernel("laplace", 2.0)
 
@@ -45,7 +45,7 @@ def eigenpro_reference(case: Case, **options: Any) -> ref.EigenProReference:
 @pytest.mark.parametrize("period", [1, 2, 5])
 def test_steps_follow_the_reference(period: int, tile: tuple[int, int]) -> None:
     """Batches of two sizes, each with its own step; the last period is cut short."""
-    options = Options(seed=3, step_scale=0.9)
+    options = solver_settings(step_scale=0.9)
     case = make_case(operator(tile=tile), "eigenpro3", options=options)
     case.setup.meta["period"] = period
     solver, jitter = case.solver(), case.setup.meta["jitter"]
@@ -117,6 +117,7 @@ def test_period_one_is_algorithm_2() -> None:
         close(state.alpha, alpha)
 
 
+@pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("noisy", [True, False])
 def test_full_batch_reaches_the_fixed_point(noisy: bool) -> None:
     """H^T (K alpha - Y) = 0; the same as least squares only if the target can be met."""
@@ -126,9 +127,9 @@ def test_full_batch_reaches_the_fixed_point(noisy: bool) -> None:
     if not noisy:
         Y = K_xz @ rows(4, 24, 2)
     sizes = make_case(op, "eigenpro3").sizes
-    setup = computed(op, Z, X_s, X, sizes, Options())
+    setup = computed(op, Z, X_s, X, sizes, solver_settings())
     setup.meta["batch_size"] = 240
-    case = Case(op, sizes, Options(), X, Y, Z, X_s, X, setup, None)
+    case = Case(op, sizes, solver_settings(), X, Y, Z, X_s, X, setup, None)
     solver = case.solver()
     state = solver.init()
     for _ in range(3000):
@@ -185,7 +186,7 @@ def test_setup_lowers_the_batch_to_the_critical_one_and_lengthens_the_period() -
 @pytest.mark.parametrize("name", ["eigenpro2", "eigenpro3", "eigenpro4"])
 def test_a_batch_that_was_set_is_lowered_with_a_warning(name: str) -> None:
     with pytest.warns(UserWarning, match=f"batch_size=200 is lowered to .* solver='{name}'"):
-        make_case(operator(), name, batch_size=200, options=Options(batch_size=200))
+        make_case(operator(), name, batch_size=200, set_batch_size=200)
 
 
 # --- EigenPro 2 ---------------------------------------------------------------------------------
@@ -245,7 +246,7 @@ STEPLESS = ("direct", "direct, all rows", "direct, fourier", "direct, nystrom", 
 def test_float32_stays_near_float64(name: str) -> None:
     predictions = []
     for precision in ("float64", "exact"):
-        options = Options(seed=3, damping=1e-3, ridge=0.0)
+        options = solver_settings(damping=1e-3, ridge=0.0)
         case = make_case(operator(precision=precision), name, options=options)
         case.setup.meta["batch_size"] = 8  # rounding may put the critical batch on either side
         case.setup.meta["projection_batch"] = 8
@@ -272,6 +273,7 @@ def same_bits(a: State, b: State) -> None:
     assert a.pending.keys() == b.pending.keys()
 
 
+@pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("precision", ["exact", "float64"])
 @pytest.mark.parametrize(
     ("name", "ridge"),
@@ -285,7 +287,7 @@ def test_restored_at_any_step_the_run_goes_on_with_the_same_bits(
 
     Begins behind a back-off, which is part of the state too.
     """
-    options, n_steps = Options(seed=3, ridge=ridge), 8
+    options, n_steps = solver_settings(ridge=ridge), 8
     case = make_case(operator(precision=precision), name, options=options)
     arrays = {key: np.array(a) for key, a in case.setup.arrays.items()}
     meta = json.loads(json.dumps(case.setup.meta))
@@ -322,7 +324,9 @@ def test_what_has_no_step_size_is_not_backed_off(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(SOLVERS.keys() - set(STEPLESS)))
 def test_back_off_forgets_what_was_pending(name: str) -> None:
-    case = make_case(operator(), name, options=Options(ridge=0.1 if "b" in name[:1] else 0.0))
+    case = make_case(
+        operator(), name, options=solver_settings(ridge=0.1 if "b" in name[:1] else 0.0)
+    )
     solver = case.solver()
     state = run(case, solver, solver.init(), 0, 5)
     for a in state.pending.values():
@@ -367,12 +371,13 @@ def test_setup_survives_the_way_over_host_and_json(name: str) -> None:
         np.testing.assert_array_equal(again.arrays[key], a)
 
 
+@pytest.mark.full(all_but_every=4)
 @pytest.mark.parametrize("name", sorted(SOLVERS))
 def test_tile_shape_changes_rounding_only(name: str) -> None:
     """So does the number of shards that the centers are cut into: their tiles are added up."""
     alphas = []
     for tile in ((512, 1024), (5, 24), (3, 7)):
-        options = Options(seed=3, ridge=0.1 if name in RIDGED else 0.0)
+        options = solver_settings(ridge=0.1 if name in RIDGED else 0.0)
         case = make_case(operator(tile=tile), name, options=options)
         solver = case.solver()
         state = run(case, solver, solver.init(), 0, 9)
@@ -388,7 +393,7 @@ def test_same_bits_on_any_number_of_threads(name: str) -> None:
     for threads in (1, 3):
         with Backend(threads) as backend:
             backend.chunk = 8
-            options = Options(seed=3, ridge=0.1 if name in RIDGED else 0.0)
+            options = solver_settings(ridge=0.1 if name in RIDGED else 0.0)
             op = operator(precision="exact", backend=backend, tile=(8, 8))
             case = make_case(op, name, options=options)
             solver = case.solver()

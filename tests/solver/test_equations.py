@@ -10,12 +10,12 @@ import pytest
 
 import streamkern
 from streamkern.estimator.estimators import KernelClassifier, KernelRegressor
-from streamkern.planning.sizes import Options
 from streamkern.solver.direct import Direct
 from streamkern.solver.equations import grouped, on_grid
 from streamkern.stream.sources.arrays import ArraySource
 from tests import reference as ref
 from tests.maths import problem_of, replace, rows
+from tests.plans import solver_settings
 from tests.runs import finished, settings, stopped
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
@@ -115,7 +115,7 @@ def test_ridges_are_grouped() -> None:
 def test_the_time_of_their_factors_is_planned() -> None:
     problem = replace(problem_of(rows(0, 500, 3), 9, cycled=2000), n_rows=2000, finds_ridge=True)
     several = replace(problem, several=True)
-    sizes = Direct().plan(problem, Options(), 1 << 40)[0]
+    sizes = Direct().plan(problem, solver_settings(), 1 << 40)[0]
     one, many = (Direct().effort(of, sizes)[1].wide_factors for of in (problem, several))
     assert many > one
     assert Direct().time(several) > Direct().time(problem)

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 from streamkern.basics.errors import ConfigError
+from streamkern.config.solver import options_of
 from streamkern.solver.methods import METHODS as BY_NAME
-from streamkern.solver.methods import options_of
 from streamkern.stream.sources.arrays import ArraySource
-from streamkern.train.resolve import RunInputs, open_run
+from streamkern.train.resolve.resolved_run import open_run
+from streamkern.train.resolve.run_inputs import RunInputs
 from tests import reference as ref
 from tests.maths import Array
 from tests.runs import FOURIER, METHODS, array_source, arrays, finished, settings, stream
@@ -25,6 +26,7 @@ from tests.runs import FOURIER, METHODS, array_source, arrays, finished, setting
 # -- threads and chunks ---------------------------------------------------------------------------
 
 
+@pytest.mark.full(all_but_every=4)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_has_the_same_bits_on_any_number_of_threads(method: str) -> None:
     weights = [
@@ -202,6 +204,7 @@ def fourier_reference(Z: Array) -> float:
     return exact(phi, phi_test, np.eye(len(Z)), RIDGE)
 
 
+@pytest.mark.full(all_but_every=4)
 @pytest.mark.parametrize("name", RIDGED)
 def test_float32_ends_at_the_exact_ridge_solution_on_crowded_centers(name: str) -> None:
     """Within a twentieth of its test error: the rest is the noise of the last steps.
@@ -220,6 +223,7 @@ def test_float32_ends_at_the_exact_ridge_solution_on_crowded_centers(name: str) 
     assert np.abs(weights).max() < 100  # no pair of them fits rounding
 
 
+@pytest.mark.full(all_but_every=4)
 @pytest.mark.parametrize("name", PLAIN)
 def test_float32_does_no_harm_without_a_ridge_on_crowded_centers(name: str) -> None:
     """As good as in float64 to a twentieth, and less than twice the exact solution's test error.
@@ -240,7 +244,7 @@ def test_direct_without_a_ridge_says_that_crowded_centers_harm_it(
     name: str, precision: str
 ) -> None:
     """It does not stop early: predicting zero is better. With a ridge, above, nothing is said."""
-    with pytest.warns(UserWarning, match=r"160 centers are singular .* set solver.ridge"):
+    with pytest.warns(UserWarning, match=r"160 centers are singular .* give solver.ridge"):
         error = trained(RIDGED[name] | {"solver.ridge": 0.0}, precision)[0]
     assert error > 1
 

@@ -13,7 +13,6 @@ import pytest
 from streamkern.backend.batch import Batch
 from streamkern.basics.errors import ConfigError, DivergenceError
 from streamkern.estimator.estimators import KernelRegressor
-from streamkern.planning.sizes import Options
 from streamkern.rundir.run_log import read_log
 from streamkern.solver.base import Solver, State
 from streamkern.solver.block_step import BlockSolver
@@ -35,6 +34,7 @@ from tests.maths import (
     rows,
     small_sizes,
 )
+from tests.plans import solver_settings
 from tests.runs import (
     array_source,
     arrays,
@@ -51,7 +51,7 @@ KERNEL = ref.make_kernel("laplace", 2.0)
 
 
 def falkon(ridge: float = 0.0, tolerance: float = 1e-13, precision: str = "float64") -> Case:
-    options = Options(ridge=ridge, tolerance=tolerance)
+    options = solver_settings(ridge=ridge, tolerance=tolerance)
     return make_case(operator(precision=precision), "falkon", options=options)
 
 
@@ -117,7 +117,7 @@ def test_it_ends_where_least_squares_is(ridge: float) -> None:
     K, K_zz = KERNEL(case.X, case.Z), KERNEL(case.Z, case.Z)
     truth = ref.ridge(K, case.Y, K_zz, ridge) if ridge else ref.exact_least_squares(K, case.Y)
     close(state.alpha, truth, 1e-9)
-    options = Options(ridge=ridge, damping=1e-6)
+    options = solver_settings(ridge=ridge, damping=1e-6)
     other = make_case(operator(), "direct", options=options)
     solver = other.solver()
     direct = solver.init()
@@ -175,7 +175,7 @@ def test_units_of_the_kernel_do_not_matter() -> None:
     op, found = operator("linear", precision="exact"), []
     X, Z, Y = rows(0, 240, 3), rows(1, 24, 3), rows(3, 240, 2)
     for unit in (1.0, 2.0**20, 2.0**-20):
-        sizes, options = small_sizes(solver="falkon"), Options(ridge=1e-2 * unit**2)
+        sizes, options = small_sizes(solver="falkon"), solver_settings(ridge=1e-2 * unit**2)
         setup = computed(op, unit * Z, unit * X, unit * X, sizes, options)
         case = Case(op, sizes, options, unit * X, Y, unit * Z, X, X, setup, None)
         solver = case.solver()
@@ -281,7 +281,7 @@ def test_killed_between_the_last_pass_and_the_end(
     [
         ({"data.epochs": 1}, "data.epochs=1 must be at least 2 with solver 'falkon'"),
         ({"solver.tolerance": 0.0}, "solver.tolerance=0.0 must be a number above 0"),
-        ({"solver.n_nystrom": 50}, r"n_nystrom=50 is not defined .*set solver.name=.eigenpro1"),
+        ({"solver.n_nystrom": 50}, r"n_nystrom=50 is not defined .*give solver.name=.eigenpro1"),
     ],
 )
 def test_settings_without_sense_are_refused(change: dict[str, Any], message: str) -> None:

@@ -20,12 +20,13 @@ from streamkern.kernels import builtin
 from streamkern.kernels.builtin import get_kernel
 from streamkern.kernels.fourier import FourierFeatures, frequencies
 from streamkern.kernels.products import KernelOperator
-from streamkern.planning.sizes import Options
 from streamkern.solver.base import Solver
-from streamkern.train.resolve import RunInputs, open_run
+from streamkern.train.resolve.resolved_run import open_run
+from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.saved_model import load_model
 from tests import reference as ref
 from tests.maths import Array, Case, close, computed, make_case, operator, rows, small_sizes
+from tests.plans import solver_settings
 from tests.runs import METHODS, array_source, arrays, finished, settings, stopped, stream
 
 KERNEL = ref.make_kernel("laplace", 2.0)
@@ -148,7 +149,7 @@ def explicit(case: Case) -> tuple[Array, Array, Array]:
 @pytest.mark.parametrize("solver", ["sgd", "eigenpro1"])
 def test_steps_are_those_on_explicit_features(solver: str, features: str, ridge: float) -> None:
     """w <- w - eta P (Phi^T (Phi w - Y) / m + ridge w), EP1 Algorithm, and what it measures."""
-    options = Options(seed=3, ridge=ridge)
+    options = solver_settings(ridge=ridge)
     case = make_case(operator(), f"{solver}, {features}", options=options)
     phi, sample, probe = explicit(case)
     p, q = len(case.Z), case.setup.meta["level"]
@@ -176,6 +177,7 @@ def test_steps_are_those_on_explicit_features(solver: str, features: str, ridge:
         assert not state.pending
 
 
+@pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize(
     ("name", "ridge"),
     [
@@ -191,7 +193,7 @@ def test_full_batches_reach_ridge_regression_on_the_features(name: str, ridge: f
     # Without a ridge all of them in one block: it is a Newton step but for the damping.
     case = make_case(operator(), name, **({} if ridge else {"block_size": 24}))
     n = len(case.X)
-    options = Options(seed=3, ridge=ridge, damping=None if ridge else 1e-10)
+    options = solver_settings(ridge=ridge, damping="auto" if ridge else 1e-10)
     setup = computed(
         case.op, case.Z, case.X_s, case.X, case.sizes, options, n_outputs=2,
         features=case.features, cycled=n,
@@ -208,7 +210,7 @@ def test_full_batches_reach_ridge_regression_on_the_features(name: str, ridge: f
 
 @pytest.mark.parametrize("ridge", [0.0, 0.02])
 def test_direct_on_features_is_ridge_regression(ridge: float) -> None:
-    case = make_case(operator(), "direct, fourier", options=Options(ridge=ridge))
+    case = make_case(operator(), "direct, fourier", options=solver_settings(ridge=ridge))
     solver, phi = case.solver(), explicit(case)[0]
     state, n = solver.init(), len(case.X)
     for part in np.array_split(np.arange(n), n // case.sizes.batch_size + 1):
@@ -239,7 +241,7 @@ def test_features_that_see_no_row_are_refused() -> None:
     op, far = operator(bandwidth=1e-3), 100 + rows(2, 60, 3)
     sizes = small_sizes("sgd", "nystrom", level=0)
     with pytest.raises(ConfigError, match="bandwidth is too small"):
-        computed(op, rows(1, 24, 3), far, far, sizes, Options(), features="nystrom")
+        computed(op, rows(1, 24, 3), far, far, sizes, solver_settings(), features="nystrom")
 
 
 # --- runs ---------------------------------------------------------------------------------------
@@ -279,7 +281,7 @@ def test_a_run_and_its_model(given: bool, tmp_path: Path) -> None:
         ({"model.features": "nystrom", "solver.name": "eigenpro4"}, "cannot be trained by"),
         ({**FOURIER, "model.centers": "all"}, "has no centers; leave centers and n_centers out"),
         ({**FOURIER, "model.n_centers": 9}, "has no centers"),
-        ({"model.n_features": 10}, 'n_features=10 is for model.features="fourier"'),
+        ({"model.n_features": 10}, "n_features=10 is for model.features='fourier'"),
         ({**FOURIER, "model.kernel": "polynomial"}, "not known for Polynomial"),
         (
             {**FOURIER, "model.kernel": {"kind": "sum", "parts": ["laplace", "cauchy"]}},
@@ -339,5 +341,5 @@ def test_estimators(tmp_path: Path) -> None:
     np.testing.assert_array_equal(halves.centers_, model.centers_)
     nystrom = KernelRegressor(features="nystrom", solver="sgd", n_centers=40, epochs=3, threads=1)
     assert nystrom.fit(X, np.eye(3)[y]).centers_.shape == (40, 5)
-    with pytest.raises(ConfigError, match=r'^features="fourier" has no centers'):
+    with pytest.raises(ConfigError, match=r"^features='fourier' has no centers"):
         KernelRegressor(centers=X[:10], **options).fit(X, X[:, 0])

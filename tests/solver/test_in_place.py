@@ -8,10 +8,10 @@ import scipy.linalg
 
 from streamkern.backend.batch import Batch
 from streamkern.basics.errors import ConfigError
-from streamkern.planning.sizes import Options
 from streamkern.solver.precondition.low_rank import build_extended
 from tests import reference as ref
 from tests.maths import Case, both, close, computed, make_case, operator, rows, small_sizes
+from tests.plans import solver_settings
 from tests.runs import METHODS, array_source, arrays, brute_force, finished, settings
 
 KERNEL = ref.make_kernel("laplace", 2.0)
@@ -21,14 +21,14 @@ def exact_case(name: str, n: int = 120, bandwidth: float = 2.0, **options: float
     """Every row in the sample and in the probe: Nystrom's extension is exact, the step safe."""
     op, X, Y = operator(bandwidth=bandwidth), rows(0, n, 3), rows(3, n, 2)
     sizes = small_sizes(solver=name, level=12, n_sample=n, n_probe=n)
-    made = Options(seed=3, average=False, **options)
+    made = solver_settings(average=False, **options)
     setup = computed(op, X, X, X, sizes, made)
     return Case(op, sizes, made, X, Y, X, X, X, setup, np.arange(n))
 
 
 @pytest.mark.parametrize("ridge", [0.0, 0.05])
 def test_sgd_in_three_lines(ridge: float) -> None:
-    case = make_case(operator(), "sgd", options=Options(seed=3, ridge=ridge))
+    case = make_case(operator(), "sgd", options=solver_settings(ridge=ridge))
     solver, alpha = case.solver(), np.zeros((240, 2))
     state, average = solver.init(), np.zeros((240, 2))
     K = KERNEL(case.X, case.X)
@@ -56,6 +56,7 @@ def test_step_of_sgd_is_that_of_the_kernel() -> None:
     assert damped.leverage == pytest.approx(1 + damped.lambda_1)
 
 
+@pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize(("name", "ridge"), [("sgd", 0.01), ("sgd", 0.0), ("eigenpro1", 0.0)])
 def test_full_batches_reach_kernel_ridge_or_interpolate(name: str, ridge: float) -> None:
     case = exact_case(name, n=60, bandwidth=0.5, ridge=ridge)

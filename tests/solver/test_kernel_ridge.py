@@ -15,7 +15,6 @@ from sklearn.kernel_ridge import KernelRidge
 
 from streamkern.backend.batch import Batch
 from streamkern.estimator.estimators import KernelRegressor
-from streamkern.planning.sizes import Options
 from streamkern.solver.direct import Direct
 from streamkern.solver.equations import SINGULAR_NOTE
 from streamkern.solver.methods import resolve
@@ -23,6 +22,7 @@ from streamkern.stream.sources.arrays import ArraySource
 from streamkern.train.online import Online
 from tests import maths
 from tests import reference as ref
+from tests.plans import solver_settings
 from tests.runs import array_source, arrays, assert_same_bits, final, finished, settings, stopped
 
 RIDGE = 1e-3
@@ -31,7 +31,7 @@ ALL = {"model.n_centers": "auto", "model.centers": "all", "solver.name": "direct
 
 def case_of(ridge: float = RIDGE, precision: str = "float64") -> maths.Case:
     op = maths.operator(precision=precision)
-    return maths.make_case(op, "direct, all rows", options=Options(seed=3, ridge=ridge))
+    return maths.make_case(op, "direct, all rows", options=solver_settings(ridge=ridge))
 
 
 def truth(case: maths.Case, rows: np.ndarray, w: np.ndarray, ridge: float) -> np.ndarray:
@@ -181,7 +181,7 @@ def test_scikit_learn_agrees() -> None:
 
 
 def sizes_of(**changes: object) -> object:
-    options = Options(ridge=RIDGE)
+    options = solver_settings(ridge=RIDGE)
     plain = maths.problem_of(maths.rows(0, 500, 3), 2, cycled=500)
     return Direct().plan(maths.replace(plain, **changes), options, 1 << 40)[0].n_sums
 
@@ -196,7 +196,7 @@ def test_auto_takes_it_for_few_rows() -> None:
         maths.problem_of(maths.rows(0, 2000, 3), 1, cycled=2000), rows_are_centers=True,
         finds_ridge=True,
     )  # fmt: skip
-    method, sizes, _, _ = resolve(problem, Options(), 1 << 40)
+    method, sizes, _, _ = resolve(problem, solver_settings(), 1 << 40)
     assert method.takes_rows(sizes)
 
 

@@ -12,7 +12,6 @@ import pytest
 from streamkern import ingest_store, open_store
 from streamkern.estimator.estimators import KernelRegressor
 from streamkern.planning.memory import EVALUATED_ROWS, PANEL, rows_at_once
-from streamkern.planning.sizes import Options
 from streamkern.solver import direct_step, equations
 from streamkern.solver.direct_step import DirectSolver
 from streamkern.solver.precondition import noise
@@ -20,6 +19,7 @@ from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.stores import ZarrSource
 from tests.maths import make_case, one_pass, operator, replace, rows
+from tests.plans import solver_settings
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
@@ -52,7 +52,7 @@ def test_a_solution_holds_a_panel_beside_the_weights(monkeypatch: pytest.MonkeyP
     """Not one array of p x c in float64, while a ridge is looked for and after."""
     for module in (direct_step, equations):
         monkeypatch.setattr(module, "PANEL", 64)
-    case = make_case(operator(precision="exact"), "direct", options=Options(ridge=None), n_sums=2)
+    case = make_case(operator(precision="exact"), "direct", options=solver_settings(), n_sums=2)
     case = replace(case, Y=np.tile(case.Y, (1, 2000)).astype(np.float32))
     solver = case.solver()
     assert isinstance(solver, DirectSolver)

@@ -9,18 +9,18 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from streamkern.basics.errors import MemoryBudgetError
+from streamkern.config.solver import SolverConfig
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import Options
 from streamkern.solver.block_sizes import setup_flops
 from streamkern.solver.methods import BLOCK, DIRECT, choose_method
-from tests.plans import planned
+from tests.plans import planned, solver_settings
 
 GIB = 1 << 30
 PROBLEM = ProblemShape(
     n_rows=20_000, epochs=1, d=64, c=10, p=2000, row_bytes=256, unit_rows=1000, itemsize=4,
     threads=2, width=66, tile_bytes=1 << 20,
 )  # fmt: skip
-RIDGED = Options(ridge=1e-3)
+RIDGED = solver_settings(ridge=1e-3)
 
 
 @given(
@@ -33,8 +33,8 @@ def test_with_a_ridge_it_is_the_one_that_is_there_sooner(
     """Kernel entries at 400 FLOPs each, float64 as the device has it, 5 p (p / b) rows for blocks
     of b."""
     problem = replace(PROBLEM, n_rows=n, p=p, c=c, d=d, width=d + 2, epochs=epochs, float64=double)
-    _, sizes, _, reason = choose_method(problem, Options(ridge=1e-3), 64 * GIB)
-    block = planned(problem, Options("block"), 64 * GIB)[0]
+    _, sizes, _, reason = choose_method(problem, solver_settings(ridge=1e-3), 64 * GIB)
+    block = planned(problem, solver_settings("block"), 64 * GIB)[0]
     b, m = block.block_size, block.batch_size
     setup = setup_flops(problem, block) + 400 * p * (b + block.n_sample + block.n_probe)
     step = p * (2 * d + 6 * c + 400 + max(80, 2 * c) * b // m)
@@ -56,7 +56,7 @@ def test_sample_is_five_blocks_where_that_is_a_tenth_of_the_run(
     n: int, p: int, d: int, epochs: int, block_size: int | None
 ) -> None:
     problem = replace(PROBLEM, n_rows=n, p=p, d=d, width=d + 2, epochs=epochs)
-    sizes = planned(problem, Options("block", block_size=block_size), 64 * GIB)[0]
+    sizes = planned(problem, solver_settings("block", block_size=block_size), 64 * GIB)[0]
     b, m = sizes.block_size, sizes.batch_size
     step = p * (2 * d + 6 * 10 + 400 + 80 * b // m)
     s, h = max(5 * b, 4096), max(b, 512)
@@ -71,7 +71,7 @@ def test_sample_is_five_blocks_where_that_is_a_tenth_of_the_run(
 def test_the_effort_of_direct_is_that_of_one_pass(n: int, p: int) -> None:
     """It is done then, however many epochs are allowed, if they bring the same rows."""
     problem = replace(PROBLEM, n_rows=n, p=p)
-    sizes = planned(problem, Options("direct"), 64 * GIB)[0]
+    sizes = planned(problem, solver_settings("direct"), 64 * GIB)[0]
     assert DIRECT.effort(replace(problem, epochs=7), sizes) == DIRECT.effort(problem, sizes)
 
 
@@ -80,7 +80,7 @@ def test_passes_that_bring_other_rows_are_all_summed(n: int, p: int, epochs: int
     """As one pass over so many rows, in what `plan` says and in the choice."""
     drawn = replace(PROBLEM, n_rows=n, p=p, epochs=epochs, repeats=False)
     once = replace(PROBLEM, n_rows=n * epochs, p=p)
-    sizes = planned(once, Options("direct"), 64 * GIB)[0]
+    sizes = planned(once, solver_settings("direct"), 64 * GIB)[0]
     assert DIRECT.effort(drawn, sizes) == DIRECT.effort(once, sizes)
     assert DIRECT.time(drawn) == DIRECT.time(once)
 
@@ -99,21 +99,22 @@ def test_where_float64_is_slow_there_are_no_sums_in_it() -> None:
 @pytest.mark.parametrize(
     ("options", "memory", "reason"),
     [
-        (Options(ridge=0.0), 64 * GIB, "no ridge is wished for"),
-        (replace(RIDGED, block_size=500), 64 * GIB, "solver.block_size is set"),
-        (replace(RIDGED, average=False), 64 * GIB, "solver.average is set"),
-        (replace(RIDGED, warm_start=True), 64 * GIB, "solver.warm_start is set"),
+        (solver_settings(ridge=0.0), 64 * GIB, "no ridge is wished for"),
+        (solver_settings(ridge=1e-3, block_size=500), 64 * GIB, "solver.block_size is set"),
+        (solver_settings(ridge=1e-3, average=False), 64 * GIB, "solver.average is set"),
+        (solver_settings(ridge=1e-3, warm_start="run"), 64 * GIB, "solver.warm_start is set"),
         (RIDGED, GIB // 4, "do not fit the memory"),
     ],
 )
-def test_otherwise_it_is_the_block_solver(options: Options, memory: int, reason: str) -> None:
+def test_otherwise_it_is_the_block_solver(options: SolverConfig, memory: int, reason: str) -> None:
     problem = replace(PROBLEM, n_rows=4000, p=3000)
     method, sizes, buffers, why = choose_method(problem, options, memory)
     assert method is BLOCK
     assert reason in why
-    assert (sizes, buffers) == planned(problem, replace(options, solver="block"), memory)
+    block = options.model_copy(update={"name": "block"})
+    assert (sizes, buffers) == planned(problem, block, memory)
 
 
 def test_what_fits_no_solver_is_refused() -> None:
     with pytest.raises(MemoryBudgetError, match="the smallest plan needs"):
-        choose_method(PROBLEM, Options(), 1 << 20)
+        choose_method(PROBLEM, solver_settings(), 1 << 20)

@@ -15,13 +15,13 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern
 import streamkern
 from streamkern.basics.errors import ConfigError
 from streamkern.estimator.estimators import KernelClassifier, KernelRegressor
-from streamkern.planning.sizes import Options
 from streamkern.solver.direct import Direct
 from streamkern.solver.methods import resolve
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.transforms import GaussianNoise
 from tests.maths import problem_of, rows
+from tests.plans import solver_settings
 from tests.runs import finished, settings, stopped
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
@@ -196,7 +196,7 @@ def test_an_output_without_any_spread_is_known() -> None:
 
 def test_its_memory_is_planned() -> None:
     problem = replace(problem_of(rows(0, 500, 3), 2, cycled=2000), whole=True, n_rows=2000)
-    options = Options(ridge=1e-3, posterior=True)
+    options = solver_settings(ridge=1e-3, posterior=True)
     method, _, buffers, why = resolve(replace(problem, posterior=True), options, 1 << 40)
     without = Direct().plan(problem, options, 1 << 40)[1]
     assert method.name == "direct"

@@ -205,6 +205,7 @@ def test_exact_projection_over_ranks(rows_of_grid: int, columns: int, p: int) ->
         np.testing.assert_allclose(mine, theta[own], rtol=0, atol=1e-12 * np.abs(theta).max())
 
 
+@pytest.mark.full(all_but_every=5)
 @pytest.mark.parametrize("resident", [True, False])
 @pytest.mark.parametrize(("rows_of_grid", "columns"), GRIDS)
 @pytest.mark.parametrize(("s", "batch"), [(30, 16), (10, 7), (50, 1), (8, 50)])

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from streamkern.backend.base import Backend
 from streamkern.backend.batch import Batch
 from streamkern.backend.ranks import SINGLE, Communicator
-from streamkern.planning.sizes import Options
 from streamkern.solver.base import Solver, State
 from streamkern.solver.falkon_step import FalkonSolver
 from tests.maths import Array, Case, make_case, operator
+from tests.plans import solver_settings
 from tests.rank_threads import on_threads
 
 OVER_RANKS = [
@@ -49,12 +49,13 @@ def trained(
     return solver, state, losses
 
 
+@pytest.mark.full(all_but_every=4)
 @pytest.mark.parametrize("size", [2, 3, 8])
 @pytest.mark.parametrize("ridge", [0.0, 1e-3])
 @pytest.mark.parametrize("name", OVER_RANKS)
 def test_any_number_of_ranks_takes_the_steps_of_one(name: str, ridge: float, size: int) -> None:
     """Weighted or not, of a short batch too; more ranks than rows of a short batch."""
-    case = make_case(operator(), name, options=Options(seed=3, ridge=ridge))
+    case = make_case(operator(), name, options=solver_settings(ridge=ridge))
     for w in (None, np.random.default_rng(1).uniform(0.2, 3, len(case.X))):
         _, alone, losses = trained(case, SINGLE, lambda ids: 0 * ids, w)
         many = on_threads(size, lambda r: trained(case, r, lambda ids: ids * 7 % 11 % size, w))  # noqa: B023
@@ -79,7 +80,7 @@ def test_any_number_of_ranks_takes_the_steps_of_one(name: str, ridge: float, siz
 @given(st.integers(2, 5), st.integers(0, 2**31), st.sampled_from(["block", "blocks"]))
 def test_rows_may_be_anybodys(size: int, seed: int, name: str) -> None:
     """All of them one rank's, none of them another's."""
-    case = make_case(operator(), name, options=Options(seed=3, ridge=1e-4))
+    case = make_case(operator(), name, options=solver_settings(ridge=1e-4))
     owners = np.random.default_rng(seed).integers(0, size, len(case.X))
     owners[: seed % len(owners)] = size - 1
     _, alone, _ = trained(case, SINGLE, lambda ids: 0 * ids, steps=4)
@@ -92,7 +93,7 @@ def test_rows_may_be_anybodys(size: int, seed: int, name: str) -> None:
 @pytest.mark.parametrize("columns", [1, 2])
 def test_float32_has_the_loss_of_one_rank(columns: int) -> None:
     """To four digits, as the sums are in another order."""
-    case = make_case(operator(precision="exact"), "blocks", options=Options(seed=3, ridge=1e-3))
+    case = make_case(operator(precision="exact"), "blocks", options=solver_settings(ridge=1e-3))
     _, _, losses = trained(case, SINGLE, lambda ids: 0 * ids)
     rows = 4 // columns
     for _, _, said in on_threads(
@@ -137,6 +138,7 @@ def held_back(one: Solver, alone: State, many: list[tuple[Solver, State, list[fl
             np.testing.assert_allclose(*rows, rtol=0, atol=1e-12)
 
 
+@pytest.mark.full(all_but_every=4)
 @pytest.mark.parametrize(
     ("rows", "columns", "name", "changes", "ridge"),
     [*[(*grid, "blocks", {}, 1e-3) for grid in GRIDS], *ON_GRIDS],
@@ -146,7 +148,7 @@ def test_any_grid_takes_the_steps_of_one(
 ) -> None:
     """Weighted or not, of a short batch too, and of fewer rows, or centers of a block, than ranks;
     each of these with its part of the weights alone."""
-    case = make_case(operator(), name, options=Options(seed=3, ridge=ridge), **changes)
+    case = make_case(operator(), name, options=solver_settings(ridge=ridge), **changes)
     size, steps, at = rows * columns, 7 if name == "falkon" else 4, {}
     for w in (None, np.random.default_rng(1).uniform(0.2, 3, len(case.X))):
         one, alone, losses = trained(case, SINGLE, lambda ids: 0 * ids, w, steps)
@@ -182,7 +184,7 @@ def test_what_ranks_round_in_their_own_ways_is_told(
 ) -> None:
     """Of a pass of conjugate gradients no array of a checkpoint is a bit apart in a column, whether
     weights are taken or not, and no more is sent than has to be."""
-    case = make_case(operator(precision=precision), "falkon", options=Options(seed=3, ridge=0))
+    case = make_case(operator(precision=precision), "falkon", options=solver_settings(ridge=0))
     pc, end_pass = 24 * case.Y.shape[1], FalkonSolver.end_pass
     rounded = FalkonSolver._preconditioned, FalkonSolver._dot
     noise, sent, taken = 1e-3, list[int](), list[bool]()
@@ -229,7 +231,7 @@ def test_what_ranks_round_in_their_own_ways_is_told(
 
 def test_centers_travel_bit_by_bit() -> None:
     """In half precision as well, which the collective has no sums of."""
-    case = make_case(operator(), "blocks", options=Options(seed=3, ridge=1e-3))
+    case = make_case(operator(), "blocks", options=solver_settings(ridge=1e-3))
     Z = np.random.default_rng(0).normal(size=(24, 5)).astype(np.float16)
 
     def travelled(ranks: Communicator) -> Array:
@@ -252,7 +254,7 @@ def test_centers_travel_bit_by_bit() -> None:
 
 def test_factors_are_shared_out() -> None:
     """In stripes of equal work, which together are the whole."""
-    case = make_case(operator(), "block", options=Options(seed=3, ridge=1e-3))
+    case = make_case(operator(), "block", options=solver_settings(ridge=1e-3))
     whole: Any = trained(case, SINGLE, lambda ids: 0 * ids, steps=0)[0]
     parts: list[Any] = on_threads(3, lambda r: trained(case, r, lambda ids: ids % 3, steps=0)[0])
     H = np.zeros((24, 24))
@@ -266,7 +268,7 @@ def test_factors_are_shared_out() -> None:
 
 def test_going_back_goes_back_alike() -> None:
     """With the ridge's values, which all ranks evaluate together."""
-    case = make_case(operator(), "blocks", options=Options(seed=3, ridge=1e-2))
+    case = make_case(operator(), "blocks", options=solver_settings(ridge=1e-2))
 
     def back(ranks: Communicator, size: int) -> tuple[Array, Array]:
         solver, state, _ = trained(case, ranks, lambda ids: ids % size)

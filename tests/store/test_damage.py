@@ -209,9 +209,7 @@ def test_a_store_whose_attribute_is_damaged_is_not_somebody_elses(
     """W6: refused by name, with the way to read it all the same."""
     root = float32_store(tmp_path / "s")
     (root / "zarr.json").write_text(alter((root / "zarr.json").read_text()))
-    with pytest.raises(
-        CorruptChunkError, match=r"looks like a store .*s .*foreign=True \(data.for"
-    ):
+    with pytest.raises(CorruptChunkError, match=r"looks like a store .*s .*foreign=True to read"):
         open_store(root)
     store = open_store(root, foreign=True)
     assert (store.spec.foreign, store.spec.classes) == (True, ("0", "1", "2"))

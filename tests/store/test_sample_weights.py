@@ -43,6 +43,7 @@ from tests import maths
 from tests import reference as ref
 from tests.conftest import MakeZarr
 from tests.faults import content
+from tests.plans import solver_settings
 from tests.runs import METHODS, arrays, assert_same_bits, final, finished, settings, stopped
 from tests.s3server import S3Server
 
@@ -86,9 +87,9 @@ def test_whole_weights_are_repeated_rows() -> None:
     root = np.sqrt(w)
     Z = maths.both(op, CENTERS)
     sizes = maths.small_sizes(block_size=10, batch_size=240, n_sample=240, n_probe=240)
-    options = maths.Options(seed=3, average=False)
+    options = solver_settings(average=False)
     both = maths.SampleRows(KERNEL_ROWS, TARGETS, root)
-    work = maths.Work(op, Z, maths.problem_of(CENTERS, 2, cycled=240), sizes, options)
+    work = maths.Work(op, Z, maths.problem_of(CENTERS, 2, cycled=240), sizes, options, 3)
     setup = BlockMethod().compute(work, lambda: (both, both), maths.quiet)
     solver = BlockMethod().assemble(work, setup)
     state = solver.init()
@@ -476,6 +477,7 @@ def blocks(path: Path) -> dict[str, Any]:
     return {"inputs": [(X[k : k + 25], IDS[k : k + 25], W[k : k + 25]) for k in (0, 25, 50)]}
 
 
+@pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("form", [csv, parquet, npy, npz, hdf5, foreign, blocks])
 def test_every_format_gives_the_same_store(
     tmp_path: Path, form: Callable[[Path], dict[str, Any]]
@@ -586,6 +588,7 @@ def test_a_mixture_is_weighted_as_a_whole_or_not(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------ runs
 
 
+@pytest.mark.full(all_but_every=4)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_resumed_run_ends_with_the_same_bits(method: str, tmp_path: Path) -> None:
     def source() -> Source:

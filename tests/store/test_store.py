@@ -492,7 +492,9 @@ def test_who_was_taken_for_dead_does_not_publish(overwrite: bool, done: bool) ->
     put(first, X, y, 1)
     if done:
         spec = second.finish()
-    with pytest.raises(DataError, match="cannot be finished: another writer has begun there"):
+    with pytest.raises(
+        DataError, match="cannot be finished: another writer has since taken it over"
+    ):
         first.finish()
     if not done:
         spec = second.finish()
@@ -507,7 +509,7 @@ def test_who_lost_the_place_during_the_sync_does_not_publish(
     first = started(tmp_path / "s", 7)
     put(first, X, y, 0)
     monkeypatch.setattr(ownership, "sync_store", lambda store: started(tmp_path / "s", 7))
-    with pytest.raises(DataError, match="another writer has begun there"):
+    with pytest.raises(DataError, match="another writer has since taken it over"):
         first.finish()
     with pytest.raises(DataError, match="unfinished store"):
         open_store(tmp_path / "s")
@@ -672,7 +674,7 @@ def test_absent_foreign_chunks_are_errors_unless_said_otherwise(tmp_path: Path) 
     path = foreign(tmp_path / "f", X, y + 0.5)
     assert not (path / "X/c/1").exists()
     store = open_store(path)
-    with pytest.raises(CorruptChunkError, match=r'X/c/1/0 is missing.*missing="fill"'):
+    with pytest.raises(CorruptChunkError, match=r"X/c/1/0 is missing.*missing='fill'"):
         store.read_chunk(1)
     assert any("1 chunks are absent" in text for text in describe_store(store)["warnings"])
     np.testing.assert_array_equal(open_store(path, missing="fill").read_chunk(1)[0], 0.0)

@@ -502,6 +502,7 @@ def test_a_client_that_was_given_stays_open(client: Any, tmp_path: Path) -> None
     assert_same_bits(final(tmp_path / "cluster"), final(tmp_path / "plain"))
 
 
+@pytest.mark.full
 def test_the_dashboard(cluster: Cluster) -> None:
     with connect(cluster.address) as client:
         link = dashboard_link(client)

@@ -135,6 +135,7 @@ def stages() -> Any:
     return st.lists(st.tuples(st.integers(1, 30), st.integers(1, 16)), max_size=5)
 
 
+@pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("name", SOURCES)
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(stages=stages())

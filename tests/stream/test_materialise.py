@@ -446,9 +446,9 @@ def test_dtypes_that_would_lose_values_are_refused(tmp_path: Path) -> None:
         (wide, "uint8"),
         (wide, "float16"),
     ):
-        with pytest.raises(ConfigError, match=f"dtype={dtype} would lose values"):
+        with pytest.raises(ConfigError, match=f"dtype='{dtype}' would lose values"):
             materialise(source, out, dtype=dtype)
-    with pytest.raises(ConfigError, match="int32 cannot be stored"):
+    with pytest.raises(ConfigError, match="dtype='int32' cannot be stored"):
         materialise(wide, out, dtype="int32")
     with pytest.raises(ConfigError, match="is no dtype"):
         materialise(wide, out, dtype="number")

@@ -14,15 +14,16 @@ from streamkern.backend.base import Backend
 from streamkern.backend.batch import Batch
 from streamkern.backend.staging_ring import Ring, Transfers
 from streamkern.config.run_config import RunConfig
-from streamkern.planning.sizes import Options
+from streamkern.config.solver import SolverConfig
 from streamkern.solver.base import Solver, State
 from streamkern.solver.method import Setup
 from streamkern.stream.feed import Feed
 from streamkern.stream.loader import Loader
 from streamkern.stream.sources.arrays import ArraySource
-from streamkern.train import resolve as opening
+from streamkern.train.resolve import resolved_run as opening
 from streamkern.train.train import train
 from tests.maths import GRID, IN_PLACE, RIDGED, SOLVERS, Case, both, make_case, operator, rows
+from tests.plans import solver_settings
 from tests.virtual import Counts, DeviceArray, Event, PlainBackend, Stream, VirtualBackend
 
 CASES = {
@@ -34,7 +35,7 @@ WARM, STEADY = 7, 9
 """Steps: two periods and a bit, in which every buffer is made; then those that are counted."""
 
 
-def case_of(name: str, precision: str, options: Options) -> Case:
+def case_of(name: str, precision: str, options: SolverConfig) -> Case:
     """Return a solver of CASES with its setup made by NumPy."""
     op = operator(precision=precision, backend=PlainBackend())
     solver, changes = CASES[name]
@@ -60,11 +61,12 @@ def take(case: Case, solver: Solver, state: State, upload: list[Any], steps: ran
             solver.end_pass(state)
 
 
+@pytest.mark.full(all_but_every=5)
 @pytest.mark.parametrize("precision", ["float64", "exact", "high", "integer"])
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_steps_allocate_read_and_wait_for_nothing(name: str, precision: str) -> None:
     """And give the bits that NumPy gives, in whatever order the streams run."""
-    options = Options(seed=3, damping=1e-3, ridge=0.01 if name in RIDGED else 0.0)
+    options = solver_settings(damping=1e-3, ridge=0.01 if name in RIDGED else 0.0)
     case = case_of(name, precision, options)
     plain = case.solver()
     state = plain.init()
@@ -159,6 +161,7 @@ class Measured(VirtualBackend):
         return ring
 
 
+@pytest.mark.full(all_but_every=5)
 @pytest.mark.parametrize("precision", ["exact", "integer"])
 @pytest.mark.parametrize(
     "solver",

@@ -10,9 +10,10 @@ import pytest
 from streamkern.basics.errors import ConfigError
 from streamkern.config.run_config import RunConfig
 from streamkern.stream.sources.arrays import ArraySource
-from streamkern.train import speeds
-from streamkern.train.planned import expected_times
-from streamkern.train.resolve import ResolvedRun, RunInputs, open_run
+from streamkern.train.resolve.resolved_run import ResolvedRun, open_run
+from streamkern.train.resolve.run_inputs import RunInputs
+from streamkern.train.setup import speeds
+from streamkern.train.setup.planned import expected_times
 from tools.rank_times import estimate
 from tools.rank_times.estimate import expected_over_ranks
 from tools.rank_times.hardware import HARDWARE

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamkern.planning.costs import ENTRY
-from streamkern.planning.problem import ProblemShape
+from streamkern.planning.problem import ENTRY, ProblemShape
 from streamkern.solver.block import BlockMethod
 from streamkern.solver.block_sizes import BlockSizes
 from tools.rank_times.estimate import step_of

@@ -66,6 +66,7 @@ def weights(checkpoint: Saved) -> Array:
     return checkpoint.arrays[checkpoint.meta["evaluated"]]
 
 
+@pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -241,7 +242,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "kernel": ("keeps the model of the one it continues.*model.kernel: was 'laplace', now 'gau",
                {"model.kernel": "gaussian"}),
     "centers": ("model.n_centers: was 30, now 31", {"model.n_centers": 31}),
-    "scale": ('data.scale="none" contradicts', {"data.scale": "none"}),
+    "scale": ("data.scale='none' contradicts", {"data.scale": "none"}),
     "transform": ("data.transforms scales rows otherwise",
                   {"data.transforms": [{"kind": "scale", "mode": "global"}]}),
     "direct": ("solver.name='direct' starts from nothing", {"solver.name": "direct"}),

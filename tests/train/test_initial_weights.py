@@ -19,13 +19,14 @@ from streamkern.config.run_config import RunConfig
 from streamkern.rundir import checkpoint_format
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.initial_weights import load_warm_start
-from streamkern.train.parent_run import ParentRun
-from streamkern.train.rank_coordinator import RankCoordinator
+from streamkern.train.loop.rank_coordinator import RankCoordinator
+from streamkern.train.loop.step_loop import StepLoop
 from streamkern.train.rank_work import prepare_run
-from streamkern.train.resolve import RunInputs, open_run
+from streamkern.train.resolve.resolved_run import open_run
+from streamkern.train.resolve.run_inputs import RunInputs
+from streamkern.train.restart.parent_run import ParentRun
+from streamkern.train.restart.stored_centers import CentersTarget, StoredCenters
 from streamkern.train.start_run import run_directory, started_trainer
-from streamkern.train.step_loop import StepLoop
-from streamkern.train.stored_centers import CentersTarget, StoredCenters
 from streamkern.train.train import open_continued, train
 from tests import rank_runs as runs
 from tests.rank_threads import on_threads
@@ -72,6 +73,7 @@ def going_on(old: dict[str, str], way: str, place: str) -> tuple[dict[str, Any],
     return SMALL | changes | {"solver.warm_start": old[place]}, None
 
 
+@pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("rows", "columns", "changes"), [
     (1, 3, {"solver.block_size": 60}), (2, 2, {}), (1, 2, {"solver.ridge": 0.0}),
@@ -103,6 +105,7 @@ FALKON = {"solver.name": "falkon", "solver.block_size": "auto", "data.epochs": 3
 EIGENPRO = {"solver.name": "eigenpro4", "solver.block_size": "auto", "solver.ridge": "auto"}
 
 
+@pytest.mark.full(all_but_every=3)
 @pytest.mark.filterwarnings("ignore:resumed with other ranks")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("changes", [{}, FALKON, EIGENPRO])
@@ -127,6 +130,7 @@ FOURIER = {
 }  # fmt: skip
 
 
+@pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("changes", [
     FOURIER, {"model.metric": "learn", "model.bandwidth": "auto"},
 ])  # fmt: skip
@@ -150,6 +154,7 @@ def test_what_a_run_has_found_is_gone_on_with(
     )
 
 
+@pytest.mark.full(all_but_every=2)
 @pytest.mark.filterwarnings("ignore:resumed with other ranks")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_run_from_other_weights_goes_on_over_any_grid(
@@ -240,6 +245,7 @@ def test_no_rank_has_all_weights_of_the_other_run(
     assert isinstance(kept, StoredCenters)
 
 
+@pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize(("way", "columns", "read"), [
     ("continued", 1, [7] * 8 + [4]), ("continued", 2, [7] * 9 + [4]),
     ("warm", 1, [7] * 8 + [4]), ("warm", 2, ([7] * 8 + [4]) * 2),

@@ -24,13 +24,15 @@ from streamkern.cli import main
 from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.train import over_ranks, progress, rank_coordinator
+from streamkern.train import over_ranks
+from streamkern.train.loop import progress, rank_coordinator
+from streamkern.train.loop.rank_coordinator import RankCoordinator, format_rank_figures
+from streamkern.train.loop.step_loop import StepLoop
 from streamkern.train.over_ranks import RankNews, devices_of, train_over, with_rank_count
-from streamkern.train.rank_coordinator import RankCoordinator, format_rank_figures
 from streamkern.train.rank_work import prepare_run, train_rank
-from streamkern.train.resolve import RunInputs, open_run
+from streamkern.train.resolve.resolved_run import open_run
+from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.saved_model import load_result
-from streamkern.train.step_loop import StepLoop
 from streamkern.train.train import train
 from tests.rank_threads import on_threads
 
@@ -112,6 +114,7 @@ EIGENPRO = {
 }  # fmt: skip
 
 
+@pytest.mark.full(all_but_every=5)
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("changes", [
     {},
@@ -148,6 +151,7 @@ def test_the_run_is_that_of_one_rank(
     assert again.samples == result.samples
 
 
+@pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize(("before", "then", "changes"), [
     (2, 1, {}), (3, 2, {}), (2, 2, {}), (2, 3, FALKON), (2, 2, FALKON), (3, 2, EIGENPRO),
     (2, 2, DIRECT), (2, 1, DIRECT),
@@ -193,6 +197,7 @@ def test_a_run_that_has_ended_starts_no_ranks(
             train(config.with_overrides(changes))
 
 
+@pytest.mark.full
 def test_any_number_goes_on_from_any_other(
     store: str, tmp_path: Path, after: Callable[[int], None]
 ) -> None:
@@ -369,7 +374,7 @@ def test_a_gpu_is_not_shared() -> None:
     """Nor taken beside what the settings say."""
     for given in (of_ranks(ranks=3), of_ranks(ranks=2, device="gpu:1")):
         with pytest.raises(
-            ConfigError, match=r"fewer GPUs, of which it has 2; set run\.ranks='gpus'"
+            ConfigError, match=r"fewer GPUs, of which it has 2; give run\.ranks='gpus'"
         ):
             devices_of(given)
     with pytest.raises(ConfigError, match="device='cpu' is another"):

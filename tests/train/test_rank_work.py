@@ -16,11 +16,12 @@ from streamkern.basics.errors import ConfigError, TrainingInterrupted
 from streamkern.basics.stop import StopRequest
 from streamkern.config.run_config import RunConfig
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.train.rank_coordinator import RankCoordinator
+from streamkern.train.loop.rank_coordinator import RankCoordinator
+from streamkern.train.loop.step_loop import StepLoop
 from streamkern.train.rank_work import prepare_run
-from streamkern.train.resolve import RunInputs, open_run
+from streamkern.train.resolve.resolved_run import open_run
+from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.start_run import run_directory, started_trainer
-from streamkern.train.step_loop import StepLoop
 from streamkern.train.train import train
 from streamkern.train.trainer import Trainer
 from tests import rank_runs as runs
@@ -52,6 +53,7 @@ def grid(rows: int, columns: int) -> dict[str, int]:
     return {"run.ranks": rows * columns, "run.center_ranks": columns}
 
 
+@pytest.mark.full(all_but_every=5)
 @pytest.mark.parametrize(("rows", "columns", "changes"), [
     (1, 3, {"solver.block_size": 60, "data.batch_size": 599}),  # and then 1, for all of them
     (1, 2, {"run.early_stopping": True, "data.epochs": 3, "run.n_iter_no_change": 1}),
@@ -89,6 +91,7 @@ def test_the_run_is_that_of_one_rank(
 THENS = {(2, 2): [(2, 2), (1, 1)], (1, 2): [(2, 2)], (2, 1): [(1, 2)]}
 
 
+@pytest.mark.full(all_but_every=4)
 @pytest.mark.filterwarnings("ignore:resumed with other ranks")
 @pytest.mark.parametrize(("changes", "thens"), [
     ({}, THENS),

@@ -87,6 +87,7 @@ def uninterrupted(method: str) -> dict[str, Array]:
 # -- stopped between two steps --------------------------------------------------------------------
 
 
+@pytest.mark.full(all_but_every=4)
 @pytest.mark.parametrize("method", METHODS)
 def test_stops_at_chosen_steps_leave_no_trace(method: str, tmp_path: Path) -> None:
     """Twice in an epoch, inside a period, at the border of the epochs, before the last step."""
@@ -283,7 +284,7 @@ def test_the_losses_of_a_run_are_the_same_wherever_it_was_stopped(
 ) -> None:
     """Windows of 4 steps: 14 steps are 3 of them, and what is left. An epoch has 7."""
     for module in ("guard", "progress"):
-        monkeypatch.setattr(f"streamkern.train.{module}.WINDOW", 4)
+        monkeypatch.setattr(f"streamkern.train.loop.{module}.WINDOW", 4)
     whole = finished(settings(), source=stream())
     assert (len(whole.losses), whole.epochs) == (2, 2)
     config = settings(tmp_path / "run")
@@ -348,6 +349,7 @@ def uncompiled(run_dir: Path, method: str, **overrides: Any) -> RunConfig:
     return settings(run_dir, **METHODS[method], **{"run.accelerator": "none"}, **overrides)
 
 
+@pytest.mark.full(all_but_every=5)
 @pytest.mark.parametrize("method", METHODS)
 def test_killed_in_the_middle_of_passes(method: str, tmp_path: Path) -> None:
     """Twice, in the first pass and, resumed, in the second; both times inside a period, too."""
@@ -571,6 +573,7 @@ def test_a_setup_that_failed_binds_nothing(tmp_path: Path) -> None:
     assert_same_bits(final(tmp_path), uninterrupted("block"))
 
 
+@pytest.mark.full(all_but_every=5)
 @pytest.mark.skipif(numba_problem() is not None, reason=str(numba_problem()))
 @pytest.mark.parametrize("method", sorted(set(METHODS) - {"sgd", "eigenpro1", "eigenpro2"}))
 @pytest.mark.parametrize("order", [("none", "numba"), ("numba", "none")])

@@ -22,17 +22,17 @@ from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
 from streamkern.kernels.builtin import get_kernel
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.train import rank_coordinator
-from streamkern.train.rank_coordinator import RankCoordinator
+from streamkern.train.loop import rank_coordinator
+from streamkern.train.loop.rank_coordinator import RankCoordinator
+from streamkern.train.loop.step_loop import StepLoop
 from streamkern.train.rank_work import prepare_run, train_rank
+from streamkern.train.restart.run_snapshot import recorded_run
 from streamkern.train.run_identity import (
     changed_backend,
     check_same_run,
     recorded_sizes,
     run_record,
 )
-from streamkern.train.run_snapshot import recorded_run
-from streamkern.train.step_loop import StepLoop
 from tests.rank_threads import on_threads
 from tests.runs import (
     Array,

@@ -42,8 +42,8 @@ from streamkern.stream.materialise import materialise
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.transforms import GaussianNoise
+from streamkern.train.resolve.training_data import open_data
 from streamkern.train.train import train
-from streamkern.train.training_data import open_data
 from streamkern.tuning import plot, points, trainings
 from streamkern.tuning.candidates import TRIED_RIDGES, Candidates, FixedSizes, copies_and_epochs
 from streamkern.tuning.holdout import draw, parts_of
@@ -833,7 +833,7 @@ def test_an_error_that_is_not_finite_has_diverged_and_says_its_bandwidth(
         ({"bandwidths": []}, r'bandwidths=\[\] must be "auto" or a list of numbers above 0'),
         ({"bandwidths": [0.0, 1]}, "must be .* above 0"),
         ({"bandwidths": "wide"}, "bandwidths='wide' must be"),
-        ({"bandwidths": 3.0}, "bandwidths=3.0 must be"),
+        ({"bandwidths": 3.0}, "bandwidths=3 must be"),
         ({"ridges": [-1e-3]}, "must be .* 0 or above"),
         ({"ridges": [math.nan]}, "must be .* 0 or above"),
         ({"kernels": "laplace"}, "kernels='laplace' must be a list of kernels"),
@@ -1155,7 +1155,7 @@ SIGNALLED = """
 import os, sys
 from pathlib import Path
 from streamkern.cli import main
-from streamkern.train.step_loop import StepLoop
+from streamkern.train.loop.step_loop import StepLoop
 left, number, take = int(sys.argv.pop(1)), int(sys.argv.pop(1)), StepLoop.take
 def take_and_stop(*arguments):
     global left

@@ -15,10 +15,11 @@ from streamkern.config.run_config import RunConfig
 from streamkern.estimator.base import KernelEstimator
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
-from streamkern.train import training_data
-from streamkern.train.resolve import RunInputs, open_run
+from streamkern.train.resolve import training_data
+from streamkern.train.resolve.resolved_run import open_run
+from streamkern.train.resolve.run_inputs import RunInputs
+from streamkern.train.resolve.training_data import auto_epochs
 from streamkern.train.train import train
-from streamkern.train.training_data import auto_epochs
 from tests.runs import stopped
 
 X = np.random.default_rng(0).standard_normal((400, 3)).astype(np.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import shlex
@@ -99,7 +100,18 @@ def run_sh(text: str, folder: Path) -> None:
         assert problem is None, f"{line}: {problem}"
 
 
-@pytest.mark.parametrize("page", WITH_BLOCKS, ids=lambda page: str(page.relative_to(ROOT)))
+LONG_PAGES = ("ranks", "probabilities", "resume", "solver", "centers", "report", "tune")
+"""Pages whose blocks take longest; what they show is tested by its own tests as well."""
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.full] if page.stem in LONG_PAGES else [])
+        for page in WITH_BLOCKS
+    ],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
 def test_every_block_of_a_page_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
@@ -179,5 +191,5 @@ def test_every_setting_is_described() -> None:
     """In its model's docstring, of which the page of settings is made."""
     for _, section in RunConfig():
         kind = type(section)
-        said = re.findall(r"^    (\w+) : ", kind.__doc__ or "", re.M)
+        said = re.findall(r"^(\w+) : ", inspect.getdoc(kind) or "", re.M)
         assert sorted(said) == sorted(kind.model_fields), kind.__name__

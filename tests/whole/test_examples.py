@@ -119,6 +119,7 @@ def last_table(text: str) -> list[list[str]]:
     return [line.split() for line in lines]
 
 
+@pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("ending", ["", ".gz"])
 def test_the_long_run_takes_idx_files_and_is_resumed(
     augmented: Any,
@@ -230,6 +231,7 @@ def test_the_stand_in_is_the_same_every_time_and_can_be_learned(augmented: Any) 
 # ------------------------------------------------------------------------- million_centers.py
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_model_of_many_centers_and_eigenpro_in_its_time(tmp_path: Path) -> None:
     def run() -> subprocess.CompletedProcess[str]:
@@ -293,6 +295,7 @@ def outcome(module: Any, folder: Path, text: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.full(all_but_every=3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_experiment_leaves_table_plot_and_verdict(

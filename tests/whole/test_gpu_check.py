@@ -119,8 +119,8 @@ def test_costs_are_told_by_the_names_of_those_that_are_assumed() -> None:
     report = gpu_parts.costs(Backend(1), SHAPE)
     for name in ("FLOPS", "FAST", "ENTRY", "APPLY"):
         assert report[f"DEVICE_{name}"] > 0
-        assert hasattr(planning.costs, f"DEVICE_{name}")
-    assert report["DEVICE_POINTS"].keys() == planning.costs.DEVICE_POINTS.keys()
+        assert hasattr(planning.problem, f"DEVICE_{name}")
+    assert report["DEVICE_POINTS"].keys() == planning.problem.DEVICE_POINTS.keys()
     assert report["DEVICE_POINTS"]["exact"] == 1
     json.dumps(report)
 

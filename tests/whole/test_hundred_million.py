@@ -24,6 +24,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict:
     return json.loads(path.read_text())
 
 
+@pytest.mark.full
 def test_ten_times_the_rows_take_the_same_memory(results: dict) -> None:
     assert [f["rows"] for f in results["figures"]] == [1_200_000, 12_000_000]
     assert results["peak_spread"]["augmented"] < 0.05

@@ -33,7 +33,7 @@ import ctypes, gc, json, sys
 from pathlib import Path
 import dask, sklearn.utils.validation  # all imports come before the baseline
 from streamkern.config.run_config import RunConfig
-from streamkern.train.resolve import open_run
+from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.train import train
 
 def status(key):
@@ -124,6 +124,7 @@ def measured(
     return report
 
 
+@pytest.mark.full(all_but_every=5)
 @pytest.mark.parametrize(
     ("rows", "solver", "memory", "accelerator"),
     [
@@ -150,6 +151,7 @@ def test_the_peak_is_what_was_planned(
     assert report["peak"] >= 0.5 * (report["planned"] - report["compiler"]), report
 
 
+@pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("centers", ["balanced", "kmeans", "rpcholesky"])
 def test_choosing_centers_is_planned_too(centers: str, folder: Path) -> None:
     report = measured(folder, 60_000, "block", "200 MiB", centers=centers)
@@ -158,6 +160,7 @@ def test_choosing_centers_is_planned_too(centers: str, folder: Path) -> None:
     assert report["peak"] >= 0.5 * report["planned"], report
 
 
+@pytest.mark.full
 def test_learning_a_metric_is_planned_too(folder: Path) -> None:
     report = measured(folder, 60_000, "block", "240 MiB", metric="learn")
     assert 0.9 * report["planned"] <= report["phases"]["metric"]
@@ -166,6 +169,7 @@ def test_learning_a_metric_is_planned_too(folder: Path) -> None:
     assert report["peak"] >= 0.5 * report["planned"], report
 
 
+@pytest.mark.full
 def test_rows_set_aside_are_planned_too(folder: Path) -> None:
     report = measured(folder, 60_000, "block", "200 MiB", early=True)
     assert report["planned"] <= 200 << 20
@@ -173,6 +177,7 @@ def test_rows_set_aside_are_planned_too(folder: Path) -> None:
     assert report["peak"] >= 0.5 * report["planned"], report
 
 
+@pytest.mark.full
 def test_four_times_the_rows_take_the_memory_that_was_planned(folder: Path) -> None:
     rows = 240_000
     few, many = (measured(folder, n, "block", "160 MiB") for n in (60_000, rows))

@@ -60,12 +60,14 @@ def test_a_folder_of_tables(tmp_path: Path) -> None:
         tables.load_tables(tmp_path / "none")
 
 
+@pytest.mark.full(all_but_every=3)
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(40))
 def test_what_a_newcomer_brings(number: int) -> None:
     assert newcomer.judge(newcomer.draw(number)).faults == []
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_tables_of_few_different_rows_get_the_mean_of_equal_rows() -> None:
     verdicts = {number: newcomer.judge(newcomer.draw_table(number)) for number in range(60)}

@@ -41,6 +41,7 @@ def test_tables_are_read_and_split(folder: Path) -> None:
     assert not np.array_equal(rows.X, real_data.split(tables["prices"], 1).X)
 
 
+@pytest.mark.full
 def test_it_measures_tunes_and_draws(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

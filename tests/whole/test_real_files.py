@@ -40,14 +40,14 @@ VALUES = ("--targets", "values")
 NAMED = [f"c{i}" for i in range(31)]
 CASES = [
     Case("airports.csv", "latitude", "'name'", ("--drop", "iata,name,city")),
-    Case("iowa-electricity.csv", "net_generation", 'targets="values"', VALUES),
+    Case("iowa-electricity.csv", "net_generation", "targets='values'", VALUES),
     Case("la-riots.csv", "age", "drop_missing_targets",
          ("--drop-missing-targets", "--drop", "first_name,last_name,address", *VALUES)),
     Case("seattle-temps.csv", "temp"),
     Case("seattle-weather.csv", "temp_max"),
     Case("sf-temps.csv", "temp"),
     Case("stocks.csv", "price", "several ways", ("--date", "date=%b %d %Y")),
-    Case("us-employment.csv", "nonfarm", 'targets="values"', VALUES),
+    Case("us-employment.csv", "nonfarm", "targets='values'", VALUES),
     Case("anscombe.json", "Y"),
     Case("barley.json", "yield"),
     Case("burtin.json", "Penicillin"),
@@ -64,7 +64,7 @@ CASES = [
     Case("wine_data.csv", "c13", "skip_lines",
          ("--skip-lines", "1", "--names", ",".join(NAMED[:14])),
          {"skiprows": 1, "names": NAMED[:14]}),
-    Case("linnerud_physiological.csv", "Pulse", 'delimiter=" "', ("--delimiter", " ", *VALUES),
+    Case("linnerud_physiological.csv", "Pulse", "delimiter=' '", ("--delimiter", " ", *VALUES),
          {"sep": " "}),
     Case("digits.csv.gz", "c64", None, ("--names", ",".join(f"c{i}" for i in range(65))),
          {"names": [f"c{i}" for i in range(65)]}),
@@ -96,6 +96,7 @@ def for_prediction(options: tuple[str, ...]) -> list[str]:
     return kept
 
 
+@pytest.mark.full(all_but_every=4)
 @pytest.mark.parametrize("case", CASES, ids=[case.file for case in CASES])
 def test_a_file_by_estimator_and_by_command(
     case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -66,12 +66,14 @@ def reached(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, int]]:
     """Files and lines that make an error of ours meanwhile."""
     lines: set[tuple[str, int]] = set()
 
+    make = StreamkernError.__init__
+
     def noted(self: StreamkernError, *args: Any) -> None:
         frame: Any = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename == errors.__file__:
             frame = frame.f_back
         lines.add((frame.f_code.co_filename, frame.f_lineno))
-        super(StreamkernError, self).__init__(*args)
+        make(self, *args)
 
     monkeypatch.setattr(StreamkernError, "__init__", noted)
     return lines

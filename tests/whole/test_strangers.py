@@ -90,6 +90,7 @@ def group(folder: Path) -> None:
     (folder / "notes.txt").write_text("mine")
 
 
+@pytest.mark.full(all_but_every=5)
 @pytest.mark.parametrize("fill", [plain, documents, group])
 @pytest.mark.parametrize("command", list(words(Path("a"), Path("b/c"))))
 def test_no_command_touches_strangers_files(
@@ -108,6 +109,7 @@ def test_no_command_touches_strangers_files(
         assert command == "ingest --scratch" or (fill is group and " ." in command)
 
 
+@pytest.mark.full(all_but_every=4)
 @pytest.mark.parametrize("command", list(words(Path("a"), Path("b/c"))))
 def test_no_command_touches_strangers_files_in_what_it_made(
     command: str, given: Path, tmp_path: Path

@@ -113,7 +113,7 @@ def test_dates_are_labels_of_stores_as_of_fits(tmp_path: Path) -> None:
         assert np.mean(model.predict(X) == y) > 0.8
         assert model.score(X, y) == pytest.approx(model.score(place))
         assert sk.append_store(X, place, y=y.astype("M8[s]")).n_rows == 2 * N
-    y = np.where(UP, np.datetime64("NaT"), np.datetime64("2020-01-01"))
+    y = np.where(UP, np.datetime64("NaT", "D"), np.datetime64("2020-01-01"))
     with pytest.raises(StreamkernError, match="missing"):
         sk.ingest_store(X, tmp_path / "nat", y=y, targets="classes")
 

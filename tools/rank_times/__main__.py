@@ -15,8 +15,8 @@ import sys
 from streamkern.basics.errors import StreamkernError
 from streamkern.cli.run_options import setting
 from streamkern.config.run_config import load_run_file
-from streamkern.train.planned import expected_times
-from streamkern.train.resolve import open_run
+from streamkern.train.resolve.resolved_run import open_run
+from streamkern.train.setup.planned import expected_times
 from tools.rank_times.estimate import expected_over_ranks
 from tools.rank_times.hardware import PROFILES, THIS
 from tools.rank_times.table import over_ranks_text

@@ -18,8 +18,8 @@ from streamkern.solver.block_sizes import (
     setup_effort,
 )
 from streamkern.stream.buffers import MIN_UNITS
-from streamkern.train.planned import planned_batches
-from streamkern.train.resolve import ResolvedRun
+from streamkern.train.resolve.resolved_run import ResolvedRun
+from streamkern.train.setup.planned import planned_batches
 from tools.rank_times.hardware import HARDWARE, THIS, Machine, measured
 from tools.rank_times.step_model import Step, doublings, step_time
 

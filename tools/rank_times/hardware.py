@@ -2,7 +2,7 @@
 
 Those of one H100 were measured (`costs`), those of networks and of nodes of processors were not:
 they are round numbers of what such hardware reaches in practice, a half to nine tenths of what its
-makers print. A machine that is measured takes its speeds from `train.speeds` instead.
+makers print. A machine that is measured takes its speeds from `setup.speeds` instead.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from streamkern.planning.costs import DEVICE_BANDWIDTH, DEVICE_FAST, DEVICE_FLOPS, ENTRY
 from streamkern.planning.effort import WORK_KINDS, OpCounts
+from streamkern.planning.problem import DEVICE_BANDWIDTH, DEVICE_FAST, DEVICE_FLOPS, ENTRY
 
 GiB: Final = 1 << 30
 TREE: Final = 8

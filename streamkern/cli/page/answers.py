@@ -10,10 +10,10 @@ import numpy.typing as npt
 from streamkern.cli.page.charts import scatter_chart
 from streamkern.cli.page.facts import Facts, HeldOutAnswers
 from streamkern.cli.page.html import NO_HTML, Html, html_table, joined_html, tag
-from streamkern.cli.page.sections import count, run_label, section
+from streamkern.cli.page.sections import count_cell, run_label, section
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.sampling import sample_rows
-from streamkern.train.model import KernelModel
+from streamkern.train.model.kernel_model import KernelModel
 
 SHOWN_ROWS, SHOWN_UNITS, ANSWERS_STAGE = 2000, 16, 44
 SHOWN_POINTS, SHOWN_CLASSES = 500, 20
@@ -68,7 +68,8 @@ def _confusion(pairs: npt.NDArray[np.int64], names: Sequence[str]) -> Html:
     np.add.at(counts, (pairs[:, 0], pairs[:, 1]), 1)
     if len(names) <= SHOWN_CLASSES:
         rows = [
-            [name, *(count(int(n)) for n in line)] for name, line in zip(names, counts, strict=True)
+            [name, *(count_cell(int(n)) for n in line)]
+            for name, line in zip(names, counts, strict=True)
         ]
         marked = [(i, i + 1) for i in range(len(names))]
         return html_table(["true class, and predicted as", *names], rows, marked=marked)
@@ -77,5 +78,5 @@ def _confusion(pairs: npt.NDArray[np.int64], names: Sequence[str]) -> Html:
     places = [divmod(int(at), len(names)) for at in common if counts.flat[at]]
     if not places:
         return NO_HTML
-    found = [[names[i], names[j], count(int(counts[i, j]))] for i, j in places]
+    found = [[names[i], names[j], count_cell(int(counts[i, j]))] for i, j in places]
     return html_table(["true class", "predicted as", "rows"], found, left=(1,))

@@ -8,7 +8,14 @@ from functools import partial
 from streamkern.cli.page.charts import Curve, legend, line_chart
 from streamkern.cli.page.facts import Facts
 from streamkern.cli.page.html import NO_HTML, Cell, Html, html_table, joined_html, tag
-from streamkern.cli.page.sections import count, figure, figure_name, moment, run_label, section
+from streamkern.cli.page.sections import (
+    count_cell,
+    figure_cell,
+    figure_name,
+    run_label,
+    section,
+    time_tag,
+)
 from streamkern.train.log_reader import LOSS, RANK_FIGURES, RATES, SLOWEST, of_rank
 
 _SAMPLES, _SQUARES = "samples trained on", "mean squared error"
@@ -62,8 +69,8 @@ def _evaluated(runs: Sequence[Facts], name: str) -> list[Curve]:
 def _evaluations(runs: Sequence[Facts], names: Sequence[str]) -> Html:
     """Return the table of figures behind the curves, folded."""
     rows = [
-        [run.name, moment(e["time"]), count(e["step"]), count(e["samples"]),
-         *(figure(e["figures"].get(name)) for name in names)]
+        [run.name, time_tag(e["time"]), count_cell(e["step"]), count_cell(e["samples"]),
+         *(figure_cell(e["figures"].get(name)) for name in names)]
         for run in runs for e in run.history.evaluations
     ]  # fmt: skip
     if not rows:
@@ -80,7 +87,7 @@ def ranks_section(runs: Sequence[Facts]) -> Html:
     """Return the section of all runs with several ranks: their rates, and their waiting times."""
     return section(
         "Ranks", *(_ranks(run, k) for k, run in enumerate(runs)),
-        words="The rank that waits least for the others is the slowest: they wait for it.",
+        caption="The rank that waits least for the others is the slowest: they wait for it.",
     )  # fmt: skip
 
 
@@ -113,8 +120,9 @@ def _rank_table(run: Facts, n: int) -> Html:
     workers = dict(enumerate(run.history.workers))
     slowest = [rank for _, rank in run.history.curves.get(SLOWEST, ())]
     rows: list[list[Cell]] = [
-        [f"rank {k}", workers.get(k), count(_mean(run, rates, k)), _percent(_mean(run, stalls, k)),
-         _percent(_mean(run, waits, k)), _percent(slowest.count(k) / max(1, len(slowest)))]
+        [f"rank {k}", workers.get(k), count_cell(_mean(run, rates, k)),
+         _percent(_mean(run, stalls, k)), _percent(_mean(run, waits, k)),
+         _percent(slowest.count(k) / max(1, len(slowest)))]
         for k in range(n)
     ]  # fmt: skip
     head = ["", "worker", "samples / s", "waits for data", "waits for others", "is the slowest"]

@@ -11,8 +11,19 @@ from streamkern.cli.page.answers import answers_section
 from streamkern.cli.page.curves import curves, ranks_section
 from streamkern.cli.page.facts import Facts
 from streamkern.cli.page.html import Html, joined_html, tag
-from streamkern.cli.page.sections import clock, in_short, plan_section, section, settings
-from streamkern.cli.page.setup_sections import choices, data, in_time, machine
+from streamkern.cli.page.sections import (
+    clock_text,
+    plan_section,
+    section,
+    settings_section,
+    summary_section,
+)
+from streamkern.cli.page.setup_sections import (
+    choices_section,
+    data_section,
+    machine_section,
+    timeline_section,
+)
 
 MARK = "<!DOCTYPE html>\n<!-- made by streamkern report -->\n"
 """Beginning of such a file, and of no other."""
@@ -40,17 +51,19 @@ def report_page(runs: Sequence[Facts], defaults: Mapping[str, Any]) -> str:
         "body",
         tag("h1", names if len(runs) == 1 else what),
         tag("p", *places),
-        in_short(runs),
+        summary_section(runs),
         curves(runs),
         answers_section(runs),
         ranks_section(runs),
         plan_section(runs),
-        settings(runs, defaults),
-        choices(runs),
-        data(runs),
-        in_time(runs),
-        machine(runs),
-        section("About", tag("p", f"Made by streamkern {__version__}, {clock(utc_now())} UTC.")),
+        settings_section(runs, defaults),
+        choices_section(runs),
+        data_section(runs),
+        timeline_section(runs),
+        machine_section(runs),
+        section(
+            "About", tag("p", f"Made by streamkern {__version__}, {clock_text(utc_now())} UTC.")
+        ),
     )
     return MARK + joined_html([tag("html", head, body, lang="en"), "\n"])
 

@@ -20,12 +20,12 @@ def run_label(run: Facts, k: int) -> Html:
     return tag("span", tag("i", class_=f"c{k % COLOURS}"), run.name, class_="run")
 
 
-def section(title: str, *parts: str, words: str = "") -> Html:
-    """Return parts below a title and a sentence; empty without parts."""
+def section(title: str, *parts: str, caption: str = "") -> Html:
+    """Return parts below a title and a caption; empty if there are no parts."""
     if not any(parts):
         return NO_HTML
-    said = tag("p", words) if words else NO_HTML
-    return tag("section", tag("h2", title), said, *parts)
+    paragraph = tag("p", caption) if caption else NO_HTML
+    return tag("section", tag("h2", title), paragraph, *parts)
 
 
 def figure_name(key: str) -> str:
@@ -33,17 +33,17 @@ def figure_name(key: str) -> str:
     return key.replace("_", " ").replace(" r2", " R²")
 
 
-def count(value: int | float | None) -> Cell:
+def count_cell(value: int | float | None) -> Cell:
     """Return a whole number with separated thousands."""
     return None if value is None else f"{value:,.0f}"
 
 
-def figure(value: float | None) -> Cell:
+def figure_cell(value: float | None) -> Cell:
     """Return a measured number, to four digits."""
     return None if value is None else f"{value:.4g}"
 
 
-def seconds(value: float | None) -> Cell:
+def duration_cell(value: float | None) -> Cell:
     """Return a time in words."""
     return None if value is None else duration(value)
 
@@ -72,17 +72,18 @@ def _listed(value: Mapping[str, Any]) -> str:
 # ----------------------------------------------------------------------------------- in short
 
 
-def in_short(runs: Sequence[Facts]) -> Html:
+def summary_section(runs: Sequence[Facts]) -> Html:
     """Return a summary with a line for each run."""
     names = list(dict.fromkeys(name for run in runs for name in run.figures))
-    head = ["run", "state", "solver", "kernel", "centers", "samples", "of plan", "epochs",
+    head = ["run", "state", "solver", "kernel", "centers", "samples", "% of plan", "epochs",
             "training loss", *map(figure_name, names), "time", "last seen, UTC"]  # fmt: skip
     rows = [
         [
-            run_label(run, k), run.state, run.solver, _kernel(run), count(run.n_centers),
-            count(run.done["samples"]), _share(run), count(run.done["epoch"]), figure(run.loss),
-            *(figure(run.figures.get(name)) for name in names), seconds(working_s(run)),
-            None if run.seen is None else tag("time", clock(run.seen)[:16], datetime=run.seen),
+            run_label(run, k), run.state, run.solver, _kernel(run), count_cell(run.n_centers),
+            count_cell(run.done["samples"]), _share(run), count_cell(run.done["epoch"]),
+            figure_cell(run.loss),
+            *(figure_cell(run.figures.get(name)) for name in names), duration_cell(working_s(run)),
+            None if run.seen is None else tag("time", clock_text(run.seen)[:16], datetime=run.seen),
         ]
         for k, run in enumerate(runs)
     ]  # fmt: skip
@@ -96,7 +97,7 @@ def _kernel(run: Facts) -> Cell:
     if not described:
         return None
     return kernel_text({k: v for k, v in described.items() if k != "metric"}) + (
-        ", in a metric" if "metric" in described else ""
+        ", with a metric" if "metric" in described else ""
     )
 
 
@@ -106,18 +107,18 @@ def _share(run: Facts) -> Cell:
 
 
 def working_s(run: Facts) -> float | None:
-    """Return the seconds that processes worked on the run, as far as the log goes."""
+    """Return the total seconds that processes spent on the run, according to the log."""
     return sum(process.seconds for process in run.history.processes) or None
 
 
-def clock(time: str) -> str:
+def clock_text(time: str) -> str:
     """Return a time of the log to the second."""
     return time[:19].replace("T", " ")
 
 
-def moment(time: str) -> Html:
+def time_tag(time: str) -> Html:
     """Return the time for a table, in one line."""
-    return tag("time", clock(time), datetime=time)
+    return tag("time", clock_text(time), datetime=time)
 
 
 # ----------------------------------------------------------------------------------- the plan
@@ -125,10 +126,10 @@ def moment(time: str) -> Html:
 
 def plan_section(runs: Sequence[Facts]) -> Html:
     """Return the section on the planned and measured resources of each run."""
-    rows = [(name, [of(run) for run in runs]) for name, of in _PLANNED.items()]
+    rows = [(name, [of(run) for run in runs]) for name, of in _PLAN_ROWS.items()]
     cells = [[name, *(cell for pair in pairs for cell in pair)] for name, pairs in rows
              if any(planned for planned, _ in pairs)]  # fmt: skip
-    alone = [[name, *(measured for _, measured in pairs)] for name, pairs in rows
+    measured_only = [[name, *(measured for _, measured in pairs)] for name, pairs in rows
              if any(m for _, m in pairs) and not any(planned for planned, _ in pairs)]  # fmt: skip
     above = NO_HTML
     if len(runs) > 1:
@@ -143,7 +144,9 @@ def plan_section(runs: Sequence[Facts]) -> Html:
         if len(runs) > 1
         else ["", "measured"]
     )
-    return section("Plan and measured", both, html_table(heads, alone) if alone else NO_HTML)
+    return section(
+        "Planned and measured", both, html_table(heads, measured_only) if measured_only else NO_HTML
+    )
 
 
 def _memory(run: Facts) -> tuple[Cell, Cell]:
@@ -182,7 +185,7 @@ def _training(run: Facts) -> tuple[Cell, Cell]:
 
 def _batch(run: Facts) -> tuple[Cell, Cell]:
     step, samples = run.done["step"], run.done["samples"]
-    return count(run.sizes.get("batch_size")), f"{samples / step:.4g}" if step else None
+    return count_cell(run.sizes.get("batch_size")), f"{samples / step:.4g}" if step else None
 
 
 def _stall(run: Facts) -> tuple[Cell, Cell]:
@@ -191,36 +194,39 @@ def _stall(run: Facts) -> tuple[Cell, Cell]:
 
 
 def _rate(run: Facts) -> tuple[Cell, Cell]:
-    taken, took = run.done["samples"] + run.history.lost, run.history.steps_s
-    return None, count(taken / took) if taken and took else None
+    samples, elapsed = run.done["samples"] + run.history.lost, run.history.steps_s
+    return None, count_cell(samples / elapsed) if samples and elapsed else None
 
 
-_PLANNED: dict[str, Callable[[Facts], tuple[Cell, Cell]]] = {
-    "samples": lambda run: (count(run.planned_samples), count(run.done["samples"])),
-    "steps": lambda run: (count(run.history.plan.get("batches")), count(run.done["step"])),
+_PLAN_ROWS: dict[str, Callable[[Facts], tuple[Cell, Cell]]] = {
+    "samples": lambda run: (count_cell(run.planned_samples), count_cell(run.done["samples"])),
+    "steps": lambda run: (
+        count_cell(run.history.plan.get("batches")),
+        count_cell(run.done["step"]),
+    ),
     "rows in a batch": _batch,
     "peak memory": _memory,
-    "memory bound": lambda run: (_bytes(run.history.plan.get("budget_bytes")), None),
-    "setup": lambda run: (None, seconds(run.history.setup_s)),
-    "work of setup": _setup,
+    "memory budget": lambda run: (_bytes(run.history.plan.get("budget_bytes")), None),
+    "setup": lambda run: (None, duration_cell(run.history.setup_s)),
+    "setup FLOPs": _setup,
     "steps and evaluations": lambda run: (
-        seconds(run.history.expected_s),
-        seconds(run.history.steps_s),
+        duration_cell(run.history.expected_s),
+        duration_cell(run.history.steps_s),
     ),
-    "work of steps": _training,
+    "training FLOPs": _training,
     "samples / s": _rate,
     "waiting for data": _stall,
-    "samples done again": lambda run: (None, count(run.history.lost or None)),
+    "samples repeated after a resume": lambda run: (None, count_cell(run.history.lost or None)),
 }
 
 
 # ----------------------------------------------------------------------------------- settings
 
 
-def settings(runs: Sequence[Facts], defaults: Mapping[str, Any]) -> Html:
+def settings_section(runs: Sequence[Facts], defaults: Mapping[str, Any]) -> Html:
     """Return the section on settings that differ between runs, or from the defaults.
 
-    All of them follow, folded.
+    All settings follow in a collapsed table.
     """
     found = [_as_given(run, defaults) for run in runs]
     if not any(found):
@@ -232,21 +238,21 @@ def settings(runs: Sequence[Facts], defaults: Mapping[str, Any]) -> Html:
         columns = [dict(defaults), found[0]]
         heads = [Html("default"), *heads]
     names = list(dict.fromkeys(name for column in columns for name in column))
-    apart = [n for n in names if any(c.get(n) != columns[0].get(n) for c in columns)]
-    if len(runs) == 1:  # a setting without a record was not changed
-        apart = [n for n in apart if n in found[0]]
+    differing = [n for n in names if any(c.get(n) != columns[0].get(n) for c in columns)]
+    if len(runs) == 1:  # a setting that was not recorded kept its default
+        differing = [n for n in differing if n in found[0]]
     which = "the defaults" if len(runs) == 1 else "each other"
     shown: list[Html] = []
-    if apart:
-        shown.append(_settings_table(apart, columns, heads, set()))
+    if differing:
+        shown.append(_settings_table(differing, columns, heads, set()))
     else:
         shown.append(tag("p", f"None differs from {which}."))
-    everything = _settings_table(names, columns, heads, set(apart))
+    everything = _settings_table(names, columns, heads, set(differing))
     folded = tag("details", tag("summary", f"All {len(names)} settings and sizes"), everything)
     return section(
-        "Settings that differ", *shown, folded if len(names) > len(apart) else NO_HTML,
-        words=f"From {which}; what a setting left to “auto” became is a size."
-        if len(runs) > 1 else "From the defaults.",
+        "Settings that differ", *shown, folded if len(names) > len(differing) else NO_HTML,
+        caption=f"Compared with {which}. Values chosen for “auto” are listed as sizes."
+        if len(runs) > 1 else "Compared with the defaults.",
     )  # fmt: skip
 
 
@@ -268,7 +274,7 @@ def _as_given(run: Facts, defaults: Mapping[str, Any]) -> dict[str, Any]:
 
 def _settings_table(
     names: Sequence[str], columns: Sequence[Mapping[str, Any]], heads: Sequence[Html],
-    apart: set[str],
+    differing: set[str],
 ) -> Html:  # fmt: skip
     rows = [
         [tag("code", name), *(setting_text(column.get(name)) for column in columns)]
@@ -278,11 +284,11 @@ def _settings_table(
         (i, j)
         for i, name in enumerate(names)
         for j in range(1, len(columns) + 1)
-        if name in apart and columns[j - 1].get(name) != columns[0].get(name)
+        if name in differing and columns[j - 1].get(name) != columns[0].get(name)
     ]
     return html_table(["", *heads], rows, left=range(1, len(columns) + 1), marked=marked)
 
 
 def elapsed(run: Facts, time: str) -> str:
-    """Return the time since its start, as text."""
+    """Return the time since the run started, as text."""
     return duration(max(seconds_between(run.started or time, time), 0.0))

@@ -10,14 +10,14 @@ from streamkern.cli.page.charts import Curve, Span, bar_chart, legend, line_char
 from streamkern.cli.page.facts import Facts
 from streamkern.cli.page.html import NO_HTML, Cell, Html, html_table, joined_html, tag
 from streamkern.cli.page.sections import (
-    clock,
-    count,
+    clock_text,
+    count_cell,
+    duration_cell,
     elapsed,
-    moment,
     run_label,
-    seconds,
     section,
     setting_text,
+    time_tag,
     working_s,
 )
 from streamkern.ingest.tables.encoder import column_notes
@@ -37,7 +37,7 @@ _LEFT_OUT = "squared error of rows left out, of scaled targets"
 # ----------------------------------------------------------------------------------- its choices
 
 
-def choices(runs: Sequence[Facts]) -> Html:
+def choices_section(runs: Sequence[Facts]) -> Html:
     """Return the section of choices: kernels tried, noise of the targets, metric, and others."""
     return section("What the setup chose", *(_choices(run, k) for k, run in enumerate(runs)))
 
@@ -165,7 +165,7 @@ def _found(run: Facts) -> Html:
     if not known:
         return NO_HTML
     rows = [[tag("code", name), setting_text(value)] for name, value in known.items()]
-    log = [[moment(r["time"]), str(r.get("event")), facts_text(r)] for r in run.history.setup]
+    log = [[time_tag(r["time"]), str(r.get("event")), facts_text(r)] for r in run.history.setup]
     lines = html_table(["time, UTC", "event", "said"], log, left=(1, 2)) if log else NO_HTML
     return tag("details", tag("summary", "Numbers of the setup"), html_table(["", ""], rows), lines)
 
@@ -173,7 +173,7 @@ def _found(run: Facts) -> Html:
 # ----------------------------------------------------------------------------------- the data
 
 
-def data(runs: Sequence[Facts]) -> Html:
+def data_section(runs: Sequence[Facts]) -> Html:
     """Return the section on the training data of each run."""
     columns = [_data(run) for run in runs]
     names = list(dict.fromkeys(name for column in columns for name in column))
@@ -201,21 +201,21 @@ def _data(run: Facts) -> dict[str, Cell]:
     columns = run.setup.get("columns")
     notes = column_notes(run.setup.get("encoder"), "the run")
     found: dict[str, Cell] = {
-        "rows of an epoch": count(described.get("n_rows")),
-        "rows stored": count(base.get("n_rows")) if base is not described else None,
+        "rows of an epoch": count_cell(described.get("n_rows")),
+        "rows stored": count_cell(base.get("n_rows")) if base is not described else None,
         "features": None if shape is None else " x ".join(map(str, shape)),
         "columns": _few(columns) if columns else None,
         "encoded": "; ".join(f"{name} ({note})" for name, note in notes.items()) or None,
         "type": described.get("dtype"),
         "classes": f"{len(classes)}: {_few(classes)}" if classes else None,
-        "outputs": None if classes or n_outputs is None else count(n_outputs),
+        "outputs": None if classes or n_outputs is None else count_cell(n_outputs),
         "scaling": run.setup.get("scale"),
         "transforms": "; ".join(
             str(setting_text(t))
             for t in described.get("transforms", ())
             if t.get("kind") != "scale"
         ) or None,
-        "copies": count(described["copies"]) if described.get("copies", 1) != 1 else None,
+        "copies": count_cell(described["copies"]) if described.get("copies", 1) != 1 else None,
         "fingerprint": _digest(described.get("fingerprint")),
     }  # fmt: skip
     return {name: cell for name, cell in found.items() if cell is not None}
@@ -233,11 +233,11 @@ def _few(names: Sequence[str]) -> str:
 # ----------------------------------------------------------------------------------- in time
 
 
-def in_time(runs: Sequence[Facts]) -> Html:
+def timeline_section(runs: Sequence[Facts]) -> Html:
     """Return the section on the processes that worked on each run, and their events."""
     return section(
         "In time", *(_in_time(run, k) for k, run in enumerate(runs)),
-        words="Grey is setup, colour is steps; ticks are evaluations, triangles what went wrong.",
+        caption="Grey is setup, colour is steps; ticks are evaluations, triangles what went wrong.",
     )  # fmt: skip
 
 
@@ -250,7 +250,7 @@ def _in_time(run: Facts, k: int) -> Html:
         for k, (before, process) in enumerate(zip([None, *processes], processes, strict=False), 1)
     ]
     rows = [
-        [moment(e.time), elapsed(run, e.time), count(e.samples),
+        [time_tag(e.time), elapsed(run, e.time), count_cell(e.samples),
          tag("span", e.text, class_="bad" if e.bad else None)]
         for e in run.history.events if not e.text.startswith("evaluated")
     ]  # fmt: skip
@@ -259,7 +259,7 @@ def _in_time(run: Facts, k: int) -> Html:
     )
     times = "1 process" if len(processes) == 1 else f"{len(processes)} processes"
     kept = ", ".join(f"{step:,}" for step in run.steps) or "none"
-    words = f"{times}, {seconds(working_s(run)) or 'no time'}; checkpoints kept: step {kept}"
+    words = f"{times}, {duration_cell(working_s(run)) or 'no time'}; checkpoints kept: step {kept}"
     title = tag("h3", run_label(run, k), tag("small", words))
     line = tag("div", time_line(f"{run.name} in time", spans, k), class_="time")
     return joined_html([title, line, events])
@@ -277,14 +277,14 @@ def _span(run: Facts, number_: int, before: ProcessLog | None, process: ProcessL
     pause = "" if before is None else duration(
         max(seconds_between(before.records[-1]["time"], began), 0.0)
     )  # fmt: skip
-    text = f"process {number_}, from {clock(began)} for {duration(process.seconds)}"
+    text = f"process {number_}, from {clock_text(began)} for {duration(process.seconds)}"
     return Span(process.seconds - (process.steps_s or 0.0), process.seconds, text, marks, pause)
 
 
 # ----------------------------------------------------------------------------------- the machine
 
 
-def machine(runs: Sequence[Facts]) -> Html:
+def machine_section(runs: Sequence[Facts]) -> Html:
     """Return the section on hardware and versions of the runs."""
     columns = [_machine(run) for run in runs]
     names = list(dict.fromkeys(name for column in columns for name in column))
@@ -311,7 +311,7 @@ def _machine(run: Facts) -> dict[str, Cell]:
     }
     facts: dict[str, Cell] = dict(listed)
     if "threads" in run.history.plan:
-        facts["threads"] = count(run.history.plan["threads"])
+        facts["threads"] = count_cell(run.history.plan["threads"])
     if "precision" in run.setup:
         facts["precision"] = str(run.setup["precision"])
     return facts | {name: str(version) for name, version in run.versions.items()}

@@ -28,7 +28,7 @@ YEAR_FIRST = (
 TIMED_DATE = r"^[0-9-]+[ T]"
 OTHER_DATE = r"^[0-9]{1,4}[./-][0-9]{1,2}[./-][0-9]{1,4}([ T].*)?$"
 """Dates whose order of day, month and year is ambiguous."""
-TRUTH = {"true": 1.0, "false": 0.0}
+BOOLEAN_WORDS = {"true": 1.0, "false": 0.0}
 # Texts that pandas reads as missing in a CSV.
 MISSING = (
     "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN",
@@ -48,11 +48,11 @@ class WrongCellError(ValueError):
 
 
 RowsInFile = int | NDArray[np.int64]
-"""Numbers of rows in their file: that of the first of consecutive rows, or of all rows."""
+"""Row numbers within a file: the first one if the rows are consecutive, otherwise one per row."""
 
 
 def row_number(rows: RowsInFile, k: int) -> int:
-    """Return the number in its file of row k of a block."""
+    """Return the row number, within the file, of row k of a block."""
     return rows + k if isinstance(rows, int) else int(rows[k])
 
 
@@ -89,15 +89,15 @@ def is_text_type(kind: Any) -> bool:
     return any(test(kind) for test in tests)
 
 
-def kind_of_type(kind: Any) -> str | None:
-    """Return the kind of cells of an Arrow type.
+def column_kind(kind: Any) -> str | None:
+    """Return the kind of column that an Arrow type represents.
 
     "number", "category" or "date"; "text" if the cells decide; "empty" for a type without values;
     None for types that no cell of a table has, such as lists.
     """
     types = import_optional("pyarrow.types")
     if types.is_dictionary(kind):
-        return "category" if kind_of_type(kind.value_type) is not None else None
+        return "category" if column_kind(kind.value_type) is not None else None
     if is_text_type(kind):
         return "text"
     if types.is_null(kind):
@@ -110,16 +110,16 @@ def kind_of_type(kind: Any) -> str | None:
     return "number" if any(test(kind) for test in tests) else None
 
 
-def is_lists(kind: Any) -> bool:
+def is_list_type(kind: Any) -> bool:
     """Return whether cells of this Arrow type are lists."""
     types = import_optional("pyarrow.types")
     tests = (types.is_list, types.is_large_list, types.is_fixed_size_list)
     return any(test(kind) for test in tests)
 
 
-def is_lists_of_numbers(kind: Any) -> bool:
+def is_numeric_list_type(kind: Any) -> bool:
     """Return whether cells of this Arrow type are lists of numbers."""
-    return is_lists(kind) and kind_of_type(kind.value_type) == "number"
+    return is_list_type(kind) and column_kind(kind.value_type) == "number"
 
 
 def matches(column: Any, pattern: str) -> NDArray[np.bool_]:
@@ -152,8 +152,8 @@ def as_numbers(column: Any) -> NDArray[np.float64]:
     if is_text_type(column.type):
         return _numbers_of_text(column)
     kind = column.type
-    if kind_of_type(kind) != "number":
-        _refuse_first(column, np.zeros(len(column), bool))
+    if column_kind(kind) != "number":
+        _raise_for_invalid(column, np.zeros(len(column), bool))
     if types.is_boolean(kind):
         column = column.cast(arrow.uint8())
     if types.is_duration(kind):
@@ -168,16 +168,18 @@ def _numbers_of_text(column: Any) -> NDArray[np.float64]:
     arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
     try:
         values = column.cast(arrow.float64()).to_numpy(zero_copy_only=False)
-        if np.isfinite(values[present(column)]).all():  # "nan" and "inf" are words
+        if np.isfinite(
+            values[present(column)]
+        ).all():  # Arrow also parses "nan" and "inf", which are text here
             return np.array(values, np.float64)
     except arrow.ArrowInvalid:
         pass
     good = matches(column, NUMBER)
     if not (good | ~present(column)).all():
         words = compute.utf8_lower(column)
-        truth = [matches(words, f"^{word}$") for word in TRUTH]
-        _refuse_first(column, good | truth[0] | truth[1])
-        digits = [arrow.scalar(str(value), column.type) for value in TRUTH.values()]
+        truth = [matches(words, f"^{word}$") for word in BOOLEAN_WORDS]
+        _raise_for_invalid(column, good | truth[0] | truth[1])
+        digits = [arrow.scalar(str(value), column.type) for value in BOOLEAN_WORDS.values()]
         for is_word, value in zip(truth, digits, strict=True):
             column = compute.if_else(arrow.array(is_word), value, column)
     column = compute.replace_substring_regex(column, r"^\+", "")  # older Arrow parses no plus
@@ -199,18 +201,19 @@ def as_days(column: Any, form: str | None) -> NDArray[np.float64]:
         return np.full(len(column), np.nan)
     if is_text_type(column.type):
         column = _dates_of_text(column, form)
-    elif kind_of_type(column.type) != "date":
-        _refuse_first(column, np.zeros(len(column), bool))
+    elif column_kind(column.type) != "date":
+        _raise_for_invalid(column, np.zeros(len(column), bool))
     if arrow.types.is_date(column.type):
         column = column.cast(arrow.timestamp("ms"))
     ticks = column.cast(arrow.int64()).fill_null(0).to_numpy(zero_copy_only=False)
-    # Whole days are divided off first: the result is then the same to the bit in every unit.
+    # Split off whole days first, so that the result is bit-identical for every unit.
     days, rest = np.divmod(ticks, _DAY_TICKS[column.type.unit])
     return np.where(valid, days + rest / _DAY_TICKS[column.type.unit], np.nan)
 
 
 def is_zoned(column: Any, form: str | None) -> bool | None:
-    """Return whether dates, as in `as_days`, have a time zone; None without times or dates."""
+    """Return whether dates, as in `as_days`, have a time zone; None if no cell has a
+    time of day."""
     column = plain_cells(column)
     if is_text_type(column.type):
         if form is not None:
@@ -239,11 +242,11 @@ def _with_dashes(column: Any) -> Any:
     return replace(column, r"^([0-9]{4}-[0-9]{2})-([0-9])($|[ T])", r"\1-0\2\3")
 
 
-def _dates_of_form(column: Any, form: str) -> Any:
-    """Parse dates by Python's strptime, which refuses a 31st of February."""
+def _parse_with_format(column: Any, form: str) -> Any:
+    """Parse dates by Python's strptime, which rejects dates such as 31 February."""
     arrow = import_optional("pyarrow")
     coded = column.dictionary_encode()
-    moments: list[datetime.datetime | None] = []
+    parsed: list[datetime.datetime | None] = []
     wrong: dict[int, str] = {}
     for k, text in enumerate(coded.dictionary.to_pylist()):
         try:
@@ -253,39 +256,40 @@ def _dates_of_form(column: Any, form: str) -> Any:
             moment = None
         if moment is not None and moment.tzinfo is not None:
             moment = moment.astimezone(datetime.UTC).replace(tzinfo=None)
-        moments.append(moment)
+        parsed.append(moment)
     codes = np.asarray(coded.indices.fill_null(-1).to_numpy(zero_copy_only=False), np.int64)
     if wrong:
         row = int(np.argmax(np.isin(codes, list(wrong))))
         raise WrongCellError(row, wrong[int(codes[row])])
-    return arrow.array(moments, arrow.timestamp("us")).take(coded.indices)
+    return arrow.array(parsed, arrow.timestamp("us")).take(coded.indices)
 
 
 def check_zone(column: Any, form: str | None, zoned: bool | None) -> None:
-    """Raise WrongCellError if these dates have a time zone and the others do not, or vice versa."""
+    """Raise WrongCellError unless these dates agree with `zoned` on having a time zone."""
     here_zoned = is_zoned(column, form)
     if None not in (here_zoned, zoned) and here_zoned != zoned:
         column = plain_cells(column)
         row = int(np.argmax(present(column)))
-        here, there = ("a", "none") if here_zoned else ("no", "one")
-        reason = f"has {here} time zone where others have {there}"
+        reason = "has no time zone where others have one"
+        if here_zoned:
+            reason = "has a time zone where others have none"
         raise WrongCellError(row, str(column[row]), reason)
 
 
 def _dates_of_text(column: Any, form: str | None) -> Any:
     arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
     if form is not None:
-        return _dates_of_form(column, form)
+        return _parse_with_format(column, form)
     column = _with_dashes(column)
     column = compute.replace_substring_regex(column, r"(\.[0-9]{6})[0-9]+", r"\1")
     zoned = matches(column, ZONED_DATE)
-    _refuse_first(column, zoned | matches(column, ISO_DATE))
+    _raise_for_invalid(column, zoned | matches(column, ISO_DATE))
     try:
         if not zoned.any():
             return column.cast(arrow.timestamp("us"))
-        _refuse_first(column, zoned)
+        _raise_for_invalid(column, zoned)
         return column.cast(arrow.timestamp("us", "UTC"))
-    except arrow.ArrowInvalid:  # a 30th of February
+    except arrow.ArrowInvalid:  # a date such as 30 February
         for row, cell in enumerate(column):
             try:
                 cell.cast(arrow.timestamp("us", "UTC") if zoned.any() else arrow.timestamp("us"))
@@ -297,15 +301,16 @@ def _dates_of_text(column: Any, form: str | None) -> Any:
 def as_words(column: Any) -> tuple[list[str], NDArray[np.int64]]:
     """Return the distinct words of a column and the index of each cell's word (k,), -1 if missing.
 
-    Words are in order of appearance. Integers are written alike, whatever their type: 3, not 3.0.
+    Words are in order of appearance. An integer is spelled the same in every type of
+    column: 3, not 3.0.
     """
     arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
     column = plain_cells(column)
     valid = present(column)
     if not valid.any():
         return [], np.full(len(column), -1, np.int64)
-    if kind_of_type(column.type) is None:
-        _refuse_first(column, np.zeros(len(column), bool))
+    if column_kind(column.type) is None:
+        _raise_for_invalid(column, np.zeros(len(column), bool))
     if not valid.all():
         column = compute.if_else(arrow.array(valid), column, arrow.scalar(None, column.type))
     coded = column.dictionary_encode()
@@ -329,7 +334,7 @@ def as_words(column: Any) -> tuple[list[str], NDArray[np.int64]]:
 
 
 def _number_text(value: Any, dtype: np.dtype[Any] | None) -> str:
-    """Format integers without a point, others with the fewest digits that their type needs."""
+    """Format integers without a point, others with the fewest digits that round-trip."""
     number = float(value)
     if number.is_integer() and abs(number) < 2**63:
         return str(int(number))
@@ -337,11 +342,11 @@ def _number_text(value: Any, dtype: np.dtype[Any] | None) -> str:
 
 
 def _spelled(text: str) -> str:
-    """Return a word in the spelling of columns of other types."""
-    return text.lower() if text.lower() in TRUTH else _WHOLE.sub(r"\1", text)
+    """Return the word as a typed column would spell it: true, 3."""
+    return text.lower() if text.lower() in BOOLEAN_WORDS else _WHOLE.sub(r"\1", text)
 
 
-def _refuse_first(column: Any, good: NDArray[np.bool_]) -> None:
+def _raise_for_invalid(column: Any, good: NDArray[np.bool_]) -> None:
     """Raise WrongCellError for the first cell that has a value and is not good."""
     wrong = ~good & present(column)
     if wrong.any():

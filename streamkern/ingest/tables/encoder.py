@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError
+from streamkern.basics.message import mention
 from streamkern.basics.text import some
 from streamkern.basics.values import json_digest
 from streamkern.basics.warning import warn
@@ -80,7 +81,8 @@ class Encoder:
         if saved.get("version") != ENCODER_VERSION:
             raise DataError(
                 f"the encoder of {where} is of version {saved.get('version')}, and this streamkern "
-                f"knows version {ENCODER_VERSION}; install a newer one"
+                f"knows version {ENCODER_VERSION}",
+                "install a newer one",
             )
         codes = tuple(column_code(k) for k in saved["columns"])
         return cls(codes, tuple(saved["dropped"]), tuple(saved["missing"]))
@@ -164,7 +166,7 @@ def wrong_cell(
     what = "infinite" if error.text in ("inf", "-inf") else f"not {_WORDS.get(kind, 'a word')}"
     location = f"{where}, row {row_number(start, error.row)}, column {name!r}"
     reason = error.reason or f"is {what}"
-    return DataError(f"{location} is {error.text[:80]!r}, which {reason}; {remedy}")
+    return DataError(f"{location} is {error.text[:80]!r}, which {reason}", f"{remedy}")
 
 
 def side_by_side(parts: Sequence[NDArray[np.float64]]) -> NDArray[np.float32]:
@@ -184,15 +186,17 @@ def check_encoder(
     if wanted is None:
         raise DataError(
             f"{where} is an encoded table, and plain numbers are wanted, in the units they were "
-            "trained in; give the table as it is to a model that was trained on it encoded"
+            "trained in",
+            "give the table as it is to a model that was trained on it encoded",
         )
     if encoder is None:
         raise DataError(
-            f"{where} holds numbers, and the columns wanted are those of an encoded table; give "
-            "the table as it is, or ingest it with like= and the store trained on"
+            f"{where} holds numbers, and the columns wanted are those of an encoded table",
+            f"give the table as it is, or ingest it with {mention('like=')} and the store trained "
+            "on",
         )
     if json_digest(dict(encoder)) != json_digest(dict(wanted)):
         raise DataError(
-            f"{where} is a table that was encoded in another way; ingest it again with like= and "
-            "the store trained on"
+            f"{where} is a table that was encoded in another way",
+            f"ingest it again with {mention('like=')} and the store trained on",
         )

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError
+from streamkern.basics.message import mention
 from streamkern.basics.progress import Progress
 from streamkern.basics.text import some
 from streamkern.ingest.tables.cells import RowsInFile, WrongCellError
@@ -58,7 +59,7 @@ class TargetValues(Protocol):
 
 
 MAX_ONE_HOT = 40  # most words of a column for one-hot encoding; as in skrub's TableVectorizer
-REMEDY = "correct it, or say with na_values= that it stands for a missing one"
+REMEDY = f"correct it, or say with {mention('na_values=')} that it stands for a missing one"
 MAX_TARGETS = 10  # most outputs whose means encode words
 MANY_ONE_HOT = 256  # most words for one-hot encoding with more outputs; else words are hashed
 
@@ -104,7 +105,8 @@ def fit(
     block_bytes: int,
     progress: Progress | None = None,
     marks: Marks | None = None,
-    ways: str = "categorical=, numeric=, dates=, drop=, na_values=, decimal=",
+    ways: str = f"{mention('categorical=')}, {mention('numeric=')}, {mention('dates=')}, "
+    f"{mention('drop=')}, {mention('na_values=')}, {mention('decimal=')}",
     typed: bool = False,
 ) -> FittedEncoder:
     """Fit an encoder to the rows of `reader`, whose blocks have Arrow tables as X.
@@ -123,7 +125,7 @@ def fit(
         if progress is not None:
             progress("look", scan.n_rows, reader.n_rows)
     if scan is None or not scan.n_rows:
-        raise DataError("the input has no rows; give at least one")
+        raise DataError("the input has no rows", "give at least one")
     return scan.fitted(missing, ways)
 
 
@@ -151,12 +153,12 @@ class _Scan:
         unknown = [name for name in given if name not in names]
         if unknown:
             raise DataError(
-                f"{first.where} has no feature column {some(unknown)}; it has {some(names)}: name "
-                "those you mean"
+                f"{first.where} has no feature column {some(unknown)}",
+                f"it has {some(names)}: name those you mean",
             )
         twice = sorted({name for name in given if given.count(name) > 1})
         if twice:
-            raise DataError(f"column {some(twice)} was called two kinds of column; give one")
+            raise DataError(f"column {some(twice)} was called two kinds of column", "give one")
         types = [first.X.schema.field(name).type for name in names]
         self._columns = [
             Column(name, kind, declared, self._n_targets, typed)
@@ -224,7 +226,9 @@ class _Scan:
             else:
                 codes.append(_measured(column, kind))
         if not codes:
-            raise DataError("no column is left as a feature: all are empty; give others with x=")
+            raise DataError(
+                "no column is left as a feature: all are empty", f"give others with {mention('x=')}"
+            )
         dropped = (*self._declared.dropped, *empty)
         return FittedEncoder(Encoder(tuple(codes), dropped, tuple(missing)), self._seed, fold_means)
 
@@ -261,7 +265,8 @@ def _measured(column: Column, kind: str) -> ColumnCode:
     if not np.isfinite(std):
         raise DataError(
             f"column {column.name!r} has numbers up to {max(-column.first, column.last):.3g}, "
-            "whose squares overflow; divide them by a constant, or drop the column"
+            "whose squares overflow",
+            "divide them by a constant, or drop the column",
         )
     std = std if std > 0 else 1.0
     if kind == "number":
@@ -281,7 +286,8 @@ def _by_targets(column: Column, outputs: dict[str, int]) -> tuple[TargetMeans, N
     if not np.isfinite(sums).all():
         raise DataError(
             f"the squares of the targets overflow, and the words of column {column.name!r} are "
-            "encoded by their means; divide the targets by a constant"
+            "encoded by their means",
+            "divide the targets by a constant",
         )
     t = (sums.shape[2] - 1) // 2
     sums = sums[:, :, np.concatenate([[0], 1 + chosen, 1 + t + chosen])]

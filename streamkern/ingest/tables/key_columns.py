@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streamkern.basics.message import mention
 from streamkern.basics.optional import import_optional
 from streamkern.basics.warning import warn
 from streamkern.ingest.tables.cells import RowsInFile
@@ -175,7 +176,8 @@ class RowCounter:
         if self.counts and self._n_rows >= _FEWEST:
             warn(
                 f"column {name!r} of {where} counts the rows, as an index does, and is a feature: "
-                f"leave it out if it says nothing about the targets, of files with drop={name!r}"
+                f"leave it out if it says nothing about the targets, of files with "
+                f"{mention('drop', name)}"
             )
 
 

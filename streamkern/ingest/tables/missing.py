@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from streamkern.basics.optional import import_optional
 from streamkern.basics.text import some
 from streamkern.basics.warning import warn
-from streamkern.ingest.tables.cells import MISSING, NUMBER, is_text_type, kind_of_type, plain_cells
+from streamkern.ingest.tables.cells import MISSING, NUMBER, column_kind, is_text_type, plain_cells
 from streamkern.ingest.tables.numbers import is_number
 
 
@@ -55,13 +55,13 @@ class Marks:
                 values = compute.if_else(written, column, arrow.scalar(None, column.type))
                 values = compute.replace_substring_regex(values, r"^\+", "").cast(arrow.float64())
                 missing |= self._equal(values.to_numpy(zero_copy_only=False))
-        elif self._numbers and kind_of_type(column.type) == "number":
+        elif self._numbers and column_kind(column.type) == "number":
             types = arrow.types
             if not (types.is_boolean(column.type) or types.is_duration(column.type)):
                 if types.is_decimal(column.type):
                     column = column.cast(arrow.float64(), safe=False)
                 missing |= self._equal(column.to_numpy(zero_copy_only=False))
-        elif self.texts and kind_of_type(column.type) == "date":
+        elif self.texts and column_kind(column.type) == "date":
             for text in self.texts:
                 missing |= self._is_moment(column, text)
         return missing

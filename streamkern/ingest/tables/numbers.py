@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError
+from streamkern.basics.message import mention
 from streamkern.basics.optional import import_optional
 from streamkern.ingest.tables import cells
 from streamkern.ingest.tables.cells import NUMBER, matches
@@ -116,12 +117,15 @@ class NumberStyle(NamedTuple):
         """Return the error for a number that `contradicts`. what : the cell or column."""
         groups = re.fullmatch(NumberStyle(",", ".")._grouped, cell.strip())
         remedy = (
-            'thousands="." says that points group digits' if groups and not self.thousands else
-            'decimal="." says that points stand before fractions, else write all numbers alike'
+            f'{mention("thousands", ".")} says that points group digits'
+            if groups and not self.thousands else
+            f'{mention("decimal", ".")} says that points stand before fractions, else write all '
+            f'numbers alike'
         )  # fmt: skip
         return DataError(
             f"{what} is {cell.strip()[:40]!r}, with a point, where commas stand before fractions "
-            f'(decimal=","); {remedy}'
+            f"({mention('decimal', ',')})",
+            f"{remedy}",
         )
 
     def parsed(self, text: Any) -> Any:
@@ -154,11 +158,11 @@ def style_remedy(text: str) -> str | None:
     number = text.strip()
     ways = []
     if NumberStyle(",").with_point(number) != number:
-        ways.append('decimal="," reads decimal commas')
+        ways.append(f"{mention('decimal', ',')} reads decimal commas")
     for thousands, decimal in ((",", "."), (".", ","), (" ", "."), (" ", ","), ("'", ".")):
         if re.fullmatch(NumberStyle(decimal, thousands)._grouped, number):
-            comma = ' with decimal=","' if (thousands, decimal) == (" ", ",") else ""
-            ways.append(f'thousands="{thousands}"{comma} reads digits in groups of three')
+            comma = f" with {mention('decimal', ',')}" if (thousands, decimal) == (" ", ",") else ""
+            ways.append(f"{mention('thousands', thousands)}{comma} reads digits in groups of three")
             break
     return ", ".join(ways) or None
 

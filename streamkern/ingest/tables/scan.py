@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from streamkern.basics.message import mention
 from streamkern.ingest.tables import cells
 from streamkern.ingest.tables.cells import PADDED, RowsInFile, WrongCellError, row_number
 from streamkern.ingest.tables.key_columns import MAX_EXACT, cells_are_rounded, warn_of_rounded
@@ -66,9 +67,9 @@ class Column:
     ) -> None:
         self.name, self.form = name, declared.dates.get(name)
         self.declared = declared.kind(name)
-        kind = cells.kind_of_type(arrow_type)
+        kind = cells.column_kind(arrow_type)
         self.typed = kind if kind in COLUMN_KINDS else None
-        self.holds, self.lists = kind is not None, cells.is_lists_of_numbers(arrow_type)
+        self.holds, self.lists = kind is not None, cells.is_numeric_list_type(arrow_type)
         self.arrow_type = str(arrow_type)
         self.no_numbers = typed and cells.is_text_type(arrow_type)
         self.kind = self.declared or self.typed  # None: the cells decide
@@ -96,7 +97,7 @@ class Column:
         """Add cells; start : their rows, see `row_number`. Raises WrongCellError."""
         column = cells.plain_cells(column)
         valid = cells.present(column)
-        kind = cells.kind_of_type(column.type)
+        kind = cells.column_kind(column.type)
         if self.kind is None and kind in COLUMN_KINDS and self.n_values == 0:
             self.kind = kind  # after files in which all cells were missing
         self.n_rows += len(valid)
@@ -132,7 +133,7 @@ class Column:
     def _look(self, column: Any, valid: NDArray[np.bool_], start: RowsInFile) -> None:
         """Count the cells of text that are numbers, and dates if there are no numbers."""
         text = cells.is_text_type(column.type)  # false: a typed file after one of text
-        number = cells.kind_of_type(column.type) == "number"
+        number = cells.column_kind(column.type) == "number"
         numbers = cells.matches(column, cells.NUMBER) if text else valid & number
         self.n_numbers += int(numbers.sum())
         if self.a_number is None and numbers.any():
@@ -203,7 +204,7 @@ class Column:
             ones = sum(
                 self.words.sums()[index, :, 0].sum()
                 for text, index in self.words.places.items()
-                if cells.TRUTH[text.lower()]
+                if cells.BOOLEAN_WORDS[text.lower()]
             )
             return _of_share(float(ones / self.n_values))
         if self._n_ones + self._n_zeros == self.n_values:  # the same bits as for words
@@ -225,14 +226,15 @@ class Column:
         words = self.words
         return (
             self.kind is None and words is not None and bool(words.places)
-            and self.n_numbers == 0 and {text.lower() for text in words.places} <= set(cells.TRUTH)
+            and self.n_numbers == 0
+            and {text.lower() for text in words.places} <= set(cells.BOOLEAN_WORDS)
         )  # fmt: skip
 
     @property
     def as_rows(self) -> str:
         """Explanation of how lists of equal length become rows, for an ingest and a data frame."""
         made = f"numpy.stack(X[{self.name!r}]) in place of a data frame X"
-        return f"x={self.name!r} for an ingest, {made}"
+        return f"{mention('x', self.name)} for an ingest, {made}"
 
     def decided(self) -> str:
         """Return "number", "category", "date", or "empty" for a column without values."""
@@ -314,7 +316,8 @@ class Column:
             if way in ("a date", "a month"):
                 return (
                     f"{name!r} holds dates like {word[:40]!r}, which can be read in several ways: "
-                    f"say in which form they are ({name}=%d/%m/%Y, say), or call it categorical"
+                    f"say in which form they are ({mention(f'{name}=')}%d/%m/%Y, say), or call it "
+                    f"categorical"
                 )
             remedy = style_remedy(word)
             return (

@@ -21,6 +21,7 @@ import numpy as np
 from streamkern.backend.base import Array, Backend
 from streamkern.backend.ranks import SINGLE, Communicator
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.block_factor import BlockFactor, noise_on_fresh_rows
@@ -138,7 +139,9 @@ class BlockPreconditioner:
 def block_slices(p: int, block_size: int) -> list[slice]:
     """Return slices of nearly equal size, none larger than block_size."""
     if not 1 <= block_size <= p:
-        raise ConfigError(f"block_size={block_size} must lie between 1 and n_centers={p}")
+        raise ConfigError(
+            f"{mention('block_size', block_size)} must lie between 1 and {mention('n_centers', p)}"
+        )
     edges = np.linspace(0, p, -(-p // block_size) + 1).round().astype(int)
     return [slice(int(a), int(b)) for a, b in pairwise(edges)]
 

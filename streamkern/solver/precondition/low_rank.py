@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from streamkern.backend.base import Array, Backend, tiles
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.basics.optional import on_demand
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
@@ -111,7 +112,9 @@ def sample_eigenpairs(op: KernelOperator, K: Array, level: int, seed: int) -> tu
     """
     s = len(K)
     if not 1 <= level < s:
-        raise ConfigError(f"level={level} must lie between 1 and n_nystrom - 1 = {s - 1}")
+        raise ConfigError(
+            f"{mention('level', level)} must lie between 1 and n_nystrom - 1 = {s - 1}"
+        )
     trace = float(K.diagonal().sum())
     check_overlap(op, trace, "trace of the sample")
     try:
@@ -124,8 +127,8 @@ def sample_eigenpairs(op: KernelOperator, K: Array, level: int, seed: int) -> tu
     usable = min(level, int((lam > floor).sum()) - 1)
     if usable < 1:
         raise ConfigError(
-            f"n_nystrom={s}: K(X_s, X_s) has rank 1 to working precision; check the data for "
-            "outliers, or give a smaller bandwidth or another solver"
+            f"{mention('n_nystrom', s)}: K(X_s, X_s) has rank 1 to working precision",
+            "check the data for outliers, or give a smaller bandwidth or another solver",
         )
     return lam[: usable + 1], E[:, : usable + 1]
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from streamkern.backend.base import Array, Backend
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 
@@ -18,7 +19,7 @@ NO_OVERLAP = (
     "{0}: the kernel between the centers and the sampled rows is zero or not finite ({1}); the "
     "features are too large for its numbers, or the bandwidth is too small for the distances "
     "between them; scale the features, or widen the bandwidth, or where all rows are equal set "
-    'solver.name="direct", which answers the mean'
+    f"{mention('solver.name', 'direct')}, which answers the mean"
 )
 
 
@@ -143,9 +144,10 @@ def jittered_cholesky(
         if relative > 1:
             raise ConfigError(
                 f"K(Z, Z) of {op.kernel} cannot be factored even with a jitter as large as its "
-                "diagonal; the kernel is not positive definite, or the centers are not finite or, "
+                "diagonal",
+                "the kernel is not positive definite, or the centers are not finite or, "
                 "in the half-precision modes, more than 65504 bandwidths away from the mean: "
-                "check the data for outliers, or scale the features"
+                "check the data for outliers, or scale the features",
             )
         relative *= 10
 

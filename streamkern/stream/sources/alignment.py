@@ -38,7 +38,9 @@ def check_row_shape(subject: str, shape: Sequence[int], whose: str, wanted: Sequ
     remedy = "use data with the same features"
     if math.prod(full) == math.prod(full_wanted):
         remedy = "put its axes into that order and size"
-    raise ConfigError(f"{subject} rows of shape {tuple(shape)}, {whose} {tuple(wanted)}; {remedy}")
+    raise ConfigError(
+        f"{subject} rows of shape {tuple(shape)}, {whose} {tuple(wanted)}", f"{remedy}"
+    )
 
 
 def _full(shape: Sequence[int]) -> tuple[int, ...]:
@@ -70,7 +72,8 @@ def in_columns(
     if source.feed_transforms:
         raise ConfigError(
             f"the columns of {where} are in another order than those trained on, and cannot be "
-            "put right behind its transforms; leave the transforms out, or order the columns"
+            "put right behind its transforms",
+            "leave the transforms out, or order the columns",
         )
     return Ordered(source, wanted, wanted_targets)
 
@@ -212,15 +215,16 @@ def in_classes(
     if new:
         raise DataError(
             f"{where} has rows of the class{'es' if len(new) > 1 else ''} {some(new)}, and only "
-            f"{some(tuple(classes))} are known; leave such rows out, or train on rows of all "
-            "classes"
+            f"{some(tuple(classes))} are known",
+            "leave such rows out, or train on rows of all classes",
         )
     for new_id, count in Counter(new_ids).items():
         if new_id is not None and count > 1:
             alike = [name for name, at in zip(present, new_ids, strict=True) if at == new_id]
             raise DataError(
                 f"{where} has rows of the classes {some(alike)}, which all stand for the class "
-                f"'{classes[new_id]}' that is known; write them alike"
+                f"'{classes[new_id]}' that is known",
+                "write them alike",
             )
     ids = np.array([-1 if new_id is None else new_id for new_id in new_ids], np.int64)
     return _Relabelled(source, tuple(classes), label_dtype, ids)

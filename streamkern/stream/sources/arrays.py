@@ -82,7 +82,8 @@ class ArraySource(BaseSource):
         if changed:
             raise DataError(
                 f"the file {changed[0]!r}, of which an array is a memory map, has changed since "
-                "training began; train on a copy, numpy.array(...), or when nobody writes to it"
+                "training began",
+                "train on a copy, numpy.array(...), or when nobody writes to it",
             )
 
     def _set_targets(self, classes: Sequence[str] | None) -> None:
@@ -101,8 +102,8 @@ class ArraySource(BaseSource):
             return
         if classes is not None:
             raise ConfigError(
-                f"classes= is for labels, and y {y.shape} {y.dtype} holds values; leave classes= "
-                "out, or give the labels in y"
+                f"classes= is for labels, and y {y.shape} {y.dtype} holds values",
+                "leave classes= out, or give the labels in y",
             )
         self.n_outputs = 1 if y.ndim == 1 else int(y.shape[1])
         self.y_dtype = np.dtype(y.dtype if np.dtype(y.dtype).kind == "f" else np.float64)
@@ -115,8 +116,8 @@ class ArraySource(BaseSource):
             labels = np.union1d(labels, rows_of(y, start, stop))
             if len(labels) > MAX_LABELS:
                 raise DataError(
-                    f"y has over {MAX_LABELS} different labels; make it floating for "
-                    "regression, or give classes="
+                    f"y has over {MAX_LABELS} different labels",
+                    "make it floating for regression, or give classes=",
                 )
         return labels
 
@@ -220,7 +221,7 @@ def _as_rows(X: Any) -> Any:
     if not is_sparse(X):
         return _as_array(X)
     if X.ndim != 2:
-        raise DataError(f"X is sparse and has shape {X.shape}; give rows (n, d)")
+        raise DataError(f"X is sparse and has shape {X.shape}", "give rows (n, d)")
     return X.tocsr()
 
 
@@ -250,14 +251,15 @@ def rows_of(a: Any, start: int, stop: int | None) -> np.ndarray:
 def _check_layout(X: Any, y: Any, dtype: np.dtype[Any]) -> None:
     if len(X.shape) not in (2, 4) or not all(k >= 1 for k in X.shape):  # also catches NaN
         raise DataError(
-            f"X has shape {X.shape}; it must be (n, d) or (n, height, width, channels) with every "
-            "dimension known and at least 1 (Dask: call compute_chunk_sizes first)"
+            f"X has shape {X.shape}",
+            "it must be (n, d) or (n, height, width, channels) with every "
+            "dimension known and at least 1 (Dask: call compute_chunk_sizes first)",
         )
     check_dtype(dtype, "X")
     if y is not None and (len(y.shape) not in (1, 2) or y.shape[0] != X.shape[0]):
         raise DataError(
-            f"y has shape {y.shape}; {X.shape[0]} rows of X need ({X.shape[0]},) labels or "
-            f"({X.shape[0]}, c) values"
+            f"y has shape {y.shape}",
+            f"{X.shape[0]} rows of X need ({X.shape[0]},) labels or ({X.shape[0]}, c) values",
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.basics.values import checked_int
 from streamkern.store.statistics import ColumnMoments
 from streamkern.stream.sources.base import UNIT_BYTES, BaseSource, DerivedSource, Source, empty_rows
@@ -47,8 +48,9 @@ class AugmentedSource(DerivedSource):
         self._replicas = min(copies, UNIT_BYTES // max(1, base_bytes))
         if self.n_units > MAX_UNITS:
             raise ConfigError(
-                f"copies={copies} makes {self.n_units} units of rows in an epoch, {MAX_UNITS} are "
-                "allowed; lower copies, and raise epochs instead"
+                f"{mention('copies', copies)} makes {self.n_units} units of rows in an epoch, "
+                f"{MAX_UNITS} are allowed",
+                "lower copies, and raise epochs instead",
             )
         if base.strata is not None and not self._replicas:
             self.strata = np.tile(base.strata, copies)

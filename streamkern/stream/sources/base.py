@@ -294,8 +294,8 @@ def check_promise(block: RowBlock, promised: RowBlock, n_rows: int, u: int) -> N
         wanted = (n_rows, *target.shape[1:])
         if part.dtype != target.dtype or part.shape != wanted:
             raise DataError(
-                f"unit {u} gave {name} {part.shape} {part.dtype}; the source promised {wanted} "
-                f"{target.dtype}; correct one of them"
+                f"unit {u} gave {name} {part.shape} {part.dtype}",
+                f"the source promised {wanted} {target.dtype}; correct one of them",
             )
 
 
@@ -340,7 +340,7 @@ def regular_edges(n_rows: int, unit_rows: int) -> np.ndarray:
 def check_dtype(dtype: np.dtype[Any], name: str) -> None:
     if dtype not in X_DTYPES:
         names = ", ".join(t.name for t in X_DTYPES)
-        raise DataError(f"{name} has dtype {dtype}; use one of {names}, X.astype(...) converts")
+        raise DataError(f"{name} has dtype {dtype}", f"use one of {names}, X.astype(...) converts")
 
 
 def unit_sizes(source: Source | BaseSource) -> np.ndarray:
@@ -351,7 +351,8 @@ def unit_sizes(source: Source | BaseSource) -> np.ndarray:
     if not np.array_equal(starts, edges[:-1]) or edges[-1] != source.n_rows:
         raise ConfigError(
             f"the {source.n_units} units of the source do not cover its {source.n_rows} rows one "
-            "after the other; unit_bounds(u) must start where unit_bounds(u - 1) stopped"
+            "after the other",
+            "unit_bounds(u) must start where unit_bounds(u - 1) stopped",
         )
     return np.asarray(stops - starts)
 

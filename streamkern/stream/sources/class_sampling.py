@@ -26,6 +26,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.basics.text import some
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import (
@@ -272,24 +273,26 @@ def _check(base: BaseSource) -> None:
     """Raise ConfigError unless rows of `base` can be taken by their classes."""
     if base.classes is None:
         raise ConfigError(
-            "class_sampling is for classes, and the targets are values; leave it out, or give a "
-            "weight for each row"
+            "class_sampling is for classes, and the targets are values",
+            "leave it out, or give a weight for each row",
         )
     if base.passes_differ:
         raise ConfigError(
             "class_sampling is for rows that each come once, and these are in shares of their "
-            "classes already; leave it out"
+            "classes already",
+            "leave it out",
         )
     if stored_rows(base) is not base:
         raise ConfigError(
-            "class_sampling cannot be used with the shares of a mixture (data.weights), or below "
-            "copies; leave one of them out"
+            "class_sampling cannot be used with the shares of a mixture "
+            f"({mention('data.weights')}), or below copies",
+            "leave one of them out",
         )
     if host_transforms(base) or not same_rows(base):
         raise ConfigError(
             "class_sampling needs rows that are the same in every epoch, and these are made by a "
-            "function or changed as they are read; write them to a store first, or give the "
-            "transforms to an AugmentedSource of the rows"
+            "function or changed as they are read",
+            "write them to a store first, or give the transforms to an AugmentedSource of the rows",
         )
 
 
@@ -304,25 +307,26 @@ def _shares(
     if isinstance(given, str):
         if given != "balanced":
             raise ConfigError(
-                f'class_sampling={given!r} must be "balanced", or shares by class name'
+                f'{mention("class_sampling", given)} must be "balanced", or shares by class name'
             )
         return np.asarray(present / present.sum())
     if not all(isinstance(s, Real) and 0 < float(s) < inf for s in given.values()):
         raise ConfigError(
-            f"class_sampling={dict(given)!r} must be finite numbers above 0 by class name; leave "
-            "out no class, and drop the rows of one that is not wanted"
+            f"{mention('class_sampling', dict(given))} must be finite numbers above 0 by class "
+            f"name",
+            "leave out no class, and drop the rows of one that is not wanted",
         )
     unknown = [name for name in given if name not in classes]
     if unknown:
         raise ConfigError(
-            f"class_sampling has the class {unknown[0]!r}, which the data has not; its classes are "
-            f"{some(classes)}"
+            f"class_sampling has the class {unknown[0]!r}, which the data has not",
+            f"its classes are {some(classes)}",
         )
     for name, has_rows in zip(classes, present, strict=True):
         if has_rows and name not in given:
             raise ConfigError(
-                f"class_sampling leaves out the class {name!r}; give a share for each class that "
-                "has rows"
+                f"class_sampling leaves out the class {name!r}",
+                "give a share for each class that has rows",
             )
     shares = np.where(present, [float(given.get(name, 0.0)) for name in classes], 0.0)
     return np.asarray(shares / shares.sum())

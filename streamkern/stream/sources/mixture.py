@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.basics.values import json_digest
 from streamkern.filesystem.cache import Cache
 from streamkern.filesystem.urls import local_path
@@ -252,19 +253,19 @@ def _check_counts(
     sources: Sequence[Source], weights: Sequence[object] | None, n_rows: int | None
 ) -> None:
     if not 1 <= len(sources) <= 65_535:
-        raise ConfigError(f"a mixture of {len(sources)} sources; give 1 to 65535 of them")
+        raise ConfigError(f"a mixture of {len(sources)} sources", "give 1 to 65535 of them")
     if weights is not None and (
         len(weights) != len(sources)
         or not all(isinstance(w, Real) and 0 < float(w) < math.inf for w in weights)
     ):
         raise ConfigError(
-            f"weights={list(weights)} for {len(sources)} sources; give one finite number above 0 "
-            "for each"
+            f"{mention(f'weights={list(weights)}')} for {len(sources)} sources",
+            "give one finite number above 0 for each",
         )
     if n_rows is not None and (weights is None or n_rows < 1):
         raise ConfigError(
-            f"n_rows={n_rows} of a mixture must be at least 1, and needs weights; without them an "
-            "epoch is every row once"
+            f"n_rows={n_rows} of a mixture must be at least 1, and needs weights",
+            "without them an epoch is every row once",
         )
 
 
@@ -275,13 +276,14 @@ def _check_alike(sources: Sequence[BaseSource]) -> None:
             if value != first[name]:
                 raise ConfigError(
                     f"source {number} of the mixture has {name} {value} and source 1 has "
-                    f"{first[name]}; mix sources that agree"
+                    f"{first[name]}",
+                    "mix sources that agree",
                 )
         if source.feed_transforms:
             raise ConfigError(
                 f"source {number} of the mixture has the transform "
-                f"{transform_name(source.feed_transforms[0])!r}, which runs at the feed; give it "
-                "to the mixture, in transforms="
+                f"{transform_name(source.feed_transforms[0])!r}, which runs at the feed",
+                "give it to the mixture, in transforms=",
             )
 
 

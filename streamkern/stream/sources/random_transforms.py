@@ -60,7 +60,8 @@ class GaussianNoise:
         if dtype.kind != "u":
             raise ConfigError(
                 f"noise with round=true is for rows that are stored as uint8 or uint16, and these "
-                f"are {dtype}; leave round out"
+                f"are {dtype}",
+                "leave round out",
             )
         return GaussianNoise(self.sigma, True, int(np.iinfo(dtype).max))
 
@@ -149,6 +150,6 @@ class RandomFlip:
 def _need_images(kind: str, row_shape: tuple[int, ...]) -> None:
     if len(row_shape) != 3:
         raise ConfigError(
-            f"{kind} needs images (height, width, channels); rows have shape {row_shape}: store "
-            "the data as images, (n, h, w, ch)"
+            f"{kind} needs images (height, width, channels)",
+            f"rows have shape {row_shape}: store the data as images, (n, h, w, ch)",
         )

@@ -36,7 +36,8 @@ def choose_rows(
     """Return the rows of `sample_rows`, (n,) int64."""
     if not 1 <= n <= source.n_rows:
         raise ConfigError(
-            f"a sample of {n} rows was asked for; ask for 1 to {source.n_rows}, the rows there are"
+            f"a sample of {n} rows was asked for",
+            f"ask for 1 to {source.n_rows}, the rows there are",
         )
     rng = np.random.default_rng([seed, Stage.SAMPLE, stage])
     edges = unit_edges(source)

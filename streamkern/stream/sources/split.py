@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from streamkern.basics.errors import ConfigError, DataError
+from streamkern.basics.message import mention
 from streamkern.basics.randomness import RowRandom, Stage
 from streamkern.store.row_block import RowBlock
 from streamkern.store.sample_weights import add_totals
@@ -91,8 +92,9 @@ def _leaves(source: BaseSource, purpose: SplitPurpose) -> Iterator[BaseSource]:
     if isinstance(source, MixtureSource):
         if source.weights is not None:
             raise ConfigError(
-                f"{purpose.setting} cannot be used with the shares of a mixture (data.weights), "
-                "which rows set aside would not have; leave one of them out"
+                f"{purpose.setting} cannot be used with the shares of a mixture "
+                f"({mention('data.weights')}), which rows set aside would not have",
+                "leave one of them out",
             )
         _check_copies_alone(source, purpose.setting)
     if isinstance(source, AugmentedSource | BalancedSource | MixtureSource):
@@ -136,7 +138,8 @@ def _check_copies_alone(mixture: MixtureSource, setting: str) -> None:
     if len({part.hides_copies for part in _stored(mixture)}) > 1:
         raise ConfigError(
             f"{setting} cannot be used with a store of copies beside other data, which they "
-            f"may be made from; leave {setting} out, or train on one of them"
+            f"may be made from",
+            f"leave {setting} out, or train on one of them",
         )
 
 
@@ -153,19 +156,21 @@ def _check_stored(source: BaseSource, setting: str) -> None:
     if isinstance(source, GeneratorSource | UserSource):
         raise ConfigError(
             f"{setting} cannot be used with rows that a function or a source of your own "
-            f"makes: nobody knows which of them are made from one; leave {setting} out, or "
-            "write them to a store first"
+            f"makes: nobody knows which of them are made from one",
+            f"leave {setting} out, or write them to a store first",
         )
     if source.hides_copies and not source.n_origins:
         raise ConfigError(
             f"{setting} cannot be used with a store that copies were written to together with "
-            f"other data: nobody knows which of its rows are made from one; leave {setting} out"
+            f"other data: nobody knows which of its rows are made from one",
+            f"leave {setting} out",
         )
     for part in source.parts:  # columns in another order
         if isinstance(part, AugmentedSource | MixtureSource) or part.host_transforms:
             raise ConfigError(
                 f"{setting} cannot be used with columns that are put in order behind an "
-                "augmentation or a mixture; give its sources their columns in the same order"
+                "augmentation or a mixture",
+                "give its sources their columns in the same order",
             )
         _check_stored(part, setting)
 
@@ -213,8 +218,8 @@ class _Split:
         n = int(self.counts.sum())
         if not 2 <= n < self.base.n_rows:
             raise DataError(
-                f"{purpose.share.format(self.share)} sets {n} of {self.base.n_rows} rows aside; it "
-                f"takes two, and one to train on: give more rows, {purpose.remedy}"
+                f"{purpose.share.format(self.share)} sets {n} of {self.base.n_rows} rows aside",
+                f"it takes two, and one to train on: give more rows, {purpose.remedy}",
             )
 
     def _counted(self) -> np.ndarray:

@@ -27,6 +27,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from streamkern.basics.errors import ConfigError, DataError, StreamkernError
+from streamkern.basics.message import mention
 from streamkern.basics.optional import on_demand
 from streamkern.basics.randomness import AnyArray, Empty, Fills, RowRandom, RunSlices, one_by_one
 from streamkern.basics.values import to_builtin
@@ -116,10 +117,10 @@ class Scale:
     def __post_init__(self) -> None:
         if self.mode not in ("none", "global", "feature"):
             raise ConfigError(
-                f'scale mode="{self.mode}" is unknown; use "none", "global" or "feature"'
+                f'scale mode="{self.mode}" is unknown', 'use "none", "global" or "feature"'
             )
         if (self.mean is None) != (self.scale is None):
-            raise ConfigError("give scale both mean= and scale=, or neither")
+            raise ConfigError(f"give scale both mean= and {mention('scale=')}, or neither")
 
     @property
     def keeps_integers(self) -> bool:
@@ -140,15 +141,17 @@ class Scale:
                 scale = np.where(np.abs(mean) * CONSTANT_FEATURE >= scale, 0.0, scale)
         if mean is None or scale is None:
             raise ConfigError(
-                f'scale mode="{self.mode}" needs statistics and this source has none; give mean= '
-                "and scale=, or ingest the data into a store, which keeps them"
+                f'scale mode="{self.mode}" needs statistics and this source has none',
+                f"give mean= and {mention('scale=')}, or ingest the data into a store, which keeps "
+                "them",
             )
         shape = data.row_shape if self.mode == "feature" else ()
         mean, scale = np.asarray(mean, np.float64), np.asarray(scale, np.float64)
         if mean.size != np.prod(shape, dtype=int) or mean.size != scale.size:
             raise ConfigError(
-                f'scale mode="{self.mode}" got mean= {mean.shape} and scale= {scale.shape}; give '
-                f"{f'{shape} numbers' if shape else 'one number'} for each"
+                f'scale mode="{self.mode}" got mean= {mean.shape} and {mention("scale=")} '
+                f"{scale.shape}",
+                f"give {f'{shape} numbers' if shape else 'one number'} for each",
             )
         scale = np.where(scale == 0, 1.0, scale)
         return Scale(self.mode, mean.reshape(shape), scale.reshape(shape))
@@ -227,7 +230,7 @@ def from_config(settings: Sequence[Mapping[str, Any]]) -> tuple[Transform, ...]:
         kind = options.pop("kind", None)
         if kind not in TRANSFORM_KINDS:
             raise ConfigError(
-                f"transform {number} has kind={kind!r}; use one of {', '.join(TRANSFORM_KINDS)}"
+                f"transform {number} has kind={kind!r}", f"use one of {', '.join(TRANSFORM_KINDS)}"
             )
         try:
             built.append(TRANSFORM_KINDS[kind](**options))
@@ -238,8 +241,8 @@ def from_config(settings: Sequence[Mapping[str, Any]]) -> tuple[Transform, ...]:
                 if name != "most"
             ]
             raise ConfigError(
-                f"transform {number} ({kind}) cannot be made of {options}; its options are "
-                f"{', '.join(taken) or 'none'}: {error}"
+                f"transform {number} ({kind}) cannot be made of {options}",
+                f"its options are {', '.join(taken) or 'none'}: {error}",
             ) from error
     return tuple(built)
 
@@ -261,7 +264,7 @@ def bind_transforms(
     for transform in transforms:
         if not callable(transform):
             raise ConfigError(
-                f"transform {transform!r} is not callable; give a function (X, Y, rng) -> (X, Y)"
+                f"transform {transform!r} is not callable", "give a function (X, Y, rng) -> (X, Y)"
             )
         bound.append(bind_transform(transform, data))
     split = 0
@@ -279,8 +282,8 @@ def _check_integers(feed: Sequence[Transform]) -> None:
         if lost and getattr(transform, "needs_integers", False):
             raise ConfigError(
                 f"transform {transform_name(transform)!r} rounds to stored integers, and comes "
-                f"behind {transform_name(lost[0])!r}, which makes other numbers of them; put it "
-                "before that, or leave round out"
+                f"behind {transform_name(lost[0])!r}, which makes other numbers of them",
+                "put it before that, or leave round out",
             )
 
 
@@ -341,14 +344,14 @@ def apply_transforms(
         except Exception as error:
             when = "in the setup sample" if epoch >= SETUP_EPOCH else f"in epoch {epoch}"
             raise DataError(
-                f'transform "{name}" failed {when}: {type(error).__name__}: {error}; correct '
-                "it there"
+                f'transform "{name}" failed {when}: {type(error).__name__}: {error}',
+                "correct it there",
             ) from error
         if new_X.shape != X.shape or new_X.dtype != X.dtype or len(new_Y) != len(Y):
             raise DataError(
                 f'transform "{name}" turned X {X.shape} {X.dtype} with {len(Y)} targets into '
-                f"{new_X.shape} {new_X.dtype} with {len(new_Y)}; it must keep shape and dtype "
-                "(X.astype, or numbers of X's dtype, help)"
+                f"{new_X.shape} {new_X.dtype} with {len(new_Y)}",
+                "it must keep shape and dtype (X.astype, or numbers of X's dtype, help)",
             )
         X, Y = new_X, new_Y
     return X, Y, w

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError, DataError, StreamkernError
+from streamkern.basics.message import mention
 from streamkern.basics.values import checked_int
 from streamkern.store.class_labels import encode_labels
 from streamkern.store.layout import X_DTYPES
@@ -54,8 +55,8 @@ class UserSource(BaseSource):
         lacking = [name for name in needed if not hasattr(given, name)]
         if lacking:
             raise ConfigError(
-                f"a {self._name} cannot be streamed: it has no {lacking[0]}; a source has "
-                f"{', '.join(needed)}"
+                f"a {self._name} cannot be streamed: it has no {lacking[0]}",
+                f"a source has {', '.join(needed)}",
             )
         for name, rule in _NEEDED.items():
             setattr(self, name, self._checked(name, getattr(given, name), rule))
@@ -76,7 +77,7 @@ class UserSource(BaseSource):
             good = False
         if not good:
             raise ConfigError(
-                f"the source {self._name} has {name}={value!r}; it must be {rule.words}"
+                f"the source {self._name} has {mention(name, value)}", f"it must be {rule.words}"
             )
         return ours
 
@@ -94,15 +95,16 @@ class UserSource(BaseSource):
         block: Any = self._given.read_unit(u, seed, epoch)
         if not isinstance(block, RowBlock):
             raise DataError(
-                f"unit {u} of {self._name} is a {type(block).__name__}, not a RowBlock; let "
-                f"read_unit return a {RowBlock.__module__}.RowBlock"
+                f"unit {u} of {self._name} is a {type(block).__name__}, not a RowBlock",
+                f"let read_unit return a {RowBlock.__module__}.RowBlock",
             )
         start, stop = self.unit_bounds(u)
         check_promise(block, self._promised, stop - start, u)
         if not np.array_equal(block.row_ids, np.arange(start, stop)):
             raise DataError(
                 f"unit {u} of {self._name} gave rows that are not {start} to {stop - 1} in order, "
-                "which its unit_bounds promised; correct RowBlock.row_ids, or unit_bounds"
+                "which its unit_bounds promised",
+                "correct RowBlock.row_ids, or unit_bounds",
             )
         return block
 
@@ -271,7 +273,8 @@ class GeneratorSource(BaseSource):
         if n_rows < 1 or (self.classes is not None and len(self.classes) != n_outputs):
             raise ConfigError(
                 f"generator {self.name} has n_rows={n_rows}, n_outputs={n_outputs} and classes="
-                f"{classes}; it needs at least one row, and one output for each class"
+                f"{classes}",
+                "it needs at least one row, and one output for each class",
             )
         check_dtype(self.dtype, f"generator {self.name}")
         wide = np.float64 if self.dtype == np.float64 else np.float32
@@ -314,7 +317,8 @@ class GeneratorSource(BaseSource):
         except Exception as error:
             raise DataError(
                 f"{where} could not be made: the function failed with {type(error).__name__}: "
-                f"{error}; correct it there"
+                f"{error}",
+                "correct it there",
             ) from error
 
     def _check_repeatable(self, seed: int, epoch: int, start: int, stop: int, where: str) -> None:
@@ -329,9 +333,9 @@ class GeneratorSource(BaseSource):
             floats = first.dtype.kind == second.dtype.kind == "f"  # text has no NaN to look for
             if not np.array_equal(first, second, equal_nan=floats):
                 raise DataError(
-                    f"{where} has other values in a second call; make them of the seed, the epoch "
-                    "and the numbers of the rows alone, as by streamkern.RowRandom(np, seed, "
-                    "epoch, 0, np.arange(start, stop))"
+                    f"{where} has other values in a second call",
+                    "make them of the seed, the epoch and the numbers of the rows alone, as by "
+                    "streamkern.RowRandom(np, seed, epoch, 0, np.arange(start, stop))",
                 )
 
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
@@ -341,31 +345,34 @@ class GeneratorSource(BaseSource):
             self._check_repeatable(seed, epoch, start, stop, where)
         made, rows = self._made(seed, epoch, start, stop, where), stop - start
         if not isinstance(made, tuple | list):
-            raise DataError(f"{where} gave a {type(made).__name__}; it must give a tuple of arrays")
+            raise DataError(
+                f"{where} gave a {type(made).__name__}", "it must give a tuple of arrays"
+            )
         if len(made) != 2 + self.weighted:
             raise DataError(
-                f"{where} gave {len(made)} arrays; it must give (X, y, w) with weight_totals, and "
-                "(X, y) without"
+                f"{where} gave {len(made)} arrays",
+                "it must give (X, y, w) with weight_totals, and (X, y) without",
             )
         X, y, *w = (np.asarray(a) for a in made)
         w = [as_weights(a, rows, where, start) for a in w]
         if X.shape != (rows, *self.row_shape) or X.dtype != self.dtype:
             raise DataError(
-                f"{where} gave X {X.shape} {X.dtype}; give {(rows, *self.row_shape)} {self.dtype}, "
-                "or correct row_shape= or dtype="
+                f"{where} gave X {X.shape} {X.dtype}",
+                f"give {(rows, *self.row_shape)} {self.dtype}, or correct row_shape= or "
+                f"{mention('dtype=')}",
             )
         check_finite(X, f"X of {where}", start)
         if self.classes is not None:
             if y.shape != (rows,) or y.dtype.kind not in "iu":
                 raise DataError(
-                    f"{where} gave y {y.shape} {y.dtype}; give class ids, ({rows},) integers"
+                    f"{where} gave y {y.shape} {y.dtype}", f"give class ids, ({rows},) integers"
                 )
             return X, encode_labels(y, np.arange(self.n_outputs), start), *w
         flat = y.reshape(len(y), -1) if y.ndim else y
         if flat.shape != (rows, self.n_outputs) or y.dtype.kind not in "iuf":
             raise DataError(
-                f"{where} gave y {y.shape} {y.dtype}; give {(rows, self.n_outputs)} numbers, or "
-                "correct n_outputs="
+                f"{where} gave y {y.shape} {y.dtype}",
+                f"give {(rows, self.n_outputs)} numbers, or correct n_outputs=",
             )
         check_finite(y, f"y of {where}", start)
         return X, flat.astype(self.y_dtype, copy=False), *w

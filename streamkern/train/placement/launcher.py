@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from streamkern.basics.errors import EXIT_FAILED, ConfigError, RunError, TrainingInterrupted
+from streamkern.basics.message import mention
 from streamkern.basics.stop import StopRequest
 from streamkern.stream.unit_readers import address_of
 from streamkern.train.placement.generation import Ended, Generation
@@ -74,7 +75,9 @@ def run_ranks(
     """
     if not 1 <= min_ranks <= (ranks or min_ranks):
         raise ConfigError(
-            f"min_ranks={min_ranks} must be at least 1, and at most ranks={ranks}; correct it"
+            f"{mention('min_ranks', min_ranks)} must be at least 1, and at most "
+            f"{mention('ranks', ranks)}",
+            "correct it",
         )
     name = f"streamkern-{uuid.uuid4().hex[:12]}"
     cluster = RankCluster(client, name, timeout_s, lonely_s)
@@ -179,8 +182,8 @@ class _Driver:
         cluster = address_of(self._cluster.client)
         shortage = f"{len(found)} of at least {least} workers are {what} at {cluster}"
         if what == "left":
-            raise TrainingInterrupted(f"{shortage}; start others, then {_RESUME}")
-        raise RunError(f"{shortage}; start more, or ask for fewer ranks")
+            raise TrainingInterrupted(f"{shortage}", f"start others, then {_RESUME}")
+        raise RunError(f"{shortage}", "start more, or ask for fewer ranks")
 
     def _check_free(self, addresses: list[str]) -> None:
         """Raise if a worker is a rank of another driver: a task would wait until that rank has
@@ -191,7 +194,7 @@ class _Driver:
 
     def _check_stop(self) -> None:
         if self._stop.requested:
-            raise TrainingInterrupted(f"stopped by {self._stop.requested}; {_RESUME}")
+            raise TrainingInterrupted(f"stopped by {self._stop.requested}", f"{_RESUME}")
 
     def _notify(self, event: str, **facts: Any) -> None:
         self._on_event({"event": event, "generation": self._number, **facts})

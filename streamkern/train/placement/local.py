@@ -72,7 +72,8 @@ def _check_main(ranks: int) -> None:
     if path is not None and not os.path.exists(path):
         raise RunError(
             f"the processes of {ranks} ranks import the script that begins them, and {path} is no "
-            'file; write it to one, that trains below `if __name__ == "__main__":`'
+            "file",
+            'write it to one, that trains below `if __name__ == "__main__":`',
         )
 
 
@@ -81,9 +82,10 @@ def _started(make: Callable[..., Any], **options: Any) -> Any:
         return make(**options)
     except RuntimeError as error:
         raise RunError(
-            f"the processes of {options['n_workers']} ranks could not be started ({error}); a "
+            f"the processes of {options['n_workers']} ranks could not be started ({error})",
+            "a "
             'script has to be a file that trains below `if __name__ == "__main__":`, as they '
-            "import it"
+            "import it",
         ) from error
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamkern.basics.errors import ClusterError, ConfigError
+from streamkern.basics.message import mention
 from streamkern.basics.text import size_text
 from streamkern.stream.unit_readers import address_of, run_on
 
@@ -72,15 +73,16 @@ class RankCluster:
         if without_nanny:
             raise ConfigError(
                 f"the worker {without_nanny[0]} of {address_of(self.client)} has no nanny, which "
-                "ends its process with the other ranks'; start it without --no-nanny"
+                "ends its process with the other ranks'",
+                "start it without --no-nanny",
             )
         limited = [address for address, worker in known.items() if worker["memory_limit"]]
         if limited:
             limit = size_text(known[limited[0]]["memory_limit"])
             raise ConfigError(
                 f"the worker {limited[0]} of {address_of(self.client)} has a limit of {limit} on "
-                "its memory, at which Dask would stop or kill it in training; start it with "
-                "--memory-limit 0, and set run.memory in its place"
+                "its memory, at which Dask would stop or kill it in training",
+                f"start it with --memory-limit 0, and give {mention('run.memory')} in its place",
             )
         return {
             address: WorkerInfo(
@@ -122,8 +124,8 @@ class RankCluster:
             return answer.result(wait_s or self.timeout_s)
         except (OSError, CancelledError) as error:
             raise ClusterError(
-                f"{address_of(self.client)} is gone, or has not answered for {self.timeout_s:g} s; "
-                "start it again, then run the same command again to go on"
+                f"{address_of(self.client)} is gone, or has not answered for {self.timeout_s:g} s",
+                "start it again, then run the same command again to go on",
             ) from error
         finally:
             answer.cancel()

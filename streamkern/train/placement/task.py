@@ -141,7 +141,8 @@ def of_another_run(address: str) -> TrainingInterrupted:
     """Return the error of a second driver."""
     return TrainingInterrupted(
         f"the Dask worker at {address} is a rank of another run, or of this one by a driver that "
-        "is gone, which ends within minutes; run the same command again then"
+        "is gone, which ends within minutes",
+        "run the same command again then",
     )
 
 
@@ -246,7 +247,7 @@ def _picklable(error: BaseException, spec: RankSpec) -> BaseException:
     """Return the error as something that can be pickled."""
     if type(error).__module__ == errors.__name__ and isinstance(error, StreamkernError):
         notes = tuple(getattr(error, "__notes__", ()))
-        return RankFailed(type(error).__name__, str(error), error.exit_code, notes)
+        return RankFailed(type(error).__name__, error.message, error.exit_code, notes)
     trace = "".join(traceback.format_exception(error)).rstrip()
     where = f"rank {spec.rank} of {spec.size}, {spec.address}:\n{trace}"
     error.__traceback__ = error.__context__ = error.__cause__ = None  # frames keep all memory alive

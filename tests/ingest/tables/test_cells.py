@@ -17,8 +17,8 @@ from streamkern.ingest.tables.cells import (
     as_numbers,
     as_words,
     check_zone,
+    column_kind,
     is_zoned,
-    kind_of_type,
     present,
 )
 
@@ -170,6 +170,6 @@ def test_kinds_of_types() -> None:
         "empty": [pa.null()],
         None: [pa.list_(pa.int8()), pa.binary(), pa.struct([]), pa.time32("s")],
     }
-    assert {kind: [kind_of_type(k) for k in types] for kind, types in kinds.items()} == {
+    assert {kind: [column_kind(k) for k in types] for kind, types in kinds.items()} == {
         kind: [kind] * len(types) for kind, types in kinds.items()
     }

@@ -25,9 +25,9 @@ from streamkern.stream.sources.mixture import MixtureSource, open_stores, stored
 from streamkern.stream.sources.sampling import sample_rows
 from streamkern.stream.sources.transforms import GaussianNoise, Scale
 from streamkern.stream.sources.user import GeneratorSource
-from streamkern.train.resolve import open_run
+from streamkern.train.resolve.resolved_run import open_run
+from streamkern.train.resolve.training_data import open_data
 from streamkern.train.train import train
-from streamkern.train.training_data import open_data
 from tests.runs import settings as run_settings
 from tests.streams import everything
 

@@ -28,7 +28,7 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train import over_ranks
 from streamkern.train.placement import rank_cluster
 from streamkern.train.placement.local import local_cluster
-from streamkern.train.resolve import RunInputs
+from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.train import train
 from tests import rank_runs as runs
 from tests.clusters import Cluster

@@ -22,7 +22,7 @@ from streamkern.train.over_ranks import train_over
 from streamkern.train.placement import generation, task
 from streamkern.train.placement.local import local_cluster
 from streamkern.train.placement.task import RankSpec
-from streamkern.train.resolve import RunInputs
+from streamkern.train.resolve.run_inputs import RunInputs
 from tests.lives import eventually
 
 pytest.importorskip("distributed")

@@ -174,6 +174,7 @@ def test_a_stop_does_not_wait_for_a_frozen_rank(client: Any, tmp_path: Path, ran
     assert not [pid for *_, pid, _ in toys.begun(tmp_path) if alive(pid)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_error_comes_out_as_it_is(client: Any, tmp_path: Path, rank: int) -> None:
     """Ours and others', which say where they are from; nobody is left running."""
@@ -189,6 +190,7 @@ def test_an_error_comes_out_as_it_is(client: Any, tmp_path: Path, rank: int) -> 
     assert "in _act" in where
 
 
+@pytest.mark.full
 def test_no_progress_is_no_way_to_go_on(client: Any, tmp_path: Path) -> None:
     events = Events()
     with pytest.raises(RunError, match=r"3 times in a row .*rank . at .* is gone.*again") as caught:
@@ -231,6 +233,7 @@ def test_a_stop_is_rank_0s_to_grant(client: Any, tmp_path: Path) -> None:
     assert toys.notes(tmp_path)[-1] == "saved"
 
 
+@pytest.mark.full
 def test_a_stop_waits_for_a_rank_whose_answers_are_late(client: Any, tmp_path: Path) -> None:
     """As long as a rank can be silent that is well, for it saves."""
     stop, asked = StopRequest(install=False), list[float]()

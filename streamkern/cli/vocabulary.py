@@ -1,0 +1,121 @@
+"""Words of a command line for the settings that messages mention.
+
+Settings without an option are written as --set, or as in a run file where one is given.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from streamkern.basics.message import Mention
+from streamkern.config.names import PARAMETER_PATHS
+
+SETTING_OPTIONS: Final = {
+    "data.train": "--train", "data.test": "--test", "data.epochs": "--epochs",
+    "data.scale": "--scale", "data.dask": "--dask", "data.cache": "--cache",
+    "data.cache_size": "--cache-size", "solver.name": "--solver", "run.run_dir": "--run-dir",
+    "run.memory": "--memory", "run.device_memory": "--memory", "run.ranks": "--ranks",
+    "run.min_ranks": "--min-ranks", "run.center_ranks": "--center-ranks",
+    "run.cluster": "--cluster",
+}  # fmt: skip
+"""Settings that have an option of their own; the others are given by --set."""
+INGEST_COMMAND_OPTIONS: Final = {
+    "like": "--like", "encode": "--encode", "categorical": "--categorical", "drop": "--drop",
+    "numeric": "--numeric", "dates": "--date", "na_values": "--na-value", "targets": "--targets",
+}  # fmt: skip
+"""Options of ingest alone, which messages of other commands mention."""
+
+
+@dataclass(frozen=True)
+class CommandWords:
+    """The words of one command; a `Vocabulary`.
+
+    options : by the names of its parameters
+    words : of its command line
+    """
+
+    options: Mapping[str, str]
+    words: Sequence[str] = ()
+
+    def __call__(self, mention: Mention) -> str:
+        """Return a setting as the command line or the run file gives it.
+
+        `overwrite=True` becomes `--overwrite`, `header=False` `--no-header`, `missing="fill"`
+        `--missing fill`, `solver.level=5` `--set solver.level=5`.
+        """
+        if not self.options:
+            return str(mention)
+        takes_settings = "--set" in self.options.values()
+        path = PARAMETER_PATHS.get(mention.name, mention.name if "." in mention.name else None)
+        option = (INGEST_COMMAND_OPTIONS | dict(self.options)).get(mention.name)
+        own = not takes_settings or option != SETTING_OPTIONS.get(path or "")
+        if option is not None and own and mention.value is not None:
+            return _as_option(option, mention.value)
+        if path is None:
+            return str(mention)
+        as_setting = self._as_setting if takes_settings else _set
+        return as_setting(path, mention.value)
+
+    def _as_setting(self, path: str, value: str | None) -> str:
+        option = SETTING_OPTIONS.get(path)
+        option = option if option in self.options.values() else None
+        by_option, by_set = self._given_by(path, option)
+        if by_set and not by_option:
+            option = None
+        if by_option or by_set or not any(word.endswith(".toml") for word in self.words):
+            if option is not None:
+                return option if value is None else f"{option} {_bare(value)}".rstrip()
+            return _set(path, value)
+        return path if value is None else f"{path}={_toml(value)}"
+
+    def _given_by(self, path: str, option: str | None) -> tuple[bool, bool]:
+        """Return whether the command line gives a setting by its option, and by --set."""
+        words = [word.partition("=")[0] for word in self.words]
+        sets = [after for word, after in zip(self.words, self.words[1:], strict=False)
+                if word == "--set"]  # fmt: skip
+        return option in words, any(each.partition("=")[0].strip() == path for each in sets)
+
+
+def _parsed(value: str) -> Any:
+    """Return the value of a mention; text that is no literal of Python as it is."""
+    try:
+        return ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return value
+
+
+def _bare(value: str) -> str:
+    """Return the value of a mention without the quotes of text."""
+    parsed = _parsed(value)
+    return parsed if isinstance(parsed, str) else value
+
+
+def _as_option(option: str, value: str) -> str:
+    parsed = _parsed(value)
+    if parsed is True or value == "":
+        return option
+    if parsed is False:
+        return f"--no-{option[2:]}"
+    if isinstance(parsed, list | tuple):
+        return f"{option} {shlex.quote(','.join(map(str, parsed)))}"
+    return f"{option} {shlex.quote(_bare(value))}"
+
+
+def _set(path: str, value: str | None) -> str:
+    """Return a setting as the option --set; its name alone without a value."""
+    if value is None:
+        return path
+    return f"--set {path}={value.lower() if value in ('True', 'False') else _bare(value)}"
+
+
+def _toml(value: str) -> str:
+    """Return a value as in a run file: text in quotes."""
+    parsed = _parsed(value)
+    if isinstance(parsed, bool):
+        return value.lower()
+    return json.dumps(parsed) if isinstance(parsed, str) and parsed else value

@@ -1,0 +1,1 @@
+"""Losses of predictions: their values, gradients and bounds of curvature, for any array module."""

@@ -1,0 +1,167 @@
+"""Callbacks: objects that follow a run while it trains, and may end it.
+
+They receive every record of the log, and are called after every epoch. An exception of a callback
+ends the run; with a run directory, the same call resumes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from streamkern.basics.errors import ConfigError
+from streamkern.train.loop.step_loop import Position, Result
+from streamkern.train.resolve.resolved_run import ResolvedRun
+from streamkern.train.setup.planned import decided
+
+
+@dataclass(frozen=True)
+class TrainStart:
+    """A run that is about to take its first step.
+
+    Attributes
+    ----------
+    settings : mapping
+        Settings of the run, table by table, JSON.
+    setup : mapping
+        Choices and measurements of the setup.
+    step, epoch : int
+        Steps and epochs already done, if the run is resumed.
+    epochs : int
+        Largest number of epochs.
+    run_dir : str or None
+        The run directory.
+    """
+
+    settings: Mapping[str, Mapping[str, Any]]
+    setup: Mapping[str, Any]
+    step: int
+    epoch: int
+    epochs: int
+    run_dir: str | None = None
+
+    @classmethod
+    def of(cls, run: ResolvedRun, meta: dict[str, Any], at: Position, run_dir: str | None) -> Self:
+        """Return the start of a run with this setup, at this position."""
+        settings, passes = run.given.recorded(run.config), run.config.data.passes
+        return cls(settings, decided(meta), at.step, at.epoch, passes, run_dir)
+
+
+@dataclass(frozen=True)
+class EpochEnd:
+    """An epoch that has ended.
+
+    Attributes
+    ----------
+    epoch, step, samples : int
+        Numbers of epochs, steps and samples done so far.
+    figures : mapping of str to float
+        Figures of the newest evaluation; after the last epoch, those of the finished model.
+    last : bool
+        Whether no other epoch follows.
+    result : callable
+        Returns a result with the present weights, without history. Its model belongs to the run:
+        do not close or keep it.
+    """
+
+    epoch: int
+    step: int
+    samples: int
+    figures: Mapping[str, float]
+    last: bool
+    result: Callable[[], Result]
+
+
+class Callback:
+    """Base class of callbacks, whose methods do nothing; override those you need.
+
+    All methods are called by the training thread between two steps; training waits for them.
+    """
+
+    def begin(self, run: TrainStart) -> None:
+        """Handle the end of the setup. Also called when a run is resumed."""
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """Handle a record of the log: `event`, `step`, `epoch`, `samples`, and fields of the event.
+
+        "train" has `train_mse` and `samples_per_s`, about once a second; "evaluation" has figures.
+        """
+
+    def pass_ended(self, passed: EpochEnd) -> bool | None:
+        """Handle the end of an epoch. Return True to end training."""
+        return None
+
+    def end(self, error: BaseException | None) -> None:
+        """Handle the end of the run; no other call follows. Also called if `begin` failed.
+
+        error : the exception that ended training; None if it is complete
+        """
+
+
+def check_callbacks(callbacks: Any) -> tuple[Callback, ...]:
+    """Return a list of callbacks as a tuple, empty for None; raise ConfigError for other
+    objects."""
+    if not isinstance(callbacks, Iterable | None):
+        raise ConfigError(f"callbacks={callbacks!r} must be a list of callbacks", "give [it]")
+    checked = tuple(callbacks or ())
+    for callback in checked:
+        if not isinstance(callback, Callback):
+            raise ConfigError(
+                f"callbacks has {callback!r}",
+                "give objects of subclasses of streamkern.Callback, "
+                "and callbacks of scikit-learn to set_callbacks",
+            )
+    return checked
+
+
+class Callbacks:
+    """The callbacks of a run, in order.
+
+    stack : exit stack on which their `end` is registered
+    """
+
+    def __init__(self, callbacks: Sequence[Callback], stack: contextlib.ExitStack) -> None:
+        self._callbacks, self._stack = callbacks, stack
+        self._active: list[Callback] = []
+        self._passes = 0
+
+    def begin(self, run: TrainStart) -> None:
+        """Call `begin` of all callbacks, and register their `end`."""
+        for callback in self._callbacks:
+            self._stack.push(_ender(callback))
+            callback.begin(run)
+            self._active.append(callback)
+
+    @contextlib.contextmanager
+    def _calling(self) -> Iterator[list[Callback]]:
+        """Yield the callbacks to call. If one raises, none of them is called with later records."""
+        try:
+            yield self._active
+        except BaseException:
+            self._active = []
+            raise
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """Pass a record of the log to all callbacks. Records before `begin` are dropped."""
+        with self._calling() as active:
+            for callback in active:
+                callback.record(record)
+
+    def pass_ended(self, passed: EpochEnd) -> str | None:
+        """Call all callbacks, once for each epoch; return why one of them ends training, or
+        None."""
+        if passed.epoch <= self._passes:
+            return None
+        self._passes = passed.epoch
+        with self._calling() as active:
+            enders = [type(each).__name__ for each in active if each.pass_ended(passed)]
+        return f"{enders[0]} asked for no further pass" if enders else None
+
+
+def _ender(callback: Callback) -> Callable[..., None]:
+    def end(kind: object, error: BaseException | None, traceback: object) -> None:
+        callback.end(error)
+
+    return end

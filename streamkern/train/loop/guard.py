@@ -1,0 +1,263 @@
+"""The divergence guard, and the training loss of every epoch.
+
+The guard judges at fixed steps, so that it decides alike on every machine. The losses of steps are
+read a window at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.backend.base import Array
+from streamkern.basics.errors import DivergenceError
+from streamkern.basics.message import mention
+from streamkern.solver.base import LOSSES, Solver, State
+
+WINDOW = LOSSES
+FACTOR = 0.5
+MAX_BACK_OFFS = 8
+
+
+@dataclass
+class Guard:
+    """Compare the mean loss of each window of `WINDOW` steps with the best so far.
+
+    Losses are taken before the step, on rows not seen before, so they are unbiased, and every
+    output counts in its own scale. In scaled targets, predicting zero is predicting the mean. A
+    window is bad if its loss is not finite; if it is above twice that of predicting zero; if it is
+    above that of predicting zero after a window with less than half of it; or if it is above ten
+    times that of the best window and above a tenth of that of predicting zero. Minibatch noise and
+    hard stretches of data do none of this; an exponentially growing error does all of it within a
+    few windows.
+
+    The loss of predicting zero is the mean square of the targets. If it changes by a factor of 4,
+    the targets are not those of before, and a larger loss is no sign of growth: the comparison
+    begins anew, and only a loss above twice the largest mean square so far is bad.
+
+    best : mean loss of the best window since the last back-off or change of the targets
+    back_offs : number of back-offs
+    worth, most : loss of predicting zero at that time, and its largest value
+    """
+
+    best: float = math.inf
+    back_offs: int = 0
+    worth: float = 0.0
+    most: float = 0.0
+
+    def judge(self, loss: float, zero_loss: float, remedy: str = "a larger bandwidth") -> bool:
+        """Return whether the window is bad.
+
+        loss, zero_loss : mean loss of the window, and that of predicting zero
+        """
+        if not 0.25 * self.worth <= zero_loss <= 4 * self.worth:
+            self.best, self.worth = math.inf, zero_loss
+        self.most = max(self.most, zero_loss)
+        bad = (
+            not math.isfinite(loss)
+            or loss > 2 * self.most
+            or loss > zero_loss > 2 * self.best
+            or (loss > 10 * self.best and loss > 0.1 * zero_loss)
+        )
+        if not bad:
+            self.best = min(self.best, loss)
+            return False
+        self.back_offs += 1
+        self.best, self.most = math.inf, zero_loss  # losses fall from here, which is no growth
+        if self.back_offs > MAX_BACK_OFFS:
+            raise DivergenceError(
+                f"training diverged and halving the step size {MAX_BACK_OFFS} times did not help "
+                f"(with scaled targets loss {loss:.3g}, that of their mean {zero_loss:.3g})",
+                f"check the data for outliers, or set {remedy}",
+            )
+        return True
+
+    @staticmethod
+    def trusts(window: Sequence[Sequence[float]]) -> bool:
+        """Return whether the weights after a window that was not bad are worth going back to.
+
+        window : (loss, loss of predicting zero) of its steps
+
+        Growth that is slow enough to pass the check of the mean may already have spoilt the last
+        steps; going back to their weights would not help.
+        """
+        tail = window[-max(1, len(window) // 4) :]
+        return sum(loss for loss, _ in tail) <= sum(zero for _, zero in tail)
+
+    def scalars(self) -> dict[str, Any]:
+        """Return the state for a checkpoint, JSON; infinity becomes None."""
+        kept = asdict(self)
+        return kept | {"best": None if math.isinf(self.best) else self.best}
+
+    @classmethod
+    def restore(cls, scalars: dict[str, Any]) -> Guard:
+        """Return the guard whose state is `scalars`."""
+        kept = {name: scalars[name] for name in asdict(cls())}
+        return cls(**kept | {"best": math.inf if kept["best"] is None else kept["best"]})
+
+
+class Watch:
+    """The losses since the last judgement, the weights to go back to, and the back-off.
+
+    good : (p, c) device array, the last trusted weights
+    scale : (c,) scale of the targets
+    report : called with each back-off
+    curve : receives every loss
+    window : (n, 4), for each step that is not judged yet the mean over outputs of the loss and of
+        that of predicting zero, first in the scale of each output, then as squares of the user's
+        targets
+
+    Losses stay on the device until they are needed, and are copied to the host at once.
+    """
+
+    def __init__(
+        self,
+        solver: Solver,
+        state: State,
+        good: Array,
+        guard: Guard,
+        scale: npt.NDArray[np.float64],
+        report: Callable[[str, dict[str, Any]], None],
+        curve: LossCurve,
+        window: npt.NDArray[np.float64] | None = None,
+    ) -> None:
+        self.curve = curve
+        self.solver, self.state, self.good, self.guard = solver, state, good, guard
+        self._report = report
+        self._units = np.stack([np.ones_like(scale), scale**2], axis=1) / len(scale)
+        self._window = np.empty((0, 4)) if window is None else window
+        self._read = state.steps  # losses of later steps are still in the solver
+
+    def __len__(self) -> int:
+        return len(self._window) + self.state.steps - self._read
+
+    @property
+    def full(self) -> bool:
+        """True if it is time to judge, before the solver overwrites the oldest loss."""
+        return len(self) >= WINDOW
+
+    def read(self) -> npt.NDArray[np.float64]:
+        """Return the window on the host; waits for the device."""
+        if self._read < self.state.steps:
+            losses = self.solver.backend.to_host(self.solver.losses)  # (LOSSES, 2, c)
+            new = losses[np.arange(self._read, self.state.steps) % LOSSES]
+            with np.errstate(over="ignore", invalid="ignore"):  # they may have overflowed
+                means = (new @ self._units).swapaxes(1, 2).reshape(-1, 4)
+            self._window = np.concatenate([self._window, means])
+            self.curve.read(means[:, 2].tolist())
+            self._read = self.state.steps
+        return self._window
+
+    def judge(self, *, finite: bool = True) -> float:
+        """Return the mean loss of the window, and back off if it is bad.
+
+        The loss is in squares of the user's targets, averaged over the outputs.
+
+        finite : False makes the window bad whatever its losses. For a solver whose steps have no
+            size it is the only reason besides losses that are not finite: its weights are those of
+            least loss, or on the way there.
+        """
+        window = self.read()
+        loss, zero, *shown = window.mean(axis=0).tolist() if len(window) else [0.0] * 4
+        if not finite:
+            loss = shown[0] = math.nan
+        self._window = self._window[:0]
+        if self.solver.rules():
+            bad = self.guard.judge(loss, zero, self.solver.remedy)
+        else:
+            bad = not math.isfinite(loss)
+        if bad:
+            self.solver.backed_off(self.state, self.good, FACTOR)
+            fields = {"loss": shown[0], "zero_loss": shown[1], "scale": self.state.scale}
+            self._report("back-off", fields)
+        elif self.guard.trusts(window[:, :2].tolist()):
+            self.good[...] = self.state.alpha
+        return shown[0]
+
+    def rest(self) -> list[float]:
+        """Return the mean loss of the steps not judged yet, in a list, empty without such; see
+        `judge`."""
+        window = self.read()
+        with np.errstate(over="ignore", invalid="ignore"):
+            return [float(window[:, 2].mean())] if len(window) else []
+
+    def judge_rest(self) -> None:
+        """Judge the window that the end of the run cuts short.
+
+        The mean of a few steps is unreliable, unless there are no others; NaN and infinity are
+        decisive.
+        """
+        window, xp, steps = self.read(), self.solver.backend.xp, self.state.steps
+        n, arrays = len(window), self.solver.arrays(self.state).values()
+        finite = bool(np.isfinite(window).all()) and all(bool(xp.isfinite(a).all()) for a in arrays)
+        finite = self.solver.agree(finite)
+        if not steps or (finite and n < min(steps, WINDOW // 4)):
+            return
+        before = self.guard.back_offs
+        loss = self.judge(finite=finite)
+        if self.guard.back_offs == before:
+            return
+        # Back at the initial weights: the run has achieved nothing.
+        if self.solver.agree(not bool((self.good != self.solver.init().alpha).any())):
+            raise DivergenceError(
+                f"training diverged within its {steps} steps (loss {loss:.3g})",
+                f"check the data for outliers, lower {mention('solver.step_scale')} or set "
+                f"{self.solver.remedy}",
+            )
+
+
+Entries = Sequence[Sequence[float | None]]
+
+
+class LossCurve:
+    """Mean training losses, one for each epoch that has ended.
+
+    The loss of a step is that of the weights before it. A solver that changes its weights only at
+    the end of an epoch (`at_ends`) measures in epoch k + 1 the model with which epoch k ended, and
+    that loss is recorded for epoch k. `measure` sets the loss of its last epoch.
+
+    entries : for every epoch (loss summed over rows, rows); (loss, 0) if the model was measured;
+        None in place of numbers that are not finite
+    """
+
+    def __init__(self, entries: Entries = (), *, at_ends: bool = False) -> None:
+        self._at_ends = at_ends
+        self._entries = [[math.nan if x is None else float(x) for x in pair] for pair in entries]
+        self._waiting: list[tuple[int, int]] = []
+
+    def restored(self, entries: Entries, epochs: int) -> Self:
+        """Return a curve that continues from these entries after so many epochs."""
+        lacking = epochs - self._at_ends - len(entries)
+        return type(self)([*entries, *[(None, 0.0)] * lacking], at_ends=self._at_ends)
+
+    def stepped(self, epoch: int, rows: int) -> None:
+        """Note a step on `rows` rows, whose loss is read later."""
+        self._waiting.append((epoch - self._at_ends, rows))
+
+    def read(self, losses: Sequence[float]) -> None:
+        """Record the losses of the oldest steps that were not read yet."""
+        for (epoch, rows), loss in zip(self._waiting, losses, strict=False):
+            if epoch == len(self._entries):
+                self._entries.append([loss * rows, rows])
+            elif epoch >= 0 and self._entries[epoch][1]:
+                self._entries[epoch][0] += loss * rows
+                self._entries[epoch][1] += rows
+        del self._waiting[: len(losses)]
+
+    def measure(self, epoch: int, loss: float) -> None:
+        """Set the loss of the model with which an epoch has ended."""
+        self._entries[epoch:] = [[loss, 0.0]]
+
+    def entries(self) -> list[list[float | None]]:
+        """Return the entries as JSON values."""
+        return [[x if math.isfinite(x) else None for x in entry] for entry in self._entries]
+
+    def losses(self, epochs: int) -> list[float]:
+        """Return the losses of the first `epochs` epochs; NaN if unknown."""
+        found = [loss / rows if rows else loss for loss, rows in self._entries[:epochs]]
+        return found + [math.nan] * (epochs - len(found))

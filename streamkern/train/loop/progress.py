@@ -1,0 +1,192 @@
+"""Progress of a run: on the progress line, and in the log.
+
+Losses arrive one window at a time, so that no step waits for the device to show a number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from streamkern.basics.machine import MemoryMeter
+from streamkern.basics.progress import Line
+from streamkern.basics.text import time_text
+from streamkern.rundir.run_log import RunLog
+from streamkern.stream.meter import Meter, three_digits
+from streamkern.train.loop.guard import WINDOW
+from streamkern.train.loop.step_loop import Position
+
+LOG_EVERY_S, LOG_AT_LEAST_EVERY_S = 1.0, 30.0
+"""Fewest seconds between two records at the ends of windows, and between two within a long
+window."""
+
+PHASE_DESCRIPTIONS: Final = {
+    "metric": "looking for a metric",
+    "kernel": "looking for the kernel and its bandwidth",
+    "centers": "choosing the centers",
+    "sample": "reading a sample of the stream",
+    "preconditioner": "computing the preconditioner",
+}
+"""Phases of a setup, as the events "setup" of the log name them."""
+
+
+class RankFigures(Protocol):
+    """Figures of several ranks: see `rank_coordinator.RankCoordinator`."""
+
+    def facts(self) -> dict[str, Any]:
+        """Return the figures for the log."""
+
+    def words(self) -> str:
+        """Return the text for the progress line."""
+
+
+class RunProgress:
+    """Progress of one process that works on a run. The steps keep `position` up to date.
+
+    losses : losses of the windows that ended in this process, in squared units of the user's
+        targets; the first of them is window number `first` of the run
+    on_host : whether the run uses the memory of the host, not that of a device
+    heard : called with each record of the log
+    ranks : source of the figures of several ranks, or None
+    """
+
+    def __init__(
+        self, line: Line, log: RunLog, position: Position, *, on_host: bool = True,
+        heard: Callable[[dict[str, Any]], None] | None = None, ranks: RankFigures | None = None,
+    ) -> None:  # fmt: skip
+        self.line, self._log, self.position, self._heard = line, log, position, heard
+        self.losses: list[float] = []
+        self._empty_steps = 0
+        self._ranks = ranks
+        self.first = self._logged = 0
+        self._logged_at = time.monotonic()
+        self.doing = "getting ready"
+        self._taken = MemoryMeter() if on_host else None
+        self._phase_begun, self._n_done = time.monotonic(), 0
+
+    def report(self, event: str, fields: dict[str, Any]) -> None:
+        """Write a record to the log; events of the setup also update the progress line."""
+        at = self.position
+        where = {"step": at.step, "epoch": at.epoch, "samples": at.samples}
+        self._log.write(**where, event=event, **fields)
+        if self._heard is not None:
+            self._heard({"event": event, **where, **fields})
+        if event == "setup":
+            self.doing = PHASE_DESCRIPTIONS[fields["doing"]]
+            self._phase_begun, self._n_done = time.monotonic(), 0
+        elif event == "centers":
+            self.doing = "looking at the noise of the targets"
+        elif event == "bandwidth":
+            self.doing = self._counted("kernel", fields["kernels"])
+        elif event == "metric" and "ways" in fields:
+            self.doing = self._counted("metric", fields["ways"])
+        elif event == "block" and fields["blocks"] > 1:
+            self.doing = self._block(fields["block"] + 1, fields["blocks"])
+
+    def _counted(self, phase: str, n: int) -> str:
+        """Return text with the number of finished attempts of n in a phase, and the time left."""
+        self._n_done += 1
+        if self._n_done >= n:
+            return f"{PHASE_DESCRIPTIONS[phase]}, comparing what was found"
+        left = self._time_left(self._n_done, n)
+        done = f"{PHASE_DESCRIPTIONS[phase]}, {self._n_done} of {n} are tried"
+        return f"{done}, about {left} left for these"
+
+    def _time_left(self, done: int, n: int) -> str:
+        """Return the time that is left of a phase of n parts, assuming that each takes the same
+        time."""
+        return time_text((time.monotonic() - self._phase_begun) / done * (n - done))
+
+    def _block(self, done: int, blocks: int) -> str:
+        """Return the phase after `done` blocks of the preconditioner, assuming that each takes the
+        same time."""
+        if done == blocks:
+            return "learning from the sample"
+        left = self._time_left(done, blocks)
+        return f"preconditioner, block {done + 1} of {blocks}, about {left} left"
+
+    def setting_up(self) -> contextlib.AbstractContextManager[None]:
+        """Show the line of the setup, also during a single call that takes minutes."""
+        return self._saying("setup: ", lambda: self.doing)
+
+    def evaluating(self) -> contextlib.AbstractContextManager[None]:
+        """Show the line of an evaluation."""
+        return self._saying("", lambda: "evaluating")
+
+    def _saying(
+        self, before: str, what: Callable[[], str]
+    ) -> contextlib.AbstractContextManager[None]:
+        began = time.monotonic()
+        return self.line.ticking(
+            lambda: f"{before}{what()}  ({time_text(time.monotonic() - began)} so far)"
+        )
+
+    def begin(
+        self, meter: Meter, n_rows: int, passes: int, done: tuple[int, int] = (0, 0),
+        empty_steps: int = 0,
+    ) -> None:  # fmt: skip
+        """Begin the steps: `passes` over `n_rows`, after the epochs and samples that are `done`.
+
+        empty_steps : number of first steps of the run that only accumulate, while the model is
+            still zero: their losses are not those of a model, and are neither shown nor logged
+        """
+        self._meter, self._passes, self._done = meter, passes, done
+        self._empty_steps = empty_steps
+        self._total = n_rows * passes
+        self.first = self.position.step // WINDOW
+
+    def stepped(self, loss: float | None) -> None:
+        """Update log and line after a step. loss : mean loss of the window if it ended with this
+        step."""
+        if loss is not None:
+            self.losses.append(loss)
+        due = LOG_EVERY_S if loss is not None else LOG_AT_LEAST_EVERY_S
+        if time.monotonic() - self._logged_at >= due:
+            self._log_steps()
+        if self.line.due:
+            self.line.draw(self._words())
+
+    def _words(self) -> str:
+        """Return share, epoch, time left, the newest known loss, and the throughput."""
+        flow, at = self._meter.flow(self.position.samples), self.position
+        epoch = min(at.epoch - self._done[0] + 1, self._passes)
+        share = (at.samples - self._done[1]) / self._total
+        known = len(self.losses) > self._n_empty(self.losses)
+        loss = f"train mse {self.losses[-1]:.4g}  " if known else ""
+        left = time_text(self._left(flow.samples_per_s))
+        ranks = "" if self._ranks is None else self._ranks.words()
+        moving = f"{three_digits(flow.samples_per_s)} samples/s  {ranks}" if ranks else flow.words()
+        return f"{share:.0%}, epoch {epoch} of {self._passes}  {left} left  {loss}{moving}"
+
+    def _n_empty(self, losses: list[float]) -> int:
+        """Return how many of the losses belong to windows that began while the model was zero."""
+        return min(len(losses), max(0, -(-self._empty_steps // WINDOW) - self.first))
+
+    def log_losses(self) -> None:
+        """Log all losses that are not in the log yet."""
+        if len(self.losses) > self._logged:
+            self._log_steps()
+
+    def _log_steps(self) -> None:
+        """Log an event "train": the position, and the windows that have ended since the last
+        one."""
+        flow = self._meter.flow(self.position.samples)
+        first = max(self._logged, self._n_empty(self.losses))
+        new = self.losses[first:]
+        fields: dict[str, Any] = {"left_s": self._left(flow.samples_per_s), **flow.fields()}
+        if self._ranks is not None:
+            fields |= self._ranks.facts()
+        peak = None if self._taken is None else self._taken.peak()
+        if peak is not None:
+            fields["peak_bytes"] = peak
+        if new:
+            window = self.first + first
+            fields = {"train_mse": new[-1], "window": window, "losses": new, **fields}
+        self.report("train", fields)
+        self._logged, self._logged_at = len(self.losses), time.monotonic()
+
+    def _left(self, samples_per_s: float) -> float:
+        done = self.position.samples - self._done[1]
+        return (self._total - done) / max(samples_per_s, 1e-3)

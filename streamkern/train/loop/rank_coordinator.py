@@ -1,0 +1,161 @@
+"""Coordination of the ranks of a run: they synchronise, end, and resume at the same step.
+
+Weights and losses are the same on all ranks, and so are the decisions that follow from them.
+Decisions that depend on rank 0's clock, its figures or a signal are broadcast to the other ranks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from streamkern.backend.ranks import Communicator
+from streamkern.basics.errors import RankLostError
+from streamkern.basics.stop import StopRequest
+from streamkern.stream.meter import three_digits
+from streamkern.train.loop.step_loop import StepLoop
+
+GATHERED = 32
+"""Number of steps between two gatherings of the ranks' sums over rows, within a pass."""
+
+NO_CHECKPOINT = -1
+"""Step number that stands for "no checkpoint"."""
+
+WORTH_SAYING = 0.1
+"""Smallest difference between two ranks' shares of waiting time for which the slowest rank is
+shown."""
+
+
+class RankTimings(NamedTuple):
+    """Cumulative timings of a rank: seconds on the clock, waiting for data, and waiting for other
+    ranks; and the number of its rows."""
+
+    clock: float
+    stall: float
+    wait: float
+    rows: float
+
+
+class RankCoordinator:
+    """Coordinates this rank with the others. stop: rank 0's request decides."""
+
+    def __init__(self, ranks: Communicator, stop: StopRequest) -> None:
+        self._ranks, self._stop = ranks, stop
+        self._before = self._now = [RankTimings(0.0, 0.0, 0.0, 0.0)] * ranks.size
+
+    def check_step(self, step: int = NO_CHECKPOINT) -> None:
+        """Raise RankLostError unless all ranks continue from rank 0's step: a previous rank 0 may
+        have saved a checkpoint meanwhile."""
+        (first,) = self._ranks.broadcast_scalars([step])
+        if first != step:
+            said = [
+                "no checkpoint" if at == NO_CHECKPOINT else f"a checkpoint of step {at:.0f}"
+                for at in (step, first)
+            ]
+            raise RankLostError(
+                f"rank {self._ranks.rank} read {said[0]}, rank 0 {said[1]}",
+                "give a run_dir whose files all ranks see",
+            )
+
+    def at_sync_point(self, steps: StepLoop, *, now: bool) -> bool:
+        """Return whether a run may be evaluated, saved or ended after this step.
+
+        Sums over rows are gathered at fixed steps, so that no save changes the order of summation.
+        now : gather at this step in any case, because the settings ask for it.
+        """
+        if self._ranks.is_single:
+            return True
+        solver, state, at = steps.solver, steps.state, steps.position
+        if not at.batch:
+            return True  # the end of the pass has gathered the sums
+        if at.step % GATHERED and not now and solver.sums_of_rows(state):
+            return False
+        solver.gather(state)
+        return True
+
+    def gathered(self, steps: StepLoop) -> bool:
+        """Return whether rank 0 alone holds everything that a checkpoint stores, at any step."""
+        if self._ranks.is_single:
+            return True
+        return steps.share.whole and not steps.solver.sums_of_rows(steps.state)
+
+    def from_rank0(self, so: bool) -> bool:
+        """Return rank 0's value of `so`. All ranks must call it."""
+        return bool(self._ranks.broadcast_scalars([so])[0])
+
+    def ended(self, why: str | None, *, saves: bool = False) -> tuple[str | None, bool]:
+        """Return why rank 0 ends the run after this step, or None, and whether it saves the run.
+
+        Raises Stopped if a signal is the reason.
+        """
+        if self._ranks.is_single:
+            return why, saves
+        stopped, ended, saved = self._ranks.broadcast_scalars(
+            [self._stop.requested is not None, why is not None, saves]
+        )
+        if stopped:
+            self._stop.requested = self._stop.requested or "rank 0"
+            self._stop.check()
+        return why or ("rank 0 has ended it" if ended else None), bool(saved)
+
+    def exchange(self, step: int, stall_s: float, rows: int) -> None:
+        """Exchange timings between the ranks, every `GATHERED` steps."""
+        if not self._ranks.is_single and step % GATHERED == 0:
+            own = RankTimings(time.perf_counter(), stall_s, self._ranks.waited_s, rows)
+            self._before, self._now = (
+                self._now,
+                [RankTimings(*each) for each in self._ranks.allgather(own)],
+            )
+
+    def facts(self) -> dict[str, Any]:
+        """Return figures for the log, one per rank, measured between the last two exchanges.
+
+        These are the rows per second of the time in which the rank waits for no other rank, and the
+        shares of its time spent waiting for data and for other ranks. The slowest rank is the one
+        that waits least for the others.
+        """
+        if not self._before[0].clock:
+            return {}
+        pairs = zip(self._before, self._now, strict=True)
+        spent = [RankTimings(*(b - a for a, b in zip(*pair, strict=True))) for pair in pairs]
+        waits = [_share(one.wait, one.clock) for one in spent]
+        return {
+            "rank_samples_per_s": [
+                one.rows / max(one.clock - one.wait, 1e-9 + 1e-3 * one.clock) for one in spent
+            ],
+            "rank_stall_shares": [_share(one.stall, one.clock) for one in spent],
+            "rank_wait_shares": waits,
+            "slowest_rank": waits.index(min(waits)),
+        }
+
+    def words(self) -> str:
+        """Return the text for the progress line."""
+        return format_rank_figures(self.facts())
+
+
+def format_rank_figures(facts: Mapping[str, Any]) -> str:
+    """Return text with the least and the largest of each figure of `RankCoordinator.facts`, and the
+    slowest rank if it is noticeably slower. Empty if there are no figures."""
+    if "rank_wait_shares" not in facts:
+        return ""
+    rates, stalls, waits = (
+        facts[f"rank_{name}"] for name in ("samples_per_s", "stall_shares", "wait_shares")
+    )
+    apart = max(waits) - min(waits) >= WORTH_SAYING
+    return ", ".join([
+        f"{len(waits)} ranks",
+        *([f"slowest {facts['slowest_rank']}"] if apart else []),
+        f"waiting {_between(waits, '{:.0%}'.format)}",
+        f"stall {_between(stalls, '{:.0%}'.format)}",
+        f"{_between(rates, three_digits)}/s each",
+    ])  # fmt: skip
+
+
+def _between(figures: Sequence[float], text: Callable[[float], str]) -> str:
+    least, most = text(min(figures)), text(max(figures))
+    return least if least == most else f"{least}-{most}"
+
+
+def _share(part: float, whole: float) -> float:
+    return min(1.0, max(0.0, part / whole)) if whole > 0 else 0.0

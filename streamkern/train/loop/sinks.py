@@ -1,0 +1,162 @@
+"""Callbacks that pass the numbers of a run to TensorBoard and to MLflow, as they are logged."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from streamkern.basics.errors import ConfigError, TrainingInterrupted
+from streamkern.basics.message import mention
+from streamkern.basics.optional import import_optional
+from streamkern.basics.stop import Stopped
+from streamkern.basics.text import redact
+from streamkern.config.run_config import ExecutionConfig
+from streamkern.train.loop.callbacks import Callback, TrainStart
+from streamkern.train.loop.guard import WINDOW
+
+MAX_AT_ONCE = 1000
+"""Largest number of values in a request to MLflow; its servers refuse more."""
+LONGEST = 500
+"""Largest length of a parameter in MLflow, in characters."""
+_PLACES = ("event", "step", "epoch", "samples", "window", "left_s")
+RUN_DIR = "streamkern.run_dir"
+"""Tag by which a resumed run finds its run in MLflow."""
+
+
+def sinks_of(settings: ExecutionConfig) -> list[Callback]:
+    """Return the callbacks that the settings name."""
+    found: list[Callback] = []
+    if settings.tensorboard is not None:
+        found.append(TensorBoard(settings.tensorboard))
+    if settings.mlflow is not None:
+        found.append(MLflow(settings.mlflow))
+    return found
+
+
+def numbers_in(record: Mapping[str, Any]) -> Iterator[tuple[str, float, int]]:
+    """Yield (name, value, step) of a record of the log.
+
+    For "train" these include the loss of every window that has ended; for all events, every other
+    number.
+    """
+    losses = record.get("losses", ())
+    for number, loss in enumerate(losses, record.get("window", 0) + 1):
+        yield "train_mse", float(loss), number * WINDOW
+    if record["event"] not in ("train", "evaluation", "back-off"):
+        return
+    for name, value in record.items():
+        if name in _PLACES or (losses and name == "train_mse"):
+            continue
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            yield name, float(value), int(record["step"])
+
+
+class TensorBoard(Callback):
+    """Writes losses and figures to a folder that TensorBoard shows.
+
+    folder : a local folder. A resumed run continues in it.
+
+    Raises `MissingDependencyError` without tensorboardX.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = os.fspath(folder)
+        import_optional("tensorboardX", "TensorBoard", "tensorboard")
+        self._writer: Any = None
+
+    def begin(self, run: TrainStart) -> None:
+        """Open a file in the folder."""
+        module = import_optional("tensorboardX", "TensorBoard", "tensorboard")
+        # Numbers from after the checkpoint that a run is resumed from are written again.
+        again = {"purge_step": run.step + 1} if run.step else {}
+        # Else two files of the same second have the same name, and one would replace the other.
+        own = f".{time.time_ns()}"
+        self._writer = module.SummaryWriter(self.folder, filename_suffix=own, **again)
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """Write the numbers of a record."""
+        for name, value, step in numbers_in(record):
+            self._writer.add_scalar(name, value, step)
+
+    def end(self, error: BaseException | None) -> None:
+        """Close the file."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+class MLflow(Callback):
+    """Writes settings, losses and figures to a run in MLflow.
+
+    uri : URI of the tracking server or store; None: the one that MLflow is configured for
+    experiment : experiment of the run; created if it does not exist
+
+    A run with a `run_dir` that is resumed continues its MLflow run.
+
+    Raises `MissingDependencyError` without MLflow, and `ConfigError` if MLflow rejects `uri`.
+    """
+
+    def __init__(self, uri: str | None = None, *, experiment: str = "streamkern") -> None:
+        self.uri, self.experiment = uri, experiment
+        self.run_id: str | None = None
+        self._connected()
+        self._client: Any = None
+
+    def _connected(self) -> Any:
+        module = import_optional("mlflow", "logging to MLflow", "mlflow")
+        try:
+            return module.MlflowClient(self.uri)
+        except (module.MlflowException, ImportError) as error:  # SQLite needs more packages
+            raise ConfigError(
+                f"{mention(f'run.mlflow={redact(str(self.uri))}')} is no place that MLflow can use "
+                f"({redact(str(error))})",
+                "give the URI of a tracking server or store",
+            ) from error
+
+    def begin(self, run: TrainStart) -> None:
+        """Find or create the run, and write the settings."""
+        self.run_id = None  # the run of an earlier `fit` has ended
+        self._client = self._connected()
+        found = self._client.get_experiment_by_name(self.experiment)
+        place = (
+            self._client.create_experiment(self.experiment)
+            if found is None
+            else found.experiment_id
+        )
+        self.run_id = self._resumed(place, run) if run.step and run.run_dir else None
+        if self.run_id is None:
+            tags = {} if run.run_dir is None else {RUN_DIR: run.run_dir}
+            self.run_id = self._client.create_run(place, tags=tags).info.run_id
+            for name, value in _parameters(run.settings):
+                self._client.log_param(self.run_id, name, value)
+        else:
+            self._client.update_run(self.run_id, status="RUNNING")
+
+    def _resumed(self, place: str, run: TrainStart) -> str | None:
+        """Return the id of the newest MLflow run of the run directory, or None."""
+        runs = self._client.search_runs([place], order_by=["attributes.start_time DESC"])
+        same = (r.info.run_id for r in runs if r.data.tags.get(RUN_DIR) == run.run_dir)
+        return next(same, None)
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """Write the numbers of a record."""
+        metric, now = import_optional("mlflow.entities").Metric, int(time.time() * 1000)
+        numbers = [metric(name, value, now, step) for name, value, step in numbers_in(record)]
+        for first in range(0, len(numbers), MAX_AT_ONCE):
+            self._client.log_batch(self.run_id, metrics=numbers[first : first + MAX_AT_ONCE])
+
+    def end(self, error: BaseException | None) -> None:
+        """Record how the run ended."""
+        if self.run_id is not None:
+            stopped = isinstance(error, TrainingInterrupted | Stopped)
+            status = "FINISHED" if error is None else "KILLED" if stopped else "FAILED"
+            self._client.set_terminated(self.run_id, status)
+            self._client = None
+
+
+def _parameters(settings: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    for table, values in settings.items():
+        for name, value in values.items():
+            yield f"{table}.{name}", redact(str(value))[:LONGEST]

@@ -1,0 +1,348 @@
+"""Training loop: steps over batches, watched by the guard, for a run and for `partial_fit`.
+
+    made by `setup` -> (begin | restore) -> run_through(batches of the feed) -> result
+
+The state after batch i is a pure function of the settings, the data and i.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.backend.base import Array
+from streamkern.backend.batch import Batch
+from streamkern.basics.warning import warn
+from streamkern.losses.losses import LOSSES_BY_NAME
+from streamkern.predict.calibration import Calibration, lacking
+from streamkern.solver.base import State
+from streamkern.solver.equations import EquationSolver
+from streamkern.solver.kernel_ridge import KernelRidgeSolver
+from streamkern.solver.method import Report
+from streamkern.solver.posterior import Posterior
+from streamkern.stream.buffers import Share
+from streamkern.stream.feed import Feed
+from streamkern.stream.loader import Loader
+from streamkern.train.loop.guard import Guard, LossCurve, Watch
+from streamkern.train.model.calibrating import (
+    calibrate,
+    calibrate_left_out,
+    native_calibration,
+)
+from streamkern.train.model.kernel_model import KernelModel, SharedModel, column_names
+from streamkern.train.resolve.resolved_run import ResolvedRun
+from streamkern.train.setup.assemble import Assembled
+from streamkern.train.setup.gathered import gathered
+
+Kept = tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]
+"""Arrays on the host, and JSON values, as saved in setup and checkpoints."""
+Between = Callable[[int, float | None], bool]
+"""Function of (samples before the last step, mean loss of its window or None if the window has not
+ended) that returns whether the step was the last."""
+
+
+@dataclass
+class Position:
+    """Position of a run: the next batch, and the numbers of steps and samples so far."""
+
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+    samples: int = 0
+    done: bool = False
+
+
+@dataclass
+class Result:
+    """A finished run; the caller closes `model.backend`.
+
+    Z : (p, d) transformed centers, in kept order
+    order : kept center i is center order[i] of the chosen centers
+    meta : decisions and measurements of the setup
+    history : the evaluations, oldest first
+    timing : seconds of the loop in this process, and the part of them spent waiting for data
+    ended : why the run took fewer epochs than allowed, or None
+    skipped : a sentence for each damaged checkpoint that was replaced by an older one, here or in
+        the run of solver.warm_start, and for a damaged log
+    ridge : the ridge that the solver found; 0 if it does not search for one
+    ridges : (c,) ridges if each output has its own; `ridge` is their geometric mean
+    epochs : number of epochs trained
+    validation_scores : scores of the passes if rows are set aside; see `early_stopping`
+    losses : mean training loss of each epoch, see `LossCurve`, in squared units of the user's
+        targets, over all processes that worked on the run
+    """
+
+    model: KernelModel
+    Z: npt.NDArray[Any]
+    order: npt.NDArray[np.int64]
+    meta: dict[str, Any]
+    samples: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    history: list[dict[str, Any]] = field(default_factory=list)
+    timing: dict[str, float] = field(default_factory=dict)
+    ended: str | None = None
+    skipped: tuple[str, ...] = ()
+    ridge: float = 0.0
+    ridges: npt.NDArray[np.float64] | None = None
+    epochs: int = 0
+    losses: list[float] = field(default_factory=list)
+    validation_scores: list[float] = field(default_factory=list)
+
+
+class StepLoop:
+    """A solver at work. `position` is kept up to date; `report` receives passes and back-offs.
+
+    rows : number of this rank's rows that were trained on
+    """
+
+    def __init__(
+        self, run: ResolvedRun, made: Assembled, position: Position, report: Report
+    ) -> None:
+        self.run, self.made, self.solver = run, made, made.solver
+        self.position, self.report = position, report
+        self.whole = True  # no step has begun without ending
+        self.ranks = run.given.ranks
+        self.share = run.method.share(run.problem, run.sizes, self.ranks)
+        self.rows = 0
+        self._best: Any = None
+        self._curve = LossCurve(at_ends=run.method.empty_epochs > 0)
+        self.calibration = native_calibration(run, made.targets)
+        self.posterior: Posterior | None = None
+        if isinstance(self.solver, KernelRidgeSolver):
+            self.solver.keeps_factor = made.meta["left_out"]
+
+    def begin(self, alpha: npt.NDArray[Any] | None = None) -> None:
+        """Begin with zero weights, or with the weights `alpha` (p, c)."""
+        made = self.made
+        start = None if alpha is None else self.run.backend.asarray(alpha, made.op.dtype)
+        self._go_on(self.solver.init(start), Guard())
+
+    def restore(self, arrays: dict[str, Any], meta: dict[str, Any]) -> None:
+        """Restore the state that `kept` returned. arrays["good"] is overwritten from now on."""
+        state, self._best = self.solver.restore(arrays, meta["state"]), arrays.get("best")
+        self.calibration, self.posterior = Calibration.from_arrays(arrays), Posterior.kept(arrays)
+        self._curve = self._curve.restored(meta.get("losses", ()), meta["position"]["epoch"])
+        self._go_on(state, Guard.restore(meta["guard"]), arrays["good"], arrays["window"])
+        for name, now in asdict(self.position).items():
+            setattr(self.position, name, type(now)(meta["position"][name]))
+
+    def _go_on(self, state: State, guard: Guard, good: Any = None, window: Any = None) -> None:
+        good = state.alpha.copy() if good is None else self.run.backend.asarray(good)
+        self.state = state
+        self.watch = Watch(
+            self.solver, state, good, guard, self._loss_scale, self.report, self._curve,
+            window,
+        )  # fmt: skip
+
+    @property
+    def _loss_scale(self) -> npt.NDArray[np.float64]:
+        """Factor (c,) of the errors that the solver measures, to the unit of the targets."""
+        scale = self.made.targets.scale
+        return scale if self.solver.loss is None else np.ones_like(scale)
+
+    def kept(self) -> Kept:
+        """Return the host arrays and JSON values from which `restore` continues and a model is
+        made."""
+        averaged = self.solver.weights(self.state) is self.state.average  # may update the average
+        arrays = self._arrays()
+        if self.share.whole:
+            kept = {name: self.run.backend.copy_to_host(a) for name, a in arrays.items()}
+        else:
+            kept = self._gathered(arrays)
+        # An array, because a diverging run has losses that JSON cannot represent.
+        kept["window"] = self.watch.read().copy()  # also updates the curve
+        for known in (self.calibration, self.posterior):
+            kept |= {} if known is None else known.arrays()
+        return kept, {
+            "position": asdict(self.position),
+            "state": self.solver.scalars(self.state),
+            "guard": self.watch.guard.scalars(),
+            "losses": self._curve.entries(),
+            "evaluated": "average" if averaged else "alpha",
+        }
+
+    def _arrays(self) -> dict[str, Array]:
+        arrays = self.solver.arrays(self.state) | {"good": self.watch.good}
+        return arrays if self._best is None else arrays | {"best": self._best}
+
+    def _gathered(self, arrays: dict[str, Array]) -> dict[str, npt.NDArray[Any]]:
+        """Return the arrays of all centers on rank 0, gathered from the ranks; on other ranks
+        nothing."""
+        backend, solver, found = self.run.backend, self.solver, {}
+        for name, a in arrays.items():
+            n = self.state.n_pending if name in solver.growing else self.share.p
+            ids = self.run.method.rows_of(name, n, self.share)
+            if ids is None:
+                host = None if self.ranks.rank else backend.copy_to_host(a)
+            else:
+                host = gathered(a, ids, n, self.share.grid, self.ranks, backend)
+            if host is not None:
+                found[name] = host
+        return found
+
+    def hand_in(self) -> None:
+        """Send this rank's arrays to rank 0, while rank 0 calls `kept`."""
+        if not self.share.whole:
+            self._gathered(self._arrays())
+
+    def keep_best(self) -> None:
+        """Save a copy of the current weights as the best ones."""
+        weights = self.solver.weights(self.state)
+        if self._best is None:
+            self._best = weights.copy()
+        else:
+            self._best[...] = weights
+
+    def take_best(self) -> None:
+        """Restore the weights of `keep_best`, if it was called, at the end of a run."""
+        if self._best is not None:
+            self.state.alpha[...] = self.state.average[...] = self._best
+            self._best = None
+
+    def take_posterior(self) -> None:
+        """Compute the posterior at the end of a run, if it is requested."""
+        if self.run.problem.posterior:
+            assert isinstance(self.solver, EquationSolver)
+            self.posterior = self.solver.posterior(self.state)
+            self.report("posterior", self.posterior.describe(self.made.targets.scale))
+
+    @property
+    def _leaves_out(self) -> bool:
+        return self.made.meta["left_out"] and isinstance(self.solver, KernelRidgeSolver)
+
+    @property
+    def owes_calibration(self) -> bool:
+        """True if the finished model can be calibrated, and is not yet."""
+        can = self.run.data.apart is not None or self._leaves_out
+        known = self.calibration is not None and len(self.calibration.intervals.scores) > 0
+        return can and self.ranks.rank == 0 and not known
+
+    def take_calibration(self) -> None:
+        """Calibrate the finished model on the calibration rows, or on leave-one-out predictions."""
+        model, data = self.model(), self.run.data
+        if data.apart is not None:
+            self.calibration = calibrate(model, data.apart)
+        else:
+            assert isinstance(self.solver, KernelRidgeSolver)
+            factors = data.weight_factors if data.source.weighted else None
+            with self.run.backend.active():
+                rows = self.solver.left_out(self.state)
+                self.calibration = calibrate_left_out(model, rows, factors)
+        self.report("calibrated", self.calibration.describe())
+
+    @contextlib.contextmanager
+    def feed(self, client: Any = None) -> Iterator[Feed]:
+        """Yield the feed of the run's batches on the device. client : Dask client to read on, or
+        None."""
+        config, data, sizes = self.run.config, self.run.data, self.run.sizes
+        seed = config.run.random_state
+        with (
+            Loader(
+                data.source,
+                batch_size=min(self.made.batch_size, data.source.n_rows),
+                seed=seed,
+                block_bytes=sizes.loader_block_bytes,
+                in_flight_bytes=sizes.loader_in_flight_bytes,
+                threads=config.data.prefetch_threads,
+                client=client,
+                repeat=self.run.method.same_rows,
+                share=Share(self.share.grid.row, self.share.grid.rows),
+            ) as loader,
+            Feed(
+                loader,
+                self.run.backend,
+                dtype=self.made.op.dtype,
+                seed=seed,
+                factors=data.weight_factors,
+                targets=self.made.targets if self.solver.loss is None else None,
+            ) as feed,
+        ):
+            yield feed
+
+    def run_through(self, batches: Iterator[Batch], between: Between | None = None) -> None:
+        """Take a step for each batch, until `between` returns True."""
+        for batch in batches:
+            before = self.position.samples
+            loss = self.take(batch)
+            if between is not None and between(before, loss):
+                break
+
+    def take(self, batch: Batch) -> float | None:
+        """Take one step and, after the last batch, end the pass.
+
+        Returns the mean loss of the window if the step has ended it.
+        """
+        position = self.position
+        self.whole = False
+        with np.errstate(over="ignore", invalid="ignore"):  # the guard handles divergence
+            self.solver.step(self.state, batch)
+        self._curve.stepped(position.epoch, batch.whole)
+        position.step = self.state.steps
+        position.samples += batch.whole
+        self.rows += len(batch.X)
+        position.batch = batch.index + 1
+        if batch.last:
+            position.epoch, position.batch = position.epoch + 1, 0
+            self._end_pass()
+        self.whole = True
+        return self.watch.judge() if self.watch.full else None
+
+    def _end_pass(self) -> None:
+        facts = self.solver.end_pass(self.state)
+        if facts:
+            self.report("pass", facts)
+        if "note" in facts:
+            warn(facts["note"])
+
+    def model(self) -> KernelModel:
+        """Return the model with the current weights.
+
+        If the ranks share out the centers, they evaluate it together: see `answer`.
+        """
+        data, solver = self.run.data, self.solver
+        kind: Callable[..., KernelModel] = KernelModel
+        if not self.share.whole:
+            kind = partial(SharedModel, ranks=self.ranks, grid=self.share.grid)
+        return kind(
+            self.made.op, solver.Z, solver.weights(self.state), data.source.classes,
+            data.source.row_shape, data.fixed, self.made.targets, **column_names(self.made.meta),
+            calibration=self.calibration, posterior=self.posterior,
+            lacking=lacking(self.made.meta), loss=LOSSES_BY_NAME.get(self.run.config.model.loss),
+        )  # fmt: skip
+
+    def answer(self) -> None:
+        """Evaluate the model for rank 0, until rank 0 calls `answer` as well.
+
+        All ranks call it after each point at which rank 0 may have evaluated the model.
+        """
+        if not self.share.whole:
+            model = self.model()
+            assert isinstance(model, SharedModel)
+            model.answer()
+
+    def measured(self, loss: float | None) -> None:
+        """Record the training loss of the finished model if the steps did not measure it."""
+        if loss is not None and self.run.method.empty_epochs:
+            self._curve.measure(self.position.epoch - 1, loss)
+            self.report("train", {"train_mse": loss})
+
+    def _ridges(self) -> npt.NDArray[np.float64] | None:
+        found = self.made.arrays.get("ridges", self.state.pending.get("ridges"))
+        return None if found is None else self.run.backend.copy_to_host(found)
+
+    def result(self, **of_the_run: Any) -> Result:
+        """Return the result of the run. of_the_run : the entries of `Result` that have defaults."""
+        made, to_host = self.made, self.run.backend.to_host
+        self.watch.read()
+        return Result(
+            self.model(), to_host(made.arrays["Z"]), np.asarray(made.arrays["order"]), made.meta,
+            self.position.samples, epochs=self.position.epoch, ridges=self._ridges(),
+            losses=self._curve.losses(self.position.epoch),
+            ridge=made.meta["setup"].get("ridge", self.state.ridge), **of_the_run,
+        )  # fmt: skip

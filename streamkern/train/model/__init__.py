@@ -1,0 +1,1 @@
+"""A trained model in memory: its predictions, calibration, importances and goodness of fit."""

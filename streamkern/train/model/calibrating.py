@@ -1,0 +1,114 @@
+"""Calibration of a trained model on rows set aside; the result becomes part of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.backend.base import Array, tiles
+from streamkern.basics.array_types import Floats
+from streamkern.basics.errors import DataError
+from streamkern.losses.losses import LOSSES_BY_NAME
+from streamkern.planning.memory import EVALUATED_ROWS
+from streamkern.predict.calibration import Calibration, Intervals
+from streamkern.predict.probabilities import Softmax
+from streamkern.solver.kernel_ridge import LeftOut
+from streamkern.stream.sources.base import BaseSource
+from streamkern.stream.target_scale import TargetScale
+from streamkern.train.model.kernel_model import KernelModel
+from streamkern.train.model.spreads import ResidualScales, find_difficulty, most_points
+from streamkern.train.resolve.resolved_run import ResolvedRun
+
+
+def calibrate(model: KernelModel, source: BaseSource) -> Calibration:
+    """Return the calibration of a model by the rows of `source`, none of which it was trained on.
+
+    Raises DataError if none of the rows has a weight.
+    """
+    to_host, parts = model.backend.to_host, []
+    with model.backend.active():
+        for block, F, Y in model.stream(source):
+            w = np.ones(len(F)) if block.w is None else block.w.astype(np.float64)
+            parts.append((np.array(to_host(F)), np.array(to_host(Y)), w))
+    F, Y, w = (np.concatenate(part) for part in zip(*parts, strict=True))
+    if not w.any():
+        raise DataError(
+            "all rows set aside by calibrate have sample weight 0",
+            "give more of the rows a weight above 0, or leave calibrate out",
+        )
+    weights = w if source.weighted else None
+    origins = np.concatenate([source.origins(u, 0) for u in range(source.n_units)])
+    if model.classes is not None:
+        return Calibration.of_classes(F, Y.argmax(axis=1), weights, origins)
+    found = Calibration.of_values(F, Y, weights, origins)
+    with model.backend.active():
+        missed = np.abs(F.astype(np.float64) - Y)
+        return _normalised(found, model, source, missed, weights, origins)
+
+
+def native_calibration(run: ResolvedRun, targets: TargetScale) -> Calibration | None:
+    """Return the probabilities that a model has by its loss, without rows set aside; None if it has
+    none."""
+    if run.config.model.loss not in LOSSES_BY_NAME:
+        return None
+    c = len(targets.mean)
+    return Calibration(Intervals(np.empty((0, 1))), Softmax(np.ones(c), np.zeros(c)))
+
+
+def calibrate_left_out(model: KernelModel, rows: LeftOut, factors: Floats | None) -> Calibration:
+    """Return the calibration of a classifier by its training rows, each predicted by all others.
+
+    rows : values and targets of the training rows, in the units of the solver
+    factors : (c,) factors of the sample weights by class, or (1,), which are divided out here; None
+        if rows have no sample weights
+    """
+    xp, to_host = model.backend.xp, model.backend.to_host
+    F, Y = (to_host(model.targets.outside(xp, a, np.float64)) for a in (rows.F, rows.Y))
+    labels, w = Y.argmax(axis=1), None
+    if factors is not None:
+        w = to_host(rows.w) / (factors[labels] if len(factors) > 1 else factors)
+    return Calibration.of_classes(F, labels, w, rows.origins)
+
+
+def _normalised(
+    found: Calibration, model: KernelModel, source: BaseSource, missed: Floats, w: Floats | None,
+    origins: npt.NDArray[np.integer],
+) -> Calibration:  # fmt: skip
+    """Return a calibration whose intervals are scaled by the estimated difficulty of a row.
+
+    The difficulty is estimated from some of the rows, drawn at random, whose scaled features are
+    kept; the other rows measure how far the scaled intervals have to reach.
+    """
+    all_told = np.arange(len(missed)) if w is None else np.flatnonzero(w > 0)
+    told = all_told[np.sort(np.unique(origins[all_told], return_index=True)[1])]
+    d, dtype = int(np.prod(model.row_shape)), model.op.dtype
+    order = np.random.default_rng(len(told)).permutation(told)
+    count = most_points(len(told), d, dtype.itemsize)
+    first = np.sort(order[:count])
+    others = all_told[~np.isin(origins[all_told], origins[first])]
+    X, place = np.empty((count, d), dtype), 0
+    for rows in _prepared(model, source, first):
+        X[place : place + len(rows)] = model.backend.to_host(rows)
+        place += len(rows)
+    weights = None if w is None else w[first]
+    spreads = ResidualScales(model.op, find_difficulty(model.op, X, missed[first], weights))
+    sigma, place = np.empty((len(others), missed.shape[1])), 0
+    for rows in _prepared(model, source, others):
+        sigma[place : place + len(rows)] = spreads(rows)
+        place += len(rows)
+    weights = None if w is None else w[others]
+    return found.normalised_by(spreads.difficulty, missed[others], sigma, weights)
+
+
+def _prepared(
+    model: KernelModel, source: BaseSource, chosen: npt.NDArray[np.int64]
+) -> Iterator[Array]:
+    """Yield the rows at positions `chosen` of the order of reading, ascending, for the kernel."""
+    first = 0
+    for block in source.blocks():
+        own = chosen[(chosen >= first) & (chosen < first + len(block.row_ids))] - first
+        for part in tiles(len(own), EVALUATED_ROWS):
+            yield model.prepared(block.take(own[part]))
+        first += len(block.row_ids)

@@ -1,0 +1,141 @@
+"""Permutation importance: the loss of accuracy when a column of held-out rows is shuffled.
+
+Breiman (2001). All features that encode one column of a table are shuffled together, which is
+equivalent to shuffling the column itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.basics.array_types import Floats
+from streamkern.basics.errors import DataError
+from streamkern.basics.optional import on_demand
+from streamkern.ingest.tables.encoder import Encoder
+from streamkern.predict.input_rows import FileRows
+from streamkern.store.row_block import RowBlock, concatenated
+from streamkern.stream.sources.base import BaseSource
+from streamkern.train.model.kernel_model import KernelModel
+
+PERMUTED_ROWS, REPEATS = 2000, 5
+"""Largest number of rows that are evaluated, and number of shuffles of each column."""
+
+
+@dataclass(frozen=True)
+class PermutationImportances:
+    """Decrease of a score when each column is shuffled.
+
+    names : names of the columns, in their order
+    figure : "accuracy" or "r2"
+    score : score on the unshuffled rows
+    n_rows : number of rows evaluated
+    mean, std : (k,) mean and standard deviation of the decrease over the shuffles of each column
+    """
+
+    names: tuple[str, ...]
+    figure: str
+    score: float
+    n_rows: int
+    mean: Floats
+    std: Floats
+
+    def describe(self) -> dict[str, Any]:
+        """Return the importances as JSON values, the most important column first."""
+        order = np.argsort(-self.mean, kind="stable")
+        columns = [[self.names[j], float(self.mean[j]), float(self.std[j])] for j in order]
+        return {
+            "figure": self.figure, "score": self.score, "rows": self.n_rows, "columns": columns,
+        }  # fmt: skip
+
+
+def column_groups(
+    encoder: Any, columns: tuple[str, ...] | None, n_features: int
+) -> tuple[tuple[str, slice], ...]:
+    """Return the name of each column with the slice of features that encode it."""
+    if encoder is not None:
+        return Encoder.from_json(encoder, "the model").groups
+    names = columns or tuple(f"x{j}" for j in range(n_features))
+    return tuple((name, slice(j, j + 1)) for j, name in enumerate(names))
+
+
+def permutation_importances(
+    model: KernelModel,
+    source: BaseSource | FileRows,
+    *,
+    n_rows: int = PERMUTED_ROWS,
+    n_repeats: int = REPEATS,
+    seed: int = 0,
+) -> PermutationImportances:
+    """Return the importance of each column for the accuracy, or R2, on rows with targets.
+
+    source : rows that the model was not trained on; at most `n_rows` random ones are evaluated.
+    Raises DataError if there are no rows, or if they do not match the training rows.
+    """
+    rows = _random_rows(model, source, n_rows, seed)
+    X = np.asarray(rows.X).reshape(len(rows.X), -1)
+    groups = column_groups(model.encoder, model.columns, X.shape[1])
+    places = np.tile(np.arange(len(X))[:, None], len(groups))
+
+    metrics = on_demand("sklearn.metrics")
+
+    def score(shuffled: _Shuffled, places: npt.NDArray[np.int64], y: npt.NDArray[Any]) -> float:
+        values = model.values(shuffled.rows(places))
+        if model.classes is not None:
+            return float(metrics.accuracy_score(y, values.argmax(axis=1), sample_weight=rows.w))
+        return float(metrics.r2_score(y, values, sample_weight=rows.w))
+
+    whole = _Shuffled(X, tuple(features for _, features in groups))
+    y = rows.y
+    found = on_demand("sklearn.inspection").permutation_importance(
+        whole, places, y, scoring=score, n_repeats=n_repeats, random_state=seed
+    )
+    return PermutationImportances(
+        tuple(name for name, _ in groups), "r2" if model.classes is None else "accuracy",
+        score(whole, places, y), len(X), found.importances_mean, found.importances_std,
+    )  # fmt: skip
+
+
+class _Shuffled:
+    """Rows whose columns come from other rows; scikit-learn shuffles the indices of these rows."""
+
+    def __init__(self, X: npt.NDArray[Any], groups: tuple[slice, ...]) -> None:
+        self._X, self._groups = X, groups
+
+    def fit(self) -> Self:
+        """Do nothing: scikit-learn requires the method."""
+        return self
+
+    def rows(self, places: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Return (n, d) rows; the columns of group j come from the rows places[:, j]."""
+        X = np.empty_like(self._X)
+        for j, features in enumerate(self._groups):
+            X[:, features] = self._X[places[:, j], features]
+        return X
+
+
+def _random_rows(model: KernelModel, source: Any, n_rows: int, seed: int) -> RowBlock:
+    """Return at most `n_rows` random rows, drawn in one pass over all rows."""
+    rng, keys = np.random.default_rng(seed), np.empty(0)
+    kept: RowBlock | None = None
+    for block in model.checked(source, targets=True).blocks():
+        drawn = rng.random(len(block.row_ids))
+        joined = block if kept is None else concatenated([kept, block])
+        keys = np.concatenate([keys, drawn])
+        least = np.sort(np.argsort(keys, kind="stable")[:n_rows])
+        kept, keys = joined.take(least), keys[least]
+    if kept is None or not len(kept.row_ids):
+        raise DataError("there are no rows to measure the importance of columns on", "give some")
+    counted = len(kept.row_ids) if kept.w is None else np.count_nonzero(kept.w)
+    needed = 2 if model.classes is None else 1  # R2 needs a variance
+    if counted < needed:
+        weighed = "" if kept.w is None else " with a sample weight above 0"
+        raise DataError(
+            f"the importance of columns is measured on {needed} rows{weighed} at least, and "
+            f"{counted} of the {len(kept.row_ids)} rows looked at count",
+            "give more of them, or raise n_rows=",
+        )
+    return kept

@@ -1,0 +1,223 @@
+"""Fit of a model to its training rows, so that a worthless model does not go unnoticed.
+
+Choices made by "auto" and given settings (a bandwidth of 1e30, a ridge of 1e3) can result in a
+model that is constant, or that memorises its centers and nothing else. Some rows reveal this.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.basics.array_types import Floats
+from streamkern.basics.warning import warn
+from streamkern.ingest.tables.encoder import Encoder
+from streamkern.solver.method import Report
+from streamkern.store.row_block import RowBlock
+from streamkern.store.sample_weights import weights_of
+from streamkern.stream.sources.sampling import sample_rows
+from streamkern.stream.sources.transforms import Scale
+from streamkern.train.model.kernel_model import KernelModel
+from streamkern.train.resolve.resolved_run import ResolvedRun
+
+FIT_ROWS, FIT_UNITS, BYTES = 512, 8, 16 << 20
+"""Largest numbers of rows that are evaluated, of units they are read from, and of their bytes as
+float64."""
+FIT_STAGE = 43
+CONSTANT_VARIANCE = 1e-3
+"""Ratio of the variances of predictions and targets below which the model counts as constant."""
+CERTAIN = 3.0
+"""Standard errors by which a model has to be worse than the mean to be reported as such."""
+ISOLATED_SUM, ISOLATED_SHARE = 0.01, 0.9
+"""Sum of the kernel values with other centers below which no center reaches a row, and the share of
+such rows above which the bandwidth counts as too narrow."""
+SQUEEZED, TAILS = 0.2, (0.05, 0.95)
+"""Standard deviations that nine tenths of the values of a feature must span, and their quantiles;
+the normal distribution has 3.3. With 2 % of the ages of a table set to 9999, the span is .05, and
+R2 is .46 instead of .98 without them."""
+
+NOTHING_NOTE = "the model explains nothing of its training rows"
+ISOLATED_NOTE = "the model knows only the rows of its centers"
+SQUEEZED_NOTE = "nine tenths of the values of feature"
+"""Beginnings of the warnings."""
+
+
+class TrainingFit(NamedTuple):
+    """Fit of a model on `rows` training rows.
+
+    mse : mean squared error over rows and outputs
+    explained : R^2 over all outputs, 1 - squared errors over squared distances of the targets from
+        their mean
+    spread : variance of the predictions over that of the targets
+    worse : standard errors by which the squared error is above that of the mean
+    alone : share of the rows that no center but their own reaches; 0 if not computed
+    finds : whether the model separates classes, which outputs that hardly vary may still do
+    """
+
+    rows: int
+    mse: float
+    explained: float
+    spread: float
+    worse: float
+    alone: float = 0.0
+    finds: bool = False
+
+    def warning(self, given: Sequence[str] = ()) -> str | None:
+        """Return a warning if the model is worthless. given : settings that are not "auto"."""
+        if self.finds:
+            return None
+        if self.spread < CONSTANT_VARIANCE:
+            why = "its answers are all about the mean of the targets"
+        elif self.worse > CERTAIN:
+            why = f"it misses them by {1 - self.explained:.3g} times the squares the mean misses"
+        elif self.alone > ISOLATED_SHARE:
+            return (
+                f"{ISOLATED_NOTE}: {self.alone:.0%} of the training rows are out of reach of other "
+                "centers, and on new rows the model answers the mean of the targets; give a larger "
+                'bandwidth, or leave bandwidth at "auto"'
+            )
+        else:
+            return None
+        remedy = f'leave {" and ".join(given)} at "auto", ' if given else ""
+        return (
+            f"{NOTHING_NOTE}: {why}; {remedy}look for features that say more of the targets, or "
+            "take the mean"
+        )
+
+
+def report_fit(run: ResolvedRun, model: Callable[[], KernelModel], report: Report) -> float | None:
+    """Report the fit of the model, and warn if it is worthless, on rank 0 only.
+
+    Returns the mean squared error on the rows that were evaluated, or None.
+    """
+    if run.given.ranks.rank:
+        return None
+    kernel_model, block = model(), sample_of(run)
+    if text := squeezed_features(kernel_model, block):
+        warn(text)
+    fit = training_fit(run, kernel_model, block)
+    if fit is not None:
+        report("fit", fit._asdict())
+        chosen = run.config.model
+        settings = {
+            "kernel": chosen.kernel,
+            "bandwidth": chosen.bandwidth,
+            "ridge": run.config.solver.ridge,
+        }
+        if text := fit.warning([name for name, value in settings.items() if value != "auto"]):
+            warn(text)
+    return None if fit is None else fit.mse
+
+
+def sample_of(run: ResolvedRun) -> RowBlock:
+    """Read up to `FIT_ROWS` training rows, without random transforms."""
+    base, seed = run.data.base, run.config.run.random_state
+    n = min(FIT_ROWS, base.n_rows, max(1, BYTES // (8 * run.problem.d)))
+    return sample_rows(base, n, seed, stage=FIT_STAGE, max_units=FIT_UNITS)
+
+
+def squeezed_features(model: KernelModel, block: RowBlock) -> str | None:
+    """Return a warning if a few large values of a feature leave no room for the others.
+
+    These values then determine the standard deviation that scales the feature, and distances hardly
+    depend on the differences between other rows. Features that share one scale, as pixels do, are
+    not checked.
+    """
+    features = _separately_scaled(model)
+    if not len(features):
+        return None
+    with model.backend.active():
+        X = model.backend.to_host(model.prepared(block)).astype(np.float64)
+    low, high = np.quantile(X[:, features], TAILS, axis=0)
+    width = high - low
+    varies = np.ptp(X[:, features], axis=0) >= 1  # rounding errors of a constant are smaller
+    squeezed = np.flatnonzero((width > 0) & (width < SQUEEZED) & varies)
+    if not len(squeezed):
+        return None
+    worst = int(squeezed[np.argmin(width[squeezed])])
+    feature = int(features[worst])
+    name = feature if model.columns is None else repr(model.columns[feature])
+    others = f" ({len(squeezed)} features are like it)" if len(squeezed) > 1 else ""
+    return (
+        f"{SQUEEZED_NOTE} {name} lie within {width[worst]:.1g} of its standard deviation, which "
+        f"a few large values make, so that the model hardly sees how the others differ{others}; "
+        "give NaN in a data frame, or ingest with na_values, for values that "
+        "stand for missing ones, or else the logarithm or the quantiles of such columns"
+    )
+
+
+def _separately_scaled(model: KernelModel) -> npt.NDArray[np.int64]:
+    """Return the indices of numeric features that have a standard deviation of their own."""
+    if model.encoder is not None:
+        encoder = Encoder.from_json(model.encoder, "the model")
+        parts = zip(encoder.codes, encoder.groups, strict=True)
+        numeric = [part.start for code, (_, part) in parts if code.kind == "number"]
+        return np.array(numeric, np.int64)
+    by_feature = any(isinstance(t, Scale) and t.mode == "feature" for t in model.fixed)
+    return np.arange(math.prod(model.row_shape) if by_feature else 0)
+
+
+def training_fit(run: ResolvedRun, model: KernelModel, block: RowBlock) -> TrainingFit | None:
+    """Return the fit of `model` to the rows of a block; None if no row has a weight.
+
+    If all targets of the sample are equal, the figures relative to their mean are 0 or 1, as for a
+    perfect model.
+    """
+    base = run.data.base
+    w = weights_of(block.y, block.w, run.data.weight_factors)
+    if not w.any():
+        return None
+    Y = _targets(block, base.classes)
+    F = model.values(block.X).astype(np.float64)
+    mean = w @ Y / w.sum()
+    mean_errors, errors = (w * ((Y - f) ** 2).sum(axis=1) for f in (mean, F))
+    mse = float(errors.sum() / w.sum() / Y.shape[1])
+    total = mean_errors.sum()
+    if not total > 0:
+        return TrainingFit(len(Y), mse, explained=1.0, spread=1.0, worse=0.0)
+    excess = errors - mean_errors
+    standard_error = excess.std() / np.sqrt(len(excess))
+    spread = (w * ((F - w @ F / w.sum()) ** 2).sum(axis=1)).sum() / total
+    return TrainingFit(
+        len(excess), mse, float(1 - errors.sum() / total), float(spread),
+        float(excess.mean() / max(standard_error, 1e-300)), _isolated_share(model, block),
+        base.classes is not None and _finds_classes(F, Y, w),
+    )  # fmt: skip
+
+
+def _finds_classes(F: Floats, Y: Floats, w: Floats) -> bool:
+    """Return whether the largest outputs are right for more rows than the most common class."""
+    right = F.argmax(axis=1) == Y.argmax(axis=1)
+    return bool(w @ right > (w @ Y).max() * (1 + 1e-9))
+
+
+def _targets(block: RowBlock, classes: Sequence[str] | None) -> Floats:
+    """Return (m, c) values, or one-hot classes."""
+    if classes is None:
+        return block.y.reshape(len(block.y), -1).astype(np.float64)
+    if block.y.ndim > 1:  # class probabilities
+        return block.y.astype(np.float64)
+    return np.eye(len(classes))[block.y.astype(np.int64)]
+
+
+def _isolated_share(model: KernelModel, block: RowBlock) -> float:
+    """Return the share of rows that no center reaches but one equal to the row.
+
+    0 if rows repeat, so that a center knows all rows equal to it, and for kernels that are not a
+    function of a distance.
+    """
+    kernel, backend = model.op.kernel, model.backend
+    rows = block.X.reshape(len(block.X), -1)
+    repeated = len(np.unique(rows, axis=0)) < ISOLATED_SHARE * len(rows)
+    if kernel.geometry not in ("distance", "l1") or repeated or len(model.Z) != len(model.weights):
+        return 0.0
+    with backend.active(), backend.single_threaded_blas():
+        X, ones = model.prepared(block), backend.xp.ones((len(model.Z), 1), model.op.dtype)
+        reach = model.op.product(model.op.points(X, left=True), model.Z, ones)
+        sums = backend.to_host(reach).reshape(-1)
+    own = np.abs(sums - 1) < ISOLATED_SUM  # only a center equal to the row
+    return float(np.mean((sums < ISOLATED_SUM) | own))

@@ -1,0 +1,31 @@
+"""Checks of model.loss against the data and the kind of a run."""
+
+from __future__ import annotations
+
+from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
+from streamkern.config.run_config import RunConfig
+from streamkern.losses.losses import SQUARES
+from streamkern.train.resolve.training_data import Data
+
+
+def check_loss(config: RunConfig, data: Data, *, whole: bool, goes_on: bool) -> None:
+    """Raise ConfigError if the targets are not for the loss, or the run is for squares only.
+
+    whole : whether no other rows will follow
+    goes_on : whether the run begins from the weights of another one
+    """
+    loss = config.model.loss
+    if loss == SQUARES:
+        return
+    if data.source.classes is None:
+        raise ConfigError(
+            f"{mention('model.loss', loss)} is for classes, and the targets are values",
+            f"give {mention('model.loss', SQUARES)}, or targets that are classes",
+        )
+    if goes_on or not whole:
+        why = "weights of another run" if goes_on else "partial_fit"
+        raise ConfigError(
+            f"{mention('model.loss', loss)} cannot be used with {why}",
+            f"use fit from the start, or give {mention('model.loss', SQUARES)}",
+        )

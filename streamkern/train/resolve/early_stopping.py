@@ -1,0 +1,99 @@
+"""Early stopping: scores on validation rows after each epoch, the best of them, and when to end.
+
+Everything follows from the scores, which a checkpoint stores beside the weights of the best epoch.
+`stream.sources.split` describes which rows are set aside.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
+from streamkern.config.run_config import ExecutionConfig, RunConfig
+
+DATA = "validation"
+"""Prefix of the names of its figures."""
+
+
+def check_early_stopping(config: RunConfig, *, whole: bool, goes_on: bool) -> None:
+    """Raise ConfigError if early stopping is not possible, or validation rows are meaningless.
+
+    whole : whether no other rows will follow
+    goes_on : whether training begins from existing weights
+    """
+    if not config.run.early_stopping:
+        return
+    why = None
+    if not whole:
+        why = "cannot be used with partial_fit, which decides itself how often it is called"
+    elif goes_on or config.solver.warm_start is not None:
+        why = "cannot be used with weights to go on from, which rows set aside may have trained"
+    elif config.data.epochs == 1:
+        why = f"has nothing to stop with {mention('data.epochs', 1)}, which is one pass"
+    if why is not None:
+        raise ConfigError(f"{mention('run.early_stopping')} {why}", "leave it out")
+
+
+class EarlyStopping:
+    """The early stopping of one run.
+
+    scores : scores of its epochs, accuracy or R2, -inf if not finite
+    """
+
+    def __init__(self, settings: ExecutionConfig) -> None:
+        self._patience = settings.n_iter_no_change if settings.early_stopping else None
+        self.scores: list[float] = []
+
+    @property
+    def active(self) -> bool:
+        """True if rows are set aside for validation."""
+        return self._patience is not None
+
+    def owes(self, epoch: int) -> bool:
+        """Return whether one of `epoch` epochs has no score, because its end failed."""
+        return self.active and len(self.scores) < epoch
+
+    def judge(self, figures: Mapping[str, float], keep: Callable[[], object]) -> None:
+        """Record the score of the epoch that has ended.
+
+        If it is the best so far, call `keep` first to keep the weights, so that no score is
+        recorded without them.
+
+        figures : figures on the validation rows
+        """
+        name = "accuracy" if f"{DATA}_accuracy" in figures else "r2"
+        score = figures[f"{DATA}_{name}"]
+        if math.isfinite(score) and all(score > other for other in self.scores):
+            keep()
+        self.scores.append(score if math.isfinite(score) else -math.inf)
+
+    @property
+    def at_best(self) -> bool:
+        """True if the newest score is above all scores before it."""
+        newest = self.scores[-1] if self.scores else -math.inf
+        return newest > max(self.scores[:-1], default=-math.inf)
+
+    def reason(self) -> str | None:
+        """Return why no further epoch is needed, or None."""
+        if self._patience is None or not self.scores:
+            return None
+        best = self.scores.index(max(self.scores))
+        since = len(self.scores) - 1 - best
+        if since < self._patience:
+            return None
+        return (
+            f"the score on the rows set aside has not got better for {since} passes; the weights "
+            f"are those of pass {best + 1}"
+        )
+
+
+def kept_scores(scores: Sequence[float]) -> list[float | None]:
+    """Return scores as JSON values, for a checkpoint."""
+    return [score if math.isfinite(score) else None for score in scores]
+
+
+def scores_in(kept: Sequence[float | None]) -> list[float]:
+    """Return the scores that `kept_scores` converted."""
+    return [-math.inf if score is None else score for score in kept]

@@ -1,0 +1,179 @@
+"""Arrays of centers or of a metric that the settings name, and the number of centers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+
+from streamkern.basics.errors import ConfigError, StoreNotFoundError, StreamkernError
+from streamkern.basics.message import mention
+from streamkern.basics.text import redact, some
+from streamkern.basics.warning import warn
+from streamkern.centers.selectors import SELECTORS
+from streamkern.config.model import METRICS
+from streamkern.config.run_config import RunConfig
+from streamkern.filesystem.remote_file import open_object
+from streamkern.filesystem.urls import local_path, zarr_store
+from streamkern.ingest.columns import in_order
+from streamkern.ingest.tables.encoder import check_encoder
+from streamkern.solver.methods import find
+from streamkern.store.store import Store, open_store
+from streamkern.stream.sources.alignment import check_row_shape
+from streamkern.train.resolve.training_data import Data, storage_options_for
+
+
+def open_centers(
+    config: RunConfig, columns: Sequence[str] | None, encoder: Mapping[str, Any] | None = None
+) -> Any:
+    """Return an array of centers: a .npy file, a zarr array, or X of a store.
+
+    A remote .npy file is read as a whole. Columns of a store are put in the order of `columns`, the
+    names of the training data. encoder : the encoder that made these, if any.
+
+    Raises StoreNotFoundError, ConfigError, StorageError and MissingDependencyError.
+    """
+    url = config.model.centers
+    with _with_remedy(url, "model.centers", "centers", "zarr array or store", (*SELECTORS, "all")):
+        array = _open(config, url)
+        if not isinstance(array, zarr.Group):
+            return array
+        # Checked as a store: finished, and X of rows.
+        options = None if local_path(url) is not None else storage_options_for(config, url)
+        store = open_store(url, x=config.data.x, y=None, storage_options=options or None)
+        check_encoder(store.spec.encoder, encoder, "model.centers")
+        return _features(store, columns)
+
+
+def open_metric(config: RunConfig, d: int) -> npt.NDArray[Any]:
+    """Return scales (d,) or a matrix (d, r) from a .npy file or a zarr array; checked, then read.
+
+    Raises the errors of `open_centers`.
+    """
+    url = config.model.metric
+    with _with_remedy(url, "model.metric", "a metric", "zarr array", METRICS):
+        array = _open(config, url)
+        if isinstance(array, zarr.Group):
+            raise ConfigError(
+                f"{mention('model.metric', redact(url))} is a group of arrays",
+                "name the array in it that holds the metric",
+            )
+        check_metric(array, d)
+        if isinstance(array, zarr.Array) and array.nchunks_initialized < array.nchunks:
+            raise ConfigError(
+                f"{mention('model.metric', redact(url))} has chunks that are not there, which may "
+                "be lost or zeros",
+                "write it again as a .npy file, or with write_empty_chunks",
+            )
+        return np.asarray(array[...])
+
+
+def check_metric(array: Any, d: int) -> None:
+    """Raise ConfigError unless an array has the shape of a metric of d features."""
+    shape = tuple(array.shape)
+    fits = shape[:1] == (d,) and (len(shape) == 1 or (len(shape) == 2 and 1 <= shape[1] <= d))
+    if not fits:
+        raise ConfigError(
+            f"{mention('model.metric')} of shape {shape} is for other rows than these, which have "
+            f"{d} features",
+            f"give scales ({d},), or a matrix ({d}, r) with at most as many columns",
+        )
+
+
+@contextlib.contextmanager
+def _with_remedy(
+    url: str, setting: str, what: str, kinds: str, words: Sequence[str]
+) -> Iterator[None]:
+    """Convert errors of opening an array to errors that name the setting and a remedy."""
+    try:
+        yield
+    except StreamkernError:
+        raise
+    except FileNotFoundError as error:
+        raise StoreNotFoundError(
+            f"there is no array of {what} at {redact(url)}",
+            f"correct {setting}, or set one of {some(words)}",
+        ) from error
+    except Exception as error:  # zarr raises many types if the file is no array
+        raise ConfigError(
+            f"{mention(setting, redact(url))} is no .npy file, {kinds} ({redact(str(error))})",
+            f"write it with numpy.save, or set one of {some(words)}",
+        ) from error
+
+
+def _open(config: RunConfig, url: str) -> Any:
+    remote = local_path(url) is None
+    options = storage_options_for(config, url) if remote else {}
+    if not url.endswith(".npy"):
+        return zarr.open(zarr_store(url, storage_options=options) if remote else url, mode="r")
+    if not remote:
+        return np.load(url, mmap_mode="r", allow_pickle=False)
+    with open_object(url, options) as file:
+        return np.load(file, allow_pickle=False)
+
+
+def _features(store: Store, columns: Sequence[str] | None) -> Any:
+    """Return X of a store; it is read if its columns are in another order than `columns`."""
+    names = store.spec.columns
+    if names is None or columns is None or names == tuple(columns):
+        return store.rows["X"]
+    order = [names.index(name) for name in in_order(names, columns, "model.centers")]
+    return np.asarray(store.rows["X"])[:, order]
+
+
+DEFAULT_CENTERS = 10_000
+
+
+def count_centers(config: RunConfig, data: Data, *, whole: bool = True) -> int:
+    """Return p, from the settings and metadata.
+
+    If model.n_centers is above the number of rows that have a weight, as far as it is known, the
+    number of rows is returned, with a warning.
+
+    whole : False if more rows will follow, from which no centers could be drawn any more: then a
+        first block with fewer rows than centers is a ConfigError
+    """
+    model, n = config.model, data.base.n_rows
+    if model.features == "fourier":
+        return DEFAULT_CENTERS if model.n_features == "auto" else model.n_features
+    if model.centers == "all" or find(config.solver.name, model.features).in_place:
+        return n
+    if model.centers not in SELECTORS:
+        array = open_centers(config, data.source.columns, data.source.encoder)
+        check_row_shape(
+            f"{mention('model.centers')} has", array.shape[1:], "the data has rows of shape",
+            data.source.row_shape,
+        )  # fmt: skip
+        check_count(model.n_centers, array.shape[0], "model.centers")
+        return int(array.shape[0])
+    SELECTORS[model.centers].check(data.base)
+    n = data.base.n_counted or n
+    if model.n_centers == "auto":
+        return min(n, DEFAULT_CENTERS)
+    if model.n_centers <= n:
+        return model.n_centers
+    if not whole:
+        raise ConfigError(
+            f"{mention('model.n_centers', model.n_centers)} centers are drawn from the first "
+            f"block, which has {n} rows",
+            "give a first block of at least so many rows, lower n_centers, or give centers",
+        )
+    warn(
+        f"{mention('model.n_centers', model.n_centers)} is more than the {n} training rows"
+        + " that have a weight" * (n < data.base.n_rows)
+        + ": all of them are taken as centers"
+    )
+    return n
+
+
+def check_count(n_centers: int | str, held: int, where: str) -> None:
+    """Raise ConfigError unless model.n_centers is the number of rows held, or "auto"."""
+    if n_centers not in ("auto", held):
+        raise ConfigError(
+            f"{mention('model.n_centers', n_centers)} but {where} holds {held} rows",
+            "leave n_centers out",
+        )

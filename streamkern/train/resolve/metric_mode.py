@@ -1,0 +1,93 @@
+"""The metric that a run uses or learns, and the reason; decides what "auto" means."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from streamkern.config.model import LEARNED, METRICS, ROUGH_TO_SMOOTH
+from streamkern.config.run_config import RunConfig
+from streamkern.planning.memory import METRIC_FEATURES
+from streamkern.solver.methods import find
+from streamkern.train.resolve.training_data import Data
+
+MIN_METRIC_ROWS = 2000
+"""Smallest number of rows for which "auto" learns a metric. Of ten smaller tables that were used to
+choose no constant, one was found on airfoil's 1203 rows alone, with 1.19 and .69 of the squared
+error (two seeds)."""
+MAX_OUTPUTS = 1000
+"""Largest number of outputs for which "auto" learns a metric: with 16 features, 1.4 TFLOP, growing
+in proportion to the outputs."""
+
+
+class MetricMode(NamedTuple):
+    """The source of a run's metric.
+
+    mode : one of `LEARNED` if a metric is learned, else "none" or "given"
+    reason : the reason, in words
+    """
+
+    mode: str
+    reason: str
+
+    @property
+    def learns(self) -> bool:
+        """True if a metric is learned."""
+        return self.mode in LEARNED
+
+    @property
+    def kind(self) -> str:
+        """The kind of metric that is learned, "diagonal" or "full"; "" for any."""
+        return self.mode.removeprefix("learn").removeprefix("-")
+
+
+LOOKED_FOR = MetricMode(
+    "learn",
+    "chosen, as the rows are those of a table and the bandwidth is open; "
+    'model.metric="none" leaves it out',
+)
+NO_ROOM = MetricMode("none", "chosen, as looking for one does not fit the memory")
+
+
+def requested_metric_mode(config: RunConfig, data: Data, *, goes_on: bool = False) -> MetricMode:
+    """Return the metric mode of these settings with these rows, from metadata.
+
+    goes_on : whether training begins from existing weights, which have a metric or none
+    """
+    asked = config.model.metric
+    if asked != "auto":
+        return MetricMode(asked if asked in METRICS else "given", "as set")
+    why_not = _why_not(config, data, goes_on)
+    return LOOKED_FOR if why_not is None else MetricMode("none", f"chosen, as {why_not}")
+
+
+def _why_not(config: RunConfig, data: Data, goes_on: bool) -> str | None:
+    """Return why "auto" means "none", from settings and metadata; None if a metric is learned."""
+    model, name = config.model, config.solver.name
+    if goes_on:
+        return "the run goes on from weights, and in their metric if they have one"
+    if model.features != "kernel":
+        return f"the model is one of {model.features} features"
+    if not isinstance(model.kernel, str) or model.kernel not in ("auto", *ROUGH_TO_SMOOTH):
+        return f"the kernel is none of {', '.join(ROUGH_TO_SMOOTH)}"
+    if model.bandwidth != "auto":
+        return "the bandwidth is set, which is one of distances without a metric"
+    if not find(name, model.features).insensitive_to_conditioning:
+        return f"solver {name} takes one kernel, and no wide ones"
+    if config.run.precision == "integer":
+        return "integers would not stay integers"
+    return _why_no_table(data)
+
+
+def _why_no_table(data: Data) -> str | None:
+    source, rows = data.source, data.base.n_origins or data.base.n_rows
+    if len(source.row_shape) != 1 or source.dtype == np.uint8 or data.pixels:
+        return "the rows are taken for pixels"
+    if not 2 <= data.d <= METRIC_FEATURES:
+        return f"rows have {data.d:,} features, and not 2 to {METRIC_FEATURES}"
+    if source.n_outputs > MAX_OUTPUTS:
+        return f"of more than {MAX_OUTPUTS:,} outputs it takes minutes and hours to find"
+    if rows < MIN_METRIC_ROWS:
+        return f"of fewer than {MIN_METRIC_ROWS:,} rows hardly any has been found"
+    return None

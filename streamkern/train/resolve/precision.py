@@ -1,0 +1,78 @@
+"""Arithmetic of a run's distances: `run.precision`, and the meaning of "auto" for given data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from streamkern.backend.base import Backend
+from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
+from streamkern.kernels.base import Kernel
+from streamkern.kernels.points import Grid
+from streamkern.kernels.products import check_precision
+from streamkern.stream.sources.random_transforms import GaussianNoise
+from streamkern.stream.sources.transforms import Scale, Transform, integers_stay, transform_name
+
+
+def resolve_precision(
+    wish: str,
+    dtype: np.dtype[Any],
+    transforms: Sequence[Transform],
+    backend: Backend,
+    kernel: Kernel | None = None,
+) -> tuple[str, Grid | None]:
+    """Return the precision and, if it is "integer", the grid on which the features lie.
+
+    Parameters
+    ----------
+    wish : "auto" or one of `kernels.PRECISIONS`. "auto" is the fastest mode whose distances are as
+        accurate as those of float32: "integer" or "high" on tensor cores, "exact" elsewhere.
+    dtype : dtype of the stored features.
+    transforms : all transforms of a row after it was read.
+    kernel : None for a kernel of distances without a metric of its own.
+
+    Raises
+    ------
+    ConfigError
+        "integer" is requested and the features are not integers when they reach the kernel, or a
+        mode of distances is requested for a kernel that has none.
+    """
+    if kernel is not None and (kernel.geometry != "distance" or kernel.metric is not None):
+        check_precision("exact" if wish == "auto" else wish, kernel)
+        high = kernel.geometry == "distance" and backend.tensor_cores
+        return (("high" if high else "exact") if wish == "auto" else wish), None
+    if wish not in ("auto", "integer"):
+        return wish, None
+    if wish == "auto" and not backend.tensor_cores:
+        return "exact", None
+    grid = _grid(dtype, transforms)
+    if isinstance(grid, Grid):
+        return "integer", grid
+    if wish == "integer":
+        raise ConfigError(
+            f"{mention('run.precision', 'integer')} needs rows of uint8 that stay whole numbers "
+            f"until they are scaled as a whole, but {grid}",
+            f"give {mention('precision', 'auto')}",
+        )
+    return "high", None
+
+
+def _grid(dtype: np.dtype[Any], transforms: Sequence[Transform]) -> Grid | str:
+    """Return the grid, or the reason why there is none."""
+    if dtype != np.uint8:
+        return f"they are {dtype}"
+    offset, step = 0.0, 1.0
+    for transform in transforms:
+        name = transform_name(transform)
+        if isinstance(transform, Scale) and transform.mode == "global":
+            mean, scale = float(transform.mean), float(transform.scale)
+            offset, step = (offset - mean) / scale, step / scale
+        elif not integers_stay([transform]):
+            remedy = " (round=true would keep them)" if isinstance(transform, GaussianNoise) else ""
+            return f"they go through {name!r}, which does not keep them such{remedy}"
+        elif (offset, step) != (0.0, 1.0) and getattr(transform, "mode", "") != "none":
+            return f"they go through {name!r} after they were scaled; put it before"
+    return Grid(offset, step)

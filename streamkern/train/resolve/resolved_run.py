@@ -1,0 +1,360 @@
+"""A run before it starts: the data opened, every "auto" resolved, memory counted.
+
+`streamkern plan` prints the result of `open_run`, and `train` begins with it. It reads metadata
+only, and a sample of the rows if their scaling needs one.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.backend.base import Backend
+from streamkern.backend.devices import get_backend
+from streamkern.backend.rank_grid import check_columns
+from streamkern.basics.errors import ConfigError, MemoryBudgetError
+from streamkern.basics.message import mention
+from streamkern.centers.selectors import SELECTORS
+from streamkern.config.run_config import RunConfig
+from streamkern.config.solver import SolverConfig, options_of, set_value
+from streamkern.filesystem.urls import local_path
+from streamkern.kernels.builtin import Kernel, get_kernel
+from streamkern.kernels.fourier import FourierFeatures, check_sampled
+from streamkern.kernels.points import Grid, point_bytes, point_width, scratch_bytes
+from streamkern.losses.base import Loss
+from streamkern.losses.losses import LOSSES_BY_NAME, SQUARES
+from streamkern.planning.memory import Buffers, default_budget
+from streamkern.planning.problem import ProblemShape
+from streamkern.planning.sizes import Sizes
+from streamkern.solver.method import Method
+from streamkern.solver.methods import find, resolve
+from streamkern.solver.precondition.noise import NOISE_ROWS
+from streamkern.stream.feed import transform_dtype
+from streamkern.stream.loader import MAX_THREADS
+from streamkern.stream.sources.base import read_ahead, target_bytes, unit_sizes
+from streamkern.stream.sources.mixture import stored_rows
+from streamkern.stream.sources.split import rows_read
+from streamkern.train.resolve.calibration_split import NO_ROOM_APART, check_calibrate
+from streamkern.train.resolve.check_loss import check_loss
+from streamkern.train.resolve.early_stopping import check_early_stopping
+from streamkern.train.resolve.given_arrays import (
+    check_metric,
+    count_centers,
+    open_metric,
+)
+from streamkern.train.resolve.metric_mode import (
+    LOOKED_FOR,
+    NO_ROOM,
+    MetricMode,
+    requested_metric_mode,
+)
+from streamkern.train.resolve.precision import resolve_precision
+from streamkern.train.resolve.run_inputs import NO_INPUTS, RunInputs, centers_from
+from streamkern.train.resolve.training_data import Data, open_data, with_epochs
+
+SAVING = 128 << 20  # bytes besides the arrays, for the chunks that `checksums` holds at once
+
+KERNELS_TRIED = 16
+"""Approximate number of kernels and bandwidths that are tried if both are searched for."""
+
+
+@dataclass(frozen=True)
+class ResolvedRun:
+    """Everything that `plan` prints and `train` needs before the first row is read.
+
+    config : settings, with the epochs as a number. given : inputs in place of settings
+    metric : metric that is given to the kernel in addition to its name
+    metric_mode : the metric that is learned, if any, and why. reason : why this method was chosen
+    sizes_reason : why these sizes were chosen, or None if there is nothing to report
+    """
+
+    config: RunConfig
+    given: RunInputs
+    data: Data
+    problem: ProblemShape
+    method: Method[Any]
+    sizes: Sizes
+    buffers: Buffers
+    reason: str
+    sizes_reason: str | None
+    budget_bytes: int
+    backend: Backend
+    precision: str
+    grid: Grid | None
+    metric_mode: MetricMode
+    metric: npt.NDArray[np.float64] | None = None
+
+    @property
+    def loss(self) -> Loss | None:
+        """The loss that is minimised; None: squares."""
+        return LOSSES_BY_NAME.get(self.config.model.loss)
+
+    @property
+    def in_order(self) -> bool:
+        """True if the centers are the rows of the training set, in store order."""
+        return self.method.takes_rows(self.sizes)
+
+    @property
+    def centers_from(self) -> str:
+        """Origin of the centers: one of `SELECTORS`, "all", "given" or "file"."""
+        return "all" if self.in_order else centers_from(self.config, self.given)
+
+
+def open_run(
+    config: RunConfig, given: RunInputs = NO_INPUTS, *, fixed_sizes: Sizes | None = None,
+    whole: bool = True,
+) -> ResolvedRun:  # fmt: skip
+    """Open the data and resolve the sizes. The caller closes `ResolvedRun.backend`.
+
+    fixed_sizes : sizes that a run was started with. whole : whether no other rows will follow
+    """
+    config = given.settings(config)
+    try:
+        return _open(config, given, fixed_sizes, whole)
+    except MemoryBudgetError:
+        # Ranks must set the same rows aside, but each measures its own memory.
+        if config.run.calibrate != "auto" or fixed_sizes is not None or config.run.n_ranks > 1:
+            raise
+    return _open(config, given, fixed_sizes, whole, NO_ROOM_APART)
+
+
+def _open(
+    config: RunConfig, given: RunInputs, fixed_sizes: Sizes | None, whole: bool,
+    no_room: str | None = None,
+) -> ResolvedRun:  # fmt: skip
+    """Open the data and resolve the run. no_room : why no calibration rows can be set aside."""
+    goes_on = bool(given.warm or given.continued)
+    check_early_stopping(config, whole=whole, goes_on=goes_on)
+    why_none = check_calibrate(config, whole=whole, goes_on=goes_on) or no_room
+    check_columns(config.run.n_ranks, config.run.center_ranks)
+    warm = whole and bool(given.warm or config.solver.warm_start) and given.continued is None
+    data = open_data(config, given.source, given.continued, why_none, warm=warm)
+    if data.apart is None and not data.unused:
+        config = config.with_overrides({"run.calibrate": False})
+    check_loss(config, data, whole=whole, goes_on=goes_on)
+    goes_on = goes_on or config.solver.warm_start is not None
+    choice = requested_metric_mode(config, data, goes_on=goes_on)
+    config = with_epochs(config, data.source.n_rows)
+    try:
+        return _opened(config, given, data, choice, fixed_sizes, whole)
+    except MemoryBudgetError:
+        if choice is not LOOKED_FOR:
+            raise
+    return _opened(config, given, data, NO_ROOM, fixed_sizes, whole)
+
+
+def _opened(
+    config: RunConfig, given: RunInputs, data: Data, choice: MetricMode, fixed_sizes: Sizes | None,
+    whole: bool,
+) -> ResolvedRun:  # fmt: skip
+    """Resolve the run with opened data and the resolved choice of a metric."""
+    kernel, metric = _in_its_metric(config, given, choice, data.d)
+    p = count_centers(config, data, whole=whole) if given.centers is None else len(given.centers)
+    settings = config.run
+    threads = None if settings.threads == "auto" else settings.threads
+    values = _kernel_values(config, data, p)
+    backend = get_backend(settings.device, threads, settings.accelerator, values)
+    try:
+        budget = settings.memory if backend.name == "cpu" else settings.device_memory
+        if budget == "auto":
+            budget = default_budget(backend.memory_available()) // _neighbours(config, given)
+        budget_bytes = int(budget)
+        transforms = data.source.feed_transforms
+        origin = centers_from(config, given)
+        way = SELECTORS.get(origin)
+        own = origin == "all" if way is None else way.of_rows
+        # Centers from elsewhere need not be integers, and means are not.
+        integers = own or settings.precision == "integer"
+        dtype = data.source.dtype if integers else np.dtype(np.float32)
+        if config.model.features == "fourier":
+            check_sampled(kernel)
+            kernel = FourierFeatures(p, kernel.describe())
+        precision = resolve_precision(settings.precision, dtype, transforms, backend, kernel)
+        on_cluster = given.client is not None
+        problem = _problem(config, data, p, backend, precision[0], on_cluster, kernel)
+        all_of_them = whole and _are_centers(config, origin, data, problem)
+        problem = replace(
+            problem, whole=whole, rows_are_centers=all_of_them, learns_metric=choice.learns,
+            reads_stripes=_reads_stripes(problem, given),
+        )  # fmt: skip
+        if origin in (*SELECTORS, "all") and config.model.features != "fourier":
+            if way is not None:
+                selection = way.plan(problem, data.base.n_rows, budget_bytes)
+                problem = replace(problem, selection=selection)
+            streams = problem.center_ranks > 1 and problem.selection is None
+            problem = replace(problem, streams_centers=streams)
+        if fixed_sizes is None:
+            chosen = resolve(problem, config.solver, budget_bytes)
+            why = chosen[0].reason(problem, config.solver, chosen[1])
+        else:
+            chosen, why = _as_started(problem, config.solver, fixed_sizes), None
+        _check_centers(config, origin, data, chosen[0])
+    except BaseException:
+        backend.close()
+        raise
+    return ResolvedRun(
+        config, given, data, problem, *chosen, why, budget_bytes, backend, *precision, choice,
+        metric,
+    )  # fmt: skip
+
+
+def _reads_stripes(problem: ProblemShape, given: RunInputs) -> bool:
+    """Return whether each rank reads its stripe of the centers: not of Fourier features, because
+    rank 0 holds all of them until it knows the noise."""
+    shared = problem.center_ranks > 1 and problem.features != "fourier"
+    return shared and given.continued is not None
+
+
+def _neighbours(config: RunConfig, given: RunInputs) -> int:
+    """Return the number of ranks that share the memory of this machine."""
+    elsewhere = config.run.cluster is not None or given.client is not None
+    return 1 if elsewhere else config.run.n_ranks
+
+
+def _kernel_values(config: RunConfig, data: Data, p: int) -> int:
+    """Return the approximate number of kernel values that the run evaluates.
+
+    These are the values of some rows for the kernel and the noise, and of all rows in each pass, or
+    in a single pass if all rows are centers.
+    """
+    n = data.source.n_rows
+    passes = 1 if p == n else config.data.passes
+    return n * passes * p + KERNELS_TRIED * min(n, NOISE_ROWS) ** 2
+
+
+def _in_its_metric(
+    config: RunConfig, given: RunInputs, choice: MetricMode, d: int
+) -> tuple[Kernel, npt.NDArray[np.float64] | None]:
+    """Return the kernel with its metric, and the metric if it is given separately from the kernel.
+
+    If a metric will be learned, the kernel gets a placeholder of its shape that takes no memory.
+    """
+    kernel = get_kernel(config.model.kernels[0])
+    if choice.mode == "none" and given.metric is None:
+        return kernel, None
+    if config.run.precision == "integer":
+        raise ConfigError(
+            f"{mention('model.metric')} moves features off the integers that "
+            f"{mention('run.precision', 'integer')} needs",
+            "leave one of them out",
+        )
+    if not choice.learns:
+        array = given.metric
+        if array is None:
+            array = open_metric(config, d)
+        check_metric(array, d)
+        if array.dtype.kind in "fiu" and not array.any():
+            raise ConfigError(
+                f"{mention('model.metric')} is 0 for all features", "give some a scale"
+            )
+        kernel = kernel.with_metric(array)
+        return kernel, kernel.metric
+    kernel = copy.copy(kernel)
+    kernel.metric = np.broadcast_to(
+        np.float64(1), (d,) if choice.mode == "learn-diagonal" else (d, d)
+    )
+    return kernel, None
+
+
+def _are_centers(config: RunConfig, origin: str, data: Data, problem: ProblemShape) -> bool:
+    """Return whether all rows are drawn as centers, and are read unchanged."""
+    drawn = config.model.features == "kernel" and origin in ("random", "all")
+    as_they_are = data.repeats and not data.augmented
+    return drawn and as_they_are and problem.p == data.base.n_rows == problem.n_rows
+
+
+def _as_started(
+    problem: ProblemShape, options: SolverConfig, sizes: Sizes
+) -> tuple[Method[Any], Sizes, Buffers, str]:
+    method = find(sizes.solver, problem.features)
+    method.check(problem, options)
+    if problem.ranks > 1 and method.takes_rows(sizes):
+        raise ConfigError(
+            f"{mention('run.ranks', problem.ranks)} cannot share the steps of a run whose centers "
+            "are all of its rows",
+            "leave ranks out, or begin it anew with them in another run_dir",
+        )
+    return method, sizes, method.count(problem, sizes), "as when the run was started"
+
+
+def _check_centers(config: RunConfig, origin: str, data: Data, method: Method[Any]) -> None:
+    if not method.in_place:
+        return
+    if data.augmented:
+        raise ConfigError(
+            f"{mention('solver', method.name)} takes the training rows themselves as centers and "
+            "cannot be used with random transforms, copies, weights or class_sampling",
+            f"use {method.instead}",
+        )
+    model, n = config.model, data.base.n_rows
+    if origin not in ("random", "all") or model.n_centers not in ("auto", n):
+        count = "" if model.n_centers == "auto" else f"{mention('n_centers', model.n_centers)}: "
+        raise ConfigError(
+            f"{count}{mention('solver', method.name)} takes all {n} training rows as centers",
+            f"leave centers and n_centers out, or use {method.instead}",
+        )
+
+
+def _problem(
+    config: RunConfig, data: Data, p: int, backend: Backend, precision: str, on_cluster: bool,
+    kernel: Kernel,
+) -> ProblemShape:  # fmt: skip
+    source, run_dir = data.source, config.run.run_dir
+    # Reads wait for a network or a cluster, not for this machine.
+    waits = on_cluster or config.data.dask is not None or source.remote
+    width = point_width(data.d, precision, backend, kernel)
+    itemsize = 8 if precision == "float64" else 4
+    row_bytes = data.d * source.dtype.itemsize + target_bytes(source)
+    unit_rows = int(unit_sizes(source).max())
+    floating = np.dtype(f"f{itemsize}")
+    transformed = transform_dtype(source.dtype, floating, source.feed_transforms).itemsize
+    return ProblemShape(
+        n_rows=source.n_rows,
+        epochs=config.data.passes,
+        d=data.d,
+        c=source.n_outputs,
+        p=p,
+        batch_size=set_value(config.data.batch_size),
+        row_bytes=row_bytes,
+        unit_rows=unit_rows,
+        itemsize=itemsize,
+        threads=backend.threads,
+        width=width,
+        costs=backend.costs(precision),
+        draws=len(data.fixed) < len(source.feed_transforms),
+        tile_bytes=backend.tile_rows * min(backend.tile_width(width), p) * itemsize,
+        library_bytes=backend.library_bytes,
+        feed_arrays=1 + transformed // itemsize * max(1, len(source.feed_transforms)),
+        transformed=transformed,
+        point_bytes=point_bytes(data.d, precision, backend, kernel),
+        scratch_bytes=backend.prepare_rows * scratch_bytes(data.d, precision, kernel),
+        staging=backend.staging,
+        # If reads wait for a network, `in_flight_bytes` bounds the number of pending reads.
+        readers=MAX_THREADS if waits else 0,
+        units_in_hand=read_ahead(waits),
+        saving=SAVING if run_dir is not None and local_path(run_dir) is None else 0,
+        kept=run_dir is not None,
+        repeats=data.repeats,
+        ridge=config.solver.ridge != 0 and "ridge" in options_of(config.solver.name),
+        finds_ridge=config.solver.ridge == "auto",
+        finds_bandwidth="auto" in (config.model.bandwidth, config.model.kernel),
+        metric=0 if kernel.metric is None else kernel.metric.size * 8,
+        n_stored=stored_rows(source).n_rows,
+        hides_copies=source.hides_copies,
+        float64=1.0 if itemsize == 8 else backend.float64,
+        features=config.model.features,
+        classes=source.classes is not None,
+        several=source.classes is None and source.n_outputs > 1,
+        posterior=config.solver.posterior,
+        squares=config.model.loss == SQUARES,
+        set_aside=0 if data.aside is None else data.aside.n_rows,
+        set_apart=0 if data.apart is None else data.apart.n_rows,
+        ranks=config.run.n_ranks,
+        center_ranks=config.run.center_ranks,
+        goes_on=config.solver.warm_start is not None,
+        read_rows=rows_read(source),
+    )

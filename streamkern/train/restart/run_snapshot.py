@@ -1,0 +1,276 @@
+"""A run at one checkpoint, as its directory holds it: record, setup, checkpoint and centers.
+
+`RunSnapshot.find` reads a run directory for everything that begins with a trained run: predictions,
+`load`, `partial_fit`, a warm start, and a run that continues another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import TypeAdapter, ValidationError
+
+from streamkern.basics.array_types import HostArray
+from streamkern.basics.errors import ConfigError, RunError
+from streamkern.basics.warning import warn
+from streamkern.filesystem.ownership import no_run
+from streamkern.kernels.fourier import of_features
+from streamkern.planning.sizes import Sizes
+from streamkern.predict.calibration import CALIBRATION_PREFIX
+from streamkern.rundir.checkpoint_format import Saved, checkpoint_errors
+from streamkern.rundir.chunked_array import ChunkedArray, TargetFactory, on_host
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.solver.methods import find
+from streamkern.solver.posterior import POSTERIOR_PREFIX
+from streamkern.stream.sources.transforms import Transform
+from streamkern.stream.target_scale import TargetScale
+from streamkern.train.restart.scaling import load_scaling
+from streamkern.train.restart.stored_centers import CentersTarget, StoredCenters, centers_of
+
+AFTER_STEPS = (CALIBRATION_PREFIX, POSTERIOR_PREFIX)
+"""Prefixes of the arrays that a run computes after its last step, for predictions."""
+
+
+# -- the record of a run ---------------------------------------------------------------------------
+
+
+def checked_record(recorded: Mapping[str, Any] | None, place: str) -> dict[str, Any]:
+    """Return the record of a run: `identity`, `sizes` and `versions`, JSON.
+
+    Raises RunError if another version of streamkern has written it.
+    """
+    with contextlib.suppress(ValidationError, KeyError, TypeError, ConfigError):
+        record = dict(recorded or {})
+        tables = all(isinstance(record[name], dict) for name in ("identity", "sizes", "versions"))
+        # Unknown entries, and those that pydantic converts, would not come back unchanged.
+        if tables and len(record) == 3 and asdict(sizes_of(record)) == record["sizes"]:
+            return record
+    raise RunError(
+        f"{place} holds a run of another version of streamkern",
+        "go on with that one, or give another run_dir",
+    )
+
+
+def recorded_run(directory: RunDirectory | None) -> dict[str, Any] | None:
+    """Return the record that setup and checkpoints carry; None if nothing was computed yet.
+
+    A run whose setup failed, for example because of its bandwidth, can be started again with other
+    settings.
+    """
+    recorded = None if directory is None else directory.recorded()
+    if directory is None or recorded is None:
+        return None
+    return checked_record(recorded, directory.place)
+
+
+def sizes_of(record: Mapping[str, Any]) -> Sizes:
+    """Return the sizes that a run was started with."""
+    return sizes_from(record["sizes"], record["identity"]["settings"]["model"]["features"])
+
+
+def sizes_from(saved: Mapping[str, Any], features: str) -> Sizes:
+    """Return the sizes that were saved as a table."""
+    kind: Any = find(saved["solver"], features).sizes
+    sizes: Sizes = TypeAdapter(kind).validate_python(saved)
+    return sizes
+
+
+# -- the run ---------------------------------------------------------------------------------------
+
+
+def is_computed_with(name: str) -> bool:
+    """Return whether an array of a setup belongs to the solver and lies on the device.
+
+    The others describe the model and stay on the host.
+    """
+    described = ("Z", "order", "shift", "sample_rows", "metric")
+    return name not in described and not name.startswith(("scaling", "target_"))
+
+
+def _described_by(centers: TargetFactory) -> TargetFactory:
+    """Return a factory that loads the arrays of a setup that describe the model; `centers` for
+    Z."""
+
+    def described(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ChunkedArray | None:
+        if name == "Z":
+            return centers(name, shape, dtype)
+        of_model = name == "ridges" or not is_computed_with(name)
+        return on_host(name, shape, dtype) if of_model else None
+
+    return described
+
+
+def _weights(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ChunkedArray | None:
+    """Load the arrays of a checkpoint that predictions need (a `TargetFactory`)."""
+    of_model = name in ("alpha", "average", "ridges") or name.startswith(AFTER_STEPS)
+    return on_host(name, shape, dtype) if of_model else None
+
+
+@dataclass(frozen=True, eq=False)
+class RunSnapshot:
+    """A run at one checkpoint.
+
+    The entries of its documents are looked up when they are used, see `check`.
+
+    place : run directory, for messages
+    setup : arrays and JSON values, see `Assembled`; with all centers, unless they are stored
+    checkpoint : see `StepLoop.kept`; None if it was not loaded
+    centers : (p, d), in the order of the setup
+    """
+
+    place: str
+    setup: Saved
+    checkpoint: Saved | None
+    centers: HostArray | StoredCenters
+
+    @classmethod
+    def find(
+        cls, place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None, *,
+        load_centers: bool = True, load_weights: bool = True, load_solver: bool = False,
+    ) -> Self | None:  # fmt: skip
+        """Return the newest good checkpoint of a run; None before its setup or first checkpoint.
+
+        The run may be read while it is being written.
+
+        load_centers : whether the centers are loaded, or stay where they are
+        load_weights : False loads the setup alone
+        load_solver : whether the arrays of the solver are loaded, about p^2 numbers
+        """
+        target = CentersTarget()
+        into = on_host if load_solver else _described_by(on_host if load_centers else target)
+        with RunDirectory(place, writable=False, storage_options=storage_options) as run:
+            setup, saved = run.load_setup(into), None
+            if load_weights:
+                saved = run.load_latest(on_host if load_solver else _weights)
+        if setup is None or (saved is None and load_weights):
+            return None
+        centers: HostArray | StoredCenters
+        if load_centers:
+            centers = setup.arrays["Z"]
+        else:
+            centers = centers_of(place, storage_options, setup, target)
+        return cls(run.place, setup, saved, centers)
+
+    @classmethod
+    def open(
+        cls, place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None, *,
+        load_solver: bool = False,
+    ) -> Self:  # fmt: skip
+        """Return what `find` returns; raise RunError if there is no trained run."""
+        run = cls.find(place, storage_options, load_solver=load_solver)
+        if run is None:
+            text = RunDirectory(place, writable=False, storage_options=storage_options).place
+            raise RunError(no_run(place, text))
+        return run
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The record of the run, see `checked_record`."""
+        return checked_record(self.setup.run, self.place)
+
+    @property
+    def saved(self) -> Saved:
+        """The checkpoint, which was loaded."""
+        assert self.checkpoint is not None
+        return self.checkpoint
+
+    @property
+    def stored(self) -> StoredCenters:
+        """The centers, which are in the run directory."""
+        assert isinstance(self.centers, StoredCenters)
+        return self.centers
+
+    @property
+    def skipped(self) -> tuple[str, ...]:
+        """A sentence for each damaged checkpoint that is newer than this one."""
+        return () if self.checkpoint is None else self.checkpoint.skipped
+
+    def check(self) -> Self:
+        """Return this; raise CheckpointError if its documents lack an entry of its properties."""
+        with checkpoint_errors(self.place):
+            for name in _PROPERTIES:
+                getattr(self, name)
+        return self
+
+    def warn_of_damage(self) -> None:
+        """Warn of damaged newer checkpoints."""
+        for text in self.skipped:
+            warn(text)
+
+    @property
+    def weights(self) -> HostArray:
+        """(p, c) weights of the centers, in their order."""
+        weights: HostArray = self.saved.arrays[self.saved.meta["evaluated"]]
+        return weights
+
+    @property
+    def order(self) -> npt.NDArray[np.int64]:
+        """(p,) center i was center order[i] of the chosen centers, see `Assembled`."""
+        return np.asarray(self.setup.arrays["order"])
+
+    @property
+    def kernel(self) -> Mapping[str, Any]:
+        """Description of the kernel, of features that of the kernel they stand for."""
+        return of_features(self.setup.meta["kernel"])
+
+    @property
+    def metric(self) -> npt.NDArray[np.float64] | None:
+        """Metric of the kernel, in the form that it takes."""
+        return self.setup.arrays.get("metric")
+
+    @property
+    def targets(self) -> TargetScale:
+        """Mean and scale of the targets."""
+        return TargetScale.from_arrays(self.setup.arrays)
+
+    @property
+    def fixed(self) -> tuple[Transform, ...]:
+        """Transforms of every row, the scaling included."""
+        return load_scaling(self.setup.arrays, self.setup.meta["scaling"])
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Shape of a row as it is stored."""
+        return tuple(self.setup.meta["row_shape"])
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """Names of the classes; None for values."""
+        return _names(self.setup.meta["classes"])
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        """Names of the features, if they have some."""
+        return _names(self.setup.meta["columns"])
+
+    @property
+    def target_columns(self) -> tuple[str, ...] | None:
+        """Names of the targets, if they have some."""
+        return _names(self.setup.meta["target_columns"])
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """JSON values of the caller who started the run."""
+        facts: Mapping[str, Any] = self.setup.meta.get("facts", {})
+        return facts
+
+    @property
+    def encoder(self) -> Mapping[str, Any] | None:
+        """See `StoreSpec`."""
+        return self.setup.meta.get("encoder")
+
+
+_PROPERTIES = (
+    "order", "kernel", "metric", "targets", "fixed", "row_shape", "classes", "columns",
+    "target_columns", "facts", "encoder",
+)  # fmt: skip
+
+
+def _names(names: list[str] | None) -> tuple[str, ...] | None:
+    return None if names is None else tuple(names)

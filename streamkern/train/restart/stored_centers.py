@@ -1,0 +1,144 @@
+"""The centers of a run directory, which stay there: each reader reads its part of them.
+
+A run that begins from another one needs their identity, and its own part of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.basics.array_types import HostArray
+from streamkern.basics.errors import ConfigError
+from streamkern.planning.memory import CENTER_KEY
+from streamkern.rundir.checkpoint_format import Saved
+from streamkern.rundir.chunked_array import ChunkedArray
+from streamkern.rundir.run_directory import RunDirectory
+
+
+def center_digests(Z: HostArray) -> npt.NDArray[np.uint8]:
+    """Return (p, 16) digests of the rows of Z (p, d), equal for rows that are equal bit by bit.
+
+    Among a billion distinct rows two digests agree with a probability of about 1e-20.
+    """
+    keys = (
+        hashlib.blake2b(row, digest_size=CENTER_KEY).digest() for row in np.ascontiguousarray(Z)
+    )
+    return np.frombuffer(b"".join(keys), np.uint8).reshape(len(Z), CENTER_KEY)
+
+
+class CentersTarget:
+    """Target of the centers of a setup as they are read (`TargetFactory`); nothing else is read.
+
+    shape, dtype : of all centers
+    rows : the centers that are wanted, (q, d)
+    keys : `center_digests` of all centers, if requested
+    """
+
+    def __init__(self, rows: slice = slice(0, 0), *, keyed: bool = False) -> None:
+        self._rows, self._keyed = rows, keyed
+        self.shape: tuple[int, ...] = ()
+
+    def __call__(
+        self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> ChunkedArray | None:
+        """Return this object for the array Z, None for all other arrays."""
+        if name != "Z":
+            return None
+        self.shape, self.dtype, self.ndim = shape, dtype, len(shape)
+        wanted = self._rows.stop - self._rows.start
+        self.rows = np.empty((wanted, *shape[1:]), dtype)
+        self.keys = np.empty((shape[0] * self._keyed, CENTER_KEY), np.uint8)
+        return self if wanted or self._keyed else None
+
+    def wants(self, part: slice) -> bool:
+        """Return whether these rows have to be read."""
+        first, stop = self._overlap(part)
+        return self._keyed or first < stop
+
+    def _overlap(self, part: slice) -> tuple[int, int]:
+        return max(part.start, self._rows.start), min(part.stop, self._rows.stop)
+
+    def __getitem__(self, part: Any) -> Any:
+        raise KeyError(part)
+
+    def __setitem__(self, part: Any, host: Any) -> None:
+        first, stop = self._overlap(part)
+        if first < stop:
+            start = self._rows.start
+            self.rows[first - start : stop - start] = host[first - part.start : stop - part.start]
+        if self._keyed:
+            self.keys[part.start : part.start + len(host)] = center_digests(host)
+
+
+@dataclass(frozen=True, eq=False)
+class StoredCenters:
+    """The centers of a run, in the order of its setup, which stay in the run directory.
+
+    shape : (p, d)
+    sha256 : digest of the entries of the centers' files in the manifest, which identifies them when
+        all or a part of them are read
+    recorded : digest in the record of a run that took them over, in place of sha256; that run began
+        from them in another directory
+    """
+
+    place: str | os.PathLike[str]
+    storage_options: Mapping[str, Any] | None = field(repr=False)
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    sha256: str
+    recorded: str | None = None
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def read(self, rows: slice) -> HostArray:
+        """Return some of the centers, (q, d), reading the chunks that hold them.
+
+        Raises ConfigError if the run has other centers by now.
+        """
+        return self._read(CentersTarget(rows)).rows
+
+    def keys(self) -> npt.NDArray[np.uint8]:
+        """Return `center_digests` of all centers, reading a chunk at a time.
+
+        Raises ConfigError if the run has other centers by now.
+        """
+        return self._read(CentersTarget(keyed=True)).keys
+
+    def _read(self, target: CentersTarget) -> CentersTarget:
+        run = RunDirectory(self.place, writable=False, storage_options=self.storage_options)
+        with run:
+            setup = run.load_setup(target)
+        if setup is None or setup.checksums["Z"] != self.sha256:
+            raise ConfigError(
+                f"{run.place} has other centers than when this run was begun from it",
+                "begin anew, in another run_dir",
+            )
+        return target
+
+
+def stored_centers(
+    place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
+) -> StoredCenters | None:
+    """Return the centers of a run; None before its setup."""
+    target = CentersTarget()
+    with RunDirectory(place, writable=False, storage_options=storage_options) as run:
+        setup = run.load_setup(target)
+    return None if setup is None else centers_of(place, storage_options, setup, target)
+
+
+def centers_of(
+    place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None, setup: Saved,
+    target: CentersTarget,
+) -> StoredCenters:  # fmt: skip
+    """Return the centers of a setup that was loaded with this target."""
+    return StoredCenters(
+        place, storage_options, target.shape, target.dtype, setup.checksums["Z"]
+    )  # fmt: skip

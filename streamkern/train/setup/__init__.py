@@ -1,0 +1,1 @@
+"""Everything before the first step: costs, centers, kernel, metric, samples, preconditioner."""

@@ -1,0 +1,387 @@
+"""Setup of a solver from an opened run: centers, bandwidth, samples, and everything computed once.
+
+The result is returned as arrays and JSON values (`Assembled.arrays`, `.meta`), which `setup/` of a
+run directory stores; `reassemble` makes the same solver from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.backend.base import Array, Backend
+from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
+from streamkern.config.solver import SolverConfig
+from streamkern.kernels.builtin import Kernel, get_kernel
+from streamkern.kernels.fourier import FourierFeatures
+from streamkern.kernels.importances import describe_metric
+from streamkern.kernels.points import Grid, Points
+from streamkern.kernels.products import KernelOperator
+from streamkern.losses.losses import SQUARES
+from streamkern.losses.scaled import scaled_loss
+from streamkern.planning.memory import METRIC_ROWS
+from streamkern.solver.base import Solver
+from streamkern.solver.equations import middle, on_grid
+from streamkern.solver.method import Report, Samples, Setup, Work
+from streamkern.solver.precondition.noise import (
+    NO_NOISE,
+    NOISE_ROWS,
+    Noise,
+    find_noise,
+    or_the_mean,
+)
+from streamkern.solver.precondition.samples import SampleRows
+from streamkern.stream.target_scale import TargetScale
+from streamkern.train.resolve.resolved_run import ResolvedRun
+from streamkern.train.restart.run_snapshot import is_computed_with
+from streamkern.train.restart.scaling import save_scaling, target_scale
+from streamkern.train.setup.broadcast import broadcast_setup, receive_setup, work_of
+from streamkern.train.setup.center_stripes import mean, receive_shard
+from streamkern.train.setup.choose_centers import choose_centers, scatter_all
+from streamkern.train.setup.choose_kernel import find_kernel, is_open
+from streamkern.train.setup.choose_metric import (
+    NOT_LEARNED,
+    Learned,
+    copied_part,
+    learn_metric,
+    split,
+)
+from streamkern.train.setup.loss_start import logits_scale
+from streamkern.train.setup.setup_rows import few_rows, known_rows, rows_worth, samples_of
+
+_META = (
+    "kernel", "sizes", "setup", "classes", "row_shape", "columns", "target_columns", "encoder",
+    "file_form", "n_outputs", "fit_intercept", "precision", "grid", "scaling", "scale", "backend",
+    "warm_start", "facts", "uncalibrated", "left_out", "loss",
+)  # fmt: skip
+
+
+@dataclass
+class Assembled:
+    """A solver ready to step, with everything needed to make it again.
+
+    arrays["Z"] : (p, d) transformed centers on the host, in storage order; row i is row
+        arrays["order"][i] of the centers as selected
+    """
+
+    solver: Solver
+    op: KernelOperator
+    arrays: dict[str, Array]
+    meta: dict[str, Any]
+
+    @property
+    def targets(self) -> TargetScale:
+        """Mean and scale of the targets, which are removed before training and restored in f
+        afterwards."""
+        return TargetScale.from_arrays(self.arrays)
+
+    @property
+    def batch_size(self) -> int:
+        """Number of rows per step."""
+        return int(self.meta["setup"]["batch_size"])
+
+
+@dataclass
+class ComputedSetup:
+    """The parts that a solver is assembled from: see `Assembled`.
+
+    If the centers are partitioned over ranks, arrays["Z"] holds those of this rank's stripe.
+    """
+
+    work: Work[Any]
+    setup: Setup
+    arrays: dict[str, Array]
+    meta: dict[str, Any]
+
+
+def start(
+    run: ResolvedRun,
+    report: Report,
+    targets: TargetScale | None = None,
+    found: Learned | None = None,
+) -> Assembled:
+    """Compute the setup, see `compute_setup`, and assemble the solver."""
+    made = compute_setup(run, report, targets, found)
+    op, arrays, meta = made.work.op, made.arrays, made.meta
+    solver = run.method.assemble(made.work, replace(made.setup, sample_rows=arrays["sample_rows"]))
+    del made
+    run.backend.release()
+    return Assembled(solver, op, arrays, meta)
+
+
+def compute_setup(
+    run: ResolvedRun,
+    report: Report,
+    targets: TargetScale | None = None,
+    found: Learned | None = None,
+) -> ComputedSetup:
+    """Compute everything but the solver.
+
+    Reads the centers, one sample of the stream, and the targets if their mean is not known.
+
+    targets, found : target scale and learned metric of the run whose weights are continued; `found`
+        has the kernel as well if the bandwidth is open
+    """
+    config, data = run.config, run.data
+    dtype = np.dtype(np.float64 if run.precision == "float64" else np.float32)
+    inside = targets or target_scale(
+        run.backend, data.source, data.weight_factors,
+        fit_intercept=config.model.fit_intercept, seed=config.run.random_state, dtype=dtype,
+    )  # fmt: skip
+    read_few_rows, learned = _learn_metric_and_kernel(run, dtype, inside, report, found)
+    chosen = choose_centers(run, dtype, report, learned.kernel, learned.metric)
+    host_Z, order, kernel, center_rows, shift = chosen
+    del chosen
+    op = KernelOperator(kernel, run.backend, run.precision, shift, run.grid)
+    # A device needs only the prepared rows.
+    points = op.points(run.backend.asarray(host_Z), left=True, right=True)
+    rows, probe_rows = np.empty(0, np.int64), list[SampleRows]()
+
+    def samples() -> tuple[SampleRows, SampleRows]:
+        nonlocal rows
+        sample, probe, rows = samples_of(run, dtype, inside, center_rows)
+        probe_rows[:] = [probe] if run.loss is not None else []
+        return sample, probe
+
+    noise, n, options, ridges = _estimate_noise(run, op, points, read_few_rows, inside, report)
+    read_few_rows.cache_clear()
+    if kernel.explicit and run.problem.center_ranks > 1:  # estimating the noise needed all centers
+        del points
+        host_Z, _ = scatter_all(run, host_Z)
+        points = op.points(run.backend.asarray(host_Z), left=True, right=True)
+    run.backend.release()
+    known = None
+    if center_rows is not None:
+        known = replace(known_rows(run, dtype, inside, center_rows), whole=run.problem.whole)
+    seed, ranks = config.run.random_state, run.given.ranks
+    work = Work(op, points, run.problem, run.sizes, options, seed, known, noise, n, ranks)
+    described = {"kernel": kernel.describe(), "precision": run.precision, "grid": _grid(run)}
+    arrays = {"Z": host_Z, "shift": shift}
+    if kernel.metric is not None:
+        arrays["metric"] = kernel.metric
+    if run.problem.center_ranks > 1:
+        del arrays["Z"]  # each rank has its stripe of it
+    read = broadcast_setup(work, arrays, described, _reported(samples, report))
+    setup = run.method.compute(work, read, report)
+    if run.loss is not None:
+        inside = logits_scale(op, points, setup.arrays, inside, probe_rows.pop())
+        work = replace(work, loss=scaled_loss(run.loss, run.backend, dtype, inside.arrays()))
+    if ridges is not None:
+        setup.arrays["ridges"] = run.backend.asarray(ridges)
+    if n is not None:
+        ridge = setup.meta.setdefault("ridge", options.fixed_ridge)
+        work = replace(work, options=options.with_ridge(ridge))
+    setup.meta |= {"learned_metric": learned.facts} if learned.facts else {}
+    scale_arrays, scale_meta = save_scaling(data.fixed)
+    arrays |= {"Z": host_Z, "order": order, "sample_rows": rows} | inside.arrays() | setup.arrays
+    meta = _meta(run, kernel, setup.meta, scale_meta)
+    return ComputedSetup(work, setup, arrays | scale_arrays, meta)
+
+
+def _reported(samples: Samples, report: Report) -> Samples:
+    """Return `samples`, wrapped to report when reading begins and which phase follows."""
+
+    def read() -> tuple[SampleRows, SampleRows]:
+        report("setup", {"doing": "sample"})
+        sampled = samples()
+        report("setup", {"doing": "preconditioner"})
+        return sampled
+
+    return read
+
+
+def _estimate_noise(
+    run: ResolvedRun, op: KernelOperator, points: Points, few: Callable[[], SampleRows],
+    targets: TargetScale, report: Report,
+) -> tuple[Noise, float | None, SolverConfig, npt.NDArray[np.float64] | None]:  # fmt: skip
+    """Return the noise of the targets, and the ridge if it follows from the noise.
+
+    The results are the noise if the method asks for it, else `NO_NOISE`; and, if the ridge follows
+    from it, the effective number of rows of the run, the settings with the ridge, and the (c,)
+    ridges of the outputs.
+    """
+    method, options, n, ridges = run.method, run.config.solver, None, None
+    if not method.asks_noise(run.problem):
+        return NO_NOISE, n, options, ridges
+    each, rows = method.ridge_each and run.problem.several, few()
+    asks_ridge = method.asks_ridge(run.problem) or (
+        options.ridge == "auto" and rows.repeats is not None and rows.repeats.are_common()
+    )
+    if not (asks_ridge or method.uses_center_targets):
+        return NO_NOISE, n, options, ridges
+    noise = or_the_mean(op, points, rows, find_noise(op, points, rows, each=each))
+    facts: dict[str, Any] = {"variance": noise.variance, "tried": noise.tried}
+    if asks_ridge:
+        n = rows_worth(run, op, op.dtype, targets)
+        options = options.with_ridge(noise.penalty(n))
+        if noise.each:
+            ridges = on_grid([of_output.penalty(n) for of_output in noise.each])
+            options = options.with_ridge(middle(ridges))
+        facts |= {"worth": n, "ridge": options.ridge}
+    report("noise", facts)
+    return noise, n, options, ridges
+
+
+def _meta(
+    run: ResolvedRun, kernel: Kernel, setup: dict[str, Any], scaling: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Return the metadata of a run after its setup, as JSON values; describe the metric in
+    `setup`."""
+    data = run.data
+    if kernel.metric is not None:
+        with run.backend.single_threaded_blas():
+            setup["metric"] = describe_metric(kernel.metric, data.source.columns)
+    return {
+        "kernel": kernel.describe(),
+        "sizes": asdict(run.sizes),
+        "setup": setup,
+        "classes": None if data.source.classes is None else list(data.source.classes),
+        "row_shape": list(data.source.row_shape),
+        "columns": _as_list(data.source.columns),
+        "target_columns": _as_list(data.source.target_columns),
+        "encoder": data.source.encoder,
+        "file_form": data.source.file_form,
+        "n_outputs": data.source.n_outputs,
+        "fit_intercept": run.config.model.fit_intercept,
+        "precision": run.precision,
+        "grid": _grid(run),
+        "scaling": scaling,
+        "scale": data.scale,
+        "backend": run.backend.describe(),
+        "warm_start": None,
+        "facts": _source_facts(run) | dict(run.given.facts),
+        "uncalibrated": data.uncalibrated,
+        "left_out": data.left_out,
+        "loss": run.config.model.loss,
+    }
+
+
+def _source_facts(run: ResolvedRun) -> dict[str, str]:
+    """Return the dtype of the labels and the column of the weights, if they are known."""
+    source = run.data.source
+    found = {"labels": source.label_dtype, "weight_column": source.weight_column}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _grid(run: ResolvedRun) -> dict[str, float] | None:
+    return None if run.grid is None else asdict(run.grid)
+
+
+def _as_list(names: tuple[str, ...] | None) -> list[str] | None:
+    return None if names is None else list(names)
+
+
+def reassemble(
+    run: ResolvedRun, arrays: dict[str, npt.NDArray[Any]], meta: dict[str, Any]
+) -> Assembled:
+    """Return the solver that `start` returned, from its saved arrays and metadata.
+
+    Raises KeyError if an entry of meta is missing.
+    """
+    # Entries missing from runs made with 0.1.0.
+    added = {"uncalibrated": None, "left_out": False, "loss": SQUARES}
+    meta = {"facts": {}, "encoder": None, "file_form": None, **added, **meta}
+    meta = {name: meta[name] for name in _META}
+    kernel = run.config.model.kernel
+    op = operator(run.backend, arrays, meta, kernel if isinstance(kernel, Kernel) else None)
+    device = {name: run.backend.asarray(a) for name, a in arrays.items() if is_computed_with(name)}
+    points = op.points(run.backend.asarray(arrays["Z"]), left=True, right=True)
+    options = run.config.solver
+    if "ridge" in meta["setup"]:
+        options = options.with_ridge(meta["setup"]["ridge"])
+    seed, ranks = run.config.run.random_state, run.given.ranks
+    loss = scaled_loss(run.loss, run.backend, op.dtype, arrays)
+    work = Work(op, points, run.problem, run.sizes, options, seed, ranks=ranks, loss=loss)
+    solver = run.method.assemble(work, Setup(device, meta["setup"], arrays["sample_rows"]))
+    return Assembled(solver, op, dict(arrays), meta)
+
+
+def compute_setup_part(run: ResolvedRun) -> dict[str, Array]:
+    """Compute this rank's part of the arrays of `compute_setup`, whose input rank 0 broadcasts."""
+    ranks, own = run.given.ranks, {}
+    if run.problem.center_ranks > 1:
+        p, continued = run.problem.p, run.given.continued
+        if continued is not None and run.problem.reads_stripes:
+            own = {"Z": continued.stored.read(ranks.stripe(p))}
+        else:
+            own = {"Z": receive_shard(p, ranks)}
+        mean(own["Z"], run.problem.p, ranks)  # rank 0 broadcasts the result in the setup
+    arrays, meta = receive_setup(ranks)
+    arrays |= own
+    kernel = run.config.model.kernel
+    op = operator(run.backend, arrays, meta, kernel if isinstance(kernel, Kernel) else None)
+    work, samples = work_of(run, op, arrays, meta)
+    return run.method.compute(work, samples, lambda event, fields: None).arrays | own
+
+
+def accelerator_of(meta: Mapping[str, Any]) -> str:
+    """Return the accelerator setting with which a model predicts as it was trained. meta : metadata
+    of the model's setup."""
+    return "none" if meta["backend"].get("accelerator") == "none" else "auto"
+
+
+def operator(
+    backend: Backend, arrays: dict[str, npt.NDArray[Any]], meta: dict[str, Any],
+    kernel: Kernel | None = None,
+) -> KernelOperator:  # fmt: skip
+    """Return the kernel operator that a run was set up with."""
+    described = meta["kernel"]
+    if described["kernel"] == "fourier":
+        if kernel is not None and kernel.is_open:
+            kernel = kernel.with_bandwidth(described["of"]["bandwidth"])
+        if kernel is not None and kernel.describe() != described["of"]:
+            raise ConfigError(
+                f"{mention('kernel', kernel)} differs from that of training, {described['of']}"
+            )
+        kernel = FourierFeatures(described["n_features"], described["of"])
+    elif kernel is None:
+        kernel = get_kernel(described, metric=arrays.get("metric"))
+    else:
+        if kernel.is_open:
+            kernel = kernel.with_bandwidth(described["bandwidth"])
+        if kernel.metric is None:  # the metric was learned, or given separately
+            kernel = kernel.with_metric(arrays.get("metric"))
+        if kernel.describe() != described:
+            raise ConfigError(
+                f"{mention('kernel', kernel)} differs from that of training, {described}"
+            )
+    grid = None if meta["grid"] is None else Grid(**meta["grid"])
+    return KernelOperator(kernel, backend, meta["precision"], arrays["shift"], grid)
+
+
+def _learn_metric_and_kernel(
+    run: ResolvedRun,
+    dtype: np.dtype[Any],
+    targets: TargetScale,
+    report: Report,
+    found: Learned | None,
+) -> tuple[Any, Learned]:
+    """Return a cached function that reads rows to estimate kernel and noise from, and what was
+    learned.
+
+    The latter is the metric, and the kernel if it was open.
+
+    found : the same, if it is known already
+    """
+    few, learned = cache(partial(few_rows, run, dtype, targets)), found or NOT_LEARNED
+    if found is None and run.metric is not None:
+        learned = Learned(run.metric, None, {})
+    elif found is None and run.metric_mode.learns:
+        report("setup", {"doing": "metric", "why": run.metric_mode.reason})
+        rows = few_rows(run, dtype, targets, METRIC_ROWS)
+        learned, n = learn_metric(run, rows, targets, report), len(rows.X)
+        if learned.metric is not None:  # the targets of these rows were not used to learn it
+            n_fit, n_held = split(n)
+            held_out = copied_part(rows, slice(n_held, min(n_held + NOISE_ROWS, n - n_fit)))
+            few = cache(lambda: held_out)
+    if learned.kernel is None and is_open(run):
+        report("setup", {"doing": "kernel"})
+        kernel = find_kernel(run, few(), report, learned.metric).kernel
+        learned = learned._replace(kernel=kernel)
+    return few, learned

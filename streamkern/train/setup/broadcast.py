@@ -1,0 +1,118 @@
+"""Broadcast of what rank 0 chose and read in a setup.
+
+The other ranks compute their rows of the preconditioner from it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.backend.base import Array
+from streamkern.backend.ranks import Communicator
+from streamkern.kernels.products import KernelOperator
+from streamkern.solver.method import Samples, Work
+from streamkern.solver.precondition.noise import Noise
+from streamkern.solver.precondition.samples import CenterTargets, SampleRows
+from streamkern.train.resolve.resolved_run import ResolvedRun
+
+Hosts = Mapping[str, npt.NDArray[Any]]
+
+
+def broadcast_setup(
+    work: Work[Any], arrays: Hosts, meta: Mapping[str, Any], samples: Samples
+) -> Samples:
+    """Return `samples` of rank 0, wrapped to broadcast them and the work to the other ranks.
+
+    arrays, meta : description of the kernel operator, and "Z" unless the other ranks have it
+    """
+    if work.ranks.is_single:
+        return samples
+
+    def read() -> tuple[SampleRows, SampleRows]:
+        found, to_host = samples(), work.op.backend.to_host
+        said = dict(arrays)
+        for name, rows in zip(("sample", "probe"), found, strict=True):
+            said |= _named(name, rows._asdict(), to_host)
+        known, noise = work.known, asdict(replace(work.noise, tried=[]))
+        if known is not None:
+            said |= _named(
+                "known", {k: getattr(known, k) for k in ("counts", "weights", "Y")}, to_host
+            )
+        numbers = dict(meta) | {
+            "fresh": [rows.fresh for rows in found], "noise": noise, "worth": work.worth,
+            "ridge": work.options.ridge,
+            "known": None if known is None else [known.n_rows, known.whole],
+        }  # fmt: skip
+        numbers["arrays"] = {name: [a.shape, a.dtype.str] for name, a in said.items()}
+        work.ranks.broadcast_bytes(
+            json.dumps(numbers, default=lambda number: number.item()).encode()
+        )
+        for a in said.values():
+            work.ranks.broadcast(np.ascontiguousarray(a))
+        return found
+
+    return read
+
+
+def receive_setup(ranks: Communicator) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+    """Receive the arrays and the JSON values that rank 0 broadcasts, on another rank."""
+    meta = json.loads(ranks.broadcast_bytes(b""))
+    described = meta.pop("arrays")
+    arrays = {name: np.empty(shape, dtype) for name, (shape, dtype) in described.items()}
+    return {name: ranks.broadcast(a) for name, a in arrays.items()}, meta
+
+
+def work_of(
+    run: ResolvedRun,
+    op: KernelOperator,
+    arrays: dict[str, npt.NDArray[Any]],
+    meta: Mapping[str, Any],
+) -> tuple[Work[Any], Samples]:
+    """Return the work of rank 0 and its samples, from what it broadcast.
+
+    The sample rows are removed from `arrays` when they are read.
+    """
+    asarray = run.backend.asarray
+    Z = op.points(asarray(arrays["Z"]), left=True, right=True)
+    known = None
+    if meta["known"] is not None:
+        n_rows, whole = meta["known"]
+        weights, Y = (asarray(arrays[f"known.{name}"]) for name in ("weights", "Y"))
+        known = CenterTargets(arrays["known.counts"], weights, Y, n_rows, whole)
+    options = run.config.solver.with_ridge(meta["ridge"])
+    noise, worth = Noise(**meta["noise"]), meta["worth"]
+    work = Work(
+        op, Z, run.problem, run.sizes, options, run.config.run.random_state, known, noise, worth,
+        run.given.ranks,
+    )  # fmt: skip
+
+    def samples() -> tuple[SampleRows, SampleRows]:
+        sample, probe = (
+            _rows(name, arrays, fresh, asarray)
+            for name, fresh in zip(("sample", "probe"), meta["fresh"], strict=True)
+        )
+        return sample, probe
+
+    return work, samples
+
+
+def _rows(
+    name: str, arrays: dict[str, npt.NDArray[Any]], fresh: int, asarray: Callable[[Any], Array]
+) -> SampleRows:
+    X, Y, root, index = (
+        arrays.pop(f"{name}.{part}", None) for part in ("X", "Y", "root", "center_index")
+    )
+    return SampleRows(asarray(X), asarray(Y), None if root is None else asarray(root), fresh, index)
+
+
+def _named(
+    name: str, parts: Mapping[str, Any], to_host: Callable[[Array], npt.NDArray[Any]]
+) -> dict[str, npt.NDArray[Any]]:
+    arrays = {part: a for part, a in parts.items() if a is not None and not np.isscalar(a)}
+    return {f"{name}.{part}": np.asarray(to_host(a)) for part, a in arrays.items()}

@@ -1,0 +1,263 @@
+"""Choose the centers, in the units of the kernel, and the kernel with its bandwidth."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.backend.base import Array
+from streamkern.basics.array_types import Floats, HostArray, Ints
+from streamkern.centers import random_rows
+from streamkern.centers.selector import CenterWork
+from streamkern.centers.selectors import SELECTORS
+from streamkern.kernels.builtin import Kernel, get_kernel
+from streamkern.kernels.fourier import FourierFeatures, frequencies
+from streamkern.solver.method import Report
+from streamkern.store.row_block import RowBlock, concatenated
+from streamkern.stream.feed import prepare
+from streamkern.stream.loader import Loader
+from streamkern.stream.sources.sampling import rows_by_unit
+from streamkern.stream.sources.transforms import SETUP_EPOCH
+from streamkern.train.resolve.given_arrays import open_centers
+from streamkern.train.resolve.resolved_run import ResolvedRun
+from streamkern.train.restart.parent_run import ParentRun
+from streamkern.train.restart.stored_centers import StoredCenters
+from streamkern.train.setup import center_rows
+from streamkern.train.setup.center_rows import CenterRows
+from streamkern.train.setup.center_stripes import CenterPart, mean, scatter
+from streamkern.train.setup.choose_kernel import moved
+
+
+class Chosen(NamedTuple):
+    """Centers and kernel of a run.
+
+    Z : (p, d) transformed centers on the host, in kept order; kept row i was row order[i] of the
+        centers as chosen. If ranks partition the centers, the stripe of this rank, except for
+        Fourier features; the other ranks have received theirs.
+    kernel : as given, or with the bandwidth of the data
+    rows : rows of the training data that are centers, None if they are not known
+    shift : (d,), the mean of Z. It changes no distance; without it raw pixels lose three digits of
+        them.
+    """
+
+    Z: HostArray
+    order: npt.NDArray[np.int64]
+    kernel: Kernel
+    rows: CenterRows | None
+    shift: HostArray
+
+
+def choose_centers(
+    run: ResolvedRun, dtype: np.dtype[Any], report: Report, kernel: Kernel | None = None,
+    metric: Floats | None = None,
+) -> Chosen:  # fmt: skip
+    """Choose centers by the method of `model.centers`, or take the given ones.
+
+    They go through the fixed transforms, whether they are rows or begin as rows; random_order then
+    permutes them. Fourier features have random frequencies and phases in the place of centers.
+
+    kernel : the kernel with the bandwidth that was found. If it is None and the bandwidth is
+        "median", that is the median distance, in the metric, between the rows that are read here:
+        the centers themselves, or the rows from which `CenterSelector.refine` begins.
+    """
+    if run.given.continued is not None:
+        return _continued(run, run.given.continued, dtype, report)
+    report("setup", {"doing": "centers"})
+    if run.problem.features == "fourier":
+        return _frequencies(run, dtype, report, kernel)
+    if run.problem.streams_centers:
+        return _streamed(run, dtype, report, kernel, metric)
+    began = time.perf_counter()
+    seed, method = run.config.run.random_state, run.centers_from
+    block, n_read = _rows(run, method)
+    in_order, selection = run.in_order, run.problem.selection
+    p = len(block.X) if selection is None else run.problem.p
+    order = np.arange(p) if in_order else random_rows.random_order(p, seed)
+    if selection is None:
+        block = block.take(order)
+    rows = _known(run, method, block)
+    X = run.backend.to_host(transformed(run, block, dtype)[0])
+    del block
+    kernel = kernel or _kernel(run, X, in_order, metric)
+    fields: dict[str, Any] = {"method": method, "centers": p, "rows": n_read}
+    if selection is not None:
+        batches = partial(_batches, run, dtype)
+        work = CenterWork(p, seed, kernel, run.backend, run.precision, run.grid, batches)
+        centers, measured = SELECTORS[method].refine(X, selection, work)
+        X = centers[order]
+        fields |= measured
+    run.backend.release()
+    shift = _mean(X)
+    if run.problem.center_ranks > 1:
+        X, shift = scatter_all(run, X)
+    report("centers", {**fields, "seconds": time.perf_counter() - began})
+    return Chosen(X, order, kernel, rows, shift)
+
+
+def _continued(
+    run: ResolvedRun, continued: ParentRun, dtype: np.dtype[Any], report: Report
+) -> Chosen:  # fmt: skip
+    """Return the centers of the run that is continued; each rank reads its stripe."""
+    p, ranks = run.problem.p, run.given.ranks
+    in_stripes = run.problem.reads_stripes
+    rows = ranks.stripe(p) if in_stripes else slice(0, p)
+    Z, order, kernel = continued.chosen(dtype, run.problem.features, rows)
+    report("centers", {"method": "continued", "centers": p, "rows": 0, "seconds": 0.0})
+    shift = mean(Z, p, ranks).astype(dtype) if in_stripes else _mean(Z)
+    return Chosen(Z, order, kernel, None, shift)
+
+
+def _mean(Z: HostArray) -> HostArray:
+    return np.asarray(Z.mean(axis=0, dtype=np.float64), Z.dtype)
+
+
+def _streamed(
+    run: ResolvedRun,
+    dtype: np.dtype[Any],
+    report: Report,
+    kernel: Kernel | None,
+    metric: Floats | None,
+) -> Chosen:
+    """Choose rows as centers, and broadcast them unit by unit, as they are read."""
+    began = time.perf_counter()
+    base, p, method = run.data.base, run.problem.p, run.centers_from
+    seed = run.config.run.random_state
+    chosen, n_read = (
+        (np.arange(p), p) if method == "all" else SELECTORS[method].choose(base, p, seed)
+    )
+    order = random_rows.random_order(p, seed)
+    kept = np.argsort(order)
+    first = np.empty((min(p, random_rows.BANDWIDTH_ROWS), run.data.d), dtype)
+    seen, rest = list[Ints](), list[RowBlock]()
+
+    def parts() -> Iterator[CenterPart]:
+        for at, block in rows_by_unit(base, chosen, seed):
+            X, places = run.backend.to_host(transformed(run, block, dtype)[0]), kept[at]
+            few = places < len(first)
+            first[places[few]] = X[few]
+            seen.append(places)
+            rest.append(center_rows.without_features(block))
+            yield places, X
+
+    Z = scatter(parts(), p, run.given.ranks)
+    shift = mean(Z, p, run.given.ranks).astype(dtype)
+    rows = _known(run, method, concatenated(rest).take(np.argsort(np.concatenate(seen))))
+    kernel = kernel or _kernel(run, first, False, metric)
+    run.backend.release()
+    fields = {"method": method, "centers": p, "rows": n_read}
+    report("centers", {**fields, "seconds": time.perf_counter() - began})
+    return Chosen(Z, order, kernel, rows, shift)
+
+
+def scatter_all(run: ResolvedRun, Z: HostArray) -> tuple[HostArray, HostArray]:
+    """Broadcast all centers to the other ranks; return the stripe of this rank, and the mean."""
+    p, ranks = len(Z), run.given.ranks
+    stripe = scatter([(np.arange(p), Z)], p, ranks)
+    return stripe, mean(stripe, p, ranks).astype(Z.dtype)
+
+
+def _known(run: ResolvedRun, method: str, block: RowBlock) -> CenterRows | None:
+    """Return the rows of the training data that are centers, if the method uses their targets.
+
+    block : the centers in kept order, or the rows from which a selection begins
+    """
+    if not run.method.uses_center_targets or run.problem.selection is not None:
+        return None
+    if method in ("given", "file"):
+        return center_rows.given(run, block.X)
+    return center_rows.of_rows(run, block)
+
+
+def transformed(run: ResolvedRun, rows: RowBlock, dtype: np.dtype[Any]) -> tuple[Array, Array]:
+    """Return rows of the training data as the kernel takes them, (m, d), and targets (m, c)."""
+    source = run.data.source
+    return prepare(
+        run.backend, rows, transforms=run.data.fixed, dtype=dtype,
+        seed=run.config.run.random_state, epoch=0, n_outputs=source.n_outputs,
+        classes=source.classes if rows.y.ndim == 1 else None,
+    )[:2]  # fmt: skip
+
+
+def _rows(run: ResolvedRun, method: str) -> tuple[RowBlock, int]:
+    """Return the rows that are centers or begin a selection, and how many were examined."""
+    base, seed, selection = run.data.base, run.config.run.random_state, run.problem.selection
+    if method in SELECTORS:
+        n = run.problem.p if selection is None else selection.first
+        block, n_read = SELECTORS[method].rows(base, n, seed)
+        counted = random_rows.without_weightless(base, block, run.data.weight_factors, seed)
+        return counted, n_read
+    if method == "all":
+        block = random_rows.all_rows(base, seed)
+    else:
+        array = run.given.centers
+        assert not isinstance(array, StoredCenters)
+        if array is None:
+            array = open_centers(run.config, base.columns, base.encoder)
+        block = random_rows.given_centers(array, base.row_shape, base.n_outputs)
+    return block, len(block.X)
+
+
+def _kernel(run: ResolvedRun, X: HostArray, in_order: bool, metric: Floats | None = None) -> Kernel:
+    model, bandwidth = run.config.model, run.config.model.bandwidth
+
+    @cache
+    def width(geometry: str) -> float:
+        if not isinstance(bandwidth, str):
+            return bandwidth
+        drawn = X
+        if in_order:  # may be sorted by label; in other cases the order is already random
+            order = random_rows.random_order(len(X), run.config.run.random_state)
+            drawn = X[order[: random_rows.BANDWIDTH_ROWS]]
+        norm = "cityblock" if geometry == "l1" else "euclidean"
+        with run.backend.single_threaded_blas():  # bits must not depend on the number of threads
+            drawn = moved(drawn, metric)
+        return random_rows.median_bandwidth(drawn, norm)
+
+    made = get_kernel(model.kernel, width)
+    return made if metric is None else made.with_metric(metric)
+
+
+def _frequencies(
+    run: ResolvedRun, dtype: np.dtype[Any], report: Report, found: Kernel | None
+) -> Chosen:
+    """Draw frequencies and phases (D, d + 1), as the centers of random features of the kernel."""
+    began = time.perf_counter()
+    base, seed, n_features = run.data.base, run.config.run.random_state, run.problem.p
+    n_read, kernel = 0, found or run.config.model.kernel
+    if not isinstance(kernel, Kernel) or kernel.is_open:
+        block = random_rows.random_centers(base, min(random_rows.BANDWIDTH_ROWS, base.n_rows), seed)
+        X, _ = transformed(run, block, dtype)
+        kernel, n_read = _kernel(run, run.backend.to_host(X), False), len(block.X)
+    order = random_rows.random_order(n_features, seed)
+    Z = frequencies(kernel, run.data.d, n_features, seed)[order].astype(dtype)
+    fields = {"method": "fourier", "centers": n_features, "rows": n_read}
+    report("centers", {**fields, "seconds": time.perf_counter() - began})
+    return Chosen(Z, order, FourierFeatures(n_features, kernel.describe()), None, _mean(Z))
+
+
+def _batches(
+    run: ResolvedRun, dtype: np.dtype[Any], n: int, batch_size: int
+) -> Iterator[HostArray]:
+    """Yield n stored rows in shuffled batches, in passes over all rows."""
+    left = n
+    sizes, seed = run.sizes, run.config.run.random_state
+    with Loader(
+        run.data.base,
+        batch_size=min(batch_size, run.data.base.n_rows),
+        seed=seed,
+        block_bytes=sizes.loader_block_bytes,
+        in_flight_bytes=sizes.loader_in_flight_bytes,
+        threads=run.config.data.prefetch_threads,
+    ) as loader:
+        passes = -(-left // run.data.base.n_rows)
+        for batch in loader.epochs(SETUP_EPOCH, SETUP_EPOCH + passes):
+            X = run.backend.to_host(transformed(run, batch, dtype)[0])
+            yield X[:left]
+            left -= len(X)
+            if left <= 0:
+                return

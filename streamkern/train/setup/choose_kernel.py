@@ -1,0 +1,219 @@
+"""Choose the kernel, and the bandwidth, with which rows of the data predict each other best.
+
+The median distance between rows is a length scale of the features, and ignores the targets. For a
+few rows all leave-one-out errors have a closed form (`precondition.noise`), so that trying a kernel
+costs a few factorisations of its kernel matrix, each kernel with the ridge that suits it.
+
+Half a thousand rows are enough. Test MSE relative to Laplace with the median distance (ten tables,
+two seeds, 2000 centers): geometric mean .795, .802, .805 with the choice of 1024, 512 and 256 rows,
+and never above 1.000; 3.1, .65 and .19 s on one thread. If each search begins at the optimum of the
+kernel before, 512 rows take .37 s, .805.
+
+A kernel that needs almost no ridge is useful only to a solver that gets there: one epoch of steps
+with a preconditioner that ends at 1e-5 of the top eigenvalue does not. Errors are therefore
+computed with a ridge no smaller than the smallest that the solver learns fast
+(`Method.min_penalty`). Compactiv, Matern 5/2 with 8 times the median: the equations had .021 (two
+seeds), the block solver after one epoch .049 and .108; with twice the median .022 and .030. Test
+MSE of the block solver relative to Laplace and the median (eight tables, two seeds), without that
+limit and with it: geometric mean .91, .81; worst 1.60, 1.00. Five tables, 8000 centers, blocks of
+p/4 and p/16, with it: .69 to 1.014.
+
+More rows than are examined here need a narrower kernel, and with a wide smooth kernel float32 can
+not distinguish them. Among the bandwidths that are about as good as the best, the one nearest to
+the median is therefore taken, and among such kernels the roughest. Test MSE of 2000 centers with
+all rows, at 1/2, 1, 2, 4, 8, 16 times the median: compactiv, Laplace .102 .056 .038 .032 .030 .030,
+Matern 5/2 .115 .045 .025 .021 .023 .034; bike .083 .073 .070 .070 .069 .069, and .062 .048 .044
+.055 .084 .120.
+
+A few rows with large errors dominate the mean squared error, and the smoothest kernels fit them
+most closely. The first kernel tried, mostly Laplace with the median distance, is therefore kept
+unless the gain over it is significant: `KERNEL_GAIN_SE` standard errors of the paired differences,
+or `LIKELY` if the rows are certain to predict each other. `python -m benchmarks.few_rows` (360
+problems of 25 to 200 rows, ten tables, eight synthetic ones with light and heavy tails): the rule
+changed 41 kernels; test MSE with it relative to without, geometric mean of these .995, worst 1.67,
+best .74.
+
+Solvers that a wide kernel or a smooth one makes slow take the roughest kernel, with a bandwidth no
+larger than the median: EigenPro 4 had .084 on compactiv after one epoch, and .140 at 16 times the
+median, which suits the data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.basics.array_types import Floats
+from streamkern.centers.random_rows import median_bandwidth
+from streamkern.kernels.builtin import Kernel, get_kernel
+from streamkern.kernels.notation import bandwidths
+from streamkern.kernels.products import KernelOperator
+from streamkern.solver.method import Report
+from streamkern.solver.precondition.held_out import geometric_search
+from streamkern.solver.precondition.noise import Noise, find_noise, row_errors, surplus
+from streamkern.solver.precondition.samples import SampleRows
+from streamkern.train.resolve.resolved_run import ResolvedRun
+
+Squares = npt.NDArray[np.float64]
+
+MIN_BANDWIDTH, MAX_BANDWIDTH = -6, 4
+"""Smallest and largest bandwidth tried, as powers of two of the median distance. Place codes, which
+are names written as integers, need narrow kernels; at 2^-9 float32 no longer recognises equal
+rows."""
+KERNEL_ROWS, KERNEL_MIN_ROWS = 512, 256
+"""Largest and smallest number of rows that are examined; in between, half of the rows."""
+KERNEL_TIE = 0.03
+"""Relative excess over the least error up to which a bandwidth, or a kernel, counts as equally
+good."""
+
+
+KERNEL_GAIN_SE, LIKELY = 2.0, 1.0
+"""Standard errors by which squared errors must fall for a kernel to replace the first one tried."""
+TELLS = 2.5
+"""Standard errors by which absolute errors must be below those of f = 0 for rows to be certain to
+predict each other."""
+
+
+class FoundKernel(NamedTuple):
+    """A kernel and the noise found with it.
+
+    kernel : with its bandwidth
+    noise : noise of the rows examined with this kernel, no less than the solver learns fast
+    exponent : exponent of the power of two by which the given bandwidths, or the median distance,
+        are multiplied
+    """
+
+    kernel: Kernel
+    noise: Noise
+    exponent: int = 0
+
+
+def is_open(run: ResolvedRun) -> bool:
+    """Return whether a kernel or bandwidth has to be found; a run that is continued has both."""
+    if run.given.continued is not None:
+        return False
+    return run.config.model.kernel == "auto" or is_wide_open(run, run.config.model.kernels[0])
+
+
+def kernels_of(run: ResolvedRun) -> tuple[Any, ...]:
+    """Return the kernels to try; smooth ones need a ridge and insensitivity to conditioning."""
+    kernels = run.config.model.kernels
+    return (
+        kernels[:1]
+        if run.config.solver.ridge == 0 or not run.method.insensitive_to_conditioning
+        else kernels
+    )
+
+
+def widest_of(run: ResolvedRun) -> int:
+    """Return the largest exponent of two to try for the bandwidth."""
+    return MAX_BANDWIDTH if run.method.insensitive_to_conditioning else 0
+
+
+def is_wide_open(run: ResolvedRun, kernel: str | Mapping[str, Any] | Kernel) -> bool:
+    """Return whether the bandwidth of a kernel has to be found."""
+    told = kernel.describe() if isinstance(kernel, Kernel) else kernel
+    return run.config.model.bandwidth == "auto" and "auto" in bandwidths(told)
+
+
+def find_kernel(
+    run: ResolvedRun, rows: SampleRows, report: Report, metric: Floats | None = None
+) -> FoundKernel:
+    """Return the kernel and bandwidth with which the rows predict each other best.
+
+    rows : sample rows, no two made from one stored row
+    metric : metric of the kernel, or None
+    """
+    rows = rows.first(n_kernel_rows(len(rows.X)), run.backend)
+    host, bandwidth = run.backend.to_host(rows.X), run.config.model.bandwidth
+    shift = host.mean(axis=0, dtype=np.float64).astype(host.dtype)
+    with run.backend.single_threaded_blas():  # bits must not depend on the number of threads
+        points = moved(host, metric)
+
+    @cache
+    def width(geometry: str) -> float:
+        if not isinstance(bandwidth, str):
+            return bandwidth
+        return median_bandwidth(points, "cityblock" if geometry == "l1" else "euclidean")
+
+    def operator(kernel: Kernel) -> KernelOperator:
+        return KernelOperator(kernel, run.backend, run.precision, shift, run.grid)
+
+    first, *others = kernels_of(run)
+
+    def best_of(
+        asked: str | Mapping[str, Any] | Kernel, near: FoundKernel | None
+    ) -> tuple[FoundKernel, FoundKernel]:
+        tried: dict[float, FoundKernel] = {}
+
+        def error(factor: float) -> float:
+            kernel = get_kernel(asked, lambda geometry: factor * width(geometry))
+            kernel = kernel if metric is None else kernel.with_metric(metric)
+            last = near if not tried else [*tried.values()][-1]
+            before = None if last is None else last.noise
+            noise = find_noise(operator(kernel), None, rows, before, run.method.min_penalty)
+            tried[factor] = FoundKernel(kernel, noise, round(math.log2(factor)))
+            return noise.error
+
+        ends = (MIN_BANDWIDTH, widest_of(run)) if is_wide_open(run, asked) else (0, 0)
+        start, stride = (0, 2) if near is None else (near.exponent, 1)
+        errors = geometric_search(error, start, *ends, base=2.0, stride=stride)
+        found = tried[2.0 ** nearest(errors)]
+        curve = [(2.0**at, value) for at, value in errors.items() if math.isfinite(value)]
+        fields = {
+            "kernel": found.kernel.describe(), "factor": 2.0**found.exponent, "tried": curve,
+            "kernels": len(others) + 1,
+        }  # fmt: skip
+        report("bandwidth", fields)
+        return found, next(iter(tried.values()))
+
+    found, usual = best_of(first, None)
+    each = [found]
+    for asked in others:
+        each.append(best_of(asked, each[-1])[0])
+    best = first_good(each)
+    if best is usual or not (best.noise.tried and usual.noise.tried):
+        return best
+    errors, plain, _ = row_errors(operator(best.kernel), None, rows, best.noise)
+    before, *_ = row_errors(operator(usual.kernel), None, rows, usual.noise)
+    return best if is_better(errors, before, plain) else usual
+
+
+def is_better(errors: Squares, usual: Squares, plain: Squares) -> bool:
+    """Return whether a kernel predicts rows significantly better than the one that was tried first.
+
+    errors, usual, plain : (n,) squared errors of the same rows with the kernel, with the first one,
+        and of f = 0
+    """
+    surely = surplus(np.sqrt(plain), np.sqrt(errors)) >= TELLS
+    return surplus(usual, errors) >= (LIKELY if surely else KERNEL_GAIN_SE)
+
+
+def n_kernel_rows(n: int) -> int:
+    """Return the number of rows to examine, of n."""
+    return min(n, KERNEL_ROWS, max(KERNEL_MIN_ROWS, n // 2))
+
+
+def nearest(errors: Mapping[int, float]) -> int:
+    """Return the exponent nearest to 0 whose error is about the least."""
+    least = min(errors.values())
+    good = [at for at, value in errors.items() if value <= (1 + KERNEL_TIE) * least]
+    return min(good, key=lambda at: (abs(at), errors[at])) if math.isfinite(least) else 0
+
+
+def first_good(found: list[FoundKernel]) -> FoundKernel:
+    """Return the first kernel with about the least error, of kernels from rough to smooth."""
+    least = min(each.noise.error for each in found)
+    return next(each for each in found if each.noise.error <= (1 + KERNEL_TIE) * least)
+
+
+def moved(X: npt.NDArray[Any], metric: Floats | None) -> npt.NDArray[Any]:
+    """Return rows (n, d) mapped by the metric; their Euclidean distance is that of the kernel."""
+    if metric is None:
+        return X
+    return X * metric if metric.ndim == 1 else X @ metric

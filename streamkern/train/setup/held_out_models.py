@@ -1,0 +1,231 @@
+"""Models of a few rows, in any metric and kernel, and their errors on held-out rows.
+
+Kernel ridge regression if all the rows are centers; with more rows, least squares on `METRIC_FIT`
+of them as centers, sum_i w_i (f(x_i) - y_i)^2 + ridge |f|^2, whose equations are summed in float64:
+with the noise of 5000 rows and 1000 centers, ridges of 1e-7 still matter, which float32 cannot
+resolve.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.backend.base import Array, tiles
+from streamkern.basics.array_types import Floats
+from streamkern.centers.random_rows import median_bandwidth
+from streamkern.kernels.builtin import Kernel, get_kernel
+from streamkern.kernels.points import Points
+from streamkern.kernels.products import KernelOperator
+from streamkern.planning.memory import EVALUATED_ROWS, METRIC_FIT
+from streamkern.solver.precondition.held_out import geometric_search
+from streamkern.solver.precondition.samples import SampleRows
+from streamkern.stream.target_scale import TargetScale
+from streamkern.train.resolve.resolved_run import ResolvedRun
+from streamkern.train.setup.choose_kernel import (
+    KERNEL_TIE,
+    is_wide_open,
+    kernels_of,
+    moved,
+    widest_of,
+)
+
+NARROWEST, WIDEST = -2, 4
+"""Smallest and largest exponents of two tried for the bandwidth, relative to the median
+distance."""
+MIN_RIDGE, MAX_RIDGE = -7, 3
+"""Smallest and largest exponents of ten tried for the ridge on the diagonal, with k(x, x) = 1."""
+ROUNDINGS = (1e-13, 1e-12, 1e-11, 1e-10, 1e-9)
+"""Multiples of the trace added to the diagonal of the equations of many rows; each is tried if the
+one before gives no Cholesky factor. Wide smooth kernels, and metrics with few features, are
+singular in float64."""
+
+
+class Fitted(NamedTuple):
+    """A model in one metric: K(., points) alpha.
+
+    error : mean of `errors`
+    errors : squared errors of the held-out rows, weighted
+    wrong : whether the class of each of them is wrong, weighted
+    width, ridge : exponents of bandwidth and ridge
+    op, points, alpha : kernel operator, centers and weights; the latter two may be dropped
+    """
+
+    error: float
+    errors: npt.NDArray[np.float64]
+    wrong: npt.NDArray[np.float64]
+    width: int
+    ridge: int
+    op: KernelOperator
+    points: Points | None
+    alpha: Array | None
+
+    def without_arrays(self) -> Fitted:
+        """Return the model without its centers and weights, which are as large as the rows."""
+        return self._replace(points=None, alpha=None)
+
+
+class HeldOut:
+    """Rows to fit, and held-out rows to judge by.
+
+    classes : scale of one-hot targets, None for a regression
+    """
+
+    def __init__(
+        self, run: ResolvedRun, fit: SampleRows, held: SampleRows, classes: TargetScale | None
+    ) -> None:
+        self.run, self.fit, self.held, self.classes = run, fit, held, classes
+        self.host = run.backend.to_host(fit.X[:METRIC_FIT])
+        self.shift = self.host.mean(axis=0, dtype=np.float64).astype(self.host.dtype)
+
+    @property
+    def least_ridge(self) -> int:
+        """Exponent of ten of the smallest ridge that the solver learns fast."""
+        finest = self.run.method.min_penalty
+        return round(math.log10(len(self.fit.X) * finest)) if finest else MIN_RIDGE
+
+    def in_metric(
+        self, metric: Floats | None, width: int, ridge: int, kernel: Any = "laplace",
+        least: int = MIN_RIDGE, ends: tuple[int, int] = (NARROWEST, WIDEST),
+    ) -> Fitted:  # fmt: skip
+        """Return the model with the bandwidth and ridge that suit the held-out rows best.
+
+        width, ridge : exponents at which the search begins
+        kernel : its bandwidth is searched unless it is given
+        least, ends : exponents of the least ridge, and of the bandwidths
+        """
+        points, near = moved(self.host, metric), max(ridge, least)
+        best: list[Fitted] = []
+
+        @cache
+        def median(geometry: str) -> float:
+            return median_bandwidth(points, "cityblock" if geometry == "l1" else "euclidean")
+
+        def error(factor: float) -> float:
+            nonlocal near
+            at, made = round(math.log2(factor)), get_kernel(kernel, lambda g: factor * median(g))
+            found = self.with_kernel(made.with_metric(metric), near, least)._replace(width=at)
+            near = found.ridge
+            if not best or found.error < best[0].error:
+                best[:] = [found]  # only one is kept: models are as large as the targets
+            return found.error
+
+        geometric_search(error, width, *ends, base=2.0, stride=1)
+        return best[0]
+
+    def with_its_kernel(self, near: Fitted, metric: Floats | None) -> Fitted:
+        """Return the model in a metric with the kernel of the run.
+
+        If several kernels are allowed, the roughest that is about as good as the best is taken.
+        """
+        least, widest = self.least_ridge, widest_of(self.run)
+        model, found = self.run.config.model, list[Fitted]()
+        for asked in kernels_of(self.run):
+            kernel, ends = asked, (NARROWEST, widest)
+            if not is_wide_open(self.run, asked):
+                ends = (0, 0)
+                if not isinstance(model.bandwidth, str):
+                    kernel = get_kernel(asked, model.bandwidth)
+            start = min(max(near.width, ends[0]), ends[1])
+            near = self.in_metric(metric, start, near.ridge, kernel, least, ends)
+            found.append(near.without_arrays())
+        good = (1 + KERNEL_TIE) * min(each.error for each in found)
+        return next(each for each in found if each.error <= good)
+
+    def with_kernel(self, kernel: Kernel, near: int, least: int) -> Fitted:
+        """Return the model with the ridge that suits the held-out rows best.
+
+        near : exponent of ten at which the search begins
+        least : smallest exponent
+        """
+        run, held = self.run, self.held
+        backend, xp = run.backend, run.backend.xp
+        op = KernelOperator(kernel, backend, run.precision, self.shift)
+        points = op.points(self.fit.X[:METRIC_FIT], left=True, right=True)
+        all_of_them = len(self.fit.X) <= METRIC_FIT
+        G, B = (self._matrix if all_of_them else self._sums)(op, points)
+        norm = None if all_of_them else op.gram(points).astype(np.float64)
+        K_held = op.matrix(op.points(held.X, left=True), points).astype(np.float64)
+        diagonal, trace = xp.arange(len(G)), float(G.trace())
+        none = np.full(len(held.X), np.inf)
+        best = Fitted(math.inf, none, none, 0, near, op, points, B)
+
+        def factor(ridge: float) -> Array | None:
+            for rounding in ROUNDINGS if norm is not None else (0.0,):
+                A = G.copy() if norm is None else G + ridge * norm
+                A[diagonal, diagonal] += ridge if norm is None else rounding * trace
+                if backend.cholesky(A):
+                    return A
+            return None
+
+        def error(ridge: float) -> float:
+            nonlocal best
+            A, alpha = factor(ridge), B.copy()
+            if A is None:
+                return math.inf
+            backend.solve_lower(A, alpha)
+            backend.solve_lower(A, alpha, transposed=True)
+            if norm is None and self.fit.root is not None:
+                alpha *= self.fit.root[:, None]
+            squares, wrong = self._missed(K_held @ alpha)
+            value = float(squares.mean())
+            if value < best.error:
+                at = round(math.log10(ridge))
+                best = best._replace(
+                    error=value, errors=squares, wrong=wrong, ridge=at, alpha=alpha
+                )
+            return value if math.isfinite(value) else math.inf
+
+        geometric_search(error, near, least, MAX_RIDGE, stride=1)
+        return best
+
+    def share(self, wrong: npt.NDArray[np.float64]) -> float:
+        """Return the weighted share of wrong classes among the held-out rows."""
+        root = self.held.root
+        all_of_them = len(wrong) if root is None else float((root**2).sum())
+        return float(np.nan_to_num(wrong, posinf=0.0).sum() / max(all_of_them, 1e-300))
+
+    def _matrix(self, op: KernelOperator, points: Points) -> tuple[Array, Array]:
+        """Return K and the targets, multiplied by the square roots of the weights (K on both
+        sides)."""
+        fit = self.fit
+        K, Y = op.gram(points).astype(np.float64), fit.Y.astype(np.float64)
+        if fit.root is not None:
+            K *= fit.root[:, None]
+            K *= fit.root
+            Y *= fit.root[:, None]
+        return K, Y
+
+    def _sums(self, op: KernelOperator, points: Points) -> tuple[Array, Array]:
+        """Return K^T W K and K^T W Y of all rows."""
+        fit, backend = self.fit, self.run.backend
+        p = len(points)
+        G, B = backend.xp.zeros((p, p)), backend.xp.zeros((p, fit.Y.shape[1]))
+        for part in tiles(len(fit.X), EVALUATED_ROWS):
+            K = op.matrix(op.points(fit.X[part], left=True), points).astype(np.float64)
+            Y = fit.Y[part].astype(np.float64)
+            if fit.root is not None:
+                K *= fit.root[part, None]
+                Y *= fit.root[part, None]
+            backend.add_gram(G, K, 1.0)
+            B += K.T @ Y
+        backend.mirror_lower(G)
+        return G, B
+
+    def _missed(self, F: Array) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Return weighted squared errors and wrong classes of values F (m, c) at the held-out
+        rows."""
+        held, backend, xp = self.held, self.run.backend, self.run.backend.xp
+        wrong = xp.zeros(len(F))
+        if self.classes is not None:
+            said, true = (self.classes.outside(xp, of, np.float64) for of in (F, held.Y))
+            wrong[...] = said.argmax(axis=1) != true.argmax(axis=1)
+        squares = ((F - held.Y) ** 2).sum(axis=1)
+        if held.root is not None:
+            squares *= held.root**2
+            wrong *= held.root**2
+        return np.asarray(backend.to_host(squares)), np.asarray(backend.to_host(wrong))

@@ -1,0 +1,177 @@
+"""Gradient steps on a metric, by which rows that are not fitted are predicted better.
+
+Kernel flows (Owhadi and Yoo 2019, arXiv 1808.04475), with squared errors of rows that are not
+fitted. For rows drawn anew at each step, f = K(., X) a with (K + lam I) a = Y, and
+
+    L = mean |f(x) - y|^2 over other rows,      v = (K + lam I)^-1 K(X, others) dL/df,
+
+    dL/dK = -v a^T,   dL/dK(others, X) = dL/df a^T,   dL/dlam = -v^T a.
+
+With k = phi(s), s = |u - u'|^2, u = A^T x / bandwidth, and W = dL/dK phi'(s), entry by entry,
+
+    dL/dA = 2 / bandwidth  sum_ij W_ij (x_i - x_j)(u_i - u_j)^T.
+
+Each step divides the rows anew, and draws some of them if there are many, so that the noise of a
+few rows is averaged out and not learned. Steps have one length for all entries of a feature,
+normalised by the root of its mean square gradient (Adam, Kingma and Ba 2015, arXiv 1412.6980, with
+the mean taken along a row of A): separate lengths for each entry had up to 5 % more error, and so
+had one length for all entries.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from streamkern.backend.base import Array
+from streamkern.basics.array_types import Floats
+from streamkern.kernels.agop import coordinates
+from streamkern.kernels.points import Points
+from streamkern.kernels.products import KernelOperator
+from streamkern.kernels.slope import Slope
+from streamkern.planning.memory import METRIC_FEATURES, STEPPED_FIT, STEPPED_OTHERS
+from streamkern.solver.precondition.samples import SampleRows
+from streamkern.train.setup.held_out_models import MIN_RIDGE, Fitted
+
+METRIC_STEPS = 120
+LENGTH = 0.1
+"""Length of a step relative to the root mean square of A's entries; falls to zero in the second
+half."""
+MOMENTUM, MEMORY = 0.8, 0.95
+RIDGE = 5.0
+"""Length of the steps of log lam, relative to those of A."""
+NOISE, TINY_STEP = 1e-10, 1e-300
+"""Gradients below this multiple of the largest, of features that hardly vary, are rounding
+errors."""
+
+
+class Slopes(NamedTuple):
+    """Mean error, and its derivatives by A, in A's shape, and by log lam."""
+
+    error: float
+    metric: Array
+    log_ridge: float
+
+
+def steps_from(model: Fitted, rows: SampleRows, kind: str, seed: int) -> Floats | None:
+    """Return the metric reached from that of `model`, with trace d; None if no step applies.
+
+    rows : rows to fit and to predict
+    kind : "diagonal" keeps scales; "full" is a matrix, for at most `METRIC_FEATURES` features; ""
+        is a matrix if possible, else scales
+    """
+    kernel, backend, d = model.op.kernel, model.op.backend, rows.X.shape[1]
+    if kernel.geometry != "distance" or kernel.expression is None:
+        return None
+    A = np.ones(d) if kernel.metric is None else np.array(kernel.metric, np.float64)
+    matrix = kind != "diagonal" and d <= METRIC_FEATURES
+    if matrix and A.ndim == 1:
+        A = np.diag(A).copy()
+    elif not matrix and (A.ndim == 2 or kind == "full"):
+        return None
+    shift = None if model.op.shift is None else backend.to_host(model.op.shift)
+    n_fit = min(STEPPED_FIT, len(rows.X) // 3)
+    n = min(n_fit + STEPPED_OTHERS, len(rows.X))
+    rng = np.random.default_rng([seed, 0x57E9])
+    constant = backend.to_host(rows.X.max(axis=0) == rows.X.min(axis=0))
+    A[constant] = 0.0  # constant here; its scale cannot be learned
+    way, log_ridge = _Way(A), math.log(10.0) * model.ridge
+    for t in range(METRIC_STEPS):
+        picked = rng.permutation(len(rows.X))[:n]
+        fit, others = (rows.part(backend.asarray(at)) for at in np.split(picked, [n_fit]))
+        op = KernelOperator(kernel.with_metric(A), backend, "float64", shift)
+        found = slopes(op, fit, others, math.exp(log_ridge))
+        if found is None:
+            log_ridge += math.log(10.0)
+            continue
+        g = np.where(constant.reshape(-1, *[1] * (A.ndim - 1)), 0.0, backend.to_host(found.metric))
+        if not (np.isfinite(g).all() and math.isfinite(found.log_ridge)):
+            return None
+        length = LENGTH * min(1.0, 2 - 2 * t / METRIC_STEPS)
+        by_A, by_ridge = way.of(g, found.log_ridge)
+        A = A - length * math.sqrt(float((A**2).mean())) * by_A
+        log_ridge = max(log_ridge - RIDGE * length * by_ridge, MIN_RIDGE * math.log(10.0))
+    return np.asarray(A * math.sqrt(d / float((A**2).sum()))) if A.any() else None
+
+
+class _Way:
+    """Moving averages of the gradients and of their squares."""
+
+    def __init__(self, A: Floats) -> None:
+        self.mean, self.squares, self.t = np.zeros_like(A), np.zeros((len(A), 1)[: A.ndim]), 0
+        self.ridge_mean = self.ridge_square = 0.0
+
+    def of(self, g: Floats, by_ridge: float) -> tuple[Floats, float]:
+        """Return the directions of the step for A and log lam, with entries of about one."""
+        self.t += 1
+        by_row = (g**2).mean(axis=1, keepdims=True) if g.ndim == 2 else g**2
+        self.mean += (1 - MOMENTUM) * (g - self.mean)
+        self.squares += (1 - MEMORY) * (by_row - self.squares)
+        self.ridge_mean += (1 - MOMENTUM) * (by_ridge - self.ridge_mean)
+        self.ridge_square += (1 - MEMORY) * (by_ridge**2 - self.ridge_square)
+        one, two = 1 - MOMENTUM**self.t, 1 - MEMORY**self.t
+        squares = np.maximum(self.squares, NOISE**2 * self.squares.max()) / two + TINY_STEP
+        spread = math.sqrt(self.ridge_square / two + TINY_STEP)
+        return self.mean / one / np.sqrt(squares), self.ridge_mean / one / spread
+
+
+def slopes(op: KernelOperator, fit: SampleRows, others: SampleRows, ridge: float) -> Slopes | None:
+    """Return the weighted error of `others` and its derivatives; None without a Cholesky factor.
+
+    op : in float64, in a metric
+    ridge : lam
+    """
+    backend, xp = op.backend, op.backend.xp
+    points = op.points(fit.X, left=True, right=True)
+    beside = op.points(others.X, left=True)
+    K, K_others = op.gram(points), op.matrix(beside, points)
+    root = xp.ones(len(fit.X)) if fit.root is None else fit.root.astype(np.float64)
+    weight = xp.ones(len(others.X)) if others.root is None else others.root.astype(np.float64) ** 2
+    L = K * root[:, None]
+    L *= root
+    L[xp.arange(len(L)), xp.arange(len(L))] += ridge
+    if not backend.cholesky(L):
+        return None
+
+    def solve(B: Array) -> Array:
+        B = root[:, None] * B
+        backend.solve_lower(L, B)
+        backend.solve_lower(L, B, transposed=True)
+        return B
+
+    b = solve(fit.Y.astype(np.float64))
+    a = root[:, None] * b
+    R = K_others @ a - others.Y
+    total = max(float(weight.sum()), TINY_STEP) * R.shape[1]
+    by_f = (2 / total) * weight[:, None] * R
+    u = solve(K_others.T @ by_f)
+    sloped = copy.copy(op)
+    sloped.kernel = Slope(op.kernel)
+    W = sloped.gram(points)
+    W *= (root[:, None] * u) @ a.T
+    W_others = sloped.matrix(beside, points)
+    W_others *= by_f @ a.T
+    sides = [_Side(op, rows, p) for rows, p in ((fit, points), (others, beside))]
+    by_A = _pulled(op, W_others, sides[1], sides[0]) - _pulled(op, W, sides[0], sides[0])
+    error = float((weight[:, None] * R**2).sum()) / total
+    return Slopes(error, (2 / op.kernel.bandwidth) * by_A, -ridge * float((u * b).sum()))
+
+
+class _Side:
+    """The shifted x, and u, of some rows, in float64."""
+
+    def __init__(self, op: KernelOperator, rows: SampleRows, points: Points) -> None:
+        x = rows.X.astype(np.float64)
+        self.x, self.u = x if op.shift is None else x - op.shift, coordinates(op, points)
+
+
+def _pulled(op: KernelOperator, W: Array, left: _Side, right: _Side) -> Array:
+    """Return sum_ij W_ij (x_i - x_j)(u_i - u_j)^T, or its diagonal if the metric is diagonal."""
+    rows = W.sum(axis=1)[:, None] * left.u - W @ right.u
+    columns = W.sum(axis=0)[:, None] * right.u - W.T @ left.u
+    if op.kernel.metric is not None and op.kernel.metric.ndim == 2:
+        return left.x.T @ rows + right.x.T @ columns
+    return (left.x * rows).sum(axis=0) + (right.x * columns).sum(axis=0)

@@ -1,0 +1,161 @@
+"""Planned operations and expected times of a run, for `streamkern plan` and for the run's log."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from streamkern.planning.effort import OpCounts, together
+from streamkern.planning.sizes import own_sizes
+from streamkern.solver.precondition.noise import NOISE_ROWS
+from streamkern.solver.precondition.step_rule import max_over_blocks
+from streamkern.stream.sources.base import BaseSource
+from streamkern.stream.sources.sampling import MANY_UNITS
+from streamkern.train.resolve.resolved_run import ResolvedRun
+from streamkern.train.resolve.training_data import auto_epochs
+from streamkern.train.setup.choose_kernel import is_open, kernels_of, n_kernel_rows
+from streamkern.train.setup.choose_metric import metric_flops
+from streamkern.train.setup.speeds import Clock, measure_speeds
+
+PLANNED_TRIALS, WIDTHS = 6, 6
+"""Approximate numbers of ridges and of bandwidths that a search tries."""
+
+
+def planned_efforts(run: ResolvedRun) -> dict[str, OpCounts]:
+    """Return the operation counts of each phase, in the order in which a run does them."""
+    problem, method = run.problem, run.method
+    setup, training = method.effort(problem, run.sizes)
+    spent = {"setup": setup, "training": training}
+    if method.uses_center_targets or method.asks_ridge(problem):
+        spent["setup"] += _noise(min(NOISE_ROWS, problem.n_rows)).scaled(PLANNED_TRIALS)
+    if problem.selection is not None:
+        spent = {"centers": OpCounts(products=problem.selection.flops), **spent}
+    if run.given.continued is not None:  # the kernel and the metric are taken over
+        return spent
+    if is_open(run):
+        n, kernels = n_kernel_rows(problem.n_rows), len(kernels_of(run))
+        spent = {"kernel": _noise(n).scaled(PLANNED_TRIALS * WIDTHS * kernels), **spent}
+    if problem.learns_metric:
+        spent = {"metric": OpCounts(wide_factors=metric_flops(run)), **spent}
+    return spent
+
+
+def _noise(n: int) -> OpCounts:
+    """Return the operations of trying one ridge on n rows: a Cholesky factor and its inverse."""
+    return OpCounts(wide_factors=2 * n**3 / 3)
+
+
+def planned_flops(run: ResolvedRun) -> dict[str, int]:
+    """Return the FLOPs of each phase."""
+    return {what: effort.flops(run.problem) for what, effort in planned_efforts(run).items()}
+
+
+@dataclass(frozen=True)
+class Times:
+    """Expected times of a run, in seconds.
+
+    setup : until the first step
+    epoch : one pass over the rows, without evaluations
+    evaluation : one evaluation of the test rows; 0 without test rows
+    whole : the whole run
+    speeds : measured speeds that the times were computed from, in units of work per second
+    """
+
+    setup: float
+    epoch: float
+    evaluation: float
+    whole: float
+    speeds: dict[str, float]
+
+
+def expected_times(
+    run: ResolvedRun, test: BaseSource | None, clock: Clock = time.perf_counter
+) -> Times:
+    """Return the time that the run will take on this machine, whose speeds are measured.
+
+    test : data.test
+    clock : see `measure_speeds`
+    """
+    problem, passes = run.problem, run.method.passes(run.problem)
+    before = planned_efforts(run)
+    training = before.pop("training")
+    once = OpCounts(entries=problem.p * (0 if test is None else test.n_rows))
+    speeds = measure_speeds(run, [*before.values(), training, once], clock)
+    kernels = len(kernels_of(run)) if is_open(run) else 1
+    setup = together(before.values()).seconds(speeds.compute) + _sampled(run) * speeds.read
+    setup += kernels * speeds.compiled
+    computing = training.seconds(speeds.compute) / passes
+    epoch = speeds.streaming(problem.n_rows, computing, problem)
+    evaluation = 0.0
+    if test is not None:
+        evaluation = speeds.streaming(test.n_rows, once.seconds(speeds.compute), problem)
+    whole = setup + passes * epoch + _evaluations(run, passes) * evaluation
+    return Times(setup, epoch, evaluation, whole, speeds.as_rates())
+
+
+def _sampled(run: ResolvedRun) -> int:
+    """Return the number of rows read before the first step, counting whole units: for the centers,
+    a sample, and a few rows for measurements."""
+    units = min(run.data.source.n_units, MANY_UNITS)
+    return 2 * min(run.problem.n_rows, units * run.problem.unit_rows)
+
+
+def _evaluations(run: ResolvedRun, passes: int) -> int:
+    """Return the number of evaluations of the test rows."""
+    settings, (per_epoch, _) = run.config.run, planned_batches(run)
+    if settings.evaluate_every == "auto":
+        return passes + len(settings.evaluate_at)
+    every = settings.evaluate_every
+    return (passes * per_epoch // every if every else 0) + 1 + len(settings.evaluate_at)
+
+
+def planned_batches(run: ResolvedRun) -> tuple[int, int]:
+    """Return the number of batches of an epoch and of the whole run."""
+    batches = math.ceil(run.problem.n_rows / run.sizes.batch_size)
+    return batches, batches * run.method.passes(run.problem)
+
+
+def empty_steps(run: ResolvedRun) -> int:
+    """Return the number of first steps of a new run that only accumulate, while the model is still
+    zero."""
+    given = run.given
+    warm = given.warm is not None or run.config.solver.warm_start or given.continued is not None
+    return 0 if warm else planned_batches(run)[0] * run.method.empty_epochs
+
+
+def planned(run: ResolvedRun) -> dict[str, Any]:
+    """Return the planned sizes and costs, short enough for a line of the log."""
+    return {
+        "samples": run.problem.n_rows * run.method.passes(run.problem),
+        "auto_epochs": auto_epochs(run.config, run.data.source.n_rows),
+        "batches": planned_batches(run)[1],
+        "peak_bytes": run.buffers.peak,
+        "budget_bytes": run.budget_bytes,
+        "device": run.backend.name,
+        "threads": run.backend.threads,
+        "flops": planned_flops(run),
+    }
+
+
+def decided(meta: dict[str, Any]) -> dict[str, Any]:
+    """Return the decisions of the setup, short enough for a line of the log."""
+    setup = meta["setup"]
+    return {
+        "solver": meta["sizes"]["solver"],
+        **own_sizes(meta["sizes"]),
+        **{k: v for k, v in setup.items() if k not in ("rules", "projection_rule", "jitters")},
+        **max_over_blocks(setup["rules"]),
+        **meta["kernel"],
+    }
+
+
+def run_plan(run: ResolvedRun, setup_s: float) -> dict[str, Any]:
+    """Return the plan of a run, for its log. setup_s : seconds that the setup took."""
+    data, passes = run.config.data, run.method.passes(run.problem)
+    return {
+        "epochs": passes, "of_samples": passes * run.data.source.n_rows,
+        "train": list(data.train_urls), "test": data.test, "setup_s": setup_s,
+        "plan": planned(run), **run.given.placed,
+    }  # fmt: skip

@@ -1,0 +1,197 @@
+"""Rows that a setup works with: a sample of the stream, and rows to estimate the noise from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.backend.base import Array
+from streamkern.centers.random_rows import median_bandwidth
+from streamkern.kernels.builtin import Laplace
+from streamkern.kernels.products import KernelOperator
+from streamkern.solver.copies import (
+    COPIES,
+    MIN_ROWS_OF_COPIES,
+    effective_sample_size,
+    intraclass_correlation,
+)
+from streamkern.solver.precondition.noise import MIN_ROWS_OF_NOISE as FEWEST_ALONE
+from streamkern.solver.precondition.noise import NOISE_ROWS, distinct_origins, find_noise
+from streamkern.solver.precondition.samples import CenterTargets, SampleRows, by_center, merged
+from streamkern.store.row_block import RowBlock
+from streamkern.store.sample_weights import NEGLIGIBLE_WEIGHT
+from streamkern.stream.feed import prepare
+from streamkern.stream.sources.class_sampling import each_once
+from streamkern.stream.sources.sampling import (
+    choose_copies,
+    choose_rows,
+    origins_of,
+    read_rows,
+    sample_rows,
+)
+from streamkern.stream.sources.transforms import SETUP_EPOCH
+from streamkern.stream.target_scale import TargetScale
+from streamkern.train.resolve.resolved_run import ResolvedRun
+from streamkern.train.setup.center_rows import CenterRows, center_places
+
+SAMPLE_STAGE = 2
+COPIED_UNITS = 16
+"""Largest number of units, each read `COPIES` times, to estimate the correlation of copies of a
+row."""
+
+
+def samples_of(
+    run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, known: CenterRows | None
+) -> tuple[SampleRows, SampleRows, npt.NDArray[np.int64]]:
+    """Return the setup sample, the probe, and the row numbers of the sample."""
+    source, sizes, seed = run.data.source, run.sizes, run.config.run.random_state
+    wanted = min(sizes.n_sample + sizes.n_probe, source.n_rows)
+    # A method may take no sample: then one row gives the shapes.
+    block = sample_rows(source, max(1, wanted), seed, stage=SAMPLE_STAGE, epoch=SETUP_EPOCH)
+    if run.in_order:  # no augmentation: the rows are what the stream delivers
+        first = np.argsort(block.row_ids[: sizes.n_sample])
+        order = np.concatenate([first, np.arange(sizes.n_sample, wanted)])
+        block = block.take(order)
+    X, Y, root, _, place, _ = _prepared(run, block, dtype, targets, known)
+    assert place is not None
+    # If there are fewer rows than sample and probe together, the probe is all of them
+    # (`sizes.sample_sizes`).
+    s, h = slice(sizes.n_sample), slice(wanted - sizes.n_probe, wanted)
+    shared = max(0, sizes.n_sample - h.start)
+    sample, probe = (
+        SampleRows(
+            X[part],
+            Y[part],
+            None if root is None else root[part],
+            fresh,
+            place[part],
+        )
+        for part, fresh in ((s, 0), (h, shared))
+    )
+    return sample, probe, block.row_ids[s]
+
+
+def few_rows(
+    run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, most: int = NOISE_ROWS
+) -> SampleRows:  # fmt: skip
+    """Return rows to estimate metric, kernel and noise from, with equal rows merged.
+
+    No two of them are made from the same stored row, and none has weight 0. If classes come in
+    fixed shares, weights represent the shares.
+    """
+    source, rates = each_once(run.data.source)
+    wanted, seed = min(most, source.n_rows), run.config.run.random_state
+    block = sample_rows(source, wanted, seed, stage=SAMPLE_STAGE, epoch=SETUP_EPOCH)
+    block = block.take(distinct_origins(origins_of(source, block.row_ids, SETUP_EPOCH), most))
+    rows = _prepared(run, block, dtype, targets, None, rates)
+    if rows.root is not None:
+        small = math.sqrt(NEGLIGIBLE_WEIGHT) * float(rows.root.max())
+        rows = rows._replace(root=run.backend.xp.where(rows.root > small, rows.root, 0))
+    rows = merged(run.backend, rows)
+    return rows._replace(repeats=None) if _are_copies(run, rows) else rows
+
+
+def _are_copies(run: ResolvedRun, rows: SampleRows) -> bool:
+    """Return whether equal rows look like copies of one row.
+
+    They do if their targets are equal, too, and different rows predict each other, so that the
+    copies are not needed to estimate the noise.
+    """
+    if rows.repeats is None or not rows.repeats.may_be_copies() or len(rows.X) < FEWEST_ALONE:
+        return False
+    host = run.backend.to_host(rows.X)
+    kernel = Laplace(median_bandwidth(host))
+    shift = host.mean(axis=0, dtype=np.float64).astype(host.dtype)
+    op = KernelOperator(kernel, run.backend, run.precision, shift)
+    return find_noise(op, None, rows._replace(repeats=None)).tells
+
+
+def known_rows(
+    run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, known: CenterRows
+) -> CenterTargets:
+    """Return the targets and weights of the centers in the form that solvers take."""
+    source = run.data.source
+    _, Y, w = prepare(
+        run.backend, known.block, run.data.weight_factors, transforms=(), dtype=dtype,
+        seed=run.config.run.random_state, epoch=SETUP_EPOCH, n_outputs=source.n_outputs,
+        classes=source.classes, targets=targets,
+    )  # fmt: skip
+    to_host = run.backend.to_host
+    return by_center(
+        run.backend, known.place, to_host(Y), None if w is None else to_host(w), p=run.problem.p,
+        n_rows=source.n_rows,
+    )  # fmt: skip
+
+
+def rows_worth(
+    run: ResolvedRun, op: KernelOperator, dtype: np.dtype[Any], targets: TargetScale
+) -> float:
+    """Return the effective number of independent rows among all rows of the run."""
+    problem, source = run.problem, run.data.source
+    stored = source.n_origins if problem.repeats else problem.n_stored or problem.n_rows
+    copies = _stored_copies(run) if problem.repeats else _drawn_copies(run)
+    if op.kernel.explicit or copies is None:
+        return problem.n_samples
+    rho = intraclass_correlation(op, _copies(run, copies, dtype, targets))
+    return effective_sample_size(stored, problem.n_samples, rho)
+
+
+def _drawn_copies(run: ResolvedRun) -> list[tuple[npt.NDArray[np.int64], int]]:
+    """Return pairs of the same rows and a seed, each of which draws another copy of the rows."""
+    source, seed = run.data.source, run.config.run.random_state
+    wanted = min(NOISE_ROWS, source.n_rows)
+    rows = choose_rows(source, wanted, seed, stage=SAMPLE_STAGE, max_units=COPIED_UNITS)
+    rows = rows[distinct_origins(origins_of(source, rows, SETUP_EPOCH))]
+    # A mixture has the same rows in the same places for all seeds.
+    return [(rows, (seed + r) % (1 << 32)) for r in range(COPIES)]
+
+
+def _stored_copies(run: ResolvedRun) -> list[tuple[npt.NDArray[np.int64], int]] | None:
+    """Return groups of stored copies, for a store with several rows per origin; None if there are
+    too few."""
+    source, seed = run.data.source, run.config.run.random_state
+    if not source.n_origins:
+        return None
+    found = choose_copies(
+        source, NOISE_ROWS, COPIES, MIN_ROWS_OF_COPIES, seed, SAMPLE_STAGE, COPIED_UNITS
+    )  # fmt: skip
+    return None if found is None else [(rows, seed) for rows in found]
+
+
+def _copies(
+    run: ResolvedRun, copies: list[tuple[npt.NDArray[np.int64], int]], dtype: np.dtype[Any],
+    targets: TargetScale,
+) -> Iterator[tuple[Array, Array, Array | None]]:  # fmt: skip
+    """Yield X, Y and w of each copy: see `copies.intraclass_correlation`."""
+    for rows, seed in copies:
+        block = read_rows(run.data.source, rows, seed, SETUP_EPOCH)
+        yield _through(run, block, dtype, targets, seed)
+
+
+def _prepared(
+    run: ResolvedRun, block: RowBlock, dtype: np.dtype[Any], targets: TargetScale,
+    known: CenterRows | None, rates: npt.NDArray[np.float64] | None = None,
+) -> SampleRows:  # fmt: skip
+    """Return rows as the stream delivers them. rates : (c,) factors of the class weights."""
+    X, Y, w = _through(run, block, dtype, targets, run.config.run.random_state, rates)
+    root = None if w is None else run.backend.xp.sqrt(w)
+    return SampleRows(X, Y, root, 0, center_places(block.row_ids, known))
+
+
+def _through(
+    run: ResolvedRun, block: RowBlock, dtype: np.dtype[Any], targets: TargetScale, seed: int,
+    rates: npt.NDArray[np.float64] | None = None,
+) -> tuple[Array, Array, Array | None]:  # fmt: skip
+    """Return X, Y and w after the transforms at the feed, with the random draws of the setup."""
+    source, factors = run.data.source, run.data.weight_factors
+    if rates is not None:
+        factors = rates if factors is None else factors * rates
+    return prepare(
+        run.backend, block, factors, transforms=source.feed_transforms,
+        dtype=dtype, seed=seed, epoch=SETUP_EPOCH, n_outputs=source.n_outputs,
+        classes=source.classes, targets=targets,
+    )  # fmt: skip

@@ -1,0 +1,94 @@
+"""A message mentions settings, and reads in the words of the place that shows it."""
+
+from __future__ import annotations
+
+import ast
+import pickle
+import warnings
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+import streamkern
+from streamkern.basics import errors
+from streamkern.basics.errors import ConfigError, MemoryBudgetError, StreamkernError
+from streamkern.basics.message import Mention, mention, mentions, render_message
+from streamkern.basics.warning import warn, warnings_completed
+
+USER_TEXT = st.text().filter(lambda text: not set(text) & set("\u2062\u2064"))
+
+
+def test_a_mention_reads_as_in_python_by_default() -> None:
+    assert render_message(f"{mention('solver.level', 5)} is") == "solver.level=5 is"
+    assert render_message(f"give {mention('y=')}") == "give y="
+    assert render_message(mention("run.memory")) == "run.memory"
+    assert render_message(mention("kernel", "laplace")) == "kernel='laplace'"
+    assert render_message(mention("x", ["a", "b"])) == "x=['a', 'b']"
+    assert render_message(mention("memory=1 MiB")) == "memory=1 MiB"
+
+
+@given(USER_TEXT, USER_TEXT, st.text())
+def test_text_of_the_user_is_never_reworded(before: str, after: str, value: str) -> None:
+    said = render_message(f"{before}{mention('n_centers', value)}{after}", lambda k: k.name.upper())
+    assert said == f"{before}N_CENTERS{after}"
+    [found] = mentions(f"{before}{mention('n_centers', value)}{after}")
+    assert found.name == "n_centers"
+    assert found.value == repr(value).replace("\u2062", "").replace("\u2064", "")
+
+
+CLASSES = [kind for kind in vars(errors).values() if isinstance(kind, type)
+           and issubclass(kind, StreamkernError)]  # fmt: skip
+
+
+def test_errors_hold_their_parts_and_travel_as_they_are() -> None:
+    rule, remedy = f"{mention('solver.level', 5)} is above 3", f"lower {mention('level=')}"
+    for kind in CLASSES:
+        made = [kind(rule, remedy)]
+        if not issubclass(kind, OSError):  # see RankFailed
+            made.append(pickle.loads(pickle.dumps(made[0])))
+        for error in made:
+            assert str(error) == "solver.level=5 is above 3; lower level="
+            assert (error.setting, error.value) == ("solver.level", "5")
+            assert (error.rule, error.remedy) == (rule, remedy)
+            assert error.mentions == [Mention("solver.level", "5"), Mention("level", "")]
+            error.vocabulary = lambda k: f"<{k.name}>"
+            assert str(error) == "<solver.level> is above 3; lower <level>"
+        assert (str(kind("no remedy")), kind("no remedy").setting) == ("no remedy", None)
+    assert MemoryBudgetError("a", needed=3).needed == 3
+
+
+def test_lines_that_become_equal_are_shown_once() -> None:
+    error = ConfigError(f"{mention('run.memory')} is 0\n{mention('run.device_memory')} is 0")
+    assert len(str(error).splitlines()) == 2
+    error.vocabulary = lambda k: "memory"
+    assert str(error) == "memory is 0"
+
+
+def test_a_warning_keeps_its_message_for_other_words() -> None:
+    with warnings.catch_warnings(record=True) as caught, warnings_completed(lambda text: " (so)"):
+        warnings.simplefilter("always")
+        warn(f"{mention('run.threads', 2)} is less than it could be")
+    [warning] = caught
+    assert str(warning.message) == "run.threads=2 is less than it could be (so)"
+    message = warning.message.message  # type: ignore[union-attr]
+    assert render_message(message, lambda k: "--threads 2").startswith("--threads 2 is less")
+
+
+def test_an_error_can_be_completed() -> None:
+    for error in (ConfigError("a"), ConfigError("a", "b")):
+        error.append(" (c)")
+        assert str(error) in ("a (c)", "a; b (c)")
+
+
+def test_only_errors_of_the_package_and_warnings_mention_settings() -> None:
+    """Others would show the marks around a mention, as nothing renders their messages."""
+    ours = {name for name, value in vars(errors).items() if isinstance(value, type)}
+    for path in Path(streamkern.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+                mentioned = any(
+                    isinstance(each, ast.Name) and each.id == "mention" for each in ast.walk(node)
+                )
+                raised = ast.unparse(node.exc.func)
+                assert not mentioned or raised in ours or not raised[0].isupper(), (path, raised)

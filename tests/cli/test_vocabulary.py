@@ -1,0 +1,162 @@
+"""The same mistake made in Python, in a run file and on the command line: each is answered in its
+own words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import streamkern as sk
+from streamkern.basics.message import mention, render_message
+from streamkern.cli import main
+from streamkern.cli.vocabulary import SETTING_OPTIONS, CommandWords
+from streamkern.config.names import PARAMETER_SETTINGS, parameter_words
+from streamkern.config.run_config import RunConfig
+
+rng = np.random.default_rng(0)
+X = rng.standard_normal((80, 3)).astype(np.float32)
+USAGE = 2
+
+MISTAKES: tuple[tuple[dict[str, Any], tuple[str, ...], str, tuple[str, str, str]], ...] = (
+    (
+        {"epochs": -1}, ("--epochs", "-1"), "[data]\nepochs = -1",
+        ("epochs=-1 must be", "--epochs -1 must be", "data.epochs=-1 must be"),
+    ),
+    (
+        {"solver": "block", "block_size": 900}, ("--solver", "block", "--set",
+        "solver.block_size=900"), '[solver]\nname = "block"\nblock_size = 900',
+        (
+            "block_size=900 must lie between 1 and n_centers=80",
+            "--set solver.block_size=900 must lie between 1 and --set model.n_centers=80",
+            "solver.block_size=900 must lie between 1 and model.n_centers=80",
+        ),
+    ),
+    (
+        {"solver": "falkon", "epochs": 1}, ("--solver", "falkon", "--epochs", "1"),
+        '[solver]\nname = "falkon"\n[data]\nepochs = 1',
+        (
+            "epochs=1 must be at least 2", "--epochs 1 must be at least 2",
+            "data.epochs=1 must be at least 2",
+        ),
+    ),
+    (
+        {"solver": "sgd", "n_centers": 5}, ("--solver", "sgd", "--set", "model.n_centers=5"),
+        '[solver]\nname = "sgd"\n[model]\nn_centers = 5',
+        (
+            "n_centers=5: solver='sgd' takes all 80 training rows",
+            "--set model.n_centers=5: --solver sgd takes all 80 training rows",
+            'model.n_centers=5: solver.name="sgd" takes all 80 training rows',
+        ),
+    ),
+    (
+        {"memory": "1 MiB"}, ("--memory", "1 MiB"), '[run]\nmemory = "1 MiB"',
+        ("memory=1 MiB is not enough", "--memory 1 MiB is not enough", 'run.memory="1 MiB" is not'),
+    ),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("wording") / "train.zarr"
+    sk.ingest_store(X, place, y=X[:, 0])
+    return place
+
+
+@pytest.mark.parametrize(("parameters", "options", "table", "said"), MISTAKES)
+def test_a_mistake_is_answered_in_the_words_of_its_place(
+    parameters: dict[str, Any],
+    options: tuple[str, ...],
+    table: str,
+    said: tuple[str, str, str],
+    store: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(ValueError, match=r"must|takes|enough") as caught:
+        sk.KernelRegressor(**parameters).fit(X, X[:, 0])
+    assert str(caught.value).startswith(said[0])
+    assert main.run_command(["plan", "--train", str(store), *options]) == USAGE
+    assert capsys.readouterr().err.startswith(f"streamkern: {said[1]}")
+    run_file, data = tmp_path / "run.toml", f'train = "{store}"'
+    if "[data]" in table:
+        table = table.replace("[data]", f"[data]\n{data}")
+    else:
+        table = f"[data]\n{data}\n{table}"
+    run_file.write_text(table)
+    assert main.run_command(["plan", str(run_file)]) == USAGE
+    assert said[2] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "mentioned", "said"),
+    [
+        ((), mention("accelerator", "none"), "--set run.accelerator=none"),
+        (("a.toml",), mention("accelerator", "none"), 'run.accelerator="none"'),
+        (("a.toml", "--set", "solver.ridge=3"), mention("ridge", 3), "--set solver.ridge=3"),
+        (("a.toml", "--set", "solver.ridge=3"), mention("level", 5), "solver.level=5"),
+        (("a.toml", "--set", "data.test=c"), mention("data.test", "c"), "--set data.test=c"),
+        (("--set", "data.test=c"), mention("data.test", "c"), "--set data.test=c"),
+        (("a.toml", "--epochs=3"), mention("data.epochs", 3), "--epochs 3"),
+        (("a.toml", "--epochs=3"), mention("solver.level"), "solver.level"),
+        ((), mention("foreign", True), "--set data.foreign=true"),
+        (("a.toml",), mention("run.memory=1 MiB"), 'run.memory="1 MiB"'),
+        ((), mention("memory=1 MiB"), "--memory 1 MiB"),
+        ((), mention("rows", 3), "rows=3"),
+    ],
+)
+def test_settings_are_written_as_they_can_be_given(
+    words: tuple[str, ...], mentioned: str, said: str
+) -> None:
+    assert render_message(mentioned, CommandWords(main._options_of(["train"]), words)) == said
+
+
+def test_parameters_of_the_library_are_options_of_the_command() -> None:
+    words = CommandWords(main._options_of(["predict", "run", "ingest"]))
+    for mentioned, said in (
+        (mention("x", ["a", "b c"]), "--x 'a,b c'"), (mention("y="), "--y"),
+        (mention("missing", "fill"), "--missing fill"), (mention("overwrite", True), "--overwrite"),
+        (mention("foreign", True), "--foreign"), (mention("sample_weight", 2), "--sample-weight 2"),
+        (mention("device", "gpu:9"), "--device gpu:9"), (mention("like="), "--like"),
+        (mention("calibrate", True), "--set run.calibrate=true"),
+        (mention("n_centers", 5), "--set model.n_centers=5"),
+    ):  # fmt: skip
+        assert render_message(mentioned, words) == said
+        assert render_message(
+            mentioned, CommandWords(main._options_of(["--version"]))
+        ) == render_message(mentioned)
+
+
+def test_settings_are_parameters_of_the_estimators() -> None:
+    for name, path in PARAMETER_SETTINGS.items():
+        assert (
+            render_message(f"{mention(path)}, {mention(path, 3)}", parameter_words)
+            == f"{name}, {name}=3"
+        )
+    assert render_message(mention("data.train"), parameter_words) == "data.train"
+
+
+def test_a_false_option_of_a_command_is_said_as_it_can_be_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    for name in ("a", "b"):
+        rows = rng.integers(0, 9, (60, 3))
+        rows[0] = range(3)
+        np.savetxt(folder / f"{name}.csv", rows, delimiter=",", fmt="%d")
+    command = ["ingest", str(folder), str(tmp_path / "s.zarr"), "--y", "2"]
+    assert main.run_command(command) != 0
+    assert "--no-header if it is a row" in capsys.readouterr().err
+    assert main.run_command([*command, "--no-header"]) == 0
+    assert sk.open_store(tmp_path / "s.zarr").spec.n_rows == 120
+
+
+def test_options_of_settings_are_there_and_settings_exist() -> None:
+    options = set(main._options_of(["train"]).values())
+    assert options.issuperset(SETTING_OPTIONS.values())
+    for path in SETTING_OPTIONS:
+        section, _, name = path.partition(".")
+        assert hasattr(getattr(RunConfig(), section), name)

@@ -1,0 +1,190 @@
+"""Callbacks hear what the log does, may end a run, and may fail without harm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamkern.basics.errors import ConfigError, TrainingInterrupted
+from streamkern.rundir.run_log import read_log
+from streamkern.train.loop.callbacks import Callback, EpochEnd, TrainStart
+from streamkern.train.train import train
+from tests.runs import (
+    array_source,
+    assert_same_bits,
+    final,
+    finished,
+    latest_step,
+    settings,
+    stopped,
+    stream,
+)
+
+EPOCHS = {"data.epochs": 4}
+
+
+class Listener(Callback):
+    """Keeps all that it is told. fails : the name of the event, or "pass", that it fails at."""
+
+    def __init__(self, fails: str = "", stops: int = 0) -> None:
+        self.fails, self.stops = fails, stops
+        self.told: list[str] = []
+        self.records: list[dict[str, Any]] = []
+        self.passed: list[EpochEnd] = []
+        self.weights: list[np.ndarray] = []
+        self.error: BaseException | None = None
+
+    def _hear(self, what: str) -> None:
+        self.told.append(what)
+        if what == self.fails:
+            raise ZeroDivisionError(what)
+
+    def begin(self, run: TrainStart) -> None:
+        self.run = run
+        self._hear("begin")
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        self.records.append(dict(record))
+        self._hear(record["event"])
+
+    def pass_ended(self, passed: EpochEnd) -> bool:
+        self.passed.append(passed)
+        self.weights.append(np.array(passed.result().model.weights))
+        self._hear("pass")
+        return passed.epoch == self.stops
+
+    def end(self, error: BaseException | None) -> None:
+        self.error = error
+        self._hear("end")
+
+
+def test_they_are_told_in_order() -> None:
+    one, other = Listener(), Listener()
+    config = settings(**EPOCHS, **{"run.evaluate_every": "auto"})
+    result = finished(config, source=stream(), test=array_source(10, 5), callbacks=[one, other])
+    assert one.told[0] == "begin"
+    assert one.told[-1] == "end"
+    assert one.told.count("pass") == 4
+    assert one.told.count("evaluation") == 4
+    assert one.told == other.told
+    assert one.error is None
+    assert [p.epoch for p in one.passed] == [1, 2, 3, 4]
+    assert [p.last for p in one.passed] == [False] * 3 + [True]
+    assert one.passed[0].figures == {
+        k: v for k, v in result.history[0].items() if k not in ("step", "samples")
+    }
+    assert one.passed[-1].figures == result.metrics
+    assert one.run.epochs == 4
+    assert one.run.settings["data"]["epochs"] == 4
+    assert one.run.setup["solver"] == "block"
+    np.testing.assert_array_equal(one.weights[-1], np.asarray(result.model.weights))
+
+
+def test_they_hear_what_the_log_is_told(tmp_path: Path) -> None:
+    heard = Listener()
+    finished(settings(tmp_path, **EPOCHS), source=stream(), callbacks=[heard])
+    logged = read_log(tmp_path / "log.jsonl")
+    events = [{k: v for k, v in record.items() if k != "time"} for record in logged]
+    assert [record["event"] for record in events].count("train") >= 1
+    assert events[-len(heard.records) :] == heard.records
+    assert heard.run.run_dir == str(tmp_path)
+
+
+def test_they_change_nothing(tmp_path: Path) -> None:
+    finished(settings(tmp_path / "a", **EPOCHS), source=stream())
+    finished(settings(tmp_path / "b", **EPOCHS), source=stream(), callbacks=[Listener()])
+    assert_same_bits(final(tmp_path / "a"), final(tmp_path / "b"))
+
+
+def test_one_of_them_may_end_the_run(tmp_path: Path) -> None:
+    heard, other = Listener(stops=2), Listener()
+    result = finished(
+        settings(tmp_path / "ended", **EPOCHS), source=stream(), callbacks=[other, heard]
+    )
+    assert result.epochs == 2
+    assert result.ended == "Listener asked for no further pass"
+    assert other.told.count("pass") == 2
+    two = finished(settings(**{"data.epochs": 2}), source=stream())
+    np.testing.assert_array_equal(np.asarray(result.model.weights), np.asarray(two.model.weights))
+    again = finished(settings(tmp_path / "ended", **EPOCHS), source=stream())
+    assert (again.epochs, again.ended) == (2, result.ended)
+
+
+def test_a_wish_to_end_outlives_the_process(tmp_path: Path) -> None:
+    config = settings(tmp_path, **EPOCHS)
+    with pytest.raises(ZeroDivisionError):
+        train(config, source=stream(), callbacks=[Listener(fails="finished", stops=2)])
+    result = finished(config, source=stream())
+    assert result.epochs == 2
+
+
+@pytest.mark.parametrize("fails", ["begin", "evaluation", "pass", "train", "end"])
+def test_an_exception_comes_out_and_the_run_can_be_resumed(tmp_path: Path, fails: str) -> None:
+    often = {"run.evaluate_every": 3}
+    finished(settings(tmp_path / "whole", **EPOCHS, **often), source=stream())
+    config = settings(tmp_path / "failed", **EPOCHS, **often)
+    seen = {"source": stream(), "test": array_source(10, 5)}
+    failing, other = Listener(fails), Listener()
+    with pytest.raises(ZeroDivisionError, match=f"^{fails}$"):
+        train(config, **seen, callbacks=[other, failing])
+    assert other.told[-1] == "end"
+    assert failing.told[-1] == "end"
+    if fails in ("evaluation", "pass"):  # what was done until then is saved
+        assert latest_step(tmp_path / "failed") > 0
+    finished(config, **seen, callbacks=[Listener()])
+    assert_same_bits(final(tmp_path / "failed"), final(tmp_path / "whole"))
+
+
+def test_a_run_that_goes_on_says_where(tmp_path: Path) -> None:
+    config = settings(tmp_path, **EPOCHS)
+    heard = Listener()
+    stopped(config, 9, source=stream(), callbacks=[heard])
+    assert isinstance(heard.error, TrainingInterrupted)
+    again = Listener()
+    finished(config, source=stream(), callbacks=[again])
+    assert (again.run.step, again.run.epoch) == (9, 1)
+    assert [p.epoch for p in again.passed] == [2, 3, 4]
+
+
+@pytest.mark.parametrize("changed", [{}, {"run.evaluate_every": 0}, {"solver.name": "direct"}])
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_the_figures_of_the_last_pass_are_those_of_its_model(
+    changed: dict[str, Any], epochs: int
+) -> None:
+    heard = Listener()
+    config = settings(**{"data.epochs": epochs, "run.evaluate_every": "auto"} | changed)
+    result = finished(config, source=stream(), test=array_source(10, 5), callbacks=[heard])
+    last = heard.passed[-1]
+    assert [p.epoch for p in heard.passed] == [*range(1, result.epochs + 1)]
+    assert last.last
+    assert last.figures == result.metrics
+    assert "test_accuracy" in last.figures
+    np.testing.assert_array_equal(heard.weights[-1], np.asarray(result.model.weights))
+
+
+def test_the_last_pass_is_told_also_where_the_run_was_stopped_before(tmp_path: Path) -> None:
+    config = settings(tmp_path, **EPOCHS)
+    heard = Listener(fails="evaluation")
+    seen = {"source": stream(), "test": array_source(10, 5)}
+    with pytest.raises(ZeroDivisionError):
+        train(config, **seen, callbacks=[heard])
+    again = Listener()
+    result = finished(config, **seen, callbacks=[again])
+    assert again.passed[-1].last
+    assert again.passed[-1].figures == result.metrics
+    after = Listener()
+    finished(config, **seen, callbacks=[after])
+    assert after.passed == []
+
+
+@pytest.mark.parametrize("wrong", [Listener, object(), print])
+def test_what_is_no_callback_is_refused(tmp_path: Path, wrong: Any) -> None:
+    with pytest.raises(ConfigError, match=r"streamkern\.Callback"):
+        train(settings(tmp_path / "run"), source=stream(), callbacks=[wrong])
+    with pytest.raises(ConfigError, match=r"must be a list of callbacks; give \[it\]"):
+        train(settings(tmp_path / "run"), source=stream(), callbacks=Listener())  # type: ignore[arg-type]
+    assert not (tmp_path / "run").exists()

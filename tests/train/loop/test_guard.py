@@ -1,0 +1,280 @@
+"""The divergence guard: what it calls bad, and that a run recovers by it, or fails honestly."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamkern.basics.errors import DivergenceError
+from streamkern.config.solver import options_of
+from streamkern.rundir.run_log import read_log
+from streamkern.solver.precondition.step_rule import StepRule
+from streamkern.train.loop.guard import FACTOR, MAX_BACK_OFFS, WINDOW, Guard
+from tests.runs import (
+    METHODS,
+    array_source,
+    assert_same_bits,
+    checkpoint,
+    final,
+    finished,
+    latest_step,
+    settings,
+    stopped,
+    stream,
+)
+
+pytestmark = pytest.mark.usefixtures("no_power_cuts")
+
+losses = st.floats(0, 1e30)
+broken = st.sampled_from([math.nan, math.inf, -math.inf])
+LONG = {"data.epochs": 20}  # 140 steps, four windows and a rest of 12
+LONGER = {"data.epochs": 26}  # 182 steps, five windows and a rest of 22
+
+
+# -- one judgement --------------------------------------------------------------------------------
+
+
+@given(best=losses, zero=losses, loss=broken)
+def test_what_is_not_finite_is_bad(best: float, zero: float, loss: float) -> None:
+    guard = Guard(best)
+    assert guard.judge(loss, zero)
+    assert (guard.best, guard.back_offs) == (math.inf, 1)
+
+
+@given(best=losses, zero=losses, share=st.floats(0, 0.1))
+def test_well_below_zero_loss_is_never_bad(best: float, zero: float, share: float) -> None:
+    """However good it was before: late in a run the loss may rest on one odd batch."""
+    guard = Guard(best)
+    assert not guard.judge(0.99 * share * zero, zero)
+
+
+@given(zero=st.floats(1e-6, 1e30), times=st.floats(2.01, 1e6))
+def test_far_above_zero_loss_is_bad_from_the_start(zero: float, times: float) -> None:
+    assert Guard().judge(times * zero, zero)
+
+
+@given(zero=st.floats(1e-6, 1e30), times=st.floats(0, 2))
+def test_a_bad_start_is_no_divergence(zero: float, times: float) -> None:
+    """With nothing to compare with, up to twice the loss of predicting zero passes."""
+    assert not Guard().judge(times * zero, zero)
+
+
+@given(best=st.floats(1e-6, 1e3), times=st.floats(10.1, 1e6), share=st.floats(0.11, 2))
+def test_growth_is_bad_before_it_is_large(best: float, times: float, share: float) -> None:
+    loss = times * best
+    assert Guard(best, worth=loss / share).judge(loss, loss / share)
+
+
+@given(best=st.floats(1e-6, 1e3), share=st.floats(2.01, 1e3), times=st.floats(1.01, 2))
+def test_worse_than_zero_after_half_of_it_is_bad(best: float, share: float, times: float) -> None:
+    zero = share * best
+    assert Guard(best, worth=zero).judge(times * zero, zero)
+    assert not Guard(zero, worth=zero).judge(times * zero, zero)
+
+
+def test_targets_of_another_size_are_no_divergence() -> None:
+    """Levels that come and go, as in blocks of `partial_fit`; growth beyond them still is one."""
+    guard = Guard()
+    levels = [(1e4, 1e4), (5.0, 1e4), (1e4, 1.0), (100.0, 1.0), (1.0, 1.0), (1e4, 1e4), (4.0, 1e4)]
+    assert not any(guard.judge(loss, zero) for loss, zero in levels)
+    assert guard.judge(3e4, 1.0)
+
+
+@given(st.lists(losses, min_size=1, max_size=20), losses)
+def test_best_is_the_least_since_the_last_back_off(sequence: list[float], zero: float) -> None:
+    """The way down from where a back-off leads to must not be taken for growth."""
+    guard, best = Guard(), math.inf
+    for loss in sequence[:MAX_BACK_OFFS]:
+        best = math.inf if guard.judge(loss, zero) else min(best, loss)
+        assert guard.best == best
+
+
+@given(st.lists(st.tuples(losses, losses), min_size=1, max_size=40))
+def test_only_the_end_of_a_window_is_trusted(window: list[tuple[float, float]]) -> None:
+    """The last quarter, at least one step."""
+    n = max(1, len(window) // 4)
+    tail = np.array(window)[-n:]
+    assert Guard.trusts(window) == (sum(tail[:, 0]) <= sum(tail[:, 1]))
+
+
+def test_slow_growth_is_not_trusted() -> None:
+    """Its mean passes as a bad start does, and its weights would never recover."""
+    window = [(1.1**k / 6, 1.0) for k in range(WINDOW)]
+    assert not Guard().judge(float(np.mean(window, axis=0)[0]), 1.0)
+    assert not Guard.trusts(window)
+    assert Guard.trusts(window[::-1])
+
+
+def test_it_gives_up_after_its_back_offs() -> None:
+    guard = Guard()
+    for count in range(MAX_BACK_OFFS):
+        assert guard.judge(math.nan, 1.0)
+        assert guard.back_offs == count + 1
+    with pytest.raises(DivergenceError, match="did not help") as caught:
+        guard.judge(math.nan, 1.0)
+    assert caught.value.exit_code == 3
+
+
+@given(best=losses | st.just(math.inf), back_offs=st.integers(0, MAX_BACK_OFFS))
+def test_it_survives_json(best: float, back_offs: int) -> None:
+    guard = Guard(best, back_offs)
+    assert Guard.restore(json.loads(json.dumps(guard.scalars(), allow_nan=False))) == guard
+
+
+# -- in a run -------------------------------------------------------------------------------------
+
+
+class Inflated:
+    """Multiplies every step size, as a wrong measurement in setup would."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.times = 1.0
+        eta = StepRule.eta
+        monkeypatch.setattr(StepRule, "eta", lambda rule, *m: self.times * eta(rule, *m))
+
+
+@pytest.fixture
+def inflated(monkeypatch: pytest.MonkeyPatch) -> Inflated:
+    return Inflated(monkeypatch)
+
+
+def back_offs(run_dir: Path) -> list[dict[str, Any]]:
+    return [record for record in read_log(run_dir / "log.jsonl") if record["event"] == "back-off"]
+
+
+@pytest.mark.full(all_but_every=3)
+@pytest.mark.parametrize("times", [5.0, 10.0])
+@pytest.mark.parametrize("method", ["block", "blocks"])
+def test_damped_rows_bear_steps_that_are_too_long(
+    times: float, method: str, tmp_path: Path, inflated: Inflated
+) -> None:
+    """A row never moves itself further than its residual. A ridge, which no row damps, might."""
+    overrides = METHODS[method] | {"data.epochs": 40, "solver.ridge": 0.0}
+    test = array_source(60, 5)
+    honest = finished(settings(**overrides), source=stream(method), test=test)
+    inflated.times = times
+    result = finished(settings(tmp_path, **overrides), source=stream(method), test=test)
+    assert back_offs(tmp_path) == []
+    assert result.metrics["test_mse"] <= 1.5 * honest.metrics["test_mse"]
+
+
+@pytest.mark.full(all_but_every=3)
+@pytest.mark.parametrize("method", ["eigenpro3", "eigenpro4", "eigenpro2", "eigenpro1", "sgd"])
+@pytest.mark.parametrize("times", [5.0, 30.0])
+def test_a_run_with_steps_too_long_recovers(
+    times: float, method: str, tmp_path: Path, inflated: Inflated
+) -> None:
+    """5 times: the first window passes, but its end does not; 30 times: losses overflow float32."""
+    overrides = METHODS[method] | {"data.epochs": 40}
+    test = array_source(60, 5)
+    honest = finished(settings(**overrides), source=stream(method), test=test)
+    inflated.times = times
+    # A checkpoint in every window, whatever its losses are.
+    config = settings(tmp_path, **overrides, **{"run.checkpoint_every": 31})
+    result = finished(config, source=stream(method), test=test)
+    events = back_offs(tmp_path)
+    assert events[0]["step"] in (WINDOW, 2 * WINDOW)
+    assert [event["scale"] for event in events] == [FACTOR ** (i + 1) for i in range(len(events))]
+    assert not float(events[0]["loss"]) <= 2 * events[0]["zero_loss"]  # nor if it is NaN
+    assert result.metrics["test_mse"] <= 1.5 * honest.metrics["test_mse"]
+
+
+@pytest.mark.parametrize("method", ["eigenpro3", "eigenpro4"])
+def test_back_offs_survive_a_resume(method: str, tmp_path: Path, inflated: Inflated) -> None:
+    """Before the first judgement, with infinite losses in the window; after it; and later."""
+    inflated.times = 30.0
+    overrides = METHODS[method] | LONGER
+    late = {"run.checkpoint_every": 70}
+    finished(settings(tmp_path / "plain", **overrides, **late), source=stream(method))
+    config = settings(tmp_path / "run", **overrides)
+    for step in (31, 33, 70):
+        stopped(config, step, source=stream(method))
+    finished(config, source=stream(method))
+    assert_same_bits(final(tmp_path / "run"), final(tmp_path / "plain"))
+    assert checkpoint(tmp_path / "run", 70)[1] == checkpoint(tmp_path / "plain", 70)[1]
+    steps = [event["step"] for event in back_offs(tmp_path / "plain")]
+    assert steps[0] == WINDOW
+    assert [event["step"] for event in back_offs(tmp_path / "run")] == steps
+
+
+def test_a_run_that_can_not_be_saved_fails(tmp_path: Path, inflated: Inflated) -> None:
+    inflated.times = 1e12
+    config = settings(tmp_path, **{"data.epochs": 60, "run.checkpoint_every": 50})
+    with pytest.raises(DivergenceError, match="halving the step size 8 times") as caught:
+        finished(config, source=stream())
+    assert "set solver.damping, solver.ridge or a larger bandwidth" in str(caught.value)
+    assert caught.value.exit_code == 3
+    assert [event["step"] for event in back_offs(tmp_path)] == [
+        WINDOW * (i + 1) for i in range(MAX_BACK_OFFS)
+    ]
+    assert latest_step(tmp_path) == 250
+    with pytest.raises(DivergenceError, match="halving the step size 8 times"):  # from there
+        finished(config, source=stream())
+
+
+@pytest.mark.parametrize(
+    ("method", "times"),
+    [("block", 1e12)]
+    + [(m, t) for m in ("eigenpro3", "eigenpro1", "eigenpro2", "sgd") for t in (30.0, 1e12)],
+)
+def test_a_run_shorter_than_a_window_is_judged_too(
+    method: str, times: float, tmp_path: Path, inflated: Inflated
+) -> None:
+    """Also where it began with weights that are not zero."""
+    inflated.times = times
+    with pytest.raises(DivergenceError, match="diverged within its 14 steps") as caught:
+        finished(settings(tmp_path, **METHODS[method]), source=stream(method))
+    assert caught.value.exit_code == 3
+    named = set(re.findall(r"solver\.(\w+)", str(caught.value)))
+    assert named <= set(options_of(method))
+    assert "step_scale" in named
+    assert ("damping" in named) == (method == "block")
+    assert ("ridge" in named) == (method in ("block", "sgd"))
+
+
+@pytest.mark.parametrize("rest", [12, 5])
+def test_the_end_of_a_run_is_judged_too(rest: int, tmp_path: Path, inflated: Inflated) -> None:
+    """What diverges after the last whole window goes back to where that ended."""
+    epochs = {12: 20, 5: 19}[rest]
+    steps = 7 * epochs
+    assert steps % WINDOW == rest
+
+    def on_evaluation(record: dict[str, Any]) -> None:
+        if record["step"] == steps - rest:
+            inflated.times = 1e9
+
+    config = settings(
+        tmp_path, **METHODS["eigenpro3"], **{"data.epochs": epochs, "run.evaluate_every": 1}
+    )
+    test = array_source(60, 5)
+    result = finished(config, source=stream(), test=test, on_evaluation=on_evaluation)
+    assert [event["step"] for event in back_offs(tmp_path)] == [steps]
+    assert np.isfinite(result.model.weights).all()
+    before = next(r for r in result.history if r["step"] == steps - rest)
+    assert result.metrics["test_mse"] <= 1.5 * before["test_mse"]
+
+
+def test_metrics_that_are_not_finite_can_be_saved(tmp_path: Path, inflated: Inflated) -> None:
+    """An evaluation before the guard has judged may see anything."""
+    inflated.times = 30.0
+    overrides = (
+        METHODS["eigenpro3"] | LONGER | {"run.evaluate_every": 15, "run.checkpoint_every": 15}
+    )
+    stopped(settings(tmp_path, **overrides), 31, source=stream())
+    result = finished(settings(tmp_path, **overrides), source=stream(), test=array_source(60, 5))
+    assert math.isfinite(result.metrics["test_mse"])
+
+
+@pytest.mark.full(all_but_every=5)
+@pytest.mark.parametrize("method", METHODS)
+def test_an_honest_run_never_backs_off(method: str, tmp_path: Path) -> None:
+    finished(settings(tmp_path, **METHODS[method], **LONG), source=stream(method))
+    assert back_offs(tmp_path) == []

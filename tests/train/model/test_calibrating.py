@@ -1,0 +1,115 @@
+"""Runs that are calibrated: killed and gone on with, on several kinds of data, and read back."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamkern.basics.errors import DataError, TrainingInterrupted
+from streamkern.config.run_config import RunConfig
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.split import TO_CALIBRATE, split_rows
+from streamkern.train.loop import step_loop
+from streamkern.train.model.calibrating import calibrate
+from streamkern.train.saved_model import load_model
+from streamkern.train.train import train
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(600, 3)).astype(np.float32)
+LABELS = (X[:, 0] * X[:, 1] + 0.3 * rng.normal(size=600) > 0).astype(np.int64)
+Y = np.stack((X[:, 0] * 50 + 300, np.sin(X[:, 1])), axis=1) + 0.1 * rng.normal(size=(600, 2))
+SETTINGS: dict[str, Any] = {
+    "run.calibrate": True, "run.threads": 1, "run.accelerator": "none", "model.n_centers": 60,
+    "model.kernel": "laplace", "model.bandwidth": 2.0, "data.epochs": 2, "data.batch_size": 50,
+    "solver.name": "block",
+}  # fmt: skip
+
+
+def settings(run_dir: Path | None = None, **changes: Any) -> RunConfig:
+    place = {} if run_dir is None else {"run.run_dir": str(run_dir)}
+    return RunConfig().with_overrides(SETTINGS | place | changes)
+
+
+def rows(part: slice, *, classes: bool = True, w: Any = None) -> ArraySource:
+    if classes:
+        return ArraySource(X[part], LABELS[part], classes=("a", "b"), sample_weight=w)
+    return ArraySource(X[part], Y[part], sample_weight=w)
+
+
+def arrays(run_dir: Path) -> dict[str, np.ndarray]:
+    saved = RunDirectory(run_dir, writable=False).load_latest()
+    assert saved is not None
+    return {name: np.asarray(a) for name, a in saved.arrays.items()}
+
+
+@pytest.mark.parametrize("classes", [True, False])
+def test_a_run_that_is_killed_while_it_is_calibrated_goes_on(
+    classes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, held = rows(slice(500), classes=classes), rows(slice(500, 600), classes=classes)
+    whole = train(settings(tmp_path / "a"), source=known, test=held)
+
+    def killed(*given: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return calibrate(*given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(step_loop, "calibrate", killed)
+        with pytest.raises(TrainingInterrupted):
+            train(settings(tmp_path / "b"), source=known, test=held)
+    assert not [name for name in arrays(tmp_path / "b") if name.startswith("calibration")]
+    again = train(settings(tmp_path / "b"), source=known, test=held)
+    assert again.metrics == whole.metrics
+    wanted, found = arrays(tmp_path / "a"), arrays(tmp_path / "b")
+    assert wanted.keys() == found.keys()
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(found[name], array)
+    model = load_model(tmp_path / "b", device="cpu")
+    with model.backend:
+        assert model.evaluate(held) == {k[5:]: v for k, v in whole.metrics.items()}
+        assert model.calibration is not None
+        wide = model.calibration.intervals.reach(0.9)
+    if not classes:  # in the units of the targets
+        assert 0.1 < wide[0] / 50 < 1
+    for result in (whole, again):
+        result.model.backend.close()
+
+
+def test_no_row_set_aside_is_trained_on_or_scored_by() -> None:
+    """With other targets there the weights are the same, and what these rows tell differs."""
+    stop = {"run.early_stopping": True, "data.epochs": 3}
+    known = rows(slice(600), classes=False)
+    _, aside = split_rows(known, 0.1, 0, TO_CALIBRATE)
+    own = np.concatenate([block.X for block in aside.blocks()])
+    at = (X[:, None] == own).all(axis=2).any(axis=1)
+    assert at.sum() == 60
+    other = Y.copy()
+    other[at] = other[at][::-1]  # the same mean
+    results = [train(settings(), source=ArraySource(X, targets)) for targets in (Y, other)]
+    weights = [result.model.weights for result in results]
+    np.testing.assert_allclose(weights[0], weights[1], atol=1e-5)
+    told = [result.model.calibration for result in results]
+    assert told[0] is not None
+    assert told[1] is not None
+    assert told[1].intervals.reach(0.9)[0] > 3 * told[0].intervals.reach(0.9)[0]
+    both = train(settings(**stop), source=known)
+    assert both.samples == 3 * (600 - 60 - 54)
+    for result in (*results, both):
+        result.model.backend.close()
+
+
+def test_rows_without_weight_do_not_count() -> None:
+    w = np.ones(600)
+    w[::2] = 0
+    result = train(settings(), source=rows(slice(600), w=w))
+    assert result.model.calibration is not None
+    assert 0 < len(result.model.calibration.intervals.scores) < 60
+    with pytest.raises(DataError, match="set aside by calibrate have sample weight 0"):
+        calibrate(result.model, rows(slice(600), w=np.zeros(600)))
+    result.model.backend.close()

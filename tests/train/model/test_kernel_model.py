@@ -1,0 +1,193 @@
+"""A trained model by itself: values and metrics; of a result or a run directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse
+
+from streamkern.basics.errors import ConfigError, DataError, RunError
+from streamkern.estimator.estimators import KernelClassifier
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.augmented import AugmentedSource
+from streamkern.train.model import kernel_model as model_module
+from streamkern.train.saved_model import load_model
+from streamkern.train.train import Result
+from tests.faults import tree
+from tests.runs import (
+    CLASSES,
+    METHODS,
+    N_TEST,
+    Array,
+    C,
+    D,
+    array_source,
+    arrays,
+    brute_force,
+    finished,
+    latest_step,
+    settings,
+    stopped,
+    stream,
+)
+
+
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles whose borders fall inside the test rows, and not on those of units."""
+    monkeypatch.setattr(model_module, "EVALUATED_ROWS", 10)
+
+
+# -- values and metrics ---------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_values_and_metrics_are_those_of_the_formula(result: Result, truth: Array) -> None:
+    X, y = arrays(N_TEST, 5)
+    np.testing.assert_allclose(result.model.values(X), truth, atol=1e-4)
+    metrics = result.model.evaluate(array_source(N_TEST, 5))
+    np.testing.assert_allclose(metrics["mse"], ((truth - np.eye(C)[y]) ** 2).mean(), rtol=1e-4)
+    assert metrics["accuracy"] == (truth.argmax(axis=1) == y).mean()
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("form", ["csr", "csc", "coo", "dok"])
+def test_sparse_rows_of_any_form_have_the_same_values(result: Result, form: str) -> None:
+    X = arrays(N_TEST, 5)[0]
+    X[np.abs(X) < 0.5] = 0
+    sparse = scipy.sparse.coo_array(X).asformat(form)
+    np.testing.assert_array_equal(result.model.values(sparse), result.model.values(X))
+
+
+def test_units_do_not_matter(result: Result) -> None:
+    per_unit = [
+        result.model.evaluate(array_source(N_TEST, 5, unit_rows=rows)) for rows in (1, 16, 200)
+    ]
+    for metrics in per_unit[1:]:
+        assert metrics["mse"] == pytest.approx(per_unit[0]["mse"], rel=1e-6)
+        assert metrics["accuracy"] == per_unit[0]["accuracy"]
+
+
+def test_random_transforms_of_the_data_are_refused(result: Result) -> None:
+    """Noise is for the stream; a test set that brings some would be evaluated without."""
+    noisy = AugmentedSource(array_source(N_TEST, 5), 1, stream().feed_transforms)
+    with pytest.raises(ConfigError, match=r"augmented by .*not applied to evaluated rows"):
+        result.model.evaluate(noisy)
+
+
+def test_a_model_read_back_is_the_model(run_dir: Path, result: Result) -> None:
+    before = tree(run_dir)
+    loaded = load_model(run_dir, threads=1)
+    X, _ = arrays(N_TEST, 5)
+    assert loaded.values(X).tobytes() == result.model.values(X).tobytes()
+    assert (loaded.classes, loaded.row_shape, loaded.n_outputs) == (CLASSES, (D,), C)
+    loaded.backend.close()
+    assert tree(run_dir) == before
+
+
+def test_a_run_on_its_way_can_be_read(tmp_path: Path) -> None:
+    """As its last checkpoint has it, by the formula."""
+    stopped(settings(tmp_path), 5, source=stream())
+    assert latest_step(tmp_path) == 5
+    loaded = load_model(tmp_path, threads=1)
+    X = arrays(N_TEST, 5)[0]
+    with RunDirectory(tmp_path, writable=False) as run:
+        setup = run.load_setup()
+    assert setup is not None
+    so_far: Any = SimpleNamespace(model=loaded, Z=setup.arrays["Z"])
+    np.testing.assert_allclose(loaded.values(X), brute_force(so_far, X), atol=1e-4)
+    loaded.backend.close()
+
+
+def test_there_must_be_a_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="there is no run in"):
+        load_model(tmp_path / "none")
+    with pytest.raises(RunError, match="there is no run in"):
+        load_model(tmp_path)
+
+
+def shifted(X: Array, Y: Array, rng: Any) -> tuple[Array, Array]:
+    return X + X.dtype.type(1), Y
+
+
+shifted.deterministic = True  # type: ignore[attr-defined]
+
+
+def test_a_function_of_the_user_is_not_on_the_disk(tmp_path: Path) -> None:
+    finished(settings(tmp_path), source=array_source(transforms=[shifted]))
+    with pytest.raises(ConfigError, match="'shifted' as a transform"):
+        load_model(tmp_path)
+
+
+# -- refused --------------------------------------------------------------------------------------
+
+
+def test_other_features_are_refused(result: Result, tmp_path: Path) -> None:
+    X, y = arrays(20, 5)
+    wide = ArraySource(np.c_[X, X], y, classes=CLASSES)
+    for use in (
+        result.model.evaluate,
+        lambda source: result.model.predict_to(source, str(tmp_path / "out")),
+    ):
+        with pytest.raises(ConfigError, match=r"rows of shape \(10,\).*trained on \(5,\)"):
+            use(wide)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("y", "options", "named"),
+    [
+        (
+            np.arange(20) % 3,
+            {"classes": ("ant", "bee", "dog")},
+            r"rows of the class 'dog'",
+        ),
+        (np.arange(20) % 3, {}, r"rows of the classes '0', '1', '2'"),
+        (np.zeros((20, 3)), {}, "3 values"),
+        (None, {}, "0 values"),
+    ],
+)
+def test_other_targets_are_not_evaluated(
+    result: Result, y: Any, options: dict[str, Any], named: str
+) -> None:
+    """The same number of classes under other names would give a wrong accuracy in silence."""
+    with pytest.raises((ConfigError, DataError), match=named):
+        result.model.evaluate(ArraySource(arrays(20, 5)[0], y, **options))
+
+
+def test_classes_are_found_by_their_names_in_any_order(result: Result) -> None:
+    X, ids = arrays(20, 5)[0], np.arange(20) % 2
+    same = result.model.evaluate(ArraySource(X, ids, classes=("ant", "bee", "cat")))
+    for names in (("bee", "ant"), ("bee", "dog", "ant")):
+        places = np.array([names.index(name) for name in ("ant", "bee")])
+        assert result.model.evaluate(ArraySource(X, places[ids], classes=names)) == same
+
+
+@pytest.mark.full(all_but_every=4)
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_can_be_read_back(method: str, tmp_path: Path) -> None:
+    result = finished(settings(tmp_path, **METHODS[method]), source=stream(method))
+    loaded = load_model(tmp_path, threads=1)
+    X, _ = arrays(N_TEST, 5)
+    assert loaded.values(X).tobytes() == result.model.values(X).tobytes()
+    loaded.backend.close()
+    assert latest_step(tmp_path) == 14
+
+
+@pytest.mark.parametrize("value", [1e39, 1e60, 1e300])
+def test_rows_beyond_float32_are_refused_not_answered(value: float) -> None:
+    """NaN would be answered with the first class."""
+    X, y = arrays()
+    model = KernelClassifier(bandwidth=2.0, n_centers=20, epochs=1, threads=1).fit(X, y)
+    rows = np.array(X[:3], np.float64)
+    rows[1, 2] = value
+    with pytest.raises(DataError, match="row 1 is too large for float32"):
+        model.predict(rows)
+    far = np.array(X[:1], np.float64)
+    far[0, 2] = 1e12  # far from all centers, and right
+    assert np.isfinite(model.decision_function(far)).all()

@@ -1,0 +1,292 @@
+"""Which runs set rows aside to be calibrated, and what the others say."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.metrics import log_loss
+
+from streamkern import KernelClassifier, KernelRegressor, load
+from streamkern.basics.errors import ConfigError, DataError, MemoryBudgetError, ResumeMismatchError
+from streamkern.config.run_config import RunConfig
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.augmented import AugmentedSource
+from streamkern.stream.sources.mixture import MixtureSource
+from streamkern.stream.sources.user import GeneratorSource
+from streamkern.train.loop.callbacks import Callback, EpochEnd
+from streamkern.train.resolve.calibration_split import calibration_split
+from streamkern.train.resolve.resolved_run import open_run
+from streamkern.train.resolve.run_inputs import RunInputs
+from streamkern.train.train import train
+
+QUICK: dict[str, Any] = {
+    "threads": 1, "accelerator": "none", "n_centers": 40, "kernel": "laplace", "bandwidth": 2.0,
+    "solver": "direct",
+}  # fmt: skip
+X = np.random.default_rng(0).normal(size=(5500, 2)).astype(np.float32)
+y = (X[:, 0] > 0).astype(int)
+NAMES = tuple("abcdefghijklmnopqrst")
+
+
+def aside(n: int, asked: Any, *, classes: bool = True, copies: int = 1, **settings: Any) -> int:
+    targets = (y[:n], ("a", "b")) if classes else (X[:n, 0], None)
+    source = ArraySource(X[:n], targets[0], classes=targets[1])
+    config = RunConfig().with_overrides({"run.calibrate": asked} | settings)
+    left, held, why, *_ = calibration_split(
+        config, AugmentedSource(source, copies) if copies > 1 else source
+    )
+    rows = 0 if held is None else held.n_rows
+    assert (why is None) == (held is not None)
+    assert left.n_rows == copies * (n - rows)
+    return rows
+
+
+def test_how_many() -> None:
+    """By itself a fiftieth, where that is asked for a tenth."""
+    assert aside(5500, RunConfig().run.calibrate) == 110
+    assert aside(5500, "auto", copies=3) == 110
+    assert aside(4999, "auto") == aside(5500, "auto", classes=False) == aside(5500, False) == 0
+    assert (aside(5500, True), aside(300, True)) == (550, 30)
+    with pytest.raises(DataError, match="calibrate=True sets 1 of 10 rows aside"):
+        aside(10, True)
+    for asked in ("auto", True):
+        large = ArraySource(
+            np.zeros((200_000, 1), np.float32), np.arange(200_000) % 2, classes=("a", "b")
+        )
+        held = calibration_split(RunConfig().with_overrides({"run.calibrate": asked}), large).aside
+        assert held is not None
+        assert held.n_rows == 2000
+
+
+def test_where_copies_leave_few_different_rows_a_tenth_is_set_aside() -> None:
+    for different, rows in ((5500, 110), (2750, 110), (550, 550)):
+        places = np.random.default_rng(0).permutation(5500) % different
+        source = ArraySource(X[places], y[places], classes=("a", "b"))
+        left, held, *_ = calibration_split(RunConfig(), source)
+        assert held is not None
+        assert abs(held.n_rows - rows) <= 5500 / different
+        sides = [{row.tobytes() for row in side.read_unit(0, 0, 0).X} for side in (left, held)]
+        assert not sides[0] & sides[1]
+        assert left.n_rows + held.n_rows == 5500
+
+
+def test_every_class_keeps_its_rows() -> None:
+    """Of many classes there are as many rows for each, and of the rarest some are left."""
+
+    def why(labels: Any, names: tuple[str, ...], n: int = 5500) -> str | None:
+        rows = np.zeros((n, 1), np.float32)
+        return calibration_split(RunConfig(), ArraySource(rows, labels, classes=names)).why_none
+
+    assert why(np.arange(5500) % 11, NAMES[:11]) is None
+    assert "fewer than 500 rows for each class" in str(why(np.arange(5500) % 12, NAMES[:12]))
+    assert "fewer than 500 rows for each class" in str(why(np.arange(5500) % 20, NAMES))
+    assert why(np.arange(10_000) % 20, NAMES, 10_000) is None
+    for rarest, none in ((0, True), (49, False), (50, True)):
+        labels = np.zeros(5500, int)
+        labels[:2000], labels[2000 : 2000 + rarest] = 1, 2
+        found = why(labels, NAMES[:3])
+        assert (found is None) == none
+        assert none or "a class, here 'c', has fewer than 50 of them" in str(found)
+    labels = np.repeat((0, 1, 2), (4000, 1450, 50))
+    left = calibration_split(RunConfig(), ArraySource(X, labels, classes=NAMES[:3])).left
+    assert left.totals is not None
+    np.testing.assert_array_equal(left.totals, (3920, 1421, 49))
+
+
+def test_rows_with_copies_are_not_judged_by_fits_to_the_copies() -> None:
+    """Copies that are equal are left out together; those that differ make no probabilities."""
+    assert calibration_split(
+        RunConfig(), ArraySource(X[:300], y[:300], classes=("a", "b"))
+    ).left_out
+    source = AugmentedSource(ArraySource(X[:300], y[:300], classes=("a", "b")), 3)
+    found = calibration_split(RunConfig(), source)
+    assert not found.left_out
+    assert "copies of it; train with calibrate=True" in str(found.why_none)
+    rng = np.random.default_rng(0)
+    rows, labels, new, told = (
+        rng.normal(size=(150, 3)), rng.integers(0, 2, 150), rng.normal(size=(900, 3)),
+        rng.integers(0, 2, 900),
+    )  # fmt: skip
+    model = KernelClassifier(threads=1, accelerator="none", n_centers="all").fit(
+        np.repeat(rows, 2, axis=0), np.repeat(labels, 2)
+    )
+    assert log_loss(told, model.predict_proba(new)) < 0.75
+
+
+@pytest.mark.parametrize("name", ["model.n_centers", "solver.n_nystrom", "data.batch_size"])
+def test_settings_that_take_all_rows_get_them(name: str) -> None:
+    """As they did before there was a default: what was allowed is not refused."""
+    solver = {"solver.name": "eigenpro3"}
+    assert aside(5500, "auto", **solver, **{name: 5390}) == 110
+    assert aside(5500, "auto", **solver, **{name: 5500}) == 0
+    assert aside(5500, True, **solver, **{name: 5500}) == 550
+
+
+def test_rows_that_can_not_be_told_apart() -> None:
+    def made(*_: int) -> Any:
+        raise NotImplementedError
+
+    source = GeneratorSource(made, 5000, (2,), "float32", 2, classes=("a", "b"))
+    found = calibration_split(RunConfig(), source)
+    assert found.aside is None
+    assert "rows that a function" in str(found.why_none)
+    with pytest.raises(ConfigError, match="calibrate cannot be used with rows that a function"):
+        calibration_split(RunConfig().with_overrides({"run.calibrate": True}), source)
+
+
+def test_who_has_no_probabilities_says_why() -> None:
+    """And what to do, in a sentence; with weights that were there before none can be set aside."""
+    model = KernelClassifier(**QUICK | {"solver": "block"}, warm_start=True, epochs=1).fit(X, y)
+    assert model.predict_proba(X[:3]).shape == (3, 2)  # of a first fit
+    several = np.stack((y, 1 - y), axis=1)
+    for fitted, message in (
+        (model.fit(X, y), "with weights to go on from, which rows set aside may have trained"),
+        (KernelClassifier(**QUICK | {"solver": "block"}).partial_fit(X[:200], y[:200]), "partial_"),
+        (
+            KernelClassifier(**QUICK).fit(X[:900], y[:900]),
+            "of fewer than 5,000 rows; train with calib",
+        ),
+        (
+            KernelClassifier(**QUICK, calibrate=False).fit(X, y),
+            "calibrate=False asks for; train with",
+        ),
+        (KernelClassifier(**QUICK).fit(X[:200], several[:200]), "several labels for a row; use"),
+    ):
+        assert not hasattr(fitted, "predict_proba")
+        with pytest.raises(AttributeError) as told:
+            fitted.predict_proba(X)  # type: ignore[operator]
+        assert message in f"{told.value} {told.value.__cause__}"
+    values = KernelRegressor(**QUICK).fit(X[:200], X[:200, 0])
+    with pytest.raises(ConfigError, match=r"'auto' sets none aside of values; train with cal"):
+        values.predict(X, interval=0.9)
+    with pytest.raises(ConfigError, match="calibrate cannot be used with weights to go on from"):
+        model.set_params(calibrate=True).fit(X, y)
+    with pytest.raises(ConfigError, match="calibrate cannot be used with partial_fit"):
+        KernelClassifier(**QUICK, calibrate=True).partial_fit(X, y)
+
+
+def test_the_same_settings_go_on_from_a_fit(tmp_path: Path) -> None:
+    """Over the same centers: the rows that were set aside are left out again, and not looked at."""
+    made = QUICK | {"solver": "block", "epochs": 1}
+    first = KernelClassifier(**made, run_dir=tmp_path / "a").fit(X, y)
+    again = made | {"warm_start": tmp_path / "a", "run_dir": tmp_path / "b"}
+    second = KernelClassifier(**again).fit(X, y)
+    third = KernelClassifier(**again).fit(X, y)  # which had ended
+    np.testing.assert_array_equal(np.sort(first.centers_, 0), np.sort(second.centers_, 0))
+    np.testing.assert_array_equal(second.dual_coef_, third.dual_coef_)
+    assert not hasattr(second, "predict_proba")
+    found = calibration_split(RunConfig(), ArraySource(X, y), "why", warm=True)
+    assert found._replace(left=None) == (None, None, "why", True, False)
+
+
+def test_a_memory_without_room_for_it_is_trained_in() -> None:
+    """As before there was a default; where it is asked for, it is refused."""
+    source = ArraySource(np.zeros((5500, 300), np.float32), y, classes=("a", "b"))
+    least = {}
+    for asked in (False, "auto", True):
+        settings = {"run.calibrate": asked, "run.threads": 1, "model.n_centers": 200}
+        config = RunConfig().with_overrides(settings | {"run.accelerator": "none"})
+        for mib in range(90, 250, 4):
+            with contextlib.suppress(MemoryBudgetError):
+                run = open_run(
+                    config.with_overrides({"run.memory": mib << 20}), RunInputs(source=source)
+                )
+                run.backend.close()
+                least[asked] = mib, run.data.apart is not None
+                break
+    assert least[False] == least["auto"]
+    assert least[True] > least["auto"]
+    assert least[True][1]
+
+
+def test_rows_with_weights_are_not_set_aside_by_themselves() -> None:
+    w = np.where(np.arange(len(y)) < 30, 1.0, 0.0).astype(np.float32)
+    found = calibration_split(RunConfig(), ArraySource(X, y, classes=("0", "1"), sample_weight=w))
+    assert found.aside is None
+    assert "sample weights" in str(found.why_none)
+
+
+def test_rows_that_follow_leave_no_probabilities(tmp_path: Path) -> None:
+    """Which were told by other weights."""
+    made = QUICK | {"solver": "block", "bandwidth": "auto", "metric": "none"}
+    KernelClassifier(**made, epochs=1, run_dir=tmp_path / "a").fit(X, y)
+    model = load(tmp_path / "a")
+    assert model.predict_proba(X[:3]).shape == (3, 2)
+    model.partial_fit(X[:200], y[:200])
+    with pytest.raises(AttributeError) as told:
+        model.predict_proba(X)
+    assert "with partial_fit" in f"{told.value} {told.value.__cause__}"
+
+
+def test_a_run_goes_on_as_it_began(tmp_path: Path) -> None:
+    """What "auto" meant is recorded; and a run without rows aside is as it was before."""
+    begun = KernelClassifier(**QUICK, run_dir=tmp_path / "a").fit(X, y)
+    again = KernelClassifier(**QUICK, run_dir=tmp_path / "a").fit(X, y)
+    np.testing.assert_array_equal(again.predict_proba(X[:5]), begun.predict_proba(X[:5]))
+    assert load(tmp_path / "a").calibrate == "auto"
+    for asked in (True, False):  # a tenth, or none
+        with pytest.raises(ResumeMismatchError, match="calibrate"):
+            KernelClassifier(**QUICK, run_dir=tmp_path / "a", calibrate=asked).fit(X, y)
+    without = KernelClassifier(**QUICK, run_dir=tmp_path / "b", calibrate=False).fit(X, y)
+    auto = KernelClassifier(**QUICK, run_dir=tmp_path / "b").fit(X, y)
+    np.testing.assert_array_equal(auto.dual_coef_, without.dual_coef_)
+    assert not hasattr(auto, "predict_proba")
+    assert load(tmp_path / "b").calibrate is False
+    values = KernelRegressor(**QUICK).fit(X[:500], X[:500, 0])
+    other = KernelRegressor(**QUICK, calibrate=False).fit(X[:500], X[:500, 0])
+    np.testing.assert_array_equal(values.dual_coef_, other.dual_coef_)
+
+
+@pytest.mark.parametrize(("recorded", "rows"), [(None, 0), (True, 550)])
+def test_runs_of_before_there_was_a_default_go_on(
+    recorded: bool | None, rows: int, tmp_path: Path
+) -> None:
+    """Whose record has no word of it where all rows were trained on, and of which "auto" had set a
+    tenth aside and said True; their setup does not say why there are none."""
+    settings = {
+        "run.threads": 1, "run.accelerator": "none", "model.n_centers": 40, "model.kernel":
+        "laplace", "model.bandwidth": 2.0, "solver.name": "block", "data.batch_size": 500,
+    }  # fmt: skip
+
+    def trained(place: Path, calibrate: Any, epochs: int | None = None) -> Any:
+        config = RunConfig().with_overrides(
+            {**settings, "run.run_dir": str(place), "run.calibrate": calibrate, "data.epochs": 2}
+        )
+        stops = [] if epochs is None else [Stops()]
+        source = ArraySource(X, y, classes=("a", "b"))
+        return train(config, source=source, callbacks=stops)
+
+    class Stops(Callback):
+        """Kills a run after its first pass."""
+
+        def pass_ended(self, passed: EpochEnd) -> None:
+            raise InterruptedError
+
+    whole = trained(tmp_path / "whole", recorded is True)
+    with pytest.raises(InterruptedError):
+        trained(tmp_path / "begun", recorded is True, 1)
+    with RunDirectory(tmp_path / "begun", writable=False) as directory:
+        found = directory.recorded()
+    assert found is not None
+    assert found["identity"]["settings"]["run"].get("calibrate") is recorded
+    again = trained(tmp_path / "begun", "auto")
+    np.testing.assert_array_equal(again.model.weights, whole.model.weights)
+    assert again.samples == whole.samples == 2 * (5500 - rows)
+    for result in (whole, again):
+        result.model.backend.close()
+
+
+def test_auto_sets_none_aside_where_a_part_has_too_few_rows() -> None:
+    """A fit with the defaults was refused with the words of calibrate=True."""
+    X = np.random.default_rng(0).normal(size=(6040, 2))
+    y = (X[:, 0] > 0).astype(int)
+    parts = [ArraySource(X[:6000], y[:6000]), ArraySource(X[6000:], y[6000:])]
+    found = calibration_split(RunConfig(), MixtureSource(parts))
+    assert found.aside is None
+    assert found.why_none is not None
+    assert "too few different rows" in found.why_none

@@ -1,0 +1,360 @@
+"""Early stopping: the right pass, its weights, and the same after any interruption."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import signal
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.metrics import accuracy_score, r2_score
+
+from streamkern.basics.errors import ConfigError, DataError, RunError
+from streamkern.config.run_config import ExecutionConfig, RunConfig
+from streamkern.planning.memory import Buffers
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.store.row_block import concatenated
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.augmented import AugmentedSource
+from streamkern.stream.sources.split import split_rows
+from streamkern.stream.sources.transforms import GaussianNoise
+from streamkern.stream.sources.user import GeneratorSource
+from streamkern.train import trainer
+from streamkern.train.loop import progress
+from streamkern.train.loop.callbacks import Callback, EpochEnd
+from streamkern.train.online import Online
+from streamkern.train.resolve.early_stopping import EarlyStopping, kept_scores, scores_in
+from streamkern.train.resolve.resolved_run import open_run
+from streamkern.train.resolve.run_inputs import RunInputs
+from streamkern.train.saved_model import load_result
+from streamkern.train.train import train
+from tests.runs import N, assert_same_bits, final, finished, latest_step, settings, stopped
+
+STOPS = {"run.early_stopping": True, "run.validation_fraction": 0.25, "run.n_iter_no_change": 2}
+EPOCHS = 12
+
+
+def noisy(values: bool = True) -> ArraySource:
+    """Rows whose noise is soon learned by heart."""
+    rng = np.random.default_rng(3)
+    X = rng.normal(size=(N, 3)).astype(np.float32)
+    y = np.sin(X[:, 0]) + rng.normal(size=N)
+    if values:
+        return ArraySource(X, y, unit_rows=16)
+    return ArraySource(X, np.where(y > 0, "up", "down"), unit_rows=16)
+
+
+def early(run_dir: Path | None = None, **overrides: Any) -> RunConfig:
+    """Settings of a run that is stopped early."""
+    learns = {"data.epochs": EPOCHS, "solver.ridge": 0.0, "model.bandwidth": 1.0}
+    return settings(run_dir, **(learns | STOPS | overrides))
+
+
+def best_of(scores: list[float]) -> int:
+    """The pass with the best score, the first of several."""
+    return scores.index(max(scores)) + 1
+
+
+def judged(scores: list[float], patience: int) -> tuple[list[bool], list[bool]]:
+    """(was each the best so far, was it the end) of scores in turn."""
+    stopping = EarlyStopping(ExecutionConfig(early_stopping=True, n_iter_no_change=patience))
+    best, end = [], []
+    for i, score in enumerate(scores):
+        kept: list[int] = []
+        stopping.judge({"validation_r2": score}, partial(kept.append, i))
+        best.append(kept == [i])
+        end.append(stopping.reason() is not None)
+    return best, end
+
+
+def test_a_score_is_there_only_with_its_weights() -> None:
+    def no_room() -> None:
+        raise MemoryError
+
+    stopping = EarlyStopping(ExecutionConfig(early_stopping=True))
+    with pytest.raises(MemoryError):
+        stopping.judge({"validation_r2": 0.5}, no_room)
+    assert stopping.scores == []
+
+
+def test_the_end_comes_after_passes_without_a_better_score() -> None:
+    best, end = judged([0.1, 0.3, 0.2, 0.3, 0.4, 0.4, 0.3], 2)
+    assert best == [True, True, False, False, True, False, False]
+    assert end == [False, False, False, True, False, False, True]
+
+
+def test_what_is_no_number_is_never_the_best() -> None:
+    assert judged([math.nan, math.inf, -5.0], 2) == ([False, False, True], [False, False, False])
+    assert judged([math.nan] * 3, 2)[1] == [False, False, True]
+    assert scores_in(kept_scores([0.5, -math.inf])) == [0.5, -math.inf]
+
+
+def test_a_run_without_it_has_no_scores() -> None:
+    assert not EarlyStopping(ExecutionConfig()).active
+    assert finished(settings(), source=noisy()).validation_scores == []
+
+
+@pytest.mark.parametrize("method", ["block", "eigenpro2", "eigenpro3", "falkon"])
+def test_the_weights_are_those_of_the_best_pass(method: str) -> None:
+    own: dict[str, Any] = {"solver.name": method}
+    if method == "eigenpro2":
+        own["model.n_centers"] = "auto"
+    config = early(**own)
+    result = finished(config, source=noisy())
+    best = best_of(result.validation_scores)
+    assert len(result.validation_scores) == result.epochs < EPOCHS
+    assert result.epochs == best + 2
+    assert result.ended is not None
+    assert f"pass {best}" in result.ended
+    # The same rows, for as many passes as were good.
+    left, _ = split_rows(noisy(), 0.25, 0)
+    plain = settings(**{"solver.ridge": 0.0, "model.bandwidth": 1.0, "data.epochs": best}, **own)
+    other = finished(plain, source=left)
+    np.testing.assert_array_equal(np.asarray(result.model.weights), np.asarray(other.model.weights))
+    np.testing.assert_array_equal(result.Z, other.Z)
+
+
+@pytest.mark.parametrize("values", [True, False])
+def test_scores_are_of_the_rows_set_aside(values: bool) -> None:
+    result = train(early(), source=noisy(values))
+    with result.model.backend:
+        _, aside = split_rows(noisy(values), 0.25, 0)
+        rows = concatenated([aside.read_unit(u, 0, 0) for u in range(aside.n_units)])
+        F = result.model.values(rows.X)
+    truth = r2_score(rows.y, F) if values else accuracy_score(rows.y, F.argmax(axis=1))
+    assert max(result.validation_scores) == pytest.approx(truth, abs=1e-12)
+    figures = result.history[-1]
+    assert figures["validation_r2" if values else "validation_accuracy"] == pytest.approx(truth)
+    assert result.metrics["validation_mse"] == figures["validation_mse"]
+    steps = [record["step"] for record in result.history]
+    assert len(steps) == len(set(steps)) == result.epochs
+
+
+def test_epochs_that_end_first_keep_the_best_weights_too() -> None:
+    result = finished(early(**{"run.n_iter_no_change": 50}), source=noisy())
+    assert result.epochs == EPOCHS == len(result.validation_scores)
+    assert result.ended is None
+    best = best_of(result.validation_scores)
+    assert best < EPOCHS
+    score = max(result.validation_scores)
+    assert result.metrics["validation_r2"] == pytest.approx(score, abs=1e-12)
+
+
+def test_rows_set_aside_are_never_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those whose targets are spoilt do not move a weight."""
+    source = AugmentedSource(noisy(), 2, [GaussianNoise(0.1)])
+    result = finished(early(**{"run.n_iter_no_change": 50}), source=source)
+    left, aside = split_rows(noisy(), 0.25, 0)
+    X, y = np.array(noisy()._X), np.array(noisy()._y)
+    out = np.concatenate([aside.source_rows(u) for u in range(aside.n_units)]).astype(int)
+    assert len(out) + left.n_rows == N
+    # Mean and variance of all targets, which are the scale of the model, stay what they were.
+    y[out] = y[out][::-1]
+    spoilt = AugmentedSource(ArraySource(X, y, unit_rows=16), 2, [GaussianNoise(0.1)])
+    kept: list[Any] = []
+    monkeypatch.setattr(
+        trainer.EarlyStopping, "judge", lambda self, figures, keep: kept.append(figures)
+    )
+    first = finished(early(**{"run.n_iter_no_change": 50}), source=source)
+    other = finished(early(**{"run.n_iter_no_change": 50}), source=spoilt)
+    np.testing.assert_array_equal(np.asarray(first.model.weights), np.asarray(other.model.weights))
+    assert kept[0] != kept[EPOCHS]
+    assert result.epochs == EPOCHS
+
+
+def test_it_goes_on_anywhere_to_the_same_bits(tmp_path: Path) -> None:
+    whole = finished(early(tmp_path / "whole"), source=noisy())
+    expected, steps = final(tmp_path / "whole"), latest_step(tmp_path / "whole")
+    per_epoch = steps // whole.epochs
+    seen = ArraySource(np.zeros((3, 3), np.float32), np.zeros(3))
+    for step in (1, per_epoch - 1, per_epoch, steps - per_epoch, steps - 1, steps):
+        place = tmp_path / str(step)
+        stopped(early(place), step, source=noisy(), test=seen)
+        again = finished(early(place), source=noisy())
+        assert_same_bits(final(place), expected)
+        assert again.validation_scores == whole.validation_scores
+        assert again.ended == whole.ended
+        assert again.epochs == whole.epochs
+        assert again.history[-1]["validation_mse"] == whole.history[-1]["validation_mse"]
+
+
+def test_an_evaluation_that_a_signal_ends_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = finished(early(tmp_path / "whole"), source=noisy())
+    for which in (1, 3, whole.epochs):
+        place, calls = tmp_path / str(which), []
+        evaluate = trainer.EvaluationSchedule.take
+
+        def interrupted(self: Any, model: Any, *rest: Any, which: int = which) -> None:
+            def made() -> Any:
+                calls.append(1)  # noqa: B023
+                if len(calls) == which:  # noqa: B023
+                    signal.raise_signal(signal.SIGTERM)
+                return model()
+
+            evaluate(self, made, *rest)  # noqa: B023
+
+        with monkeypatch.context() as patch:
+            patch.setattr(trainer.EvaluationSchedule, "take", interrupted)
+            with pytest.raises(Exception, match="run the same command again"):
+                finished(early(place), source=noisy())
+        again = finished(early(place), source=noisy())
+        assert_same_bits(final(place), final(tmp_path / "whole"))
+        assert again.validation_scores == whole.validation_scores
+
+
+def test_a_killed_run_goes_on_from_any_checkpoint(tmp_path: Path) -> None:
+    often = {"run.checkpoint_every": 1, "run.keep_checkpoints": 500}
+    whole = finished(early(tmp_path / "whole", **often), source=noisy())
+    expected = final(tmp_path / "whole")
+    with RunDirectory(tmp_path / "whole", writable=False) as run:
+        steps = sorted(run.steps())
+    for newest in steps[:: len(steps) // 6] + steps[-2:-1]:
+        place = tmp_path / str(newest)
+        killed(tmp_path / "whole", place, newest)
+        again = finished(early(place, **often), source=noisy())
+        assert_same_bits(final(place), expected)
+        assert again.validation_scores == whole.validation_scores
+
+
+def killed(old: Path, new: Path, newest: int) -> None:
+    """The run directory as a kill right after the checkpoint `newest` leaves it."""
+    shutil.copytree(old, new)
+    for path in (new / "checkpoints").iterdir():
+        if int(path.name[:12]) > newest:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def test_another_share_is_another_run(tmp_path: Path) -> None:
+    finished(early(tmp_path), source=noisy())
+    with pytest.raises(RunError, match=r"run\.validation_fraction: was 0.25, now 0.3"):
+        train(early(tmp_path, **{"run.validation_fraction": 0.3}), source=noisy())
+
+
+def test_settings_without_it_are_recorded_as_ever() -> None:
+    assert not [k for k in settings().identity()["run"] if "validation" in k or "early" in k]
+    assert early().identity()["run"]["validation_fraction"] == 0.25
+
+
+def test_a_loaded_run_has_the_scores(tmp_path: Path) -> None:
+    result = finished(early(tmp_path), source=noisy())
+    loaded = load_result(tmp_path)[1]
+    loaded.model.backend.close()
+    assert loaded.validation_scores == result.validation_scores
+    assert loaded.metrics == result.metrics
+    np.testing.assert_array_equal(
+        np.asarray(loaded.model.weights), np.asarray(result.model.weights)
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"solver.name": "direct"}, "early_stopping has no meaning for solver='direct'"),
+        ({"data.epochs": 1}, "early_stopping has nothing to stop"),
+        ({"solver.warm_start": "runs/old"}, "early_stopping cannot be used with weights"),
+    ],
+)
+def test_where_it_means_nothing_it_is_refused(overrides: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        train(early(**overrides), source=noisy())
+
+
+def test_rows_that_a_function_makes_are_refused() -> None:
+    def make(seed: int, epoch: int, start: int, stop: int) -> tuple[Any, Any]:
+        return np.zeros((stop - start, 2), np.float32), np.zeros(stop - start)
+
+    with pytest.raises(ConfigError, match="early_stopping cannot be used with rows that"):
+        train(early(), source=GeneratorSource(make, 100, (2,), np.float32, 1))
+
+
+def test_a_class_that_is_set_aside_as_a_whole_is_told_of() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(200, 2))
+    few = {"model.n_centers": 5}
+    labels = np.array(["rare", *np.where(X[1:, 0] > 0, "up", "down")])
+    with pytest.warns(UserWarning, match="'rare' has no rows that are not set aside, and will not"):
+        train(early(**few, **{"run.validation_fraction": 0.9}), source=ArraySource(X, labels))
+
+
+def test_rows_set_aside_need_weights() -> None:
+    X, weights = np.random.default_rng(0).normal(size=(60, 2)), np.zeros(60)
+    source = ArraySource(X, X[:, 0], sample_weight=weights)
+    aside = split_rows(source, 0.25, 0)[1]
+    rows = np.concatenate([aside.source_rows(u) for u in range(aside.n_units)])
+    weights[np.setdiff1d(np.arange(60), rows)] = 1
+    with pytest.raises(DataError, match=r"^all rows to evaluate have sample weight 0"):
+        train(
+            early(**{"model.n_centers": 5}), source=ArraySource(X, X[:, 0], sample_weight=weights)
+        )
+
+
+def test_partial_fit_refuses_it() -> None:
+    with pytest.raises(ConfigError, match="cannot be used with partial_fit"):
+        Online(early()).advance(noisy())
+
+
+def test_auto_takes_a_solver_and_epochs_that_can_be_stopped() -> None:
+    config = early(**{"solver.name": "auto", "solver.ridge": "auto", "data.epochs": "auto"})
+    run = open_run(config, RunInputs(noisy()))
+    run.backend.close()
+    assert run.sizes.solver == "block"
+    assert run.config.data.epochs == 20
+    assert run.data.aside is not None
+    assert run.problem.n_rows == N - run.data.aside.n_rows
+
+
+def lines_of(buffers: Buffers) -> dict[str, int]:
+    return {what: size for _, what, size in buffers.lines}
+
+
+def test_what_it_holds_is_counted() -> None:
+    runs = [open_run(config, RunInputs(noisy())) for config in (settings(), early())]
+    for run in runs:
+        run.backend.close()
+    plain, stops = (lines_of(run.buffers) for run in runs)
+    assert set(stops) - set(plain) == {
+        "rows set aside, being read", "best weights, a copy for a checkpoint",
+    }  # fmt: skip
+    assert stops["best weights, a copy for a checkpoint"] == 2 * runs[1].problem.p * 4
+    assert runs[1].problem.read_rows == 16
+
+
+class Failing(Callback):
+    """Fails at a number of steps, when it hears of an event or of the end of a pass."""
+
+    def __init__(self, event: str, step: int) -> None:
+        self.event, self.step = event, step
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        if record["event"] == self.event and record["step"] == self.step:
+            raise ZeroDivisionError(self.event)
+
+    def pass_ended(self, passed: EpochEnd) -> None:
+        self.record({"event": "pass ended", "step": passed.step})
+
+
+@pytest.mark.parametrize("event", ["train", "evaluation", "pass ended", "finished"])
+def test_a_callback_that_fails_at_the_end_of_a_pass_takes_no_score_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: str
+) -> None:
+    monkeypatch.setattr(progress, "LOG_EVERY_S", 0.0)
+    monkeypatch.setattr(progress, "LOG_AT_LEAST_EVERY_S", 0.0)
+    whole = finished(early(tmp_path / "whole"), source=noisy())
+    steps = latest_step(tmp_path / "whole")
+    best = best_of(whole.validation_scores)
+    for epoch in [whole.epochs] if event == "finished" else [1, best, whole.epochs]:
+        place, step = tmp_path / str(epoch), steps // whole.epochs * epoch
+        with pytest.raises(ZeroDivisionError, match=event):
+            train(early(place), source=noisy(), callbacks=[Failing(event, step)])
+        assert latest_step(place) == step
+        again = finished(early(place), source=noisy())
+        assert_same_bits(final(place), final(tmp_path / "whole"))
+        assert again.validation_scores == whole.validation_scores
+        assert again.ended == whole.ended

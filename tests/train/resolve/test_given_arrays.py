@@ -1,0 +1,327 @@
+"""A metric that is given: as if the features had been moved before, from wherever it comes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+import streamkern as sk
+from streamkern.cli.main import run_command
+from streamkern.kernels.importances import describe_metric
+from streamkern.train.resolve.resolved_run import open_run
+from streamkern.train.resolve.run_inputs import RunInputs
+from streamkern.train.saved_model import load_model
+from tests.runs import (
+    Array,
+    array_source,
+    arrays,
+    assert_same_bits,
+    final,
+    finished,
+    settings,
+    stopped,
+)
+
+D = 6
+RNG = np.random.default_rng(17)
+SCALES = np.array([2.0, 0.0, 1.0, 0.5, 3.0, 1.0])
+MATRIX = RNG.normal(size=(D, 3))
+
+
+def rows(n: int, seed: int) -> tuple[Array, Array]:
+    X = np.random.default_rng(seed).normal(size=(n, D)).astype(np.float32)
+    return X, np.asarray(np.sin(X @ MATRIX[:, 0]) + X[:, 4], np.float32)
+
+
+def moved(X: Array, metric: Array) -> Array:
+    return np.asarray(X * metric if metric.ndim == 1 else X @ metric, np.float32)
+
+
+@pytest.mark.full(all_but_every=5)
+@pytest.mark.parametrize("metric", [SCALES, MATRIX, 3 * np.eye(D)])
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"kernel": "gaussian"}, {"bandwidth": "median"}, {"kernel": sk.Laplace(2.0)},
+     {"solver": "eigenpro4"}, {"centers": "rpcholesky"}],
+)  # fmt: skip
+def test_it_is_as_if_the_features_had_been_moved(metric: Array, given: dict[str, Any]) -> None:
+    X, y = rows(600, 0)
+    T = rows(200, 1)[0]
+    asked = {"n_centers": 100, "scale": "none", "random_state": 3} | given
+    asked |= {} if "solver" in asked else {"ridge": 1e-4}
+    inside = sk.KernelRegressor(metric=metric, **asked).fit(X, y)
+    before = sk.KernelRegressor(**asked).fit(moved(X, metric), y)
+    assert inside.bandwidth_ == pytest.approx(before.bandwidth_, rel=1e-5)
+    wanted = before.predict(moved(T, metric))
+    np.testing.assert_allclose(inside.predict(T), wanted, atol=2e-3 * np.abs(wanted).max())
+    np.testing.assert_array_equal(inside.kernel_.metric, metric)
+
+
+Q = np.linalg.qr(MATRIX)[0]
+
+
+@pytest.mark.parametrize("metric", [SCALES, MATRIX, Q @ Q.T, 1e-3 * MATRIX @ MATRIX.T])
+def test_means_are_those_of_moved_rows(metric: Array) -> None:
+    X, y = rows(3000, 0)
+    asked = {"n_centers": 40, "centers": "kmeans", "scale": "none", "bandwidth": "median"}
+    inside = sk.KernelRegressor(metric=metric, **asked).fit(X, y)
+    before = sk.KernelRegressor(**asked).fit(moved(X, metric), y)
+
+    def spread(Z: Array) -> float:
+        """Mean squared distance to the nearest center."""
+        P = moved(X, metric)[:, None] - Z
+        return float((P.astype(np.float64) ** 2).sum(axis=2).min(axis=1).mean())
+
+    ours = spread(moved(inside.centers_, metric))
+    assert ours == pytest.approx(spread(before.centers_), rel=0.03)
+    assert ours < 0.8 * spread(moved(X[:40], metric))
+    # Centers stay where rows are, also along what the metric does not see.
+    assert np.abs(inside.centers_).max() < 1.2 * np.abs(X).max()
+
+
+@pytest.mark.parametrize(("metric", "numbers"), [(None, 0), (SCALES, D), (MATRIX, 3 * D)])
+def test_the_plan_has_room_for_it(metric: Array | None, numbers: int) -> None:
+    run = open_run(settings(), RunInputs(sk.ArraySource(*rows(300, 0)), metric=metric))
+    run.backend.close()
+    held = [size for _, what, size in run.buffers.lines if "metric" in what]
+    assert sum(held) == 6 * 8 * numbers
+
+
+def test_weights_of_another_metric_are_refused() -> None:
+    X, y = rows(300, 0)
+    model = sk.KernelRegressor(n_centers=50, metric=SCALES, warm_start=True, random_state=0)
+    model.fit(X, y).fit(X, y)
+    np.testing.assert_array_equal(model.kernel_.metric, SCALES)
+    with pytest.raises(sk.ConfigError, match="warm_start=True was trained in another metric than"):
+        model.set_params(metric=2 * SCALES).fit(X, y)
+    model.set_params(metric="none").fit(X, y)
+    np.testing.assert_array_equal(model.kernel_.metric, SCALES)
+
+
+def test_a_search_is_of_one_metric(tmp_path: Path) -> None:
+    place = tmp_path / "metric.npy"
+    run = settings(tmp_path / "run", **{"model.metric": str(place), "model.bandwidth": "auto"})
+    given = {"source": array_source(), "out": tmp_path / "search", "rows": 60}
+    np.save(place, SCALES[:5])
+    first = sk.tune(run, **given)
+    assert sk.tune(run, **given).table == first.table
+    np.save(place, SCALES[:5] + 1)
+    with pytest.raises(sk.StreamkernError, match="metric"):
+        sk.tune(run, **given)
+
+
+@pytest.mark.parametrize(
+    ("metric", "text"),
+    [
+        (None, 'metric=None must be "auto"'),
+        ([[1, 2], [3]], "metric is no array"),
+        (np.zeros(D), "metric is 0 for all features"),
+    ],
+)
+def test_no_metric_is_a_sentence(metric: Any, text: str) -> None:
+    with pytest.raises(sk.ConfigError, match=text):
+        sk.KernelRegressor(metric=metric).fit(*rows(50, 0))
+
+
+def test_large_scales_have_shares() -> None:
+    X, y = rows(300, 0)
+    model = sk.KernelRegressor(n_centers=50, metric=np.full(D, 1e200), bandwidth=1e200)
+    np.testing.assert_allclose(model.fit(X, y).feature_importances_, 1 / D)
+
+
+def test_shares_of_features() -> None:
+    X, y = rows(300, 0)
+    model = sk.KernelRegressor(n_centers=50, metric=SCALES).fit(X, y)
+    np.testing.assert_allclose(model.feature_importances_, SCALES**2 / (SCALES**2).sum())
+
+
+def config(path: Path, metric: str) -> Any:
+    return settings(path, **{"model.metric": metric, "run.checkpoint_every": 2})
+
+
+@pytest.mark.parametrize("kind", ["npy", "zarr", "array"])
+def test_from_a_file_and_resumed(kind: str, tmp_path: Path) -> None:
+    metric = RNG.normal(size=(5, 2))
+    place, given = str(tmp_path / f"metric.{kind}"), {"source": array_source()}
+
+    def save(array: Array) -> None:
+        if kind == "npy":
+            np.save(place, array)
+        elif kind == "zarr":
+            zarr.save_array(place, array, mode="w")
+        else:
+            given["metric"] = array
+
+    save(metric)
+    named = place if kind != "array" else "none"
+    whole = finished(config(tmp_path / "whole", named), **given)
+    np.testing.assert_array_equal(whole.model.op.kernel.metric, metric)
+    stopped(config(tmp_path / "run", named), 5, test=array_source(), **given)
+    finished(config(tmp_path / "run", named), **given)
+    assert_same_bits(final(tmp_path / "run"), final(tmp_path / "whole"))
+    save(2 * metric)
+    with pytest.raises(sk.ResumeMismatchError, match="metric"):
+        finished(config(tmp_path / "run", named), **given)
+
+
+@pytest.mark.parametrize("name", ["given", "array", "file"])
+def test_any_word_that_is_none_of_ours_is_a_place(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of what the caller can give, which is told apart from it."""
+    monkeypatch.chdir(tmp_path)
+    X, _ = rows(60, 1)
+    Z, metric = X[:20, :5], SCALES[:5]
+    at_centers = settings(**{"model.centers": name, "model.n_centers": "auto"})
+    in_metric = settings(**{"model.metric": name})
+    for config, what in ((at_centers, "centers"), (in_metric, "a metric")):
+        with pytest.raises(sk.StoreNotFoundError, match=f"there is no array of {what} at {name}"):
+            finished(config, source=array_source())
+    zarr.save_array(name, Z)
+    read = finished(at_centers, source=array_source())
+    np.testing.assert_array_equal(np.sort(read.Z, axis=0), np.sort(Z, axis=0))
+    zarr.save_array(name, metric, mode="w")
+    read = finished(in_metric, source=array_source())
+    np.testing.assert_array_equal(read.model.op.kernel.metric, metric)
+
+
+@pytest.mark.parametrize("name", ["centers", "metric"])
+def test_what_is_given_is_in_the_place_of_a_setting(name: str, tmp_path: Path) -> None:
+    """Which is not read, and is no part of what the run is bound to; the array is."""
+    array = {"centers": rows(20, 1)[0][:, :5], "metric": SCALES[:5]}[name]
+    plain = settings(tmp_path / "run", **{"model.n_centers": "auto"})
+    named = plain.with_overrides({f"model.{name}": "nowhere"})
+    given: dict[str, Any] = {"source": array_source(), name: array}
+    first = finished(named, **given)
+    again = finished(plain, **given)
+    assert np.array_equal(again.model.weights, first.model.weights)
+    with pytest.raises(
+        sk.ResumeMismatchError, match=rf"model\.{name}: was an array of shape .*, now"
+    ):
+        finished(plain, source=array_source())
+    with pytest.raises(sk.ResumeMismatchError, match=rf"model\.{name}: other (numbers|contents)"):
+        finished(plain, **{**given, name: array + 1})
+
+
+@pytest.mark.parametrize(
+    ("settings_of", "text"),
+    [
+        ({"model.features": "fourier", "model.n_centers": "auto"}, "for kernels at centers"),
+        ({"model.kernel": sk.Laplace(1.0, metric=SCALES[:5])}, "would replace the metric of"),
+        ({"run.precision": "integer"}, "moves features off the integers"),
+    ],
+)
+def test_a_metric_beside_what_has_none_is_refused(settings_of: dict[str, Any], text: str) -> None:
+    own = {"model.bandwidth": "auto"} if "model.kernel" in settings_of else {}
+    with pytest.raises(sk.ConfigError, match=text):
+        finished(settings(**settings_of, **own), source=array_source(), metric=SCALES[:5])
+
+
+@pytest.mark.parametrize("solver", ["eigenpro2", "eigenpro1"])
+def test_centers_beside_a_solver_that_has_its_own_are_refused(solver: str) -> None:
+    config = settings(**{"solver.name": solver, "model.n_centers": "auto"})
+    with pytest.raises(sk.ConfigError, match="takes all 135 training rows as centers"):
+        finished(config, source=array_source(), centers=arrays()[0])
+
+
+def test_a_kernel_of_ones_own_goes_on_in_it(tmp_path: Path) -> None:
+    """The kernel of the settings has no metric, that of the run has."""
+    given = {"source": array_source(), "metric": SCALES[:5]}
+    for kernel in (sk.Laplace(3.0), "laplace"):
+        width = {"model.bandwidth": 3.0 if isinstance(kernel, str) else "auto"}
+        run = settings(tmp_path / str(kernel), **{"model.kernel": kernel, **width})
+        first = np.asarray(finished(run, **given).model.weights)
+        np.testing.assert_array_equal(finished(run, **given).model.weights, first)
+
+
+@pytest.mark.parametrize(
+    ("array", "text"),
+    [
+        (np.ones(4), r"model.metric of shape \(4,\) is for other rows"),
+        (np.ones((5, 6)), "at most as many columns"),
+        (np.ones((5, 2, 2)), "is for other rows"),
+        (np.array([1.0, np.inf, 1, 1, 1]), "holds NaN or infinity"),
+        (np.array(["a"] * 5), "must be numbers"),
+        (None, "there is no array of a metric at"),
+        ("text", "is no .npy file, zarr array"),
+        ("group", "name the array in it"),
+        ("lost", "has chunks that are not there"),
+        ("torn", "is no .npy file, zarr array"),
+    ],
+)
+def test_what_can_not_be_is_a_sentence(array: Any, text: str, tmp_path: Path) -> None:
+    place = tmp_path / "metric.npy"
+    if isinstance(array, np.ndarray):
+        np.save(place, array)
+    elif array == "text":
+        place.write_text("1, 2, 3")
+    elif array in ("lost", "torn"):
+        place = tmp_path / "metric.zarr"
+        zarr.save_array(place, np.ones(5))
+        (chunk,) = (place / "c").rglob("0")
+        chunk.unlink() if array == "lost" else chunk.write_bytes(b"torn")
+    elif array == "group":
+        place = tmp_path / "group"
+        zarr.open_group(place, mode="w")
+    with pytest.raises(sk.StreamkernError, match=text):
+        finished(config(tmp_path / "run", str(place)), source=array_source())
+    assert not (tmp_path / "run").exists()
+
+
+def test_info_names_the_columns_and_draws(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    X, y = rows(300, 0)
+    table, store, run, metric, picture = (
+        str(tmp_path / name) for name in ("t.csv", "train.zarr", "run", "metric.npy", "m.png")
+    )
+    names = ("age", "height", "weight", "a", "b", "c", "y")
+    np.savetxt(table, np.column_stack([X, y]), delimiter=",", header=",".join(names), comments="")
+    np.save(metric, MATRIX)
+    assert run_command(["ingest", table, store, "--y", "y"]) == 0
+    given = ["--train", store, "--run-dir", run, "--epochs", "1"]
+    assert run_command(["train", *given, "--set", f"model.metric={metric}"]) == 0
+    capsys.readouterr()
+    assert run_command(["info", run, "--plot", picture]) == 0
+    lines = dict(x.split(maxsplit=1) for x in capsys.readouterr().out.splitlines() if " " in x)
+    assert lines["metric"] == "matrix of 6 features, 3 directions"
+    share = (MATRIX**2).sum(axis=1) / (MATRIX**2).sum()
+    assert f"{names[share.argmax()]} {share.max():.1%}" in lines["metric_shares"]
+    with open(picture, "rb") as file:
+        assert file.read(8) == b"\x89PNG\r\n\x1a\n"
+    assert run_command(["info", run, "--plot", picture]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert run_command(["info", run, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["solver"]["metric"]
+    assert found == describe_metric(MATRIX, names[:6])
+    assert run_command(["info", store, "--plot", str(tmp_path / "other.png")]) == 2
+    assert "holds none" in capsys.readouterr().err
+    plain = str(tmp_path / "plain")
+    assert run_command(["train", "--train", store, "--run-dir", plain, "--epochs", "1"]) == 0
+    assert run_command(["info", plain, "--plot", str(tmp_path / "other.png")]) == 2
+    assert "has none" in capsys.readouterr().err
+    assert not (tmp_path / "other.png").exists()
+
+
+def test_the_command_line_takes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    X, y = rows(400, 0)
+    store, run, metric = (str(tmp_path / name) for name in ("train.zarr", "run", "metric.npy"))
+    sk.ingest_store(X, store, y=y)
+    np.save(metric, SCALES)
+    given = ["--train", store, "--run-dir", run, "--set", f"model.metric={metric}"]
+    assert run_command(["plan", *given]) == 0
+    assert run_command(["train", *given, "--epochs", "1"]) == 0
+    others, test = rows(100, 1)[0], str(tmp_path / "test.zarr")  # where rows meet centers a root
+    sk.ingest_store(others, test, y=others[:, 0])  # of rounding tells orders of rows apart
+    assert run_command(["predict", run, test, str(tmp_path / "values.npy")]) == 0
+    model = load_model(run, device="cpu")
+    with model.backend:
+        found = model.values(others)[:, 0]
+        np.testing.assert_array_equal(model.op.kernel.metric, SCALES)
+    values = np.load(tmp_path / "values.npy").reshape(-1)
+    np.testing.assert_allclose(values, found, rtol=1e-5, atol=1e-5)

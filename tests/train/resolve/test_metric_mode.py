@@ -1,0 +1,196 @@
+"""What "auto" stands for: every condition alone, what a run then does, and that it is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+import streamkern as sk
+from streamkern.kernels.builtin import Laplace
+from streamkern.stream.sources.transforms import Scale
+from streamkern.train.resolve.metric_mode import (
+    LOOKED_FOR,
+    MAX_OUTPUTS,
+    MIN_METRIC_ROWS,
+    requested_metric_mode,
+)
+from streamkern.train.resolve.resolved_run import open_run
+from streamkern.train.resolve.run_inputs import RunInputs
+from streamkern.train.resolve.training_data import open_data
+from streamkern.train.train import train
+from tests.runs import Array, assert_same_bits, final
+
+D = 5
+
+
+def rows(n: int = MIN_METRIC_ROWS, d: int = D, dtype: Any = np.float32) -> Array:
+    return np.random.default_rng(3).normal(size=(n, d)).astype(dtype)
+
+
+def truth(X: Array) -> Array:
+    return np.asarray(np.sin(3 * X[:, 0]) + X[:, 1] / 2, np.float32)
+
+
+def word(source: Any = None, *, goes_on: bool = False, **overrides: Any) -> str:
+    X = rows()
+    source = sk.ArraySource(X, truth(X)) if source is None else source
+    names = {name.replace("__", "."): value for name, value in overrides.items()}
+    config = sk.RunConfig().with_overrides(names)
+    wish = requested_metric_mode(config, open_data(config, source), goes_on=goes_on)
+    assert (wish is LOOKED_FOR) == (config.model.metric == "auto" and wish.learns)
+    assert wish.reason.startswith("chosen, as" if config.model.metric == "auto" else "as set")
+    return wish.mode
+
+
+def test_a_table_has_one() -> None:
+    assert word() == "learn"
+    X = (1000 + 100 * rows()).astype(np.uint16)
+    assert word(sk.ArraySource(X, truth(rows()))) == "learn"
+
+
+@pytest.mark.parametrize("kernel", ["laplace", "matern32", "matern52", "gaussian"])
+@pytest.mark.parametrize("solver", ["block", "direct", "falkon"])
+def test_kernels_and_solvers_that_go_with_it(kernel: str, solver: str) -> None:
+    assert word(model__kernel=kernel, solver__name=solver) == "learn"
+    assert word(model__kernel=kernel, model__bandwidth=2.0, solver__name=solver) == "none"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"model__bandwidth": 3.0},
+        {"model__bandwidth": "median"},
+        {"model__kernel": "laplace_l1"},
+        {"model__kernel": {"kind": "laplace"}},
+        {"model__kernel": Laplace(2.0)},
+        {"model__kernel": Laplace(2.0, metric=np.ones(D))},
+        {"model__features": "nystrom"},
+        {"model__features": "fourier"},
+        {"solver__name": "sgd"},
+        {"solver__name": "eigenpro4"},
+        {"run__precision": "integer"},
+        {"goes_on": True},
+        {"model__metric": "none"},
+    ],
+)
+def test_settings_without_one(overrides: dict[str, Any]) -> None:
+    assert word(**overrides) == "none"
+
+
+def test_what_is_said_counts() -> None:
+    few = sk.ArraySource(rows(50), truth(rows(50)))
+    for said in ("learn", "learn-diagonal", "learn-full"):
+        assert word(few, model__metric=said, model__bandwidth=2.0) == said
+    assert word(few, model__metric="m.npy") == "given"
+
+
+def test_rows_without_one() -> None:
+    def of(X: Array, shape: tuple[int, ...] = (), **overrides: Any) -> str:
+        return word(sk.ArraySource(X.reshape(-1, *shape) if shape else X, X[:, 0]), **overrides)
+
+    assert of(rows(MIN_METRIC_ROWS - 1)) == "none"
+    assert of(rows(d=1)) == "none"
+    assert of(rows(d=2)) == of(rows(d=256)) == "learn"
+    assert of(rows(d=257)) == "none"
+    wide = np.broadcast_to(np.float32(1), (MIN_METRIC_ROWS, MAX_OUTPUTS + 1))
+    assert word(sk.ArraySource(rows(), wide)) == "none"
+    assert word(sk.ArraySource(rows(), wide[:, 1:])) == "learn"
+    assert of(rows(d=16), (4, 4, 1)) == "none"
+    assert of(rows(dtype=np.uint8)) == "none"
+    pixels = np.tile(load_digits().data, (2, 1)).astype(np.float32)
+    assert of(pixels) == "none"
+    assert of(pixels, data__scale="feature") == "learn"
+
+
+def test_copies_of_a_row_are_one() -> None:
+    X = rows(MIN_METRIC_ROWS // 2)
+    base = sk.ArraySource(X, truth(X))
+    assert word(sk.AugmentedSource(base, 4, [Scale("feature")])) == "none"
+
+
+def fitted(metric: str = "auto", **given: Any) -> sk.KernelRegressor:
+    X = rows()
+    settings = {"n_centers": 200, "epochs": 1, "solver": "block"} | given
+    return sk.KernelRegressor(metric=metric, **settings).fit(X, truth(X))
+
+
+def test_the_same_bits_as_what_it_stands_for() -> None:
+    learned, plain = fitted(), fitted(bandwidth=2.0)
+    assert learned.kernel_.metric is not None
+    assert plain.kernel_.metric is None
+    assert "learned_metric" not in plain.report_
+    for one, other in ((learned, fitted("learn")), (plain, fitted("none", bandwidth=2.0))):
+        np.testing.assert_array_equal(one.dual_coef_, other.dual_coef_)
+        np.testing.assert_array_equal(one.predict(rows(50)), other.predict(rows(50)))
+
+
+def test_without_room_for_it_there_is_none() -> None:
+    """What a run with "none" fits into is enough."""
+    X = rows(4000, 32)
+    given = RunInputs(sk.ArraySource(X, truth(X)))
+    config = sk.RunConfig().with_overrides({"model.n_centers": 50, "run.threads": 1})
+
+    def opened(metric: str, memory: int) -> Any:
+        run = open_run(config.with_overrides({"model.metric": metric, "run.memory": memory}), given)
+        run.backend.close()
+        return run
+
+    enough = opened("none", 1 << 30).buffers.peak
+    assert opened("auto", 1 << 30).metric_mode.mode == "learn"
+    assert opened("auto", 1 << 30).buffers.peak > enough
+    tight = opened("auto", enough)
+    assert tight.metric_mode.mode == "none"
+    assert "memory" in tight.metric_mode.reason
+    with pytest.raises(sk.MemoryBudgetError):
+        opened("learn", enough)
+
+
+def test_a_run_records_auto_and_goes_on(tmp_path: Path) -> None:
+    """A resumed one is the same, a warm start and a continued one are in its metric."""
+    X = rows()
+    source, place = sk.ArraySource(X, truth(X)), str(tmp_path / "run")
+    config = sk.RunConfig().with_overrides(
+        {
+            "model.n_centers": 200, "data.epochs": 1, "solver.name": "block",
+            "run.run_dir": place, "run.device": "cpu",
+        }
+    )  # fmt: skip
+    for _ in range(2):  # the second is a resume
+        train(config, source=source).model.backend.close()
+    before = final(Path(place))
+    assert sk.load(place).metric == "auto"
+    metric = sk.load(place).kernel_.metric
+    assert metric is not None
+    for name, settings, more in (
+        ("warm", {"solver.warm_start": place}, {}), ("continued", {}, {"continues": place}),
+    ):  # fmt: skip
+        again = config.with_overrides({"run.run_dir": str(tmp_path / name), **settings})
+        result = train(again, source=source, **more)
+        np.testing.assert_array_equal(result.model.op.kernel.metric, metric)
+        assert "learned_metric" not in result.meta["setup"]
+        result.model.backend.close()
+    assert_same_bits(before, final(Path(place)))
+
+
+def test_a_first_block_decides() -> None:
+    X = rows(2500)
+    model = sk.KernelRegressor(n_centers=150, solver="block")
+    model.partial_fit(X[:2100], truth(X[:2100]))
+    metric = model.kernel_.metric
+    assert metric is not None
+    model.partial_fit(X[2100:], truth(X[2100:]))
+    np.testing.assert_array_equal(model.kernel_.metric, metric)
+    few = sk.KernelRegressor(n_centers=150, solver="block").partial_fit(X[:500], truth(X[:500]))
+    assert few.partial_fit(X, truth(X)).kernel_.metric is None
+
+
+def test_a_kernel_keeps_its_metric_block_by_block() -> None:
+    X, metric = rows(1500), np.arange(1.0, D + 1)
+    model = sk.KernelRegressor(Laplace(3.0, metric=metric), n_centers=150, solver="block")
+    for part in (slice(1200), slice(1200, None)):
+        model.partial_fit(X[part], truth(X[part]))
+        np.testing.assert_array_equal(model.kernel_.metric, metric)

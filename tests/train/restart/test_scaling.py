@@ -1,0 +1,305 @@
+"""The scale of the features: which numbers, in which place, and that nothing depends on units."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dask.array
+import numpy as np
+import pytest
+from scipy.spatial.distance import cdist
+from sklearn.datasets import load_breast_cancer, load_digits, load_iris, load_wine, make_friedman1
+from sklearn.preprocessing import StandardScaler
+
+import streamkern as sk
+from streamkern.basics.errors import ConfigError
+from streamkern.cli.overview import plan_overview, plan_text
+from streamkern.cli.run_info import run_overview, run_text
+from streamkern.config.run_config import RunConfig
+from streamkern.ingest.ingest import ingest
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.augmented import AugmentedSource
+from streamkern.stream.sources.mixture import MixtureSource
+from streamkern.stream.sources.stores import ZarrSource
+from streamkern.stream.sources.transforms import GaussianNoise, Scale, deterministic
+from streamkern.stream.sources.user import GeneratorSource
+from streamkern.train.resolve.resolved_run import open_run
+from streamkern.train.resolve.run_inputs import RunInputs
+from streamkern.train.resolve.training_data import open_data
+from streamkern.train.restart.scaling import find_scale
+from streamkern.train.saved_model import load_model
+from streamkern.tuning.candidates import Candidates, FixedSizes
+from streamkern.tuning.holdout import draw
+from tests.runs import finished, settings
+
+AUTO = {"data.scale": "auto"}
+rng = np.random.default_rng(5)
+X = rng.standard_normal((400, 4)) * [1, 20, 0.01, 3] + [0, 5, 7, -100]
+Y = np.sin(X[:, :1]) + (X[:, 1:2] - 5) / 20
+
+
+def regressor(**more: Any) -> sk.KernelRegressor:
+    return sk.KernelRegressor(
+        kernel="laplace", n_centers=80, bandwidth=2.0, epochs=3, threads=1, **more
+    )
+
+
+def scale_of(source: Any, wish: str = "auto") -> Scale:
+    found, _ = find_scale(source, wish, 0)
+    assert found is not None
+    return found
+
+
+# -- the numbers ----------------------------------------------------------------------------------
+
+
+def test_tables_are_standardised_feature_by_feature() -> None:
+    """U4. Against scikit-learn's scaler and the sum over centers in float64."""
+    scaler = StandardScaler().fit(X)
+    model = regressor().fit(X, Y)
+    rows = {tuple(row) for row in scaler.transform(X).astype(np.float32).round(4)}
+    assert {tuple(row) for row in model.centers_.round(4)} <= rows
+    new = rng.standard_normal((50, 4)) * [1, 20, 0.01, 3] + [0, 5, 7, -100]
+    K = np.exp(-cdist(scaler.transform(new), np.float64(model.centers_)) / 2.0)
+    F = K @ model.dual_coef_ + model.intercept_
+    np.testing.assert_allclose(model.predict(new), F, atol=1e-4)
+
+
+def test_a_feature_in_other_units_changes_nothing() -> None:
+    """U4: one feature times 1e4 took R2 from 0.98 to 0.13."""
+    plain = regressor().fit(X, Y)
+    for factor in (1e4, 2.0**-20):
+        units = np.array([1, factor, 1, 1])
+        model = regressor().fit(X * units, Y)
+        np.testing.assert_allclose(model.predict(X * units), plain.predict(X), atol=1e-4)
+
+
+def test_a_large_offset_costs_no_digits(tmp_path: Path) -> None:
+    """Time stamps in float64, from memory and from a store, in training and in prediction."""
+    plain = regressor().fit(X, Y)
+    late = X + 2.0**30  # which float64 holds to 2e-7, and float32 to 64
+    model = regressor().fit(late, Y)
+    np.testing.assert_allclose(model.predict(late), plain.predict(X), atol=1e-3)
+    ingest(late, tmp_path / "late.zarr", y=Y, shuffle=False)
+    stored = regressor().fit(tmp_path / "late.zarr")
+    np.testing.assert_allclose(stored.predict(late), plain.predict(X)[:, 0], atol=1e-3)
+
+
+def test_the_mean_of_narrow_rows_is_taken_off_whole() -> None:
+    """A mean that float32 does not hold: the differences to it are exact all the same."""
+    rows = (2.0**24 + np.arange(0, 64, 2)).astype(np.float32)[:, None]
+    model = sk.KernelRegressor(bandwidth=1.0, centers="all", epochs=1, threads=1)
+    model.fit(rows, np.float64(rows))
+    expected = StandardScaler().fit_transform(np.float64(rows))
+    np.testing.assert_allclose(np.sort(model.centers_, axis=0), expected, atol=1e-6)
+
+
+def test_constant_features_are_only_centred() -> None:
+    constant = np.column_stack([X, np.full(400, 0.1), 1e9 + np.zeros(400), np.zeros(400)])
+    constant[::2, 5] = np.nextafter(1e9, 2e9)  # constant to rounding
+    scale = scale_of(ArraySource(constant, Y))
+    np.testing.assert_array_equal(scale.scale[4:], 1)
+    np.testing.assert_allclose(scale.scale[:4], X.std(axis=0), rtol=1e-12)
+    between = (constant + np.roll(constant, 1, axis=0)) / 2  # not at centers, where rounding shows
+    np.testing.assert_allclose(
+        regressor().fit(constant, Y).predict(between),
+        regressor().fit(X, Y).predict(between[:, :4]),
+        atol=1e-4,
+    )
+
+
+def test_a_small_deviation_far_from_zero_is_no_constant() -> None:
+    far = np.column_stack([X[:, 0], 1e9 + 1e-3 * rng.standard_normal(400)])
+    np.testing.assert_allclose(
+        scale_of(ArraySource(far, Y)).scale, far.std(axis=0, dtype=np.longdouble), rtol=1e-6
+    )
+
+
+def test_images_and_rows_of_uint8_have_one_scale() -> None:
+    pixels = rng.integers(0, 200, (60, 4, 4, 1), np.uint8)
+    for rows in (pixels, pixels.reshape(60, 16), pixels.astype(np.float32)):
+        scale = scale_of(ArraySource(rows, np.zeros((60, 1))))
+        assert scale.mode == "global"
+        np.testing.assert_allclose([scale.mean, scale.scale], [pixels.mean(), pixels.std()])
+    assert scale_of(ArraySource(pixels.reshape(60, 16).astype(np.float32), None)).mode == "feature"
+
+
+def test_flat_images_of_floats_are_taken_for_pixels_and_tables_are_not() -> None:
+    """A pixel that is nearly always dark is not blown up, in whatever unit; a small column is."""
+    digits = load_digits().data
+    for factor in (1.0, 1 / 16, 1000.0):
+        assert scale_of(ArraySource(digits * factor, None)).mode == "global"
+    tables = [load_wine().data, load_breast_cancer().data, load_iris().data, make_friedman1(200)[0]]
+    tables += [np.abs(X) * [1, 1e-4, 1, 1], np.abs(X) * [1, 1e4, 1, 1], np.abs(X), X]
+    for table in tables:
+        assert scale_of(ArraySource(table, None)).mode == "feature"
+
+
+def test_a_mixture_has_the_numbers_of_its_shares() -> None:
+    parts = [ArraySource(X[:300], Y[:300], unit_rows=50), ArraySource(X[300:] * 2, Y[300:])]
+    plain = scale_of(MixtureSource(parts))
+    both = np.concatenate([X[:300], X[300:] * 2])
+    np.testing.assert_allclose(plain.scale, both.std(axis=0), rtol=1e-10)
+    weighted = MixtureSource(parts, [1, 1])
+    copies = np.concatenate([X[:300], *[X[300:] * 2] * 3])  # 300 rows of each
+    assert weighted.shares == (0.5, 0.5)
+    np.testing.assert_allclose(scale_of(weighted).scale, copies.std(axis=0), rtol=1e-10)
+
+
+def test_sources_without_statistics_are_sampled(make_zarr: Any) -> None:
+    """Foreign stores, generators and lazy arrays: in bounds, and the same at every call."""
+    many = rng.standard_normal((60_000, 2)) * [1, 1000] + [3, 4]
+
+    def made(seed: int, epoch: int, start: int, stop: int) -> tuple[Any, Any]:
+        return many[start:stop], np.ones((stop - start, 1))
+
+    y = np.ones((60_000, 1))
+    foreign = make_zarr({"X": many, "y": y}, 1000)
+    for source in (
+        ZarrSource(foreign),
+        GeneratorSource(made, 60_000, (2,), np.float64, 1, name="made"),
+        ArraySource(dask.array.from_array(many, (1000, 2)), y),  # type: ignore[no-untyped-call]
+    ):
+        scale, words = find_scale(source, "auto", 0)
+        assert scale is not None
+        assert "from a sample of 20,000 rows" in words
+        np.testing.assert_allclose(scale.scale, many.std(axis=0), rtol=0.02)
+        assert scale.describe() == scale_of(source).describe()
+    result = finished(settings(**AUTO), source=ZarrSource(foreign))
+    result.model.backend.close()
+
+
+# -- its place ------------------------------------------------------------------------------------
+
+
+def test_transforms_see_rows_in_their_own_units() -> None:
+    """What they see does not depend on `scale`, and the numbers are those of what comes out."""
+    seen = []
+
+    @deterministic
+    def logarithm(X: Any, Y: Any, rng: Any) -> Any:
+        seen.append(X.min())
+        return rng.xp.log(X), Y
+
+    positive = np.exp(X / X.std(axis=0) / 3)
+    model = regressor(transforms=[logarithm]).fit(positive, Y)
+    assert min(seen) > 0
+    expected = StandardScaler().fit_transform(np.log(positive))
+    np.testing.assert_allclose(
+        model._state.fixed[-1].scale, np.log(positive).std(axis=0), rtol=1e-6
+    )
+    plain = regressor(scale="none").fit(expected, Y)
+    np.testing.assert_allclose(model.predict(positive), plain.predict(expected), atol=1e-3)
+
+
+def test_a_scale_in_the_transforms_takes_its_place() -> None:
+    source = AugmentedSource(ArraySource(X, Y), 1, [Scale("global"), GaussianNoise(0.1)])
+    assert find_scale(source, "auto", 0)[0] is None
+    assert find_scale(source, "global", 0)[0] is None
+    for wish in ("feature", "none"):
+        with pytest.raises(ConfigError, match=rf"data\.scale='{wish}' contradicts the scale in"):
+            find_scale(source, wish, 0)
+    with pytest.raises(ConfigError, match=r"^scale='none' contradicts the scale in transforms"):
+        regressor(scale="none", transforms=[{"kind": "scale"}]).fit(X, Y)
+
+
+def test_none_is_the_rows_as_they_are() -> None:
+    assert find_scale(ArraySource(X, Y), "none", 0) == (None, "features are not scaled")
+    model = regressor(scale="none").fit(X, Y)
+    stored = {tuple(row) for row in X.astype(np.float32)}
+    assert {tuple(row) for row in model.centers_} <= stored
+
+
+def test_given_centers_are_in_the_units_of_the_rows(tmp_path: Path) -> None:
+    model = sk.KernelRegressor(centers=X[:30], epochs=1, threads=1).fit(X, Y)
+    expected = StandardScaler().fit(X).transform(X[:30])
+    np.testing.assert_allclose(model.centers_, expected, atol=1e-5)
+    np.save(tmp_path / "Z.npy", X[:30])
+    named = sk.KernelRegressor(centers=tmp_path / "Z.npy", epochs=1, threads=1).fit(X, Y)
+    np.testing.assert_array_equal(named.centers_, model.centers_)
+
+
+def test_integer_distances_survive_the_scale() -> None:
+    """One scale for all entries keeps the grid of uint8; one for each would not."""
+    pixels = rng.integers(0, 256, (60, 16), np.uint8)
+    source = ArraySource(pixels, np.arange(60) % 3)
+    run = open_run(
+        settings(**AUTO, **{"run.precision": "integer", "model.n_centers": 60}), RunInputs(source)
+    )
+    run.backend.close()
+    assert run.grid is not None
+    scaled = (pixels - pixels.mean()) / pixels.std()
+    np.testing.assert_allclose(run.grid.offset + run.grid.step * pixels, scaled, atol=1e-12)
+    with pytest.raises(ConfigError, match=r"run\.precision='integer' needs rows of uint8"):
+        open_run(
+            settings(**{"run.precision": "integer", "data.scale": "feature"}), RunInputs(source)
+        )
+
+
+# -- part of the model ----------------------------------------------------------------------------
+
+
+def test_a_run_keeps_its_scale(tmp_path: Path) -> None:
+    """In the plan, in `info`, and in the model that is read back."""
+    ingest(X, tmp_path / "train.zarr", y=Y)
+    config = settings(tmp_path / "run", **AUTO, **{"data.train": str(tmp_path / "train.zarr")})
+    run = open_run(config)
+    run.backend.close()
+    phrase = "every feature by its own mean and standard deviation"
+    assert plan_overview(run)["scale"] == phrase
+    assert f"scale: {phrase}\n" in plan_text(plan_overview(run))
+    result = finished(config)
+    assert phrase in run_text(run_overview(tmp_path / "run"))
+    model = load_model(tmp_path / "run")
+    with model.backend:
+        np.testing.assert_array_equal(model.values(X), result.model.values(X))
+    np.testing.assert_allclose(model.fixed[0].scale, X.std(axis=0), rtol=1e-10)
+
+
+def test_partial_fit_keeps_the_scale_of_its_first_block() -> None:
+    model = regressor().partial_fit(X[:200], Y[:200])
+    first = model._state.fixed[-1]
+    model.partial_fit(X[200:] * 100, Y[200:])
+    assert len(model._state.fixed) == 1
+    np.testing.assert_array_equal(model._state.fixed[-1].scale, first.scale)
+    np.testing.assert_allclose(first.scale, X[:200].std(axis=0), rtol=1e-10)
+
+
+def test_a_warm_start_keeps_the_scale_of_its_weights() -> None:
+    model = regressor(centers=X[:50], warm_start=True, solver="eigenpro4").set_params(
+        n_centers="auto"
+    )
+    centers = model.fit(X, Y).centers_
+    np.testing.assert_array_equal(model.fit(X[:200], Y[:200]).centers_, centers)
+    np.testing.assert_array_equal(model.fit(X[:300], Y[:300]).centers_, centers)
+
+
+@pytest.mark.parametrize("scale", ["auto", "none"])
+def test_a_warm_fit_goes_on_from_partial_fits_in_their_scale(scale: str) -> None:
+    model = regressor(centers=X[:50], solver="eigenpro4", scale=scale).set_params(n_centers="auto")
+    model.partial_fit(X[:200], Y[:200]).partial_fit(X[200:] * 3, Y[200:])
+    centers, fixed = model.centers_, model._state.fixed
+    again = model.set_params(warm_start=True, step_scale=1e-9)
+    before = model.predict(X)
+    np.testing.assert_array_equal(again.fit(X, Y).centers_, centers)
+    assert len(again._state.fixed) == len(fixed) == (scale == "auto")
+    for mine, first in zip(again._state.fixed, fixed, strict=True):
+        np.testing.assert_array_equal(mine.scale, first.scale)
+    np.testing.assert_allclose(again.predict(X), before, atol=1e-3 * np.ptp(before))
+
+
+def test_a_search_scales_as_the_run_does() -> None:
+    """All splits by the numbers of the whole data."""
+    config = settings(**AUTO, **{"model.n_centers": "auto", "run.memory": "1 GiB"})
+    data = open_data(config, ArraySource(X, Y))
+    fit, _ = Candidates(config, data, FixedSizes(rows=100), 1).split(0)
+    (scale,) = fit.feed_transforms
+    np.testing.assert_allclose(scale.scale, X.std(axis=0), rtol=1e-10)  # type: ignore[attr-defined]
+    assert find_scale(fit, "auto", 0)[0] is None
+    assert draw(data, 50, 0).source is data.source
+
+
+def test_an_unknown_scale_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r'data\.scale=.*one of "auto", "feature", "global"'):
+        RunConfig.from_tables({"data": {"train": "a", "scale": "minmax"}})

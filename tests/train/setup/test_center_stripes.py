@@ -1,0 +1,107 @@
+"""Ranks that share out the centers have a stripe of them in the setup, which is as one makes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamkern.backend.ranks import SINGLE, Communicator
+from streamkern.basics.stop import StopRequest
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.train.rank_work import prepare_run
+from streamkern.train.resolve.run_inputs import RunInputs
+from streamkern.train.setup import center_stripes
+from streamkern.train.start_run import run_directory, started_trainer
+from tests import rank_runs as runs
+from tests.rank_threads import on_threads
+
+pytestmark = pytest.mark.usefixtures("one_blas_thread")
+
+
+@pytest.mark.parametrize("size", [2, 5])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_every_rank_keeps_its_stripe(
+    size: int, dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of rows that come in any order, a few at a time; and the mean has the bits of one rank."""
+    monkeypatch.setattr(center_stripes, "TOLD_CENTERS", 3 * 4 * np.dtype(dtype).itemsize)
+    rng = np.random.default_rng(0)
+    Z, order = rng.normal(size=(33, 4)).astype(dtype), rng.permutation(33)
+    parts = [(order[at], Z[order[at]]) for at in (slice(20), slice(20, 21), slice(21, 33))]
+
+    def kept(ranks: Communicator) -> Any:
+        first = ranks.rank == 0
+        own = (
+            center_stripes.scatter(parts, 33, ranks)
+            if first
+            else center_stripes.receive_shard(33, ranks)
+        )
+        return own, center_stripes.mean(own, 33, ranks)
+
+    found = on_threads(size, kept)
+    np.testing.assert_array_equal(np.concatenate([own for own, _ in found]), Z)
+    assert {own.dtype for own, _ in found} == {np.dtype(dtype)}
+    for _, middle in [*found, (Z, center_stripes.mean(Z, 33, SINGLE))]:
+        np.testing.assert_array_equal(middle, Z.mean(axis=0, dtype=np.float64))
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return runs.write_store(tmp_path_factory.mktemp("stripes"))
+
+
+def setup(store: str, run_dir: Path, rows: int, columns: int, **changes: Any) -> dict[str, Any]:
+    """Return the arrays of a setup that so many ranks have made and saved."""
+    asked = {
+        "run.ranks": rows * columns, "run.center_ranks": columns, "data.epochs": 1,
+        "model.bandwidth": "median",
+    }  # fmt: skip
+    config = runs.settings(store, run_dir, **asked | changes)
+    prepare_run(config)
+
+    def one(ranks: Communicator) -> None:
+        directory = run_directory(config, writable=ranks.rank == 0)
+        request = StopRequest(install=False)
+        with started_trainer(config, RunInputs(ranks=ranks), directory, request) as trainer:
+            trainer.run.backend.close()
+
+    on_threads(rows * columns, one)
+    saved = RunDirectory(run_dir, writable=False).load_setup()
+    assert saved is not None
+    return saved.arrays | {"rules": saved.meta["setup"]["rules"], "kernel": saved.meta["kernel"]}
+
+
+FOURIER = {
+    "model.features": "fourier", "model.n_features": 60, "model.n_centers": "auto",
+    "model.kernel": "gaussian", "solver.ridge": "auto",
+}  # fmt: skip
+
+
+@pytest.mark.full(all_but_every=3)
+@pytest.mark.parametrize(("changes", "rows", "columns"), [
+    ({}, 1, 4),
+    ({"model.centers": "all", "model.n_centers": "auto", "solver.block_size": 300}, 1, 2),
+    ({"model.centers": "file", "model.n_centers": "auto"}, 1, 3),
+    (FOURIER, 2, 2),
+])  # fmt: skip
+def test_the_setup_is_that_of_one_rank(
+    store: str, tmp_path: Path, changes: dict[str, Any], rows: int, columns: int
+) -> None:
+    """However the centers are chosen: the same bits of these, all else to rounding."""
+    if changes.get("model.centers") == "file":
+        np.save(tmp_path / "Z.npy", np.random.default_rng(2).normal(size=(50, 4)))
+        changes = changes | {"model.centers": str(tmp_path / "Z.npy")}
+    one = setup(store, tmp_path / "one", 1, 1, **changes)
+    many = setup(store, tmp_path / "many", rows, columns, **changes)
+    assert many.keys() == one.keys()
+    assert many.pop("kernel") == one["kernel"]
+    for a, b in zip(many.pop("rules"), one["rules"], strict=True):
+        assert a["lambda_1"] == pytest.approx(b["lambda_1"], rel=1e-6)
+    for name in ("Z", "order", "shift", "sample_rows"):
+        np.testing.assert_array_equal(many.pop(name), one[name])
+    for name, a in many.items():
+        atol = 1e-10 * max(1.0, float(np.abs(one[name]).max()))
+        np.testing.assert_allclose(a, one[name], rtol=0, atol=atol)

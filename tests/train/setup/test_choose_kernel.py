@@ -1,0 +1,365 @@
+"""The kernel and bandwidth that are found, against brute force and against what they are for."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.spatial.distance import pdist
+from sklearn.base import clone
+
+from streamkern import ConfigError, KernelClassifier, KernelRegressor, Laplace
+from streamkern.backend.base import Backend
+from streamkern.config.model import ROUGH_TO_SMOOTH, ModelConfig
+from streamkern.kernels.builtin import get_kernel
+from streamkern.rundir.run_log import read_log
+from streamkern.solver.precondition.noise import NO_NOISE, Noise, surplus
+from streamkern.solver.precondition.samples import SampleRows
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.user import GeneratorSource
+from streamkern.train.setup.choose_kernel import (
+    KERNEL_TIE,
+    MAX_BANDWIDTH,
+    MIN_BANDWIDTH,
+    FoundKernel,
+    first_good,
+    is_better,
+    nearest,
+)
+from streamkern.train.setup.setup_rows import merged
+from tests import reference as ref
+from tests.runs import (
+    CLASSES,
+    arrays,
+    assert_same_bits,
+    final,
+    finished,
+    settings,
+    stopped,
+)
+
+OPEN = {"model.bandwidth": "auto"}
+
+
+def smooth(n: int = 400, noise: float = 0.05, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """A function so smooth that a narrow kernel is wasted on it."""
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((n, 4)).astype(np.float32)
+    return X, X @ [1.0, -2.0, 0.5, 1.0] + 0.3 * X[:, 0] * X[:, 1] + noise * rng.standard_normal(n)
+
+
+def leave_one_out(K: np.ndarray, y: np.ndarray, kappa: float) -> float:
+    """The mean squared error, by leaving each row out in turn."""
+    errors = []
+    for i in range(len(y)):
+        rest = np.arange(len(y)) != i
+        A = K[np.ix_(rest, rest)] + kappa * np.eye(rest.sum())
+        errors.append(K[i, rest] @ np.linalg.solve(A, y[rest]) - y[i])
+    return float(np.mean(np.square(errors)))
+
+
+def found_by(model: KernelRegressor, folder: Path) -> list[dict[str, Any]]:
+    return [line for line in read_log(folder / "log.jsonl") if line["event"] == "bandwidth"]
+
+
+def test_errors_are_those_of_leaving_rows_out(tmp_path: Path) -> None:
+    X, y = smooth(80)
+    model = KernelRegressor(
+        kernel="laplace", scale="none", random_state=0, run_dir=tmp_path
+    ).fit(X, y)  # fmt: skip
+    (line,) = found_by(model, tmp_path)
+    median = model.bandwidth_ / line["factor"]
+    assert median == pytest.approx(np.median(pdist(X)), rel=0.05)
+    truth = []
+    for factor, _ in line["tried"]:
+        K = ref.laplace(X, X, factor * median)
+        truth.append(min(leave_one_out(K, y - y.mean(), 10.0**k) for k in range(-8, 7)))
+    found = np.array([error for _, error in line["tried"]])
+    assert len(found) >= 5
+    np.testing.assert_allclose(
+        found / found[0], np.array(truth) / truth[0], rtol=1e-3
+    )  # targets are scaled
+
+
+def test_a_wide_kernel_for_a_smooth_function(tmp_path: Path) -> None:
+    X, y = smooth()
+    fresh, truth = smooth(1000, 0.0, seed=1)
+    found = KernelRegressor(random_state=0).fit(X, y)
+    median = KernelRegressor(bandwidth="median", random_state=0).fit(X, y)
+    assert found.bandwidth_ > 2 * median.bandwidth_
+    errors = [np.mean((model.predict(fresh) - truth) ** 2) for model in (found, median)]
+    assert errors[0] < 0.8 * errors[1]
+
+
+def test_a_solver_is_given_what_it_learns_fast() -> None:
+    """The equations tell all that a Gaussian kernel can say of a function without noise. One pass
+    of steps does not get that far, and takes a rougher kernel."""
+    X, y = smooth(4000, 0.0)
+    fresh, truth = smooth(1000, 0.0, seed=1)
+    given: dict[str, Any] = {"metric": "none", "random_state": 0, "n_centers": 300, "epochs": 1}
+    direct = KernelRegressor(solver="direct", **given).fit(X, y)
+    block = KernelRegressor(solver="block", **given).fit(X, y)
+    same = KernelRegressor(solver="block", kernel=direct.kernel_, **given).fit(X, y)
+    names = [model.kernel_.describe()["kernel"] for model in (block, direct)]
+    order = [ROUGH_TO_SMOOTH.index(name) for name in names]
+    assert order[0] < order[1]
+    errors = [np.mean((model.predict(fresh) - truth) ** 2) for model in (direct, block, same)]
+    assert errors[0] < errors[1] < 0.7 * errors[2]
+
+
+def test_a_narrow_kernel_for_a_wild_function() -> None:
+    X = np.linspace(-1, 1, 500, dtype=np.float32)[:, None]
+    y = np.sin(40 * X[:, 0])
+    found = KernelRegressor(random_state=0, kernel="gaussian", scale="none").fit(X, y)
+    median = KernelRegressor(
+        bandwidth="median", random_state=0, kernel="gaussian", scale="none"
+    ).fit(X, y)  # fmt: skip
+    assert found.bandwidth_ < median.bandwidth_
+
+
+def test_noise_alone_leaves_the_median_alone() -> None:
+    rng = np.random.default_rng(0)
+    X, y = rng.standard_normal((300, 3)), rng.standard_normal(300)
+    models = [KernelRegressor(bandwidth=b, random_state=0).fit(X, y) for b in ("auto", "median")]
+    assert models[0].bandwidth_ == pytest.approx(models[1].bandwidth_, rel=1e-6)
+
+
+def test_the_best_kernel(tmp_path: Path) -> None:
+    X, y = smooth(600, 0.0)
+    fresh, truth = smooth(1000, 0.0, seed=1)
+    folder = tmp_path / "run"
+    model = KernelRegressor(kernel="auto", random_state=0, run_dir=folder).fit(X, y)
+    lines = found_by(model, folder)
+    assert [line["kernel"]["kernel"] for line in lines] == list(ROUGH_TO_SMOOTH)
+    least = {line["kernel"]["kernel"]: min(e for _, e in line["tried"]) for line in lines}
+    assert model.kernel_.describe()["kernel"] != "laplace"
+    assert least[model.kernel_.describe()["kernel"]] <= (1 + 2 * KERNEL_TIE) * min(least.values())
+    rough = KernelRegressor(kernel="laplace", random_state=0).fit(X, y)
+    errors = [np.mean((m.predict(fresh) - truth) ** 2) for m in (model, rough)]
+    assert errors[0] < 0.5 * errors[1]
+
+
+def test_the_kernel_at_a_bandwidth_that_is_given() -> None:
+    X, y = smooth(200)
+    model = KernelRegressor(kernel="auto", bandwidth=5.0, random_state=0).fit(X, y)
+    assert model.bandwidth_ == 5.0
+    assert model.kernel_.describe()["kernel"] in ROUGH_TO_SMOOTH
+
+
+@pytest.mark.parametrize("kernel", ["laplace", "auto"])
+def test_a_run_that_was_stopped_goes_on_with_it(kernel: str, tmp_path: Path) -> None:
+    config, data = {**OPEN, "model.kernel": kernel}, ArraySource(*arrays(), classes=CLASSES)
+    finished(settings(tmp_path / "whole", **config), source=data)
+    stopped(settings(tmp_path / "parts", **config), 5, source=data)
+    finished(settings(tmp_path / "parts", **config), source=data)
+    assert_same_bits(final(tmp_path / "parts"), final(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("features", ["fourier", "nystrom"])
+def test_of_features_too(features: str) -> None:
+    X, y = smooth(300)
+    model = KernelRegressor(features=features, kernel="auto", random_state=0).fit(X, y)
+    assert model.score(X, y) > 0.9
+
+
+def test_parts_of_a_sum_change_by_one_factor() -> None:
+    X, y = smooth()
+    parts = ["laplace", "matern32", {"kind": "gaussian", "bandwidth": 7.0}]
+    kernel = {"kind": "sum", "parts": parts}
+    one, other = (
+        [part["bandwidth"] for part in model.kernel_.describe()["parts"]]
+        for model in (
+            KernelRegressor(kernel=kernel, random_state=0, bandwidth=bandwidth).fit(X, y)
+            for bandwidth in ("auto", "median")
+        )
+    )
+    factor = one[0] / other[0]
+    assert factor > 1.5
+    assert one == pytest.approx([factor * other[0], factor * other[1], 7.0])
+    assert other[2] == 7.0
+
+
+def test_classes_and_a_second_call() -> None:
+    X, y = arrays(300)
+    model = KernelClassifier(random_state=0).fit(X, y)
+    again = KernelClassifier(random_state=0).fit(X, y)
+    np.testing.assert_array_equal(model.dual_coef_, again.dual_coef_)
+    online = KernelClassifier(random_state=0, n_centers=50)
+    found = set()
+    for part in range(3):
+        online.partial_fit(X[part::3], y[part::3], classes=np.unique(y))
+        found.add(online.bandwidth_)
+    assert len(found) == 1
+
+
+def test_weights_that_are_gone_on_from_keep_their_kernel() -> None:
+    X, y = smooth(300)
+    model = KernelRegressor(
+        solver="block", warm_start=True, random_state=0, kernel="auto", centers=X[:100]
+    ).fit(X, y)  # fmt: skip
+    kernel = model.kernel_.describe()
+    model.fit(X[:, ::-1].copy() * 0.1, y)
+    assert model.kernel_.describe() == kernel
+
+
+def test_rows_that_are_all_the_same_get_the_mean_and_a_warning() -> None:
+    with pytest.warns(UserWarning, match="explains nothing of its training rows"):
+        model = KernelRegressor().fit(np.ones((20, 3)), np.arange(20.0))
+    np.testing.assert_allclose(model.predict(np.ones((2, 3))), 9.5, rtol=1e-3)
+
+
+# ------------------------------------------------------------------------------- the choice
+
+
+def test_the_nearest_of_those_that_are_about_as_good() -> None:
+    assert nearest({0: 1.0, 2: 0.985, 4: 0.98}) == 0
+    assert nearest({-2: 1.5, 0: 1.0, 2: 0.81, 3: 0.80, 4: 0.79}) == 2
+    assert nearest({0: np.inf}) == 0
+    assert MIN_BANDWIDTH < 0 < MAX_BANDWIDTH
+
+
+def test_the_roughest_kernel_that_is_about_as_good() -> None:
+    def of(error: float) -> FoundKernel:
+        return FoundKernel(get_kernel("laplace", 1.0), Noise(tried=[(1.0, error)]))
+
+    found = [of(1.0), of(0.9), of(0.88)]
+    assert first_good(found) is found[1]
+    nothing = FoundKernel(get_kernel("laplace", 1.0), NO_NOISE)
+    assert first_good([nothing, nothing]) is nothing
+
+
+def test_a_gain_of_a_few_rows_is_none() -> None:
+    rng = np.random.default_rng(0)
+    usual, plain = rng.uniform(0.5, 1.5, 100) ** 2, rng.uniform(1, 3, 100) ** 2
+    assert is_better(0.8 * usual, usual, plain)
+    one = 1.01 * usual
+    one[3] = 0.0
+    assert not is_better(one, usual, plain)
+    # Where rows tell nothing of each other, a likely gain is not enough.
+    wavering = usual * np.where(np.arange(100) % 7 < 3, 0.85, 1.1)
+    assert 1 < surplus(usual, wavering) < 2
+    assert is_better(wavering, usual, plain)
+    assert not is_better(wavering, usual, usual)
+
+
+@pytest.mark.parametrize("seed", [3, 32, 37, 39])
+def test_heavy_tails_do_not_lead_to_a_model_worse_than_the_mean(seed: int) -> None:
+    """With the least mean square of 40 rows they were 1.04 to 2.65 times as bad as the mean."""
+    rng = np.random.default_rng([seed, 5])
+    X = rng.standard_t(1.5, (1000, 4))
+    y = np.exp(np.tanh(X[:, 0]) + rng.normal(size=1000))
+    model = KernelRegressor(metric="none").fit(X[:40], y[:40])
+    error = np.mean((model.predict(X[40:]) - y[40:]) ** 2)
+    assert error <= 1.001 * np.mean((y[:40].mean() - y[40:]) ** 2)
+
+
+def test_settings() -> None:
+    assert ModelConfig(kernel="auto").kernels == ROUGH_TO_SMOOTH
+    assert ModelConfig(kernel="auto", bandwidth=2.0).kernels == ROUGH_TO_SMOOTH
+    assert ModelConfig(kernel="gaussian").kernels == ("gaussian",)
+    with pytest.raises(ConfigError, match=r"model\.bandwidth=median is used by no part"):
+        ModelConfig(kernel="polynomial", bandwidth="median")
+
+
+# ----------------------------------------------------------------------------- what is not fooled
+
+
+def test_copies_of_rows_are_one_row() -> None:
+    """Repeated to balance them, say: with them a narrow kernel without a ridge would seem best."""
+    X, y = smooth(150, noise=1.0)
+    plain = KernelRegressor(random_state=0, n_centers=100).fit(X, y)
+    often = KernelRegressor(random_state=0, n_centers=100).fit(
+        np.repeat(X, 6, axis=0), np.repeat(y, 6)
+    )
+    assert often.bandwidth_ >= 0.6 * plain.bandwidth_
+    fresh, truth = smooth(500, 0.0, seed=1)
+    errors = [np.mean((m.predict(fresh) - truth) ** 2) for m in (plain, often)]
+    assert errors[1] < 1.5 * errors[0]
+
+
+def test_equal_rows_are_merged_with_their_weights() -> None:
+    backend = Backend(threads=1)
+    X = np.array([[1.0, 2.0], [3.0, 4.0], [1.0, 2.0], [5.0, 6.0]], np.float32)
+    Y, w = np.array([[1.0], [2.0], [4.0], [8.0]]), np.array([1.0, 0.0, 2.0, 1.0])
+    found = merged(backend, SampleRows(X, Y, np.sqrt(w)))
+    np.testing.assert_array_equal(found.X, X[[0, 3]])
+    np.testing.assert_allclose(found.Y, [[3.0], [8.0]])
+    assert found.root is not None
+    np.testing.assert_allclose(found.root, np.sqrt([3.0, 1.0]), rtol=1e-6)
+    assert found.repeats is not None
+    np.testing.assert_array_equal(found.repeats.group, [0, 0, 1])
+    np.testing.assert_array_equal(found.repeats.Y, [[1.0], [4.0], [8.0]])
+    np.testing.assert_allclose(found.repeats.w, [1.0, 2.0, 1.0], rtol=1e-6)
+    alone = SampleRows(X[[0, 1, 3]], Y[[0, 1, 3]])
+    assert merged(backend, alone) is alone
+
+
+def test_rows_that_every_epoch_brings_anew_are_not_the_centers() -> None:
+    def make(seed: int, epoch: int, start: int, stop: int) -> tuple[np.ndarray, ...]:
+        rng = np.random.default_rng([seed, epoch, start])
+        X = rng.standard_normal((stop - start, 3)).astype(np.float32)
+        return X, X[:, :1]
+
+    source = GeneratorSource(make, 300, (3,), np.float32, 1)
+    model = KernelRegressor(epochs=3, random_state=0).fit(source)
+    assert model.report_["samples"] == 900
+
+
+def test_small_blocks_do_no_harm() -> None:
+    """A block that is one batch is not all rows there are."""
+    X, y = smooth(900, 0.5)
+    fresh, truth = smooth(500, 0.0, seed=1)
+    model = KernelRegressor(n_centers=300, random_state=0).partial_fit(X[:600], y[:600])
+    before = model.score(fresh, truth)
+    for at in range(600, 900, 10):
+        model.partial_fit(X[at : at + 10], y[at : at + 10])
+    assert model.score(fresh, truth) > before - 0.01
+
+
+# ------------------------------------------------------------------------------- going on from it
+
+
+def test_steps_go_on_from_all_rows_at_once() -> None:
+    """The default for few rows has them in store order, and draws them in another one for steps."""
+    X, y = smooth(200)
+    model = KernelRegressor(kernel="laplace", random_state=0).fit(X, y)
+    assert model.report_["solver"] == "direct"
+    values = model.predict(X)
+    model.set_params(solver="block", warm_start=True, epochs=1, step_scale=1e-6, average=False)
+    np.testing.assert_allclose(model.fit(X, y).predict(X), values, atol=1e-3)
+
+
+def test_what_is_open_stays_as_it_was_found() -> None:
+    X, y = smooth(200)
+    parts = ["laplace", {"kind": "gaussian", "bandwidth": 2.0}]
+    model = KernelRegressor(
+        kernel={"kind": "sum", "parts": parts}, warm_start=True, centers=X[:100], solver="block"
+    ).fit(X, y)  # fmt: skip
+    kernel = model.kernel_.describe()
+    assert model.fit(X[::-1] * 0.2, y[::-1]).kernel_.describe() == kernel
+    own = KernelRegressor(
+        kernel=Laplace(2.0, metric=np.ones(4)), warm_start=True, solver="block"
+    ).fit(X, y)  # fmt: skip
+    assert own.fit(X, y).kernel_.describe() == own.kernel_.describe()
+    model = KernelRegressor(
+        random_state=0, solver="block", centers=X[:100], scale="none", warm_start=True
+    ).fit(X, y)
+    kernel = model.kernel_.describe()
+    assert model.fit(X[::-1] * 0.2, y[::-1]).kernel_.describe() == kernel
+    model.set_params(bandwidth=0.7).fit(X, y)
+    assert model.kernel_.describe() == {**kernel, "bandwidth": 0.7}
+
+
+def test_a_row_without_weight_makes_nothing_singular() -> None:
+    X, y = smooth(100)
+    w = np.ones(100)
+    w[7] = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = KernelRegressor(solver="direct", ridge=0.0, bandwidth=2.0)
+        model.fit(X, y, sample_weight=w)
+        without = clone(model).fit(np.delete(X, 7, axis=0), np.delete(y, 7))
+    np.testing.assert_allclose(model.predict(X), without.predict(X), atol=1e-3)

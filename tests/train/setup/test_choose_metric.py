@@ -1,0 +1,368 @@
+"""A metric that is learned: what it finds, when there is none, and that it stays what it was."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import streamkern as sk
+from streamkern.cli.main import run_command
+from streamkern.train.resolve.resolved_run import open_run
+from streamkern.train.resolve.run_inputs import RunInputs
+from streamkern.train.saved_model import load_model
+from streamkern.train.setup import choose_metric
+from streamkern.train.setup.choose_metric import METRIC_POOL, MetricVariant, metric_root, split
+from streamkern.train.setup.metric_steps import METRIC_STEPS
+from tests.runs import Array, assert_same_bits, final, stopped
+
+ROWS, D = 900, 6
+
+
+def numbers(seed: int, n: int = ROWS, d: int = D) -> Array:
+    return np.random.default_rng([seed, 17]).normal(size=(n, d)).astype(np.float32)
+
+
+def of_two(X: Array) -> Array:
+    """Two features matter, with noise of a hundredth of the variance."""
+    noise = 0.1 * np.random.default_rng(len(X)).normal(size=len(X))
+    return np.asarray(np.sin(2 * X[:, 0]) + X[:, 1] ** 2 / 2 + noise, np.float32)
+
+
+def along(X: Array) -> Array:
+    """Of one direction, in which all features have a part."""
+    return np.asarray(np.sin(1.2 * X.sum(axis=1)), np.float32)
+
+
+def radial(X: Array) -> Array:
+    return np.asarray(np.sin(X.astype(np.float64) @ X.T.astype(np.float64)).diagonal(), np.float32)
+
+
+def fitted(truth: Any, metric: str = "learn", **given: Any) -> tuple[sk.KernelRegressor, float]:
+    """A model, and its test error over the variance."""
+    X, T = numbers(0), numbers(1, 1500)
+    settings = {"n_centers": 300, "epochs": 3, "scale": "none", "random_state": 0} | given
+    model = sk.KernelRegressor(metric=metric, **settings).fit(X, truth(X))
+    wanted = truth(T)
+    error = np.mean((model.predict(T).reshape(wanted.shape) - wanted) ** 2) / np.var(wanted)
+    return model, float(error)
+
+
+def test_features_that_matter_get_the_weight() -> None:
+    model, error = fitted(of_two)
+    assert error < 0.5 * fitted(of_two, "none")[1]
+    assert model.report_["learned_metric"]["kind"] in ("diagonal", "full")
+    importances = model.feature_importances_
+    assert importances.shape == (D,)
+    assert importances.sum() == pytest.approx(1)
+    assert importances[:2].sum() > 0.9
+
+
+@pytest.mark.parametrize(("metric", "kind"), [("learn", "full"), ("learn-full", "full")])
+def test_a_direction_is_found(metric: str, kind: str) -> None:
+    model, error = fitted(along, metric)
+    assert error < 0.2 * fitted(along, "none")[1]
+    assert model.report_["learned_metric"]["kind"] == kind
+    A = model.kernel_.metric
+    assert A is not None
+    top = np.linalg.svd(A)[0][:, 0]
+    assert abs(top @ np.ones(D)) / D**0.5 > 0.95
+
+
+def test_a_diagonal_one_has_scales_only() -> None:
+    model, _ = fitted(of_two, "learn-diagonal")
+    metric = model.kernel_.metric
+    assert metric is not None
+    assert metric.shape == (D,)
+    assert np.sum(metric**2) == pytest.approx(D)
+
+
+def test_where_nothing_is_to_be_gained_there_is_none() -> None:
+    """All directions alike: what is found on few rows would be their noise."""
+    model, error = fitted(lambda X: np.cos(np.sqrt((X**2).sum(axis=1))))
+    assert model.report_["learned_metric"]["kind"] == "none"
+    assert model.kernel_.metric is None
+    assert error == fitted(lambda X: np.cos(np.sqrt((X**2).sum(axis=1))), "none")[1]
+    with pytest.raises(AttributeError, match="no metric"):
+        _ = model.feature_importances_
+
+
+def test_held_out_targets_are_in_no_model() -> None:
+    """Pure noise has no metric, however many rounds and ways fit it."""
+    for seed in range(4):
+        noise = np.random.default_rng(seed).normal(size=ROWS).astype(np.float32)
+        model = sk.KernelRegressor(metric="learn", n_centers=100, epochs=1, random_state=seed)
+        assert model.fit(numbers(0), noise).report_["learned_metric"]["kind"] == "none"
+
+
+def test_classes_and_sample_weights() -> None:
+    X, T = numbers(0), numbers(1, 1500)
+    y, wanted = (np.where(of_two(A) > 0.5, "yes", "no") for A in (X, T))
+    scores = []
+    for metric in ("none", "learn"):
+        model = sk.KernelClassifier(metric=metric, n_centers=300, epochs=3, random_state=0)
+        # Rows of weight 0 have labels that would mislead.
+        w = np.ones(ROWS)
+        w[::5] = 0
+        wrong = np.where(w > 0, y, np.where(X[:, 5] > 0, "yes", "no"))
+        scores.append(model.fit(X, wrong, sample_weight=w).score(T, wanted))
+    assert scores[1] > scores[0] + 0.03
+    assert model.feature_importances_[:2].sum() > 0.8
+
+
+def test_weights_are_rows_that_come_more_often() -> None:
+    """Of the fit, of the error and of the gradients: twice all weights is the same model."""
+    X, w = numbers(0), np.random.default_rng(0).uniform(0.5, 2, ROWS)
+    found = [
+        sk.KernelRegressor(metric="learn", n_centers=200, epochs=1, random_state=0)
+        .fit(X, of_two(X), sample_weight=factor * w).kernel_.metric
+        for factor in (1, 2)
+    ]  # fmt: skip
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-3, atol=1e-3)
+
+
+def test_several_targets_share_a_metric() -> None:
+    model, error = fitted(lambda X: np.stack([np.sin(2 * X[:, 0]), X[:, 1] ** 3 / 4], axis=1))
+    assert error < 0.3
+    assert model.feature_importances_[:2].sum() > 0.9
+
+
+@pytest.mark.parametrize("kernel", ["gaussian", {"kind": "sum", "parts": ["laplace", "matern52"]}])
+def test_any_kernel_takes_it(kernel: Any) -> None:
+    error = fitted(of_two, kernel=kernel)[1]
+    assert error < 0.5 * fitted(of_two, "none", kernel=kernel)[1]
+
+
+@pytest.mark.parametrize("bandwidth", ["median", 3.0])
+def test_a_bandwidth_that_is_said_is_in_the_metric(bandwidth: Any) -> None:
+    model, error = fitted(of_two, kernel="matern32", bandwidth=bandwidth)
+    assert error < 0.7 * fitted(of_two, "none", kernel="matern32", bandwidth=bandwidth)[1]
+    if bandwidth == 3.0:
+        assert model.bandwidth_ == 3.0
+
+
+def test_few_rows_tell_nothing() -> None:
+    X = numbers(0, 40)
+    model = sk.KernelRegressor(metric="learn", random_state=0).fit(X, of_two(X))
+    assert model.report_["learned_metric"] == {"kind": "none"}
+    assert np.isfinite(model.predict(X)).all()
+
+
+def test_constant_and_equal_columns() -> None:
+    X = numbers(0)
+    X = np.concatenate([X, X[:, :1], np.full((ROWS, 1), 3.0, np.float32)], axis=1)
+    model = sk.KernelRegressor(metric="learn", n_centers=200, epochs=2, random_state=0)
+    model.fit(X, of_two(X))
+    assert model.score(X, of_two(X)) > 0.9
+    assert np.isfinite(model.feature_importances_).all()
+    assert model.feature_importances_[-1] == 0.0
+
+
+@pytest.mark.full(all_but_every=3)
+@pytest.mark.parametrize("solver", ["direct", "falkon", "eigenpro4", "block"])
+def test_every_solver_works_in_it(solver: str) -> None:
+    error = fitted(of_two, solver=solver, epochs=1 if solver == "direct" else 10)[1]
+    assert error < 0.9 * fitted(of_two, "none", solver=solver, epochs=10)[1]
+
+
+# --- the same again -----------------------------------------------------------------------------
+
+
+def config(run_dir: Path | None, **changes: Any) -> sk.RunConfig:
+    tables = sk.RunConfig.from_tables(
+        {
+            "data": {"epochs": 2, "batch_size": 50, "scale": "none"},
+            "model": {"metric": "learn", "n_centers": 120},
+            "solver": {"name": "block"},
+            "run": {"device": "cpu", "run_dir": run_dir, "checkpoint_every": 7},
+        }
+    )
+    return tables.with_overrides(changes)
+
+
+def source() -> sk.ArraySource:
+    return sk.ArraySource(numbers(0), of_two(numbers(0)))
+
+
+def test_a_run_that_was_stopped_ends_with_the_same_bits(tmp_path: Path) -> None:
+    sk.train_model(config(tmp_path / "whole"), source=source()).model.backend.close()
+    for step in (1, 20, 30):
+        held_out = sk.ArraySource(numbers(3, 20), of_two(numbers(3, 20)))
+        stopped(config(tmp_path / "run"), step, source=source(), test=held_out)
+    found = sk.train_model(config(tmp_path / "run"), source=source()).model
+    assert found.op.kernel.metric is not None
+    assert_same_bits(final(tmp_path / "run"), final(tmp_path / "whole"))
+    loaded = load_model(tmp_path / "run", device="cpu")
+    np.testing.assert_array_equal(loaded.values(numbers(2)), found.values(numbers(2)))
+    for model in (found, loaded):
+        model.backend.close()
+
+
+@pytest.mark.full(all_but_every=2)
+@pytest.mark.parametrize("accelerator", ["none", "auto"])
+def test_any_number_of_threads_finds_the_same(accelerator: str) -> None:
+    found = []
+    for threads in (1, 2, 3):
+        made = config(None, **{"run.threads": threads, "run.accelerator": accelerator})
+        with sk.train_model(made, source=source()).model.backend as backend:
+            assert backend.threads == threads
+        found.append(sk.train_model(made, source=source()).model)
+    for other in found[1:]:
+        np.testing.assert_array_equal(other.op.kernel.metric, found[0].op.kernel.metric)
+        np.testing.assert_array_equal(other.values(numbers(2)), found[0].values(numbers(2)))
+
+
+def test_the_log_has_every_round(tmp_path: Path) -> None:
+    sk.train_model(config(tmp_path / "run"), source=source()).model.backend.close()
+    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    *ways, round_, steps, last = [line for line in lines if line["event"] == "metric"]
+    assert [(way["kind"], way["exponent"]) for way in ways] == [
+        (way.kind, way.exponent) for way in choose_metric.METRIC_WAYS
+    ]
+    assert len({way["errors"][0] for way in ways}) == 1  # all begin without a metric
+    best, chosen = min(ways, key=lambda way: min(way["errors"])), last["chosen"]
+    assert (round_["kind"], round_["exponent"]) == (best["kind"], best["exponent"])
+    assert (steps["kind"], steps["steps"]) == ("full", METRIC_STEPS)
+    assert round_["error_without"] == steps["error_without"] > max(round_["error"], steps["error"])
+    how = {name: chosen.get(name) for name in ("kind", "exponent", "steps")}
+    assert how in [{name: line.get(name) for name in how} for line in (round_, steps)]
+    assert chosen["error"] < chosen["error_without"]
+    assert chosen["standard_errors"] > choose_metric.METRIC_GAIN_SE
+
+
+def test_weights_are_gone_on_from_in_their_metric(tmp_path: Path) -> None:
+    shared = {"solver.ridge": 1e-7}  # which would be found on other rows where the metric is known
+    first = sk.train_model(config(tmp_path / "first", **shared), source=source()).model
+    again = sk.train_model(
+        config(tmp_path / "again", **shared, **{"solver.warm_start": str(tmp_path / "first")}),
+        source=source(),
+    ).model
+    np.testing.assert_array_equal(again.op.kernel.metric, first.op.kernel.metric)
+    T = numbers(1)
+    errors = [float(np.mean((m.values(T)[:, 0] - of_two(T)) ** 2)) for m in (first, again)]
+    assert errors[1] < 1.1 * errors[0]
+    for model in (first, again):
+        model.backend.close()
+
+
+@pytest.mark.full(all_but_every=3)
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"kernel": "laplace"}, {"kernel": "laplace", "bandwidth": 3.0}, {"bandwidth": "median"}],
+)
+@pytest.mark.parametrize("then", ["learn", "none"])
+def test_a_second_fit_goes_on_in_the_metric_of_the_first(given: dict[str, Any], then: str) -> None:
+    """On other rows, which would teach another one."""
+    X, T = numbers(0), numbers(1, 1500)
+    model = sk.KernelRegressor(
+        metric="learn", centers=X[:200], scale="none", warm_start=True, epochs=3, **given
+    ).fit(X, of_two(X))
+    metric, first = model.kernel_.metric, model.score(T, of_two(T))
+    assert metric is not None
+    more = numbers(5)
+    model.set_params(metric=then, epochs=1).fit(more, of_two(more))
+    np.testing.assert_array_equal(model.kernel_.metric, metric)
+    assert model.score(T, of_two(T)) > first - 0.02
+
+
+def test_plan_and_info_say_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store, run = str(tmp_path / "train.zarr"), str(tmp_path / "run")
+    sk.ingest_store(numbers(0), store, y=of_two(numbers(0)))
+    given = ["--train", store, "--run-dir", run, "--set", "model.metric=learn"]
+    assert run_command(["plan", *given, "--all", "--no-measure"]) == 0
+    said = capsys.readouterr().out
+    assert "rows to learn a metric from" in said
+    assert re.search(r"FLOPs: metric \d\d?%", said)
+    assert run_command(["train", *given, "--epochs", "1"]) == 0
+    capsys.readouterr()
+    assert run_command(["info", run]) == 0
+    (line,) = [x for x in capsys.readouterr().out.splitlines() if "learned_metric" in x]
+    assert re.search(r"(full|diagonal), (120 steps|exponent \S+), error 0\.00\d+", line)
+    assert "error without" in line
+
+
+def test_the_first_block_of_partial_fit_teaches_the_metric() -> None:
+    X = numbers(0)
+    model = sk.KernelRegressor(metric="learn", n_centers=200, scale="none", random_state=0)
+    model.partial_fit(X[:600], of_two(X[:600]))
+    metric = model.kernel_.metric
+    assert metric is not None
+    model.partial_fit(X[600:], of_two(X)[600:])
+    np.testing.assert_array_equal(model.kernel_.metric, metric)
+
+
+# --- words --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (
+            {"metric": "full"},
+            "there is no array of a metric at full; correct model.metric, or set one",
+        ),
+        ({"features": "fourier"}, "features='fourier' has none"),
+        ({"kernel": sk.Laplace(1.0, metric=np.ones(D))}, "would replace the metric"),
+        ({"precision": "integer"}, "moves features off the integers"),
+        ({"metric": np.ones(D - 1)}, r"metric of shape \(5,\) is for other rows .* 6 features"),
+        ({"metric": np.ones((D, D + 1))}, "at most as many columns"),
+        ({"metric": np.full(D, np.nan)}, "metric holds NaN or infinity"),
+        ({"metric": np.array(["a"] * D)}, "must be numbers"),
+    ],
+)
+def test_what_can_not_be_is_a_sentence(given: dict[str, Any], text: str) -> None:
+    model = sk.KernelRegressor(**({"metric": "learn"} | given))
+    with pytest.raises(sk.StreamkernError, match=text):
+        model.fit(numbers(0), of_two(numbers(0)))
+
+
+def test_the_plan_has_room_for_it() -> None:
+    phases = []
+    for metric in ("none", "learn"):
+        run = open_run(config(None, **{"model.metric": metric}), RunInputs(source=source()))
+        phases.append(run.buffers.phases)
+        run.backend.close()
+    assert "metric" not in phases[0]
+    assert "metric" in phases[1]
+
+
+# --- roots --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exponent", [0.5, 1.0])
+def test_roots_of_powers(exponent: float) -> None:
+    B = numbers(0, 5, 5).astype(np.float64)
+    G = B @ B.T
+    lam, U = np.linalg.eigh(G)
+    M = (U * lam**exponent) @ U.T
+    A = metric_root(G, MetricVariant("full", exponent))
+    assert A is not None
+    np.testing.assert_allclose(A @ A.T, M * 5 / np.trace(M), atol=1e-10)
+    diagonal = metric_root(G, MetricVariant("diagonal", exponent))
+    assert diagonal is not None
+    truth = np.diag(G) ** exponent
+    np.testing.assert_allclose(diagonal**2, truth * 5 / truth.sum(), rtol=1e-12)
+
+
+def test_directions_that_nothing_depends_on_are_left_out() -> None:
+    G = np.diag([1.0, 1e-3, 1e-30, 0.0])
+    A = metric_root(G, MetricVariant("full", 1.0))
+    assert A is not None
+    assert A.shape == (4, 2)
+
+
+@pytest.mark.parametrize("G", [np.zeros((3, 3)), np.full((3, 3), np.nan)])
+def test_no_gradients_no_metric(G: Array) -> None:
+    assert metric_root(G, MetricVariant("full", 1.0)) is None
+
+
+@pytest.mark.parametrize("n", [48, 300, 5000, 10**6])
+def test_no_row_is_fitted_and_held_out(n: int) -> None:
+    pool, held = split(n)
+    assert 0 < pool <= METRIC_POOL
+    assert pool <= n - pool - held  # others judge
+    assert 0 < held <= n - 2 * pool

@@ -1,0 +1,79 @@
+"""Arrays of which every rank has some rows are saved as if the first had all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamkern.backend.base import Backend
+from streamkern.backend.ranks import Communicator
+from streamkern.basics.errors import CheckpointError
+from streamkern.rundir.chunked_array import ChunkedArray
+from streamkern.train.setup.gathered import gather_and_save, stripes_in
+from tests.rank_threads import on_threads
+
+SIZES = {"H.0": 23, "H.1": 8, "L": 1}
+WHOLE = {
+    name: np.tril(np.random.default_rng(n).normal(size=(n, n))) for name, n in SIZES.items()
+}  # fmt: skip
+
+
+def gathered(ranks: Communicator, save: Callable[[dict[str, ChunkedArray]], object]) -> None:
+    """Hand in this rank's rows of all of them."""
+    arrays: dict[str, Any] = {"start": np.ones((9, 2))}
+    for name, n in SIZES.items():
+        rows = ranks.triangle(n)
+        arrays[name] = WHOLE[name][rows, : rows.stop]
+    stripes = stripes_in(arrays, ("H.", "L"), ranks)
+    gather_and_save(stripes, ranks, Backend(threads=1), save)
+
+
+@pytest.mark.parametrize("size", [2, 5, 9])
+def test_it_is_given_all_rows(size: int) -> None:
+    """In parts of any size, of which several threads ask for different ones at a time."""
+    got = {name: np.full((n, n), np.nan) for name, n in SIZES.items()}
+
+    def save(parts: dict[str, ChunkedArray]) -> None:
+        def copy(name: str, part: slice) -> None:
+            got[name][part] = parts[name][part]
+
+        assert {name: part.shape for name, part in parts.items()} == {
+            k: (n, n) for k, n in SIZES.items()
+        }
+        wanted = [
+            (name, slice(i, min(i + 5, n))) for name, n in SIZES.items() for i in range(0, n, 5)
+        ]
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda each: copy(*each), wanted))
+
+    on_threads(size, lambda ranks: gathered(ranks, save))
+    for name, whole in WHOLE.items():
+        np.testing.assert_array_equal(got[name], whole)
+
+
+def test_what_fails_on_the_first_ends_all() -> None:
+    """A full disk, say: its error comes out, and nobody waits."""
+
+    def save(parts: dict[str, ChunkedArray]) -> None:
+        parts["H.0"][0:5]
+        raise CheckpointError("the disk is full")
+
+    with pytest.raises(CheckpointError, match="the disk is full"):
+        on_threads(3, lambda ranks: gathered(ranks, save))
+
+
+def test_a_rank_that_is_lost_ends_the_saving() -> None:
+    """Threads that ask for more are refused, too."""
+
+    def rows_of(ranks: Communicator) -> None:
+        if ranks.rank == 1:
+            ranks.allgather([23]), ranks.allgather([8]), ranks.allgather([1])
+            raise ValueError("the rank is gone")
+        gathered(ranks, lambda parts: [parts["H.0"][i : i + 1] for i in range(23)])
+
+    with pytest.raises(ValueError, match="the rank is gone"):
+        on_threads(2, rows_of)

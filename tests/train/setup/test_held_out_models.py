@@ -1,0 +1,114 @@
+"""Models of a few rows, against their equations in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import streamkern as sk
+from streamkern.solver.precondition.samples import SampleRows
+from streamkern.stream.target_scale import TargetScale
+from streamkern.train.resolve.resolved_run import open_run
+from streamkern.train.resolve.run_inputs import RunInputs
+from streamkern.train.setup import held_out_models
+from streamkern.train.setup.choose_metric import _certainty, _growth
+from streamkern.train.setup.held_out_models import HeldOut
+from tests.runs import Array, settings
+
+N, HELD, D, C = 300, 120, 4, 3
+
+
+def rows(n: int, seed: int, weighted: bool) -> SampleRows:
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, D))
+    Y = np.eye(C)[np.abs(X[:, :C] + rng.normal(size=(n, C)) / 2).argmax(axis=1)]
+    root = rng.uniform(0, 2, n) if weighted else None
+    return SampleRows(X, Y - 1 / C, root)
+
+
+def laplace(A: Array, B: Array, metric: Array | None, bandwidth: float) -> Array:
+    A, B = (np.float64(P if metric is None else P * metric) for P in (A, B))
+    return np.asarray(np.exp(-np.linalg.norm(A[:, None] - B, axis=2) / bandwidth))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("most", [N, 80])  # centers: all the rows, or the first of them
+@pytest.mark.parametrize("metric", [None, np.array([2.0, 1.0, 0.5, 0.1])])
+def test_a_model_solves_its_equations(
+    weighted: bool, most: int, metric: Array | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held_out_models, "METRIC_FIT", most)
+    monkeypatch.setattr(held_out_models, "EVALUATED_ROWS", 64)
+    fit, held = rows(N, 0, weighted), rows(HELD, 1, weighted)
+    source = sk.ArraySource(fit.X, fit.X[:, 0])
+    precise = {"model.n_centers": 50, "run.precision": "float64"}
+    run = open_run(settings(**precise), RunInputs(source))
+    classes = TargetScale(np.full(C, 1 / C), np.ones(C))
+    with run.backend.active():
+        found = HeldOut(run, fit, held, classes).with_kernel(
+            sk.Laplace(1.5, metric=metric), near=-2, least=-3
+        )
+    run.backend.close()
+    Z = fit.X[:most]
+    K, w = laplace(fit.X, Z, metric, 1.5), np.ones(N) if fit.root is None else fit.root**2.0
+    F = {}
+    for ridge in 10.0 ** np.arange(-3, 4):
+        A = K.T @ (w[:, None] * K) + ridge * laplace(Z, Z, metric, 1.5)
+        alpha = np.linalg.solve(A, K.T @ (w[:, None] * fit.Y))
+        F[ridge] = laplace(held.X, Z, metric, 1.5) @ alpha
+    v = np.ones(HELD) if held.root is None else held.root**2.0
+    errors = {ridge: v * ((f - held.Y) ** 2).sum(axis=1) for ridge, f in F.items()}
+    best = min(errors, key=lambda ridge: float(errors[ridge].mean()))
+    assert 10.0**found.ridge == best
+    np.testing.assert_allclose(found.errors, errors[best], rtol=1e-5, atol=1e-8)
+    assert found.error == pytest.approx(errors[best].mean(), rel=1e-6)
+    wrong = F[best].argmax(axis=1) != held.Y.argmax(axis=1)
+    np.testing.assert_allclose(found.wrong, v * wrong)
+    assert 0 < wrong.mean() < 0.5
+
+
+def test_means_of_classes_count() -> None:
+    """The class that is said is the largest of mean + scale f."""
+    held = rows(HELD, 1, False)
+    given = sk.ArraySource(held.X, held.X[:, 0])
+    run = open_run(settings(**{"model.n_centers": 50}), RunInputs(given))
+    mean = np.array([0.9, 0.05, 0.05])
+    Y = SampleRows(held.X, held.Y + 1 / C - mean, None)
+    judge = HeldOut(run, Y, Y, TargetScale(mean, np.ones(C)))
+    wrong = judge._missed(np.zeros((HELD, C)))[1]
+    run.backend.close()
+    np.testing.assert_array_equal(wrong, held.Y.argmax(axis=1) != 0)
+
+
+def test_gains_in_standard_errors() -> None:
+    rng = np.random.default_rng(0)
+    before = rng.exponential(size=2000)
+    gain = rng.normal(0.1, 1.0, 2000)
+    wanted = gain.mean() / (gain.std() / np.sqrt(2000))
+    assert _certainty(before, before - gain) == pytest.approx(wanted)
+    assert _certainty(before, before) == 0
+    assert _certainty(np.full(2000, np.inf), before) == 0
+    assert _certainty(before, np.full(2000, np.inf)) == 0
+
+
+def test_wrong_classes_are_counted_by_row() -> None:
+    before, after = np.zeros(1000), np.zeros(1000)
+    assert _growth(before, after) == 0
+    after[:9] = 1
+    assert _growth(before, after) == pytest.approx(3, rel=0.02)
+    assert _growth(after, before) == pytest.approx(-3, rel=0.02)
+    before[500:509] = 1
+    assert _growth(before, after) == 0
+
+
+def test_it_is_the_same_with_any_number_of_threads() -> None:
+    fit, held = rows(N, 0, True), rows(HELD, 1, True)
+    found = []
+    for threads in (1, 2):
+        config = settings(**{"model.n_centers": 50, "run.threads": threads})
+        run = open_run(config, RunInputs(sk.ArraySource(fit.X, fit.X[:, 0])))
+        with run.backend.active(), run.backend.single_threaded_blas():
+            model = HeldOut(run, fit, held, None).in_metric(None, 0, -2)
+        run.backend.close()
+        found.append(np.asarray(model.alpha).tobytes())
+    assert found[0] == found[1]

@@ -1,0 +1,161 @@
+"""Gradient steps on a metric: their derivatives against differences, and where they lead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import streamkern as sk
+from streamkern.backend.base import Backend
+from streamkern.kernels.products import KernelOperator
+from streamkern.solver.precondition.samples import SampleRows
+from streamkern.train.setup import metric_steps
+from streamkern.train.setup.held_out_models import Fitted
+from streamkern.train.setup.metric_steps import slopes, steps_from
+from tests.maths import Array, rows
+
+N, M, D, C = 30, 50, 4, 2
+RIDGE = 0.03
+SHIFT = np.array([0.3, -0.2, 0.0, 1.0])
+PROFILES: dict[str, tuple[Any, Callable[[Array], Array]]] = {
+    "laplace": (sk.Laplace, lambda s: np.exp(-np.sqrt(s))),
+    "gaussian": (sk.Gaussian, lambda s: np.exp(-s / 2)),
+    "matern32": (sk.Matern32, lambda s: (1 + np.sqrt(3 * s)) * np.exp(-np.sqrt(3 * s))),
+}
+METRICS = {
+    "scales": np.array([0.5, 2.0, 1.0, 0.3]),
+    "matrix": rows(4, D, 3) + np.eye(D)[:, :3],
+    "square": rows(5, D, D),
+}
+
+
+def some(n: int, seed: int, weighted: bool) -> SampleRows:
+    X = rows(seed, n, D)
+    Y = np.stack([np.sin(2 * X[:, 0]), X[:, 1] * X[:, 2]], axis=1)
+    root = np.random.default_rng(seed).uniform(0, 2, n) if weighted else None
+    return SampleRows(X, Y, root)
+
+
+def squared(A: Array, B: Array) -> Array:
+    return np.asarray(((A[:, None] - B) ** 2).sum(axis=2))
+
+
+def missed(
+    phi: Callable[[Array], Array], metric: Array, bandwidth: float, log_ridge: float,
+    fit: SampleRows, others: SampleRows,
+) -> float:  # fmt: skip
+    """By definition."""
+    a, b = ((R.X * metric if metric.ndim == 1 else R.X @ metric) for R in (fit, others))
+    K, K_others = (phi(squared(u, a) / bandwidth**2) for u in (a, b))
+    w, v = (np.ones(len(R.X)) if R.root is None else R.root**2.0 for R in (fit, others))
+    # min sum w (f - y)^2 + lam |f|^2 is (W K + lam I) alpha = W Y.
+    alpha = np.linalg.solve(w[:, None] * K + np.exp(log_ridge) * np.eye(N), w[:, None] * fit.Y)
+    return float((v[:, None] * (K_others @ alpha - others.Y) ** 2).sum() / v.sum() / C)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
+@pytest.mark.parametrize(("kernel", "phi"), PROFILES.values(), ids=PROFILES)
+def test_derivatives_are_those_of_the_error(
+    kernel: Any, phi: Callable[[Array], Array], metric: Array, weighted: bool
+) -> None:
+    fit, others = some(N, 0, weighted), some(M, 1, weighted)
+    others.X[3] = fit.X[5]  # where some kernels have a kink: no direction there
+    op = KernelOperator(kernel(1.7, metric=metric), Backend(1), "float64", SHIFT)
+    found = slopes(op, fit, others, RIDGE)
+    assert found is not None
+    h, given = 1e-6, (phi, metric, 1.7, np.log(RIDGE))
+    # The distance of two equal rows is known to the root of rounding.
+    assert found.error == pytest.approx(missed(*given, fit, others), rel=3e-8)
+
+    def difference(by: Array, by_ridge: float) -> float:
+        ends = [
+            missed(phi, metric + k * h * by, 1.7, given[3] + k * h * by_ridge, fit, others)
+            for k in (1, -1)
+        ]
+        return (ends[0] - ends[1]) / (2 * h)
+
+    units = np.eye(metric.size).reshape(metric.size, *metric.shape)
+    wanted = np.array([difference(unit, 0.0) for unit in units]).reshape(metric.shape)
+    np.testing.assert_allclose(found.metric, wanted, atol=2e-6 * np.abs(wanted).max())
+    assert found.log_ridge == pytest.approx(difference(0 * metric, 1.0), rel=1e-5)
+
+
+def test_no_factor_no_slopes() -> None:
+    fit = some(N, 0, False)
+    fit.X[1:] = fit.X[0]
+    op = KernelOperator(sk.Laplace(1.0, metric=np.ones(D)), Backend(1), "float64", SHIFT)
+    assert slopes(op, fit, some(M, 1, False), 0.0) is None
+
+
+def model(kernel: sk.Kernel) -> Fitted:
+    op = KernelOperator(kernel, Backend(1), "exact", np.zeros(D))
+    none = np.zeros(0)
+    return Fitted(1.0, none, none, 0, -2, op, None, None)
+
+
+def of_one_direction(weighted: bool = False) -> SampleRows:
+    X = np.random.default_rng(0).normal(size=(900, D)).astype(np.float32)
+    Y = np.sin(1.5 * X @ np.array([1.0, -1.0, 0.5, 0.0]))[:, None]
+    root = np.where(np.arange(900) % 3, 1.0, 0.0).astype(np.float32) if weighted else None
+    return SampleRows(X, Y.astype(np.float32), root)
+
+
+def test_a_direction_is_found() -> None:
+    A = steps_from(model(sk.Laplace(3.0)), of_one_direction(), "", 0)
+    assert A is not None
+    assert A.shape == (D, D)
+    assert np.sum(A**2) == pytest.approx(D)
+    U, lam, _ = np.linalg.svd(A)
+    assert lam[0] ** 2 > 0.9 * D
+    assert abs(U[:, 0] @ np.array([1.0, -1.0, 0.5, 0.0])) / 1.5 > 0.99
+
+
+def test_scales_stay_scales() -> None:
+    A = steps_from(model(sk.Laplace(3.0)), of_one_direction(), "diagonal", 0)
+    assert A is not None
+    assert A.shape == (D,)
+    assert np.abs(A).argmin() == 3
+
+
+def test_rows_without_weight_teach_nothing() -> None:
+    given, other = of_one_direction(True), of_one_direction(True)
+    other.Y[::3] = 7.0
+    found = [steps_from(model(sk.Matern32(3.0)), each, "full", 0) for each in (given, other)]
+    assert found[0] is not None
+    np.testing.assert_array_equal(found[0], found[1])
+
+
+@pytest.mark.parametrize("kind", ["diagonal", "full"])
+def test_a_constant_feature_leaves_it_and_one_that_hardly_varies_gains_little(kind: str) -> None:
+    """What rounding leaves of its gradients is no direction."""
+    given = of_one_direction()
+    X = given.X.astype(np.float64)
+    X[:, 3] = 0.7
+    metric = np.array([1.0, 1.0, 1.0, 1.0])
+    A = steps_from(model(sk.Laplace(3.0, metric=metric)), given._replace(X=X), kind, 0)
+    assert A is not None
+    assert not A[3].any()
+    X[5, 3] = 1.0  # in one row: in most steps it does not vary
+    metric[3] = 0.0
+    A = steps_from(model(sk.Laplace(3.0, metric=metric)), given._replace(X=X), kind, 0)
+    assert A is not None
+    assert np.sum(A[3] ** 2) < 5e-3 * D
+
+
+@pytest.mark.parametrize("kernel", [sk.LaplaceL1(2.0), sk.Polynomial(2)])
+def test_other_kernels_have_no_way(kernel: sk.Kernel) -> None:
+    assert steps_from(model(kernel), of_one_direction(), "", 0) is None
+
+
+def test_large_matrices_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metric_steps, "METRIC_FEATURES", D - 1)
+    start, given = model(sk.Laplace(3.0, metric=rows(1, D, D))), of_one_direction()
+    assert steps_from(start, given, "", 0) is None
+    assert steps_from(model(sk.Laplace(3.0)), given, "full", 0) is None
+    scales = steps_from(model(sk.Laplace(3.0)), given, "", 0)
+    assert scales is not None
+    assert scales.shape == (D,)

@@ -1,0 +1,72 @@
+"""What is measured of a machine: seconds of a unit, by a clock that can be told what to say."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamkern.config.run_config import RunConfig
+from streamkern.planning.effort import OpCounts
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.train.resolve.resolved_run import ResolvedRun, open_run
+from streamkern.train.resolve.run_inputs import RunInputs
+from streamkern.train.setup import speeds
+from streamkern.train.setup.speeds import measure_speeds
+
+rng = np.random.default_rng(0)
+X = rng.standard_normal((600, 6))
+UNIT_ROWS = 100
+
+
+class Slow(ArraySource):
+    """Each unit is waited for."""
+
+    def read_unit(self, u: int, seed: int, epoch: int) -> Any:
+        time.sleep(0.01)
+        return super().read_unit(u, seed, epoch)
+
+
+@pytest.fixture
+def run() -> Iterator[ResolvedRun]:
+    source = Slow(X, X[:, 0], unit_rows=UNIT_ROWS)
+    config = RunConfig.from_tables(
+        {
+            "model": {"n_centers": 50},
+            "solver": {"name": "block"},
+            "data": {"batch_size": 64},
+            "run": {"device": "cpu"},
+        }
+    )
+    run = open_run(config, RunInputs(source=source))
+    with run.backend:
+        yield run
+
+
+def test_what_a_run_does_not_do_is_not_measured(run: ResolvedRun) -> None:
+    found = measure_speeds(run, [OpCounts(kept=1), OpCounts(wide_factors=1)])
+    assert found.compute.kept > 0
+    assert found.compute.wide_factors > 0
+    assert found.compute == OpCounts(
+        kept=found.compute.kept, wide_factors=found.compute.wide_factors
+    )
+
+
+def test_seconds_are_those_of_the_clock(run: ResolvedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which goes on by one between two looks at it: a call takes one second."""
+    monkeypatch.setattr(speeds, "SECONDS", 12 * speeds.SHARES)
+    ticks = count()
+    found = measure_speeds(run, [OpCounts(kept=1, swept=1)], lambda: float(next(ticks)))
+    assert found.compute.kept == pytest.approx(1 / (64 * 50))
+    assert found.compute.swept == pytest.approx(1 / (2 * 64 * 50))
+    assert found.prepared == pytest.approx(1 / 64)
+
+
+def test_reading_is_waited_for_more_than_computed(run: ResolvedRun) -> None:
+    found = measure_speeds(run, [OpCounts(calls=1)])
+    assert found.read > 0.01 / UNIT_ROWS
+    assert found.busy < 0.5 * found.read

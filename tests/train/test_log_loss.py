@@ -1,0 +1,105 @@
+"""The log loss, from the setting to the probabilities."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+from scipy.spatial.distance import cdist
+from scipy.special import log_softmax, softmax
+
+import streamkern as sk
+from streamkern.config.run_config import RunConfig
+from streamkern.losses.log_loss import LogLoss
+from tests.runs import CLASSES, arrays, finished, settings
+
+X, Y = arrays(200, 3)
+LOG_LOSS = {"model.loss": "log_loss"}
+
+
+def classifier(**parameters: Any) -> sk.KernelClassifier:
+    """A small classifier of 200 rows of three classes."""
+    given = {
+        "n_centers": 60, "kernel": "laplace", "bandwidth": 3.0, "metric": "none", "scale": "none",
+        "threads": 1,
+    }  # fmt: skip
+    return sk.KernelClassifier(**given | {"loss": "log_loss"} | parameters)
+
+
+@pytest.mark.parametrize(("block_size", "epochs"), [(40, 100), (20, 1000)])
+def test_full_batches_end_at_the_least_penalised_loss(block_size: int, epochs: int) -> None:
+    """Against SciPy's minimum of the same objective, in float64."""
+    ridge, p = 1e-3, 40
+    overrides = LOG_LOSS | {
+        "data.batch_size": 200, "data.epochs": epochs, "model.n_centers": p, "solver.ridge": ridge,
+        "solver.block_size": block_size, "solver.average": False, "run.precision": "float64",
+    }  # fmt: skip
+    result = finished(settings(**overrides), source=sk.ArraySource(X, Y, classes=CLASSES))
+    targets, Z = result.model.targets, np.float64(result.Z)
+    gain = targets.scale[0]
+    K, of_centers = (np.exp(-cdist(a, Z) / 3.0) for a in (np.float64(X), Z))
+
+    def objective(flat: Any) -> float:
+        alpha = flat.reshape(p, 3)
+        losses = -log_softmax(targets.mean + gain * K @ alpha, axis=1)[np.arange(200), Y]
+        penalty = ridge / 2 * (alpha * (of_centers @ alpha)).sum()
+        return float(losses.mean() / (LogLoss.curvature * gain**2) + penalty)
+
+    best = minimize(objective, np.zeros(3 * p), method="L-BFGS-B",
+                    options={"maxiter": 2000, "maxfun": 10**6, "ftol": 1e-14}).fun  # fmt: skip
+    reached = objective(np.asarray(result.model.weights).reshape(-1))
+    assert best - 1e-6 <= reached <= best + 0.01 * (objective(np.zeros(3 * p)) - best)
+
+
+def test_probabilities_need_no_rows_set_aside(tmp_path: Path) -> None:
+    model = classifier(run_dir=tmp_path / "run").fit(X, Y)
+    P = model.predict_proba(X)
+    np.testing.assert_allclose(P, softmax(model.predict_values(X), axis=1), rtol=1e-5)
+    np.testing.assert_array_equal(model.predict(X), P.argmax(axis=1))
+    assert model.score(X, Y) > 0.9
+    losses = -np.log(P[np.arange(200), Y])
+    squares = classifier(loss="squared_error", calibrate=True).fit(X, Y).predict_proba(X)
+    assert losses.mean() < -np.log(squares[np.arange(200), Y]).mean()
+    loaded = sk.load(tmp_path / "run")
+    np.testing.assert_array_equal(loaded.predict_proba(X), P)
+    sk.ingest_store(X, tmp_path / "rows.zarr", y=Y)
+    figures = sk.evaluate(tmp_path / "run", tmp_path / "rows.zarr")
+    assert figures["log_loss"] == pytest.approx(losses.mean(), rel=1e-4)
+    assert figures["mse"] == pytest.approx(((P - np.eye(3)[Y]) ** 2).mean(), rel=1e-4)
+
+
+def test_the_weights_of_an_estimator_are_those_of_its_logits() -> None:
+    model = classifier().fit(X, Y)
+    K = np.exp(-cdist(np.float64(X), np.float64(model.centers_)) / 3.0)
+    logits = K @ np.float64(model.dual_coef_) + model.intercept_
+    np.testing.assert_allclose(model.predict_values(X), logits, atol=0.02)  # float32
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"solver.name": "falkon"}, "not with solver.name='falkon'"),
+        ({"solver.name": "auto", "solver.posterior": True}, "not with solver.posterior=True"),
+        ({"run.ranks": 2}, "not with run.ranks=2"),
+        ({"solver.warm_start": "runs/a"}, "not with solver.warm_start"),
+    ],
+)
+def test_what_minimises_squares_alone_is_refused(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(sk.ConfigError, match=says):
+        RunConfig().with_overrides({"solver.name": "block"} | LOG_LOSS | changes)
+
+
+def test_targets_and_runs_that_are_not_for_it_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(sk.ConfigError, match="is for classes, and the targets are values"):
+        sk.KernelRegressor(loss="log_loss").fit(X, X[:, 0])
+    with pytest.raises(sk.ConfigError, match="cannot be used with partial_fit"):
+        classifier().partial_fit(X, Y, classes=[0, 1, 2])
+    fitted = classifier(warm_start=True).fit(X, Y)
+    with pytest.raises(sk.ConfigError, match="cannot be used with weights of another run"):
+        fitted.fit(X, Y)
+    classifier(run_dir=tmp_path / "run").fit(X, Y)
+    with pytest.raises(sk.ConfigError, match="only squares can be gone on from"):
+        classifier(loss="squared_error", solver="block", warm_start=tmp_path / "run").fit(X, Y)
