@@ -1,10 +1,11 @@
-"""Ranks: trainers that make one step together, and the communication between them.
+"""Collective operations between ranks, the processes that train a run together.
 
-Every rank has a part of the rows of a batch, and receives the same sums; so all ranks make the same
-decisions without further messages. Only numbers are sent.
+Each rank computes its shard of a step, and sums over all shards have the same bits on every rank.
+So decisions that follow from sums need no further messages. Messages are numbers or raw bytes,
+never pickled objects.
 
-`Collective` is XGBoost's, over TCP, without authentication: for trusted networks. An array on a GPU
-goes through the host.
+`Collective` uses XGBoost's collective over TCP, without authentication: use it on trusted networks
+only. It copies arrays on a GPU to the host and back; `Nccl` does not.
 """
 
 from __future__ import annotations
@@ -31,11 +32,14 @@ from streamkern.planning.memory import RANK_SLAB_BYTES
 
 
 class Communicator:
-    """One of `size` trainers. Here the only one: its sums are its own values."""
+    """One of `size` ranks. This base class is a single rank, whose sums are its own values.
+
+    All ranks must call the collective methods, in the same order.
+    """
 
     rank, size = 0, 1
     waited_s = 0.0
-    """Seconds spent in sums: waiting for other ranks, and transferring."""
+    """Seconds spent in collective calls: waiting for other ranks, and transferring."""
 
     @property
     def is_single(self) -> bool:
@@ -43,7 +47,7 @@ class Communicator:
         return self.size == 1
 
     def sum(self, a: Array, backend: Backend) -> Array:
-        """Replace `a` by its sum over the ranks, the same bits on each. A collective call."""
+        """Sum `a` over the ranks, in place. Collective; all ranks get the same bits."""
         if self.is_single or not a.size:
             return a
         if a.nbytes > RANK_SLAB_BYTES and a.ndim > 1:
@@ -52,64 +56,68 @@ class Communicator:
                 self.sum(a[part] if len(a) > 1 else a[0], backend)
             return a
         host = np.ascontiguousarray(backend.to_host(a))
-        total = self._timed(host)
+        total = self._timed_total(host)
         a[...] = backend.asarray(total.reshape(host.shape), a.dtype)
         return a
 
     def broadcast_scalars(self, numbers: Sequence[float]) -> npt.NDArray[np.float64]:
-        """Return the numbers of rank 0 on all ranks. A collective call."""
-        mine = np.asarray(numbers, np.float64)
-        return mine if self.is_single else self._timed(np.zeros_like(mine) if self.rank else mine)
+        """Return the numbers of rank 0 on all ranks. Collective."""
+        own = np.asarray(numbers, np.float64)
+        if self.is_single:
+            return own
+        return self._timed_total(np.zeros_like(own) if self.rank else own)
 
     def allgather(self, numbers: Sequence[float]) -> npt.NDArray[np.float64]:
-        """Return the k numbers of every rank, (size, k). A collective call."""
-        said = np.zeros((self.size, len(numbers)))
-        said[self.rank] = numbers
-        return said if self.is_single else self._timed(said)
+        """Return the k numbers of every rank, (size, k). Collective."""
+        gathered = np.zeros((self.size, len(numbers)))
+        gathered[self.rank] = numbers
+        return gathered if self.is_single else self._timed_total(gathered)
 
     def agree(self, so: bool) -> bool:
-        """Return whether `so` is true on all ranks. A collective call."""
+        """Return whether `so` is true on all ranks. Collective."""
         return bool(self.allgather([so]).all())
 
     def broadcast_bytes(self, said: bytes) -> bytes:
-        """Return the bytes of rank 0 on all ranks. A collective call."""
+        """Return the bytes of rank 0 on all ranks. Collective."""
         if self.is_single:
             return said
         length = int(self.broadcast_scalars([len(said)])[0])
         return self.broadcast(np.frombuffer(said.ljust(length, b"\0"), np.uint8).copy()).tobytes()
 
     def broadcast(self, a: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Replace `a`, on the host, by that of rank 0, every bit of it. A collective call."""
+        """Overwrite `a`, an array on the host, with the bits of rank 0's. Collective."""
         if self.is_single:
             return a
         flat = a.reshape(-1).view(np.uint8)
         if self.rank:
             flat[:] = 0
         for part in tiles(len(flat), RANK_SLAB_BYTES):
-            total = self._timed(flat[part])
+            total = self._timed_total(flat[part])
             if self.rank:
                 flat[part] = total
         return a
 
     def exclusive_scan(self, count: int) -> int:
-        """Return the sum of the counts of all ranks before this one. A collective call."""
+        """Return the sum of the counts of all ranks before this one. Collective."""
         return int(self.allgather([count])[: self.rank].sum())
 
-    def _timed(self, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def _timed_total(self, own: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return `_total`, and add its time to `waited_s`."""
         began = time.perf_counter()
-        total = self._total(mine)
+        total = self._total(own)
         self.waited_s += time.perf_counter() - began
         return total
 
-    def _total(self, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def _total(self, own: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the sum of the arrays of all ranks, on the host. Collective."""
         raise NotImplementedError
 
     def stripe(self, n: int) -> slice:
-        """Return this rank's part of n rows; it may be empty."""
+        """Return this rank's stripe of n rows; it may be empty."""
         return slice(n * self.rank // self.size, n * (self.rank + 1) // self.size)
 
     def triangle(self, n: int) -> slice:
-        """Return this rank's rows of a lower triangular matrix with n rows: equal areas."""
+        """Return this rank's rows of a lower triangular n x n matrix: equal areas on all ranks."""
         first, last = (round(n * (k / self.size) ** 0.5) for k in (self.rank, self.rank + 1))
         return slice(first, last)
 
@@ -118,28 +126,28 @@ SINGLE = Communicator()
 
 
 class Collective(Communicator):
-    """Ranks that are processes, by `xgboost.collective`; see `process_group`.
+    """Communicator between processes, by `xgboost.collective`; see `process_group`.
 
-    A sum with a lost rank raises RankLostError, but occasionally, with XGBoost 3.2, never ends: so
-    the process that starts the ranks has to end them all when it finds that one is gone.
+    If a rank is lost, a sum raises RankLostError, or, occasionally with XGBoost 3.2, never returns.
+    So the process that starts the ranks has to end all of them when one is lost.
     """
 
     def __init__(self, rank: int, size: int, library: Any) -> None:
         self.rank, self.size, self._library = rank, size, library
         self._thread = threading.get_ident()
 
-    def _total(self, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def _total(self, own: npt.NDArray[Any]) -> npt.NDArray[Any]:
         library = self._library
-        if threading.get_ident() != self._thread:  # in other threads the library has one rank
+        if threading.get_ident() != self._thread:  # in another thread the library has a single rank
             raise RuntimeError("sums of ranks are for the thread that has joined them")
         try:
-            return np.asarray(library.allreduce(mine, library.Op.SUM)).reshape(mine.shape)
-        except Exception as error:  # XGBoost's own type: a peer that is gone, a time that is up
-            raise RankLostError(f"another rank is gone, or too slow: {_short(error)}") from error
+            return np.asarray(library.allreduce(own, library.Op.SUM)).reshape(own.shape)
+        except Exception as error:  # XGBoost's own type, for a lost peer or a timeout
+            raise RankLostError(f"another rank is gone, or too slow: {_summary(error)}") from error
 
 
-def _short(error: Exception) -> str:
-    """Return the first informative line; XGBoost's errors contain stack traces."""
+def _summary(error: Exception) -> str:
+    """Return the first informative line of an error of XGBoost, which contains stack traces."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     informative = [line for line in lines if not line.startswith(("[bt]", "Stack trace"))]
     return (informative or lines or [type(error).__name__])[0][:200]
@@ -147,10 +155,12 @@ def _short(error: Exception) -> str:
 
 @contextlib.contextmanager
 def process_group(rank: int, tracker: Mapping[str, Any]) -> Iterator[Communicator]:
-    """Join the ranks that `tracker` connects, as a context manager.
+    """Connect to the other ranks through `tracker`, and yield the communicator.
+
+    A process can be in one group at a time.
 
     tracker : result of `xgboost.tracker.RabitTracker.worker_args` in the process that started the
-        ranks. Once in a process at a time.
+        ranks
 
     Raises
     ------
@@ -159,34 +169,34 @@ def process_group(rank: int, tracker: Mapping[str, Any]) -> Iterator[Communicato
     """
     library = import_optional("xgboost.collective", "a run of several ranks", "ranks")
     try:
-        with contextlib.redirect_stdout(io.StringIO()):  # where the library prints the ranks
-            library.init(**tracker, dmlc_task_id=f"{rank:06d}")  # ranks sort by this text
+        with contextlib.redirect_stdout(io.StringIO()):  # the library prints the ranks
+            library.init(**tracker, dmlc_task_id=f"{rank:06d}")  # text by which it sorts the ranks
     except Exception as error:
-        raise RankLostError(f"the ranks do not come together: {_short(error)}") from error
+        raise RankLostError(f"the ranks do not come together: {_summary(error)}") from error
     yield Collective(library.get_rank(), library.get_world_size(), library)
-    library.finalize()  # not after a failure: it would wait for the others
+    library.finalize()  # not after a failure, when it would wait for the other ranks
 
 
 def on_devices(ranks: Communicator, backend: Backend) -> Communicator:
-    """Return ranks whose sums go from GPU to GPU, if NCCL can be used.
+    """Return a communicator that sums arrays on the GPUs by NCCL, or `ranks` itself.
 
-    Every rank must have its own GPU, and NCCL; otherwise returns `ranks`. A collective call. Raises
-    BackendError if NCCL is there but does not start.
+    NCCL is used if every rank has it and a GPU of its own. Collective. Raises BackendError if NCCL
+    is installed but does not start.
     """
     if ranks.is_single:
         return ranks
     library: Any = backend.nccl() if isinstance(backend, CupyBackend) else None
-    place = 0 if library is None else _place(backend)
-    there, places = ranks.allgather([library is not None, place]).T
-    if not there.all() or len(set(places)) < ranks.size:
+    device = 0 if library is None else _device_number(backend)
+    has_nccl, devices = ranks.allgather([library is not None, device]).T
+    if not has_nccl.all() or len(set(devices)) < ranks.size:
         return ranks
-    # It consists of C chars, which are signed on some machines and unsigned on others.
-    number = () if ranks.rank else library.get_unique_id()
-    heard = ranks.broadcast_bytes(np.asarray(number, np.int16).tobytes())
-    together = tuple(np.frombuffer(heard, np.int16).tolist())
+    # The id is an array of C chars, which are signed on some machines and unsigned on others.
+    own_id = () if ranks.rank else library.get_unique_id()
+    id_bytes = ranks.broadcast_bytes(np.asarray(own_id, np.int16).tobytes())
+    unique_id = tuple(np.frombuffer(id_bytes, np.int16).tolist())
     try:
         with backend.active():
-            communicator = library.NcclCommunicator(ranks.size, together, ranks.rank)
+            communicator = library.NcclCommunicator(ranks.size, unique_id, ranks.rank)
     except Exception as error:  # NCCL's own type
         raise BackendError(
             f"NCCL does not begin on rank {ranks.rank} of {ranks.size}: {error}",
@@ -195,15 +205,15 @@ def on_devices(ranks: Communicator, backend: Backend) -> Communicator:
     return Nccl(ranks, communicator, library, backend)
 
 
-def _place(backend: Any) -> int:
-    """Return a number that identifies the device among those of all machines."""
+def _device_number(backend: Any) -> int:
+    """Return a number that identifies the GPU among the GPUs of all machines."""
     return zlib.crc32(f"{socket.gethostname()} {backend.device.pci_bus_id}".encode())
 
 
 class Nccl(Communicator):
     """Communicator that sums arrays on GPUs by NCCL; see `on_devices`.
 
-    Sums are in place, on the backend's stream: the host does not wait.
+    A sum runs in place on the backend's stream, and the host does not wait for it.
     """
 
     def __init__(self, host: Communicator, communicator: Any, library: Any, backend: Any) -> None:
@@ -213,39 +223,42 @@ class Nccl(Communicator):
             np.dtype(np.float32): library.NCCL_FLOAT32,
             np.dtype(np.float64): library.NCCL_FLOAT64,
         }
-        self._under_way = deque[tuple[Any, Any]]()
+        self._pending_events = deque[tuple[Any, Any]]()
         self._on_device_s = 0.0
 
     @property
     def waited_s(self) -> float:  # type: ignore[override]
-        """Seconds of the host's sums, and of the device's sums that have ended."""
+        """Seconds of the sums on the host, and of the finished sums on the device."""
         cuda = self._backend.xp.cuda
-        while self._under_way and self._under_way[0][1].done:
-            self._on_device_s += cuda.get_elapsed_time(*self._under_way.popleft()) / 1000
+        while self._pending_events and self._pending_events[0][1].done:
+            self._on_device_s += cuda.get_elapsed_time(*self._pending_events.popleft()) / 1000
         return self._host.waited_s + self._on_device_s
 
     def sum(self, a: Array, backend: Backend) -> Array:
-        """Sum an array over the ranks, see `Communicator`; arrays on the host go through it."""
+        """Sum an array over the ranks, see `Communicator.sum`.
+
+        Arrays on the host, and dtypes other than float32 and float64, are summed by the host.
+        """
         if not isinstance(a, self._backend.xp.ndarray) or a.dtype not in self._types:
             return self._host.sum(a, backend)
         if not a.size:
             return a
-        whole = a if a.flags.c_contiguous else self._backend.xp.ascontiguousarray(a)
+        contiguous = a if a.flags.c_contiguous else self._backend.xp.ascontiguousarray(a)
         event, stream = self._backend.xp.cuda.Event, self._backend.stream
         began, ended = event(), event()
         began.record(stream)
         self._communicator.allReduce(
-            whole.data.ptr, whole.data.ptr, whole.size, self._types[whole.dtype],
-            self._library.NCCL_SUM, stream.ptr,
+            contiguous.data.ptr, contiguous.data.ptr, contiguous.size,
+            self._types[contiguous.dtype], self._library.NCCL_SUM, stream.ptr,
         )  # fmt: skip
         ended.record(stream)
-        self._under_way.append((began, ended))
-        if whole is not a:
-            a[...] = whole
+        self._pending_events.append((began, ended))
+        if contiguous is not a:
+            a[...] = contiguous
         return a
 
-    def _total(self, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return self._host._total(mine)
+    def _total(self, own: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return self._host._total(own)
 
-    def _timed(self, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return self._host._timed(mine)
+    def _timed_total(self, own: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return self._host._timed_total(own)

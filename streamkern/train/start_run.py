@@ -1,4 +1,4 @@
-"""Start of a run: everything checked, the run directory acquired, and the setup made or loaded."""
+"""Start a run: check its inputs, acquire its directory, and make or load its setup."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from streamkern.train.trainer import Trainer
 
 
 def run_directory(config: RunConfig, *, writable: bool = True) -> RunDirectory:
-    """Return the directory of the run, not yet acquired."""
+    """Return the run directory, without acquiring its lock."""
     assert config.run.run_dir is not None
     return RunDirectory(
         config.run.run_dir, keep=config.run.keep_checkpoints, writable=writable,
@@ -50,14 +50,14 @@ def run_directory(config: RunConfig, *, writable: bool = True) -> RunDirectory:
 def acquired_run(
     config: RunConfig, given: RunInputs, directory: RunDirectory | None, request: StopRequest,
 ) -> Iterator[tuple[ResolvedRun, BaseSource | None, Any, contextlib.ExitStack]]:  # fmt: skip
-    """Open, check and record a run, whose directory this process locks.
+    """Resolve and check a run, lock its directory, and record its settings there.
 
-    Yields the run, its test data, the Dask client to read on, and a stack that is closed at the
-    end. The backend is closed on an error.
+    Yields the resolved run, its test data on rank 0, the Dask client that reads, and an exit stack
+    that is closed at the end. An error closes the backend.
     """
     ranks = given.ranks
-    if ranks.rank:  # with another memory it might resolve other sizes
-        run = opened_run(config, given, directory, *_received(ranks))
+    if ranks.rank:  # with less or more memory, this machine might resolve other sizes than rank 0
+        run = opened_run(config, given, directory, *_receive_sizes(ranks))
     else:
         run = opened_run(config, given, directory)
         parent, parent_id = run.given.continued, None
@@ -72,11 +72,11 @@ def acquired_run(
         run = replace(run, given=replace(run.given, ranks=ranks))
         if given.centers is not None:
             check_center_features(given.centers.shape, run.data.source.row_shape)
-        _check_shareable(config, run.data.source.feed_transforms)
+        _refuse_mixup_over_ranks(config, run.data.source.feed_transforms)
         for note in checked_classes(run.data):
             warn(note)
-        first = given.ranks.rank == 0
-        held_out = open_test(config, run.data, given.test) if first else None
+        is_rank0 = given.ranks.rank == 0
+        test = open_test(config, run.data, given.test) if is_rank0 else None
         record = run_record(run)
         check_same_run(directory, record)
         with contextlib.ExitStack() as stack:
@@ -87,13 +87,13 @@ def acquired_run(
             if client is not None:
                 check_cluster(client, run.data.source)
             if directory is not None:
-                stack.enter_context(request.later())  # until the directory is released
-                with request.at_once():  # the lease of another process may have to expire first
+                stack.enter_context(request.later())  # a signal waits until the lock is released
+                with request.at_once():  # it may wait until another process's lease expires
                     stack.enter_context(directory)
-                check_same_run(directory, record)  # nobody else wrote in between
-                if first and recorded_run(directory) is None:
+                check_same_run(directory, record)  # again: it may have changed before the lock
+                if is_rank0 and recorded_run(directory) is None:
                     directory.write_config(record)
-            yield run, held_out, client, stack
+            yield run, test, client, stack
     except BaseException:
         run.backend.close()
         raise
@@ -109,21 +109,25 @@ def started_trainer(
     on_evaluation: Callable[[dict[str, Any]], None] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Iterator[Trainer]:
-    """Yield a trainer after its setup or its last checkpoint; its backend is closed on an error."""
-    with acquired_run(config, given, directory, request) as (run, held_out, client, stack):
-        aside = run.data.aside if given.ranks.rank == 0 else None
-        evaluations = EvaluationSchedule(config.run, held_out, on_evaluation, aside)
-        listeners = Callbacks(callbacks, stack)
-        trainer = Trainer(run, directory, evaluations, stack, request, listeners, progress=progress)
+    """Yield a trainer that stands before its first step or at its newest checkpoint.
+
+    An error closes the backend.
+    """
+    with acquired_run(config, given, directory, request) as (run, test, client, stack):
+        validation = run.data.aside if given.ranks.rank == 0 else None
+        evaluations = EvaluationSchedule(config.run, test, on_evaluation, validation)
+        trainer = Trainer(
+            run, directory, evaluations, stack, request, Callbacks(callbacks, stack),
+            progress=progress,
+        )  # fmt: skip
         with request.at_once():
             trainer.begin(client)
         yield trainer
 
 
-def _check_shareable(config: RunConfig, transforms: Sequence[Transform]) -> None:
-    """Raise if a transform of a row depends on other rows of its batch, which other ranks may
-    hold."""
-    if config.run.n_ranks > 1 and any(isinstance(each, MixUp) for each in transforms):
+def _refuse_mixup_over_ranks(config: RunConfig, transforms: Sequence[Transform]) -> None:
+    """Raise ConfigError for mixup with several ranks: a row's partner may be on another rank."""
+    if config.run.n_ranks > 1 and any(isinstance(transform, MixUp) for transform in transforms):
         raise ConfigError(
             f"{mention('run.ranks', config.run.ranks)} cannot share batches whose rows mixup pairs",
             "leave one of them out",
@@ -134,15 +138,15 @@ def opened_run(
     config: RunConfig, given: RunInputs, directory: RunDirectory | None,
     sizes: Sizes | None = None, parent_id: ParentId | None = None,
 ) -> ResolvedRun:  # fmt: skip
-    """Open a run, or its continuation of another run.
+    """Resolve a run, which may continue another one.
 
-    sizes, parent_id : as rank 0 found them, on another rank
+    sizes, parent_id : values that rank 0 has resolved; given on the other ranks
     """
     config, given = continuing(as_recorded(config, directory), given, directory, parent_id)
     return open_run(config, given, fixed_sizes=sizes or recorded_sizes(directory))
 
 
-def _received(ranks: Communicator) -> tuple[Sizes, ParentId | None]:
-    """Return the sizes and the identity of the parent run that rank 0 broadcasts."""
+def _receive_sizes(ranks: Communicator) -> tuple[Sizes, ParentId | None]:
+    """Receive the sizes and the identity of the parent run from rank 0."""
     *sizes, parent_id = json.loads(ranks.broadcast_bytes(b""))
     return sizes_from(*sizes), None if parent_id is None else tuple(parent_id)
