@@ -1,11 +1,12 @@
-"""Requests to stop: signals that raise at once where work can end, and are only noted elsewhere.
+"""Requests to stop, by signals: they raise an exception at once, or are recorded until later.
 
-All files that streamkern writes survive a kill at any instant, so raising between two bytecodes is
-safe too, and reaches every loop and every wait, those of libraries included, without a check in any
-of them. The only work that is finished first is a step of a run that will be saved afterwards.
+All files that streamkern writes survive a kill at any instant. So an exception may be raised
+between any two bytecodes; it then interrupts every loop and wait, also those in libraries, without
+checks in the loops. The only work that is finished first is a step of a run that saves its steps.
 
-The exception is raised when the interpreter runs the handler, which may be after minutes in one
-call of a library. The process of the command line then ends without it, if nothing is to be saved.
+The exception is raised when the interpreter runs the signal handler, and one call of a library may
+delay that by minutes. In that case `watched`, which the command line uses, ends the process, unless
+it has something to save.
 """
 
 from __future__ import annotations
@@ -25,23 +26,23 @@ from streamkern.basics.errors import TrainingInterrupted
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)
 )
-# A closed terminal sends SIGHUP more than once, and a service manager may send it after SIGTERM:
-# only these signals, when repeated, request an end without saving.
-_INSISTING = tuple(number for number in SIGNALS if number.name != "SIGHUP")
+# Signals whose repetition ends the process without saving. SIGHUP is not among them: a closed
+# terminal sends it more than once, and a service manager may send it after SIGTERM.
+_FORCING = tuple(number for number in SIGNALS if number.name != "SIGHUP")
 _GRACE_S = 5.0
-_PATIENCE_S, _LOOKS = 0.7, 7  # time for a handler to run, and number of checks
+_OVERDUE_S, _N_CHECKS = 0.7, 7  # time that a handler has to run, and checks in this time
 
 
 class Stopped(BaseException):
-    """A signal ended the work. Not an Exception, so that no handler takes it for a failure."""
+    """A signal ended the work. It is no Exception, so `except Exception` does not catch it."""
 
 
 class StopRequest:
-    """Requests by SIGTERM, SIGINT and SIGHUP: raise `Stopped` in the main thread at once, or later.
+    """Handle SIGTERM, SIGINT and SIGHUP by raising `Stopped` in the main thread, at once or later.
 
-    A second SIGTERM or SIGINT has its usual effect; SIGHUP, however often, is one request. Signals
-    that are ignored (nohup) stay ignored. Outside the main thread, or with install=False, no
-    handler is installed.
+    A second SIGTERM or SIGINT has its usual effect; repeated SIGHUPs are one request. Ignored
+    signals (nohup) stay ignored. Outside the main thread, or with install=False, no handler is
+    installed.
     """
 
     def __init__(self, *, install: bool) -> None:
@@ -50,7 +51,7 @@ class StopRequest:
         self._before: dict[int, Any] = {}
         self._at_once, self._saves = self._install, False
         self._outcomes: list[Callable[[Stopped], BaseException]] = []
-        self._deciding = threading.RLock()
+        self._request_lock = threading.RLock()
 
     def check(self) -> None:
         """Raise Stopped if a signal was received."""
@@ -58,22 +59,23 @@ class StopRequest:
             raise Stopped(f"stopped by {self.requested}")
 
     def later(self) -> contextlib.AbstractContextManager[None]:
-        """Only note signals during a `with` block; `check` and `at_once` raise for them."""
-        return self._granting(at_once=False, saves=False)
+        """Record signals during a `with` block; `check` and `at_once` raise for them later."""
+        return self._mode(at_once=False, saves=False)
 
     @contextlib.contextmanager
     def at_once(self, *, saves: bool = False) -> Iterator[None]:
-        """Raise for signals at once during a `with` block, also for one received before.
+        """Raise for signals at once during a `with` block, also for one recorded before it.
 
-        saves : the caller saves something when it catches Stopped, so only Stopped may end the
-            work.
+        saves : whether the caller saves its work when it catches Stopped. If so, `watched` leaves
+            the first signal to it.
         """
-        with self._granting(at_once=True, saves=saves):
+        with self._mode(at_once=True, saves=saves):
             self.check()
             yield
 
     @contextlib.contextmanager
-    def _granting(self, *, at_once: bool, saves: bool) -> Iterator[None]:
+    def _mode(self, *, at_once: bool, saves: bool) -> Iterator[None]:
+        """Set how signals are handled during a `with` block."""
         before = self._at_once, self._saves
         self._at_once, self._saves = at_once, saves
         try:
@@ -83,7 +85,7 @@ class StopRequest:
 
     @contextlib.contextmanager
     def becoming(self, outcome: Callable[[Stopped], BaseException]) -> Iterator[None]:
-        """Use `outcome` in a `with` block, for the error that an outer block makes of Stopped."""
+        """Register, during a `with` block, the error into which an outer block turns Stopped."""
         self._outcomes.append(outcome)
         try:
             yield
@@ -92,22 +94,25 @@ class StopRequest:
 
     @property
     def at_no_loss(self) -> bool:
-        """True if the work may be ended at this instant: it has nothing to save."""
+        """True if the work may end at this instant, with nothing to save."""
         return self._at_once and not self._saves
 
     def overdue(self) -> bool:
-        """Return whether a signal has not been handled yet, although it would be raised at once."""
+        """Return whether a signal that has arrived, and would raise at once, is not handled yet.
+
+        The caller knows that one has arrived.
+        """
         return self.requested is None and bool(self._before) and self.at_no_loss
 
     def taken(self, number: int) -> BaseException | None:
-        """Return the error to end the process with if a signal is overdue; otherwise None.
+        """Return the error that ends the process if signal `number` is overdue; otherwise None.
 
-        Called on another thread. After an error is returned, the main thread cannot leave its
-        handlers.
+        Called on another thread. After it has returned an error, the main thread cannot leave its
+        signal handler, which waits for a lock that this method has taken.
         """
-        self._deciding.acquire()
+        self._request_lock.acquire()
         if not self.overdue():
-            self._deciding.release()
+            self._request_lock.release()
             return None
         stopped = Stopped(f"stopped by {signal.Signals(number).name}")
         return self._outcomes[-1](stopped) if self._outcomes else stopped
@@ -116,15 +121,15 @@ class StopRequest:
         if self._install:
             for number in SIGNALS:
                 if signal.getsignal(number) is not signal.SIG_IGN:
-                    self._before[number] = signal.signal(number, self._note)
+                    self._before[number] = signal.signal(number, self._handle)
         return self
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        with self._deciding:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        with self._request_lock:
             first = self.requested is None
             self.requested = self.requested or signal.Signals(number).name
-        if number in _INSISTING:
-            self._restore(_INSISTING)
+        if number in _FORCING:
+            self._restore(_FORCING)
         if first and self._at_once:
             self.check()
 
@@ -141,10 +146,11 @@ class StopRequest:
 def resumable(
     stop: StopRequest | None, *, kept: bool, where: Callable[[], str] = lambda: ""
 ) -> Iterator[StopRequest]:
-    """Yield the caller's request or a new one, for work that the same call continues if `kept`.
+    """Yield `stop`, or a new request, for work that can be stopped.
 
-    Kept work ends with TrainingInterrupted, whose message includes `where`; other work, stopped by
-    the caller's request, ends with Stopped.
+    If the work is `kept`, the same call can resume it: a signal ends it with TrainingInterrupted,
+    whose message includes `where`. Otherwise the caller's request ends it with Stopped, and without
+    one no handler is installed.
     """
 
     def outcome(stopped: Stopped) -> BaseException:
@@ -166,13 +172,16 @@ def resumable(
 
 @contextlib.contextmanager
 def watched(stop: StopRequest, explain: Callable[[BaseException], int]) -> Iterator[None]:
-    """End the process on signals during a `with` block even if no handler gets to run.
+    """End the process on signals during a `with` block even if their handlers cannot run.
 
-    A library's code that does not return blocks the main thread: factorizations take minutes, and
-    OpenBLAS waits forever for address space that a limit denies. If `stop` raises the first signal
-    at once and nothing is to be saved, the process ends as it would have: `explain` reports the
-    error and returns the exit code. A second SIGTERM or SIGINT always ends it. Only for a process
-    of our own; outside the main thread, which alone has handlers, nothing changes.
+    The interpreter runs no handler while the main thread is in one call of a library:
+    factorizations take minutes, and OpenBLAS waits forever for address space that a limit denies.
+    If the first signal should raise at once and nothing is to be saved, another thread ends the
+    process in the same way: `explain` reports the error and returns the exit code. A second SIGTERM
+    or SIGINT always ends the process, after `_GRACE_S` seconds.
+
+    Only for a process that belongs to streamkern. Outside the main thread, the only one with signal
+    handlers, nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -182,19 +191,19 @@ def watched(stop: StopRequest, explain: Callable[[BaseException], int]) -> Itera
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
 
     def watch() -> None:
-        seen = insisted = 0
+        first = n_forcing = 0
         while number := os.read(reading, 1):
-            insisted += number[0] in _INSISTING
-            if insisted == 2:
+            n_forcing += number[0] in _FORCING
+            if n_forcing == 2:
                 time.sleep(_GRACE_S)
                 os._exit(128 + number[0])
-            if number[0] in SIGNALS and not seen:
-                seen = number[0]
-                _on_a_thread(_end_overdue, stop, seen, explain)
+            if number[0] in SIGNALS and not first:
+                first = number[0]
+                _start_thread(_end_overdue, stop, first, explain)
 
-    watcher = _on_a_thread(watch)
+    watcher = _start_thread(watch)
     try:
-        with _unheard(stop):
+        with _silenced_finalizers(stop):
             yield
     finally:
         signal.set_wakeup_fd(before)
@@ -205,11 +214,10 @@ def watched(stop: StopRequest, explain: Callable[[BaseException], int]) -> Itera
 
 
 @contextlib.contextmanager
-def _unheard(stop: StopRequest) -> Iterator[None]:
-    """Hide errors of finalizers during a `with` block once a signal was received.
+def _silenced_finalizers(stop: StopRequest) -> Iterator[None]:
+    """Hide errors of finalizers during a `with` block after a signal.
 
-    The signal interrupts libraries while they create the objects that their finalizers then
-    release.
+    The exception may leave an object of a library half created, which its finalizer cannot release.
     """
     before = sys.unraisablehook
 
@@ -224,20 +232,20 @@ def _unheard(stop: StopRequest) -> Iterator[None]:
         sys.unraisablehook = before
 
 
-def _on_a_thread(work: Callable[..., None], *arguments: Any) -> threading.Thread:
+def _start_thread(work: Callable[..., None], *arguments: Any) -> threading.Thread:
     thread = threading.Thread(target=work, args=arguments, name="streamkern-signals", daemon=True)
     thread.start()
     return thread
 
 
 def _end_overdue(stop: StopRequest, number: int, explain: Callable[[BaseException], int]) -> None:
-    """End the process once the signal has been overdue for a while without interruption."""
-    looks = 0
+    """End the process once the signal is overdue in `_N_CHECKS` checks in a row."""
+    n_overdue = 0
     while stop.requested is None:
-        time.sleep(_PATIENCE_S / _LOOKS)
-        looks = looks + 1 if stop.overdue() else 0
-        if looks >= _LOOKS and (outcome := stop.taken(number)) is not None:
-            code = explain(outcome)
+        time.sleep(_OVERDUE_S / _N_CHECKS)
+        n_overdue = n_overdue + 1 if stop.overdue() else 0
+        if n_overdue >= _N_CHECKS and (error := stop.taken(number)) is not None:
+            code = explain(error)
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)

@@ -1,12 +1,13 @@
-"""Append rows to a finished store on a disk: it is the old store until one file is replaced.
+"""Append rows to a finished store on a disk, published by replacing one file.
 
-    new chunks, the last old one filled up -> tables under new names -> the group's zarr.json
-    -> the zarr.json of the arrays, for programs that open one by itself
+    the last old chunk, filled up, and new chunks -> tables under new names -> the group's zarr.json
+    -> the zarr.json of each array, for programs that open one array alone
 
-No reader of the old store looks beyond its rows. The only chunk that changes is its last one, if it
-has room: it begins with its old rows, by whose digest a reader of the old store recognises it
-(`StoredChunks`), and its new content is durable before it replaces the old. Tables of the old store
-stay until rows are appended for the second time afterwards.
+Until the group's zarr.json is replaced, readers see the old store, and a reader that opened the old
+store never reads beyond its rows. The only old chunk that changes is the last one, if it has room.
+It still begins with the old rows, so that such a reader can verify them by their digest
+(`StoredChunks`), and the new content is durable before it replaces the old. The next append removes
+the tables of the old store.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import zarr
@@ -41,32 +42,29 @@ from streamkern.store.zarr_json import (
     store_mark,
 )
 
-if TYPE_CHECKING:
-    pass
-
 _PLAN = "plan"
 
 
 class StoreAppender(ChunkOutput):
-    """Writes the chunks of a store that hold appended rows, and publishes them all at once.
+    """Writer of the chunks that hold appended rows, which are published all at once.
 
-    The caller ensures that nothing else appends to the store. The same appender (same `plan`, same
-    rows) resumes the work of a killed one.
+    The caller ensures that no other process appends to the store. An appender with the same `plan`
+    and the same rows resumes the work of a killed one.
 
     Parameters
     ----------
     url : URL of a finished store on a disk
-    n_rows : number of rows to add
-    files : names of the files they come from, and the number of rows of each
-    n_left_out : rows of these files that were left out, since they have no target
-    plan : a key of everything that the rows, and their order, follow from; kept with the store
+    n_rows : number of rows to append
+    files : name of each file that they come from, and its number of rows
+    n_left_out : number of rows of these files that were left out because they have no target
+    plan : key of everything that determines the rows and their order; recorded in the store
 
     Attributes
     ----------
     spec : StoreSpec
-        Spec of the resulting store.
+        Spec of the store after the append.
     head : RowBlock or None
-        The old rows of the last chunk, if it has room.
+        The old rows of the last old chunk, if it has room for more.
     """
 
     def __init__(
@@ -86,16 +84,16 @@ class StoreAppender(ChunkOutput):
             old, n_rows=old.n_rows + n_rows, files=_files(old, n_rows, files), fingerprint="",
             n_left_out=old.n_left_out + n_left_out,
         )  # fmt: skip
-        self._first = old.n_rows // old.chunk_rows
+        self._first_chunk = old.n_rows // old.chunk_rows  # the first one with appended rows
         self.head = self._read_head()
         self._group: Any = zarr.open_group(store, mode="r+", use_consolidated=False)
         self._names = layout.row_arrays(old.weight_totals is not None)
-        self._appends = int(self._mark.get("appends", 0)) + 1  # this time included
-        self._digests, self._crc = layout.table_names(self._appends)
+        self._appends = int(self._mark.get("appends", 0)) + 1  # including this one
+        self._digest_table, self._crc_table = layout.table_names(self._appends)
         with disk_full_hint(str(url)):
             journal = self._begin(spec)
         arrays = [self._group[name] for name in self._names]
-        replaced = None if self.head is None else self._first
+        replaced = None if self.head is None else self._first_chunk
         super().__init__(str(url), spec, arrays, journal, replaced)
 
     def statistics(self) -> RunningStatistics:
@@ -103,42 +101,42 @@ class StoreAppender(ChunkOutput):
         return RunningStatistics.from_spec(self._old.spec)
 
     def finish(self, stats: Statistics) -> StoreSpec:
-        """Publish the new store in the place of the old one, in one step; return its spec."""
-        self._check_place()  # first: a replaced store would be read below
-        damaged = self._first_damaged(self._first)
+        """Publish the new store in place of the old one, in one step; return its spec."""
+        self._check_place()  # before chunks are read from a store that was replaced
+        damaged = self._first_damaged(self._first_chunk)
         if damaged is not None:
             raise DataError(
                 f"chunk {damaged} of {redact(self.url)} is damaged or was not written",
                 "append the same rows again",
             )
         with disk_full_hint(self.url):
-            old = self._old.stored.read_crcs()[: self._first]
-            crc = self._write_crcs(self._group, self._crc, old)
+            old = self._old.stored.read_crcs()[: self._first_chunk]
+            crc = self._write_crcs(self._group, self._crc_table, old)
             arrays = self._documents()
             mark = sealed({**self._attributes(stats), "crc": crc}, arrays)
             root = root_metadata(mark, arrays, self._other_attributes())
             self._sync()
             self._check_place()
             self._store.write("zarr.json", root)
-            _follow(self._store, self.url)
+            _update_arrays(self._store, self.url)
         return open_store(self.url).spec
 
     def _begin(self, spec: StoreSpec) -> Journal:
-        """Return the journal of a killed call, or a new one with the chunks of the old store."""
+        """Return the journal of a killed call, or a new one with the full old chunks."""
         plan = [self._plan, self._old.spec.fingerprint, spec.n_rows]
-        digests = self._old.stored.read_digests()[: self._first]
-        self._remove(self._crc)
-        if self._digests in self._group:
-            table = self._group[self._digests]
+        digests = self._old.stored.read_digests()[: self._first_chunk]
+        self._remove(self._crc_table)
+        if self._digest_table in self._group:
+            table = self._group[self._digest_table]
             if table.attrs.get(_PLAN) == plan:
                 journal = Journal(table)
-                if not np.array_equal(journal.digests[: self._first], digests):
-                    journal.keep(digests)  # a killed call has written only a part
+                if not np.array_equal(journal.digests[: self._first_chunk], digests):
+                    journal.keep(digests)  # the call was killed while it wrote them
                 return journal
-            self._remove(self._digests)
+            self._remove(self._digest_table)
         shape = (spec.n_chunks, len(self._names) * layout.DIGEST_BYTES)
         table = create_array(
-            self._group, self._digests, shape, layout.DIGEST_CHUNK, np.dtype(np.uint8),
+            self._group, self._digest_table, shape, layout.DIGEST_CHUNK, np.dtype(np.uint8),
             ("chunk", "byte"), self._compress(),
         )  # fmt: skip
         journal = Journal(table)
@@ -147,39 +145,42 @@ class StoreAppender(ChunkOutput):
         return journal
 
     def _remove(self, name: str) -> None:
+        """Remove a table, if it exists."""
         if (self._store.root / name).is_dir():
             remove_arrays(self._store, STORE, (name,))
 
     def _compress(self) -> str:
-        """Return the compression of the old tables."""
+        """Return the compression of the old tables, which the new ones use as well."""
         return "zstd" if len(self._old.stored.contents.digests.compressors) > 1 else "none"
 
     def _read_head(self) -> RowBlock | None:
+        """Return the rows of the last chunk if it has room for more, else None."""
         stored, spec = self._old.stored, self._old.spec
         if spec.n_rows % spec.chunk_rows == 0:
             return None
-        row_ids = self._old.source_rows(self._first)
-        return RowBlock.from_arrays([*stored.read(self._first), row_ids])
+        row_ids = self._old.source_rows(self._first_chunk)
+        return RowBlock.from_arrays([*stored.read(self._first_chunk), row_ids])
 
     def _documents(self) -> dict[str, Mapping[str, Any]]:
-        """Return the metadata of the arrays; arrays of rows get their new length."""
+        """Return the metadata of the arrays of the new store, with the new number of rows."""
         documents = store_documents(self._store, "", self.url)
         assert documents is not None
         arrays: dict[str, Mapping[str, Any]] = {}
         for name in self._names:
             document = documents.arrays[name]
             arrays[name] = {**document, "shape": [self.spec.n_rows, *document["shape"][1:]]}
-        tables = (self._digests, self._crc)
+        tables = (self._digest_table, self._crc_table)
         return arrays | read_documents(self._store, "", self.url, tables)
 
     def _attributes(self, stats: Statistics) -> dict[str, Any]:
+        """Return the attributes of streamkern in the new store."""
         old = self._old.spec
-        before = [*self._mark.get("before", []), [old.n_rows, old.fingerprint]]
+        earlier = [*self._mark.get("before", []), [old.n_rows, old.fingerprint]]
         return {
             **{k: v for k, v in self._mark.items() if k not in ("metadata", "metadata_digest")},
-            "made_from": None,  # no single call makes it again
+            "made_from": None,  # no single call could reproduce the store
             "appends": self._appends,
-            "before": before,
+            "before": earlier,
             "appended": self._plan,
             "files": self.spec.files,
             **({"n_left_out": self.spec.n_left_out} if self.spec.n_left_out else {}),
@@ -188,20 +189,21 @@ class StoreAppender(ChunkOutput):
         }
 
     def _other_attributes(self) -> dict[str, Any]:
-        """Return the attributes that somebody gave the group beside streamkern's."""
+        """Return the foreign attributes of the group, which are kept."""
         attributes = json.loads((self._store.root / "zarr.json").read_bytes())["attributes"]
         return {name: value for name, value in attributes.items() if name != ATTRIBUTE}
 
     def _sync(self) -> None:
-        """Return once the new chunks and tables are durable, as the old ones are."""
+        """Make the new chunks and tables durable."""
         root = self._store.root
-        chunks = range(self._first, self.spec.n_chunks)
+        chunks = range(self._first_chunk, self.spec.n_chunks)
         files = [root / chunk_key(self._group[name], i) for name in self._names for i in chunks]
-        tables = (root / name for name in (self._digests, self._crc))
+        tables = (root / name for name in (self._digest_table, self._crc_table))
         files += [path for table in tables for path in table.rglob("*") if path.is_file()]
         sync_files(root, files)
 
     def _check_place(self) -> None:
+        """Raise DataError unless the URL still holds the old store."""
         now = store_mark(self._store, "", self.url) or {}
         if now.get("fingerprint") != self._old.spec.fingerprint:
             raise DataError(
@@ -211,19 +213,19 @@ class StoreAppender(ChunkOutput):
 
 
 def complete(url: str | os.PathLike[str]) -> None:
-    """Finish the work of a killed call.
+    """Finish the work of a killed append.
 
-    Temporary files are removed. If its rows are published, the arrays' own zarr.json are updated,
-    and tables that no reader needs any more are removed.
+    Removes temporary files. If the rows of the append are published, also updates the zarr.json of
+    each array, and removes all tables but those of this store and of the one before the append.
     """
     store = zarr_store(url, read_only=False)
     assert isinstance(store, LocalFiles)
     sweep(store, STORE)
-    _follow(store, str(url))
+    _update_arrays(store, str(url))
 
 
-def _follow(store: LocalFiles, url: str) -> None:
-    """Copy the group's metadata to the arrays' own zarr.json; drop tables no longer in use."""
+def _update_arrays(store: LocalFiles, url: str) -> None:
+    """Copy the group's metadata to the zarr.json of each array; remove tables no longer in use."""
     documents = store_documents(store, "", url)
     if documents is None or not documents.mark.get("appends"):
         return
@@ -241,6 +243,6 @@ def _follow(store: LocalFiles, url: str) -> None:
 def _files(
     old: StoreSpec, n_rows: int, files: Sequence[tuple[str, int]]
 ) -> tuple[tuple[str, int], ...]:
-    """Return the files of the rows in order: of the old rows, then of the new ones."""
-    before = old.files or (("memory", old.n_rows),)
-    return (*before, *(files or (("memory", n_rows),)))
+    """Return the files that the rows come from, in order: those of the old rows, then the new."""
+    old_files = old.files or (("memory", old.n_rows),)
+    return (*old_files, *(files or (("memory", n_rows),)))
