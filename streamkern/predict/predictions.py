@@ -1,10 +1,11 @@
-"""Write predictions to an output: complete and in order, or marked as incomplete.
+"""Write predictions to an output, in order.
 
-    source --units--> model --values--> buffer (orders) --slabs--> output
+    source --units--> model --values--> buffer (sorts) --slabs--> output
 
-Predictions go to scratch files first, and from there to the output in one sweep. A killed call
-resumes from the last save when it is repeated; then, and after a full disk, the predictions are
-those of an uninterrupted call.
+Predictions are buffered in scratch files, and written to the output once all are computed. A file
+appears when it is complete; a Zarr group is marked as incomplete until then. After a kill or a full
+disk, the same call resumes from the last save and writes the same predictions as an uninterrupted
+call.
 """
 
 from __future__ import annotations
@@ -49,9 +50,8 @@ from streamkern.stream.sources.base import UNIT_BYTES
 ORDERS = ("source", "store")
 _COMPUTED = "computed"  # the first stage of the buffer
 
-
 Compute = Callable[[int], Iterator[tuple[int, NDArray[Any], NDArray[Any]]]]
-"""Yields (index in reading order, numbers of the rows (k,), values (k, c)) from an index on."""
+"""Yields (index in reading order, row numbers (k,), values (k, c)), starting at a given index."""
 
 
 def write_predictions(
@@ -61,12 +61,12 @@ def write_predictions(
 ) -> int:  # fmt: skip
     """Write predictions to `url`; return the number of rows.
 
-    table : description of the predictions; its number of rows is 0 if it is unknown
-    others : see `KernelModel.predict_to`
+    table : description of the predictions; its `n_rows` is 0 if the number is unknown
+    order, values, overwrite, storage_options, progress : see `KernelModel.predict_to`
     """
-    ending = _ending(url, order)
+    ending = _checked_ending(url, order)
     _check_table(table, url, ending)
-    table = _with_record(table, ending, order, values)
+    table = _output_table(table, ending, order, values)
     folder = scratch_folder(url, ending=".predict")
     output = (
         PredictionGroup(url, storage_options, table.record, overwrite)
@@ -83,16 +83,17 @@ def write_predictions(
             try:
                 output.check_free()
             except StreamkernError:
-                if not buffer.n_rows:  # left by the last finished call
+                if not buffer.n_rows:  # no predictions that a later call could resume
                     scratch.discard()
                 raise
-            if buffer.stage == DONE:  # and its output is gone
+            if buffer.stage == DONE:  # the output of that call was deleted
                 buffer.restart()
-            with _discarded_if_bad(scratch):
+            with _discard_on_data_error(scratch):
                 if not buffer.stage:
                     _fill(buffer, compute, table, progress)
             table = replace(table, n_rows=buffer.n_rows)
-            output.write(table, _slabs(buffer, scratch, table), lambda: buffer.save(PUBLISHING))
+            slabs = _output_slabs(buffer, scratch, table)
+            output.write(table, slabs, lambda: buffer.save(PUBLISHING))
             buffer.finish(DONE)
             n_rows = buffer.n_rows
         scratch.discard()
@@ -100,54 +101,58 @@ def write_predictions(
 
 
 @contextmanager
-def _discarded_if_bad(scratch: Scratch) -> Iterator[None]:
-    """Delete the scratch on an error that makes it useless to a later call."""
+def _discard_on_data_error(scratch: Scratch) -> Iterator[None]:
+    """Delete the scratch on errors of streamkern after which the same call cannot resume."""
     try:
         yield
     except (StorageError, CorruptChunkError):
-        raise  # the computed predictions are good, or deleted: the same call resumes
+        raise  # the predictions in the scratch are valid, or already deleted: the call resumes
     except StreamkernError:
         scratch.discard()
         raise
 
 
-def _slabs(buffer: PredictionBuffer, scratch: Scratch, table: PredictionTable) -> Slabs:
-    """Yield the predictions in order; if writing fails otherwise, they stay in the scratch."""
-    with _discarded_if_bad(scratch):
+def _output_slabs(buffer: PredictionBuffer, scratch: Scratch, table: PredictionTable) -> Slabs:
+    """Yield the slabs of the output in order.
+
+    An error in reading them may delete the scratch; an error of the writer does not.
+    """
+    with _discard_on_data_error(scratch):
         if table.input_columns is None:
             yield from buffer.slabs()
-        else:  # in the blocks in which they were read for prediction
+        else:  # blocks of the same size as those that were read for prediction
             yield from with_input_columns(table.input_columns.blocks(UNIT_BYTES), buffer.slabs())
 
 
 def with_input_columns(blocks: Iterator[list[Any]], slabs: Slabs) -> Slabs:
-    """Yield (first position, columns of the input (k,), values (k, c)) for each block of columns.
+    """Yield (first position, columns of the input (k,), values (k, c)) for each block of rows.
 
-    Raises DataError unless there are as many rows as predictions.
+    Raises DataError unless the input has as many rows as there are predictions.
     """
-    parts, first = (values for _, _, values in slabs), 0
-    held = next(parts, np.empty((0, 1)))
+    slab_values, first = (values for _, _, values in slabs), 0
+    waiting = next(slab_values, np.empty((0, 1)))  # predictions not yet yielded
     for columns in blocks:
         k = len(columns[0])
-        while len(held) < k and (part := next(parts, None)) is not None:
-            held = np.concatenate((held, part))
-        if len(held) < k:
-            raise _other_rows(f"more than the {first + len(held)} that were predicted")
-        yield first, columns, held[:k]
-        held, first = held[k:], first + k
-    if len(held) or next(parts, None) is not None:
+        while len(waiting) < k and (more := next(slab_values, None)) is not None:
+            waiting = np.concatenate((waiting, more))
+        if len(waiting) < k:
+            raise _other_rows(f"more than the {first + len(waiting)} that were predicted")
+        yield first, columns, waiting[:k]
+        waiting, first = waiting[k:], first + k
+    if len(waiting) or next(slab_values, None) is not None:
         raise _other_rows(f"{first}, and more were predicted")
 
 
 def _other_rows(rows: str) -> DataError:
+    """Return the error for an input that changed after its rows were predicted."""
     return DataError(
         f"the input has other rows than it had when it was predicted ({rows})",
         "give the same command or call again, which begins anew",
     )
 
 
-def _ending(url: str | os.PathLike[str], order: str) -> str:
-    """Return the ending of the output; raise ConfigError if it cannot be written as requested."""
+def _checked_ending(url: str | os.PathLike[str], order: str) -> str:
+    """Return the extension of the output's format; raise ConfigError if it cannot be written."""
     ending = os.path.splitext(os.fspath(url).rstrip("/"))[1].lower()
     refuse_within(url, "predictions")
     if order not in ORDERS:
@@ -164,7 +169,7 @@ def _ending(url: str | os.PathLike[str], order: str) -> str:
             f"{redact(os.fspath(url))} is remote, where predictions can only go to .zarr",
             "give that, or a local file",
         )
-    if ending == ".parquet":  # before hours of computing, not after
+    if ending == ".parquet":  # a missing package is found before the predictions are computed
         import_optional("pyarrow.parquet", "writing Parquet")
     if (ending, order) == (".npy", "store"):
         raise ConfigError(
@@ -195,8 +200,8 @@ def _check_table(table: PredictionTable, url: str | os.PathLike[str], ending: st
         table.input_columns.check_texts()
 
 
-def _with_record(table: PredictionTable, ending: str, order: str, values: bool) -> PredictionTable:
-    """Return the table with the parts that the output holds, and its record."""
+def _output_table(table: PredictionTable, ending: str, order: str, values: bool) -> PredictionTable:
+    """Return the description of what the output stores, with the record that identifies it."""
     only_ids = ending == ".npy" and table.classes is not None and not values
     if only_ids:
         table = replace(table, dtype=np.dtype(np.int32), width=1)
@@ -210,7 +215,7 @@ def _with_record(table: PredictionTable, ending: str, order: str, values: bool) 
 def _fill(
     buffer: PredictionBuffer, compute: Compute, table: PredictionTable, progress: Progress | None
 ) -> None:
-    """Compute all predictions into the buffer."""
+    """Compute the predictions that are not in the buffer yet, and add them to it."""
     for first, rows, values in compute(buffer.n_rows):
         positions = np.arange(first, first + len(rows)) if table.numbered else rows
         stored = values.argmax(axis=1)[:, None] if table.only_ids else values

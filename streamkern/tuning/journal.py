@@ -1,11 +1,12 @@
-"""The journal of a search: an Optuna study with a trial for each training.
+"""The journal of a search: an Optuna study with one trial per training.
 
-    journal.log   the study, by Optuna's `JournalFileBackend`: the settings and data that must not
-                  change, and one line for each training, written once it is done
-    result.json   the table, once the search is done
+    journal.log   the study, in the format of Optuna's `JournalFileBackend`: the settings and the
+                  identity of the data, which must not change, and one line per finished training
+    result.json   the table of the trials, written at the end of the search
 
-On a disk `search.lock` excludes a second process. On an object store the journal is one object,
-written again after each training. A search without a folder stays in memory, without Optuna.
+On a disk, `search.lock` excludes a second process. On an object store there is no lock, and the
+journal is one object that is rewritten after each training. Without a folder the records stay in
+memory, and the journal does not use Optuna.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from streamkern.train.differences import difference
 
 JOURNAL, RESULT, SEARCH_LOCK = "journal.log", "result.json", "search.lock"
 STUDY = "trainings"
-OLD_SEARCH = "search.json"  # of 0.1.0
+OLD_SEARCH = "search.json"  # the journal of streamkern 0.1.0
 TrialRecord = dict[str, Any]
 
 
 def optuna_package(what: str = "a search that is recorded") -> Any:
-    """Return the package, or raise MissingDependencyError."""
+    """Import Optuna; raise MissingDependencyError, which names `what`, if it is not installed."""
     return import_optional("optuna", what, "tune")
 
 
@@ -54,11 +55,13 @@ def quiet_optuna(optuna: Any) -> Iterator[None]:
 
 
 class TrialJournal:
-    """The recorded trainings. Raises RunError and StorageError if the folder cannot be used.
+    """The records of all trainings of a search, kept in a folder or, without one, in memory.
 
-    out : path or URL of a folder, or None
-    identity : JSON values; a folder with another one is refused with a ResumeMismatchError that
-        names every difference
+    Raises RunError or StorageError if the folder cannot be used.
+
+    out : path or URL of the folder, or None
+    identity : JSON values that must not change between the calls of a search. ResumeMismatchError
+        names every difference from the values in the folder.
     """
 
     def __init__(
@@ -77,7 +80,7 @@ class TrialJournal:
         self._folder = open_folder(out, storage_options)
         try:
             with self._storage_errors():
-                _check_ours(self._folder)
+                _check_search_folder(self._folder)
                 self._acquire(self._folder, local_path(out))
                 self._open(self._folder, local_path(out), json.loads(json.dumps(identity)))
         except BaseException:
@@ -91,7 +94,7 @@ class TrialJournal:
         self.close()
 
     def close(self) -> None:
-        """Let another process resume the search."""
+        """Release the lock, so that another process can resume the search."""
         if self._lock is not None:
             self._lock.release()
 
@@ -100,13 +103,13 @@ class TrialJournal:
         return list(self._records.values())
 
     def get(self, settings: Sequence[Any], split: int) -> TrialRecord | None:
-        """Return the record of the training with these settings (JSON values) on a split."""
+        """Return the record of the training with these JSON settings on a split, or None."""
         return self._records.get(_key(settings, split))
 
     def add(self, record: TrialRecord) -> None:
-        """Keep a record, which survives a power cut once this returns.
+        """Add the record of a training; in a folder it is durable on return.
 
-        Its entries `settings` and `fold` identify it.
+        The entries `settings` and `fold` identify the record.
         """
         self._records[_key(record["settings"], record["fold"])] = record
         if self._study is not None:
@@ -114,12 +117,13 @@ class TrialJournal:
                 self._study.add_trial(_trial(record))
 
     def finish(self, result: Mapping[str, Any]) -> None:
-        """Write result.json."""
+        """Write the result of the search to result.json."""
         if self._folder is not None:
             with self._storage_errors():
                 self._folder.write(RESULT, seal("result", result))
 
     def _acquire(self, folder: RunStorage, path: Path | None) -> None:
+        """Lock a folder on a disk, and delete temporary files left by killed calls."""
         if path is None:
             return
         make_folders(path)
@@ -138,20 +142,20 @@ class TrialJournal:
         """Open the study, check its identity, and read its records."""
         name = f"{folder.place}/{JOURNAL}"
         try:
-            self._study = _opened_study(folder, path)
+            self._study = _load_study(folder, path)
             recorded, trials = self._study.user_attrs.get("identity"), self._study.trials
             if recorded is None and trials:
                 raise ValueError("the settings of the search are missing")
         except (RunError, StorageError, OSError):
             raise
-        except Exception as error:  # Optuna's, for a line that it did not write
+        except Exception as error:  # any error of Optuna, for a line that it did not write
             raise RunError(
                 f"{name} is damaged ({error})", "restore it from a copy, or give another folder"
             ) from error
         if recorded is None:
             self._study.set_user_attr("identity", identity)
             return
-        changes = [c.removeprefix("settings.") for c in difference(recorded, identity)]
+        changes = [text.removeprefix("settings.") for text in difference(recorded, identity)]
         if changes:
             raise ResumeMismatchError(
                 f"{folder.place} holds a search that differs: {'; '.join(changes)}",
@@ -166,6 +170,7 @@ class TrialJournal:
 
     @contextlib.contextmanager
     def _storage_errors(self) -> Iterator[None]:
+        """Turn an OSError of the folder into a RunError."""
         try:
             yield
         except (RunError, StorageError):
@@ -176,11 +181,12 @@ class TrialJournal:
 
 
 def _key(settings: Sequence[Any], split: int) -> str:
+    """Return the text that identifies a training."""
     return json.dumps([*settings, split], sort_keys=True)
 
 
 def _trial(record: TrialRecord) -> Any:
-    """Return a finished trial of Optuna; one that diverged has failed."""
+    """Return a finished Optuna trial; a training that diverged is a failed trial."""
     optuna = optuna_package()
     ranges, state = optuna.distributions, optuna.trial.TrialState
     params: dict[str, Any] = {"kernel": kernel_text(record["kernel"])}
@@ -197,8 +203,8 @@ def _trial(record: TrialRecord) -> Any:
     )  # fmt: skip
 
 
-def _check_ours(folder: RunStorage) -> None:
-    """Raise RunError unless the folder holds a search, or nothing."""
+def _check_search_folder(folder: RunStorage) -> None:
+    """Raise RunError unless the folder is empty or holds a search of this version."""
     names = folder.names()
     if OLD_SEARCH in names and JOURNAL not in names:
         raise RunError(
@@ -216,27 +222,31 @@ def _check_ours(folder: RunStorage) -> None:
 # -- storage of the study ------------------------------------------------------------------------
 
 
-def _opened_study(folder: RunStorage, path: Path | None) -> Any:
-    """Return the study of the folder; path : of the folder, if it is on a disk."""
+def _load_study(folder: RunStorage, path: Path | None) -> Any:
+    """Return the study of the folder, created if there is none.
+
+    path : path of a folder on a disk, or None
+    """
     optuna = optuna_package()
     storages = optuna.storages
-    if JOURNAL not in folder.names():  # made at once, so that each journal of ours has this line
+    if JOURNAL not in folder.names():
+        # This backend writes all or nothing: the first line of our journals is never torn.
         with quiet_optuna(optuna):
-            storage = storages.JournalStorage(_ObjectJournal(folder))
+            storage = storages.JournalStorage(_ObjectBackend(folder))
             optuna.create_study(study_name=STUDY, storage=storage)
-    backend: Any = _ObjectJournal(folder)
+    backend: Any = _ObjectBackend(folder)
     _check_study(folder)
     if path is not None:
-        _cut_damage(path / JOURNAL)
+        _truncate_at_damage(path / JOURNAL)
         name = str(path / JOURNAL)
-        backend = storages.journal.JournalFileBackend(name, lock_obj=_HeldLock())
+        backend = storages.journal.JournalFileBackend(name, lock_obj=_NoLock())
     return optuna.load_study(study_name=STUDY, storage=storages.JournalStorage(backend))
 
 
 def _check_study(folder: RunStorage) -> None:
-    """Raise RunError if the journal is of another study, which may not be changed.
+    """Raise RunError if the journal holds a foreign study, which must not be changed.
 
-    ValueError if its first line is no entry of a journal.
+    Raises ValueError if the first line is not an entry of a journal.
     """
     first = folder.read(JOURNAL).splitlines(keepends=True)[:1]
     if not first or not _is_entry(first[0]):
@@ -248,10 +258,10 @@ def _check_study(folder: RunStorage) -> None:
         )
 
 
-class _HeldLock:
-    """Optuna's lock of the journal, which `search.lock` makes unnecessary.
+class _NoLock:
+    """A lock for Optuna's journal that does nothing, since this process holds `search.lock`.
 
-    Its own one would stay after a kill and delay the next process by half a minute.
+    Optuna's own lock would outlive a killed process and delay the next one by half a minute.
     """
 
     def acquire(self) -> bool:
@@ -261,8 +271,8 @@ class _HeldLock:
         pass
 
 
-class _ObjectJournal:
-    """Optuna's journal as one object, which is written again for each log entry."""
+class _ObjectBackend:
+    """Journal backend for Optuna that rewrites the journal as one object for each append."""
 
     def __init__(self, folder: RunStorage) -> None:
         self._folder = folder
@@ -279,24 +289,26 @@ class _ObjectJournal:
         self._folder.write(JOURNAL, "".join(f"{line}\n" for line in self._lines).encode())
 
 
-def _cut_damage(path: Path) -> None:
-    """Cut a journal durably before its first damaged line, which is not its first one.
+def _truncate_at_damage(path: Path) -> None:
+    """Truncate a journal durably at its first damaged line.
 
-    Optuna appends, and refuses a journal whose last line a kill or a power cut has torn.
+    Its first line is intact, see `_check_study`. Optuna only appends to the file, and refuses a
+    journal whose last line was torn by a kill or a power cut. Warns if more than that is damaged.
     """
     lines = path.read_bytes().splitlines(keepends=True)
-    intact = next((k for k, line in enumerate(lines) if not _is_entry(line)), len(lines))
-    if intact == len(lines):
+    n_intact = next((k for k, line in enumerate(lines) if not _is_entry(line)), len(lines))
+    if n_intact == len(lines):
         return
     last = lines[-1]
     torn = not last.endswith(b"\n") and not _is_entry(last[:-1] + b"\n")
-    if len(lines) > intact + 1 or not torn:
-        warn(f"{path} is damaged from line {intact + 1} on; later trainings are done again")
-    os.truncate(path, sum(map(len, lines[:intact])))
+    if len(lines) > n_intact + 1 or not torn:
+        warn(f"{path} is damaged from line {n_intact + 1} on; later trainings are done again")
+    os.truncate(path, sum(map(len, lines[:n_intact])))
     sync_file(path)
 
 
 def _is_entry(line: bytes) -> bool:
+    """Return whether a line is a complete entry of Optuna's journal."""
     try:
         return line.endswith(b"\n") and "op_code" in json.loads(line)
     except (ValueError, TypeError):
