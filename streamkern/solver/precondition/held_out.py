@@ -1,8 +1,10 @@
-"""Choice of the rows that are held out to find a ridge, and the search over powers of ten.
+"""Choose the rows that are held out to find a ridge, and search a grid of exponents.
 
-Sums over rows, such as normal equations, can be summed separately over some of them: then the fit
-to the other rows is measured on these without another pass. All rows made from one stored row are
-in the same part, and so are equal rows; otherwise copies of a row would reward memorising it.
+Normal equations are sums over rows. If the sums over the held-out rows are kept apart, the other
+rows can be fitted, and the error on the held-out rows measured, without another pass. Rows of one
+origin are in the same part, because held-out copies of fitted rows would reward memorising them.
+The caller gives the origins: stored rows, or the hashes of `bits_of`, by which equal rows have one
+origin.
 """
 
 from __future__ import annotations
@@ -21,44 +23,48 @@ from streamkern.solver.precondition.norm import eps
 
 FOLDS = 5
 SMALL = 1024
-"""Largest number of centers for which all folds are held out in turn.
+"""Largest number of centers for which all rows are held out in turn, in `FOLDS` folds.
 
-A fifth of the rows is held out at a time: sums for each of the folds are cheap there, and few rows
-are a poor measure. With more centers, one row in `HELD_OUT_PARTS` is held out throughout.
+With so few centers the sums of every fold are cheap, and there may be too few rows to measure the
+error on one part alone. With more centers, one row in `HELD_OUT_PARTS` is held out.
 """
 HELD_OUT_PARTS = 10
 NOTABLE = 1e-3
-"""Smallest relative decrease of the error with which a search continues."""
+"""Smallest relative decrease of the error for which a search goes on in a direction."""
 TINY_ERROR = 1e-300
 BITS_SLAB = 256
-"""Number of rows whose bits are multiplied at a time."""
+"""Number of rows that are hashed at a time."""
 
 
 def n_parts(p: int) -> int:
-    """Return the number of parts of the rows that are held out in turn, for p centers."""
+    """Return the number of parts that are held out in turn, for p centers."""
     return FOLDS if p <= SMALL else 1
 
 
 def bits_of(X: Array, backend: Backend) -> npt.NDArray[np.uint64]:
-    """Return hashes (m,) on the host, equal for equal rows of X (m, d) and hardly any others."""
-    unsigned = X.view(f"u{X.dtype.itemsize}")
+    """Return a hash of the bits of each row of X (m, d), (m,) on the host.
+
+    It is the sum, modulo 2**64, of the entries as unsigned integers times random odd numbers: equal
+    rows have equal hashes, and other rows hardly ever.
+    """
+    bits = X.view(f"u{X.dtype.itemsize}")
     xp = backend.xp
-    halves = np.random.default_rng(0).integers(1 << 63, size=X.shape[1], dtype=np.uint64)
-    odd = backend.asarray(2 * halves + 1)
-    sums = xp.empty(len(X), np.uint64)
+    random = np.random.default_rng(0).integers(1 << 63, size=X.shape[1], dtype=np.uint64)
+    factors = backend.asarray(2 * random + 1)
+    hashes = xp.empty(len(X), np.uint64)
     for rows in tiles(len(X), BITS_SLAB):
-        sums[rows] = (unsigned[rows] * odd).sum(axis=1)
-    result: npt.NDArray[np.uint64] = backend.to_host(sums)
+        hashes[rows] = (bits[rows] * factors).sum(axis=1)
+    result: npt.NDArray[np.uint64] = backend.to_host(hashes)
     return result
 
 
 def part_of(origins: npt.NDArray[Any], n: int) -> npt.NDArray[np.int64]:
-    """Return the part, 1 to n, in which each row is held out, or 0; equal for rows of one origin.
+    """Return the part, 1 to n, in which each row is held out; 0 for a row that never is.
 
-    origins : (m,) integers.
+    origins : (m,) integers; rows of one origin are in the same part.
     """
     x = origins.astype(np.uint64)
-    # The finaliser of SplitMix64: neighbours and periodic rows fall into random parts.
+    # The finaliser of SplitMix64: parts are random even for consecutive and periodic origins.
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
     part = (x ^ (x >> np.uint64(31))) % np.uint64(FOLDS if n == FOLDS else HELD_OUT_PARTS)
@@ -66,36 +72,46 @@ def part_of(origins: npt.NDArray[Any], n: int) -> npt.NDArray[np.int64]:
 
 
 def rounding(op: KernelOperator, Z: Points) -> float:
-    """Return the rounding error of kernel values, relative to the largest.
+    """Return an estimate of the rounding error of kernel values, relative to the largest value.
 
-    It is 10 eps, and more far from the mean. A squared distance is known to eps times the squared
-    norms, in bandwidths (`products`). Weights that fit the rounding of nearly equal centers are
-    wrong on other rows. Measured with Laplace, 80 centers and as many doubled or moved by 1e-4 to
-    1e-6 bandwidths, squared norms up to 460: a jitter of 1e-12, 1e-10, 1e-8, 1e-7, 1e-5 had a test
-    error of .57, .46, .26, .207, .206, and .204 with a ridge.
+    It is 10 eps. For kernels of squared distances it grows with the squared norms of the centers,
+    shifted and in bandwidths: the error of |a - b|^2 is about eps (|a|^2 + |b|^2), see `products`.
+
+    Solvers derive their jitter from it. With less jitter, the weights of nearly equal centers fit
+    the rounding error, and predictions of other rows are wrong. Measured with a Laplace kernel, 80
+    centers, as many copies, equal or moved by 1e-4 to 1e-6 bandwidths, and squared norms up to 460;
+    a ridge gave a test error of .204:
+
+        jitter      1e-12   1e-10   1e-8   1e-7   1e-5
+        test error    .57     .46    .26   .207   .206
     """
-    far = 1.0
+    squared_norm = 1.0
     if op.kernel.geometry == "distance" and op.precision != "integer":
-        # The 99th percentile: a few rows far from all others do not represent the rest.
-        far = max(far, float(np.quantile(op.backend.to_host(Z.portable(0)[1]), 0.99)))
-    return 10 * eps(op.dtype) * far
+        # The 99th percentile: a few outliers do not represent the other centers.
+        norms = op.backend.to_host(Z.portable(0)[1])
+        squared_norm = max(squared_norm, float(np.quantile(norms, 0.99)))
+    return 10 * eps(op.dtype) * squared_norm
 
 
 def is_not_center(op: KernelOperator, Z: Points, K: Array) -> npt.NDArray[np.bool_]:
-    """Return which rows are no center: only they measure a function on unseen rows.
+    """Return a mask (m,) of the rows that do not coincide with a center.
 
-    Nothing but the row itself determines the weight of a center at a row, so without the row the
-    function is wild there, and nowhere else. On tables of 6000 rows, a third of them centers, the
-    ridge with the least error on all held-out rows cost up to a fifth of the test error.
+    Only these rows measure the error on unseen data. If a row coincides with a center, nothing but
+    this row determines the center's weight; while it is held out, the function is arbitrary there,
+    and only there. On tables of 6000 rows, a third of them centers, the ridge with the least error
+    on all held-out rows raised the test error by up to a fifth.
+
+    A row coincides with a center if their distance is 0 up to `rounding`. For kernels of inner
+    products, no row is taken to coincide with one.
 
     Z : points of the centers.
-    K : (m, p), between the rows and these.
+    K : (m, p), kernel values between the rows and the centers.
     """
     if op.kernel.geometry not in ("distance", "l1"):
         return np.ones(len(K), bool)
     xp = op.backend.xp
-    same = float(op.kernel.profile(xp.asarray([rounding(op, Z)]), xp)[0])
-    result: npt.NDArray[np.bool_] = op.backend.to_host(K.max(axis=1) < same)
+    at_center = float(op.kernel.profile(xp.asarray([rounding(op, Z)]), xp)[0])
+    result: npt.NDArray[np.bool_] = op.backend.to_host(K.max(axis=1) < at_center)
     return result
 
 
@@ -103,46 +119,51 @@ def geometric_search(
     measure: Callable[[float], float], start: int, low: int, high: int, base: float = 10.0,
     stride: int = 2,
 ) -> dict[int, float]:  # fmt: skip
-    """Return errors at powers of `base`, by exponent.
+    """Search the power of `base` with the least error; return all measured errors, by exponent.
 
-    Steps of `stride` go both ways from `start` while the error falls notably; then the neighbours
-    of the best are tried. The error is infinite if there was no result.
+    From `start` the exponent moves by `stride`, first down and then up, as long as the error falls
+    by the share `NOTABLE`; then both neighbours of the best exponent are tried.
 
-    low, high : the last exponents that are tried.
+    measure : returns the error at base**exponent, infinity if there is no fit.
+    low, high : smallest and largest exponent that may be tried.
     """
     errors = {start: measure(base**start)}
 
-    def try_at(at: int) -> bool:
-        if at in errors or not low <= at <= high:
+    def improves(exponent: int) -> bool:
+        if exponent in errors or not low <= exponent <= high:
             return False
         least = min(errors.values())
-        errors[at] = measure(base**at)
-        return errors[at] < (1 - NOTABLE) * least or math.isinf(least)
+        errors[exponent] = measure(base**exponent)
+        return errors[exponent] < (1 - NOTABLE) * least or math.isinf(least)
 
     for step in (-stride, stride):
-        at = start + step
-        while try_at(at):
-            at += step
-    best = min(errors, key=lambda at: errors[at])
-    for at in (best - 1, best + 1):
-        try_at(at)
+        exponent = start + step
+        while improves(exponent):
+            exponent += step
+    best = min(errors, key=lambda exponent: errors[exponent])
+    for exponent in (best - 1, best + 1):
+        improves(exponent)
     return dict(sorted(errors.items()))
 
 
 def parabola_minimum(errors: Mapping[int, float]) -> float:
-    """Return the exponent of the least error, by a parabola through its logarithm at three trials.
+    """Return the exponent at the minimum of a parabola through three logarithms of the error.
 
-    The middle one is the best with trials on both sides; the result is at most one step from it.
+    They are those at the best exponent with finite errors at both neighbours, and at these; the
+    result is at most 1 from it. Without such an exponent, or if the parabola has no minimum, the
+    result is the best exponent that was tried.
     """
-    best = min(errors, key=lambda at: errors[at])
+    best = min(errors, key=lambda exponent: errors[exponent])
     inner = [
-        at for at in errors if math.isfinite(sum(errors.get(at + k, math.inf) for k in (-1, 1)))
+        exponent
+        for exponent in errors
+        if math.isfinite(sum(errors.get(exponent + k, math.inf) for k in (-1, 1)))
     ]
     if not inner:
         return float(best)
-    middle = min(inner, key=lambda at: errors[at])
-    below, least, above = (math.log(max(errors[middle + k], TINY_ERROR)) for k in (-1, 0, 1))
-    curvature = below - 2 * least + above
+    middle = min(inner, key=lambda exponent: errors[exponent])
+    left, mid, right = (math.log(max(errors[middle + k], TINY_ERROR)) for k in (-1, 0, 1))
+    curvature = left - 2 * mid + right
     if curvature <= 0:
         return float(best)
-    return middle + min(max(0.5 * (below - above) / curvature, -1.0), 1.0)
+    return middle + min(max(0.5 * (left - right) / curvature, -1.0), 1.0)

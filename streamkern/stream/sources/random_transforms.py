@@ -20,21 +20,22 @@ class Stored(Protocol):
 
 @dataclass(frozen=True)
 class GaussianNoise:
-    """X + sigma z, z standard normal, in the units that X has at this place of the list.
+    """Add sigma z to X, z standard normal, in the units of X at this position of the transforms.
 
-    round : round to whole steps of the stored values, clipped to the range of their dtype, uint8 or
-        uint16, so that such a store can hold X (`keeps_integers`). No transform before it in the
-        list may have made other numbers of integers. Rounds half to even, as everywhere.
+    round : round X to integers, half to even, and clip it to the range of the stored dtype, uint8
+        or uint16, so that a store of this dtype can hold it (`keeps_integers`). All transforms
+        before it must keep integers.
 
-    Rounding adds 1/12 to the variance of noise of half a step or more, within 3 %, and suppresses
-    smaller noise altogether: 2 Phi(-1 / (2 sigma)) of the numbers change, for sigma = 0.1 one in
-    two million. Clipping halves the noise at either end of the range: the mean moves inwards by
-    sigma / sqrt(2 pi) = 0.40 sigma, and the standard deviation is 0.58 sigma.
+    For sigma >= 0.5 the variance of rounded noise is sigma**2 + 1/12, within 3 %. Smaller noise
+    changes only a share 2 Phi(-1 / (2 sigma)) of the numbers: 10 % for sigma = 0.3, and one in two
+    million for sigma = 0.1. At either end of the range clipping removes one half of the noise: the
+    mean moves inwards by sigma / sqrt(2 pi) = 0.40 sigma, and the standard deviation is 0.58 sigma.
     """
 
     sigma: float
     round: bool = False
-    most: int | None = field(default=None, compare=False, repr=False)  # of the dtype, if bound
+    # Largest number of the stored dtype, set by `bind`.
+    most: int | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not (np.isfinite(self.sigma) and self.sigma >= 0):
@@ -49,11 +50,11 @@ class GaussianNoise:
 
     @property
     def needs_integers(self) -> bool:
-        """True if it accepts stored integers only."""
+        """True if the transform accepts only stored integers."""
         return self.round
 
     def bind(self, data: Stored) -> GaussianNoise:
-        """Return the same noise, with the range of the dtype if `round` needs it."""
+        """Return this noise; with `round`, it knows the largest number of the stored dtype."""
         if not self.round:
             return self
         dtype = np.dtype(data.dtype)
@@ -83,7 +84,7 @@ class GaussianNoise:
 
 
 class Shaped(Protocol):
-    """The part of a source that these transforms use."""
+    """The part of a source that crops and flips use."""
 
     @property
     def row_shape(self) -> tuple[int, ...]: ...
@@ -91,7 +92,7 @@ class Shaped(Protocol):
 
 @dataclass(frozen=True)
 class RandomCrop:
-    """Images shifted by up to `padding` pixels each way, and filled with 0."""
+    """Shift each image by up to `padding` pixels in both directions; fill the border with 0."""
 
     padding: int
     keeps_dtype = keeps_integers = True
@@ -101,15 +102,16 @@ class RandomCrop:
             raise ConfigError(f"crop padding={self.padding} must be at least 0")
 
     def bind(self, data: Shaped) -> RandomCrop:
-        _need_images("crop", data.row_shape)
+        _check_images("crop", data.row_shape)
         return self
 
     def __call__(self, X: AnyArray, Y: AnyArray, rng: RowRandom) -> tuple[AnyArray, AnyArray]:
         offset = rng.integers(0, 2 * self.padding + 1, (2,))
         cropped = rng.xp.empty_like(X)
-        step = max(1, len(X) // 8)  # padding all at once would take two more copies
-        for start in range(0, len(X), step):
-            part = slice(start, start + step)
+        # Eight parts: padding all images at once would take the memory of two more copies.
+        part_rows = max(1, len(X) // 8)
+        for start in range(0, len(X), part_rows):
+            part = slice(start, start + part_rows)
             cropped[part] = self._crop(rng.xp, X[part], offset[part])
         return cropped, Y
 
@@ -119,7 +121,7 @@ class RandomCrop:
         m, h, w, ch = X.shape
         padded = xp.pad(X, ((0, 0), (p, p), (p, p), (0, 0)))
         s_m, s_h, s_w, s_ch = padded.strides
-        # Every crop of every image as a view, then one gather picks a crop for each.
+        # A view of all crops of all images, from which one gather takes a crop of each image.
         windows = xp.lib.stride_tricks.as_strided(
             padded, (m, 2 * p + 1, 2 * p + 1, h, w, ch), (s_m, s_h, s_w, s_h, s_w, s_ch)
         )
@@ -131,12 +133,12 @@ class RandomCrop:
 
 @dataclass(frozen=True)
 class RandomFlip:
-    """Images mirrored left to right with probability one half."""
+    """Mirror each image left to right with probability one half."""
 
     keeps_dtype = keeps_integers = True
 
     def bind(self, data: Shaped) -> RandomFlip:
-        _need_images("flip", data.row_shape)
+        _check_images("flip", data.row_shape)
         return self
 
     def __call__(self, X: AnyArray, Y: AnyArray, rng: RowRandom) -> tuple[AnyArray, AnyArray]:
@@ -147,7 +149,8 @@ class RandomFlip:
         return {"kind": "flip"}
 
 
-def _need_images(kind: str, row_shape: tuple[int, ...]) -> None:
+def _check_images(kind: str, row_shape: tuple[int, ...]) -> None:
+    """Raise ConfigError unless rows are images."""
     if len(row_shape) != 3:
         raise ConfigError(
             f"{kind} needs images (height, width, channels)",
