@@ -54,6 +54,11 @@ FIGURES: Final = {
         for data in ("test", "validation")
         for name, text in (
             ("log_loss", "mean of -log of the probability of the class of a row"),
+            ("squared_hinge", "mean over rows of the squared hinge, summed over the classes"),
+            ("mae", "mean absolute error, in the units of the targets"),
+            ("huber_loss", "mean of Huber's loss, in squares of the units of the targets"),
+            ("pinball_loss", "mean pinball loss of the quantile, in the units of the targets"),
+            ("expectile_loss", "mean of the asymmetric squares, in squares of these units"),
             ("brier", "mean squared error of the probabilities, of two classes half of it"),
             ("ece", "how far the probability of the likeliest class is from being right as often"),
             (

@@ -16,10 +16,12 @@ from streamkern.config.rules import (
     CentersSetting,
     Flag,
     MetricSetting,
+    OptionalPart,
     Rule,
     Table,
 )
 from streamkern.kernels.builtin import KERNELS, Kernel, get_kernel, our_name
+from streamkern.losses.losses import LOSS_CLASSES, SQUARES
 
 ROUGH_TO_SMOOTH = ("laplace", "matern32", "matern52", "gaussian")
 """Kernels from which "auto" chooses."""
@@ -50,6 +52,19 @@ KernelChoice = Annotated[
         f'"auto", one of {", ".join(json.dumps(name) for name in KERNELS)}, or a table with '
         'kind = one of these, "sum" or "product"'
     ),
+]
+
+
+def _loss(value: object) -> object:
+    if value in (SQUARES, *LOSS_CLASSES):
+        return value
+    raise ValueError("not a loss")
+
+
+LossName = Annotated[
+    str,
+    BeforeValidator(_loss),
+    Rule(f"one of {', '.join(json.dumps(name) for name in (SQUARES, *LOSS_CLASSES))}"),
 ]
 
 
@@ -95,8 +110,11 @@ class ModelConfig(Table):
         mean over the rows of the run, of the first block in `partial_fit` (f learns by how much
         later ones differ), of the run that a warm start continues, and of a sample of the rows if a
         function makes or changes the targets. Mix-up keeps it.
-    loss : the loss that is minimised. "squared_error"; for classes, whose targets are one-hot rows,
-        also "log_loss", that of the softmax of the outputs, by the solver "block".
+    loss : the loss that is minimised; all but "squared_error" by the solver "block". For classes
+        "log_loss", of the softmax of the outputs, and "squared_hinge", of each class against the
+        others. For values "absolute_error", whose minimum is the median, "huber", which is linear
+        for large errors, and "quantile" and "expectile", which take `quantile`.
+    quantile : the quantile or expectile of those two losses, in (0, 1); left out it is 0.5.
     """
 
     table = "model"
@@ -108,7 +126,8 @@ class ModelConfig(Table):
     features: Literal["kernel", "fourier", "nystrom"] = "kernel"
     n_features: AutoCount = "auto"
     fit_intercept: Flag = True
-    loss: Literal["squared_error", "log_loss"] = "squared_error"
+    loss: LossName = SQUARES
+    quantile: OptionalPart = None
 
     @property
     def kernels(self) -> tuple[Any, ...]:
@@ -146,6 +165,17 @@ class ModelConfig(Table):
         if every and values.get("centers", "random") in ("random", "all"):
             return values | {"centers": "all", "n_centers": "auto"}
         return values
+
+    @model_validator(mode="after")
+    def _quantile_is_taken(self) -> ModelConfig:
+        taking = [name for name, loss in LOSS_CLASSES.items() if loss.takes_quantile]
+        if self.quantile is not None and self.loss not in taking:
+            raise ConfigError(
+                f"{mention('model.quantile', self.quantile)} is not used by "
+                f"{mention('model.loss', self.loss)}",
+                f"leave it out, or give one of {', '.join(taking)} as {mention('model.loss')}",
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_metric(self) -> ModelConfig:

@@ -22,6 +22,7 @@ PARAMETER_SETTINGS: Final = {
     "n_features": "model.n_features",
     "fit_intercept": "model.fit_intercept",
     "loss": "model.loss",
+    "quantile": "model.quantile",
     "solver": "solver.name",
     "block_size": "solver.block_size",
     "ridge": "solver.ridge",

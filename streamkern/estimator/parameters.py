@@ -46,6 +46,7 @@ class Parameters:
     n_features: int | str = "auto"
     fit_intercept: bool = True
     loss: str = "squared_error"
+    quantile: float | None = None
     solver: str = "auto"
     block_size: int | str = "auto"
     ridge: float | str = "auto"

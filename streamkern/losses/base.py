@@ -1,4 +1,4 @@
-"""The protocol of a loss.
+"""The base class of a loss.
 
 A loss l(z, y) is a convex function of the outputs z of a row. A solver minimises the mean of l over
 rows; it needs no more of l than
@@ -12,25 +12,72 @@ By the second, l is at most a square with another target:
 
 So a step that is right for squares, with the residual dl/dz / L in place of z - y, does not raise
 the mean loss of a full batch either (majorisation).
+
+Every loss here has a gradient that is a function of the error e of the prediction, e = predict(z) -
+y, and of the target, so that one pass over the errors serves the step and the training log.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
 
 
-class Loss(Protocol):
-    """A loss of outputs z (m, c) for targets Y (m, c), arrays of the module `xp`."""
+class Loss:
+    """A loss of outputs z (m, c) for targets Y (m, c), arrays of the module `xp`.
+
+    A subclass has `gradient` and `values`, and changes what else differs from the defaults. Open
+    parameters, which are found from the data, are None before `fitted`.
+    """
+
+    name: ClassVar[str]
+    """The value of model.loss."""
+    figure: ClassVar[str]
+    """The name of the mean loss in evaluations."""
+    for_classes: ClassVar[bool] = False
+    """Whether the targets are one-hot rows of classes, rather than values."""
+    identity_link: ClassVar[bool] = True
+    """Whether z is the prediction, so that targets are scaled as for squares."""
+    takes_quantile: ClassVar[bool] = False
+    """Whether it is made with model.quantile."""
 
     @property
-    def curvature(self) -> float:
-        """The bound L of the Hessian in z."""
+    def curvature(self) -> Any:
+        """The bound L of the Hessian in z: a number, or (c,) float64 by output."""
+        return 1.0
+
+    def at(self, rows_per_center: float) -> Loss:
+        """Return the loss to minimise after so many rows per center; others come earlier."""
+        return self
+
+    def fitted(self, errors: npt.NDArray[np.float64]) -> Self:
+        """Return the loss with its open parameters.
+
+        errors : (n, c), predictions less targets of rows that a fit by squares has not seen
+        """
+        return self
+
+    def parameters(self) -> dict[str, Any]:
+        """Return the parameters as JSON values, with which the class makes an equal loss."""
+        return {}
 
     def predict(self, xp: Any, z: Any) -> Any:
         """Return the prediction in the unit of the targets (m, c), in place of z."""
+        return z
 
-    def gradient(self, xp: Any, z: Any, Y: Any) -> Any:
-        """Return dl/dz (m, c), in place of z."""
+    def output(self, means: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Return the z whose prediction is the means of the targets, (c,)."""
+        return means
 
-    def values(self, xp: Any, z: Any, Y: Any) -> Any:
-        """Return the losses of the rows, (m,) float64."""
+    def gradient(self, xp: Any, errors: Any, Y: Any) -> Any:
+        """Return dl/dz (m, c), in place of the errors. Y is None for an identity link."""
+        raise NotImplementedError
+
+    def values(self, xp: Any, F: Any, Y: Any) -> Any:
+        """Return the losses of the rows, (m,) float64: the sum over outputs.
+
+        F : (m, c), predictions; for classes the outputs
+        """
+        raise NotImplementedError

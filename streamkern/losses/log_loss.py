@@ -5,15 +5,28 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
+
+from streamkern.losses.base import Loss
+
+MIN_CLASS_SHARE: Final = 1e-6
+"""Smallest share of a class that its logit without features stands for; a class without weight has
+a share of 0."""
 
 
-class LogLoss:
+class LogLoss(Loss):
     """The log loss of the softmax of the outputs.
 
     Its Hessian diag(p) - p p^T is at most 1/2 (Böhning 1992, Ann. Inst. Stat. Math. 44, 197-200).
     """
 
-    curvature: Final = 0.5
+    name, figure = "log_loss", "log_loss"
+    for_classes, identity_link = True, False
+
+    @property
+    def curvature(self) -> float:
+        """The bound of the Hessian, 1/2."""
+        return 0.5
 
     def predict(self, xp: Any, z: Any) -> Any:
         """Return the probabilities of the classes (m, c), in place of z."""
@@ -22,14 +35,16 @@ class LogLoss:
         z /= z.sum(axis=1, keepdims=True)
         return z
 
-    def gradient(self, xp: Any, z: Any, Y: Any) -> Any:
-        """Return softmax(z) - Y (m, c), in place of z."""
-        z = self.predict(xp, z)
-        z -= Y
-        return z
+    def output(self, means: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Return the logits of the classes' shares, (c,)."""
+        return np.log(np.maximum(means, MIN_CLASS_SHARE))
 
-    def values(self, xp: Any, z: Any, Y: Any) -> Any:
+    def gradient(self, xp: Any, errors: Any, Y: Any) -> Any:
+        """Return softmax(z) - Y (m, c), which the errors are."""
+        return errors
+
+    def values(self, xp: Any, F: Any, Y: Any) -> Any:
         """Return the losses of the rows, (m,) float64."""
-        z = z.astype(np.float64)
+        z = F.astype(np.float64)
         z -= z.max(axis=1, keepdims=True)
         return xp.log(xp.exp(z).sum(axis=1)) - (z * Y).sum(axis=1)

@@ -10,42 +10,61 @@ import numpy.typing as npt
 
 from streamkern.backend.base import Array, Backend
 from streamkern.losses.base import Loss
+from streamkern.losses.losses import saved_loss
 
 
 class ScaledLoss:
     """A loss of the outputs z = mean + gain f, whose target for f is never formed.
 
-    mean, gain : (c,) and a number; see `stream.target_scale`
+    For a loss of an identity link the targets are scaled, as for squares: (y - mean) / gain, with
+    the error f - (y - mean) / gain; else they are as stored, with the error predict(z) - y.
+
+    mean, gain : (c,); see `stream.target_scale`
     """
 
     def __init__(
-        self, loss: Loss, backend: Backend, dtype: Any, mean: npt.NDArray[np.float64], gain: float
-    ) -> None:
-        self.loss, self.gain, self._xp = loss, gain, backend.xp
-        self._mean = backend.asarray(mean, dtype)
-        self.of_zero = loss.predict(backend.xp, backend.asarray(mean[None], dtype))[0]
-        self._step = 1 / (loss.curvature * gain)
+        self, loss: Loss, backend: Backend, dtype: Any,
+        mean: npt.NDArray[np.float64], gain: npt.NDArray[np.float64],
+    ) -> None:  # fmt: skip
+        self.loss, self._xp = loss, backend.xp
+        self.scales_targets = loss.identity_link
+        self._backend, self._dtype = backend, dtype
+        self._mean, self._gain, self._host_gain = self._asarray(mean), self._asarray(gain), gain
+        self.of_zero = self._asarray(np.zeros_like(mean))
+        if not self.scales_targets:
+            self.of_zero = loss.predict(backend.xp, self._asarray(mean[None]))[0]
+
+    def _asarray(self, values: npt.NDArray[np.float64]) -> Array:
+        return self._backend.asarray(values, self._dtype)
 
     def errors(self, F: Array, Y: Array) -> Array:
-        """Return dl/dz (m, c) in place of F: for a class, its probability less its target."""
-        F *= self.gain
-        F += self._mean
-        return self.loss.gradient(self._xp, F, Y)
+        """Return the errors of the predictions (m, c), in place of F."""
+        if not self.scales_targets:
+            F *= self._gain
+            F += self._mean
+            F = self.loss.predict(self._xp, F)
+        F -= Y
+        return F
 
-    def residual(self, errors: Array) -> Array:
+    def residual(self, errors: Array, Y: Array, rows_per_center: float) -> Array:
         """Return the residual of the square that majorises the loss in f, in place of `errors`.
 
         The gradient in f is gain dl/dz, and its curvature at most gain^2 L.
         """
-        errors *= self._step
-        return errors
+        loss = self.loss.at(rows_per_center)
+        if self.scales_targets:
+            errors *= self._gain
+        gradient = loss.gradient(self._xp, errors, Y)
+        gradient *= self._asarray(1 / (loss.curvature * self._host_gain))
+        return gradient
 
 
 def scaled_loss(
-    loss: Loss | None, backend: Backend, dtype: Any, arrays: Mapping[str, npt.NDArray[Any]]
+    backend: Backend, dtype: Any, meta: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]
 ) -> ScaledLoss | None:
-    """Return the loss of a setup's arrays; None for squares."""
+    """Return the loss of a setup's metadata and arrays; None for squares."""
+    loss = saved_loss(meta)
     if loss is None:
         return None
     mean, gain = (np.asarray(arrays[name]) for name in ("target_mean", "target_scale"))
-    return ScaledLoss(loss, backend, dtype, mean, float(gain[0]))
+    return ScaledLoss(loss, backend, dtype, mean, gain)

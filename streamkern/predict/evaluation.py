@@ -54,13 +54,16 @@ class EvaluationMetrics:
         self._backend, self._classes, self._loss = backend, classes, loss
         self._squared = np.zeros(n_outputs)
         self._targets = ColumnMoments(n_outputs)
-        self._weight = self._hits = 0.0
+        self._weight = self._hits = self._loss_sum = 0.0
 
     def add(self, F: Array, Y: Array, w: npt.NDArray[Any] | None = None) -> None:
         """Add values F and targets Y (m, c) on the device, w (m,) on the host or None."""
         xp, to_host = self._backend.xp, self._backend.to_host
         if self._loss is not None:
-            F = self._loss.predict(xp, F.copy())
+            losses = to_host(self._loss.values(xp, F, Y))
+            self._loss_sum += float(losses.sum() if w is None else w @ losses)
+            if self._classes:
+                F = self._loss.predict(xp, F.copy())
         errors = xp.square(F - Y, dtype=np.float64)
         if w is not None:
             errors *= self._backend.asarray(w)[:, None]
@@ -73,7 +76,10 @@ class EvaluationMetrics:
             self._targets.add(to_host(Y), w)
 
     def result(self) -> dict[str, float]:
-        """Return mse, and r2 or accuracy; raise DataError if all weights are 0."""
+        """Return mse, r2 or accuracy, and the mean loss by the loss's name for it.
+
+        That of values is the mean over outputs as well. Raises DataError if all weights are 0.
+        """
         if not self._weight > 0:
             raise DataError(
                 "all rows to evaluate have sample weight 0", "give some of them a weight above 0"
@@ -81,8 +87,13 @@ class EvaluationMetrics:
         squared = self._squared / self._weight
         mse = {"mse": float(squared.mean())}
         if self._classes:
-            return mse | {"accuracy": self._hits / self._weight}
-        return mse | {"r2": r2(squared, self._targets.variance())}
+            figures = mse | {"accuracy": self._hits / self._weight}
+        else:
+            figures = mse | {"r2": r2(squared, self._targets.variance())}
+        if self._loss is not None:
+            outputs = 1 if self._classes else len(squared)
+            figures[self._loss.figure] = self._loss_sum / self._weight / outputs
+        return figures
 
 
 def _enough(intervals: Intervals | None) -> bool:

@@ -194,7 +194,7 @@ class BlockSolver(Solver):
                 r = self.loss.errors(r, batch.Y)
             loss = self._measure(state, batch, r, self.Ku[:m])
             if self.loss is not None:
-                r = self.loss.residual(r)
+                r = self.loss.residual(r, batch.Y, state.rows / self.partition.p)
             w = self._weights(state, m, n, batch.w)
             self._weigh(r, w)
             for i, b in enumerate(order.tolist()):

@@ -74,7 +74,10 @@ class Trainer:
         self.checkpoints = Checkpoints(self.settings, directory if first else None, stack)
         self.position, self.writers = Position(), EnvironmentChanges(run)
         line = stack.enter_context(Line(asked=progress))
-        self.callbacks, self.stopping = callbacks, EarlyStopping(self.settings)
+        self.callbacks, self.stopping = (
+            callbacks,
+            EarlyStopping(self.settings, None if run.loss is None else run.loss.figure),
+        )
         on_host = run.backend.name == "cpu"
         self.live = RunProgress(
             line, self.log, self.position, on_host=on_host, heard=callbacks.record,

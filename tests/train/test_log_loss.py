@@ -47,7 +47,7 @@ def test_full_batches_end_at_the_least_penalised_loss(block_size: int, epochs: i
         alpha = flat.reshape(p, 3)
         losses = -log_softmax(targets.mean + gain * K @ alpha, axis=1)[np.arange(200), Y]
         penalty = ridge / 2 * (alpha * (of_centers @ alpha)).sum()
-        return float(losses.mean() / (LogLoss.curvature * gain**2) + penalty)
+        return float(losses.mean() / (LogLoss().curvature * gain**2) + penalty)
 
     best = minimize(objective, np.zeros(3 * p), method="L-BFGS-B",
                     options={"maxiter": 2000, "maxfun": 10**6, "ftol": 1e-14}).fun  # fmt: skip

@@ -149,7 +149,7 @@ def find_noise(
         rows = rows._replace(Y=compress_outputs(op.backend, rows.Y))
     if len(rows.X if rows.repeats is None else rows.repeats.group) < MIN_ROWS_OF_NOISE:
         return _TOO_FEW
-    K = _weighted_gram(op, Z, rows.X, rows.root)
+    K = weighted_gram(op, Z, rows.X, rows.root)
     return _searched(_LeftOut(op, K, rows, each), near, finest)
 
 
@@ -189,7 +189,7 @@ def row_errors(
     """
     kappa = min(noise.tried, key=lambda each: each[1])[0]
     with op.backend.single_threaded_blas():
-        K = _weighted_gram(op, Z, rows.X, rows.root)
+        K = weighted_gram(op, Z, rows.X, rows.root)
         left_out = _LeftOut(op, K, rows, False)
         return *left_out.of_rows(kappa), left_out.scale
 
@@ -204,7 +204,7 @@ def left_out_values(
     kappa = min(noise.tried, key=lambda each: each[1])[0]
     to_host = op.backend.to_host
     with op.backend.single_threaded_blas():
-        left_out = _LeftOut(op, _weighted_gram(op, Z, rows.X, rows.root), rows, False)
+        left_out = _LeftOut(op, weighted_gram(op, Z, rows.X, rows.root), rows, False)
         inverse = left_out._inverse(kappa / left_out.scale)
         assert inverse is not None
         residuals = inverse.T @ (inverse @ left_out._weighted(slice(None)))
@@ -336,7 +336,7 @@ def _searched(errors: _LeftOut, near: Noise | None, finest: float) -> Noise:
     return noise
 
 
-def _weighted_gram(op: KernelOperator, Z: Points | None, X: Array, root: Array | None) -> Array:
+def weighted_gram(op: KernelOperator, Z: Points | None, X: Array, root: Array | None) -> Array:
     """Return K, scaled by the roots of the weights: (n, n) float64."""
     if op.kernel.explicit:
         assert Z is not None

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from streamkern.backend.base import Array
 from streamkern.backend.batch import Batch
 from streamkern.basics.warning import warn
-from streamkern.losses.losses import LOSSES_BY_NAME
+from streamkern.losses.losses import saved_loss
 from streamkern.predict.calibration import Calibration, lacking
 from streamkern.solver.base import State
 from streamkern.solver.equations import EquationSolver
@@ -141,10 +141,14 @@ class StepLoop:
         )  # fmt: skip
 
     @property
+    def _scales_targets(self) -> bool:
+        return self.solver.loss is None or self.solver.loss.scales_targets
+
+    @property
     def _loss_scale(self) -> npt.NDArray[np.float64]:
         """Factor (c,) of the errors that the solver measures, to the unit of the targets."""
         scale = self.made.targets.scale
-        return scale if self.solver.loss is None else np.ones_like(scale)
+        return scale if self._scales_targets else np.ones_like(scale)
 
     def kept(self) -> Kept:
         """Return the host arrays and JSON values from which `restore` continues and a model is
@@ -260,7 +264,7 @@ class StepLoop:
                 dtype=self.made.op.dtype,
                 seed=seed,
                 factors=data.weight_factors,
-                targets=self.made.targets if self.solver.loss is None else None,
+                targets=self.made.targets if self._scales_targets else None,
             ) as feed,
         ):
             yield feed
@@ -313,7 +317,7 @@ class StepLoop:
             self.made.op, solver.Z, solver.weights(self.state), data.source.classes,
             data.source.row_shape, data.fixed, self.made.targets, **column_names(self.made.meta),
             calibration=self.calibration, posterior=self.posterior,
-            lacking=lacking(self.made.meta), loss=LOSSES_BY_NAME.get(self.run.config.model.loss),
+            lacking=lacking(self.made.meta), loss=saved_loss(self.made.meta),
         )  # fmt: skip
 
     def answer(self) -> None:

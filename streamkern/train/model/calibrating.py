@@ -10,7 +10,7 @@ import numpy.typing as npt
 from streamkern.backend.base import Array, tiles
 from streamkern.basics.array_types import Floats
 from streamkern.basics.errors import DataError
-from streamkern.losses.losses import LOSSES_BY_NAME
+from streamkern.losses.log_loss import LogLoss
 from streamkern.planning.memory import EVALUATED_ROWS
 from streamkern.predict.calibration import Calibration, Intervals
 from streamkern.predict.probabilities import Softmax
@@ -51,7 +51,7 @@ def calibrate(model: KernelModel, source: BaseSource) -> Calibration:
 def native_calibration(run: ResolvedRun, targets: TargetScale) -> Calibration | None:
     """Return the probabilities that a model has by its loss, without rows set aside; None if it has
     none."""
-    if run.config.model.loss not in LOSSES_BY_NAME:
+    if not isinstance(run.loss, LogLoss):
         return None
     c = len(targets.mean)
     return Calibration(Intervals(np.empty((0, 1))), Softmax(np.ones(c), np.zeros(c)))

@@ -23,7 +23,7 @@ import numpy as np
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.message import mention, render_message
 from streamkern.config.run_config import RunConfig
-from streamkern.losses.losses import LOSSES_BY_NAME
+from streamkern.losses.log_loss import LogLoss
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.mixture import stored_rows
 from streamkern.stream.sources.split import TO_CALIBRATE, n_different, split_rows
@@ -90,7 +90,7 @@ def check_calibrate(config: RunConfig, *, whole: bool, goes_on: bool) -> str | N
         raise ConfigError(
             f"{mention('run.calibrate')} cannot be used {why.partition(';')[0]}", "leave it out"
         )
-    if config.model.loss in LOSSES_BY_NAME and asked == "auto" and why is None:
+    if config.model.loss == LogLoss.name and asked == "auto" and why is None:
         why = f"as the probabilities follow from the loss; {WITH_TRUE}"
     return why
 

@@ -39,10 +39,13 @@ def check_early_stopping(config: RunConfig, *, whole: bool, goes_on: bool) -> No
 class EarlyStopping:
     """The early stopping of one run.
 
-    scores : scores of its epochs, accuracy or R2, -inf if not finite
+    loss_figure : the name of the loss in evaluations, which is minimised; None: squares, of which
+        the accuracy or R2 is maximised
+    scores : scores of its epochs, accuracy, R2 or minus the loss, -inf if not finite
     """
 
-    def __init__(self, settings: ExecutionConfig) -> None:
+    def __init__(self, settings: ExecutionConfig, loss_figure: str | None = None) -> None:
+        self._loss_figure = loss_figure
         self._patience = settings.n_iter_no_change if settings.early_stopping else None
         self.scores: list[float] = []
 
@@ -63,8 +66,11 @@ class EarlyStopping:
 
         figures : figures on the validation rows
         """
-        name = "accuracy" if f"{DATA}_accuracy" in figures else "r2"
-        score = figures[f"{DATA}_{name}"]
+        if self._loss_figure is not None:
+            score = -figures[f"{DATA}_{self._loss_figure}"]
+        else:
+            name = "accuracy" if f"{DATA}_accuracy" in figures else "r2"
+            score = figures[f"{DATA}_{name}"]
         if math.isfinite(score) and all(score > other for other in self.scores):
             keep()
         self.scores.append(score if math.isfinite(score) else -math.inf)

@@ -26,7 +26,7 @@ from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.fourier import FourierFeatures, check_sampled
 from streamkern.kernels.points import Grid, point_bytes, point_width, scratch_bytes
 from streamkern.losses.base import Loss
-from streamkern.losses.losses import LOSSES_BY_NAME, SQUARES
+from streamkern.losses.losses import SQUARES, loss_of
 from streamkern.planning.memory import Buffers, default_budget
 from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import Sizes
@@ -90,8 +90,9 @@ class ResolvedRun:
 
     @property
     def loss(self) -> Loss | None:
-        """The loss that is minimised; None: squares."""
-        return LOSSES_BY_NAME.get(self.config.model.loss)
+        """The loss that is minimised, without its open parameters; None: squares."""
+        model = self.config.model
+        return loss_of(model.loss, model.quantile)
 
     @property
     def in_order(self) -> bool:

@@ -52,7 +52,7 @@ from streamkern.train.setup.choose_metric import (
     learn_metric,
     split,
 )
-from streamkern.train.setup.loss_start import logits_scale
+from streamkern.train.setup.loss_start import fit_loss
 from streamkern.train.setup.setup_rows import few_rows, known_rows, rows_worth, samples_of
 
 _META = (
@@ -116,11 +116,9 @@ def start(
 
 
 def compute_setup(
-    run: ResolvedRun,
-    report: Report,
-    targets: TargetScale | None = None,
+    run: ResolvedRun, report: Report, targets: TargetScale | None = None,
     found: Learned | None = None,
-) -> ComputedSetup:
+) -> ComputedSetup:  # fmt: skip
     """Compute everything but the solver.
 
     Reads the centers, one sample of the stream, and the targets if their mean is not known.
@@ -135,9 +133,9 @@ def compute_setup(
         fit_intercept=config.model.fit_intercept, seed=config.run.random_state, dtype=dtype,
     )  # fmt: skip
     read_few_rows, learned = _learn_metric_and_kernel(run, dtype, inside, report, found)
-    chosen = choose_centers(run, dtype, report, learned.kernel, learned.metric)
-    host_Z, order, kernel, center_rows, shift = chosen
-    del chosen
+    host_Z, order, kernel, center_rows, shift = choose_centers(
+        run, dtype, report, learned.kernel, learned.metric
+    )
     op = KernelOperator(kernel, run.backend, run.precision, shift, run.grid)
     # A device needs only the prepared rows.
     points = op.points(run.backend.asarray(host_Z), left=True, right=True)
@@ -149,7 +147,10 @@ def compute_setup(
         return sample, probe
 
     noise, n, options, ridges = _estimate_noise(run, op, points, read_few_rows, inside, report)
-    few = None if run.loss is None else read_few_rows()
+    fit = None
+    if run.loss is not None:
+        fit = fit_loss(run.loss, op, points, inside, read_few_rows(), noise)
+        options = fit.with_ridge(options, n, report)
     read_few_rows.cache_clear()
     if kernel.explicit and run.problem.center_ranks > 1:  # estimating the noise needed all centers
         del points
@@ -159,8 +160,8 @@ def compute_setup(
     known = None
     if center_rows is not None:
         known = replace(known_rows(run, dtype, inside, center_rows), whole=run.problem.whole)
-    seed, ranks = config.run.random_state, run.given.ranks
-    work = Work(op, points, run.problem, run.sizes, options, seed, known, noise, n, ranks)
+    seed, ranks, worth = config.run.random_state, run.given.ranks, n if fit is None else None
+    work = Work(op, points, run.problem, run.sizes, options, seed, known, noise, worth, ranks)
     described = {"kernel": kernel.describe(), "precision": run.precision, "grid": _grid(run)}
     arrays = {"Z": host_Z, "shift": shift}
     if kernel.metric is not None:
@@ -169,18 +170,17 @@ def compute_setup(
         del arrays["Z"]  # each rank has its stripe of it
     read = broadcast_setup(work, arrays, described, _reported(samples, report))
     setup = run.method.compute(work, read, report)
-    if few is not None:
-        inside = logits_scale(op, points, setup.arrays, inside, few, noise)
-        work = replace(work, loss=scaled_loss(run.loss, run.backend, dtype, inside.arrays()))
+    if fit is not None:
+        inside = fit.turn_start(setup)
     if ridges is not None:
         setup.arrays["ridges"] = run.backend.asarray(ridges)
     if n is not None:
-        ridge = setup.meta.setdefault("ridge", options.fixed_ridge)
-        work = replace(work, options=options.with_ridge(ridge))
+        options = options.with_ridge(setup.meta.setdefault("ridge", options.fixed_ridge))
     setup.meta |= {"learned_metric": learned.facts} if learned.facts else {}
     scale_arrays, scale_meta = save_scaling(data.fixed)
     arrays |= {"Z": host_Z, "order": order, "sample_rows": rows} | inside.arrays() | setup.arrays
     meta = _meta(run, kernel, setup.meta, scale_meta)
+    work = replace(work, options=options, loss=scaled_loss(run.backend, dtype, meta, arrays))
     return ComputedSetup(work, setup, arrays | scale_arrays, meta)
 
 
@@ -296,7 +296,7 @@ def reassemble(
     if "ridge" in meta["setup"]:
         options = options.with_ridge(meta["setup"]["ridge"])
     seed, ranks = run.config.run.random_state, run.given.ranks
-    loss = scaled_loss(run.loss, run.backend, op.dtype, arrays)
+    loss = scaled_loss(run.backend, op.dtype, meta, arrays)
     work = Work(op, points, run.problem, run.sizes, options, seed, ranks=ranks, loss=loss)
     solver = run.method.assemble(work, Setup(device, meta["setup"], arrays["sample_rows"]))
     return Assembled(solver, op, dict(arrays), meta)

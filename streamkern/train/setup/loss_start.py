@@ -1,60 +1,145 @@
-"""The start of a run with the log loss: the squares of the setup, as logits."""
+"""The start of a run with a loss other than squares: the squares of the setup, as its outputs."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from streamkern.backend.base import Array
+from streamkern.config.solver import SolverConfig
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
+from streamkern.losses.base import Loss
+from streamkern.losses.log_loss import LogLoss
 from streamkern.predict.probabilities import temperature
-from streamkern.solver.precondition.noise import Noise, left_out_values
+from streamkern.solver.method import Report, Setup
+from streamkern.solver.precondition.noise import Noise, left_out_values, weighted_gram
 from streamkern.solver.precondition.samples import SampleRows
 from streamkern.stream.target_scale import TargetScale
+from streamkern.train.setup.loss_ridge import LossRows, loss_noise
 
-MIN_CLASS_SHARE = 1e-6
-"""Smallest share of a class that its logit without features stands for; a class without weight has
-a share of 0."""
+BISECTIONS = 60
+LARGEST_OUTPUT = 30.0
+"""Largest change of an output by the start, |slope f|; its exponential does not overflow."""
+MIN_GAIN = 0.125
+"""Smallest gain of outputs that are no predictions; a smaller slope scales the start alone."""
+
+_Floats = npt.NDArray[np.float64]
 
 
-def logits_scale(
-    op: KernelOperator, Z: Points, arrays: dict[str, Array], targets: TargetScale,
-    rows: SampleRows, noise: Noise,
-) -> TargetScale:  # fmt: skip
-    """Return mean and gain of the logits, and turn the start in `arrays` into theirs.
+class LossFit(NamedTuple):
+    """Choices for a run with a loss, which the few rows of the noise show.
 
-    The mean is the logarithm of the classes' shares, or 0 without an intercept: f = 0 predicts the
-    shares. The logits of the start are its values times the slope that has the least log loss on
-    `rows`, each of which the others predict. The gain is the power of two next to the slope, so
-    that weights times the gain are exact.
-
-    arrays : "start" (p, c), and "values", K(Z, Z) times it, if a ridge needs it
-    targets : mean of the one-hot targets; their scale is 1
-    rows, noise : rows that the noise was found from
+    loss : the loss with its parameters
+    targets : mean and gain of its outputs
+    slope : factor from values of squares to changes of the outputs, over the gain
+    noise : the noise that gives its ridge
     """
-    mean = np.zeros_like(targets.mean)
-    if targets.mean.any():
-        mean = np.log(np.maximum(targets.mean, MIN_CLASS_SHARE))
-    slope = max(_slope(op, Z, targets.mean, mean, rows, noise), 1.0)
-    gain = 2.0 ** np.round(np.log2(slope))
-    for name in ("start", "values"):
-        if arrays.get(name) is not None:
-            arrays[name] *= slope / gain
-    return TargetScale(mean, np.full_like(targets.scale, gain))
+
+    loss: Loss
+    targets: TargetScale
+    slope: float
+    noise: Noise
+
+    def with_ridge(self, options: SolverConfig, n: float | None, report: Report) -> SolverConfig:
+        """Return the settings with the ridge of n rows; None: the ridge is given."""
+        if n is not None:
+            options = options.with_ridge(self.noise.penalty(n))
+        parameters = self.loss.parameters()
+        report("loss", {"loss": self.loss.name, "ridge": options.ridge, **parameters})
+        return options
+
+    def turn_start(self, setup: Setup) -> TargetScale:
+        """Turn the start of a setup, which squares have learned, into one of the loss.
+
+        Records the parameters of the loss in the setup, and returns mean and gain of its outputs.
+        """
+        for name in ("start", "values"):  # K(Z, Z) times the start, if a ridge needs it
+            if setup.arrays.get(name) is not None:
+                setup.arrays[name] *= self.slope
+        setup.meta["loss"] = self.loss.parameters()
+        return self.targets
 
 
-def _slope(
-    op: KernelOperator, Z: Points, shares: npt.NDArray[np.float64],
-    mean: npt.NDArray[np.float64], rows: SampleRows, noise: Noise,
-) -> float:  # fmt: skip
-    """Return the slope from values of squares to logits; 0 if too few rows give the noise."""
-    if not noise.tried:
-        return 0.0
+def fit_loss(
+    loss: Loss, op: KernelOperator, Z: Points, targets: TargetScale, rows: SampleRows, noise: Noise,
+) -> LossFit:  # fmt: skip
+    """Find the parameters of a loss, its start and its ridge from few rows.
+
+    The start is that of squares, so moved or scaled that the loss is least on the rows, each of
+    which the others predict. With an identity link the mean moves, and the gain is the scale of the
+    targets. Else the outputs are mean + slope f: the mean is the output that predicts the mean
+    target, or 0 without an intercept, and the gain is the power of two next to the slope, so that
+    weights times the gain are exact.
+
+    targets : mean and scale of the targets
+    rows, noise : rows that the noise was found from, with scaled targets, and their noise
+    """
+    F, Y, w = _left_out(op, Z, targets, rows, noise)
+    slope = 1.0
+    if loss.identity_link:
+        errors = F * targets.scale + targets.mean - Y
+        loss = loss.fitted(errors)
+        outputs = TargetScale(targets.mean + _shift(loss, errors, Y, w), targets.scale)
+    else:
+        mean = np.zeros_like(targets.mean)
+        if targets.mean.any():
+            mean = loss.output(targets.mean)
+        slope = _slope(loss, F, Y, w, mean)
+        gain = 2.0 ** round(math.log2(max(slope, MIN_GAIN)))
+        loss = loss.fitted(loss.predict(np, mean + slope * F) - Y)
+        outputs = TargetScale(mean, np.full_like(targets.scale, gain))
+        slope /= gain
+    K = op.backend.to_host(weighted_gram(op, Z, rows.X, None))
+    noise = loss_noise(loss, LossRows(K, Y, w, outputs.mean, outputs.scale), noise)
+    return LossFit(loss, outputs, slope, noise)
+
+
+def _shift(loss: Loss, errors: _Floats, Y: _Floats, w: _Floats) -> _Floats:
+    """Return the constants (c,) which, added to the errors, make the loss least."""
+    final = loss.at(math.inf)
+    return _zero(
+        lambda by: w @ final.gradient(np, errors + by, Y),
+        -errors.max(axis=0),
+        -errors.min(axis=0),
+    )
+
+
+def _left_out(
+    op: KernelOperator, Z: Points, targets: TargetScale, rows: SampleRows, noise: Noise
+) -> tuple[_Floats, _Floats, _Floats]:
+    """Return scaled values of rows, each predicted by the others, their targets, and weights.
+
+    The values are 0 if there are too few rows to find the noise from.
+    """
     to_host = op.backend.to_host
-    values = left_out_values(op, Z, rows, noise)
-    labels = (to_host(rows.Y) + shares).argmax(axis=1)
-    w = np.ones(len(values))
-    if rows.root is not None:
-        w = to_host(rows.root).astype(np.float64) ** 2
-    return float(temperature(values, labels, w, mean).slope[0])
+    scaled = to_host(rows.Y).astype(np.float64)
+    F = left_out_values(op, Z, rows, noise) if noise.tried else np.zeros_like(scaled)
+    w = np.ones(len(F)) if rows.root is None else to_host(rows.root).astype(np.float64) ** 2
+    return F, scaled * targets.scale + targets.mean, w
+
+
+def _slope(loss: Loss, F: _Floats, Y: _Floats, w: _Floats, mean: _Floats) -> float:
+    """Return the slope with the least loss of mean + slope F."""
+    if not F.any():
+        return 1.0
+    if isinstance(loss, LogLoss):  # labels that are all predicted right ask for no infinite slope
+        return max(float(temperature(F, Y.argmax(axis=1), w, mean).slope[0]), 1.0)
+
+    def rise(slope: _Floats) -> _Floats:
+        errors = loss.predict(np, mean + slope * F) - Y
+        return np.atleast_1d(w @ (loss.gradient(np, errors, Y) * F).sum(axis=1))
+
+    return float(_zero(rise, np.zeros(1), np.array([LARGEST_OUTPUT / np.abs(F).max()]))[0])
+
+
+def _zero(rising: Callable[[_Floats], _Floats], low: _Floats, high: _Floats) -> _Floats:
+    """Return by bisection where each of some functions, none of which falls, passes 0."""
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        below = rising(middle) < 0
+        low, high = np.where(below, middle, low), np.where(below, high, middle)
+    return (low + high) / 2

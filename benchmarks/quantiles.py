@@ -1,0 +1,105 @@
+"""Compare the losses of values with squares and with boosting.
+
+    python -m benchmarks.quantiles FOLDER ... --json benchmarks/results/quantiles.json
+
+FOLDER holds NAME.npz of X, y and task = "regression". Four fifths of the rows are fitted. Quantiles
+.05, .5 and .95: the mean pinball loss of the other rows, in standard deviations of y, and the share
+within the outer two; beside it scikit-learn's HistGradientBoosting, one model a quantile. Outliers:
+RMSE on clean rows, in standard deviations, of models whose training targets have 5 % of noise of 20
+standard deviations ("outliers"), and of the same without ("clean").
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.ensemble import HistGradientBoostingRegressor
+
+import streamkern as sk
+from benchmarks.harness import told_and_kept
+
+QUANTILES = (0.05, 0.5, 0.95)
+ROBUST = ("squared_error", "huber", "absolute_error")
+
+Split = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]
+
+
+def split(path: Path, seed: int) -> Split:
+    """Return rows and targets to fit and to test, targets in standard deviations."""
+    held = np.load(path)
+    X, y = held["X"].astype(np.float32), np.asarray(held["y"], np.float64)
+    y = (y if y.ndim == 1 else y[:, 0]) / y.std()
+    order = np.random.default_rng(seed).permutation(len(X))
+    fit, test = np.split(order, [len(X) * 4 // 5])
+    return X[fit], y[fit], X[test], y[test]
+
+
+def quantiles(rows: Split, seed: int, boosting: bool) -> dict[str, float]:
+    """Return pinball loss, coverage and seconds of three models."""
+    X, y, X_test, y_test = rows
+    began, found = time.perf_counter(), []
+    for q in QUANTILES:
+        model: Any = (
+            HistGradientBoostingRegressor(loss="quantile", quantile=q, random_state=seed)
+            if boosting
+            else sk.KernelRegressor(loss="quantile", quantile=q, random_state=seed)
+        )
+        found.append(model.fit(X, y).predict(X_test))
+    took = time.perf_counter() - began
+    missed = [y_test - each for each in found]
+    losses = [np.maximum(q * e, (q - 1) * e).mean() for q, e in zip(QUANTILES, missed, strict=True)]
+    inside = (missed[0] >= 0) & (missed[-1] <= 0)
+    return {"pinball": float(np.mean(losses)), "coverage": float(inside.mean()), "seconds": took}
+
+
+def robust(rows: Split, seed: int, loss: str, outliers: bool) -> dict[str, float]:
+    """Return the RMSE on clean rows."""
+    X, y, X_test, y_test = rows
+    if outliers:
+        rng = np.random.default_rng([seed, 1])
+        y = np.where(rng.random(len(y)) < 0.05, y + 20 * rng.standard_normal(len(y)), y)
+    model = sk.KernelRegressor(loss=loss, random_state=seed).fit(X, y)
+    return {"rmse": float(np.sqrt(np.square(model.predict(X_test) - y_test).mean()))}
+
+
+def rows_of(folders: list[Path], seeds: int) -> Iterator[dict[str, Any]]:
+    """Yield the figures of each table and method."""
+    for path in sorted(path for folder in folders for path in folder.glob("*.npz")):
+        if str(np.load(path)["task"]) != "regression":
+            continue
+        for boosting in (False, True):
+            found = [quantiles(split(path, seed), seed, boosting) for seed in range(seeds)]
+            yield {"set": path.stem, "method": "boosting" if boosting else "quantile"} | {
+                name: median(each[name] for each in found) for name in found[0]
+            }
+        for loss in ROBUST:
+            record: dict[str, Any] = {"set": path.stem, "method": loss}
+            for name, outliers in (("clean", False), ("outliers", True)):
+                found = [robust(split(path, s), s, loss, outliers) for s in range(seeds)]
+                record[name] = median(each["rmse"] for each in found)
+            yield record
+
+
+def main() -> None:
+    """Print and save the figures."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    told_and_kept(rows_of(options.folders, options.seeds), options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""Losses of the error e = z - y: Huber's, quantiles, expectiles, and hinges of classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.losses.base import Loss
+
+HUBER_WIDTH: Final = 1.345
+"""delta over the standard deviation of the errors: 95 % of the efficiency of squares for normal
+errors (Huber 1981, Robust Statistics, section 4.4)."""
+OF_NORMAL: Final = 1.4826
+"""Standard deviation of normal errors over their median absolute value."""
+FIRST_WIDTH, LAST_WIDTH = 0.5, 0.05
+"""Half width of the ramp of a quantile's gradient over the spread of the errors, at first and in
+the end."""
+
+
+def spread(errors: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return a robust standard deviation of the errors (n, c) of each output, above 0: (c,)."""
+    size = OF_NORMAL * np.median(np.abs(errors - np.median(errors, axis=0)), axis=0)
+    size = np.where(size > 0, size, errors.std(axis=0))
+    return np.where(size > 0, size, 1.0)
+
+
+@dataclass(frozen=True)
+class Huber(Loss):
+    """Huber's loss: e^2 / 2 up to |e| = delta, delta |e| - delta^2 / 2 beyond.
+
+    delta : (c,) by output, in units of the targets; found from the data
+    """
+
+    name, figure = "huber", "huber_loss"
+    delta: Sequence[float] | None = None
+
+    def fitted(self, errors: npt.NDArray[np.float64]) -> Self:
+        """Return the loss with `HUBER_WIDTH` robust standard deviations of the errors as delta."""
+        return replace(self, delta=(HUBER_WIDTH * spread(errors)).tolist())
+
+    def parameters(self) -> dict[str, Any]:
+        """Return delta."""
+        return {"delta": self.delta}
+
+    def gradient(self, xp: Any, errors: Any, Y: Any) -> Any:
+        """Return the errors, cut off at delta."""
+        delta = xp.asarray(self.delta, errors.dtype)
+        return xp.clip(errors, -delta, delta, out=errors)
+
+    def values(self, xp: Any, F: Any, Y: Any) -> Any:
+        """Return the losses of the rows, (m,) float64."""
+        size = xp.abs(F.astype(np.float64) - Y)
+        within = xp.minimum(size, xp.asarray(self.delta, np.float64))
+        return (within * (size - within / 2)).sum(axis=1)
+
+
+@dataclass(frozen=True)
+class Quantile(Loss):
+    """The pinball loss, whose minimum is a quantile: (1 - q) e above 0, -q e below.
+
+    Its gradient jumps at e = 0. Steps take a ramp of half width `width` there, whose slope bounds
+    the curvature: 1 / (2 width). The ramp narrows as the run goes on (`at`), so that early steps
+    are long and late ones end at the quantile.
+
+    quantile : q in (0, 1)
+    width : (c,) by output, in units of the targets; found from the data
+    """
+
+    name, figure = "quantile", "pinball_loss"
+    takes_quantile = True
+    quantile: float = 0.5
+    width: Sequence[float] | None = None
+
+    @property
+    def curvature(self) -> npt.NDArray[np.float64]:
+        """The slope of the ramp, (c,)."""
+        return 0.5 / np.asarray(self.width, np.float64)
+
+    def at(self, rows_per_center: float) -> Self:
+        """Return the loss with a ramp that narrows like the inverse of the number of rows."""
+        assert self.width is not None
+        factor = max(LAST_WIDTH / FIRST_WIDTH, 1 / (1 + rows_per_center))
+        return replace(self, width=[factor * width for width in self.width])
+
+    def fitted(self, errors: npt.NDArray[np.float64]) -> Self:
+        """Return the loss with a ramp of `FIRST_WIDTH` robust standard deviations of the errors.
+
+        At the ends of the distribution there are fewer rows, and the ramp is narrower.
+        """
+        ends = min(1.0, 4 * min(self.quantile, 1 - self.quantile))
+        return replace(self, width=(FIRST_WIDTH * ends * spread(errors)).tolist())
+
+    def parameters(self) -> dict[str, Any]:
+        """Return the quantile and the first width."""
+        return {"quantile": self.quantile, "width": self.width}
+
+    def gradient(self, xp: Any, errors: Any, Y: Any) -> Any:
+        """Return the ramp from -q to 1 - q."""
+        errors *= xp.asarray(self.curvature, errors.dtype)
+        xp.clip(errors, -0.5, 0.5, out=errors)
+        errors += 0.5 - self.quantile
+        return errors
+
+    def values(self, xp: Any, F: Any, Y: Any) -> Any:
+        """Return the losses of the rows without a ramp, (m,) float64."""
+        e = F.astype(np.float64) - Y
+        return xp.maximum((1 - self.quantile) * e, -self.quantile * e).sum(axis=1)
+
+
+@dataclass(frozen=True)
+class AbsoluteError(Quantile):
+    """The absolute error, twice the pinball loss of the median."""
+
+    name, figure = "absolute_error", "mae"
+    takes_quantile = False
+
+    def values(self, xp: Any, F: Any, Y: Any) -> Any:
+        """Return the absolute errors of the rows, (m,) float64."""
+        return xp.abs(F.astype(np.float64) - Y).sum(axis=1)
+
+
+@dataclass(frozen=True)
+class Expectile(Loss):
+    """Asymmetric squares: (1 - q) e^2 above 0, q e^2 below (Newey and Powell 1987).
+
+    quantile : q in (0, 1); 0.5 is half of the squared error
+    """
+
+    name, figure = "expectile", "expectile_loss"
+    takes_quantile = True
+    quantile: float = 0.5
+
+    @property
+    def curvature(self) -> float:
+        """The curvature of the steeper side."""
+        return 2 * max(self.quantile, 1 - self.quantile)
+
+    def parameters(self) -> dict[str, Any]:
+        """Return q."""
+        return {"quantile": self.quantile}
+
+    def gradient(self, xp: Any, errors: Any, Y: Any) -> Any:
+        """Return the errors, each by its side's weight."""
+        above, below = (errors.dtype.type(2 * q) for q in (1 - self.quantile, self.quantile))
+        errors *= xp.where(errors > 0, above, below)
+        return errors
+
+    def values(self, xp: Any, F: Any, Y: Any) -> Any:
+        """Return the losses of the rows, (m,) float64."""
+        e = F.astype(np.float64) - Y
+        return (xp.where(e > 0, 1 - self.quantile, self.quantile) * e * e).sum(axis=1)
+
+
+class SquaredHinge(Loss):
+    """One class against the others: max(0, 1 - s v)^2, with s = 1 for the class of a row, else -1.
+
+    The outputs are z = (v + 1) / 2, so that one-hot targets are their goals: v = s is z = y. Then
+    the loss is 4 e^2 where e = z - y is on the wrong side of 0, and 0 elsewhere. Its half square
+    is minimised, e^2 / 2, with the same minimum.
+    """
+
+    name, figure = "squared_hinge", "squared_hinge"
+    for_classes, identity_link = True, False
+
+    def gradient(self, xp: Any, errors: Any, Y: Any) -> Any:
+        """Return the errors on the wrong side, and 0 elsewhere."""
+        errors *= (errors > 0) != (Y > 0)
+        return errors
+
+    def values(self, xp: Any, F: Any, Y: Any) -> Any:
+        """Return the losses of the rows, max(0, 1 - s v)^2 summed over classes: (m,) float64."""
+        e = F.astype(np.float64) - Y
+        return 4 * (e * e * ((e > 0) != (Y > 0))).sum(axis=1)

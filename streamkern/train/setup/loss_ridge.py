@@ -1,0 +1,134 @@
+"""The ridge for a loss, found by cross-validation on the few rows of the noise.
+
+Each row is a center. For folds of the rows and a path of falling kappa, the minimum of
+
+    sum_i w_i l(m + g f(x_i), y_i) / (L g^2) + kappa / 2 |f|^2,    f = K alpha
+
+is approached by accelerated steps of the majorising squares: with K = U S U^T once, a step costs
+two products with U, whatever kappa is. As for squares (`solver.precondition.noise`), kappa is a
+property of the data, and the ridge for n rows is kappa / n: with squares it is the variance of the
+noise. It is not the same for a loss: Huber's sees less noise than squares with outliers do, and the
+log loss has no noise but the amplitude of its logits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.losses.base import Loss
+from streamkern.solver.precondition.noise import Noise
+
+RIDGE_FOLDS = 4
+STEPS = 60
+"""Steps for one kappa; the path goes on from the weights of the kappa before."""
+EXPONENTS = [k / 2 for k in range(6, -18, -1)]
+"""Powers of ten of kappa that are tried, relative to the mean k(x, x), from the largest."""
+WORSE = 1.05
+"""Held-out loss over the least one at which the path ends."""
+SAME = 1.001
+"""Held-out loss over the least one of the largest kappa that counts as no worse."""
+
+_Floats = npt.NDArray[np.float64]
+
+
+class LossRows(NamedTuple):
+    """LossRows with targets as stored, in float64.
+
+    K, Y, w : (n, n) kernel matrix without weights, (n, c) targets, (n,) weights
+    mean, gain : (c,) of the outputs z = mean + gain f
+    """
+
+    K: _Floats
+    Y: _Floats
+    w: _Floats
+    mean: _Floats
+    gain: _Floats
+
+    def part(self, rows: npt.NDArray[np.int64]) -> LossRows:
+        """Return these rows, with the kernel matrix of all rows and them."""
+        return self._replace(K=self.K[:, rows], Y=self.Y[rows], w=self.w[rows])
+
+
+def loss_noise(loss: Loss, rows: LossRows, noise: Noise, seed: int = 0) -> Noise:
+    """Return `noise` with the kappa of the least held-out loss, as a variance of the noise.
+
+    loss : the loss with its parameters; noise : that for squares, whose growth is kept
+    """
+    n = len(rows.Y)
+    if n < RIDGE_FOLDS:
+        return noise
+    fold = np.random.default_rng(seed).permutation(n) % RIDGE_FOLDS
+    paths = [
+        _RidgePath(loss.at(math.inf), rows, np.flatnonzero(fold != k)) for k in range(RIDGE_FOLDS)
+    ]
+    tried: list[tuple[float, float]] = []
+    scale = float(rows.K.diagonal().mean())
+    for exponent in EXPONENTS:
+        kappa = scale * 10.0**exponent
+        held_out = sum(path.held_out_loss(kappa) for path in paths) / rows.w.sum()
+        if not math.isfinite(held_out):
+            break
+        tried.append((kappa, float(held_out)))
+        least = min(value for _, value in tried)
+        if held_out > WORSE * least:
+            break
+    if not tried:
+        return noise
+    borne = [kappa for kappa, value in tried if value <= SAME * least]
+    return replace(noise, variance=max(borne))
+
+
+class _RidgePath:
+    """The minima on some rows for falling kappa, evaluated on the others.
+
+    With weights, alpha = W^1/2 gamma, and gamma solves the same equations with W^1/2 K W^1/2.
+    """
+
+    def __init__(self, loss: Loss, rows: LossRows, fitted: npt.NDArray[np.int64]) -> None:
+        others = np.setdiff1d(np.arange(len(rows.Y)), fitted)
+        own = rows.part(fitted)
+        self.loss, self.rows = loss, own
+        self.root = np.sqrt(own.w)[:, None]
+        self.K_others, self.of_others = own.K[others], rows.part(others)
+        self.K = own.K[fitted] * self.root * self.root.T
+        self.S, self.U = np.linalg.eigh(self.K)
+        self.gamma = np.zeros_like(own.Y)
+
+    def held_out_loss(self, kappa: float) -> float:
+        """Return the sum of w l over the other rows at the minimum for kappa."""
+        self._minimise(kappa)
+        F, others = self.K_others @ (self.root * self.gamma), self.of_others
+        z = others.mean + others.gain * F
+        F = z if self.loss.for_classes else self.loss.predict(np, z)
+        return float(others.w @ self.loss.values(np, F, others.Y))
+
+    def _minimise(self, kappa: float) -> None:
+        """Move gamma to the minimum by accelerated steps, which begin anew if they turn back."""
+        inverse = 1 / (np.maximum(self.S, 0) + kappa)
+        gamma = ahead = self.gamma
+        t = 1.0
+        for _ in range(STEPS):
+            g = self._residual(ahead) + kappa * ahead
+            new = ahead - self.U @ (inverse[:, None] * (self.U.T @ g))
+            if float(((ahead - new) * (self.K @ (new - gamma))).sum()) > 0:
+                t, following = 1.0, new
+            else:
+                following_t = (1 + math.sqrt(1 + 4 * t * t)) / 2
+                following = new + (t - 1) / following_t * (new - gamma)
+                t = following_t
+            gamma, ahead = new, following
+        self.gamma = gamma
+
+    def _residual(self, gamma: _Floats) -> _Floats:
+        """Return W^1/2 l'(z) / (L g), (n, c)."""
+        rows, loss = self.rows, self.loss
+        f = (self.K @ gamma) / np.where(self.root > 0, self.root, 1)
+        errors = loss.predict(np, rows.mean + rows.gain * f) - rows.Y
+        gradient = loss.gradient(np, errors, rows.Y)
+        residual: _Floats = self.root * gradient / (loss.curvature * rows.gain)
+        return residual

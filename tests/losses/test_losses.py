@@ -1,0 +1,95 @@
+"""Every loss against differences of its values, its bound of curvature, and scikit-learn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import mean_absolute_error, mean_pinball_loss
+
+from streamkern.losses.base import Loss
+from streamkern.losses.losses import LOSS_CLASSES, SQUARES, loss_of, saved_loss
+
+FACTORS = {"squared_hinge": 8.0, "absolute_error": 2.0}
+"""Derivative of `values` over `gradient`, where they are of different size."""
+OF_OUTPUTS = sorted(set(LOSS_CLASSES) - {"log_loss"})
+"""Losses whose outputs do not mix; for the other one see `test_log_loss`."""
+
+
+def drawn(name: str, seed: int, m: int, c: int, size: float) -> tuple[Loss, np.ndarray, np.ndarray]:
+    """A loss with its parameters, outputs (m, c) of this size, and targets."""
+    rng = np.random.default_rng(seed)
+    kind: Any = LOSS_CLASSES[name]
+    loss = kind(quantile=0.8) if kind.takes_quantile else kind()
+    z, Y = size * rng.standard_normal((m, c)), rng.standard_normal((m, c))
+    if kind.for_classes:
+        Y = np.eye(c)[rng.integers(c, size=m)]
+    return loss.fitted(rng.standard_normal((50, c))), z, Y
+
+
+CASES = given(
+    st.sampled_from(OF_OUTPUTS), st.integers(0, 2**32 - 1), st.integers(1, 4), st.integers(1, 3),
+    st.floats(0.01, 30.0),
+)  # fmt: skip
+
+
+@CASES
+def test_the_gradient_is_that_of_the_values(
+    name: str, seed: int, m: int, c: int, size: float
+) -> None:
+    loss, z, Y = drawn(name, seed, m, c, size)
+    gradient, h = loss.gradient(np, z - Y, Y), 1e-6
+    smooth = np.abs(z - Y) > getattr(loss, "width", None) if hasattr(loss, "width") else z == z
+    for k in range(c):
+        move = h * np.eye(c)[k]
+        rise = (loss.values(np, z + move, Y) - loss.values(np, z - move, Y)) / (2 * h)
+        expected = FACTORS.get(name, 1.0) * gradient[:, k]
+        off = np.abs(rise - expected)[smooth[:, k]]
+        assert (off <= 1e-5 * (1 + size)).all()
+
+
+@CASES
+def test_no_output_bends_more_than_the_bound(
+    name: str, seed: int, m: int, c: int, size: float
+) -> None:
+    loss, z, Y = drawn(name, seed, m, c, size)
+    other = z + np.random.default_rng(seed + 1).standard_normal(z.shape)
+    rise = loss.gradient(np, other - Y, Y) - loss.gradient(np, z - Y, Y)
+    slope = rise / (other - z)
+    assert (slope <= np.asarray(loss.curvature) * (1 + 1e-9) + 1e-9).all()
+    assert (slope >= -1e-9).all()
+
+
+def test_the_ramp_of_a_quantile_narrows_and_its_ends_stay() -> None:
+    loss, _, _ = drawn("quantile", 0, 1, 1, 1.0)
+    late = loss.at(np.inf)
+    assert late.curvature == pytest.approx(10 * loss.at(0).curvature)
+    for each in (loss, late):
+        ends = each.gradient(np, np.array([[-100.0], [100.0]]), None)
+        np.testing.assert_allclose(ends.ravel(), [-0.8, 0.2])
+
+
+def test_values_are_those_of_scikit_learn() -> None:
+    z, y = np.random.default_rng(0).standard_normal((2, 50, 1))
+    quantile = loss_of("quantile", 0.9)
+    absolute = loss_of("absolute_error")
+    assert quantile is not None
+    assert absolute is not None
+    assert quantile.values(np, z, y).mean() == pytest.approx(mean_pinball_loss(y, z, alpha=0.9))
+    assert absolute.values(np, z, y).mean() == pytest.approx(mean_absolute_error(y, z))
+
+
+@pytest.mark.parametrize("name", [SQUARES, *LOSS_CLASSES])
+def test_a_loss_is_made_again_from_its_record(name: str) -> None:
+    if name == SQUARES:
+        assert loss_of(name) is None
+        assert saved_loss({}) is None
+        return
+    loss, z, Y = drawn(name, 3, 4, 3, 1.0)
+    made = saved_loss({"loss": name, "setup": {"loss": loss.parameters()}})
+    assert made is not None
+    np.testing.assert_array_equal(made.gradient(np, z - Y, Y), loss.gradient(np, z - Y, Y))
+    np.testing.assert_array_equal(made.values(np, z, Y), loss.values(np, z, Y))

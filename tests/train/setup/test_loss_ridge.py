@@ -1,0 +1,91 @@
+"""The ridge for a loss: against brute-force minima, and how it follows the noise."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+from scipy.spatial.distance import cdist
+
+from streamkern.losses.base import Loss
+from streamkern.losses.errors import Huber, Quantile
+from streamkern.losses.log_loss import LogLoss
+from streamkern.solver.precondition.noise import NO_NOISE, Noise
+from streamkern.train.setup.loss_ridge import RIDGE_FOLDS, LossRows, loss_noise
+
+LOSSES: dict[str, Loss] = {
+    "log_loss": LogLoss(),
+    "huber": Huber(delta=[0.5, 0.5]),
+    "quantile": Quantile(quantile=0.8, width=[0.3, 0.3]),
+}
+
+
+def drawn(name: str, noise: float, weighted: bool = False, n: int = 120) -> LossRows:
+    """Rows of a curve with noise, two outputs."""
+    rng = np.random.default_rng(8)
+    points = rng.standard_normal((n, 1))
+    Y = (np.sin(3 * points) + noise * rng.standard_normal((n, 1))) @ [[1.0, -1.0]]
+    if name == "log_loss":
+        Y = (Y > 0).astype(float)
+    w = rng.integers(1, 3, n).astype(float) if weighted else np.ones(n)
+    return LossRows(np.exp(-cdist(points, points)), Y, w, np.zeros(2), np.ones(2))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_much_noise_asks_for_much_ridge(name: str) -> None:
+    found = [loss_noise(LOSSES[name], drawn(name, noise), NO_NOISE).variance for noise in (0.01, 1)]
+    assert found[0] < found[1]
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_weight_counts_as_so_many_rows(name: str) -> None:
+    """With the weights doubled, the noise for the same curve is twice that of before."""
+    rows = drawn(name, 1.0, weighted=True)
+    once, twice = (
+        loss_noise(LOSSES[name], rows._replace(w=times * rows.w), NO_NOISE).variance
+        for times in (1, 10)
+    )
+    assert twice == pytest.approx(10 * once)
+
+
+def test_it_has_the_least_held_out_loss_of_exact_minima() -> None:
+    """Minima of SciPy's for every fold and noise, and their losses on the fold."""
+    loss, rows = LOSSES["log_loss"], drawn("log_loss", 1.0, weighted=True, n=60)
+    found = loss_noise(loss, rows, NO_NOISE).variance
+    fold = np.random.default_rng(0).permutation(60) % RIDGE_FOLDS
+
+    def held_out(kappa: float) -> float:
+        return sum(_fold_loss(loss, rows, fold != k, kappa) for k in range(RIDGE_FOLDS))
+
+    nearby = [held_out(found * 10.0**exponent) for exponent in (-1, 0, 1)]
+    assert nearby[1] <= 1.002 * min(nearby)
+
+
+def _fold_loss(loss: Loss, rows: LossRows, fitted: np.ndarray, kappa: float) -> float:
+    K, Y, w = rows.K[fitted][:, fitted], rows.Y[fitted], rows.w[fitted]
+
+    def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        alpha = flat.reshape(Y.shape)
+        z = K @ alpha
+        errors = loss.predict(np, z.copy()) - Y
+        slope = w[:, None] * loss.gradient(np, errors, Y) / loss.curvature + kappa * alpha
+        value = w @ loss.values(np, z, Y) / loss.curvature + kappa / 2 * (alpha * z).sum()
+        return float(value), (K @ slope).reshape(-1)
+
+    options = {"maxiter": 5000, "ftol": 1e-13, "gtol": 1e-8}
+    best = minimize(objective, np.zeros(Y.size), jac=True, method="L-BFGS-B", options=options)
+    F = rows.K[~fitted][:, fitted] @ best.x.reshape(Y.shape)
+    return float(rows.w[~fitted] @ loss.values(np, F, rows.Y[~fitted]))
+
+
+def test_too_few_rows_keep_the_noise_of_squares() -> None:
+    rows, noise = drawn("huber", 1.0, n=RIDGE_FOLDS - 1), Noise(variance=0.5)
+    assert loss_noise(LOSSES["huber"], rows, noise) is noise
+
+
+def test_losses_that_overflow_end_the_path() -> None:
+    rows = drawn("huber", 1.0)
+    noise = Noise(variance=0.5)
+    assert loss_noise(LOSSES["huber"], rows._replace(mean=np.full(2, math.inf)), noise) is noise

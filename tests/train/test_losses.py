@@ -1,0 +1,168 @@
+"""Losses other than squares, from the setting to the predictions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+from scipy.spatial.distance import cdist
+from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.metrics import mean_pinball_loss
+
+import streamkern as sk
+from streamkern.losses.losses import saved_loss
+from tests.runs import CLASSES, assert_same_bits, final, finished, settings, stopped
+
+N, P = 200, 40
+RNG = np.random.default_rng(4)
+X = RNG.standard_normal((N, 3)).astype(np.float32)
+VALUES = np.sin(2 * X[:, 0]) + X[:, 1] + RNG.standard_t(3, N)
+LABELS = np.abs(X).argmax(axis=1)
+LOSSES: dict[str, dict[str, Any]] = {
+    "huber": {},
+    "absolute_error": {},
+    "quantile": {"model.quantile": 0.8},
+    "expectile": {"model.quantile": 0.8},
+    "squared_hinge": {},
+}
+
+
+def of_loss(name: str, **overrides: Any) -> dict[str, Any]:
+    """Settings of a run of the loss."""
+    return {"solver.name": "block", "model.loss": name} | LOSSES[name] | overrides
+
+
+def source(name: str) -> sk.ArraySource:
+    """Rows with the targets that the loss is for."""
+    if name == "squared_hinge":
+        return sk.ArraySource(X, LABELS, classes=CLASSES)
+    return sk.ArraySource(X, VALUES)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_full_batches_end_at_the_least_penalised_loss(name: str) -> None:
+    """Against SciPy's minimum of the same objective, in float64."""
+    ridge = 1e-2
+    overrides = {
+        "data.batch_size": N, "data.epochs": 400, "model.n_centers": P, "solver.ridge": ridge,
+        "solver.block_size": P, "solver.average": False, "run.precision": "float64",
+    }  # fmt: skip
+    result = finished(settings(**of_loss(name, **overrides)), source=source(name))
+    targets, Z = result.model.targets, np.float64(result.Z)
+    assert result.model.loss is not None
+    loss = result.model.loss.at(np.inf)
+    Y = VALUES[:, None] if name != "squared_hinge" else np.eye(3)[LABELS]
+    c, K, of_centers = Y.shape[1], *(np.exp(-cdist(a, Z) / 3.0) for a in (np.float64(X), Z))
+    scale = np.asarray(loss.curvature) * targets.scale
+
+    def penalised(flat: Any) -> tuple[float, Any]:
+        alpha = flat.reshape(P, c)
+        errors = targets.mean + targets.scale * (K @ alpha) - Y
+        gradient = loss.gradient(np, errors.copy(), Y)
+        slope = K.T @ (gradient / scale) / N + ridge * (of_centers @ alpha)
+        value = _integral(loss, errors, Y, targets.scale * scale)
+        penalty = ridge / 2 * float((alpha * (of_centers @ alpha)).sum())
+        return value + penalty, slope.reshape(-1)
+
+    options = {"maxiter": 5000, "maxfun": 10**6, "ftol": 1e-15, "gtol": 1e-9}
+    best = minimize(penalised, np.zeros(P * c), jac=True, method="L-BFGS-B", options=options).fun
+    reached = penalised(np.asarray(result.model.weights).reshape(-1))[0]
+    assert best - 1e-7 <= reached <= best + 0.01 * (penalised(np.zeros(P * c))[0] - best)
+
+
+def _integral(loss: Any, errors: np.ndarray, Y: np.ndarray, scale: np.ndarray) -> float:
+    """The mean of the integral of the gradient from 0 to the errors, over `scale`."""
+    t = (np.arange(2000) + 0.5) / 2000
+    total = sum((loss.gradient(np, s * errors, Y) * errors / scale).sum() for s in t)
+    return float(total) / len(t) / N
+
+
+@pytest.mark.parametrize("quantile", [0.05, 0.5, 0.9])
+def test_quantiles_of_uneven_noise_are_found(quantile: float) -> None:
+    """About as well as by boosting, and with the share of rows below them."""
+    rng = np.random.default_rng(1)
+    X = rng.standard_normal((4000, 2)).astype(np.float32)
+    y = np.sin(2 * X[:, 0]) + 0.5 * np.exp(X[:, 1] / 2) * rng.standard_normal(4000)
+    options: dict[str, Any] = {"loss": "quantile", "quantile": quantile}
+    models = sk.KernelRegressor(n_centers=300, **options), HistGradientBoostingRegressor(**options)
+    F, other = (model.fit(X[:2000], y[:2000]).predict(X[2000:]) for model in models)
+    losses = [mean_pinball_loss(y[2000:], each, alpha=quantile) for each in (F, other)]
+    assert losses[0] <= 1.1 * losses[1]
+    assert (y[2000:] <= F).mean() == pytest.approx(quantile, abs=0.03)
+
+
+@pytest.mark.parametrize("name", ["huber", "absolute_error"])
+def test_outliers_hardly_move_a_robust_model(name: str) -> None:
+    rng = np.random.default_rng(2)
+    X = rng.standard_normal((2000, 3)).astype(np.float32)
+    truth = np.sin(2 * X[:, 0]) + X[:, 1]
+    y = truth + 0.3 * rng.standard_normal(2000)
+    y[rng.random(2000) < 0.05] += 20 * rng.standard_normal()
+    errors = {
+        loss: np.sqrt(np.mean((sk.KernelRegressor(loss=loss, n_centers=300).fit(X[:1000], y[:1000])
+                               .predict(X[1000:]) - truth[1000:]) ** 2))
+        for loss in ("squared_error", name)
+    }  # fmt: skip
+    assert errors[name] < 0.6 * errors["squared_error"]
+
+
+@pytest.mark.parametrize("name", ["quantile", "huber", "squared_hinge"])
+def test_a_resumed_run_ends_with_the_same_bits(name: str, tmp_path: Path) -> None:
+    whole, parts = (of_loss(name, **{"model.n_centers": P}) for _ in range(2))
+    finished(settings(tmp_path / "whole", **whole), source=source(name))
+    stopped(settings(tmp_path / "parts", **parts), 5, source=source(name), test=source(name))
+    result = finished(settings(tmp_path / "parts", **parts), source=source(name))
+    assert_same_bits(final(tmp_path / "parts"), final(tmp_path / "whole"))
+    assert result.model.loss is not None
+
+
+def test_early_stopping_watches_the_loss() -> None:
+    """The error of a mean falls while that of an outer quantile rises."""
+    model = sk.KernelRegressor(
+        loss="quantile", quantile=0.95, n_centers=P, early_stopping=True, n_iter_no_change=3,
+        epochs=30, solver="block",
+    ).fit(X, VALUES)  # fmt: skip
+    losses = [record["validation_pinball_loss"] for record in model.history_]
+    best = int(np.argmin(losses))
+    assert len(losses) == best + 4
+    assert f"those of pass {best + 1}" in model.report_["ended"]
+
+
+def test_evaluations_have_the_figure_of_the_loss(tmp_path: Path) -> None:
+    model = sk.KernelRegressor(loss="quantile", quantile=0.8, n_centers=P, run_dir=tmp_path / "run")
+    model.fit(X, VALUES)
+    sk.ingest_store(X, tmp_path / "rows.zarr", y=VALUES)
+    figures = sk.evaluate(tmp_path / "run", tmp_path / "rows.zarr")
+    predicted = sk.load(tmp_path / "run").predict(X)
+    np.testing.assert_array_equal(predicted, model.predict(X))
+    expected = mean_pinball_loss(VALUES, predicted, alpha=0.8)
+    assert figures["pinball_loss"] == pytest.approx(expected, rel=1e-6)
+    meta = sk.load(tmp_path / "run")._state.meta
+    assert saved_loss(meta) is not None
+    assert meta["setup"]["loss"]["quantile"] == 0.8
+
+
+@pytest.mark.parametrize(
+    ("parameters", "says"),
+    [
+        ({"loss": "huber", "quantile": 0.5}, "quantile=0.5 is not used by loss='huber'"),
+        (
+            {"loss": "quantile", "quantile": 1.5},
+            "quantile=1.5 must be a number above 0 and below 1",
+        ),
+        ({"loss": "hinge"}, "loss='hinge' must be one of"),
+        ({"loss": "squared_hinge"}, "is for rows of one class each"),
+        ({"loss": "huber", "solver": "direct"}, "minimised by solver='block'"),
+    ],
+)
+def test_wrong_settings_are_refused(parameters: dict[str, Any], says: str) -> None:
+    with pytest.raises(sk.ConfigError, match=says):
+        sk.KernelRegressor(**parameters).fit(X, VALUES)
+
+
+def test_a_loss_of_values_is_refused_for_classes() -> None:
+    with pytest.raises(sk.ConfigError, match="is for values, and the targets are classes"):
+        sk.KernelClassifier(loss="huber").fit(X, LABELS)
