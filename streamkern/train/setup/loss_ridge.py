@@ -4,11 +4,12 @@ Each row is a center. For folds of the rows and a path of falling kappa, the min
 
     sum_i w_i l(m + g f(x_i), y_i) / (L g^2) + kappa / 2 |f|^2,    f = K alpha
 
-is approached by accelerated steps of the majorising squares: with K = U S U^T once, a step costs
-two products with U, whatever kappa is. As for squares (`solver.precondition.noise`), kappa is a
-property of the data, and the ridge for n rows is kappa / n: with squares it is the variance of the
-noise. It is not the same for a loss: Huber's sees less noise than squares with outliers do, and the
-log loss has no noise but the amplitude of its logits.
+is approached by accelerated steps of the majorising squares: with K = U S U^T once, and weights
+U b, a step costs two products with U, whatever kappa is. As for squares
+(`solver.precondition.noise`), kappa is a property of the data, and the ridge for n rows is
+kappa / n: with squares it is the variance of the noise. It is not the same for a loss: Huber's sees
+less noise than squares with outliers do, and the log loss has no noise but the amplitude of its
+logits.
 """
 
 from __future__ import annotations
@@ -23,14 +24,16 @@ import numpy.typing as npt
 from streamkern.losses.base import Loss
 from streamkern.solver.precondition.noise import Noise
 
-RIDGE_FOLDS = 4
-STEPS = 60
+RIDGE_ROWS = 768
+"""Largest number of rows that are used."""
+RIDGE_FOLDS = 3
+STEPS = 40
 """Steps for one kappa; the path goes on from the weights of the kappa before."""
-EXPONENTS = [k / 2 for k in range(6, -18, -1)]
+EXPONENTS = range(3, -9, -1)
 """Powers of ten of kappa that are tried, relative to the mean k(x, x), from the largest."""
 WORSE = 1.05
 """Held-out loss over the least one at which the path ends."""
-SAME = 1.001
+SAME = 1.01
 """Held-out loss over the least one of the largest kappa that counts as no worse."""
 
 _Floats = npt.NDArray[np.float64]
@@ -59,13 +62,14 @@ def loss_noise(loss: Loss, rows: LossRows, noise: Noise, seed: int = 0) -> Noise
 
     loss : the loss with its parameters; noise : that for squares, whose growth is kept
     """
-    n = len(rows.Y)
-    if n < RIDGE_FOLDS:
+    rng = np.random.default_rng(seed)
+    if len(rows.Y) < RIDGE_FOLDS:
         return noise
-    fold = np.random.default_rng(seed).permutation(n) % RIDGE_FOLDS
-    paths = [
-        _RidgePath(loss.at(math.inf), rows, np.flatnonzero(fold != k)) for k in range(RIDGE_FOLDS)
-    ]
+    some = np.sort(rng.permutation(len(rows.Y))[:RIDGE_ROWS])
+    rows = rows.part(some)._replace(K=rows.K[np.ix_(some, some)])
+    fold = rng.permutation(len(some)) % RIDGE_FOLDS
+    parts = [np.flatnonzero(fold != k) for k in range(RIDGE_FOLDS)]
+    paths = [_RidgePath(loss.at(math.inf), rows, fitted) for fitted in parts]
     tried: list[tuple[float, float]] = []
     scale = float(rows.K.diagonal().mean())
     for exponent in EXPONENTS:
@@ -86,7 +90,7 @@ def loss_noise(loss: Loss, rows: LossRows, noise: Noise, seed: int = 0) -> Noise
 class _RidgePath:
     """The minima on some rows for falling kappa, evaluated on the others.
 
-    With weights, alpha = W^1/2 gamma, and gamma solves the same equations with W^1/2 K W^1/2.
+    With weights, alpha = W^1/2 U b, and b solves the same equations with W^1/2 K W^1/2 = U S U^T.
     """
 
     def __init__(self, loss: Loss, rows: LossRows, fitted: npt.NDArray[np.int64]) -> None:
@@ -94,40 +98,39 @@ class _RidgePath:
         own = rows.part(fitted)
         self.loss, self.rows = loss, own
         self.root = np.sqrt(own.w)[:, None]
-        self.K_others, self.of_others = own.K[others], rows.part(others)
-        self.K = own.K[fitted] * self.root * self.root.T
-        self.S, self.U = np.linalg.eigh(self.K)
-        self.gamma = np.zeros_like(own.Y)
+        self.S, self.U = np.linalg.eigh(own.K[fitted] * self.root * self.root.T)
+        self.S = np.maximum(self.S, 0)[:, None]
+        self.of_others = rows.part(others)
+        self.K_others = own.K[others] @ (self.root * self.U)
+        self.b = np.zeros_like(own.Y)
 
     def held_out_loss(self, kappa: float) -> float:
         """Return the sum of w l over the other rows at the minimum for kappa."""
         self._minimise(kappa)
-        F, others = self.K_others @ (self.root * self.gamma), self.of_others
-        z = others.mean + others.gain * F
+        others = self.of_others
+        z = others.mean + others.gain * (self.K_others @ self.b)
         F = z if self.loss.for_classes else self.loss.predict(np, z)
         return float(others.w @ self.loss.values(np, F, others.Y))
 
     def _minimise(self, kappa: float) -> None:
-        """Move gamma to the minimum by accelerated steps, which begin anew if they turn back."""
-        inverse = 1 / (np.maximum(self.S, 0) + kappa)
-        gamma = ahead = self.gamma
+        """Move b to the minimum by accelerated steps, which begin anew if they turn back."""
+        b = ahead = self.b
         t = 1.0
         for _ in range(STEPS):
-            g = self._residual(ahead) + kappa * ahead
-            new = ahead - self.U @ (inverse[:, None] * (self.U.T @ g))
-            if float(((ahead - new) * (self.K @ (new - gamma))).sum()) > 0:
+            new = ahead - (self.U.T @ self._residual(ahead) + kappa * ahead) / (self.S + kappa)
+            if float(((ahead - new) * self.S * (new - b)).sum()) > 0:
                 t, following = 1.0, new
             else:
-                following_t = (1 + math.sqrt(1 + 4 * t * t)) / 2
-                following = new + (t - 1) / following_t * (new - gamma)
-                t = following_t
-            gamma, ahead = new, following
-        self.gamma = gamma
+                next_t = (1 + math.sqrt(1 + 4 * t * t)) / 2
+                following = new + (t - 1) / next_t * (new - b)
+                t = next_t
+            b, ahead = new, following
+        self.b = b
 
-    def _residual(self, gamma: _Floats) -> _Floats:
+    def _residual(self, b: _Floats) -> _Floats:
         """Return W^1/2 l'(z) / (L g), (n, c)."""
         rows, loss = self.rows, self.loss
-        f = (self.K @ gamma) / np.where(self.root > 0, self.root, 1)
+        f = (self.U @ (self.S * b)) / np.where(self.root > 0, self.root, 1)
         errors = loss.predict(np, rows.mean + rows.gain * f) - rows.Y
         gradient = loss.gradient(np, errors, rows.Y)
         residual: _Floats = self.root * gradient / (loss.curvature * rows.gain)
