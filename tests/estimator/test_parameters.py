@@ -28,8 +28,7 @@ PLAIN: dict[str, list[Any]] = {
     "kernel": [{"kind": "polynomial", "degree": 3, "c0": 0.5}], "bandwidth": [2, 2.5],
     "metric": ["learn", "none", "m.npy"], "n_centers": [30], "centers": ["kmeans", "c.npy"],
     "features": ["kernel"], "n_features": [20], "fit_intercept": [False], "loss": ["squared_error"],
-    "quantile": [None],
-    "solver": ["block"],
+    "quantile": [0.5], "solver": ["block"],
     "block_size": [10], "ridge": [0, 0.5], "n_nystrom": [50], "level": [5], "period": [2],
     "projection": ["exact"], "damping": [0.5], "average": [False], "step_scale": [1, 0.5],
     "tolerance": [0.25], "epochs": [3], "batch_size": [10],
@@ -46,6 +45,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "n_features": {"features": "fourier"}, "metric": {"kernel": "laplace"},
     "period": {"solver": "eigenpro4"}, "projection": {"solver": "eigenpro3"},
     "tolerance": {"solver": "falkon"}, "block_size": {"solver": "block"},
+    "quantile": {"loss": "quantile"},
     "damping": {"solver": "block"}, "warm_start": {"solver": "block"},
     "validation_fraction": {"early_stopping": True}, "n_iter_no_change": {"early_stopping": True},
 }  # fmt: skip
