@@ -52,10 +52,11 @@ class Loss:
         """Return the loss to minimise after so many rows per center; others come earlier."""
         return self
 
-    def fitted(self, errors: npt.NDArray[np.float64]) -> Self:
+    def fitted(self, errors: npt.NDArray[np.float64], scale: npt.NDArray[np.float64]) -> Self:
         """Return the loss with its open parameters.
 
         errors : (n, c), predictions less targets of rows that a fit by squares has not seen
+        scale : (c,), the scale of the targets
         """
         return self
 

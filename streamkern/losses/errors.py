@@ -16,16 +16,23 @@ HUBER_WIDTH: Final = 1.345
 errors (Huber 1981, Robust Statistics, section 4.4)."""
 OF_NORMAL: Final = 1.4826
 """Standard deviation of normal errors over their median absolute value."""
+MIN_SPREAD: Final = 1e-4
+"""Smallest spread of the errors over the scale of the targets: steps of a narrower ramp lead
+nowhere."""
 FIRST_WIDTH, LAST_WIDTH = 0.5, 0.05
 """Half width of the ramp of a quantile's gradient over the spread of the errors, at first and in
 the end."""
 
 
-def spread(errors: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return a robust standard deviation of the errors (n, c) of each output, above 0: (c,)."""
+def spread(
+    errors: npt.NDArray[np.float64], scale: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """Return a robust standard deviation of the errors (n, c) of each output, (c,).
+
+    It is at least `MIN_SPREAD` of the scale of the targets (c,), which all errors may be below.
+    """
     size = OF_NORMAL * np.median(np.abs(errors - np.median(errors, axis=0)), axis=0)
-    size = np.where(size > 0, size, errors.std(axis=0))
-    return np.where(size > 0, size, 1.0)
+    return np.maximum(size, MIN_SPREAD * scale)
 
 
 @dataclass(frozen=True)
@@ -38,9 +45,9 @@ class Huber(Loss):
     name, figure = "huber", "huber_loss"
     delta: Sequence[float] | None = None
 
-    def fitted(self, errors: npt.NDArray[np.float64]) -> Self:
+    def fitted(self, errors: npt.NDArray[np.float64], scale: npt.NDArray[np.float64]) -> Self:
         """Return the loss with `HUBER_WIDTH` robust standard deviations of the errors as delta."""
-        return replace(self, delta=(HUBER_WIDTH * spread(errors)).tolist())
+        return replace(self, delta=(HUBER_WIDTH * spread(errors, scale)).tolist())
 
     def parameters(self) -> dict[str, Any]:
         """Return delta."""
@@ -86,13 +93,13 @@ class Quantile(Loss):
         factor = max(LAST_WIDTH / FIRST_WIDTH, 1 / (1 + rows_per_center))
         return replace(self, width=[factor * width for width in self.width])
 
-    def fitted(self, errors: npt.NDArray[np.float64]) -> Self:
+    def fitted(self, errors: npt.NDArray[np.float64], scale: npt.NDArray[np.float64]) -> Self:
         """Return the loss with a ramp of `FIRST_WIDTH` robust standard deviations of the errors.
 
         At the ends of the distribution there are fewer rows, and the ramp is narrower.
         """
         ends = min(1.0, 4 * min(self.quantile, 1 - self.quantile))
-        return replace(self, width=(FIRST_WIDTH * ends * spread(errors)).tolist())
+        return replace(self, width=(FIRST_WIDTH * ends * spread(errors, scale)).tolist())
 
     def parameters(self) -> dict[str, Any]:
         """Return the quantile and the first width."""
@@ -168,10 +175,10 @@ class SquaredHinge(Loss):
 
     def gradient(self, xp: Any, errors: Any, Y: Any) -> Any:
         """Return the errors on the wrong side, and 0 elsewhere."""
-        errors *= (errors > 0) != (Y > 0)
+        errors *= (errors > 0) != (Y > 0.5)
         return errors
 
     def values(self, xp: Any, F: Any, Y: Any) -> Any:
         """Return the losses of the rows, max(0, 1 - s v)^2 summed over classes: (m,) float64."""
         e = F.astype(np.float64) - Y
-        return 4 * (e * e * ((e > 0) != (Y > 0))).sum(axis=1)
+        return 4 * (e * e * ((e > 0) != (Y > 0.5))).sum(axis=1)

@@ -38,12 +38,14 @@ class ScaledLoss:
         return self._backend.asarray(values, self._dtype)
 
     def errors(self, F: Array, Y: Array) -> Array:
-        """Return the errors of the predictions (m, c), in place of F."""
+        """Return the errors of the predictions (m, c), in place of F: 0 where a hinge has none."""
         if not self.scales_targets:
             F *= self._gain
             F += self._mean
             F = self.loss.predict(self._xp, F)
         F -= Y
+        if not self.scales_targets:  # of such a loss the gradient is the part of the errors to mend
+            F = self.loss.gradient(self._xp, F, Y)
         return F
 
     def residual(self, errors: Array, Y: Array, rows_per_center: float) -> Array:

@@ -27,7 +27,7 @@ def drawn(name: str, seed: int, m: int, c: int, size: float) -> tuple[Loss, np.n
     z, Y = size * rng.standard_normal((m, c)), rng.standard_normal((m, c))
     if kind.for_classes:
         Y = np.eye(c)[rng.integers(c, size=m)]
-    return loss.fitted(rng.standard_normal((50, c))), z, Y
+    return loss.fitted(rng.standard_normal((50, c)), np.ones(c)), z, Y
 
 
 CASES = given(

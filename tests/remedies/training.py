@@ -29,7 +29,7 @@ COVERED = (
 
 NOT_TRIED = {
     "train/model/permutation.py:_random_rows:1": "an empty file is refused before",
-    "train/resolve/check_loss.py:check_loss:2": "by partial_fit, in tests/remedies/estimators.py",
+    "train/resolve/check_loss.py:check_loss:3": "by partial_fit, in tests/remedies/estimators.py",
     "train/setup/assemble.py:operator:1": "settings are compared before",
     "train/setup/assemble.py:operator:2": "settings are compared before",
     "train/loop/sinks.py:MLflow._connected:1": "needs mlflow; tests/train/loop/test_sinks.py",
@@ -91,6 +91,9 @@ def of_settings() -> list[Remedy]:
          {"data.train": "data.zarr"}),
         ("is for rows of one class each, .*labels for a row; give model.loss='squared_error'",
          {"model.loss": "log_loss"}, {"model.loss": "squared_error"}),
+        ("is for values, and the targets are classes; give .*'squared_error' or .*'log_loss'",
+         {"data.train": "labels.zarr", "model.loss": "huber"},
+         {"data.train": "labels.zarr", "model.loss": "log_loss"}),
         ("data.test has 2 classes .*use data with the same targets",
          {"data.test": "labels.zarr"}, {"data.test": "data.zarr"}),
     ]  # fmt: skip

@@ -119,6 +119,35 @@ def test_a_resumed_run_ends_with_the_same_bits(name: str, tmp_path: Path) -> Non
     assert result.model.loss is not None
 
 
+def test_quantiles_of_rows_that_repeat_are_those_of_their_targets() -> None:
+    """Not of the means of equal rows, by which the noise is estimated."""
+    rng = np.random.default_rng(1)
+    X = rng.integers(0, 5, (1500, 1)).astype(np.float32)
+    y = X[:, 0] + rng.exponential(size=1500)
+    F = sk.KernelRegressor(loss="quantile", quantile=0.9).fit(X, y).predict(X)
+    shares = [(y <= F)[X[:, 0] == value].mean() for value in range(5)]
+    np.testing.assert_allclose(shares, 0.9, atol=0.06)
+
+
+def test_targets_without_noise_are_learned() -> None:
+    y = np.sin(X[:, 0])
+    assert sk.KernelRegressor(loss="absolute_error").fit(X, y).score(X, y) > 0.999
+    few = sk.KernelRegressor(loss="huber").fit(X[:20], X[:20, 0])
+    assert few.score(X[:20], X[:20, 0]) > 0.9
+
+
+def test_classes_that_a_line_separates_do_not_look_like_a_diverging_hinge() -> None:
+    for seed in range(6):
+        rows = np.random.default_rng(seed).standard_normal((200, 2))
+        model = sk.KernelClassifier(loss="squared_hinge").fit(rows, rows[:, 0] > 0)
+        assert model.score(rows, rows[:, 0] > 0) > 0.99
+
+
+def test_without_an_intercept_a_quantile_is_made_of_kernels_alone() -> None:
+    model = sk.KernelRegressor(loss="quantile", quantile=0.9, fit_intercept=False, n_centers=P)
+    assert not model.fit(X, 5 + VALUES).intercept_.any()
+
+
 def test_early_stopping_watches_the_loss() -> None:
     """The error of a mean falls while that of an outer quantile rises."""
     model = sk.KernelRegressor(

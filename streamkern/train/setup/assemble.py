@@ -149,7 +149,7 @@ def compute_setup(
     noise, n, options, ridges = _estimate_noise(run, op, points, read_few_rows, inside, report)
     fit = None
     if run.loss is not None:
-        fit = fit_loss(run.loss, op, points, inside, read_few_rows(), noise)
+        fit = fit_loss(run, run.loss, op, points, inside, read_few_rows(), noise)
         options = fit.with_ridge(options, n, report)
     read_few_rows.cache_clear()
     if kernel.explicit and run.problem.center_ranks > 1:  # estimating the noise needed all centers

@@ -31,8 +31,9 @@ STEPS = 40
 """Steps for one kappa; the path goes on from the weights of the kappa before."""
 EXPONENTS = range(3, -9, -1)
 """Powers of ten of kappa that are tried, relative to the mean k(x, x), from the largest."""
-WORSE = 1.05
-"""Held-out loss over the least one at which the path ends."""
+FLAT = 0.98
+"""Least held-out loss over that of the largest kappa above which the rows do not tell: the noise of
+squares is taken."""
 SAME = 1.01
 """Held-out loss over the least one of the largest kappa that counts as no worse."""
 
@@ -78,10 +79,8 @@ def loss_noise(loss: Loss, rows: LossRows, noise: Noise, seed: int = 0) -> Noise
         if not math.isfinite(held_out):
             break
         tried.append((kappa, float(held_out)))
-        least = min(value for _, value in tried)
-        if held_out > WORSE * least:
-            break
-    if not tried:
+    least = min((value for _, value in tried), default=math.inf)
+    if not tried or least > FLAT * tried[0][1]:
         return noise
     borne = [kappa for kappa, value in tried if value <= SAME * least]
     return replace(noise, variance=max(borne))

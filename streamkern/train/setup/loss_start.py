@@ -19,6 +19,7 @@ from streamkern.solver.method import Report, Setup
 from streamkern.solver.precondition.noise import Noise, left_out_values, weighted_gram
 from streamkern.solver.precondition.samples import SampleRows
 from streamkern.stream.target_scale import TargetScale
+from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.setup.loss_ridge import LossRows, loss_noise
 
 BISECTIONS = 60
@@ -65,7 +66,8 @@ class LossFit(NamedTuple):
 
 
 def fit_loss(
-    loss: Loss, op: KernelOperator, Z: Points, targets: TargetScale, rows: SampleRows, noise: Noise,
+    run: ResolvedRun, loss: Loss, op: KernelOperator, Z: Points, targets: TargetScale,
+    rows: SampleRows, noise: Noise,
 ) -> LossFit:  # fmt: skip
     """Find the parameters of a loss, its start and its ridge from few rows.
 
@@ -78,22 +80,23 @@ def fit_loss(
     targets : mean and scale of the targets
     rows, noise : rows that the noise was found from, with scaled targets, and their noise
     """
-    F, Y, w = _left_out(op, Z, targets, rows, noise)
+    fit_intercept = run.config.model.fit_intercept
+    F, Y, w, K = _left_out(op, Z, targets, rows, noise)
     slope = 1.0
     if loss.identity_link:
         errors = F * targets.scale + targets.mean - Y
-        loss = loss.fitted(errors)
-        outputs = TargetScale(targets.mean + _shift(loss, errors, Y, w), targets.scale)
+        loss = loss.fitted(errors, targets.scale)
+        shift = _shift(loss, errors, Y, w) if fit_intercept else 0.0
+        outputs = TargetScale(targets.mean + shift, targets.scale)
     else:
         mean = np.zeros_like(targets.mean)
-        if targets.mean.any():
+        if fit_intercept:
             mean = loss.output(targets.mean)
         slope = _slope(loss, F, Y, w, mean)
         gain = 2.0 ** round(math.log2(max(slope, MIN_GAIN)))
-        loss = loss.fitted(loss.predict(np, mean + slope * F) - Y)
+        loss = loss.fitted(loss.predict(np, mean + slope * F) - Y, targets.scale)
         outputs = TargetScale(mean, np.full_like(targets.scale, gain))
         slope /= gain
-    K = op.backend.to_host(weighted_gram(op, Z, rows.X, None))
     noise = loss_noise(loss, LossRows(K, Y, w, outputs.mean, outputs.scale), noise)
     return LossFit(loss, outputs, slope, noise)
 
@@ -110,16 +113,22 @@ def _shift(loss: Loss, errors: _Floats, Y: _Floats, w: _Floats) -> _Floats:
 
 def _left_out(
     op: KernelOperator, Z: Points, targets: TargetScale, rows: SampleRows, noise: Noise
-) -> tuple[_Floats, _Floats, _Floats]:
-    """Return scaled values of rows, each predicted by the others, their targets, and weights.
+) -> tuple[_Floats, _Floats, _Floats, _Floats]:
+    """Return scaled values of rows, each predicted by the others, their targets, weights and
+    kernel matrix.
 
-    The values are 0 if there are too few rows to find the noise from.
+    Equal rows, which were merged, are taken one by one, as their mean has no quantiles. The values
+    are 0 if there are too few rows to find the noise from.
     """
     to_host = op.backend.to_host
     scaled = to_host(rows.Y).astype(np.float64)
     F = left_out_values(op, Z, rows, noise) if noise.tried else np.zeros_like(scaled)
     w = np.ones(len(F)) if rows.root is None else to_host(rows.root).astype(np.float64) ** 2
-    return F, scaled * targets.scale + targets.mean, w
+    K = to_host(weighted_gram(op, Z, rows.X, None))
+    if rows.repeats is not None:
+        group, scaled, w = rows.repeats
+        F, K = F[group], K[np.ix_(group, group)]
+    return F, scaled * targets.scale + targets.mean, w, K
 
 
 def _slope(loss: Loss, F: _Floats, Y: _Floats, w: _Floats, mean: _Floats) -> float:
