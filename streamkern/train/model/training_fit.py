@@ -71,7 +71,7 @@ class TrainingFit(NamedTuple):
         if self.finds:
             return None
         if self.spread < CONSTANT_VARIANCE:
-            why = "its answers are all about the mean of the targets"
+            why = "its predictions are nearly constant"
         elif self.worse > CERTAIN:
             why = f"it misses them by {1 - self.explained:.3g} times the squares the mean misses"
         elif self.alone > ISOLATED_SHARE:

@@ -41,7 +41,7 @@ _Floats = npt.NDArray[np.float64]
 
 
 class LossRows(NamedTuple):
-    """LossRows with targets as stored, in float64.
+    """Rows to find the ridge from, in float64, with targets as stored.
 
     K, Y, w : (n, n) kernel matrix without weights, (n, c) targets, (n,) weights
     mean, gain : (c,) of the outputs z = mean + gain f
@@ -58,12 +58,12 @@ class LossRows(NamedTuple):
         return self._replace(K=self.K[:, rows], Y=self.Y[rows], w=self.w[rows])
 
 
-def loss_noise(loss: Loss, rows: LossRows, noise: Noise, seed: int = 0) -> Noise:
-    """Return `noise` with the kappa of the least held-out loss, as a variance of the noise.
+def loss_noise(loss: Loss, rows: LossRows, noise: Noise) -> Noise:
+    """Return `noise` with the kappa of the least held-out loss as its variance.
 
     loss : the loss with its parameters; noise : that for squares, whose growth is kept
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     if len(rows.Y) < RIDGE_FOLDS:
         return noise
     some = np.sort(rng.permutation(len(rows.Y))[:RIDGE_ROWS])
