@@ -50,10 +50,10 @@ class TrainingFit(NamedTuple):
     """Fit of a model on `rows` training rows.
 
     mse : mean squared error over rows and outputs
-    explained : R^2 over all outputs, 1 - squared errors over squared distances of the targets from
-        their mean
+    explained : 1 - the error over that of a constant, for squares R^2 over all outputs; a loss of
+        values is compared with that of the constant part of the model
     spread : variance of the predictions over that of the targets
-    worse : standard errors by which the squared error is above that of the mean
+    worse : standard errors by which the error is above that of the constant
     alone : share of the rows that no center but their own reaches; 0 if not computed
     finds : whether the model separates classes, which outputs that hardly vary may still do
     """
@@ -73,7 +73,7 @@ class TrainingFit(NamedTuple):
         if self.spread < CONSTANT_VARIANCE:
             why = "its predictions are nearly constant"
         elif self.worse > CERTAIN:
-            why = f"it misses them by {1 - self.explained:.3g} times the squares the mean misses"
+            why = f"its error on them is {1 - self.explained:.3g} times that of a constant"
         elif self.alone > ISOLATED_SHARE:
             return (
                 f"{ISOLATED_NOTE}: {self.alone:.0%} of the training rows are out of reach of other "
