@@ -5,7 +5,6 @@ from __future__ import annotations
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.config.run_config import RunConfig
-from streamkern.losses.log_loss import LogLoss
 from streamkern.losses.losses import LOSS_CLASSES, SQUARES
 from streamkern.train.resolve.training_data import Data
 
@@ -20,17 +19,22 @@ def check_loss(config: RunConfig, data: Data, *, whole: bool, goes_on: bool) -> 
     if loss == SQUARES:
         return
     classes, for_classes = data.source.classes is not None, LOSS_CLASSES[loss].for_classes
+    usable = [
+        SQUARES,
+        *(each.name for each in LOSS_CLASSES.values() if each.for_classes == classes),
+    ]
     if for_classes and not classes:
         raise ConfigError(
             f"{mention('model.loss', loss)} is for rows of one class each, and the targets are "
             "values, or several labels for a row",
-            f"give {mention('model.loss', SQUARES)}, or targets that are classes",
+            f"give one of {', '.join(usable)} as {mention('model.loss')}, or targets that are "
+            "classes",
         )
     if classes and not for_classes:
         raise ConfigError(
             f"{mention('model.loss', loss)} is for values, and the targets are classes",
-            f"give {mention('model.loss', SQUARES)} or {mention('model.loss', LogLoss.name)}, or "
-            "targets that are values",
+            f"give one of {', '.join(usable)} as {mention('model.loss')}, or targets that are "
+            "values",
         )
     if goes_on or not whole:
         why = "weights of another run" if goes_on else "partial_fit"
