@@ -143,6 +143,14 @@ def test_classes_that_a_line_separates_do_not_look_like_a_diverging_hinge() -> N
         assert model.score(rows, rows[:, 0] > 0) > 0.99
 
 
+@pytest.mark.parametrize("quantile", [0.1, 0.9])
+def test_a_target_that_is_constant_does_not_look_like_divergence(quantile: float) -> None:
+    Y = np.column_stack([VALUES, np.full(N, 2e6)])
+    F = sk.KernelRegressor(loss="quantile", quantile=quantile).fit(X, Y).predict(X)
+    np.testing.assert_allclose(F[:, 1], 2e6, rtol=1e-9)
+    assert np.ptp(F[:, 0]) > 1
+
+
 def test_without_an_intercept_a_quantile_is_made_of_kernels_alone() -> None:
     model = sk.KernelRegressor(loss="quantile", quantile=0.9, fit_intercept=False, n_centers=P)
     assert not model.fit(X, 5 + VALUES).intercept_.any()

@@ -22,6 +22,9 @@ from streamkern.solver.base import LOSSES, Solver, State
 WINDOW = LOSSES
 FACTOR = 0.5
 MAX_BACK_OFFS = 8
+NEGLIGIBLE_LOSS = 1e-6
+"""Loss in scaled targets below which no window is bad: that of f = 0 is about 1, and less only for
+targets that are constant, which f may miss by the width of a quantile's ramp."""
 
 
 @dataclass
@@ -58,12 +61,12 @@ class Guard:
         if not 0.25 * self.worth <= zero_loss <= 4 * self.worth:
             self.best, self.worth = math.inf, zero_loss
         self.most = max(self.most, zero_loss)
-        bad = (
-            not math.isfinite(loss)
-            or loss > 2 * self.most
+        grows = (
+            loss > 2 * self.most
             or loss > zero_loss > 2 * self.best
             or (loss > 10 * self.best and loss > 0.1 * zero_loss)
         )
+        bad = not math.isfinite(loss) or (grows and loss > NEGLIGIBLE_LOSS)
         if not bad:
             self.best = min(self.best, loss)
             return False
