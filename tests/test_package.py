@@ -78,6 +78,7 @@ OF_SEVERAL_MODULES = {
     "rundir.states": "writers, kills and readers in any order",
     "train.log_loss": "the log loss, from the setting to the probabilities",
     "train.losses": "other losses than squares, from the setting to the predictions",
+    "train.quantiles": "several quantiles of one target, from the setting to the predictions",
     "train.intercept": "mean and scale of the targets, from the settings to predictions",
     "solver.every_solver": "what must hold for all methods",
     "solver.features": "methods on explicit features",

@@ -63,7 +63,8 @@ FIGURES: Final = {
             ("ece", "how far the probability of the likeliest class is from being right as often"),
             (
                 "coverage",
-                "the share of the targets in their 90 % intervals, or classes in their sets",
+                "the share of the targets in their 90 % intervals, or between the smallest and the "
+                "largest of several quantiles, or of the classes in their sets",
             ),
             ("width", "mean width of these intervals, in the units of the targets"),
             ("set_size", "mean number of classes in these sets"),

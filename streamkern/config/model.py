@@ -16,7 +16,7 @@ from streamkern.config.rules import (
     CentersSetting,
     Flag,
     MetricSetting,
-    OptionalPart,
+    Quantiles,
     Rule,
     Table,
 )
@@ -114,7 +114,8 @@ class ModelConfig(Table):
         "log_loss", of the softmax of the outputs, and "squared_hinge", of each class against the
         others. For values "absolute_error", whose minimum is the median, "huber", which is linear
         for large errors, and "quantile" and "expectile", which take `quantile`.
-    quantile : the quantile or expectile of those two losses, in (0, 1); left out it is 0.5.
+    quantile : the quantile or expectile of those two losses, in (0, 1); left out it is 0.5. A list
+        that rises, such as [0.05, 0.5, 0.95], gives one target as many outputs, which do not cross.
     """
 
     table = "model"
@@ -127,7 +128,7 @@ class ModelConfig(Table):
     n_features: AutoCount = "auto"
     fit_intercept: Flag = True
     loss: LossName = SQUARES
-    quantile: OptionalPart = None
+    quantile: Quantiles = None
 
     @property
     def kernels(self) -> tuple[Any, ...]:

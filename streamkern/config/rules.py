@@ -115,6 +115,16 @@ def _weights(value: object) -> object:
     return tuple(float(w) for w in value)
 
 
+def _quantiles(value: object) -> object:
+    if value is None or isinstance(value, float):
+        return value
+    levels = to_builtin(value)
+    levels = list(levels) if isinstance(levels, list | tuple) else None
+    if not levels or not all(isinstance(q, float) for q in levels) or levels != sorted({*levels}):
+        raise ValueError("not rising quantiles")
+    return tuple(levels)
+
+
 def _class_weights(value: object) -> object:
     if not isinstance(value, Mapping):
         return value
@@ -147,6 +157,11 @@ Bandwidth: TypeAlias = Annotated[
 Below1: TypeAlias = Annotated[float, Field(strict=True, gt=0, lt=1)]
 ShareSetting: TypeAlias = Annotated[Below1, Rule("a number above 0 and below 1")]
 OptionalPart: TypeAlias = Annotated[Below1 | None, Rule("a number above 0 and below 1")]
+Quantiles: TypeAlias = Annotated[
+    Below1 | tuple[Below1, ...] | None,
+    BeforeValidator(_quantiles),
+    Rule("a number above 0 and below 1, or a list of such numbers that rise"),
+]
 NotNegative: TypeAlias = Annotated[
     float, Field(strict=True, ge=0, allow_inf_nan=False), Rule("a number, 0 or above")
 ]

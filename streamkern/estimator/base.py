@@ -38,7 +38,6 @@ from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.transforms import bind_transform, from_config
-from streamkern.stream.target_scale import TargetScale
 from streamkern.train.loop.callbacks import check_callbacks
 from streamkern.train.online import Online, SavedRun
 from streamkern.train.resolve.run_inputs import RunInputs
@@ -183,7 +182,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
                 scaling = list(before.scaling)
                 check_same_rows(source, schema.row_shape, "X")
                 if schema.labels is None:
-                    check_outputs(source, before.targets)
+                    check_outputs(source, before.n_targets)
             if isinstance(online, SavedRun):
                 online = online.open(self._execution())
             # `advance` changes it; the settings of execution are those of this call.
@@ -271,7 +270,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
                 return with_defined_r2(model.evaluate(rows), getattr(rows, "n_rows", None))
         source, _ = self._source(X, y, sample_weight, like=fitted.schema)
         if fitted.schema.labels is None:
-            check_outputs(source, fitted.targets)
+            check_outputs(source, fitted.n_targets)
         with self._model() as model:
             return with_defined_r2(model.evaluate(source), source.n_rows)
 
@@ -391,10 +390,10 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
         )  # fmt: skip
 
 
-def check_outputs(source: BaseSource, scale: TargetScale) -> None:
+def check_outputs(source: BaseSource, expected: int) -> None:
     """Raise DataError unless the targets have as many columns as those trained on."""
-    n_outputs, expected = source.n_outputs, len(scale.mean)
-    if n_outputs != expected:
+    if source.n_outputs != expected:
         raise DataError(
-            f"y has {n_outputs} outputs, the model was trained on {expected}", "give as many"
+            f"y has {source.n_outputs} outputs, the model was trained on {expected}",
+            "give as many",
         )

@@ -5,12 +5,14 @@ Data are arrays, or anything streamed: a store, its URL, a source, zarr and Dask
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from sklearn.base import ClassifierMixin, RegressorMixin
 
 from streamkern.basics.errors import ConfigError, DataError
+from streamkern.basics.message import mention
 from streamkern.estimator import inputs, targets
 from streamkern.estimator.base import KernelEstimator
 from streamkern.estimator.class_answers import ClassAnswers
@@ -82,7 +84,8 @@ True
     @from_one_fit
     def predict(
         self, X: Any, *, return_std: bool = False, interval: float | None = None,
-        normalised: bool = False, out: Any = None, overwrite: bool = False, order: str = "source",
+        normalised: bool = False, quantiles: Sequence[float] | None = None, out: Any = None,
+        overwrite: bool = False, order: str = "source",
     ) -> Any:  # fmt: skip
         """Return predicted values.
 
@@ -93,9 +96,11 @@ True
         return_std : whether to return standard deviations as well, those of f(x) as a Gaussian
             process, without the noise of a target. They need `posterior=True` in `fit`.
         interval : between 0 and 1: the probability with which the intervals, returned as well, are
-            to hold the target. It needs `calibrate=True` in `fit`.
+            to hold the target. It needs `calibrate=True` in `fit`, or a model of several quantiles,
+            with both ends among them: for 0.9 they are 0.05 and 0.95.
         normalised : whether intervals are wider for rows with larger expected residuals, and
             narrower for others, rather than equally wide for all.
+        quantiles : those to return, of a model of several; left out, all of them.
         out : a place to write to instead, .zarr, .npy, .csv or .parquet; nothing of the size of the
             data is then held in memory.
         overwrite : whether predictions of streamkern at `out` are replaced.
@@ -105,7 +110,7 @@ True
         -------
         y : float64, (n,) if y was (n,) or a store has one target, else (n, c); None with `out`.
             For a Dask array or data frame a Dask array, of which nothing is computed yet. See
-            `set_output`.
+            `set_output`. Of several quantiles (n, q), in rising order.
         intervals : with `interval` alone, as (y, intervals): (n, 2) lower and upper ends, or
             (n, c, 2).
         std : with `return_std` alone, as (y, std): of the shape of y.
@@ -116,6 +121,13 @@ True
                 "ask for one at a time",
             )
         check_normalised(interval, normalised)
+        if quantiles is not None:
+            if return_std or interval is not None or out is not None:
+                raise ConfigError(
+                    f"{mention('quantiles=')} is for values alone, in memory",
+                    "leave it out, or leave return_std, interval and out out",
+                )
+            return self._at_quantiles(X, quantiles)
         if return_std:
             self._check_posterior()
         if out is not None:
@@ -129,7 +141,16 @@ True
 
     @from_one_fit
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """Return R2, the plain mean over the outputs; y is None if X brings it along."""
+        """Return R2, the plain mean over the outputs; y is None if X brings it along.
+
+        A model of several quantiles has none: evaluate it by `sklearn.metrics.d2_pinball_score`.
+        """
+        if self._state.levels is not None:
+            raise ConfigError(
+                "score is R2, which several quantiles of one target have none of",
+                "give scoring=, or take mean_pinball_loss or d2_pinball_score of scikit-learn for "
+                "each quantile",
+            )
         data = given_data(X, y, sample_weight, self._state.schema)
         if not inputs.is_stream(data.X):
             if data.y is None:

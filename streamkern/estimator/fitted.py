@@ -22,6 +22,7 @@ from streamkern.ingest.received import Received
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.kernels.fourier import FourierFeatures
 from streamkern.kernels.points import Grid
+from streamkern.losses.losses import saved_loss
 from streamkern.planning.sizes import own_sizes
 from streamkern.predict.calibration import Calibration
 from streamkern.rundir.checkpoint_format import Saved
@@ -216,6 +217,22 @@ class FittedModel:
     settings: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     online: tuple[Online | SavedRun, list[Any]] | None = None
     begun: Mapping[str, ParameterValue] | None = None
+
+    @property
+    def levels(self) -> Sequence[float] | None:
+        """The quantiles of the outputs if a single target has several; else None."""
+        loss = saved_loss(self.meta)
+        return None if loss is None else loss.levels
+
+    @property
+    def n_targets(self) -> int:
+        """The number of targets, which is that of outputs but for several quantiles of one."""
+        return len(self.targets.mean) if self.levels is None else 1
+
+    @property
+    def flat(self) -> bool:
+        """True if predictions are (n,): those of one value for each row, of a y that was (n,)."""
+        return self.schema.flat and self.levels is None
 
     @property
     def centers(self) -> npt.NDArray[Any]:

@@ -29,7 +29,7 @@ from streamkern.ingest.tables.encoder import Encoder
 from streamkern.kernels.products import KernelOperator
 from streamkern.losses.losses import saved_loss
 from streamkern.predict.calibration import lacking
-from streamkern.predict.prediction_table import NO_POSTERIOR, OutputFormat
+from streamkern.predict.prediction_table import NO_POSTERIOR, SAME_QUANTILE, OutputFormat
 from streamkern.stream.sources.alignment import check_row_shape
 from streamkern.stream.sources.arrays import ArraySource, is_sparse
 from streamkern.train.model.kernel_model import KernelModel
@@ -226,8 +226,9 @@ class Predicting(Parameters):
 
     def _names_of(self, _method: str) -> Sequence[Any] | None:
         """Return the names of the columns of predictions."""
-        schema = self._state.schema
-        return schema.output_names or schema.target_columns
+        schema, loss = self._state.schema, saved_loss(self._state.meta)
+        names = schema.output_names or schema.target_columns
+        return names if loss is None else loss.output_names(names)
 
     @property
     def _dtype(self) -> np.dtype[Any]:
@@ -253,16 +254,42 @@ class Predicting(Parameters):
             return model.predict(source, **behind)
 
     def _as_targets(self, F: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return F[:, 0] if self._state.schema.flat else F
+        return F[:, 0] if self._state.flat else F
+
+    def _at_quantiles(self, X: Any, quantiles: Sequence[float]) -> Any:
+        """Return the outputs for some of the quantiles of a model that has several."""
+        levels = self._state.levels
+        if levels is None:
+            raise ConfigError(
+                f"{mention('quantiles=')} chooses among the outputs of a model of several "
+                "quantiles, and this model has none",
+                "leave it out, or train with a list as quantile",
+            )
+        places = [
+            k for q in quantiles for k in np.flatnonzero(np.isclose(levels, q, 0, SAME_QUANTILE))
+        ]
+        if len(places) != len(quantiles):
+            raise ConfigError(
+                f"{mention('quantiles', list(quantiles))} must be among those that the model was "
+                f"trained for, {some([f'{q:g}' for q in levels])}",
+                "correct it, or train with them",
+            )
+        answer = self._answer(X, "_as_targets")
+        return answer.iloc[:, places] if hasattr(answer, "iloc") else answer[:, places]
 
     def _with_interval(self, X: Any, interval: float, normalised: bool) -> tuple[Any, Any]:
         """Return values at once, and the ends of their intervals."""
         calibration, lacking = self._state.calibration, self._lacking
-        form = OutputFormat.of(calibration, None, False, interval, lacking, normalised)
+        loss, c = saved_loss(self._state.meta), len(self._state.targets.mean)
+        form = OutputFormat.of(calibration, None, False, interval, lacking, normalised, loss)
         X = self._at_once(X, f"interval={interval!r}")
-        F, *ends = np.split(form(self._values(X, spread=normalised)), 3, axis=1)
-        both = np.stack(ends, axis=2)
-        both = both[:, 0] if self._state.schema.flat else both
+        values = form(self._values(X, spread=normalised))
+        if form.ends is not None:
+            F, both = values[:, :c], values[:, c:]
+        else:
+            F, *ends = np.split(values, 3, axis=1)
+            both = np.stack(ends, axis=2)
+            both = both[:, 0] if self._state.flat else both
         return self._formed(self._as_targets(F), X, "_as_targets"), self._formed(both, X, "_ends")
 
     def _with_std(self, X: Any) -> tuple[Any, Any]:

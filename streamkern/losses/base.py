@@ -19,6 +19,7 @@ y, and of the target, so that one pass over the errors serves the step and the t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -44,6 +45,16 @@ class Loss:
     """Whether it is made with model.quantile."""
 
     @property
+    def quantiles(self) -> Sequence[float] | None:
+        """The quantiles that predictions are, one or one an output; None if they are none."""
+        return None
+
+    @property
+    def levels(self) -> Sequence[float] | None:
+        """The quantiles of the outputs if a single target has several of them; else None."""
+        return None
+
+    @property
     def curvature(self) -> Any:
         """The bound L of the Hessian in z: a number, or (c,) float64 by output."""
         return 1.0
@@ -67,6 +78,14 @@ class Loss:
     def predict(self, xp: Any, z: Any) -> Any:
         """Return the prediction in the unit of the targets (m, c), in place of z."""
         return z
+
+    def output_names(self, names: Sequence[Any] | None) -> tuple[Any, ...] | None:
+        """Return the names of the outputs, given those of the targets; None without names."""
+        return None if names is None else tuple(names)
+
+    def ordered(self, xp: Any, F: Any) -> Any:
+        """Return predictions (m, c) that do not contradict each other, in place of F."""
+        return F
 
     def output(self, means: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Return the z whose prediction is the means of the targets, (c,)."""

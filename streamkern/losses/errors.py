@@ -66,21 +66,65 @@ class Huber(Loss):
 
 
 @dataclass(frozen=True)
-class Quantile(Loss):
+class _Levels(Loss):
+    """A loss whose minimum is a quantile, or the like, of the targets.
+
+    Of several outputs for one target the k-th has the k-th of several quantiles.
+
+    quantile : q in (0, 1), or a rising list of them
+    """
+
+    takes_quantile = True
+    quantile: float | Sequence[float] = 0.5
+
+    @property
+    def levels(self) -> Sequence[float] | None:
+        """The quantiles if there are several, None for one."""
+        return None if isinstance(self.quantile, float) else self.quantile
+
+    def output_names(self, names: Sequence[Any] | None) -> tuple[Any, ...] | None:
+        """Return the name of the target, or "value", with each of several quantiles."""
+        if self.levels is None:
+            return super().output_names(names)
+        return tuple(f"{names[0] if names else 'value'}_q{q:g}" for q in self.levels)
+
+    def ordered(self, xp: Any, F: Any) -> Any:
+        """Return the predictions (m, c) with the quantiles of a row in order, in place of F.
+
+        Sorting does not raise the pinball loss (Chernozhukov, Fernandez-Val and Galichon 2010,
+        Econometrica 78, 1093-1125).
+        """
+        if self.levels is not None:
+            F.sort(axis=1)
+        return F
+
+    def parameters(self) -> dict[str, Any]:
+        """Return the quantiles."""
+        return {"quantile": self.quantile if self.levels is None else list(self.levels)}
+
+    def _of_outputs(self, xp: Any, dtype: Any) -> Any:
+        """Return q of the outputs as an array that (m, c) broadcasts with."""
+        return xp.asarray(self.quantile, dtype)
+
+
+@dataclass(frozen=True)
+class Quantile(_Levels):
     """The pinball loss, whose minimum is a quantile: (1 - q) e above 0, -q e below.
 
     Its gradient jumps at e = 0. Steps take a ramp of half width `width` there, whose slope bounds
     the curvature: 1 / (2 width). The ramp narrows as the run goes on (`at`), so that early steps
     are long and late ones end at the quantile.
 
-    quantile : q in (0, 1)
     width : (c,) by output, in units of the targets; found from the data
     """
 
     name, figure = "quantile", "pinball_loss"
-    takes_quantile = True
-    quantile: float = 0.5
     width: Sequence[float] | None = None
+
+    @property
+    def quantiles(self) -> Sequence[float] | None:
+        """The quantiles."""
+        return [self.quantile] if isinstance(self.quantile, float) else self.quantile
 
     @property
     def curvature(self) -> npt.NDArray[np.float64]:
@@ -98,24 +142,25 @@ class Quantile(Loss):
 
         At the ends of the distribution there are fewer rows, and the ramp is narrower.
         """
-        ends = min(1.0, 4 * min(self.quantile, 1 - self.quantile))
+        q = np.asarray(self.quantile)
+        ends = np.minimum(1.0, 4 * np.minimum(q, 1 - q))
         return replace(self, width=(FIRST_WIDTH * ends * spread(errors, scale)).tolist())
 
     def parameters(self) -> dict[str, Any]:
-        """Return the quantile and the first width."""
-        return {"quantile": self.quantile, "width": self.width}
+        """Return the quantiles and the first width."""
+        return super().parameters() | {"width": self.width}
 
     def gradient(self, xp: Any, errors: Any, Y: Any) -> Any:
         """Return the ramp from -q to 1 - q."""
         errors *= xp.asarray(self.curvature, errors.dtype)
         xp.clip(errors, -0.5, 0.5, out=errors)
-        errors += 0.5 - self.quantile
+        errors += 0.5 - self._of_outputs(xp, errors.dtype)
         return errors
 
     def values(self, xp: Any, F: Any, Y: Any) -> Any:
         """Return the losses of the rows without a ramp, (m,) float64."""
-        e = F.astype(np.float64) - Y
-        return xp.maximum((1 - self.quantile) * e, -self.quantile * e).sum(axis=1)
+        e, q = F.astype(np.float64) - Y, self._of_outputs(xp, np.float64)
+        return xp.maximum((1 - q) * e, -q * e).sum(axis=1)
 
 
 @dataclass(frozen=True)
@@ -125,41 +170,40 @@ class AbsoluteError(Quantile):
     name, figure = "absolute_error", "mae"
     takes_quantile = False
 
+    @property
+    def quantiles(self) -> None:
+        """None: its intervals are those of a value."""
+
     def values(self, xp: Any, F: Any, Y: Any) -> Any:
         """Return the absolute errors of the rows, (m,) float64."""
         return xp.abs(F.astype(np.float64) - Y).sum(axis=1)
 
 
 @dataclass(frozen=True)
-class Expectile(Loss):
+class Expectile(_Levels):
     """Asymmetric squares: (1 - q) e^2 above 0, q e^2 below (Newey and Powell 1987).
 
-    quantile : q in (0, 1); 0.5 is half of the squared error
+    With q = 0.5 it is half of the squared error.
     """
 
     name, figure = "expectile", "expectile_loss"
-    takes_quantile = True
-    quantile: float = 0.5
 
     @property
-    def curvature(self) -> float:
-        """The curvature of the steeper side."""
-        return 2 * max(self.quantile, 1 - self.quantile)
-
-    def parameters(self) -> dict[str, Any]:
-        """Return q."""
-        return {"quantile": self.quantile}
+    def curvature(self) -> npt.NDArray[np.float64]:
+        """The curvature of the steeper side, (c,) or a number."""
+        q: npt.NDArray[np.float64] = np.asarray(self.quantile)
+        return np.maximum(2 * q, 2 * (1 - q))
 
     def gradient(self, xp: Any, errors: Any, Y: Any) -> Any:
         """Return the errors, each by its side's weight."""
-        above, below = (errors.dtype.type(2 * q) for q in (1 - self.quantile, self.quantile))
-        errors *= xp.where(errors > 0, above, below)
+        q = self._of_outputs(xp, errors.dtype)
+        errors *= xp.where(errors > 0, 2 * (1 - q), 2 * q)
         return errors
 
     def values(self, xp: Any, F: Any, Y: Any) -> Any:
         """Return the losses of the rows, (m,) float64."""
-        e = F.astype(np.float64) - Y
-        return (xp.where(e > 0, 1 - self.quantile, self.quantile) * e * e).sum(axis=1)
+        e, q = F.astype(np.float64) - Y, self._of_outputs(xp, np.float64)
+        return (xp.where(e > 0, 1 - q, q) * e * e).sum(axis=1)
 
 
 class SquaredHinge(Loss):

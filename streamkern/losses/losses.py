@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ LOSS_CLASSES: Final[Mapping[str, type[Loss]]] = MappingProxyType({each.name: eac
 """Name -> class of a loss, without squares."""
 
 
-def loss_of(name: str, quantile: float | None = None) -> Loss | None:
+def loss_of(name: str, quantile: float | Sequence[float] | None = None) -> Loss | None:
     """Return a loss whose open parameters are not known yet; None for squares."""
     if name == SQUARES:
         return None

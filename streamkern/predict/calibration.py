@@ -7,13 +7,18 @@ like them, every rank of its s among theirs is equally likely. So s is at most t
 score, k = ceil((m + 1) level), with probability at least `level`. A row with a weight counts that
 many times, and the new row is assumed to be as heavy as the heaviest (Tibshirani, Barber, Candes
 and Ramdas 2019, corollary 1, for a row of any weight up to that).
+
+Quantiles are shifted: with the score s = y - f, the k-th smallest is added to f, k = ceil((m + 1)
+q) for q >= 1/2 and floor((m + 1) q) below. So a new target is below a quantile q >= 1/2 with
+probability at least q, and below a smaller one with probability at most q (Romano, Patterson and
+Candes 2019, conformalized quantile regression, with a shift for each end).
 """
 
 from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +28,7 @@ import numpy.typing as npt
 from streamkern.basics.array_types import Floats
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
+from streamkern.basics.warning import warn
 from streamkern.predict.probabilities import (
     Probabilities,
     fit_probabilities,
@@ -33,7 +39,7 @@ from streamkern.predict.residual_scale import ResidualScale
 CALIBRATION_PREFIX = "calibration_"
 """Prefix of the names of its arrays when they are stored with others."""
 _SCALE_PREFIX, _SCORES_PREFIX = "normalised_", "of_"
-_ROUNDING = 1e-9
+_ROUNDING, _MEDIAN = 1e-9, 0.5
 
 
 def _without_prefix(
@@ -98,6 +104,22 @@ class Intervals:
         reach: Floats = self.scores[ranks, np.arange(len(ranks))]
         return reach
 
+    def shifts(self, levels: Sequence[float]) -> Floats:
+        """Return the k-th smallest scores of the outputs, (c,), for the quantiles of the module
+        docstring; 0, with a warning, where the rows are too few for one."""
+        m, c = self.scores.shape
+        weights = None if self.weights is None else self.weights[::-1]
+        mirrored, shifts = Intervals(-self.scores[::-1], weights), np.zeros(c)
+        for k, q in enumerate(np.broadcast_to(np.asarray(levels), c).tolist()):
+            try:
+                shifts[k] = self.reach(q)[k] if q >= _MEDIAN else -mirrored.reach(1 - q)[k]
+            except ConfigError:
+                warn(
+                    f"quantile {q:g} is not calibrated, as the {m} rows that were set aside are "
+                    "too few for it; train on more rows"
+                )
+        return shifts
+
     def sets(self, F: npt.NDArray[Any], level: float) -> npt.NDArray[np.bool_]:
         """Return the classes (n, c) in each row's set; the class of the largest value always is."""
         inside: npt.NDArray[np.bool_] = 1 - F.astype(np.float64) <= self.reach(level)
@@ -123,12 +145,15 @@ class Calibration:
     probabilities : for classes; otherwise None
     residual_scale : for values; None in models of older versions
     normalised : intervals in units of the residual scale, of rows that it was not fitted to
+    shifts : (c,) added to the outputs of a model of quantiles, whose `intervals` hold y - f; else
+        None
     """
 
     intervals: Intervals
     probabilities: Probabilities | None = None
     residual_scale: ResidualScale | None = None
     normalised: Intervals | None = None
+    shifts: Floats | None = None
 
     @classmethod
     def of_classes(
@@ -154,6 +179,20 @@ class Calibration:
         scores, _, w = _one_of_each(np.abs(F - Y), np.zeros(len(F), np.int64), w, origins)
         return cls(Intervals.of(scores, w))
 
+    @classmethod
+    def of_quantiles(
+        cls, F: npt.NDArray[Any], Y: npt.NDArray[Any], w: Floats | None, levels: Sequence[float],
+        origins: npt.NDArray[np.integer] | None = None,
+    ) -> Calibration:  # fmt: skip
+        """Fit shifts to quantiles and targets (m, c), with weights (m,) or None; see `of_classes`.
+
+        levels : the quantiles of the outputs, or one for all of them
+        """
+        F, Y, w, origins = _counted(F, Y, w, origins)
+        scores, _, w = _one_of_each(Y - F, np.zeros(len(F), np.int64), w, origins)
+        intervals = Intervals.of(scores, w)
+        return cls(intervals, shifts=intervals.shifts(levels))
+
     @property
     def n_rows(self) -> int:
         """Number of rows that were set aside for it; 0 for probabilities that follow from the
@@ -178,6 +217,8 @@ class Calibration:
         if not stored:
             return None
         intervals, probabilities = Intervals.from_arrays(stored), probabilities_from_arrays(stored)
+        if "shifts" in stored:
+            return cls(intervals, shifts=stored["shifts"])
         scaled = _without_prefix(stored, _SCALE_PREFIX)
         if not scaled:
             return cls(intervals, probabilities)
@@ -187,6 +228,8 @@ class Calibration:
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the arrays to store, by prefixed names."""
         stored = self.intervals.arrays()
+        if self.shifts is not None:
+            stored["shifts"] = self.shifts
         if self.probabilities is not None:
             stored |= self.probabilities.arrays()
         if self.residual_scale is not None and self.normalised is not None:
@@ -198,6 +241,8 @@ class Calibration:
     def describe(self) -> dict[str, Any]:
         """Return a short description, as JSON."""
         description: dict[str, Any] = {"rows": len(self.intervals.scores)}
+        if self.shifts is not None:
+            description["shifts"] = self.shifts.tolist()
         if self.probabilities is not None:
             description["way"] = self.probabilities.method
             if self.probabilities.method == "temperature":

@@ -11,7 +11,8 @@ A calibrated model has these as well:
     brier     mean of sum_k (p_k - [class k])^2, half of it for two classes
     ece       |accuracy - p| of the largest p of each row, in 15 bins of p; their weighted mean
     coverage  share of the targets in their 90 % intervals, or of the rows whose class is in its set
-    width     mean width of these intervals, in the units of the targets
+    width     mean width of these intervals, in the units of the targets; of several quantiles, both
+              are of the interval from the smallest to the largest one
     normalised_coverage, normalised_width  the same for intervals scaled by the residual scale
     set_size  mean number of classes in these sets
 
@@ -52,9 +53,11 @@ class EvaluationMetrics:
         self, backend: Backend, n_outputs: int, classes: bool, loss: Loss | None = None
     ) -> None:
         self._backend, self._classes, self._loss = backend, classes, loss
+        quantiles = None if loss is None or loss.levels is None else loss.quantiles
+        self._several = quantiles is not None and len(quantiles) > 1
         self._squared = np.zeros(n_outputs)
         self._targets = ColumnMoments(n_outputs)
-        self._weight = self._hits = self._loss_sum = 0.0
+        self._weight = self._hits = self._loss_sum = self._inside = self._widths = 0.0
 
     def add(self, F: Array, Y: Array, w: npt.NDArray[Any] | None = None) -> None:
         """Add values F and targets Y (m, c) on the device, w (m,) on the host or None."""
@@ -69,6 +72,11 @@ class EvaluationMetrics:
             errors *= self._backend.asarray(w)[:, None]
         self._squared += to_host(errors.sum(axis=0))
         self._weight += len(F) if w is None else float(w.sum(dtype=np.float64))
+        if self._several:
+            inside = to_host((F[:, :1] <= Y[:, :1]) & (Y[:, :1] <= F[:, -1:]))[:, 0]
+            width = to_host(F[:, -1] - F[:, 0])
+            self._inside += float(inside.sum() if w is None else w @ inside)
+            self._widths += float(width.sum() if w is None else w @ width)
         if self._classes:
             right = to_host(F.argmax(axis=1) == Y.argmax(axis=1))
             self._hits += float(right.sum() if w is None else w[right].sum(dtype=np.float64))
@@ -93,6 +101,9 @@ class EvaluationMetrics:
         if self._loss is not None:
             outputs = 1 if self._classes else len(squared)
             figures[self._loss.figure] = self._loss_sum / self._weight / outputs
+        if self._several:
+            figures["coverage"] = self._inside / self._weight
+            figures["width"] = self._widths / self._weight
         return figures
 
 
@@ -109,7 +120,7 @@ class CalibratedFigures:
 
     def __init__(self, calibration: Calibration) -> None:
         self._calibration = calibration
-        self._judges = _enough(calibration.intervals)
+        self._judges = calibration.shifts is None and _enough(calibration.intervals)
         self.asks_spread = _enough(calibration.normalised)
         self._sums: dict[str, float] = {}
         self._bins = np.zeros((2, BINS))

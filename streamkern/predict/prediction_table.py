@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.ingest.original_columns import OriginalColumns
+from streamkern.losses.base import Loss
 from streamkern.predict.calibration import Calibration, Intervals, check_level
 from streamkern.predict.probabilities import Probabilities
 from streamkern.store.class_labels import labels_of
@@ -23,6 +24,8 @@ from streamkern.store.class_labels import labels_of
 CHUNK_BYTES = 8 << 20  # of values in a chunk of Zarr
 Slabs = Iterable[tuple[int, Any, Any]]
 """First position; row numbers (k,), or a list of input columns (k,); values (k, c) or ids."""
+SAME_QUANTILE = 1e-9
+"""Largest difference of two numbers that are the same quantile."""
 MOST_PROBABLE = "most_probable"
 """Name of the labels of probabilities; the model itself may predict another class."""
 
@@ -130,6 +133,26 @@ def _normalised_of(calibration: Calibration) -> Intervals:
     return calibration.normalised
 
 
+def _quantiles_of(level: float, quantiles: Sequence[float], normalised: bool) -> tuple[int, int]:
+    """Return the places of the two quantiles that are the ends of intervals of this level."""
+    if normalised:
+        raise ConfigError(
+            f"{mention('normalised', True)} is for intervals of one width, and those between "
+            "quantiles are as wide as the quantiles of a row are apart",
+            "leave it out",
+        )
+    ends = (1 - level) / 2, (1 + level) / 2
+    places = [np.flatnonzero(np.isclose(quantiles, q, 0, SAME_QUANTILE)) for q in ends]
+    if not all(map(len, places)):
+        trained = ", ".join(f"{q:g}" for q in quantiles)
+        raise ConfigError(
+            f"{mention('interval', level)} is between the quantiles {ends[0]:.6g} and "
+            f"{ends[1]:.6g}, and the model was trained for {trained}",
+            f"train it with both of them among {mention('quantile=')}",
+        )
+    return int(places[0][0]), int(places[1][0])
+
+
 def needed_calibration(calibration: Calibration | None, request: str, lacking: str) -> Calibration:
     """Return the calibration of a model; raise ConfigError if it has none."""
     if calibration is None:
@@ -145,6 +168,7 @@ class OutputFormat:
     reach : (c,) half width of intervals at `level`
     normalised : whether `reach` is multiplied by the residual scale of a row
     std : whether standard deviations follow the values
+    ends : the outputs which are the ends of intervals at `level`, of a model of quantiles
     """
 
     probabilities: Probabilities | None = None
@@ -152,15 +176,17 @@ class OutputFormat:
     level: float | None = None
     std: bool = False
     normalised: bool = False
+    ends: tuple[int, int] | None = None
 
     @classmethod
     def of(
         cls, calibration: Calibration | None, classes: Sequence[str] | None, proba: bool,
-        level: float | None, lacking: str, normalised: bool = False,
+        level: float | None, lacking: str, normalised: bool = False, loss: Loss | None = None,
     ) -> OutputFormat:  # fmt: skip
         """Return the requested format; raise ConfigError if it makes no sense for the model.
 
         lacking : requirement of a model without calibration, for the error
+        loss : the loss of the model; None: squares
         """
         if level is not None:
             check_level(level)
@@ -176,6 +202,8 @@ class OutputFormat:
         check_normalised(level, normalised)
         if not proba and level is None:
             return cls()
+        if level is not None and loss is not None and loss.quantiles is not None:
+            return cls(level=level, ends=_quantiles_of(level, loss.quantiles, normalised))
         request = "proba=True" if proba else f"interval={level!r}"
         calibration = needed_calibration(calibration, request, lacking)
         if level is None:
@@ -202,12 +230,17 @@ class OutputFormat:
         if self.probabilities is not None:
             dtype, record = np.dtype(np.float64), values.record | {"proba": True}
             return replace(values, dtype=dtype, scores="probability", record=record)
-        if self.reach is None and not self.std:
+        if self.reach is None and not self.std and self.ends is None:
             return values
         c = values.width
         names = values.names or ([f"value_{k}" for k in range(c)] if c > 1 else ["value"])
         more: tuple[str, ...] = ("low", "high")
         record = {"interval": self.level} | ({"normalised": True} if self.normalised else {})
+        if self.ends is not None:
+            assert values.names is not None
+            ends = tuple(f"interval_{end}" for end in more)
+            record = values.record | record
+            return replace(values, width=c + 2, names=(*values.names, *ends), record=record)
         if self.std:
             more, record = ("std",), {"std": True}
         names = (*names, *(f"{name}_{end}" for end in more for name in names))
@@ -219,6 +252,8 @@ class OutputFormat:
         """Return the output for values (k, c), with residual scales behind them if `normalised`."""
         if self.probabilities is not None:
             return self.probabilities(F)
+        if self.ends is not None:
+            return np.concatenate((F, F[:, list(self.ends)]), axis=1)
         if self.reach is None:
             return F
         c, reach = len(self.reach), self.reach

@@ -53,9 +53,10 @@ def prepare(
 
     X and w have `dtype`. Class ids become one-hot rows of {0, 1} in `dtype`; float64 values keep
     float64. With `targets`, Y is (Y - mean) / scale in `dtype`, the targets of a solver, formed in
-    float64 for values. w is None without `factors` (from `weight_factors`). The draws of random
-    transforms depend on (seed, epoch, block.row_ids). Cost: one pass per transform; memory: X in
-    `dtype`, and once more inside a transform.
+    float64 for values; with several outputs for a single target, each has a column of it. w is None
+    without `factors` (from `weight_factors`). The draws of random transforms depend on (seed,
+    epoch, block.row_ids). Cost: one pass per transform; memory: X in `dtype`, and once more inside
+    a transform.
     """
     X, y, rows = (backend.asarray(a) for a in (block.X, block.y, block.row_ids))
     w = None if block.w is None else backend.asarray(block.w)
@@ -225,7 +226,7 @@ class _Path:
         if self.targets is None:
             return Y
         mean, scale = self.targets
-        inside = self.empty(Y.shape, np.promote_types(Y.dtype, mean.dtype))
+        inside = self.empty((len(Y), len(mean)), np.promote_types(Y.dtype, mean.dtype))
         self.backend.xp.subtract(Y, mean, out=inside)
         inside /= scale
         return self._cast(inside, self.dtype)

@@ -23,7 +23,8 @@ def drawn(name: str, seed: int, m: int, c: int, size: float) -> tuple[Loss, np.n
     """A loss with its parameters, outputs (m, c) of this size, and targets."""
     rng = np.random.default_rng(seed)
     kind: Any = LOSS_CLASSES[name]
-    loss = kind(quantile=0.8) if kind.takes_quantile else kind()
+    several = tuple(np.linspace(0.1, 0.8, c).tolist()) if seed % 2 and c > 1 else 0.8
+    loss = kind(quantile=several) if kind.takes_quantile else kind()
     z, Y = size * rng.standard_normal((m, c)), rng.standard_normal((m, c))
     if kind.for_classes:
         Y = np.eye(c)[rng.integers(c, size=m)]
@@ -70,6 +71,17 @@ def test_the_ramp_of_a_quantile_narrows_and_its_ends_stay() -> None:
     for each in (loss, late):
         ends = each.gradient(np, np.array([[-100.0], [100.0]]), None)
         np.testing.assert_allclose(ends.ravel(), [-0.8, 0.2])
+
+
+@pytest.mark.parametrize("name", ["quantile", "expectile"])
+def test_several_quantiles_are_put_in_order(name: str) -> None:
+    F = np.array([[1.0, 3.0, 2.0], [0.0, 1.0, 2.0]])
+    several = loss_of(name, (0.1, 0.5, 0.9))
+    alone = loss_of(name, 0.5)
+    assert several is not None
+    assert alone is not None
+    assert np.array_equal(alone.ordered(np, F.copy()), F)
+    assert several.ordered(np, F).tolist() == [[1.0, 2.0, 3.0], [0.0, 1.0, 2.0]]
 
 
 def test_values_are_those_of_scikit_learn() -> None:

@@ -132,3 +132,38 @@ def test_rows_of_one_origin_count_as_one(weighted: bool) -> None:
     assert distinct.probabilities is not None
     assert plain.probabilities is not None
     np.testing.assert_array_equal(distinct.probabilities(F), plain.probabilities(F))
+
+
+@given(SCORES, st.sampled_from([0.1, 0.3, 0.5, 0.8, 0.9]))
+def test_shifted_quantiles_hold_as_many_of_any_rows_as_they_say(
+    scores: np.ndarray, q: float
+) -> None:
+    """Each row by the others: at least q below an upper quantile, at most q below a lower one."""
+    n = len(scores)
+    if n * min(q, 1 - q) < 1:
+        with pytest.warns(UserWarning, match="is not calibrated"):
+            assert Intervals.of(scores[1:, None], None).shifts([q]) == [0]
+        return
+    shifts = [Intervals.of(np.delete(scores, k)[:, None], None).shifts([q])[0] for k in range(n)]
+    if q >= 0.5:
+        assert np.mean(scores <= shifts) >= q - 1e-9
+    else:
+        assert np.mean(scores < shifts) <= q + 1e-9
+
+
+def test_weights_of_shifts_are_counts() -> None:
+    scores = np.array([[1.0, 5.0], [2.0, 4.0], [3.0, 3.0], [4.0, 2.0], [5.0, 1.0]] * 20)
+    w = np.tile([1.0, 2.0, 1.0, 1.0, 3.0], 20)
+    weighted = Intervals.of(scores, w).shifts([0.25, 0.75])
+    counted = Intervals.of(np.repeat(scores, w.astype(int), axis=0), None).shifts([0.25, 0.75])
+    np.testing.assert_array_equal(weighted, counted)
+
+
+def test_shifts_are_stored() -> None:
+    F, Y = np.zeros((50, 2)), np.random.default_rng(0).standard_normal((50, 1))
+    of_quantiles = Calibration.of_quantiles(F, np.repeat(Y, 2, axis=1), None, [0.2, 0.8])
+    again = Calibration.from_arrays(of_quantiles.arrays())
+    assert again is not None
+    assert again.n_rows == 50
+    np.testing.assert_array_equal(again.shifts, of_quantiles.shifts)
+    np.testing.assert_allclose(of_quantiles.shifts, np.quantile(Y, [0.2, 0.8]), atol=0.15)

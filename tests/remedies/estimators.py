@@ -191,6 +191,8 @@ def of_answers() -> list[Remedy]:
     table = regressor().fit(FRAME, Y)
     known = regressor(calibrate=True).fit(X, Y)
     lazy = dask.array.from_array(X)
+    of_quantiles = {"loss": "quantile", "quantile": [0.25, 0.75], "solver": "block"}
+    quantiles = regressor(**of_quantiles).fit(X, Y)
     return [
         Remedy("ask for one at a time",
                lambda: known.predict(X, interval=0.5, return_std=True),
@@ -205,6 +207,19 @@ def of_answers() -> list[Remedy]:
                lambda: model.predict(X, return_std=True),
                lambda: regressor(posterior=True, solver="direct").fit(X, Y)
                .predict(X, return_std=True)),
+        Remedy("leave it out, or train with a list as quantile",
+               lambda: model.predict(X, quantiles=[0.5]),
+               lambda: quantiles.predict(X, quantiles=[0.25])),
+        Remedy("correct it, or train with them", lambda: quantiles.predict(X, quantiles=[0.5]),
+               lambda: quantiles.predict(X, quantiles=[0.25])),
+        Remedy("leave it out, or leave return_std, interval and out out",
+               lambda: quantiles.predict(X, quantiles=[0.25], interval=0.5),
+               lambda: quantiles.predict(X, quantiles=[0.25])),
+        Remedy("mean_pinball_loss or d2_pinball_score", lambda: quantiles.score(X, Y),
+               lambda: model.score(X, Y)),
+        Remedy("give one quantile, or train a model for each target",
+               lambda: regressor(**of_quantiles).fit(X, np.column_stack([Y, Y])),
+               lambda: regressor(**of_quantiles).fit(X, Y)),
         Remedy("train with calibrate=True", lambda: classes.predict_proba(X),
                lambda: classifier(calibrate=True).fit(X, LABELS).predict_proba(X)),
         Remedy("use permutation_importances", lambda: model.feature_importances_,

@@ -87,6 +87,11 @@ def of_commands() -> list[Remedy]:
          "predict run rows.npz memory://w.csv", "predict run rows.npz memory://w.zarr"),
         ("a number between 0 and 1, such as 0.9", "predict calibrated rows.npz w.csv --interval 9",
          "predict calibrated rows.npz w.csv --interval 0.5"),
+        ("train it with both of them among --", "predict quantiles rows.npz y.csv --interval 0.9",
+         "predict quantiles rows.npz y.csv --interval 0.5"),
+        ("as the quantiles of a row are apart; leave it out",
+         "predict quantiles rows.npz z.csv --interval 0.5 --normalised",
+         "predict quantiles rows.npz z.csv --interval 0.5"),
         ("give a smaller one", "predict calibrated rows.npz x.csv --interval 0.99",
          "predict calibrated rows.npz x.csv --interval 0.5"),
     ]  # fmt: skip
@@ -112,6 +117,8 @@ def prepare() -> None:
     regressor(run_dir="table").fit("table.zarr")
     shutil.copy("rides.csv", "growing.csv")
     regressor(run_dir="deviations", posterior=True, solver="direct", calibrate=True).fit(X, Y)
+    of_quantiles: dict[str, Any] = {"loss": "quantile", "quantile": [0.25, 0.75]}
+    regressor(run_dir="quantiles", solver="block", **of_quantiles).fit(X, Y)
     regressor(run_dir="named").fit(numbers, Y)
     command("predict run rows.npz twice.zarr")
 

@@ -384,6 +384,7 @@ def test_the_setting_may_not_change_in_a_run(tmp_path: Path) -> None:
 def found(source: Source, class_weight: Any = None, **options: Any) -> TargetScale:
     """Return what a run on `source` takes from its targets."""
     plain = {"fit_intercept": True, "seed": 0, "dtype": np.dtype(np.float32)}
+    plain["n_outputs"] = source.n_outputs
     factors = weight_factors(source, class_weight)
     return target_scale(Backend(threads=1), source, factors, **plain | options)
 

@@ -35,7 +35,8 @@ from streamkern.train.model.calibrating import (
     calibrate_left_out,
     native_calibration,
 )
-from streamkern.train.model.kernel_model import KernelModel, SharedModel, column_names
+from streamkern.train.model.kernel_model import KernelModel, column_names
+from streamkern.train.model.shared_model import SharedModel
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.setup.assemble import Assembled
 from streamkern.train.setup.gathered import gathered

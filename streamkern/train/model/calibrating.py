@@ -42,6 +42,8 @@ def calibrate(model: KernelModel, source: BaseSource) -> Calibration:
     origins = np.concatenate([source.origins(u, 0) for u in range(source.n_units)])
     if model.classes is not None:
         return Calibration.of_classes(F, Y.argmax(axis=1), weights, origins)
+    if model.loss is not None and model.loss.quantiles is not None:
+        return Calibration.of_quantiles(F, Y, weights, model.loss.quantiles, origins)
     found = Calibration.of_values(F, Y, weights, origins)
     with model.backend.active():
         missed = np.abs(F.astype(np.float64) - Y)

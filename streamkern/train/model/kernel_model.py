@@ -17,8 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array, Backend, tiles
-from streamkern.backend.rank_grid import RankGrid
-from streamkern.backend.ranks import SINGLE, Communicator
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.message import mention
 from streamkern.basics.progress import Progress
@@ -112,6 +110,16 @@ class KernelModel:
         """The number of outputs c."""
         return int(self.weights.shape[1])
 
+    @property
+    def levels(self) -> Sequence[float] | None:
+        """The quantiles of the outputs if a single target has several; else None."""
+        return None if self.loss is None else self.loss.levels
+
+    @property
+    def n_targets(self) -> int:
+        """The number of targets, which is that of outputs but for several quantiles of one."""
+        return self.n_outputs if self.levels is None else 1
+
     def _tiles(self, n: int) -> list[slice]:
         return tiles(n, min(EVALUATED_ROWS, rows_at_once(self.n_outputs)))
 
@@ -133,13 +141,17 @@ class KernelModel:
         return out
 
     def stream(self, source: Source | FileRows) -> Iterator[tuple[RowBlock, Array, Array]]:
-        """Yield (block, f(X), Y) of every unit in order; use f(X), Y inside `backend.active()`."""
+        """Yield (block, f(X), Y) of every unit in order; use f(X), Y inside `backend.active()`.
+
+        Y has a column for each output.
+        """
         checked = self.checked(source, targets=True)
         classes = self.classes if checked.classes is not None else None
         for block in checked.blocks():
             for rows in self._tiles(len(block.row_ids)):
                 part = block.take(rows)
-                yield part, *self._block_values(part, classes, checked.n_outputs)
+                F, Y = self._block_values(part, classes, checked.n_outputs)
+                yield part, F, self.backend.xp.broadcast_to(Y, F.shape)
 
     def checked(self, source: Any, *, targets: bool = False) -> Any:
         """Return the source with columns, and with `targets` classes, as in the training data."""
@@ -159,7 +171,10 @@ class KernelModel:
             X, Y = self._prepared(block, classes, n_outputs)
             F = self.function(X)
         self._check_finite(F, block)
-        return self.targets.outside(self.backend.xp, F, self.dtype), Y
+        F = self.targets.outside(self.backend.xp, F, self.dtype)
+        if self.calibration is not None and self.calibration.shifts is not None:
+            F += self.backend.asarray(self.calibration.shifts)
+        return F if self.loss is None else self.loss.ordered(self.backend.xp, F), Y
 
     def function(self, X: Array) -> Array:
         """Return f(X) in scaled targets, (n, c). X : (n, d) on the device, scaled."""
@@ -204,8 +219,9 @@ class KernelModel:
         Adds `CalibratedFigures`. Sample weights of `source` count, class weights of the run do not.
         """
         source = self.checked(source, targets=True)
-        if source.classes != self.classes or source.n_outputs != self.n_outputs:
-            there, here = (targets(a.classes, a.n_outputs) for a in (source, self))
+        if source.classes != self.classes or source.n_outputs != self.n_targets:
+            there = targets(source.classes, source.n_outputs)
+            here = targets(self.classes, self.n_targets)
             rule = f"the data has {there}, the model was trained on {here}"
             raise ConfigError(rule, "use data with the same targets")
         classes = self.classes is not None
@@ -305,12 +321,13 @@ class KernelModel:
         checked = self.checked(source)
         labels = None if self.classes is None else answered_labels(self.classes, self.label_dtype)
         form = OutputFormat.of(
-            self.calibration, self.classes, proba, interval, self.lacking, normalised
+            self.calibration, self.classes, proba, interval, self.lacking, normalised, self.loss
         )
         if std:
             form = form.with_std(self.posterior is not None)
         original = source.original if isinstance(source, FileRows) else None
         names = self.target_columns
+        names = names if self.loss is None else self.loss.output_names(names)
         if original is not None and names is not None:  # names that the input may have too
             names = tuple(f"predicted_{name}" for name in names)
         plain = PredictionTable(
@@ -364,37 +381,3 @@ def column_names(meta: Mapping[str, Any]) -> dict[str, Any]:
         names[name] = None if meta[name] is None else tuple(meta[name])
     names |= {"label_dtype": facts.get("labels"), "weight_column": facts.get("weight_column")}
     return names
-
-
-@dataclass
-class SharedModel(KernelModel):
-    """A model whose centers several ranks share out. Z, weights : those of this rank.
-
-    Rank 0 initiates each evaluation and uses its result: it broadcasts its rows, and each rank adds
-    the contribution of its centers on some of the rows.
-    """
-
-    ranks: Communicator = SINGLE
-    grid: RankGrid = field(default_factory=RankGrid)
-
-    def function(self, X: Array) -> Array:
-        """Evaluate on rank 0, while the other ranks run `answer`: see `KernelModel`."""
-        self.ranks.broadcast_scalars(X.shape)
-        return self._together(np.ascontiguousarray(self.backend.to_host(X)))
-
-    def answer(self) -> None:
-        """Evaluate for rank 0, on another rank, until rank 0 calls `answer` as well."""
-        while True:
-            n, d = (int(size) for size in self.ranks.broadcast_scalars([0, 0]))
-            if not n:
-                return
-            with np.errstate(over="ignore", invalid="ignore"):  # rank 0 checks the result
-                self._together(np.empty((n, d), self.op.dtype))
-
-    def _together(self, rows: npt.NDArray[Any]) -> Array:
-        """Return f of rank 0's rows, summed over the ranks. rows : (n, d) on the host."""
-        X = self.backend.asarray(self.ranks.broadcast(rows), self.op.dtype)
-        F = self.backend.xp.zeros((len(X), self.n_outputs), self.op.dtype)
-        own = self.grid.of_row(len(X))
-        F[own] = super().function(X[own])
-        return self.ranks.sum(F, self.backend)

@@ -86,6 +86,7 @@ def permutation_importances(
         values = model.values(shuffled.rows(places))
         if model.classes is not None:
             return float(metrics.accuracy_score(y, values.argmax(axis=1), sample_weight=rows.w))
+        y = np.broadcast_to(y.reshape(len(y), -1), values.shape)
         return float(metrics.r2_score(y, values, sample_weight=rows.w))
 
     whole = _Shuffled(X, tuple(features for _, features in groups))

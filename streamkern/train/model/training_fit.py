@@ -171,8 +171,8 @@ def training_fit(run: ResolvedRun, model: KernelModel, block: RowBlock) -> Train
     w = weights_of(block.y, block.w, run.data.weight_factors)
     if not w.any():
         return None
-    Y = _targets(block, base.classes)
     F = model.values(block.X).astype(np.float64)
+    Y = np.broadcast_to(_targets(block, base.classes), F.shape)
     mean = w @ Y / w.sum()
     mean_errors, errors = (w * ((Y - f) ** 2).sum(axis=1) for f in (mean, F))
     mse = float(errors.sum() / w.sum() / Y.shape[1])

@@ -36,9 +36,21 @@ def check_loss(config: RunConfig, data: Data, *, whole: bool, goes_on: bool) -> 
             f"give one of {', '.join(usable)} as {mention('model.loss')}, or targets that are "
             "values",
         )
+    _check_levels(config, data)
     if goes_on or not whole:
         why = "weights of another run" if goes_on else "partial_fit"
         raise ConfigError(
             f"{mention('model.loss', loss)} cannot be used with {why}",
             f"use fit from the start, or give {mention('model.loss', SQUARES)}",
+        )
+
+
+def _check_levels(config: RunConfig, data: Data) -> None:
+    """Raise ConfigError if several quantiles are asked of several targets."""
+    levels, n_targets = config.model.quantile, data.source.n_outputs
+    if isinstance(levels, tuple) and n_targets != 1:
+        raise ConfigError(
+            f"{mention('model.quantile', list(levels))} has several quantiles, which are for a "
+            f"single target, and the data has {n_targets}",
+            "give one quantile, or train a model for each target",
         )

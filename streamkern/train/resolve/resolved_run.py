@@ -304,7 +304,7 @@ def _problem(
     config: RunConfig, data: Data, p: int, backend: Backend, precision: str, on_cluster: bool,
     kernel: Kernel,
 ) -> ProblemShape:  # fmt: skip
-    source, run_dir = data.source, config.run.run_dir
+    source, run_dir, levels = data.source, config.run.run_dir, config.model.quantile
     # Reads wait for a network or a cluster, not for this machine.
     waits = on_cluster or config.data.dask is not None or source.remote
     width = point_width(data.d, precision, backend, kernel)
@@ -317,7 +317,7 @@ def _problem(
         n_rows=source.n_rows,
         epochs=config.data.passes,
         d=data.d,
-        c=source.n_outputs,
+        c=len(levels) if isinstance(levels, tuple) else source.n_outputs,
         p=p,
         batch_size=set_value(config.data.batch_size),
         row_bytes=row_bytes,

@@ -230,10 +230,12 @@ def target_scale(
     fit_intercept: bool,
     seed: int,
     dtype: Any,
+    n_outputs: int,
 ) -> TargetScale:
-    """Return mean and scale of the targets over an epoch of `source`, weighted by sample weights.
+    """Return mean and scale of the outputs over an epoch of `source`, weighted by sample weights.
 
     factors : factors of the classes from `weight_factors`
+    n_outputs : of the model, one for each target, or several for a single target
 
     For classes the counts are known, and the scale is 1. Values are read, without X if the source
     can do so, or known from the statistics of a store; if a function of the user makes or changes
@@ -249,7 +251,7 @@ def target_scale(
     found = TargetScale.from_moments(moments, fit_intercept)
     if source.classes is not None:
         return TargetScale(found.mean, np.ones(source.n_outputs))
-    return found
+    return TargetScale(*(np.broadcast_to(a, n_outputs).copy() for a in (found.mean, found.scale)))
 
 
 def changes_targets(source: BaseSource) -> bool:

@@ -129,8 +129,8 @@ def compute_setup(
     config, data = run.config, run.data
     dtype = np.dtype(np.float64 if run.precision == "float64" else np.float32)
     inside = targets or target_scale(
-        run.backend, data.source, data.weight_factors,
-        fit_intercept=config.model.fit_intercept, seed=config.run.random_state, dtype=dtype,
+        run.backend, data.source, data.weight_factors, fit_intercept=config.model.fit_intercept,
+        seed=config.run.random_state, dtype=dtype, n_outputs=run.problem.c,
     )  # fmt: skip
     read_few_rows, learned = _learn_metric_and_kernel(run, dtype, inside, report, found)
     host_Z, order, kernel, center_rows, shift = choose_centers(
@@ -247,7 +247,7 @@ def _meta(
         "target_columns": _as_list(data.source.target_columns),
         "encoder": data.source.encoder,
         "file_form": data.source.file_form,
-        "n_outputs": data.source.n_outputs,
+        "n_outputs": run.problem.c,
         "fit_intercept": run.config.model.fit_intercept,
         "precision": run.precision,
         "grid": _grid(run),

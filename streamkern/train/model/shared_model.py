@@ -1,0 +1,48 @@
+"""A trained model whose centers several ranks share out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.backend.base import Array
+from streamkern.backend.rank_grid import RankGrid
+from streamkern.backend.ranks import SINGLE, Communicator
+from streamkern.train.model.kernel_model import KernelModel
+
+
+@dataclass
+class SharedModel(KernelModel):
+    """A model whose centers several ranks share out. Z, weights : those of this rank.
+
+    Rank 0 initiates each evaluation and uses its result: it broadcasts its rows, and each rank adds
+    the contribution of its centers on some of the rows.
+    """
+
+    ranks: Communicator = SINGLE
+    grid: RankGrid = field(default_factory=RankGrid)
+
+    def function(self, X: Array) -> Array:
+        """Evaluate on rank 0, while the other ranks run `answer`: see `KernelModel`."""
+        self.ranks.broadcast_scalars(X.shape)
+        return self._together(np.ascontiguousarray(self.backend.to_host(X)))
+
+    def answer(self) -> None:
+        """Evaluate for rank 0, on another rank, until rank 0 calls `answer` as well."""
+        while True:
+            n, d = (int(size) for size in self.ranks.broadcast_scalars([0, 0]))
+            if not n:
+                return
+            with np.errstate(over="ignore", invalid="ignore"):  # rank 0 checks the result
+                self._together(np.empty((n, d), self.op.dtype))
+
+    def _together(self, rows: npt.NDArray[Any]) -> Array:
+        """Return f of rank 0's rows, summed over the ranks. rows : (n, d) on the host."""
+        X = self.backend.asarray(self.ranks.broadcast(rows), self.op.dtype)
+        F = self.backend.xp.zeros((len(X), self.n_outputs), self.op.dtype)
+        own = self.grid.of_row(len(X))
+        F[own] = super().function(X[own])
+        return self.ranks.sum(F, self.backend)

@@ -1,0 +1,165 @@
+"""Several quantiles of one target: their fit, order, calibration, and what predictions offer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.metrics import mean_pinball_loss
+
+import streamkern as sk
+from streamkern.basics.errors import ConfigError
+from tests.runs import assert_same_bits, final, finished, settings, stopped
+
+LEVELS = [0.05, 0.5, 0.95]
+RNG = np.random.default_rng(7)
+X = RNG.uniform(-2, 2, (3000, 2)).astype(np.float32)
+Y = np.sin(2 * X[:, 0]) + np.exp(0.5 * X[:, 1]) * RNG.standard_normal(len(X))
+FIT, HELD_OUT = slice(2000), slice(2000, 3000)
+OPTIONS: dict[str, Any] = {
+    "loss": "quantile",
+    "n_centers": 100,
+    "kernel": "gaussian",
+    "metric": "none",
+}
+
+
+def model(**options: Any) -> sk.KernelRegressor:
+    """An estimator of the three quantiles."""
+    return sk.KernelRegressor(**OPTIONS | {"quantile": LEVELS} | options)
+
+
+@pytest.fixture(scope="module")
+def fitted() -> sk.KernelRegressor:
+    """A model of the three quantiles."""
+    return model().fit(X[FIT], Y[FIT])
+
+
+@pytest.fixture(scope="module")
+def calibrated() -> sk.KernelRegressor:
+    """The same, calibrated."""
+    return model(calibrate=True, epochs=3).fit(X[FIT], Y[FIT])
+
+
+def pinball(F: Any, q: float) -> float:
+    """Mean pinball loss of the held-out rows, by scikit-learn."""
+    return float(mean_pinball_loss(Y[HELD_OUT], F, alpha=q))
+
+
+def test_each_is_as_good_as_a_model_of_its_own(fitted: sk.KernelRegressor) -> None:
+    F = fitted.predict(X[HELD_OUT])
+    assert F.shape == (1000, 3)
+    for k, q in enumerate(LEVELS):
+        alone = sk.KernelRegressor(**OPTIONS, quantile=q).fit(X[FIT], Y[FIT])
+        assert pinball(F[:, k], q) < 1.03 * pinball(alone.predict(X[HELD_OUT]), q)
+
+
+def test_they_do_not_cross_anywhere(fitted: sk.KernelRegressor) -> None:
+    """Not even far away from the data."""
+    everywhere = RNG.uniform(-9, 9, (5000, 2)).astype(np.float32)
+    assert (np.diff(fitted.predict(everywhere), axis=1) >= 0).all()
+
+
+def test_calibration_makes_the_interval_hold_as_many_as_it_says(
+    calibrated: sk.KernelRegressor,
+) -> None:
+    values, ends = calibrated.predict(X[HELD_OUT], interval=0.9)
+    assert values.shape == (1000, 3)
+    assert np.array_equal(ends, values[:, [0, 2]])
+    inside = (ends[:, 0] <= Y[HELD_OUT]) & (Y[HELD_OUT] <= ends[:, 1])
+    assert inside.mean() == pytest.approx(0.9, abs=0.05)  # 200 rows were set aside
+    figures = calibrated._evaluated(X[HELD_OUT], Y[HELD_OUT])
+    assert figures["coverage"] == pytest.approx(inside.mean())
+    assert figures["width"] == pytest.approx((ends[:, 1] - ends[:, 0]).mean())
+    of_each = [pinball(values[:, k], q) for k, q in enumerate(LEVELS)]
+    assert figures["pinball_loss"] == pytest.approx(np.mean(of_each))
+
+
+def test_a_quantile_alone_is_calibrated_as_well() -> None:
+    alone = model(quantile=0.9, calibrate=True, epochs=1, n_centers=20).fit(X[FIT], Y[FIT])
+    assert (Y[HELD_OUT] <= alone.predict(X[HELD_OUT])).mean() == pytest.approx(0.9, abs=0.05)
+    with pytest.raises(ConfigError, match=r"the model was trained for 0\.9; train it with both"):
+        alone.predict(X, interval=0.9)
+
+
+def test_too_few_rows_for_a_quantile_leave_it_as_it_is() -> None:
+    few = model(quantile=[0.01, 0.5], calibrate=True, epochs=1)
+    with pytest.warns(UserWarning, match="quantile 0.01 is not calibrated, as the 30 rows"):
+        few.fit(X[:300], Y[:300])
+    shifts = few.report_["calibration"]["shifts"]
+    assert shifts[0] == 0
+    assert shifts[1] != 0
+
+
+@pytest.mark.parametrize("place", ["fitted", "calibrated"])
+def test_a_saved_model_predicts_the_same(
+    place: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    trained = request.getfixturevalue(place)
+    trained.save(tmp_path / "model")
+    loaded = sk.load(tmp_path / "model")
+    assert np.array_equal(loaded.predict(X), trained.predict(X))
+    assert np.array_equal(loaded.predict(X, interval=0.9)[1], trained.predict(X, interval=0.9)[1])
+
+
+def test_tables_name_the_quantiles(fitted: sk.KernelRegressor, tmp_path: Path) -> None:
+    fitted.predict(X[:5], out=tmp_path / "answers.csv", interval=0.9)
+    head = (tmp_path / "answers.csv").read_text().splitlines()[0]
+    assert head == "row,value_q0.05,value_q0.5,value_q0.95,interval_low,interval_high"
+    frame = sk.KernelRegressor().set_output(predict="pandas")
+    frame._fitted_ = fitted._fitted_
+    assert list(frame.predict(X[:2]).columns) == ["value_q0.05", "value_q0.5", "value_q0.95"]
+
+
+def test_some_of_them_can_be_had(fitted: sk.KernelRegressor) -> None:
+    F = fitted.predict(X[:5])
+    assert np.array_equal(fitted.predict(X[:5], quantiles=[0.95, 0.5]), F[:, [2, 1]])
+    with pytest.raises(ConfigError, match="must be among those that the model was trained for"):
+        fitted.predict(X, quantiles=[0.9])
+
+
+def test_a_list_of_one_is_a_column() -> None:
+    one = model(quantile=[0.5], epochs=1, n_centers=20).fit(X[FIT], Y[FIT])
+    assert one.predict(X).shape == (3000, 1)
+
+
+def test_rows_may_come_from_a_store(tmp_path: Path) -> None:
+    store = str(tmp_path / "rows.zarr")
+    sk.ingest_store(X[FIT], store, y=Y[FIT])
+    trained = model(epochs=1, n_centers=20).fit(store)
+    assert trained.predict(store).shape == (2000, 3)
+    assert trained._evaluated(store)["coverage"] > 0.7
+
+
+def test_a_killed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
+    overrides = {"solver.name": "block", "model.loss": "quantile", "model.quantile": LEVELS}
+    source = sk.ArraySource(X[:200], Y[:200])
+    whole, parts = (settings(tmp_path / name, **overrides) for name in ("whole", "parts"))
+    finished(whole, source=source, test=source)
+    stopped(parts, 3, source=source, test=source)
+    finished(parts, source=source, test=source)
+    assert_same_bits(final(tmp_path / "whole"), final(tmp_path / "parts"))
+
+
+def test_expectiles_are_several_as_well() -> None:
+    trained = model(loss="expectile", epochs=2).fit(X[FIT], Y[FIT])
+    F = trained.predict(X[HELD_OUT])
+    assert (np.diff(F, axis=1) >= 0).all()
+    e = Y[HELD_OUT, None] - F
+    tilt = np.abs((e < 0) - np.array(LEVELS))
+    assert (tilt * e).mean(axis=0) == pytest.approx(np.zeros(3), abs=0.05)  # the first-order rule
+
+
+def test_what_has_no_meaning_is_refused(fitted: sk.KernelRegressor) -> None:
+    with pytest.raises(ConfigError, match="several quantiles, which are for a single target"):
+        model().fit(X, np.column_stack([Y, Y]))
+    with pytest.raises(ConfigError, match="numbers that rise"):
+        model(quantile=[0.9, 0.1]).fit(X, Y)
+    with pytest.raises(ConfigError, match="score is R2"):
+        fitted.score(X, Y)
+    with pytest.raises(ConfigError, match="as wide as the quantiles of a row are apart"):
+        fitted.predict(X, interval=0.9, normalised=True)
+    with pytest.raises(ConfigError, match=r"between the quantiles 0\.1 and 0\.9"):
+        fitted.predict(X, interval=0.8)
