@@ -32,7 +32,8 @@ class ScaledLoss:
         self._mean, self._gain, self._host_gain = self._asarray(mean), self._asarray(gain), gain
         self.of_zero = self._asarray(np.zeros_like(mean))
         if not self.scales_targets:
-            self.of_zero = loss.predict(backend.xp, self._asarray(mean[None]))[0]
+            of_zero = self._mean[None].copy()  # `predict` takes its place
+            self.of_zero = loss.predict(backend.xp, of_zero)[0]
 
     def _asarray(self, values: npt.NDArray[np.float64]) -> Array:
         return self._backend.asarray(values, self._dtype)

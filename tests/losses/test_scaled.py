@@ -1,0 +1,24 @@
+"""A loss as a solver of f sees it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.special import softmax
+
+from streamkern.backend.devices import get_backend
+from streamkern.losses.log_loss import LogLoss
+from streamkern.losses.scaled import ScaledLoss
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_prediction_of_a_zero_function_leaves_the_mean_as_it_is(dtype: type) -> None:
+    """Though `predict` overwrites its argument."""
+    mean, backend = np.log([0.2, 0.3, 0.5]), get_backend("cpu", 1)
+    loss = ScaledLoss(LogLoss(), backend, np.dtype(dtype), mean, np.full(3, 4.0))
+    Y = np.eye(3, dtype=dtype)
+    errors = loss.errors(np.zeros((3, 3), dtype), Y)
+    backend.close()
+    np.testing.assert_array_equal(mean, np.log([0.2, 0.3, 0.5]))
+    np.testing.assert_allclose(loss.of_zero, softmax(mean), rtol=1e-6)
+    np.testing.assert_allclose(errors, softmax(mean) - Y, rtol=1e-6)
