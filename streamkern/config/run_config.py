@@ -204,12 +204,10 @@ class RunConfig(Table):
         if self.solver.name not in ("auto", "block"):
             others.append(mention("solver.name", self.solver.name))
         others += [mention("solver.posterior", True)] if self.solver.posterior else []
-        others += [mention("run.ranks", self.run.ranks)] if self.run.ranks != 1 else []
-        others += [mention("solver.warm_start")] if self.solver.warm_start is not None else []
         if loss != SQUARES and others:
             raise ConfigError(
                 f"{mention('model.loss', loss)} is minimised by {mention('solver.name', 'block')} "
-                f"in one process, from the start, and not with {others[0]}",
+                f"and not with {others[0]}",
                 f"leave one of them out, or give {mention('model.loss', SQUARES)}",
             )
         return self

@@ -108,7 +108,7 @@ class SolverConfig(Table):
     posterior : whether the model keeps the posterior for standard deviations of its values. It is
         p^2 numbers in float64, for "direct", which "auto" then stands for, and rows without copies.
     warm_start : run directory whose newest weights training starts from. Its centers must be the
-        same. For "block", "eigenpro3", "eigenpro4" and "falkon".
+        same, and its loss the same or squares. For "block", "eigenpro3", "eigenpro4" and "falkon".
     """
 
     table = "solver"

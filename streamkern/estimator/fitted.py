@@ -258,7 +258,8 @@ class FittedModel:
         arrays = model.targets.arrays()
         if kernel.metric is not None:
             arrays["metric"] = kernel.metric
-        warm = ParentRun("True", Saved(0, arrays, meta), None, centers, alpha)
+        setup = Saved(0, arrays, meta)
+        warm = ParentRun("True", setup, None, centers, alpha, samples=result.samples)
         attributes = schema.attributes | {
             "centers_": centers,
             # Powers of two: nothing is rounded, and float64 holds values that float32 may not.

@@ -20,13 +20,14 @@ class ScaledLoss:
     the error f - (y - mean) / gain; else they are as stored, with the error predict(z) - y.
 
     mean, gain : (c,); see `stream.target_scale`
+    age : rows per center that the weights were trained with by this loss before the run
     """
 
     def __init__(
         self, loss: Loss, backend: Backend, dtype: Any,
-        mean: npt.NDArray[np.float64], gain: npt.NDArray[np.float64],
+        mean: npt.NDArray[np.float64], gain: npt.NDArray[np.float64], age: float = 0.0,
     ) -> None:  # fmt: skip
-        self.loss, self._xp = loss, backend.xp
+        self.loss, self._xp, self._age = loss, backend.xp, age
         self.scales_targets = loss.identity_link
         self._backend, self._dtype = backend, dtype
         self._mean, self._gain, self._host_gain = self._asarray(mean), self._asarray(gain), gain
@@ -52,9 +53,11 @@ class ScaledLoss:
     def residual(self, errors: Array, Y: Array, rows_per_center: float) -> Array:
         """Return the residual of the square that majorises the loss in f, in place of `errors`.
 
+        rows_per_center : of this run, so far
+
         The gradient in f is gain dl/dz, and its curvature at most gain^2 L.
         """
-        loss = self.loss.at(rows_per_center)
+        loss = self.loss.at(self._age + rows_per_center)
         if self.scales_targets:
             errors *= self._gain
         gradient = loss.gradient(self._xp, errors, Y)
@@ -70,4 +73,5 @@ def scaled_loss(
     if loss is None:
         return None
     mean, gain = (np.asarray(arrays[name]) for name in ("target_mean", "target_scale"))
-    return ScaledLoss(loss, backend, dtype, mean, gain)
+    age = meta["setup"].get("loss_age", 0.0)
+    return ScaledLoss(loss, backend, dtype, mean, gain, age)

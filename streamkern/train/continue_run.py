@@ -9,7 +9,7 @@ from typing import Any
 from streamkern.basics.errors import ConfigError, ResumeMismatchError, RunError
 from streamkern.basics.message import mention
 from streamkern.basics.text import redact
-from streamkern.config.run_config import RunConfig
+from streamkern.config.run_config import ADDED, RunConfig
 from streamkern.config.solver import options_of
 from streamkern.filesystem.urls import local_path
 from streamkern.kernels.builtin import get_kernel
@@ -151,14 +151,20 @@ def _with_model_of(
     settings: Mapping[str, Mapping[str, Any]], parent: ParentRun, parent_id: ParentId | None,
     config: RunConfig, given: RunInputs,
 ) -> tuple[RunConfig, RunInputs]:  # fmt: skip
-    """Return the settings with [model] of the old run; a setting at its default counts as unset."""
+    """Return the settings with [model] of the old run; a setting at its default counts as unset.
+
+    The weights of squares may be continued by another loss.
+    """
     requested, usual = config.identity()["model"], RunConfig().identity()["model"]
-    old = settings["model"]
+    added = {k.partition(".")[2]: v for k, v in ADDED.items() if k.startswith("model.")}
+    old, named = settings["model"], {**usual, **added, **settings["model"]}
     # Missing settings were given as arrays, as in every run that continues another one.
     other = [k for k, v in requested.items() if v not in (usual.get(k), old.get(k, usual.get(k)))]
+    if "loss" not in old:
+        other = [k for k in other if k not in ("loss", "quantile")]
     if other:
         wrong = "; ".join(
-            f"{mention(f'model.{k}')}: was {old.get(k)!r}, now {requested[k]!r}" for k in other
+            f"{mention(f'model.{k}')}: was {named.get(k)!r}, now {requested[k]!r}" for k in other
         )
         raise ConfigError(
             f"a run keeps the model of the one it continues, {parent.ancestry['run']}: {wrong}",

@@ -42,7 +42,9 @@ def load_warm_start(config: RunConfig) -> ParentRun | None:
     run.warn_of_damage()
     with checkpoint_errors(run.check().place):
         alpha = run.weights[np.argsort(run.order)]
-        return replace(run, alpha=alpha, checkpoint=replace(run.saved, arrays={}))
+        samples = run.saved.meta["position"]["samples"]
+        without = replace(run.saved, arrays={})
+        return replace(run, alpha=alpha, samples=samples, checkpoint=without)
 
 
 def given_weights(run: ResolvedRun) -> ParentRun | None:
@@ -76,6 +78,8 @@ def initial_weights(
             if stored is not None and (warm.has(stored) or not share.whole):
                 Z = stored
         alpha = warm.weights_for(Z, made.meta)
+        if (slope := made.meta["setup"].get("warm_slope")) is not None:
+            alpha *= slope
     if ranks.is_single or config.solver.warm_start is None:
         return alpha
     agreement.check_step()

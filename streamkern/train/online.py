@@ -29,6 +29,7 @@ from streamkern.stream.meter import Meter
 from streamkern.stream.sources.base import Source, check_unchanged
 from streamkern.train.loop.progress import RunProgress
 from streamkern.train.loop.step_loop import Between, Kept, Position, Result, StepLoop
+from streamkern.train.model.calibrating import native_calibration
 from streamkern.train.model.training_fit import sample_of, training_fit
 from streamkern.train.resolve.resolved_run import ResolvedRun, open_run
 from streamkern.train.resolve.run_inputs import NO_INPUTS, RunInputs
@@ -120,7 +121,8 @@ class Online:
             arrays, meta = self.kept
             steps.restore(arrays | {"good": arrays["good"].copy()}, meta)
             # Later blocks set no rows aside, and the old calibration belongs to other weights.
-            steps.calibration, made.meta["uncalibrated"] = None, run.data.uncalibrated
+            steps.calibration = native_calibration(run, made.targets)
+            made.meta["uncalibrated"] = run.data.uncalibrated
         # Epoch numbers continue, so that no block is shuffled and augmented like another.
         first, passes = steps.position.epoch, run.config.data.passes
         with steps.feed() as feed:

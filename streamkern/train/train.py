@@ -84,7 +84,8 @@ def train(
     facts : JSON values of the caller that are saved with the setup, as `Result.meta["facts"]`.
     continues : run directory, finished or not, that this run continues in its own run.run_dir: with
         its centers, kernel, metric and scaling, from its weights, for data.epochs more epochs over
-        the same or other rows. [model] may only repeat the settings of that run.
+        the same or other rows. [model] may only repeat the settings of that run, but for another
+        loss than squares if that run minimised squares.
     callbacks : receive the events of the run and may end it, see `Callback`; exceptions that they
         raise are passed on unchanged.
     last_line : print a last line with the choices made, the time taken, and the quality of the

@@ -7,6 +7,7 @@ import pytest
 from scipy.special import softmax
 
 from streamkern.backend.devices import get_backend
+from streamkern.losses.errors import Quantile
 from streamkern.losses.log_loss import LogLoss
 from streamkern.losses.scaled import ScaledLoss
 
@@ -22,3 +23,16 @@ def test_the_prediction_of_a_zero_function_leaves_the_mean_as_it_is(dtype: type)
     np.testing.assert_array_equal(mean, np.log([0.2, 0.3, 0.5]))
     np.testing.assert_allclose(loss.of_zero, softmax(mean), rtol=1e-6)
     np.testing.assert_allclose(errors, softmax(mean) - Y, rtol=1e-6)
+
+
+def test_a_ramp_narrows_on_from_the_age_of_the_weights() -> None:
+    backend, rows = get_backend("cpu", 1), np.linspace(-1, 1, 21)[:, None]
+    quantile = Quantile(0.8, width=[1.0])
+
+    def residual(age: float, rows_per_center: float) -> np.ndarray:
+        loss = ScaledLoss(quantile, backend, np.dtype("f8"), np.zeros(1), np.full(1, 2.0), age)
+        return np.asarray(loss.residual(rows.copy(), rows, rows_per_center))
+
+    np.testing.assert_array_equal(residual(3.0, 2.0), residual(0.0, 5.0))
+    assert np.abs(residual(3.0, 2.0) - residual(0.0, 2.0)).max() > 0.1
+    backend.close()

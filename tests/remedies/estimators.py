@@ -153,9 +153,6 @@ def of_fits() -> list[Remedy]:
         Remedy("use fit",
                lambda: classifier(class_weight="balanced").partial_fit(X, LABELS),
                lambda: classifier(class_weight="balanced").fit(X, LABELS)),
-        Remedy("cannot be used with partial_fit; use fit from the start",
-               lambda: classifier(loss="log_loss").partial_fit(X, LABELS, classes=["down", "up"]),
-               lambda: classifier(loss="log_loss").fit(X, LABELS)),
         Remedy("partial_fit with classes= at first",
                lambda: classifier(solver="block").partial_fit(X, LABELS)
                .partial_fit(X, np.full(N, "new")),

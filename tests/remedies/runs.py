@@ -158,6 +158,7 @@ def of_warm_starts() -> list[Remedy]:
     begun("without", BLOCK)
     warm, classes = {"solver.warm_start": "w"}, {"data.train": "labels.zarr"}
     trained(run("of_log_loss", **classes | {"model.loss": "log_loss"}))
+    trained(run("of_quantile", **{"model.loss": "quantile"}))
     cases: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         ("was trained on other targets.*use data with the same targets",
          warm | {"data.train": "two.zarr"}, warm),
@@ -173,8 +174,17 @@ def of_warm_starts() -> list[Remedy]:
          {"run.random_state": 3}),
         ("has no checkpoint yet; train it first, or leave warm_start out",
          {"solver.warm_start": "without"}, {}),
-        ("only squares can be gone on from yet; begin anew, without its weights",
+        ("only weights of squares can be the start of another loss; give both runs the same loss",
+         classes | {"solver.warm_start": "of_log_loss"},
+         classes | {"solver.warm_start": "of_log_loss", "model.loss": "log_loss"}),
+        ("start of another loss.*or leave warm_start out",
          classes | {"solver.warm_start": "of_log_loss"}, classes),
+        ("was trained with model.quantile=0.5, and this run has .*give both runs the same",
+         {"solver.warm_start": "of_quantile", "model.loss": "quantile", "model.quantile": 0.9},
+         {"solver.warm_start": "of_quantile", "model.loss": "quantile", "model.quantile": 0.5}),
+        ("was trained with model.quantile=0.5.*or leave warm_start out",
+         {"solver.warm_start": "of_quantile", "model.loss": "quantile", "model.quantile": 0.9},
+         {"model.loss": "quantile", "model.quantile": 0.9}),
     ]  # fmt: skip
 
     def starts(given: dict[str, Any]) -> Do:

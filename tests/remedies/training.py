@@ -29,7 +29,6 @@ COVERED = (
 
 NOT_TRIED = {
     "train/model/permutation.py:_random_rows:1": "an empty file is refused before",
-    "train/resolve/check_loss.py:check_loss:3": "by partial_fit, in tests/remedies/estimators.py",
     "train/resolve/check_loss.py:_check_levels:1": "by two targets, in remedies/estimators.py",
     "train/setup/assemble.py:operator:1": "settings are compared before",
     "train/setup/assemble.py:operator:2": "settings are compared before",

@@ -111,8 +111,6 @@ def test_it_predicts_new_rows_better_than_calibrated_squares(n: int) -> None:
     [
         ({"solver.name": "falkon"}, "not with solver.name='falkon'"),
         ({"solver.name": "auto", "solver.posterior": True}, "not with solver.posterior=True"),
-        ({"run.ranks": 2}, "not with run.ranks=2"),
-        ({"solver.warm_start": "runs/a"}, "not with solver.warm_start"),
     ],
 )
 def test_what_minimises_squares_alone_is_refused(changes: dict[str, Any], says: str) -> None:
@@ -120,16 +118,8 @@ def test_what_minimises_squares_alone_is_refused(changes: dict[str, Any], says: 
         RunConfig().with_overrides({"solver.name": "block"} | LOG_LOSS | changes)
 
 
-def test_targets_and_runs_that_are_not_for_it_are_refused(tmp_path: Path) -> None:
+def test_targets_that_are_not_for_it_are_refused() -> None:
     with pytest.raises(
         sk.ConfigError, match="is for rows of one class each, and the targets are values"
     ):
         sk.KernelRegressor(loss="log_loss").fit(X, X[:, 0])
-    with pytest.raises(sk.ConfigError, match="cannot be used with partial_fit"):
-        classifier().partial_fit(X, Y, classes=[0, 1, 2])
-    fitted = classifier(warm_start=True).fit(X, Y)
-    with pytest.raises(sk.ConfigError, match="cannot be used with weights of another run"):
-        fitted.fit(X, Y)
-    classifier(run_dir=tmp_path / "run").fit(X, Y)
-    with pytest.raises(sk.ConfigError, match="only squares can be gone on from"):
-        classifier(loss="squared_error", solver="block", warm_start=tmp_path / "run").fit(X, Y)

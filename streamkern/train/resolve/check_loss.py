@@ -1,4 +1,4 @@
-"""Checks of model.loss against the data and the kind of a run."""
+"""Checks of model.loss against the data of a run."""
 
 from __future__ import annotations
 
@@ -9,12 +9,8 @@ from streamkern.losses.losses import LOSS_CLASSES, SQUARES
 from streamkern.train.resolve.training_data import Data
 
 
-def check_loss(config: RunConfig, data: Data, *, whole: bool, goes_on: bool) -> None:
-    """Raise ConfigError if the targets are not for the loss, or the run is for squares only.
-
-    whole : whether no other rows will follow
-    goes_on : whether the run begins from the weights of another one
-    """
+def check_loss(config: RunConfig, data: Data) -> None:
+    """Raise ConfigError if the targets are not for the loss."""
     loss = config.model.loss
     if loss == SQUARES:
         return
@@ -37,12 +33,6 @@ def check_loss(config: RunConfig, data: Data, *, whole: bool, goes_on: bool) -> 
             "values",
         )
     _check_levels(config, data)
-    if goes_on or not whole:
-        why = "weights of another run" if goes_on else "partial_fit"
-        raise ConfigError(
-            f"{mention('model.loss', loss)} cannot be used with {why}",
-            f"use fit from the start, or give {mention('model.loss', SQUARES)}",
-        )
 
 
 def _check_levels(config: RunConfig, data: Data) -> None:

@@ -26,6 +26,7 @@ from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.fourier import FourierFeatures, check_sampled
 from streamkern.kernels.points import Grid, point_bytes, point_width, scratch_bytes
 from streamkern.losses.base import Loss
+from streamkern.losses.log_loss import LogLoss
 from streamkern.losses.losses import SQUARES, loss_of
 from streamkern.planning.memory import Buffers, default_budget
 from streamkern.planning.problem import ProblemShape
@@ -133,10 +134,12 @@ def _open(
     why_none = check_calibrate(config, whole=whole, goes_on=goes_on) or no_room
     check_columns(config.run.n_ranks, config.run.center_ranks)
     warm = whole and bool(given.warm or config.solver.warm_start) and given.continued is None
+    if config.model.loss == LogLoss.name:  # of which a run sets no rows aside
+        warm = warm and given.warm is not None and given.warm.loss is None
     data = open_data(config, given.source, given.continued, why_none, warm=warm)
     if data.apart is None and not data.unused:
         config = config.with_overrides({"run.calibrate": False})
-    check_loss(config, data, whole=whole, goes_on=goes_on)
+    check_loss(config, data)
     goes_on = goes_on or config.solver.warm_start is not None
     choice = requested_metric_mode(config, data, goes_on=goes_on)
     config = with_epochs(config, data.source.n_rows)

@@ -25,7 +25,7 @@ from streamkern.ingest.tables.encoder import check_encoder
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.fourier import FourierFeatures
 from streamkern.kernels.notation import bandwidths, with_bandwidths
-from streamkern.losses.losses import SQUARES
+from streamkern.losses.losses import SQUARES, loss_of
 from streamkern.stream.sources.alignment import check_row_shape
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.transforms import Scale, Transform, is_deterministic
@@ -45,10 +45,12 @@ class ParentRun(RunSnapshot):
     ancestry : JSON of a run that is continued: which one (`run`, `step`, `samples`, `epochs`
         already done, sha256 of the `model`), and the runs that it continued itself (`before`),
         newest first
+    samples : number of rows, over all passes, that the weights were trained with in its run
     """
 
     alpha: HostArray | None = None
     ancestry: dict[str, Any] = field(default_factory=dict)
+    samples: int = 0
 
     # -- a run that is continued ---------------------------------------------------------------
 
@@ -134,13 +136,7 @@ class ParentRun(RunSnapshot):
 
         metric : metric that is given to the run
         """
-        loss = self.setup.meta.get("loss", SQUARES)
-        if loss != SQUARES:
-            raise ConfigError(
-                f"{self._mentioned} was trained with {mention('model.loss', loss)}, and only "
-                "squares can be gone on from yet",
-                "begin anew, without its weights",
-            )
+        self._check_loss(config)
         if metric is not None and not (
             self.metric is not None and np.array_equal(metric, self.metric)
         ):
@@ -156,7 +152,9 @@ class ParentRun(RunSnapshot):
         check_encoder(source.encoder, self.encoder, "the data of this run")
         assert self.alpha is not None
         classes = None if source.classes is None else tuple(source.classes)
-        if self.alpha.shape[1] != source.n_outputs or self.classes != classes:
+        levels = config.model.quantile
+        n_outputs = len(levels) if isinstance(levels, tuple) else source.n_outputs
+        if self.alpha.shape[1] != n_outputs or self.classes != classes:
             raise ConfigError(
                 f"{self._mentioned} was trained on other targets than this run",
                 "use data with the same targets, or leave warm_start out",
@@ -175,6 +173,43 @@ class ParentRun(RunSnapshot):
                 f"{mention('model.fit_intercept=')}{str(with_intercept).lower()}",
                 "give this run the same",
             )
+
+    def _check_loss(self, config: RunConfig) -> None:
+        """Raise ConfigError unless the weights are those of squares, or of the loss of the run."""
+        name, old = self.setup.meta.get("loss", SQUARES), self.loss
+        own = config.model.loss
+        if old is None and isinstance(config.model.quantile, tuple):
+            raise ConfigError(
+                f"{self._mentioned} minimised squares, and the several quantiles of "
+                f"{mention('model.quantile', list(config.model.quantile))} cannot begin from the "
+                "one output of a target",
+                "give a single quantile, or leave warm_start out",
+            )
+        if old is None:
+            return
+        if name != own:
+            raise ConfigError(
+                f"{self._mentioned} was trained with {mention('model.loss', name)}, and this run "
+                f"has {mention('model.loss', own)}: only weights of squares can be the start of "
+                "another loss",
+                "give both runs the same loss, or leave warm_start out",
+            )
+        new = loss_of(own, config.model.quantile)
+        assert new is not None
+        for parameter, value in new.parameters().items():  # those that are not found from the data
+            before = old.parameters()[parameter]
+            if value is not None and value != before:
+                raise ConfigError(
+                    f"{self._mentioned} was trained with {mention(f'model.{parameter}', before)}, "
+                    f"and this run has {mention(f'model.{parameter}', value)}",
+                    "give both runs the same, or leave warm_start out",
+                )
+
+    @property
+    def loss_age(self) -> float:
+        """Rows per center that the weights were trained with by their loss, over all runs."""
+        before: float = self.setup.meta["setup"].get("loss_age", 0.0)
+        return before + self.samples / len(self.centers)
 
     def check_continued(self, ancestry: Mapping[str, Any]) -> None:
         """Raise ConfigError unless the weights are of the checkpoint that a run is recorded to

@@ -21,6 +21,8 @@ from streamkern.basics.errors import ConfigError, RunError
 from streamkern.basics.warning import warn
 from streamkern.filesystem.ownership import no_run
 from streamkern.kernels.fourier import of_features
+from streamkern.losses.base import Loss
+from streamkern.losses.losses import saved_loss
 from streamkern.planning.sizes import Sizes
 from streamkern.predict.calibration import CALIBRATION_PREFIX
 from streamkern.rundir.checkpoint_format import Saved, checkpoint_errors
@@ -230,6 +232,11 @@ class RunSnapshot:
         return TargetScale.from_arrays(self.setup.arrays)
 
     @property
+    def loss(self) -> Loss | None:
+        """The loss that was minimised, with its parameters; None: squares."""
+        return saved_loss(self.setup.meta)
+
+    @property
     def fixed(self) -> tuple[Transform, ...]:
         """Transforms of every row, the scaling included."""
         return load_scaling(self.setup.arrays, self.setup.meta["scaling"])
@@ -267,7 +274,7 @@ class RunSnapshot:
 
 
 _PROPERTIES = (
-    "order", "kernel", "metric", "targets", "fixed", "row_shape", "classes", "columns",
+    "order", "kernel", "metric", "targets", "loss", "fixed", "row_shape", "classes", "columns",
     "target_columns", "facts", "encoder",
 )  # fmt: skip
 

@@ -39,6 +39,7 @@ from streamkern.solver.precondition.noise import (
 from streamkern.solver.precondition.samples import SampleRows
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
+from streamkern.train.restart.parent_run import ParentRun
 from streamkern.train.restart.run_snapshot import is_computed_with
 from streamkern.train.restart.scaling import save_scaling, target_scale
 from streamkern.train.setup.broadcast import broadcast_setup, receive_setup, work_of
@@ -52,7 +53,7 @@ from streamkern.train.setup.choose_metric import (
     learn_metric,
     split,
 )
-from streamkern.train.setup.loss_start import fit_loss
+from streamkern.train.setup.loss_start import fit_loss, scale_for_setup, scale_start
 from streamkern.train.setup.setup_rows import few_rows, known_rows, rows_worth, samples_of
 
 _META = (
@@ -101,13 +102,10 @@ class ComputedSetup:
 
 
 def start(
-    run: ResolvedRun,
-    report: Report,
-    targets: TargetScale | None = None,
-    found: Learned | None = None,
+    run: ResolvedRun, report: Report, warm: ParentRun | None = None, found: Learned | None = None
 ) -> Assembled:
     """Compute the setup, see `compute_setup`, and assemble the solver."""
-    made = compute_setup(run, report, targets, found)
+    made = compute_setup(run, report, warm, found)
     op, arrays, meta = made.work.op, made.arrays, made.meta
     solver = run.method.assemble(made.work, replace(made.setup, sample_rows=arrays["sample_rows"]))
     del made
@@ -116,22 +114,22 @@ def start(
 
 
 def compute_setup(
-    run: ResolvedRun, report: Report, targets: TargetScale | None = None,
-    found: Learned | None = None,
-) -> ComputedSetup:  # fmt: skip
+    run: ResolvedRun, report: Report, warm: ParentRun | None = None, found: Learned | None = None
+) -> ComputedSetup:
     """Compute everything but the solver.
 
     Reads the centers, one sample of the stream, and the targets if their mean is not known.
 
-    targets, found : target scale and learned metric of the run whose weights are continued; `found`
-        has the kernel as well if the bandwidth is open
+    warm, found : the run whose weights are continued, with its target scale, and its learned
+        metric; `found` has the kernel as well if the bandwidth is open
     """
     config, data = run.config, run.data
     dtype = np.dtype(np.float64 if run.precision == "float64" else np.float32)
-    inside = targets or target_scale(
-        run.backend, data.source, data.weight_factors, fit_intercept=config.model.fit_intercept,
-        seed=config.run.random_state, dtype=dtype, n_outputs=run.problem.c,
-    )  # fmt: skip
+    inside = scale_for_setup(run.loss, warm, partial(
+        target_scale, run.backend, data.source, data.weight_factors,
+        fit_intercept=config.model.fit_intercept, seed=config.run.random_state, dtype=dtype,
+        n_outputs=run.problem.c,
+    ))  # fmt: skip
     read_few_rows, learned = _learn_metric_and_kernel(run, dtype, inside, report, found)
     host_Z, order, kernel, center_rows, shift = choose_centers(
         run, dtype, report, learned.kernel, learned.metric
@@ -149,7 +147,7 @@ def compute_setup(
     noise, n, options, ridges = _estimate_noise(run, op, points, read_few_rows, inside, report)
     fit = None
     if run.loss is not None:
-        fit = fit_loss(run, run.loss, op, points, inside, read_few_rows(), noise)
+        fit = fit_loss(run, run.loss, op, points, inside, read_few_rows(), noise, warm)
         options = fit.with_ridge(options, n, report)
     read_few_rows.cache_clear()
     if kernel.explicit and run.problem.center_ranks > 1:  # estimating the noise needed all centers
@@ -162,7 +160,10 @@ def compute_setup(
         known = replace(known_rows(run, dtype, inside, center_rows), whole=run.problem.whole)
     seed, ranks, worth = config.run.random_state, run.given.ranks, n if fit is None else None
     work = Work(op, points, run.problem, run.sizes, options, seed, known, noise, worth, ranks)
-    described = {"kernel": kernel.describe(), "precision": run.precision, "grid": _grid(run)}
+    described = {
+        "kernel": kernel.describe(), "precision": run.precision, "grid": _grid(run),
+        "slope": 1.0 if fit is None else fit.slope,
+    }  # fmt: skip
     arrays = {"Z": host_Z, "shift": shift}
     if kernel.metric is not None:
         arrays["metric"] = kernel.metric
@@ -317,7 +318,9 @@ def compute_setup_part(run: ResolvedRun) -> dict[str, Array]:
     kernel = run.config.model.kernel
     op = operator(run.backend, arrays, meta, kernel if isinstance(kernel, Kernel) else None)
     work, samples = work_of(run, op, arrays, meta)
-    return run.method.compute(work, samples, lambda event, fields: None).arrays | own
+    made = run.method.compute(work, samples, lambda event, fields: None).arrays
+    scale_start(made, meta["slope"])
+    return made | own
 
 
 def accelerator_of(meta: Mapping[str, Any]) -> str:

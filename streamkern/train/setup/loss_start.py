@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from streamkern.backend.base import Array
 from streamkern.config.solver import SolverConfig
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
@@ -20,6 +22,7 @@ from streamkern.solver.precondition.noise import Noise, left_out_values, weighte
 from streamkern.solver.precondition.samples import SampleRows
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
+from streamkern.train.restart.parent_run import ParentRun
 from streamkern.train.setup.loss_ridge import LossRows, loss_noise
 
 BISECTIONS = 60
@@ -38,12 +41,16 @@ class LossFit(NamedTuple):
     targets : mean and gain of its outputs
     slope : factor from values of squares to changes of the outputs, over the gain
     noise : the noise that gives its ridge
+    warm : the weights that the run starts from are those of squares, and are to be turned as well
+    age : see `ScaledLoss`
     """
 
     loss: Loss
     targets: TargetScale
     slope: float
     noise: Noise
+    warm: bool = False
+    age: float = 0.0
 
     def with_ridge(self, options: SolverConfig, n: float | None, report: Report) -> SolverConfig:
         """Return the settings with the ridge of n rows; None: the ridge is given."""
@@ -58,16 +65,25 @@ class LossFit(NamedTuple):
 
         Records the parameters of the loss in the setup, and returns mean and gain of its outputs.
         """
-        for name in ("start", "values"):  # K(Z, Z) times the start, if a ridge needs it
-            if setup.arrays.get(name) is not None:
-                setup.arrays[name] *= self.slope
+        scale_start(setup.arrays, self.slope)
         setup.meta["loss"] = self.loss.parameters()
+        if self.age:
+            setup.meta["loss_age"] = self.age
+        if self.warm:
+            setup.meta["warm_slope"] = self.slope
         return self.targets
+
+
+def scale_start(arrays: Mapping[str, Array], slope: float) -> None:
+    """Multiply the start in the arrays of a setup, or this rank's rows of it, by a slope."""
+    for name in ("start", "values"):  # K(Z, Z) times the start, if a ridge needs it
+        if (rows := arrays.get(name)) is not None:
+            rows *= slope
 
 
 def fit_loss(
     run: ResolvedRun, loss: Loss, op: KernelOperator, Z: Points, targets: TargetScale,
-    rows: SampleRows, noise: Noise,
+    rows: SampleRows, noise: Noise, warm: ParentRun | None = None,
 ) -> LossFit:  # fmt: skip
     """Find the parameters of a loss, its start and its ridge from few rows.
 
@@ -79,9 +95,15 @@ def fit_loss(
 
     targets : mean and scale of the targets
     rows, noise : rows that the noise was found from, with scaled targets, and their noise
+    warm : the run whose weights the run starts from; those of a loss keep its parameters, and the
+        mean and gain of its outputs
     """
     fit_intercept = run.config.model.fit_intercept
     F, Y, w, K = _left_out(op, Z, targets, rows, noise)
+    if warm is not None and warm.loss is not None:
+        outputs = warm.targets
+        noise = loss_noise(warm.loss, LossRows(K, Y, w, outputs.mean, outputs.scale), noise)
+        return LossFit(warm.loss, outputs, 1.0, noise, age=warm.loss_age)
     slope = 1.0
     if loss.identity_link:
         errors = F * targets.scale + targets.mean - Y
@@ -91,14 +113,44 @@ def fit_loss(
     else:
         mean = np.zeros_like(targets.mean)
         if fit_intercept:
-            mean = loss.output(targets.mean)
+            mean = loss.output(_means(run, targets))
         slope = _slope(loss, F, Y, w, mean)
         gain = 2.0 ** round(math.log2(max(slope, MIN_GAIN)))
         loss = loss.fitted(loss.predict(np, mean + slope * F) - Y, targets.scale)
         outputs = TargetScale(mean, np.full_like(targets.scale, gain))
         slope /= gain
     noise = loss_noise(loss, LossRows(K, Y, w, outputs.mean, outputs.scale), noise)
-    return LossFit(loss, outputs, slope, noise)
+    return LossFit(loss, outputs, slope, noise, warm is not None)
+
+
+def scale_for_setup(
+    loss: Loss | None, warm: ParentRun | None, found: Callable[[], TargetScale]
+) -> TargetScale:
+    """Return mean and scale of the targets of a setup, which fits squares for all losses.
+
+    found : returns those of the data
+
+    They are those that belong to the weights `warm`. If these minimise another loss, its mean does
+    not lie in the middle of the targets, and for classes its gain is none of targets.
+    """
+    if warm is not None and warm.loss is None:
+        return warm.targets
+    targets = found()
+    if warm is None or loss is None or not loss.identity_link:
+        return targets
+    return replace(targets, scale=warm.targets.scale)
+
+
+def _means(run: ResolvedRun, targets: TargetScale) -> _Floats:
+    """Return the mean targets; of classes, if other rows will follow, by the rule of succession.
+
+    A class that the first rows do not have would have a logit that no step comes back from.
+    """
+    if run.problem.whole or run.data.source.classes is None:
+        return targets.mean
+    n, c = run.problem.n_rows, run.problem.c
+    means: _Floats = (n * targets.mean + 1) / (n + c)
+    return means
 
 
 def _shift(loss: Loss, errors: _Floats, Y: _Floats, w: _Floats) -> _Floats:

@@ -63,7 +63,7 @@ def new_setup(
         found = Learned(warm.metric_for(config), warm.kernel_for(config), {})
         if continued is not None:
             found = Learned(continued.metric, continued.made_kernel(), {})
-        going_on = warm.targets, found
+        going_on = warm, found
     digest = None if warm is None else warm.digest
     if run.problem.center_ranks > 1:
         assert directory is not None

@@ -1,0 +1,253 @@
+"""Runs of losses that go on: continued, by partial_fit, and from other weights."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+from scipy.spatial.distance import cdist
+
+import streamkern as sk
+from streamkern.losses.base import Loss
+from streamkern.losses.losses import saved_loss
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.stream.target_scale import TargetScale
+from tests.runs import CLASSES, assert_same_bits, final, finished, settings, stopped
+
+N, P, RIDGE = 200, 40, 1e-2
+RNG = np.random.default_rng(4)
+X = RNG.standard_normal((N, 3)).astype(np.float32)
+VALUES = np.sin(2 * X[:, 0]) + X[:, 1] + RNG.standard_t(3, N)
+LABELS = np.abs(X).argmax(axis=1)
+LOSSES: dict[str, dict[str, Any]] = {
+    "squared_error": {},
+    "log_loss": {},
+    "squared_hinge": {},
+    "huber": {},
+    "quantile": {"model.quantile": 0.8},
+    "expectile": {"model.quantile": 0.8},
+}
+FOR_CLASSES = ("log_loss", "squared_hinge")
+
+
+def config(place: Path | None, name: str, **overrides: Any) -> Any:
+    """Settings of a run of the loss."""
+    own = {"model.loss": name, "model.n_centers": P} | LOSSES[name]
+    return settings(place, **own | overrides)
+
+
+def source(classes: bool, rows: slice = slice(None)) -> sk.ArraySource:
+    """Rows with labels, or with values."""
+    if classes:
+        return sk.ArraySource(X[rows], LABELS[rows], classes=CLASSES)
+    return sk.ArraySource(X[rows], VALUES[rows])
+
+
+def setup_of(place: Path) -> dict[str, Any]:
+    """The metadata that the solver has added to the setup of a run."""
+    with RunDirectory(place, writable=False) as run:
+        setup = run.load_setup()
+    assert setup is not None
+    return dict(setup.meta["setup"])
+
+
+@pytest.mark.parametrize("name", ["log_loss", "squared_hinge", "quantile"])
+def test_a_continued_run_begins_with_the_function_and_the_parameters_of_the_old_one(
+    name: str, tmp_path: Path
+) -> None:
+    """Over rows with other means and deviations, too."""
+    classes, places = name in FOR_CLASSES, [tmp_path / place for place in "abc"]
+    before = finished(config(places[0], name), source=source(classes))
+    answers = before.model.predict(source(classes))
+    rows, test = source(classes, slice(0, 60)), source(classes)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("streamkern.train.loop.step_loop.StepLoop.take", lost)
+        with pytest.raises(ValueError, match="the process is gone"):
+            finished(config(places[1], name), source=rows, continues=places[0])
+    begun = sk.load(places[1])
+    np.testing.assert_array_equal(begun.predict_values(X) if classes else begun.predict(X)[:, None],
+                                  answers)  # fmt: skip
+    shutil.rmtree(places[0])
+    finished(config(places[1], name), source=rows, test=test, continues=places[0])
+    finished(config(places[2], name), source=rows, test=test, continues=places[1])
+    assert setup_of(places[2])["loss"] == before.meta["setup"]["loss"]
+    assert [setup_of(place)["loss_age"] for place in places[1:]] == [2 * N / P, (2 * N + 120) / P]
+
+
+def lost(*args: Any) -> None:
+    """In the place of `StepLoop.take`."""
+    raise ValueError("the process is gone")
+
+
+@pytest.mark.parametrize(("old", "name"), [
+    ("log_loss", "log_loss"), ("quantile", "quantile"), ("squared_error", "log_loss"),
+])  # fmt: skip
+def test_a_killed_run_that_goes_on_ends_with_the_same_bits(
+    old: str, name: str, tmp_path: Path
+) -> None:
+    rows, options = source(name in FOR_CLASSES), {"continues": tmp_path / "old"}
+    finished(config(tmp_path / "old", old), source=rows)
+    finished(config(tmp_path / "whole", name), source=rows, **options)
+    stopped(config(tmp_path / "parts", name), 5, source=rows, test=rows, **options)
+    finished(config(tmp_path / "parts", name), source=rows, **options)
+    assert_same_bits(final(tmp_path / "parts"), final(tmp_path / "whole"))
+
+
+class Penalised:
+    """The objective of a loss of values, or of the log loss, in float64."""
+
+    def __init__(self, loss: Loss, targets: TargetScale, Z: Any, Y: Any) -> None:
+        self.loss, self.targets, self.Y = loss, targets, Y
+        self.K, self.of_centers = (np.exp(-cdist(a, np.float64(Z)) / 3.0) for a in (X, Z))
+
+    def __call__(self, alpha: Any) -> float:
+        return self.with_slope(alpha)[0]
+
+    def with_slope(self, alpha: Any) -> tuple[float, Any]:
+        alpha, gain = np.float64(alpha).reshape(-1, self.Y.shape[1]), self.targets.scale
+        z = self.targets.mean + gain * (self.K @ alpha)
+        of_alpha = self.of_centers @ alpha
+        scale = float(np.mean(self.loss.curvature * gain**2))
+        value = self.loss.values(np, z, self.Y).mean() / scale
+        gradient = self.loss.gradient(np, self.loss.predict(np, z) - self.Y, self.Y)
+        slope = self.K.T @ (gain * gradient) / (N * scale) + RIDGE * of_alpha
+        return float(value + RIDGE / 2 * (alpha * of_alpha).sum()), slope.reshape(-1)
+
+    def least(self) -> float:
+        start = np.zeros(len(self.of_centers) * self.Y.shape[1])
+        options = {"maxiter": 3000, "maxfun": 10**6, "ftol": 1e-14, "gtol": 1e-9}
+        found = minimize(self.with_slope, start, jac=True, method="L-BFGS-B", options=options)
+        return float(found.fun)
+
+
+FULL = {
+    "solver.ridge": RIDGE, "solver.block_size": P, "solver.average": False,
+    "run.precision": "float64", "data.batch_size": N,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", ["warm", "continued"])
+@pytest.mark.parametrize("name", ["log_loss", "huber", "expectile"])
+def test_from_the_weights_of_squares_it_ends_at_the_least_penalised_loss(
+    name: str, way: str, tmp_path: Path
+) -> None:
+    """Against SciPy's minimum; and it begins well."""
+    rows, Y = source(name in FOR_CLASSES), VALUES[:, None]
+    if name in FOR_CLASSES:
+        Y = np.eye(3)[LABELS]
+    finished(config(tmp_path / "old", "squared_error", **FULL), source=rows)
+    options: dict[str, Any] = {"continues": tmp_path / "old"}
+    overrides = FULL | {"data.epochs": 100, "run.evaluate_every": 1}
+    if way == "warm":
+        options, overrides = {}, overrides | {"solver.warm_start": str(tmp_path / "old")}
+    result = finished(config(None, name, **overrides), source=rows, test=rows, **options)
+    assert result.model.loss is not None
+    objective = Penalised(result.model.loss, result.model.targets, result.Z, Y)
+    least, reached = objective.least(), objective(result.model.weights)
+    of_zero = objective(np.zeros_like(result.model.weights))
+    assert least - 1e-7 <= reached <= least + 0.01 * (of_zero - least)
+    figures = [record[f"test_{result.model.loss.figure}"] for record in result.history]
+    zero = result.model.loss.values(np, result.model.targets.mean + 0 * Y, Y).mean()
+    assert figures[0] - figures[-1] < 0.5 * (zero - figures[-1])
+
+
+@pytest.mark.parametrize("name", ["log_loss", "huber", "expectile"])
+def test_partial_fit_ends_near_the_least_penalised_loss(name: str) -> None:
+    """Of all rows, which come in four parts again and again."""
+    options: dict[str, Any] = {
+        "n_centers": P, "kernel": "laplace", "bandwidth": 3.0, "metric": "none", "scale": "none",
+        "loss": name, "ridge": RIDGE, "precision": "float64", "batch_size": 50, "threads": 1,
+        "quantile": LOSSES[name].get("model.quantile"),
+    }  # fmt: skip
+    classes = name in FOR_CLASSES
+    y, Y = (LABELS, np.eye(3)[LABELS]) if classes else (VALUES, VALUES[:, None])
+    model = (sk.KernelClassifier if classes else sk.KernelRegressor)(**options)
+    for part in 20 * [slice(k, None, 4) for k in range(4)]:
+        if classes:
+            model.partial_fit(X[part], y[part], classes=[0, 1, 2])
+        else:
+            model.partial_fit(X[part], y[part])
+    state = model._fitted_
+    assert state is not None
+    loss, scale = saved_loss(state.meta), state.targets.scale
+    assert loss is not None
+    objective = Penalised(loss, state.targets, model.centers_, Y)
+    alpha = np.reshape(model.dual_coef_, (P, -1)) / scale
+    least, reached = objective.least(), objective(alpha)
+    assert least - 1e-7 <= reached <= least + 0.05 * (objective(0 * alpha) - least)
+
+
+def test_a_class_that_comes_late_is_learned() -> None:
+    """By the log loss, though its probability is small without rows."""
+    rng = np.random.default_rng(1)
+    rows = rng.standard_normal((2000, 2))
+    labels = (rows[:, 0] > 0.5) + 2 * (rows[:, 0] < -0.5)
+    early = np.flatnonzero(labels != 2)[:400]
+    model = sk.KernelClassifier(loss="log_loss", n_centers=P)
+    model.partial_fit(rows[early], labels[early], classes=[0, 1, 2])
+    for k in range(0, 2000, 200):
+        model.partial_fit(rows[k : k + 200], labels[k : k + 200])
+    late = labels == 2
+    assert model.predict_proba(rows)[late, 2].mean() > 0.6
+    assert model.score(rows, labels) > 0.85
+
+
+def test_a_run_of_a_loss_is_gone_on_with_by_partial_fit(tmp_path: Path) -> None:
+    finished(config(tmp_path / "run", "log_loss"), source=source(True))
+    model = sk.load(tmp_path / "run")
+    before = model.predict_proba(X)
+    model.partial_fit(X, [CLASSES[label] for label in LABELS])
+    after = model.predict_proba(X)
+    assert 0 < np.abs(after - before).max() < 0.3
+    np.testing.assert_allclose(after.sum(axis=1), 1, rtol=1e-5)
+
+
+def test_fits_that_begin_from_a_fit(tmp_path: Path) -> None:
+    """Of the same loss, or of squares; also of so many rows that squares set some aside."""
+    rng = np.random.default_rng(2)
+    rows = rng.standard_normal((5000, 2)).astype(np.float32)
+    labels = (rows[:, 0] > 0) + (rows[:, 1] > 1)
+    options: dict[str, Any] = {
+        "n_centers": P, "bandwidth": 2.0, "metric": "none", "solver": "block", "epochs": 1,
+        "warm_start": True,
+    }  # fmt: skip
+    scores = []
+    for losses in (["log_loss", "log_loss"], ["squared_error", "log_loss"]):
+        model = sk.KernelClassifier(**options)
+        for loss in losses:
+            scores.append(model.set_params(loss=loss).fit(rows, labels).score(rows, labels))
+    assert min(scores) > 0.95
+    regressor = sk.KernelRegressor(loss="quantile", quantile=0.8, **options).fit(X, VALUES)
+    regressor.fit(X, VALUES)
+    assert regressor._fitted_ is not None
+    assert regressor._fitted_.meta["setup"]["loss_age"] == N / P
+
+
+@pytest.mark.parametrize(("changes", "says"), [
+    ({"loss": "squared_error"}, "loss='quantile', and this run has loss='squared_error'"),
+    ({"loss": "huber", "quantile": None}, "only weights of squares can be the start"),
+    ({"quantile": 0.9}, "with quantile=0.8, and this run has quantile=0.9"),
+    ({"quantile": None}, "with quantile=0.8, and this run has quantile=0.5"),
+])  # fmt: skip
+def test_weights_of_another_loss_are_refused(changes: dict[str, Any], says: str) -> None:
+    model = sk.KernelRegressor(n_centers=P, loss="quantile", quantile=0.8, warm_start=True)
+    before = model.fit(X, VALUES).predict(X)
+    with pytest.raises(sk.ConfigError, match=says):
+        model.set_params(**{"quantile": None} | changes).fit(X, VALUES)
+    np.testing.assert_array_equal(model.predict(X), before)
+
+
+def test_a_run_that_continues_another_loss_is_refused(tmp_path: Path) -> None:
+    finished(config(tmp_path / "old", "huber"), source=source(False))
+    with pytest.raises(sk.ConfigError, match=r"model\.loss: was 'huber', now 'absolute_error'"):
+        finished(
+            settings(**{"model.loss": "absolute_error", "model.n_centers": P}),
+            source=source(False), continues=tmp_path / "old",
+        )  # fmt: skip
+    finished(config(tmp_path / "squares", "squared_error"), source=source(True))
+    with pytest.raises(sk.ConfigError, match="is for values, and the targets are classes"):
+        finished(config(None, "huber"), source=source(True), continues=tmp_path / "squares")

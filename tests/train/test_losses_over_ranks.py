@@ -1,0 +1,102 @@
+"""Runs of other losses than squares that several ranks share end where one rank does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamkern.basics.errors import TrainingInterrupted
+from streamkern.ingest.ingest import ingest
+from streamkern.train.loop.rank_coordinator import RankCoordinator
+from streamkern.train.loop.step_loop import StepLoop
+from streamkern.train.resolve.resolved_run import open_run
+from streamkern.train.train import train
+from tests import rank_runs as runs
+
+pytestmark = pytest.mark.usefixtures("one_blas_thread")
+
+LOSSES: dict[str, dict[str, Any]] = {
+    "log_loss": {"model.loss": "log_loss"},
+    "quantile": {"model.loss": "quantile", "model.quantile": 0.8},
+    "huber": {"model.loss": "huber"},
+}
+SMALL = {
+    "data.epochs": 1, "data.batch_size": 80, "run.checkpoint_every": 3, "run.calibrate": False,
+    "solver.ridge": "auto",
+}  # fmt: skip
+MEETS = RankCoordinator.at_sync_point
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Rows with targets for each loss."""
+    folder, rng = tmp_path_factory.mktemp("stores"), np.random.default_rng(0)
+    X = rng.normal(size=(600, 4)).astype(np.float32)
+    labels = np.array(["ant", "bee", "cat"])[np.abs(X[:, :3]).argmax(axis=1)]
+    values = np.sin(2 * X[:, 0]) + X[:, 1] + 0.3 * rng.standard_t(3, 600)
+    for name, y in (("labels", labels), ("values", values)):
+        ingest(X, str(folder / name), y=y, chunk_mb=10 * 16 / 2**20)
+    return {k: str(folder / ("labels" if k == "log_loss" else "values")) for k in LOSSES}
+
+
+def settings(store: str, place: Path, name: str, rows: int, columns: int) -> Any:
+    grid = {"run.ranks": rows * columns, "run.center_ranks": columns, "data.test": store}
+    return runs.settings(store, place, **SMALL | LOSSES[name] | grid)
+
+
+@pytest.mark.full(all_but_every=3)
+@pytest.mark.parametrize(("name", "rows", "columns"), [
+    ("log_loss", 1, 2), ("log_loss", 2, 1), ("log_loss", 2, 2), ("quantile", 3, 1),
+    ("quantile", 1, 3), ("huber", 2, 1), ("huber", 1, 2),
+])  # fmt: skip
+def test_the_run_is_that_of_one_rank(
+    stores: dict[str, str], tmp_path: Path, name: str, rows: int, columns: int
+) -> None:
+    one = train(settings(stores[name], tmp_path / "one", name, 1, 1))
+    config = settings(stores[name], tmp_path / "many", name, rows, columns)
+    ended, *_ = runs.on_ranks(rows * columns, config)
+    weights, expected = (runs.alpha(tmp_path / place) for place in ("many", "one"))
+    np.testing.assert_allclose(weights, expected, rtol=0, atol=1e-12 * np.abs(expected).max())
+    assert ended["metrics"].keys() == one.metrics.keys()
+    assert all(abs(ended["metrics"][k] - v) < 1e-10 for k, v in one.metrics.items())
+
+
+def stopped(self: RankCoordinator, taken: StepLoop, *, now: bool) -> bool:
+    """In the place of `RankCoordinator.at_sync_point`: rank 0 is stopped after four steps."""
+    if self._ranks.rank == 0 and taken.position.step == 4:
+        self._stop.requested = "the test"
+    return MEETS(self, taken, now=now)
+
+
+@pytest.mark.full(all_but_every=2)
+@pytest.mark.parametrize(("name", "rows", "columns"), [
+    ("log_loss", 1, 2), ("quantile", 2, 1), ("huber", 2, 2)
+])  # fmt: skip
+def test_a_stopped_run_goes_on_to_the_same_bits(
+    stores: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    name: str, rows: int, columns: int,
+) -> None:  # fmt: skip
+    calm, parts = (
+        settings(stores[name], tmp_path / place, name, rows, columns) for place in ("calm", "parts")
+    )
+    runs.on_ranks(rows * columns, calm)
+    with monkeypatch.context() as patched:
+        patched.setattr(RankCoordinator, "at_sync_point", stopped)
+        with pytest.raises(TrainingInterrupted, match="and saved"):
+            runs.on_ranks(rows * columns, parts)
+    runs.on_ranks(rows * columns, parts)
+    np.testing.assert_array_equal(runs.alpha(tmp_path / "parts"), runs.alpha(tmp_path / "calm"))
+
+
+def test_plan_counts_what_it_counts_for_squares(stores: dict[str, str], tmp_path: Path) -> None:
+    """A loss takes the place of the residuals."""
+    lines = []
+    for changes in ({}, {"model.loss": "squared_error", "model.quantile": None}):
+        config = settings(stores["quantile"], tmp_path / "run", "quantile", 2, 2)
+        run = open_run(config.with_overrides(changes))
+        run.backend.close()
+        lines.append(run.buffers.lines)
+    assert lines[0] == lines[1]
