@@ -97,6 +97,8 @@ SOLVER: Final = {
     "mu": "the damping of the preconditioner",
     "jitter": "what was added to the diagonal of the kernel matrix so that it could be factored",
     "start_rows": "rows of the sample that the weights started from",
+    "loss_age": "rows per center that the weights had been trained with by the loss at the start",
+    "warm_slope": "factor by which weights of squares were made the start of another loss",
     "batch_size": "training rows of a step",
     "ridge": "the weight of the norm of f beside the error",
     "learned_metric": "how the metric was found, and how much better it is on held-out rows",

@@ -27,6 +27,7 @@ SMALL = {
     "data.epochs": 1, "data.batch_size": 80, "run.checkpoint_every": 3, "run.calibrate": False,
     "solver.ridge": "auto",
 }  # fmt: skip
+SQUARES = {"model.loss": "squared_error", "model.quantile": None}
 MEETS = RankCoordinator.at_sync_point
 
 
@@ -64,6 +65,24 @@ def test_the_run_is_that_of_one_rank(
     assert all(abs(ended["metrics"][k] - v) < 1e-10 for k, v in one.metrics.items())
 
 
+@pytest.mark.full(all_but_every=2)
+@pytest.mark.parametrize(("old", "name"), [
+    ("squared_error", "log_loss"), ("log_loss", "log_loss"), ("squared_error", "quantile"),
+    ("quantile", "quantile"),
+])  # fmt: skip
+def test_a_continued_run_is_that_of_one_rank(
+    stores: dict[str, str], tmp_path: Path, old: str, name: str
+) -> None:
+    """By the same loss, or from the weights of squares, over two ranks for the centers."""
+    store, places = stores[name], [tmp_path / place for place in ("old", "one", "many")]
+    before = settings(store, places[0], name, 1, 1)
+    train(before if old == name else before.with_overrides(SQUARES))
+    train(settings(store, places[1], name, 1, 1), continues=places[0])
+    runs.on_ranks(2, settings(store, places[2], name, 1, 2), str(places[0]))
+    weights, expected = (runs.alpha(place) for place in places[:0:-1])
+    np.testing.assert_allclose(weights, expected, rtol=0, atol=1e-12 * np.abs(expected).max())
+
+
 def stopped(self: RankCoordinator, taken: StepLoop, *, now: bool) -> bool:
     """In the place of `RankCoordinator.at_sync_point`: rank 0 is stopped after four steps."""
     if self._ranks.rank == 0 and taken.position.step == 4:
@@ -94,7 +113,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
 def test_plan_counts_what_it_counts_for_squares(stores: dict[str, str], tmp_path: Path) -> None:
     """A loss takes the place of the residuals."""
     lines = []
-    for changes in ({}, {"model.loss": "squared_error", "model.quantile": None}):
+    for changes in ({}, SQUARES):
         config = settings(stores["quantile"], tmp_path / "run", "quantile", 2, 2)
         run = open_run(config.with_overrides(changes))
         run.backend.close()

@@ -41,7 +41,7 @@ from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.restart.parent_run import ParentRun
 from streamkern.train.restart.run_snapshot import is_computed_with
-from streamkern.train.restart.scaling import save_scaling, target_scale
+from streamkern.train.restart.scaling import save_scaling
 from streamkern.train.setup.broadcast import broadcast_setup, receive_setup, work_of
 from streamkern.train.setup.center_stripes import mean, receive_shard
 from streamkern.train.setup.choose_centers import choose_centers, scatter_all
@@ -125,11 +125,7 @@ def compute_setup(
     """
     config, data = run.config, run.data
     dtype = np.dtype(np.float64 if run.precision == "float64" else np.float32)
-    inside = scale_for_setup(run.loss, warm, partial(
-        target_scale, run.backend, data.source, data.weight_factors,
-        fit_intercept=config.model.fit_intercept, seed=config.run.random_state, dtype=dtype,
-        n_outputs=run.problem.c,
-    ))  # fmt: skip
+    inside = scale_for_setup(run, dtype, warm)
     read_few_rows, learned = _learn_metric_and_kernel(run, dtype, inside, report, found)
     host_Z, order, kernel, center_rows, shift = choose_centers(
         run, dtype, report, learned.kernel, learned.metric

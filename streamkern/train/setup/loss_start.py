@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from streamkern.solver.precondition.samples import SampleRows
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.restart.parent_run import ParentRun
+from streamkern.train.restart.scaling import target_scale
 from streamkern.train.setup.loss_ridge import LossRows, loss_noise
 
 BISECTIONS = 60
@@ -123,19 +124,21 @@ def fit_loss(
     return LossFit(loss, outputs, slope, noise, warm is not None)
 
 
-def scale_for_setup(
-    loss: Loss | None, warm: ParentRun | None, found: Callable[[], TargetScale]
-) -> TargetScale:
+def scale_for_setup(run: ResolvedRun, dtype: Any, warm: ParentRun | None) -> TargetScale:
     """Return mean and scale of the targets of a setup, which fits squares for all losses.
 
-    found : returns those of the data
-
-    They are those that belong to the weights `warm`. If these minimise another loss, its mean does
-    not lie in the middle of the targets, and for classes its gain is none of targets.
+    They are those that belong to the weights `warm`, or of the data. If the weights minimise
+    another loss, its mean does not lie in the middle of the targets, and for classes its gain is
+    none of targets.
     """
     if warm is not None and warm.loss is None:
         return warm.targets
-    targets = found()
+    data, config, loss = run.data, run.config, run.loss
+    targets = target_scale(
+        run.backend, data.source, data.weight_factors,
+        fit_intercept=config.model.fit_intercept, seed=config.run.random_state, dtype=dtype,
+        n_outputs=run.problem.c,
+    )  # fmt: skip
     if warm is None or loss is None or not loss.identity_link:
         return targets
     return replace(targets, scale=warm.targets.scale)
