@@ -143,6 +143,17 @@ def test_a_killed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
     assert_same_bits(final(tmp_path / "whole"), final(tmp_path / "parts"))
 
 
+def test_a_run_goes_on_with_the_same_quantiles(tmp_path: Path) -> None:
+    """Continued, and from its weights: the same outputs at first, and better ones later."""
+    place = str(tmp_path / "run")
+    first = model(epochs=1, n_centers=50, run_dir=place).fit(X[FIT], Y[FIT])
+    warm = model(epochs=2, n_centers=50, warm_start=place).fit(X[FIT], Y[FIT])
+    before, after = (each._evaluated(X[FIT], Y[FIT])["pinball_loss"] for each in (first, warm))
+    assert after < before
+    blocks = model(epochs=1, n_centers=50, ridge=1e-6).partial_fit(X[:1000], Y[:1000])
+    assert blocks.partial_fit(X[1000:2000], Y[1000:2000]).predict(X).shape == (3000, 3)
+
+
 def test_expectiles_are_several_as_well() -> None:
     trained = model(loss="expectile", epochs=2).fit(X[FIT], Y[FIT])
     F = trained.predict(X[HELD_OUT])
