@@ -63,6 +63,7 @@ if TYPE_CHECKING:  # the public names for type checkers and editors, one a line
     from streamkern.kernels.builtin import Matern52 as Matern52
     from streamkern.kernels.builtin import Polynomial as Polynomial
     from streamkern.kernels.builtin import ReluNTK as ReluNTK
+    from streamkern.losses.base import Loss as Loss
     from streamkern.store.store import open_store as open_store
     from streamkern.stream.materialise import augment_store as augment_store
     from streamkern.stream.materialise import materialise as _materialise
@@ -112,6 +113,7 @@ _MODULES = {
     "ingest.append": ["append"],
     "kernels.builtin": ["Cauchy", "Dispersal", "Gaussian", "Kernel", "Laplace", "LaplaceL1",
         "Linear", "Matern32", "Matern52", "Polynomial", "ReluNTK"],
+    "losses.base": ["Loss"],
     "store.store": ["open_store"],
     "stream.materialise": ["augment_store"],
     "stream.sources.arrays": ["ArraySource"],

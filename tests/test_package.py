@@ -54,12 +54,14 @@ BELOW_RUNDIR = {"basics", "filesystem", "planning"}
 MOST_ENTRIES = 21
 MOST_ON_THE_WAY_OF_A_SETTING, MOST_ON_THE_WAY_OF_A_BATCH = 7, 18
 MOST_CARRIERS_OF_A_SETTING = 2
-# Names that are written for types; what all packages go through; whether obstore is installed.
+# Names that are written for types; what all packages go through; whether obstore is installed; the
+# module of a user's own loss.
 COMPUTED = {
     "",
     "basics.optional",
     "cli.redaction",
     "filesystem.urls",
+    "losses.own",
 }
 
 

@@ -21,7 +21,9 @@ from streamkern.config.rules import (
     Table,
 )
 from streamkern.kernels.builtin import KERNELS, Kernel, get_kernel, our_name
+from streamkern.losses.base import Loss
 from streamkern.losses.losses import LOSS_CLASSES, SQUARES
+from streamkern.losses.own import described_loss, given_loss
 
 ROUGH_TO_SMOOTH = ("laplace", "matern32", "matern52", "gaussian")
 """Kernels from which "auto" chooses."""
@@ -56,15 +58,19 @@ KernelChoice = Annotated[
 
 
 def _loss(value: object) -> object:
-    if value in (SQUARES, *LOSS_CLASSES):
+    if isinstance(value, Loss) or value in (SQUARES, *LOSS_CLASSES):
         return value
     raise ValueError("not a loss")
 
 
-LossName = Annotated[
-    str,
+LossChoice = Annotated[
+    str | InstanceOf[Loss],
     BeforeValidator(_loss),
-    Rule(f"one of {', '.join(json.dumps(name) for name in (SQUARES, *LOSS_CLASSES))}"),
+    PlainSerializer(described_loss, when_used="json"),
+    Rule(
+        f"one of {', '.join(json.dumps(name) for name in (SQUARES, *LOSS_CLASSES))}, or "
+        '"module:Class" of a class of your own'
+    ),
 ]
 
 
@@ -113,7 +119,8 @@ class ModelConfig(Table):
     loss : the loss that is minimised; all but "squared_error" by the solver "block". For classes
         "log_loss", of the softmax of the outputs, and "squared_hinge", of each class against the
         others. For values "absolute_error", whose minimum is the median, "huber", which is linear
-        for large errors, and "quantile" and "expectile", which take `quantile`.
+        for large errors, and "quantile" and "expectile", which take `quantile`. Or "module:Class"
+        of a class of your own, or a table `{kind = "module:Class", ...}` with its parameters.
     quantile : the quantile or expectile of those two losses, in (0, 1); left out it is 0.5. A list
         that rises, such as [0.05, 0.5, 0.95], gives one target as many outputs, which do not cross.
     """
@@ -127,7 +134,7 @@ class ModelConfig(Table):
     features: Literal["kernel", "fourier", "nystrom"] = "kernel"
     n_features: AutoCount = "auto"
     fit_intercept: Flag = True
-    loss: LossName = SQUARES
+    loss: LossChoice = SQUARES
     quantile: Quantiles = None
 
     @property
@@ -166,6 +173,13 @@ class ModelConfig(Table):
         if every and values.get("centers", "random") in ("random", "all"):
             return values | {"centers": "all", "n_centers": "auto"}
         return values
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_loss(cls, values: Any) -> Any:
+        """Take a class of the user's own as a loss of it."""
+        given = isinstance(values, dict) and "loss" in values
+        return values | {"loss": given_loss(values["loss"])} if given else values
 
     @model_validator(mode="after")
     def _quantile_is_taken(self) -> ModelConfig:

@@ -97,7 +97,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
         self, owner: KernelEstimator, X: Any, y: Any, sample_weight: Any, test: Any, client: Any
     ) -> FittedModel:
         """Return the result of `fit`. owner : the estimator that this one is a snapshot of"""
-        self._check_kept("centers", "metric", "transforms")
+        self._check_kept("centers", "loss", "metric", "transforms")
         last = self._last_fit()
         # A fit that starts from another one has its features, and the encoder of its table.
         like = None if last is None else last.schema
@@ -158,7 +158,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
         """Return the fitted state after one more block."""
         now = self._fitted_
         before = None if now is None or now.online is None else now
-        self._check_kept(*(("centers", "metric") if before is None else ()), "transforms")
+        self._check_kept(*(("centers", "metric") if before is None else ()), "loss", "transforms")
         if before is not None and before.schema.labels is not None and labels is not None:
             known = before.schema.labels.classes
             if not np.array_equal(labels.classes, known):

@@ -17,6 +17,8 @@ from streamkern.estimator.fitted import FittedModel
 from streamkern.estimator.mistakes import hide_traceback
 from streamkern.estimator.parameter_values import UnsavedParameter, restored_transforms
 from streamkern.kernels.builtin import get_kernel
+from streamkern.losses.losses import SQUARES
+from streamkern.losses.own import defined_class, given_loss
 from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.stream.sources.transforms import from_config
 from streamkern.train.loop.step_loop import Result
@@ -103,6 +105,7 @@ def _parameters(run: RunSnapshot, model: KernelModel) -> dict[str, Any]:
     if isinstance(kernel, Mapping) and "kind" not in kernel:  # a `Kernel` object, described
         has_metric = "metric" in kernel
         values["kernel"] = model.op.kernel if has_metric else get_kernel(kernel, "auto")
+    values["loss"] = _loss(values.get("loss", SQUARES))
     values["transforms"] = restored_transforms(facts, settings["data"]["transforms"])
     if run.classes is not None:
         for name in ("class_weight", "class_sampling"):
@@ -111,6 +114,16 @@ def _parameters(run: RunSnapshot, model: KernelModel) -> dict[str, Any]:
         values["posterior"] = settings["solver"].get("posterior", False)
     # report_ shows the values chosen for parameters at their defaults.
     return {name: value for name, value in values.items() if name not in facts.get("defaults", ())}
+
+
+def _loss(described: Any) -> Any:
+    """Return the parameter `loss` of a described loss, one's own as an object."""
+    name = described["kind"] if isinstance(described, Mapping) else described
+    if ":" not in name:
+        return described
+    if defined_class(name) is None:
+        return UnsavedParameter(f"of the class {name!r}")
+    return given_loss(described)
 
 
 @hide_traceback

@@ -19,6 +19,7 @@ import numpy as np
 from streamkern.basics.message import mention
 from streamkern.basics.values import to_builtin
 from streamkern.kernels.builtin import Kernel
+from streamkern.losses.base import Loss
 from streamkern.stream.sources.transforms import (
     TRANSFORM_KINDS,
     Scale,
@@ -68,6 +69,8 @@ def _text(value: Any, objects: list[Any]) -> str:
         return f"[{', '.join(_text(item, objects) for item in value)}]"
     if isinstance(value, Kernel):
         return f"{value!r} {json.dumps(value.describe(), sort_keys=True, default=repr)}"
+    if isinstance(value, Loss):
+        return json.dumps({"kind": value.name, **value.parameters()}, default=repr)
     if hasattr(value, "__array__") and hasattr(value, "shape"):
         array = np.asarray(value)
         array = array.astype(np.float64) if array.dtype.kind in "biuf" else array

@@ -45,7 +45,7 @@ class Parameters:
     features: str = "kernel"
     n_features: int | str = "auto"
     fit_intercept: bool = True
-    loss: str = "squared_error"
+    loss: Any = "squared_error"
     quantile: float | None = None
     solver: str = "auto"
     block_size: int | str = "auto"
@@ -151,6 +151,11 @@ class Parameters:
                     f"{name} is no parameter: a kernel has none that are set by name",
                     "search over bandwidth, with the kernel by its name, or over kernel with a "
                     "list of kernels",
+                )
+            if kernel == "loss" and inner:
+                raise ConfigError(
+                    f"{name} is no parameter: a loss has none that are set by name",
+                    "search over loss with a list of losses",
                 )
             if name in FOREIGN_PARAMETERS:
                 raise ConfigError(

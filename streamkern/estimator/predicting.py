@@ -27,7 +27,7 @@ from streamkern.ingest.numeric import numbers_of
 from streamkern.ingest.received import received
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.kernels.products import KernelOperator
-from streamkern.losses.losses import saved_loss
+from streamkern.losses.losses import loss_for_figures
 from streamkern.predict.calibration import lacking
 from streamkern.predict.prediction_table import NO_POSTERIOR, SAME_QUANTILE, OutputFormat
 from streamkern.stream.sources.alignment import check_row_shape
@@ -143,7 +143,7 @@ class Predicting(Parameters):
                 encoder=schema.encoder, label_dtype=schema.label_dtype,
                 weight_column=schema.weight_column, calibration=fitted.calibration,
                 posterior=fitted.posterior, lacking=self._lacking,
-                loss=saved_loss(fitted.meta),
+                loss=loss_for_figures(fitted.meta),
             )  # fmt: skip
 
     @property

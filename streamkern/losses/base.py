@@ -29,13 +29,24 @@ import numpy.typing as npt
 class Loss:
     """A loss of outputs z (m, c) for targets Y (m, c), arrays of the module `xp`.
 
-    A subclass has `gradient` and `values`, and changes what else differs from the defaults. Open
-    parameters, which are found from the data, are None before `fitted`.
+    A subclass has `gradient` and `values`, and changes what else differs from the defaults. Its
+    parameters are attributes, each with the name of the constructor's argument. Open parameters,
+    which are found from the data, are None before `fitted`. To write your own::
+
+        class LogCosh(streamkern.Loss):
+            def gradient(self, xp, errors, Y):
+                return xp.tanh(errors, out=errors)
+
+            def values(self, xp, F, Y):
+                size = xp.abs(F.astype("float64") - Y)
+                return (size + xp.log1p(xp.exp(-2 * size)) - np.log(2)).sum(axis=1)
+
+    It is checked before a run (`checks.check_own_loss`).
     """
 
     name: ClassVar[str]
-    """The value of model.loss."""
-    figure: ClassVar[str]
+    """The value of model.loss; "module:Class" unless a class has a name of its own."""
+    figure: ClassVar[str] = "loss"
     """The name of the mean loss in evaluations."""
     for_classes: ClassVar[bool] = False
     """Whether the targets are one-hot rows of classes, rather than values."""
@@ -43,6 +54,16 @@ class Loss:
     """Whether z is the prediction, so that targets are scaled as for squares."""
     takes_quantile: ClassVar[bool] = False
     """Whether it is made with model.quantile."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Name a class that has no name of its own by its module."""
+        super().__init_subclass__(**options)
+        if "name" not in vars(cls):
+            cls.name = f"{cls.__module__}:{cls.__qualname__}"
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in self.parameters().items())
+        return f"{type(self).__name__}({shown})"
 
     @property
     def quantiles(self) -> Sequence[float] | None:
@@ -73,7 +94,7 @@ class Loss:
 
     def parameters(self) -> dict[str, Any]:
         """Return the parameters as JSON values, with which the class makes an equal loss."""
-        return {}
+        return dict(vars(self))
 
     def predict(self, xp: Any, z: Any) -> Any:
         """Return the prediction in the unit of the targets (m, c), in place of z."""

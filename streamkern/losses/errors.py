@@ -49,10 +49,6 @@ class Huber(Loss):
         """Return the loss with `HUBER_WIDTH` robust standard deviations of the errors as delta."""
         return replace(self, delta=(HUBER_WIDTH * spread(errors, scale)).tolist())
 
-    def parameters(self) -> dict[str, Any]:
-        """Return delta."""
-        return {"delta": self.delta}
-
     def gradient(self, xp: Any, errors: Any, Y: Any) -> Any:
         """Return the errors, cut off at delta."""
         delta = xp.asarray(self.delta, errors.dtype)

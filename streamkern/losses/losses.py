@@ -9,6 +9,7 @@ from typing import Any, Final
 from streamkern.losses.base import Loss
 from streamkern.losses.errors import AbsoluteError, Expectile, Huber, Quantile, SquaredHinge
 from streamkern.losses.log_loss import LogLoss
+from streamkern.losses.own import defined_class, recorded_class
 
 SQUARES: Final = "squared_error"
 """The loss that solvers minimise without a `Loss`."""
@@ -19,15 +20,40 @@ LOSS_CLASSES: Final[Mapping[str, type[Loss]]] = MappingProxyType({each.name: eac
 """Name -> class of a loss, without squares."""
 
 
-def loss_of(name: str, quantile: float | Sequence[float] | None = None) -> Loss | None:
+def loss_class(loss: str | Loss) -> type[Loss]:
+    """Return the class of a loss by its name, or of the user's own; not of squares."""
+    return LOSS_CLASSES[loss] if isinstance(loss, str) else type(loss)
+
+
+def loss_of(
+    name: str | Loss, quantile: float | Sequence[float] | None = None
+) -> Loss | None:
     """Return a loss whose open parameters are not known yet; None for squares."""
-    if name == SQUARES:
-        return None
+    if name == SQUARES or isinstance(name, Loss):
+        return name if isinstance(name, Loss) else None
     kind: Callable[..., Loss] = LOSS_CLASSES[name]
     return kind() if quantile is None else kind(quantile=quantile)
 
 
 def saved_loss(meta: Mapping[str, Any]) -> Loss | None:
-    """Return the loss with the parameters of a setup's metadata; None for squares."""
+    """Return the loss with the parameters of a setup's metadata; None for squares.
+
+    Raises ConfigError if it is of a class of the user's own that is not defined, or differs.
+    """
     name = meta.get("loss", SQUARES)
-    return None if name == SQUARES else LOSS_CLASSES[name](**meta["setup"].get("loss", {}))
+    if name == SQUARES:
+        return None
+    own = isinstance(name, Mapping)
+    kind = recorded_class(name, meta["n_outputs"]) if own else LOSS_CLASSES[name]
+    return kind(**meta["setup"].get("loss", {}))
+
+
+def loss_for_figures(meta: Mapping[str, Any]) -> Loss | None:
+    """Return the loss of a trained model; None for squares, and if its class is not defined.
+
+    Predictions do not depend on a loss of the user's own, but its figure does.
+    """
+    name = meta.get("loss", SQUARES)
+    if isinstance(name, Mapping) and defined_class(name["kind"]) is None:
+        return None
+    return saved_loss(meta)

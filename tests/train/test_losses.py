@@ -27,6 +27,8 @@ LOSSES: dict[str, dict[str, Any]] = {
     "quantile": {"model.quantile": 0.8},
     "expectile": {"model.quantile": 0.8},
     "squared_hinge": {},
+    "tests.losses.own_losses:LogCosh": {},
+    "tests.losses.own_losses:Distance": {},
 }
 
 
@@ -109,7 +111,9 @@ def test_outliers_hardly_move_a_robust_model(name: str) -> None:
     assert errors[name] < 0.6 * errors["squared_error"]
 
 
-@pytest.mark.parametrize("name", ["quantile", "huber", "squared_hinge"])
+@pytest.mark.parametrize(
+    "name", ["quantile", "huber", "squared_hinge", "tests.losses.own_losses:Distance"]
+)
 def test_a_resumed_run_ends_with_the_same_bits(name: str, tmp_path: Path) -> None:
     whole, parts = (of_loss(name, **{"model.n_centers": P}) for _ in range(2))
     finished(settings(tmp_path / "whole", **whole), source=source(name))

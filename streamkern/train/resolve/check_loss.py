@@ -5,16 +5,18 @@ from __future__ import annotations
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.config.run_config import RunConfig
-from streamkern.losses.losses import LOSS_CLASSES, SQUARES
+from streamkern.losses.base import Loss
+from streamkern.losses.checks import check_own_loss
+from streamkern.losses.losses import LOSS_CLASSES, SQUARES, loss_class
 from streamkern.train.resolve.training_data import Data
 
 
 def check_loss(config: RunConfig, data: Data) -> None:
-    """Raise ConfigError if the targets are not for the loss."""
+    """Raise ConfigError if the targets are not for the loss, or one's own breaks a rule."""
     loss = config.model.loss
     if loss == SQUARES:
         return
-    classes, for_classes = data.source.classes is not None, LOSS_CLASSES[loss].for_classes
+    classes, for_classes = data.source.classes is not None, loss_class(loss).for_classes
     usable = [
         SQUARES,
         *(each.name for each in LOSS_CLASSES.values() if each.for_classes == classes),
@@ -33,6 +35,8 @@ def check_loss(config: RunConfig, data: Data) -> None:
             "values",
         )
     _check_levels(config, data)
+    if isinstance(loss, Loss):
+        check_own_loss(loss, data.source.n_outputs)
 
 
 def _check_levels(config: RunConfig, data: Data) -> None:

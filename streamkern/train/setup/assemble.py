@@ -24,6 +24,7 @@ from streamkern.kernels.importances import describe_metric
 from streamkern.kernels.points import Grid, Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.losses.losses import SQUARES
+from streamkern.losses.own import recorded_loss
 from streamkern.losses.scaled import scaled_loss
 from streamkern.planning.memory import METRIC_ROWS
 from streamkern.solver.base import Solver
@@ -255,7 +256,7 @@ def _meta(
         "facts": _source_facts(run) | dict(run.given.facts),
         "uncalibrated": data.uncalibrated,
         "left_out": data.left_out,
-        "loss": run.config.model.loss,
+        "loss": recorded_loss(run.config.model.loss, data.source.n_outputs),
     }
 
 

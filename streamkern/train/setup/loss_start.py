@@ -15,7 +15,9 @@ from streamkern.config.solver import SolverConfig
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.losses.base import Loss
+from streamkern.losses.checks import check_own_loss
 from streamkern.losses.log_loss import LogLoss
+from streamkern.losses.own import is_own
 from streamkern.predict.probabilities import temperature
 from streamkern.solver.method import Report, Setup
 from streamkern.solver.precondition.noise import Noise, left_out_values, weighted_gram
@@ -109,6 +111,8 @@ def fit_loss(
     if loss.identity_link:
         errors = F * targets.scale + targets.mean - Y
         loss = loss.fitted(errors, targets.scale)
+        if is_own(loss):
+            check_own_loss(loss, errors.shape[1], float(errors.std()) or 1.0)
         shift = _shift(loss, errors, Y, w) if fit_intercept else 0.0
         outputs = TargetScale(targets.mean + shift, targets.scale)
     else:

@@ -1,0 +1,151 @@
+"""A loss of the user's own, from the estimator and from a run file to a loaded model."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV
+
+import streamkern as sk
+from streamkern.cli.main import run_command
+from tests.losses.own_losses import Distance, LogCosh
+
+N = 300
+RNG = np.random.default_rng(3)
+X = RNG.standard_normal((N, 3)).astype(np.float32)
+TRUTH = np.sin(2 * X[:, 0]) + X[:, 1]
+Y = TRUTH + 0.3 * RNG.standard_normal(N)
+Y[RNG.random(N) < 0.05] += 20
+SMALL: dict[str, Any] = {"n_centers": 40, "epochs": 2}
+KIND = "tests.losses.own_losses:LogCosh"
+
+
+def figure(predicted: np.ndarray, width: float) -> float:
+    e = (predicted - Y) / width
+    return float(np.mean(width**2 * (np.logaddexp(e, -e) - np.log(2))))
+
+
+def test_outliers_do_not_disturb_an_own_loss() -> None:
+    errors = [
+        np.abs(sk.KernelRegressor(loss=loss, bandwidth=3.0).fit(X, Y).predict(X) - TRUTH).mean()
+        for loss in ("squared_error", LogCosh(0.3))
+    ]
+    assert errors[1] < 0.5 * errors[0]
+
+
+def test_class_reference_and_object_train_the_same_model(tmp_path: Path) -> None:
+    models = [
+        sk.KernelRegressor(loss=loss, **SMALL).fit(X, Y).predict(X)
+        for loss in (LogCosh(), LogCosh, KIND, {"kind": KIND, "width": 1.0})
+    ]
+    for other in models[1:]:
+        np.testing.assert_array_equal(other, models[0])
+
+
+def test_a_saved_model_is_loaded_where_its_class_is(tmp_path: Path) -> None:
+    model = sk.KernelRegressor(loss=LogCosh(0.5), **SMALL).fit(X, Y)
+    model.save(tmp_path / "saved")
+    loaded = sk.load(tmp_path / "saved")
+    np.testing.assert_array_equal(loaded.predict(X), model.predict(X))
+    assert isinstance(loaded.loss, LogCosh)
+    assert loaded.loss.width == 0.5
+    figures = sk.evaluate(tmp_path / "saved", X, Y)
+    assert figures["log_cosh"] == pytest.approx(figure(model.predict(X), 0.5), rel=1e-6)
+    again = clone(loaded).set_params(**SMALL).fit(X, Y)
+    np.testing.assert_array_equal(again.predict(X), model.predict(X))
+
+
+def test_a_model_predicts_where_the_class_is_not(tmp_path: Path) -> None:
+    """Its predictions do not depend on it; its figure and another fit do, and code of a run
+    directory is never imported."""
+    model = sk.KernelRegressor(loss=LogCosh(0.5), **SMALL).fit(X, Y)
+    model.save(tmp_path / "saved")
+    np.savez(tmp_path / "rows.npz", X=X, Y=Y)
+    code = f"""
+import numpy as np, streamkern as sk, sys
+rows = np.load({str(tmp_path / "rows.npz")!r})
+model = sk.load({str(tmp_path / "saved")!r})
+np.save({str(tmp_path / "predicted.npy")!r}, model.predict(rows["X"]))
+print(sorted(sk.evaluate(model, rows["X"], rows["Y"])), "tests" in sys.modules)
+model.fit(rows["X"], rows["Y"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    np.testing.assert_array_equal(np.load(tmp_path / "predicted.npy"), model.predict(X))
+    assert done.stdout == "['mse', 'r2'] False\n"
+    assert f"loss was of the class '{KIND}', which is not kept on disk; give it again" in (
+        done.stderr
+    )
+
+
+def test_estimators_with_an_own_loss_are_cloned_pickled_and_searched_over() -> None:
+    model = sk.KernelRegressor(loss=LogCosh(0.5), **SMALL)
+    assert clone(model).loss.width == 0.5
+    fitted = pickle.loads(pickle.dumps(model.fit(X, Y)))
+    np.testing.assert_array_equal(fitted.predict(X), model.predict(X))
+    assert "loss=LogCosh(width=0.5)" in repr(model)
+    losses = [LogCosh(0.1), LogCosh(10.0), "squared_error"]
+    search = GridSearchCV(model, {"loss": losses}, cv=2, scoring="neg_median_absolute_error")
+    assert search.fit(X, Y).best_params_["loss"] in losses
+    with pytest.raises(sk.ConfigError, match="loss__width is no parameter: a loss has none"):
+        model.set_params(loss__width=2.0)
+
+
+def test_a_run_goes_on_with_the_same_loss_only(tmp_path: Path) -> None:
+    def fit(loss: Any) -> Any:
+        return sk.KernelRegressor(loss=loss, run_dir=tmp_path / "run", **SMALL).fit(X, Y)
+
+    first = fit(Distance)
+    np.testing.assert_array_equal(fit(Distance()).predict(X), first.predict(X))
+    with pytest.raises(sk.ResumeMismatchError, match=r"model\.loss"):
+        fit(LogCosh)
+
+
+def test_a_wrong_loss_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    class Steep(LogCosh):
+        def gradient(self, xp: Any, errors: Any, Y: Any) -> Any:
+            return 3 * super().gradient(xp, errors, Y)
+
+    model = sk.KernelRegressor(loss=Steep(), run_dir=tmp_path / "run", **SMALL)
+    with pytest.raises(sk.ConfigError, match=r"loss=Steep.*curvature=1 is no bound") as raised:
+        model.fit(X, Y)
+    assert "model.loss" not in str(raised.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_own_losses_are_for_values(tmp_path: Path) -> None:
+    with pytest.raises(sk.ConfigError, match="is for values, and the targets are classes"):
+        sk.KernelClassifier(loss=LogCosh(), **SMALL).fit(X, Y > 0)
+    with pytest.raises(sk.ConfigError, match=r"quantile=0\.5 is not used by loss=LogCosh"):
+        sk.KernelRegressor(loss=LogCosh(), quantile=0.5, **SMALL).fit(X, Y)
+
+
+def test_a_run_file_names_module_and_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = Path(sys.modules[LogCosh.__module__].__file__ or "").read_text()
+    (tmp_path / "losses_of_a_run_file.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    sk.ingest_store(X, "rows.zarr", y=Y)
+    Path("run.toml").write_text(
+        '[data]\ntrain = "rows.zarr"\ntest = "rows.zarr"\nepochs = 2\n'
+        '[model]\nn_centers = 40\nloss = {kind = "losses_of_a_run_file:LogCosh", width = 0.5}\n'
+        '[run]\nrun_dir = "run"\n'
+    )
+    for _ in range(2):  # the second time it is finished already
+        assert run_command(["train", "run.toml"]) == 0, capsys.readouterr().err
+    capsys.readouterr()
+    assert run_command(["info", "run"]) == 0
+    text = capsys.readouterr().out
+    assert "test_log_cosh" in text
+    assert "losses_of_a_run_file:LogCosh" in text
+    loaded = sk.load("run")
+    figures = sk.evaluate(loaded, X, Y)
+    assert figures["log_cosh"] == pytest.approx(figure(loaded.predict(X), 0.5), rel=1e-6)

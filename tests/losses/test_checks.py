@@ -1,0 +1,157 @@
+"""The check of a user's own loss: right ones pass, and each wrong one is told by one sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import streamkern
+from streamkern.basics.errors import ConfigError
+from streamkern.losses.base import Loss
+from streamkern.losses.checks import check_own_loss
+from streamkern.losses.errors import Expectile, Huber
+from tests.losses.own_losses import Distance, LogCosh, Renamed
+
+
+class Squares(Loss):
+    """e^2 / 2, which the wrong ones change."""
+
+    def gradient(self, xp: Any, errors: Any, Y: Any) -> Any:
+        return errors
+
+    def values(self, xp: Any, F: Any, Y: Any) -> Any:
+        e = F.astype(np.float64) - Y
+        return (e * e).sum(axis=1) / 2
+
+
+@pytest.mark.parametrize("n_outputs", [1, 2, 30])
+@pytest.mark.parametrize(
+    "loss", [Squares(), LogCosh(), Distance(), Huber(), Expectile(0.9)], ids=repr
+)
+def test_right_losses_pass(loss: Loss, n_outputs: int) -> None:
+    for spread in (1e-4, 1.0, 1e5):
+        check_own_loss(loss, n_outputs, spread)
+
+
+@pytest.mark.parametrize("width", [1e-3, 1e3])
+def test_values_of_few_digits_pass(width: float) -> None:
+    """Small errors of a wide loss: nothing but rounding is left of the values."""
+    for spread in (1e-3, 1.0, 1e3):
+        check_own_loss(LogCosh(width), 1, spread)
+
+
+def changed(base: type[Loss] = Squares, **members: Any) -> Loss:
+    """Return a loss of a class with other members."""
+    wrong: Loss = type("Wrong", (base,), members)()
+    return wrong
+
+
+def raising(self: Any, *arguments: Any) -> Any:
+    raise ZeroDivisionError("of mine")
+
+
+def with_attribute(name: str, value: Any) -> Loss:
+    def init(self: Any) -> None:
+        setattr(self, name, value)
+
+    return changed(__init__=init)
+
+
+WRONG: dict[str, tuple[Loss, str]] = {
+    "no gradient": (changed(Loss, values=Squares.values), "its class has no gradient"),
+    "no values": (changed(Loss, gradient=Squares.gradient), "its class has no values"),
+    "classes": (changed(for_classes=True), "is for values, which its outputs are"),
+    "link": (changed(predict=lambda self, xp, z: xp.exp(z)), "is for values"),
+    "figure": (changed(figure="mse"), "figure 'mse' is no name, or that of another figure"),
+    "raises": (changed(gradient=raising), "gradient raises ZeroDivisionError: of mine"),
+    "needs Y": (
+        changed(gradient=lambda self, xp, errors, Y: errors / Y),
+        "gradient raises TypeError",
+    ),
+    "fitted": (changed(fitted=lambda self, errors, scale: None), "fitted returns no loss"),
+    "shape": (
+        changed(gradient=lambda self, xp, errors, Y: errors.sum(axis=1)),
+        r"gradient returns shape \(\d+,\) and dtype float64 for errors of shape \(\d+, 2\)",
+    ),
+    "dtype": (
+        changed(gradient=lambda self, xp, errors, Y: np.float64(1) * errors),
+        r"dtype float64 for errors of shape \(\d+, 2\) and dtype float32",
+    ),
+    "overflow": (
+        changed(gradient=lambda self, xp, errors, Y: xp.sinh(errors) / xp.cosh(errors)),
+        r"gradient is not finite at an error of 7\d\d in float64",
+    ),
+    "overflow of values": (
+        changed(LogCosh, values=lambda self, xp, F, Y:
+                xp.log(xp.cosh(F.astype(np.float64) - Y)).sum(axis=1)),
+        r"values is not finite at an error of 7\d\d",
+    ),
+    "float32": (
+        changed(gradient=lambda self, xp, errors, Y: (errors + 1e6) - 1e6),
+        "gradient differs between float32 and float64",
+    ),
+    "sign": (changed(gradient=lambda self, xp, errors, Y: -errors), "it has no minimum"),
+    "linear": (
+        changed(gradient=lambda self, xp, errors, Y: xp.ones_like(errors)),
+        "it has no minimum, as gradient is 1 at an error of -1e.03 and 1 at 1e.03",
+    ),
+    "not convex": (
+        changed(gradient=lambda self, xp, errors, Y: errors / (1 + errors * errors)),
+        "it is not convex, as gradient falls from an error of",
+    ),
+    "curvature": (
+        changed(gradient=lambda self, xp, errors, Y: 1.01 * errors),
+        r"curvature=1 is no bound, as gradient has the slope 1\.01",
+    ),
+    "steep at zero": (
+        changed(gradient=lambda self, xp, errors, Y: xp.clip(500 * errors, -0.5, 0.5)),
+        "curvature=1 is no bound",
+    ),
+    "curvature of 0": (changed(curvature=0.0), "curvature is 0.0; return a finite number above 0"),
+    "curvature of text": (changed(curvature="one"), "curvature is 'one'; return a finite number"),
+    "values of rows and outputs": (
+        changed(values=lambda self, xp, F, Y: np.square(F - Y, dtype=np.float64) / 2),
+        r"values returns shape \(\d+, 2\)",
+    ),
+    "values of float32": (
+        changed(values=lambda self, xp, F, Y: np.square(F - Y).sum(axis=1) / 2),
+        "and dtype float32 for",
+    ),
+    "values in place": (
+        changed(values=lambda self, xp, F, Y: np.square(np.subtract(F, Y, out=F),
+                                                       dtype=np.float64).sum(axis=1) / 2),
+        "values changes its arguments",
+    ),
+    "another loss": (
+        changed(values=lambda self, xp, F, Y: np.square(F - Y, dtype=np.float64).sum(axis=1)),
+        "where differences of values give",
+    ),
+    "values of the target": (
+        changed(values=lambda self, xp, F, Y:
+                np.square((F - Y) * (1 + 0.1 * Y * Y), dtype=np.float64).sum(axis=1) / 2),
+        "where differences of values give",
+    ),
+    "parameters": (with_attribute("table", {1: 2}), "are no finite JSON values"),
+    "parameter of NumPy": (with_attribute("weights", np.ones(2)), "are no finite JSON values"),
+    "parameter of infinity": (with_attribute("end", np.inf), "are no finite JSON values"),
+    "reserved": (with_attribute("kind", "steep"), "or one is called kind"),
+    "not an argument": (with_attribute("extra", 1), "does not make it again from its parameters"),
+    "another name": (Renamed(2.0), "does not make it again from its parameters"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_each_rule_that_is_broken_is_told(case: str) -> None:
+    loss, says = WRONG[case]
+    with pytest.raises(ConfigError, match=says) as raised:
+        check_own_loss(loss, 2)
+    assert "\n" not in str(raised.value)
+
+
+def test_the_check_changes_no_loss() -> None:
+    loss = Distance()
+    check_own_loss(loss, 1)
+    assert loss.unit is None
+    assert streamkern.Loss is Loss

@@ -1,0 +1,122 @@
+"""A user's own loss: given as a setting, described as JSON, and found again."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamkern.basics.errors import ConfigError
+from streamkern.losses.base import Loss
+from streamkern.losses.errors import Huber
+from streamkern.losses.losses import loss_for_figures, saved_loss
+from streamkern.losses.own import described_loss, given_loss, recorded_loss
+from tests.losses.own_losses import Distance, LogCosh
+
+PLACE = "tests.losses.own_losses"
+KIND = f"{PLACE}:LogCosh"
+
+
+@pytest.mark.parametrize(
+    ("value", "width"),
+    [(LogCosh(2.0), 2.0), (LogCosh, 1.0), (KIND, 1.0), ({"kind": KIND, "width": 3.0}, 3.0)],
+)
+def test_a_loss_is_given_in_four_ways(value: Any, width: float) -> None:
+    loss = given_loss(value)
+    assert isinstance(loss, LogCosh)
+    assert loss.width == width
+    described = described_loss(loss)
+    assert described == {"kind": KIND, "width": width}
+    again = given_loss(json.loads(json.dumps(described)))
+    assert isinstance(again, LogCosh)
+    assert again.width == width
+
+
+def test_built_in_names_stay_as_they_are() -> None:
+    for value in ("huber", "squared_error", "unknown", None, 3):
+        assert given_loss(value) == value
+
+
+def test_open_parameters_are_not_described() -> None:
+    assert described_loss(Distance()) == f"{PLACE}:Distance"
+    assert repr(LogCosh(2.0)) == "LogCosh(width=2.0)"
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("no_such_module:LogCosh", "the module 'no_such_module' cannot be imported"),
+        (f"{PLACE}:NoSuchClass", "is no class that is derived from streamkern.Loss"),
+        (f"{PLACE}:NOT_A_LOSS", "is no class that is derived from streamkern.Loss"),
+        (f"{PLACE}:NeedsWidth", "cannot be made with no parameters .TypeError"),
+        ({"kind": KIND, "wide": 3.0}, "cannot be made with wide .TypeError"),
+        ({"kind": "huber"}, "names no class of a loss"),
+        ({"width": 3.0}, "names no class of a loss"),
+        (Huber(), "is a loss of streamkern's; give its name, 'huber'"),
+    ],
+)
+def test_a_loss_that_cannot_be_made_is_refused(value: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        given_loss(value)
+
+
+def test_a_module_that_fails_is_named_with_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fails_at_import.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"cannot be imported .ZeroDivisionError: division by"):
+        given_loss("fails_at_import:Mine")
+
+
+def saved(loss: Loss, fitted: Loss, n_outputs: int = 2) -> dict[str, Any]:
+    """Return the metadata of a setup with the loss, as it is read back."""
+    meta = {
+        "loss": recorded_loss(loss, n_outputs), "n_outputs": n_outputs,
+        "setup": {"loss": fitted.parameters()},
+    }  # fmt: skip
+    read: dict[str, Any] = json.loads(json.dumps(meta))
+    return read
+
+
+def test_a_saved_loss_is_made_again() -> None:
+    assert saved_loss(saved(LogCosh(2.0), LogCosh(2.0))).parameters() == {"width": 2.0}  # type: ignore[union-attr]
+    again = saved_loss(saved(Distance(), Distance(7.0)))
+    assert isinstance(again, Distance)
+    assert again.unit == 7.0
+
+
+def test_another_function_under_the_same_name_is_refused() -> None:
+    def defined(factor: float) -> type[Loss]:
+        class Mine(LogCosh):
+            def gradient(self, xp: Any, errors: Any, Y: Any) -> Any:
+                return factor * super().gradient(xp, errors, Y)
+
+        return Mine
+
+    first = defined(0.9)
+    meta = saved(first(), first())
+    assert isinstance(saved_loss(meta), first)
+    again = defined(0.9)  # as if its cell of a notebook was executed again
+    assert isinstance(saved_loss(meta), again)
+    other = defined(0.8)
+    with pytest.raises(ConfigError, match="has other values than the class of this name"):
+        saved_loss(meta)
+    assert other().gradient(np, np.ones((1, 1)), None) < 0.8
+
+
+def test_reading_a_saved_loss_imports_no_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "never_imported.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    meta = saved(LogCosh(), LogCosh())
+    meta["loss"]["kind"] = "never_imported:Mine"
+    assert loss_for_figures(meta) is None
+    with pytest.raises(ConfigError, match="that this process has not defined; import its module"):
+        saved_loss(meta)
+    assert "never_imported" not in sys.modules

@@ -1,0 +1,68 @@
+"""Mistakes in a user's own loss: how it is given, what its class has, and what it computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import streamkern as sk
+from streamkern.losses.checks import check_own_loss
+from streamkern.losses.errors import Huber
+from streamkern.losses.losses import saved_loss
+from streamkern.losses.own import given_loss, recorded_loss
+from tests.losses.own_losses import LogCosh
+from tests.remedies import Remedy, X, Y, regressor
+
+COVERED = ("losses",)
+PLACE = "tests.losses.own_losses"
+
+
+class Halves(sk.Loss):
+    """e^2 / 2, of the values e^2 in the wrong one."""
+
+    def __init__(self, twice: bool = False) -> None:
+        self.twice = twice
+
+    def gradient(self, xp: Any, errors: Any, Y: Any) -> Any:
+        """Return the errors."""
+        return errors
+
+    def values(self, xp: Any, F: Any, Y: Any) -> Any:
+        """Return the losses of the rows."""
+        e = F.astype(np.float64) - Y
+        return (e * e).sum(axis=1) / (1 if self.twice else 2)
+
+
+def saved(**changes: Any) -> dict[str, Any]:
+    """Return the metadata of a setup with a loss, some entries of which are changed."""
+    recorded = recorded_loss(LogCosh(2.0), 1)
+    assert isinstance(recorded, dict)
+    return {"loss": recorded | changes, "n_outputs": 1, "setup": {"loss": {"width": 2.0}}}
+
+
+def remedies() -> list[Remedy]:
+    """Mistakes in a user's own loss."""
+    kind = f"{PLACE}:LogCosh"
+    return [
+        Remedy('give kind = "module:Class" and its parameters, or the name of a loss alone',
+               lambda: regressor(loss={"kind": "huber"}).fit(X, Y),
+               lambda: (regressor(loss={"kind": kind, "width": 2.0}).fit(X, Y),
+                        regressor(loss="huber").fit(X, Y))),
+        Remedy("is a loss of streamkern's; give its name, 'huber'",
+               lambda: given_loss(Huber()), lambda: given_loss("huber")),
+        Remedy("cannot be imported .ModuleNotFoundError.*correct it, or add its folder to PYTHONP",
+               lambda: given_loss("losses_of_nobody:LogCosh"), lambda: given_loss(kind)),
+        Remedy('is no class that is derived from streamkern.Loss; give "module:Class" of one',
+               lambda: given_loss(f"{PLACE}:NOT_A_LOSS"), lambda: given_loss(kind)),
+        Remedy('in a table with kind = "module:Class", or give a loss in Python',
+               lambda: given_loss(f"{PLACE}:NeedsWidth"),
+               lambda: given_loss({"kind": f"{PLACE}:NeedsWidth", "width": 2.0})),
+        Remedy("that this process has not defined; import its module before, or define the class",
+               lambda: saved_loss(saved(kind="losses_of_nobody:LogCosh")),
+               lambda: saved_loss(saved())),
+        Remedy("which the model was trained; define the class as it was then",
+               lambda: saved_loss(saved(width=3.0)), lambda: saved_loss(saved())),
+        Remedy("return the derivative of values by the prediction as gradient",
+               lambda: check_own_loss(Halves(True), 1), lambda: check_own_loss(Halves(), 1)),
+    ]  # fmt: skip
