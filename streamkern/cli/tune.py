@@ -30,6 +30,7 @@ from streamkern.config.run_config import RunConfig
 from streamkern.config.toml import run_file_text
 from streamkern.filesystem.durable import write_durably
 from streamkern.kernels.notation import kernel_text
+from streamkern.losses.losses import SQUARES, loss_class
 from streamkern.predict.evaluation import format_metrics
 from streamkern.rundir.run_storage import RunStorage, open_folder
 from streamkern.tuning.plot import scores_png
@@ -66,7 +67,8 @@ MetricName = Annotated[
         "--metric",
         metavar="NAME",
         help="Choose by this metric: accuracy, balanced_accuracy, log_loss or mse for classes; "
-        "mse, mae or r2 for values. auto is accuracy for classes and mse for values.",
+        "mse, mae or r2 for values; or the figure of the loss, such as pinball_loss. auto is that "
+        "figure, for squares accuracy for classes and mse for values.",
     ),
 ]
 RowsOption = Annotated[
@@ -166,7 +168,7 @@ def tune_command(
             kernels=None if kernels is None else [name.strip() for name in kernels.split(",")],
             rows=rows, centers=centers, epochs=epochs, folds=folds, refine=refine, sampler=sampler,
             n_trials=n_trials, out=folder,
-            progress=True, report=partial(_show, metric), stop=context.obj,
+            progress=True, report=partial(_show, _shown_metric(metric, config)), stop=context.obj,
         )  # fmt: skip
     _save_plot(tuned, folder)
     if target is not None:
@@ -208,6 +210,12 @@ def _written(folder: RunStorage) -> list[str]:
         return list(json.loads(folder.read(WRITTEN)))
     except (OSError, ValueError, TypeError):
         return []
+
+
+def _shown_metric(metric: str, config: RunConfig) -> str:
+    """Return the metric, with that of "auto" if it is the figure of a loss."""
+    loss = config.model.loss
+    return metric if metric != "auto" or loss == SQUARES else loss_class(loss).figure
 
 
 def _show(metric: str, event: str, fields: Mapping[str, Any]) -> None:

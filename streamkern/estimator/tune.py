@@ -55,8 +55,10 @@ def tune(
     estimator : whose settings are tuned; it is not changed. Default: a `KernelClassifier` if the
         targets are labels (whole numbers or words), else a `KernelRegressor`.
     metric : that decides, by scikit-learn's names: "accuracy", "balanced_accuracy", "log_loss" or
-        "mse" for classes, "mse", "mae" or "r2" for values; "auto": accuracy, or mse. Ties are
-        decided by mse. Probabilities of "log_loss" are f(x) cut off at 0.001 / classes, sum 1.
+        "mse" for classes, "mse", "mae" or "r2" for values, or the figure of the loss of the
+        estimator, such as "pinball_loss"; "auto": that figure, for squares accuracy, or mse. Ties
+        are decided by mse. Probabilities of "log_loss" are those of a model of the log loss, else
+        f(x) cut off at 0.001 / classes, sum 1.
     refit : whether the estimator is fitted to all of the data.
     bandwidths : of every kernel that has one, for sums and products that of the widest part;
         "auto": 1/4, 1/2, 1, 2 and 4 times that of a table with its own, or the median distance.

@@ -6,6 +6,9 @@
     balanced_accuracy  mean over the classes of the accuracy on the rows of each
     log_loss           mean of -log p(class of the row), p as in `probabilities`
 
+A model of a loss other than squares has the mean of that loss as well, under its figure's name, and
+predicts by it.
+
 Each is a weighted mean of losses of single rows, or one minus it. So a difference between two
 models on the same rows has a standard error, and the recorded losses, in float32 per row, determine
 every metric afterwards.
@@ -23,6 +26,7 @@ import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
+from streamkern.losses.base import Loss
 
 Rows = npt.NDArray[np.float64]
 LOSS_FLOOR = 1e-3  # of the mean probability: a few thousand rows detect no smaller one
@@ -61,9 +65,22 @@ OF_CLASSES = _named(
 )
 
 
-def find_metric(name: str, classes: bool) -> Metric:
-    """Return the metric of this name, or raise ConfigError; "auto": accuracy, or mse of values."""
+def known_metrics(classes: bool, loss: type[Loss] | None = None) -> dict[str, Metric]:
+    """Return the metrics of classes or values by name, with the figure of the loss as the first.
+
+    loss : the class of the loss that is minimised; None: squares
+    """
     known = OF_CLASSES if classes else OF_VALUES
+    figure = {} if loss is None else _named(Metric(loss.figure, loss.figure))
+    return figure | known | figure
+
+
+def find_metric(name: str, classes: bool, loss: type[Loss] | None = None) -> Metric:
+    """Return the metric of this name, or raise ConfigError.
+
+    "auto" is the figure of the loss, for squares accuracy, or mse of values.
+    """
+    known = known_metrics(classes, loss)
     if name == "auto":
         return next(iter(known.values()))
     if name in known:
@@ -85,14 +102,26 @@ def probabilities(F: npt.NDArray[Any]) -> Rows:
     return P
 
 
-def losses(F: npt.NDArray[Any], Y: npt.NDArray[Any], variance: Rows | None) -> dict[str, Rows]:
+def losses(
+    F: npt.NDArray[Any], Y: npt.NDArray[Any], variance: Rows | None, loss: Loss | None = None
+) -> dict[str, Rows]:
     """Return the losses of each row, (n,), by name.
 
     F : f(X), (n, c)
     Y : values, or one-hot classes
     variance : of each output over all held-out rows; None for classes
+    loss : the loss of the model; None: squares
     """
     F, Y = np.asarray(F, np.float64), np.asarray(Y, np.float64)
+    if loss is None:
+        return _losses(F, Y, variance)
+    own = loss.values(np, F, Y) / (1 if variance is None else F.shape[1])
+    predicted = F if variance is not None else loss.predict(np, F.copy())
+    return _losses(predicted, Y, variance) | {loss.figure: own}
+
+
+def _losses(F: Rows, Y: Rows, variance: Rows | None) -> dict[str, Rows]:
+    """Return the losses of predictions by name; see `losses`."""
     squared = np.square(F - Y)
     found: dict[str, Rows] = {"mse": squared.mean(axis=1)}
     if variance is None:

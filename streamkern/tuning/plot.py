@@ -51,7 +51,9 @@ def scores_figure(
         if (kernel, ridge) == (kernel_text(best["kernel"]), best["ridge"]):
             of_best = shift
     _mark(axes, best, metric, of_best)
-    if metric in ("mse", "mae", "log_loss"):
+    gains = ("accuracy", "balanced_accuracy", "r2")
+    figures = [row[figure_of] for row in table if row["held_out_mse"] is not None]
+    if metric not in gains and min(figures) > 0:
         log_axis(axes, "y")
     if widths:
         log_axis(axes, "x")

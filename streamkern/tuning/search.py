@@ -7,10 +7,10 @@ latter; Optuna's journal records each training (`journal`). Every candidate gets
 batches, and centers chosen the same way, so that only the settings differ. In a sum or a product of
 kernels the bandwidths of all parts change by one factor.
 
-Candidates are compared by a metric of the held-out rows (`metrics`), equal ones by mean squared
-error, which training minimises. The settings as they were given are kept unless others are better
-by more than two standard errors of the difference, estimated from the losses of single rows
-(`table`).
+Candidates are compared by a metric of the held-out rows (`metrics`), by default the figure of the
+loss that training minimises if that is not squares, and equal ones by mean squared error. The
+settings as they were given are kept unless others are better by more than two standard errors of
+the difference, estimated from the losses of single rows (`table`).
 
 The result carries over to the run on all data as follows:
 
@@ -41,6 +41,9 @@ from streamkern.config.model import LEARNED, METRICS
 from streamkern.config.run_config import RunConfig, load_run_file
 from streamkern.config.toml import toml
 from streamkern.kernels import notation
+from streamkern.losses.base import Loss
+from streamkern.losses.losses import SQUARES, loss_class
+from streamkern.losses.own import recorded_loss
 from streamkern.solver.method import Report
 from streamkern.stream.sources.base import Source
 from streamkern.train.resolve.given_arrays import open_metric
@@ -54,7 +57,7 @@ from streamkern.tuning.candidates import (
     plain_kernels,
 )
 from streamkern.tuning.journal import TrialJournal, optuna_package
-from streamkern.tuning.metrics import OF_CLASSES, OF_VALUES, find_metric, row_weights
+from streamkern.tuning.metrics import find_metric, known_metrics, row_weights
 from streamkern.tuning.points import N_TRIALS, RIDGE_RANGE, SearchPoints
 from streamkern.tuning.table import SearchTable, TrialRow
 from streamkern.tuning.trainings import Trainings
@@ -151,7 +154,7 @@ def search_settings(
     off = ("run.early_stopping", "run.calibrate", "solver.posterior")
     original, config = config, config.with_overrides(dict.fromkeys(off, False))
     data = open_data(config, source)
-    judged_by = find_metric(metric, data.source.classes is not None)
+    judged_by = find_metric(metric, data.source.classes is not None, _loss_class(config))
     candidates = Candidates(config, data, wishes, folds, distances)
     known = candidates.ridges(penalties, chosen, None if widths is None else widths[0])
     if n_proposals and penalties is None and any(known):
@@ -227,6 +230,12 @@ def _overrides(kernel: Any, bandwidth: float | None, ridge: float) -> dict[str, 
     return {**{f"model.{name}": value for name, value in model.items()}, "solver.ridge": ridge}
 
 
+def _loss_class(config: RunConfig) -> type[Loss] | None:
+    """Return the class of the loss that is minimised; None: squares."""
+    loss = config.model.loss
+    return None if loss == SQUARES else loss_class(loss)
+
+
 def _identity(candidates: Candidates, data: Data) -> dict[str, Any]:
     """Return the values that must not change on resume: all but searched ones and the metric."""
     settings = candidates.trial.identity()
@@ -234,13 +243,19 @@ def _identity(candidates: Candidates, data: Data) -> dict[str, Any]:
     for section, key in (("model", "kernel"), ("model", "bandwidth"), ("solver", "ridge")):
         settings[section].pop(key, None)
     sample = {"rows": len(candidates.sample.X), "parts": candidates.n_parts}
-    metrics = OF_VALUES if data.source.classes is None else OF_CLASSES
+    metrics = known_metrics(data.source.classes is not None, _loss_class(candidates.trial))
     losses = sorted({metric.loss for metric in metrics.values()})
-    identity = {"settings": settings, "data": data.source.describe(), "sample": sample}
+    identity: dict[str, Any] = {
+        "settings": settings,
+        "data": data.source.describe(),
+        "sample": sample,
+    }
     model, distances = candidates.trial.model, candidates.distances
     if distances is not None or model.metric not in METRICS:
         d = int(candidates.sample.X[0].size)
         identity["metric"] = array_identity(
             open_metric(candidates.trial, d) if distances is None else distances
         )
+    if isinstance(model.loss, Loss):  # recognised by its values, as its class may change
+        identity["loss"] = recorded_loss(model.loss, data.source.n_outputs)
     return identity | {"losses": losses}

@@ -15,6 +15,7 @@ from streamkern.basics.errors import DivergenceError
 from streamkern.basics.stop import StopRequest
 from streamkern.config.run_config import RunConfig
 from streamkern.kernels import notation
+from streamkern.losses.base import Loss
 from streamkern.solver.equations import SINGULAR_NOTE
 from streamkern.solver.method import Report
 from streamkern.train.model.training_fit import ISOLATED_NOTE, NOTHING_NOTE, SQUEEZED_NOTE
@@ -23,14 +24,15 @@ from streamkern.tuning.candidates import Candidates
 from streamkern.tuning.journal import TrialJournal
 from streamkern.tuning.metrics import (
     MSE,
-    OF_CLASSES,
-    OF_VALUES,
+    known_metrics,
     losses,
     packed_predictions,
     row_weights,
 )
 from streamkern.tuning.table import HELD_OUT, HELD_OUT_MSE, TrialPoint, TrialRow
 
+LOSS_PARAMETERS = "loss_parameters"
+_NOT_SHOWN = ("losses", "settings", LOSS_PARAMETERS)
 TrialSettings = tuple[Any, Any, Any]
 """Kernel, bandwidth and ridge of a candidate, as JSON values."""
 
@@ -139,25 +141,37 @@ class Trainings:
         return _in_numbers(settings, result) | figures
 
     def _figures(self, result: Result, fold: int) -> TrialRow:
-        """Return the figure of every metric, and the losses of each row."""
+        """Return the figure of every metric, and the losses of each row.
+
+        A loss whose parameters are found from the data is that of the first training recorded, so
+        that all are judged by the same one.
+        """
         y, w = self.candidates.targets(fold)
         classes, variance = result.model.classes is not None, None
         if not classes:
             v, values = row_weights(MSE, y, w), np.float64(y).reshape(len(y), -1)
             variance = v @ np.square(values - v @ values)
-        to_host = result.model.backend.to_host
+        loss, to_host = self._common_loss(result.model.loss), result.model.backend.to_host
         parts = [
-            losses(to_host(F), to_host(Y), variance)
+            losses(to_host(F), to_host(Y), variance, loss)
             for _, F, Y in result.model.stream(self.candidates.split(fold)[1])
         ]
         of_rows = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         figures = {
             name: metric.loss_of(float(row_weights(metric, y, w) @ of_rows[metric.loss]))
-            for name, metric in (OF_CLASSES if classes else OF_VALUES).items()
+            for name, metric in known_metrics(classes, None if loss is None else type(loss)).items()
         }
-        figures |= {k.removeprefix("test_"): v for k, v in result.metrics.items()}
+        measured = {k.removeprefix("test_"): v for k, v in result.metrics.items()}
+        figures |= {k: v for k, v in measured.items() if loss is None or k != loss.figure}
         row: TrialRow = {f"{HELD_OUT}_{name}": value for name, value in figures.items()}
+        row |= {} if loss is None else {LOSS_PARAMETERS: loss.parameters()}
         return row | {"losses": {name: packed_predictions(v) for name, v in of_rows.items()}}
+
+    def _common_loss(self, loss: Loss | None) -> Loss | None:
+        """Return the loss with the parameters that the first training recorded."""
+        recorded = (r[LOSS_PARAMETERS] for r in self.journal.records() if LOSS_PARAMETERS in r)
+        parameters = next(recorded, None)
+        return loss if loss is None or parameters is None else type(loss)(**parameters)
 
     def _record(
         self, settings: Sequence[Any], fold: int, row: TrialRow, seconds: float
@@ -169,7 +183,7 @@ class Trainings:
         self._done, self._spent_s = self._done + 1, self._spent_s + seconds
         left = self.total - len(self._used)
         progress = {"left": left, "seconds_left": left * self._spent_s / self._done}
-        shown = {k: v for k, v in record.items() if k not in ("losses", "settings")}
+        shown = {k: v for k, v in record.items() if k not in _NOT_SHOWN}
         self._report("trial", {**shown, "folds": self.candidates.folds, **progress})
         return record
 

@@ -9,10 +9,13 @@ import pytest
 from sklearn import metrics as truth
 
 from streamkern.basics.errors import ConfigError
+from streamkern.losses.errors import AbsoluteError, Quantile
+from streamkern.losses.log_loss import LogLoss
 from streamkern.tuning.metrics import (
     OF_CLASSES,
     OF_VALUES,
     find_metric,
+    known_metrics,
     losses,
     packed_predictions,
     probabilities,
@@ -65,6 +68,22 @@ def test_figures_of_values_are_scikit_learns(weighted: bool) -> None:
         assert figure == pytest.approx(expected[name], rel=1e-9), name
 
 
+def test_figures_of_a_loss_are_scikit_learns() -> None:
+    rng = np.random.default_rng(0)
+    y = rng.choice(3, 200)
+    F, Y = 2 * rng.standard_normal((200, 3)), np.eye(3)[y]
+    P = np.exp(F) / np.exp(F).sum(axis=1, keepdims=True)
+    of_rows = losses(F, Y, None, LogLoss())
+    assert of_rows["log_loss"].mean() == pytest.approx(truth.log_loss(y, P))
+    assert of_rows["mse"].mean() == pytest.approx(truth.mean_squared_error(Y, P))
+    assert 1 - of_rows["error"].mean() == truth.accuracy_score(y, P.argmax(axis=1))
+    for alpha in (0.1, 0.5):
+        of_rows = losses(F, Y, np.ones(3), Quantile(alpha))
+        expected = truth.mean_pinball_loss(Y, F, alpha=alpha)
+        assert of_rows["pinball_loss"].mean() == pytest.approx(expected)
+        assert of_rows["mae"].mean() == pytest.approx(truth.mean_absolute_error(Y, F))
+
+
 def test_the_standard_error_is_that_of_a_mean() -> None:
     d = np.random.default_rng(0).standard_normal(50)
     assert squared_error(d, np.full(50, 1 / 50)) == pytest.approx(d.var(ddof=1) / 50)
@@ -87,6 +106,12 @@ def test_losses_are_kept_in_float32() -> None:
 )
 def test_metrics_go_by_name(name: str, classes: bool, found: str) -> None:
     assert find_metric(name, classes).name == found
+
+
+def test_the_figure_of_a_loss_is_the_first_metric() -> None:
+    assert [*known_metrics(False, Quantile)] == ["pinball_loss", "mse", "mae", "r2"]
+    assert [*known_metrics(False, AbsoluteError)] == ["mae", "mse", "r2"]
+    assert next(iter(known_metrics(True, LogLoss))) == find_metric("auto", True, LogLoss).name
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,99 @@
+"""Trainings of a search with a loss other than squares: judged by the figure of that loss."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import streamkern as sk
+from tests.losses.own_losses import Distance, LogCosh
+
+N = 240
+RNG = np.random.default_rng(2)
+X = RNG.standard_normal((N, 2)).astype(np.float32)
+Y = np.sin(2 * X[:, 0]) + 0.3 * np.exp(X[:, 1] / 2) * RNG.standard_normal(N)
+LABELS = np.where(X[:, 0] * X[:, 1] + 0.5 * RNG.standard_normal(N) > 0, "up", "down")
+SMALL: dict[str, Any] = {
+    "rows": 200, "centers": 30, "epochs": 1, "refine": 0, "bandwidths": [1.0, 4.0],
+    "ridges": [1e-3],
+}  # fmt: skip
+
+
+def plain(loss: Any = "squared_error", **parameters: Any) -> sk.KernelRegressor:
+    return sk.KernelRegressor("laplace", loss=loss, metric="none", **parameters)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "figure"),
+    [
+        (plain("quantile", quantile=0.9), "pinball_loss"),
+        (plain("absolute_error"), "mae"),
+        (plain("huber"), "huber_loss"),
+        (plain(Distance), "loss"),
+        (plain(LogCosh(0.5)), "log_cosh"),
+        (sk.KernelClassifier("laplace", loss="log_loss", metric="none"), "log_loss"),
+        (sk.KernelClassifier("laplace", loss="squared_hinge", metric="none"), "squared_hinge"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_figure_of_the_loss_decides(estimator: Any, figure: str) -> None:
+    y = LABELS if isinstance(estimator, sk.KernelClassifier) else Y
+    tuned = sk.tune(X, y, estimator=estimator, **SMALL)
+    assert tuned.metric == figure
+    figures = [row[f"held_out_{figure}"] for row in tuned.table]
+    assert figures[1:] == sorted(figures[1:])
+    assert min(figures) > 0
+    assert len(figures) == 3
+
+
+def test_the_user_may_name_another_metric() -> None:
+    for metric in ("mse", "r2", "pinball_loss"):
+        tuned = sk.tune(X, Y, estimator=plain("quantile"), metric=metric, **SMALL)
+        assert tuned.metric == metric
+    with pytest.raises(sk.ConfigError, match=r"metric='pinball_loss' is not known; take \"auto\""):
+        sk.tune(X, Y, estimator=plain(), metric="pinball_loss", **SMALL)
+    assert sk.tune(X, Y, estimator=plain(), **SMALL).metric == "mse"
+
+
+def test_all_trainings_are_judged_by_one_huber_loss(tmp_path: Path) -> None:
+    """Its delta follows from the data, and a smaller one would make every loss smaller."""
+    records: list[dict[str, Any]] = []
+    options = SMALL | {"estimator": plain("huber"), "out": tmp_path / "search", "folds": 2}
+
+    def report(event: str, fields: dict[str, Any]) -> None:
+        records.append(fields)
+
+    pytest.importorskip("optuna")
+    tuned = sk.tune(X, Y, report=report, **options)
+    assert all("loss_parameters" not in fields for fields in records)
+    journal = (tmp_path / "search" / "journal.log").read_text()
+    widths = re.findall(r"delta\W+([\d.]+)", journal)
+    assert (len(widths), len(set(widths))) == (6, 1)
+    # The same search again trains nothing, and another bandwidth is judged by the same delta.
+    again = sk.tune(X, Y, **options)
+    assert again.table == tuned.table
+    more = sk.tune(X, Y, **options | {"bandwidths": [1.0, 2.0, 4.0]})
+    known = {(row["bandwidth"], row["held_out_huber_loss"]) for row in more.table}
+    assert {(row["bandwidth"], row["held_out_huber_loss"]) for row in tuned.table} <= known
+
+
+def test_a_search_does_not_go_on_with_another_function_of_the_same_name(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+
+    def search(factor: float) -> Any:
+        class Mine(LogCosh):
+            def gradient(self, xp: Any, errors: Any, Y: Any) -> Any:
+                return factor * super().gradient(xp, errors, Y)
+
+            def values(self, xp: Any, F: Any, Y: Any) -> Any:
+                return factor * super().values(xp, F, Y)
+
+        return sk.tune(X, Y, estimator=plain(Mine()), out=tmp_path / "search", **SMALL)
+
+    assert search(0.5).table == search(0.5).table
+    with pytest.raises(sk.ResumeMismatchError, match=r"loss\.values"):
+        search(0.4)
