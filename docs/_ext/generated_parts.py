@@ -35,6 +35,7 @@ ROOMS = {
     "stream.sources": "Sources",
     "stream": "Stores",
     "kernels": "Kernels",
+    "losses": "Losses",
     "basics.errors": "Errors",
     "": "Others",
 }

@@ -59,6 +59,7 @@ FIGURES: Final = {
             ("huber_loss", "mean of Huber's loss, in squares of the units of the targets"),
             ("pinball_loss", "mean pinball loss of the quantile, in the units of the targets"),
             ("expectile_loss", "mean of the asymmetric squares, in squares of these units"),
+            ("loss", "mean of a loss of one's own whose class gives its figure no name"),
             ("brier", "mean squared error of the probabilities, of two classes half of it"),
             ("ece", "how far the probability of the likeliest class is from being right as often"),
             (
@@ -100,6 +101,7 @@ SOLVER: Final = {
     "loss_age": "rows per center that the weights had been trained with by the loss at the start",
     "warm_slope": "factor by which weights of squares were made the start of another loss",
     "batch_size": "training rows of a step",
+    "loss": "the loss that was minimised in place of squares, with what its setup found for it",
     "ridge": "the weight of the norm of f beside the error",
     "learned_metric": "how the metric was found, and how much better it is on held-out rows",
     "metric": "the scales of the features, or the matrix, in which distances are taken",

@@ -14,6 +14,7 @@ from streamkern.cli.run_info import pairs
 from streamkern.config.run_config import RunConfig, as_config
 from streamkern.config.solver import options_of
 from streamkern.kernels.notation import bandwidths, kernel_text
+from streamkern.losses.losses import loss_text
 from streamkern.store.describe import describe_store
 from streamkern.stream.sources.stores import stores_of
 from streamkern.train.over_ranks import with_rank_count
@@ -82,6 +83,7 @@ def plan_overview(run: ResolvedRun, times: Times | None = None) -> dict[str, Any
         "kernels": list(kernels_of(run)) if _kernel(run)["kernel"] == "auto" else None,
         "widest": 2.0 ** widest_of(run),
         "metric": _metric(run),
+        "loss": _loss(run),
         "solver": {"name": sizes.solver, "reason": run.reason},
         "sizes": _chosen(run),
         "sizes_reason": run.sizes_reason,
@@ -126,6 +128,14 @@ def _metric(run: ResolvedRun) -> dict[str, str]:
     if run.metric is not None:
         return {"metric": "given", "reason": "as set"}
     return {"metric": run.metric_mode.mode, "reason": run.metric_mode.reason}
+
+
+def _loss(run: ResolvedRun) -> dict[str, Any] | None:
+    """Return the loss as in the settings, and its figure in evaluations; None for squares."""
+    if run.loss is None:
+        return None
+    table = {k: v for k, v in run.loss.parameters().items() if v is not None}
+    return {"loss": {"kind": run.loss.name, **table}, "figure": run.loss.figure}
 
 
 def _choice(run: ResolvedRun) -> dict[str, Any]:
@@ -181,7 +191,8 @@ def plan_text(plan: Mapping[str, Any], *, everything: bool = False) -> str:
         ),
         f"scale: {plan['scale']}\n"
         + _kernel_text(**plan["kernel"], kernels=plan["kernels"], widest=plan["widest"])
-        + "\nmetric {metric}: {reason}".format(**plan["metric"]),
+        + "\nmetric {metric}: {reason}".format(**plan["metric"])
+        + _loss_line(plan["loss"]),
         _solver_text(**plan["solver"], sizes=plan["sizes_reason"]),
         pairs(_sizes_in_words(plan["sizes"]) | {"batches": _batches_text(plan)}),
         _memory_text(plan["memory"], plan["ranks"], everything),
@@ -274,6 +285,13 @@ def _choice_text(choice: Mapping[str, Any]) -> str:
         return ""
     rows = choice.get("rows")
     return f" ({choice['method']}{'' if rows is None else f', from {rows:,} rows'})"
+
+
+def _loss_line(loss: Mapping[str, Any] | None) -> str:
+    """Return a line with the loss and its figure; "" for squares."""
+    return (
+        "" if loss is None else f"\nloss {loss_text(loss['loss'])}, evaluated as {loss['figure']}"
+    )
 
 
 def _solver_text(name: str, reason: str, sizes: str | None) -> str:

@@ -12,6 +12,7 @@ from streamkern.basics.text import redact, seconds_since, time_text
 from streamkern.cli.glossary import FACTS, with_meaning
 from streamkern.ingest.tables.encoder import column_notes
 from streamkern.kernels.notation import kernel_text
+from streamkern.losses.losses import fitted_loss_table, loss_text
 from streamkern.planning.sizes import own_sizes
 from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.rundir.chunked_array import discard_target
@@ -129,6 +130,8 @@ def _solver(meta: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]
     sizes, setup = meta["sizes"], meta["setup"]
     found = {"ridge": state["ridge"]} if state.get("ridge") else {}
     found |= {name: setup[name] for name in ("learned_metric", "metric") if name in setup}
+    loss = fitted_loss_table(meta)
+    found |= {} if loss is None else {"loss": loss}
     notes = column_notes(meta.get("encoder"), "the run")
     if notes:
         found["encoder"] = ", ".join(f"{n} {note.partition(':')[0]}" for n, note in notes.items())
@@ -155,8 +158,9 @@ def run_text(run: Mapping[str, Any], *, explain: bool = False) -> str:
     verified = shown(run.get("verified", {}))
     if "state" not in run:
         return verified
+    texts = {("model", "kernel"): kernel_text, ("model", "loss"): loss_text}
     settings = {
-        f"{section}.{key}": kernel_text(value) if (section, key) == ("model", "kernel") else value
+        f"{section}.{key}": texts.get((section, key), lambda value: value)(value)
         for section, entries in run["settings"].items()
         for key, value in entries.items()
     }
@@ -256,6 +260,8 @@ def _in_words(solver: Mapping[str, Any] | None) -> Mapping[str, Any]:
     found = dict(solver or {})
     if "parts" in found:
         found["kernel"] = kernel_text(found)
+    if "loss" in found:
+        found["loss"] = loss_text(found["loss"])
     if "learned_metric" in found:
         facts = found["learned_metric"]
         found["learned_metric"] = ", ".join(_fact(*each) for each in facts.items())

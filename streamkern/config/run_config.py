@@ -129,10 +129,10 @@ class ExecutionConfig(Table):
     mlflow : tracking URI of MLflow, which gets the settings and the same numbers.
     early_stopping : whether the run stops once the score on rows set aside no longer improves. A
         share of the rows is set aside, the model is scored on it after every pass, by accuracy or
-        R2, and the run stops after `n_iter_no_change` passes in a row without a better score. The
-        model has the weights of the best pass, also if `data.epochs` end it. Rows set aside are
-        never trained on, nor are copies of them. Not for "direct", warm starts, and rows that a
-        function makes.
+        R2, or by the loss if it is not squares, and the run stops after `n_iter_no_change` passes
+        in a row without a better score. The model has the weights of the best pass, also if
+        `data.epochs` end it. Rows set aside are never trained on, nor are copies of them. Not for
+        "direct", warm starts, and rows that a function makes.
     validation_fraction : share of the stored rows that is set aside for early stopping. Of arrays
         in memory it is the same share of each class.
     n_iter_no_change : passes in a row without a better score that end the run.

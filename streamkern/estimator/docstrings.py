@@ -41,6 +41,7 @@ _MORE = {
     "class_weight": "Not for `partial_fit`.",
     "early_stopping": "Not for `partial_fit`.",
     "epochs": 'In `partial_fit`, passes over each block; "auto": one.',
+    "loss": "Or an object, or a class, that derives from `streamkern.Loss`.",
     "memory": "Of a GPU its memory as well.",
     "posterior": 'For `predict(X, return_std=True)`; `report_["posterior"]` has the standard '
     "deviation of the noise.",
@@ -85,7 +86,7 @@ history_ : the evaluations on `test`, oldest first: `test_mse` in squares of the
     the weights that are kept, are in report_ as well. Of several labels for a row they are those
     of values.
 validation_scores_ : with `early_stopping` the score of every pass on the rows set aside, accuracy
-    or R2, oldest first; else None.
+    or R2, or minus the figure of a loss other than squares, oldest first; else None.
 """
 
 CLASSES_ATTRIBUTE = """\

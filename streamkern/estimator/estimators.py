@@ -143,7 +143,12 @@ True
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Return R2, the plain mean over the outputs; y is None if X brings it along.
 
-        A model of several quantiles has none: evaluate it by `sklearn.metrics.d2_pinball_score`.
+        It is R2 whatever the loss, as scikit-learn has it. It is low by design for a quantile or an
+        expectile, which are no means, and small errors decide less than outliers do. `evaluate`
+        returns the figure of the loss, and scikit-learn's scorers have one as well:
+        `make_scorer(mean_pinball_loss, alpha=0.9, greater_is_better=False)`,
+        "neg_mean_absolute_error". A model of several quantiles has no R2: evaluate it by
+        `sklearn.metrics.d2_pinball_score`.
         """
         if self._state.levels is not None:
             raise ConfigError(
@@ -278,7 +283,7 @@ True
 
     @from_one_fit
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """Return the accuracy; y is None if X brings it along.
+        """Return the accuracy, whatever the loss; y is None if X brings it along.
 
         With several labels, it is the share of rows that get all of their labels and no other.
         """

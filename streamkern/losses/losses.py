@@ -9,10 +9,12 @@ from typing import Any, Final
 from streamkern.losses.base import Loss
 from streamkern.losses.errors import AbsoluteError, Expectile, Huber, Quantile, SquaredHinge
 from streamkern.losses.log_loss import LogLoss
-from streamkern.losses.own import defined_class, recorded_class
+from streamkern.losses.own import RESERVED, defined_class, described_loss, recorded_class
 
 SQUARES: Final = "squared_error"
 """The loss that solvers minimise without a `Loss`."""
+SHOWN_OUTPUTS: Final = 4
+"""Number of outputs whose parameters are shown."""
 _ALL: Final[tuple[type[Loss], ...]] = (
     LogLoss, SquaredHinge, AbsoluteError, Huber, Quantile, Expectile,
 )  # fmt: skip
@@ -57,3 +59,31 @@ def loss_for_figures(meta: Mapping[str, Any]) -> Loss | None:
     if isinstance(name, Mapping) and defined_class(name["kind"]) is None:
         return None
     return saved_loss(meta)
+
+
+def fitted_loss_table(meta: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the kind of a setup's loss and its parameters, with those found; None for squares."""
+    name = meta.get("loss", SQUARES)
+    if name == SQUARES:
+        return None
+    kind = name["kind"] if isinstance(name, Mapping) else name
+    return {"kind": kind, **meta.get("setup", {}).get("loss", {})}
+
+
+def loss_text(loss: str | Loss | Mapping[str, Any]) -> str:
+    """Format a loss, or a table of one, as text: `quantile(quantile 0.9, width 0.31)`."""
+    described = described_loss(loss) if isinstance(loss, str | Loss) else loss
+    if isinstance(described, str):
+        return described
+    shown = (f"{k} {_number_text(v)}" for k, v in described.items() if k not in RESERVED)
+    values = ", ".join(shown)
+    return f"{described['kind']}({values})" if values else str(described["kind"])
+
+
+def _number_text(value: Any) -> str:
+    """Format a parameter: a number, or the first few of a list by output."""
+    if isinstance(value, list):
+        more = ", ..." if len(value) > SHOWN_OUTPUTS else ""
+        text = ", ".join(map(_number_text, value[:SHOWN_OUTPUTS])) + more
+        return text if len(value) == 1 else f"[{text}]"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

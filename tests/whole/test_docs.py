@@ -116,6 +116,7 @@ def test_every_block_of_a_page_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # as the folder of a script
     if ON_S3 in page.read_text(encoding="utf-8"):
         server: S3Server = request.getfixturevalue("s3")
         server.client().create_bucket(Bucket="bucket")

@@ -12,6 +12,7 @@ from streamkern.cli.page.facts import Facts
 from streamkern.cli.page.html import NO_HTML, Cell, Html, html_table, joined_html, tag
 from streamkern.config.names import PARAMETER_SETTINGS
 from streamkern.kernels.notation import kernel_text
+from streamkern.losses.losses import SQUARES, fitted_loss_table, loss_text
 from streamkern.train.log_reader import RATES, duration, seconds_between
 
 
@@ -75,11 +76,14 @@ def _listed(value: Mapping[str, Any]) -> str:
 def summary_section(runs: Sequence[Facts]) -> Html:
     """Return a summary with a line for each run."""
     names = list(dict.fromkeys(name for run in runs for name in run.figures))
-    head = ["run", "state", "solver", "kernel", "centers", "samples", "% of plan", "epochs",
-            "training loss", *map(figure_name, names), "time", "last seen, UTC"]  # fmt: skip
+    shows_loss = any(fitted_loss_table(run.setup) for run in runs)
+    head = ["run", "state", "solver", "kernel", *(["loss"] if shows_loss else []), "centers",
+            "samples", "% of plan", "epochs", "training loss",
+            *map(figure_name, names), "time", "last seen, UTC"]  # fmt: skip
     rows = [
         [
-            run_label(run, k), run.state, run.solver, _kernel(run), count_cell(run.n_centers),
+            run_label(run, k), run.state, run.solver, _kernel(run),
+            *([_loss(run)] if shows_loss else []), count_cell(run.n_centers),
             count_cell(run.done["samples"]), _share(run), count_cell(run.done["epoch"]),
             figure_cell(run.loss),
             *(figure_cell(run.figures.get(name)) for name in names), duration_cell(working_s(run)),
@@ -89,7 +93,9 @@ def summary_section(runs: Sequence[Facts]) -> Html:
     ]  # fmt: skip
     notes = [tag("p", f"{run.name}: {note}", class_="note") for run in runs for note in run.notes]
     busy = [tag("p", f"{run.name} is being written by {run.writer}") for run in runs if run.writer]
-    return joined_html([html_table(head, rows, left=(1, 2, 3, len(head) - 1)), *busy, *notes])
+    return joined_html(
+        [html_table(head, rows, left=(1, 2, 3, 3 + shows_loss, len(head) - 1)), *busy, *notes]
+    )
 
 
 def _kernel(run: Facts) -> Cell:
@@ -99,6 +105,11 @@ def _kernel(run: Facts) -> Cell:
     return kernel_text({k: v for k, v in described.items() if k != "metric"}) + (
         ", with a metric" if "metric" in described else ""
     )
+
+
+def _loss(run: Facts) -> Cell:
+    """Return the loss with its parameters, as far as the setup is made."""
+    return loss_text(fitted_loss_table(run.setup) or SQUARES) if run.setup else None
 
 
 def _share(run: Facts) -> Cell:

@@ -1,0 +1,96 @@
+"""The loss in `plan`, `info` and `report`, with its quantile, what was found for it, its figure."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import streamkern as sk
+from streamkern.cli.main import run_command
+from streamkern.losses.losses import fitted_loss_table, loss_text
+from tests.losses.own_losses import Distance, LogCosh
+
+N = 120
+RNG = np.random.default_rng(6)
+X = RNG.standard_normal((N, 2)).astype(np.float32)
+Y = np.sin(2 * X[:, 0]) + RNG.standard_normal(N)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with run files of three losses, and their runs."""
+    folder = tmp_path_factory.mktemp("losses")
+    sk.ingest_store(X, folder / "rows.zarr", y=Y)
+    losses = {
+        "quantile": 'loss = "quantile"\nquantile = 0.9',
+        "squares": "",
+        "own": 'loss = {kind = "tests.losses.own_losses:LogCosh", width = 0.5}',
+    }
+    for name, lines in losses.items():
+        (folder / f"{name}.toml").write_text(
+            f'[data]\ntrain = "{folder}/rows.zarr"\ntest = "{folder}/rows.zarr"\nepochs = 1\n'
+            f'[model]\nkernel = "laplace"\nbandwidth = 2.0\nn_centers = 20\n{lines}\n'
+            f'[run]\nrun_dir = "{folder}/{name}"\n'
+        )
+        assert run_command(["train", str(folder / f"{name}.toml")]) == 0
+    return folder
+
+
+def out(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    capsys.readouterr()
+    assert run_command([str(word) for word in words]) == 0
+    return capsys.readouterr().out
+
+
+def test_plan_shows_the_loss(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = out(capsys, "plan", folder / "quantile.toml")
+    assert "\nloss quantile(quantile 0.9), evaluated as pinball_loss\n" in text
+    text = out(capsys, "plan", folder / "own.toml")
+    assert "loss tests.losses.own_losses:LogCosh(width 0.5), evaluated as log_cosh\n" in text
+    assert "\nloss " not in out(capsys, "plan", folder / "squares.toml")
+    planned = sk.plan(folder / "quantile.toml", measure=False)
+    assert planned["loss"] == {
+        "loss": {"kind": "quantile", "quantile": 0.9}, "figure": "pinball_loss",
+    }  # fmt: skip
+    assert sk.plan(folder / "squares.toml", measure=False)["loss"] is None
+
+
+def test_info_shows_the_loss_with_what_was_found(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = out(capsys, "info", folder / "quantile")
+    assert re.search(r"\n  loss +quantile\(quantile 0.9, width 0.\d+\)\n", text)
+    assert re.search(r"\n  model.quantile +0.9\n", text)
+    assert "test_pinball_loss" in text
+    described = json.loads(out(capsys, "info", folder / "quantile", "--json"))
+    assert described["solver"]["loss"]["quantile"] == 0.9
+    text = out(capsys, "info", folder / "own")
+    assert text.count("tests.losses.own_losses:LogCosh(width 0.5)\n") == 2
+    assert "loss" not in json.loads(out(capsys, "info", folder / "squares", "--json"))["solver"]
+
+
+def test_the_report_has_a_column_of_losses_where_one_is_not_squares(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = folder / "report.html"
+    out(capsys, "report", folder / "quantile", folder / "squares", "--out", page)
+    table = page.read_text().partition("<table")[2].partition("</table>")[0]
+    cells = [re.sub(r"<[^>]*>", "", cell) for cell in re.split("</t[hd]>", table)]
+    assert cells[4].endswith("loss")
+    assert any(cell.startswith("quantile(quantile 0.9") for cell in cells)
+    assert "squared_error" in cells
+    out(capsys, "report", folder / "squares", "--out", folder / "squares.html")
+    assert "squared_error" not in (folder / "squares.html").read_text()
+
+
+def test_losses_in_words() -> None:
+    assert loss_text("huber") == "huber"
+    assert loss_text(Distance()) == "tests.losses.own_losses:Distance"
+    assert loss_text(LogCosh(0.25)) == "tests.losses.own_losses:LogCosh(width 0.25)"
+    many = {"kind": "huber", "delta": [0.123456, 1.0, 2.0, 3.0, 4.0]}
+    assert loss_text(many) == "huber(delta [0.1235, 1, 2, 3, ...])"
+    assert fitted_loss_table({}) is None

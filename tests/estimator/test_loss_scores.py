@@ -1,0 +1,55 @@
+"""Scores of models with a loss other than squares: R2 or accuracy, and scikit-learn's scorers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.metrics import accuracy_score, make_scorer, mean_pinball_loss, r2_score
+from sklearn.model_selection import GridSearchCV, cross_val_score
+
+import streamkern as sk
+
+N = 300
+RNG = np.random.default_rng(5)
+X = RNG.standard_normal((N, 2)).astype(np.float32)
+Y = np.sin(2 * X[:, 0]) + RNG.exponential(size=N)
+LABELS = np.where(X[:, 0] + 0.5 * RNG.standard_normal(N) > 0, "up", "down")
+SMALL: dict[str, Any] = {
+    "kernel": "laplace", "metric": "none", "bandwidth": 2.0, "n_centers": 40, "epochs": 2,
+}  # fmt: skip
+PINBALL = make_scorer(mean_pinball_loss, alpha=0.9, greater_is_better=False)
+
+
+def test_score_is_r2_or_accuracy_whatever_the_loss() -> None:
+    for loss in ("quantile", "absolute_error"):
+        model = sk.KernelRegressor(loss=loss, **SMALL).fit(X, Y)
+        assert model.score(X, Y) == pytest.approx(r2_score(Y, model.predict(X)))
+        assert "R2 whatever the loss" in " ".join((model.score.__doc__ or "").split())
+    for loss in ("log_loss", "squared_hinge"):
+        classifier = sk.KernelClassifier(loss=loss, **SMALL).fit(X, LABELS)
+        assert classifier.score(X, LABELS) == accuracy_score(LABELS, classifier.predict(X))
+
+
+def test_the_loss_that_is_minimised_has_the_best_score_of_its_kind() -> None:
+    def scores(scoring: Any, **parameters: Any) -> float:
+        model = sk.KernelRegressor(**SMALL, **parameters)
+        return float(cross_val_score(model, X, Y, cv=3, scoring=scoring).mean())
+
+    assert scores(PINBALL, loss="quantile", quantile=0.9) > scores(PINBALL)
+    absolute = "neg_mean_absolute_error"
+    assert scores(absolute, loss="absolute_error") > scores(absolute)
+    assert scores("r2") > scores("r2", loss="quantile", quantile=0.9)
+
+
+def test_probabilities_of_a_log_loss_model_are_scored() -> None:
+    model = sk.KernelClassifier(loss="log_loss", **SMALL)
+    scores = cross_val_score(model, X, LABELS, cv=3, scoring="neg_log_loss")
+    assert (scores > -np.log(2)).all()
+
+
+def test_searches_rank_by_a_scorer() -> None:
+    model = sk.KernelRegressor(loss="quantile", **SMALL)
+    search = GridSearchCV(model, {"quantile": [0.1, 0.5, 0.9]}, scoring=PINBALL, cv=2).fit(X, Y)
+    assert search.best_params_ == {"quantile": 0.9}
