@@ -15,6 +15,7 @@ from sklearn.model_selection import GridSearchCV
 
 import streamkern as sk
 from streamkern.cli.main import run_command
+from streamkern.config.toml import run_file_text
 from tests.losses.own_losses import Distance, LogCosh
 
 N = 300
@@ -117,6 +118,20 @@ def test_a_wrong_loss_is_refused_before_anything_is_written(tmp_path: Path) -> N
         model.fit(X, Y)
     assert "model.loss" not in str(raised.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_early_stopping_watches_an_own_loss() -> None:
+    model = sk.KernelRegressor(loss=LogCosh(0.5), early_stopping=True, **SMALL).fit(X, Y)
+    figures = [record["validation_log_cosh"] for record in model.history_]
+    assert model.validation_scores_ == [-figure for figure in figures]
+
+
+def test_a_run_file_with_an_own_loss_is_written_and_read_again(tmp_path: Path) -> None:
+    config = sk.RunConfig.from_tables({"model": {"loss": LogCosh(0.5)}})
+    (tmp_path / "run.toml").write_text(run_file_text(config))
+    again = sk.load_run_file(tmp_path / "run.toml")
+    assert isinstance(again.model.loss, LogCosh)
+    assert again.identity() == config.identity()
 
 
 def test_own_losses_are_for_values(tmp_path: Path) -> None:

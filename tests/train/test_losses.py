@@ -14,6 +14,7 @@ from sklearn.metrics import mean_pinball_loss
 
 import streamkern as sk
 from streamkern.losses.losses import saved_loss
+from tests.losses.own_losses import LogCosh
 from tests.runs import CLASSES, assert_same_bits, final, finished, settings, stopped
 
 N, P = 200, 40
@@ -121,6 +122,24 @@ def test_a_resumed_run_ends_with_the_same_bits(name: str, tmp_path: Path) -> Non
     result = finished(settings(tmp_path / "parts", **parts), source=source(name))
     assert_same_bits(final(tmp_path / "parts"), final(tmp_path / "whole"))
     assert result.model.loss is not None
+
+
+def test_a_run_is_not_resumed_with_another_function_of_the_same_name(tmp_path: Path) -> None:
+    def of_factor(factor: float) -> Any:
+        class Mine(LogCosh):
+            def gradient(self, xp: Any, errors: Any, Y: Any) -> Any:
+                return factor * super().gradient(xp, errors, Y)
+
+            def values(self, xp: Any, F: Any, Y: Any) -> Any:
+                return factor * super().values(xp, F, Y)
+
+        return settings(tmp_path, **{"model.loss": Mine, "model.n_centers": P})
+
+    rows = sk.ArraySource(X, VALUES)
+    stopped(of_factor(0.9), 5, source=rows, test=rows)
+    with pytest.raises(sk.ConfigError, match="has other values than the class of this name"):
+        finished(of_factor(0.8), source=rows)
+    finished(of_factor(0.9), source=rows)
 
 
 def test_quantiles_of_rows_that_repeat_are_those_of_their_targets() -> None:
