@@ -15,6 +15,7 @@ from streamkern.config.run_config import RunConfig, as_config
 from streamkern.config.solver import options_of
 from streamkern.kernels.notation import bandwidths, kernel_text
 from streamkern.losses.losses import loss_text
+from streamkern.losses.own import described_loss
 from streamkern.store.describe import describe_store
 from streamkern.stream.sources.stores import stores_of
 from streamkern.train.over_ranks import with_rank_count
@@ -134,8 +135,9 @@ def _loss(run: ResolvedRun) -> dict[str, Any] | None:
     """Return the loss as in the settings, and its figure in evaluations; None for squares."""
     if run.loss is None:
         return None
-    table = {k: v for k, v in run.loss.parameters().items() if v is not None}
-    return {"loss": {"kind": run.loss.name, **table}, "figure": run.loss.figure}
+    described = described_loss(run.loss)
+    table = {"kind": described} if isinstance(described, str) else described
+    return {"loss": table, "figure": run.loss.figure}
 
 
 def _choice(run: ResolvedRun) -> dict[str, Any]:

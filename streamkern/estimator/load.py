@@ -18,7 +18,7 @@ from streamkern.estimator.mistakes import hide_traceback
 from streamkern.estimator.parameter_values import UnsavedParameter, restored_transforms
 from streamkern.kernels.builtin import get_kernel
 from streamkern.losses.losses import SQUARES
-from streamkern.losses.own import defined_class, given_loss
+from streamkern.losses.own import defined_class, given_loss, loss_name
 from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.stream.sources.transforms import from_config
 from streamkern.train.loop.step_loop import Result
@@ -118,7 +118,7 @@ def _parameters(run: RunSnapshot, model: KernelModel) -> dict[str, Any]:
 
 def _loss(described: Any) -> Any:
     """Return the parameter `loss` of a described loss, one's own as an object."""
-    name = described["kind"] if isinstance(described, Mapping) else described
+    name = loss_name(described)
     if ":" not in name:
         return described
     if defined_class(name) is None:

@@ -9,7 +9,13 @@ from typing import Any, Final
 from streamkern.losses.base import Loss
 from streamkern.losses.errors import AbsoluteError, Expectile, Huber, Quantile, SquaredHinge
 from streamkern.losses.log_loss import LogLoss
-from streamkern.losses.own import RESERVED, defined_class, described_loss, recorded_class
+from streamkern.losses.own import (
+    RESERVED,
+    defined_class,
+    described_loss,
+    loss_name,
+    recorded_class,
+)
 
 SQUARES: Final = "squared_error"
 """The loss that solvers minimise without a `Loss`."""
@@ -56,7 +62,7 @@ def loss_for_figures(meta: Mapping[str, Any]) -> Loss | None:
     Predictions do not depend on a loss of the user's own, but its figure does.
     """
     name = meta.get("loss", SQUARES)
-    if isinstance(name, Mapping) and defined_class(name["kind"]) is None:
+    if isinstance(name, Mapping) and defined_class(loss_name(name)) is None:
         return None
     return saved_loss(meta)
 
@@ -66,8 +72,7 @@ def fitted_loss_table(meta: Mapping[str, Any]) -> dict[str, Any] | None:
     name = meta.get("loss", SQUARES)
     if name == SQUARES:
         return None
-    kind = name["kind"] if isinstance(name, Mapping) else name
-    return {"kind": kind, **meta.get("setup", {}).get("loss", {})}
+    return {"kind": loss_name(name), **meta.get("setup", {}).get("loss", {})}
 
 
 def loss_text(loss: str | Loss | Mapping[str, Any]) -> str:
@@ -77,7 +82,7 @@ def loss_text(loss: str | Loss | Mapping[str, Any]) -> str:
         return described
     shown = (f"{k} {_number_text(v)}" for k, v in described.items() if k not in RESERVED)
     values = ", ".join(shown)
-    return f"{described['kind']}({values})" if values else str(described["kind"])
+    return f"{loss_name(described)}({values})" if values else loss_name(described)
 
 
 def _number_text(value: Any) -> str:

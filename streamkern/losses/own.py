@@ -110,6 +110,13 @@ def _subclasses(kind: type[Loss]) -> Iterator[type[Loss]]:
 # -- as JSON values --------------------------------------------------------------------------------
 
 
+def loss_name(loss: str | Loss | Mapping[str, Any]) -> str:
+    """Return the name of a loss, or of a description of one: one of ours, or "module:Class"."""
+    if isinstance(loss, Mapping):
+        return str(loss["kind"])
+    return loss if isinstance(loss, str) else loss.name
+
+
 def described_loss(loss: str | Loss) -> str | dict[str, Any]:
     """Return the loss as in a run file: its name, or a table with parameters that are not open."""
     if isinstance(loss, str):

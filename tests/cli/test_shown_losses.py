@@ -94,3 +94,16 @@ def test_losses_in_words() -> None:
     many = {"kind": "huber", "delta": [0.123456, 1.0, 2.0, 3.0, 4.0]}
     assert loss_text(many) == "huber(delta [0.1235, 1, 2, 3, ...])"
     assert fitted_loss_table({}) is None
+
+
+def test_tune_shows_the_figure_that_decides(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("optuna")
+    capsys.readouterr()
+    words = ["tune", folder / "quantile.toml", "--rows", 100, "--centers", 10, "--epochs", 1,
+             "--refine", 0, "--bandwidths", 2.0, "--ridges", 1e-3]  # fmt: skip
+    assert run_command([str(word) for word in words]) == 0
+    text, err = capsys.readouterr()
+    assert text.split("\n")[0].split()[5:7] == ["held_out_pinball_loss", "se"]
+    assert "held out pinball loss" in err.splitlines()[1]
