@@ -67,6 +67,9 @@ COMPUTED = {
 
 # Files of tests that are of several modules of their room, and what they are about.
 OF_SEVERAL_MODULES = {
+    "cli.shown_losses": "the loss in plan, info, report and tune",
+    "estimator.loss_scores": "scores of models with a loss other than squares",
+    "estimator.own_loss": "a loss of the user's own, from the setting to a loaded model",
     "estimator.several_labels": "several labels for each row, from the data to the disk",
     "ingest.array_table": "formats of arrays x dtypes x attributes x roles",
     "ingest.fuzz_readers": "every reader, on files that are damaged at random",

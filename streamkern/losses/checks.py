@@ -34,6 +34,8 @@ LINE_POINTS: Final = 17
 """Number of points on each line on which values are compared with the gradient."""
 NEIGHBOURS: Final = 40
 """Number of next larger errors whose rounding counts as that of an error."""
+LARGEST_ROUNDING: Final = 1e-8
+"""Largest rounding of values over the largest of them."""
 NOISES: Final = 30
 """Multiple of the rounding of the values by which their differences may be wrong."""
 _TAKEN: Final = ("mse", "mae", "r2", "accuracy", "coverage", "width", "score")
@@ -254,7 +256,8 @@ class _LossCheck:
             self._refuse(
                 f"gradient is {(low[row] + high[row]) / 2:.4g} at an error of "
                 f"{E[row, output[row]]:.4g}, where differences of values give {slope[row]:.4g}",
-                "return the derivative of values by the prediction as gradient",
+                "return the derivative of values by the prediction as gradient, and values without "
+                "differences of large numbers",
             )
 
 
@@ -262,10 +265,12 @@ def _rounding(values: _Floats, size: _Floats) -> _Floats:
     """Return the rounding of values (LINE_POINTS, n), each column on a line, by size of the error.
 
     It is by how much the points do not look convex. Values that are equal on a line do not show it,
-    so that of smaller errors counts as well, and that of the next larger ones.
+    so that of smaller errors counts as well, and that of the next larger ones. Values that jump are
+    not rounded.
     """
     order = np.argsort(size)
     bent = np.maximum(-np.diff(values, n=2, axis=0), 0).max(axis=0)[order]
+    bent = np.minimum(bent, LARGEST_ROUNDING * np.abs(values).max())
     ahead = sliding_window_view(np.pad(bent, (0, NEIGHBOURS), "edge"), NEIGHBOURS + 1).max(axis=1)
     rounding: _Floats = np.empty(len(bent))
     rounding[order] = np.maximum.accumulate(ahead)

@@ -128,6 +128,16 @@ WRONG: dict[str, tuple[Loss, str]] = {
         changed(values=lambda self, xp, F, Y: np.square(F - Y, dtype=np.float64).sum(axis=1)),
         "where differences of values give",
     ),
+    "values that jump": (
+        changed(values=lambda self, xp, F, Y:
+                (np.abs(F.astype(np.float64) - Y) > 1).sum(axis=1).astype(np.float64)),
+        "where differences of values give",
+    ),
+    "values without the end": (
+        changed(values=lambda self, xp, F, Y: np.minimum(
+            np.square(F - Y, dtype=np.float64) / 2, 5e3).sum(axis=1)),
+        "where differences of values give 0",
+    ),
     "values of the target": (
         changed(values=lambda self, xp, F, Y:
                 np.square((F - Y) * (1 + 0.1 * Y * Y), dtype=np.float64).sum(axis=1) / 2),
