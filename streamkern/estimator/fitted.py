@@ -22,7 +22,7 @@ from streamkern.ingest.received import Received
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.kernels.fourier import FourierFeatures
 from streamkern.kernels.points import Grid
-from streamkern.losses.losses import saved_loss
+from streamkern.losses.losses import loss_for_figures
 from streamkern.planning.sizes import own_sizes
 from streamkern.predict.calibration import Calibration
 from streamkern.rundir.checkpoint_format import Saved
@@ -221,7 +221,7 @@ class FittedModel:
     @property
     def levels(self) -> Sequence[float] | None:
         """The quantiles of the outputs if a single target has several; else None."""
-        loss = saved_loss(self.meta)
+        loss = loss_for_figures(self.meta)
         return None if loss is None else loss.levels
 
     @property

@@ -226,7 +226,7 @@ class Predicting(Parameters):
 
     def _names_of(self, _method: str) -> Sequence[Any] | None:
         """Return the names of the columns of predictions."""
-        schema, loss = self._state.schema, saved_loss(self._state.meta)
+        schema, loss = self._state.schema, loss_for_figures(self._state.meta)
         names = schema.output_names or schema.target_columns
         return names if loss is None else loss.output_names(names)
 
@@ -280,7 +280,7 @@ class Predicting(Parameters):
     def _with_interval(self, X: Any, interval: float, normalised: bool) -> tuple[Any, Any]:
         """Return values at once, and the ends of their intervals."""
         calibration, lacking = self._state.calibration, self._lacking
-        loss, c = saved_loss(self._state.meta), len(self._state.targets.mean)
+        loss, c = loss_for_figures(self._state.meta), len(self._state.targets.mean)
         form = OutputFormat.of(calibration, None, False, interval, lacking, normalised, loss)
         X = self._at_once(X, f"interval={interval!r}")
         values = form(self._values(X, spread=normalised))

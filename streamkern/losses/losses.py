@@ -33,9 +33,7 @@ def loss_class(loss: str | Loss) -> type[Loss]:
     return LOSS_CLASSES[loss] if isinstance(loss, str) else type(loss)
 
 
-def loss_of(
-    name: str | Loss, quantile: float | Sequence[float] | None = None
-) -> Loss | None:
+def loss_of(name: str | Loss, quantile: float | Sequence[float] | None = None) -> Loss | None:
     """Return a loss whose open parameters are not known yet; None for squares."""
     if name == SQUARES or isinstance(name, Loss):
         return name if isinstance(name, Loss) else None

@@ -31,6 +31,7 @@ def plain(loss: Any = "squared_error", **parameters: Any) -> sk.KernelRegressor:
     ("estimator", "figure"),
     [
         (plain("quantile", quantile=0.9), "pinball_loss"),
+        (plain("quantile", quantile=[0.1, 0.5, 0.9]), "pinball_loss"),
         (plain("absolute_error"), "mae"),
         (plain("huber"), "huber_loss"),
         (plain(Distance), "loss"),

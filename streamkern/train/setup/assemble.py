@@ -256,7 +256,7 @@ def _meta(
         "facts": _source_facts(run) | dict(run.given.facts),
         "uncalibrated": data.uncalibrated,
         "left_out": data.left_out,
-        "loss": recorded_loss(run.config.model.loss, data.source.n_outputs),
+        "loss": recorded_loss(run.config.model.loss, run.problem.c),
     }
 
 
