@@ -143,19 +143,37 @@ def recorded_class(recorded: Mapping[str, Any], n_outputs: int) -> type[Loss]:
         The process has not defined it, or it has other values now.
     """
     name = recorded["kind"]
-    kind = defined_class(name)
-    if kind is None:
-        raise ConfigError(
-            f"{mention('model.loss', name)} is a class of the user's own that this process has not "
-            "defined",
-            "import its module before, or define the class",
-        )
+    kind = _known_class(name)
     loss = _made(kind, {k: v for k, v in recorded.items() if k not in RESERVED})
     if not np.allclose(_sample_values(loss, n_outputs), recorded["values"], rtol=1e-4, atol=1e-6):
         raise ConfigError(
             f"{mention('model.loss', name)} has other values than the class of this name with "
             "which the model was trained",
             "define the class as it was then",
+        )
+    return kind
+
+
+def loss_of_run(described: str | Mapping[str, Any]) -> object:
+    """Return the loss of the recorded settings of a run, for which no module is imported.
+
+    Raises ConfigError if it is of a class of the user's own that the process has not defined.
+    """
+    name = loss_name(described)
+    if ":" not in name:
+        return described
+    _known_class(name)
+    return given_loss(described)
+
+
+def _known_class(name: str) -> type[Loss]:
+    """Return the class of a recorded loss, or raise ConfigError."""
+    kind = defined_class(name)
+    if kind is None:
+        raise ConfigError(
+            f"{mention('model.loss', name)} is a class of the user's own that this process has not "
+            "defined",
+            "import its module before, or define the class",
         )
     return kind
 

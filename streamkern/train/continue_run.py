@@ -13,6 +13,7 @@ from streamkern.config.run_config import ADDED, RunConfig
 from streamkern.config.solver import options_of
 from streamkern.filesystem.urls import local_path
 from streamkern.kernels.builtin import get_kernel
+from streamkern.losses.own import loss_of_run
 from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.resolve.run_inputs import RunInputs
@@ -174,6 +175,8 @@ def _with_model_of(
     kernel = old.get("kernel")
     if isinstance(kernel, Mapping) and "kind" not in kernel:  # a `Kernel` object, described
         own["model.kernel"] = get_kernel(kernel)
+    if "loss" in old:
+        own["model.loss"] = loss_of_run(old["loss"])
     if parent_id is not None:
         parent = replace(parent, centers=replace(parent.stored, sha256=parent_id[1]))
     centers = None if old.get("features") == "fourier" else parent.stored

@@ -21,6 +21,7 @@ from streamkern.basics.message import mention
 from streamkern.basics.progress import Line
 from streamkern.basics.text import redact
 from streamkern.config.run_config import RunConfig
+from streamkern.losses.own import loss_of_run
 from streamkern.planning.sizes import Sizes
 from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.rundir.run_log import RunLog
@@ -222,5 +223,7 @@ def _continued(
     tables = {name: dict(table) for name, table in settings.items()}
     model = {"kernel": described, "bandwidth": "auto", "metric": "none", "centers": "random"}
     tables["model"] |= model
+    if "loss" in tables["model"]:
+        tables["model"]["loss"] = loss_of_run(tables["model"]["loss"])
     tables["solver"] |= {"name": solver, "warm_start": None}
     return RunConfig.from_tables(tables)

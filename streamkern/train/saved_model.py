@@ -15,7 +15,6 @@ from streamkern.backend.devices import get_backend
 from streamkern.basics.errors import RunError
 from streamkern.basics.warning import warn
 from streamkern.ingest.columns import RecordedArrays
-from streamkern.losses.losses import loss_for_figures
 from streamkern.predict.calibration import Calibration, lacking
 from streamkern.rundir.checkpoint_format import Saved, checkpoint_errors
 from streamkern.rundir.run_directory import RunDirectory
@@ -124,7 +123,7 @@ def model_of(run: RunSnapshot, backend: Backend) -> KernelModel:
         skipped=run.skipped, **column_names(run.setup.meta),
         origin={"run": run.place, "step": run.saved.step},
         calibration=Calibration.from_arrays(arrays), posterior=Posterior.kept(arrays),
-        lacking=lacking(run.setup.meta), loss=loss_for_figures(run.setup.meta),
+        lacking=lacking(run.setup.meta), loss=run.loss,
     )  # fmt: skip
 
 

@@ -108,6 +108,36 @@ def test_a_run_goes_on_with_the_same_loss_only(tmp_path: Path) -> None:
         fit(LogCosh)
 
 
+def test_a_model_of_an_own_loss_goes_on_where_its_class_is(tmp_path: Path) -> None:
+    tables = {
+        "data": {"train": str(tmp_path / "rows.zarr"), "epochs": 1},
+        "model": {"n_centers": 40, "loss": Distance}, "run": {"run_dir": str(tmp_path / "first")},
+    }  # fmt: skip
+    sk.ingest_store(X, tmp_path / "rows.zarr", y=Y)
+    first = sk.train_model(tables).model.loss
+    del tables["model"]
+    tables["run"] = {"run_dir": str(tmp_path / "second")}
+    again = sk.train_model(tables, continues=tmp_path / "first").model.loss
+    assert isinstance(first, Distance)
+    assert isinstance(again, Distance)
+    assert again.unit == first.unit  # found once
+    with pytest.raises(sk.ConfigError, match="a run keeps the model of the one it continues"):
+        sk.train_model(tables | {"model": {"loss": LogCosh}}, continues=tmp_path / "first")
+    model = sk.KernelRegressor(loss=LogCosh(0.5), **SMALL).partial_fit(X[:150], Y[:150])
+    model.save(tmp_path / "saved")
+    assert sk.load(tmp_path / "saved").partial_fit(X[150:], Y[150:]).loss.width == 0.5
+    code = f"""
+import streamkern as sk, sys
+try:
+    sk.train_model({tables!r}, continues={str(tmp_path / "first")!r})
+finally:
+    print("tests" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "False\n"
+    assert "Distance' is a class of the user's own that this process has not defined" in done.stderr
+
+
 def test_a_wrong_loss_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     class Steep(LogCosh):
         def gradient(self, xp: Any, errors: Any, Y: Any) -> Any:

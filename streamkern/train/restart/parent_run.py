@@ -25,7 +25,8 @@ from streamkern.ingest.tables.encoder import check_encoder
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.fourier import FourierFeatures
 from streamkern.kernels.notation import bandwidths, with_bandwidths
-from streamkern.losses.losses import SQUARES, loss_of
+from streamkern.losses.losses import SQUARES, loss_of, saved_loss
+from streamkern.losses.own import loss_name
 from streamkern.stream.sources.alignment import check_row_shape
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.transforms import Scale, Transform, is_deterministic
@@ -176,8 +177,9 @@ class ParentRun(RunSnapshot):
 
     def _check_loss(self, config: RunConfig) -> None:
         """Raise ConfigError unless the weights are those of squares, or of the loss of the run."""
-        name, old = self.setup.meta.get("loss", SQUARES), self.loss
-        own = config.model.loss
+        meta = self.setup.meta
+        name, old = loss_name(meta.get("loss", SQUARES)), saved_loss(meta)
+        own = loss_name(config.model.loss)
         if old is None and isinstance(config.model.quantile, tuple):
             raise ConfigError(
                 f"{self._mentioned} minimised squares, and the several quantiles of "
@@ -194,7 +196,7 @@ class ParentRun(RunSnapshot):
                 "another loss",
                 "give both runs the same loss, or leave warm_start out",
             )
-        new = loss_of(own, config.model.quantile)
+        new = loss_of(config.model.loss, config.model.quantile)
         assert new is not None
         for parameter, value in new.parameters().items():  # those that are not found from the data
             before = old.parameters()[parameter]

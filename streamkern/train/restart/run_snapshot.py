@@ -22,7 +22,7 @@ from streamkern.basics.warning import warn
 from streamkern.filesystem.ownership import no_run
 from streamkern.kernels.fourier import of_features
 from streamkern.losses.base import Loss
-from streamkern.losses.losses import saved_loss
+from streamkern.losses.losses import loss_for_figures
 from streamkern.planning.sizes import Sizes
 from streamkern.predict.calibration import CALIBRATION_PREFIX
 from streamkern.rundir.checkpoint_format import Saved, checkpoint_errors
@@ -233,8 +233,8 @@ class RunSnapshot:
 
     @property
     def loss(self) -> Loss | None:
-        """The loss that was minimised, with its parameters; None: squares."""
-        return saved_loss(self.setup.meta)
+        """The loss that was minimised; None: squares, or of a class that is not defined here."""
+        return loss_for_figures(self.setup.meta)
 
     @property
     def fixed(self) -> tuple[Transform, ...]:
