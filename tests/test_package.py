@@ -82,6 +82,7 @@ OF_SEVERAL_MODULES = {
     "rundir.remote": "run directories on a disk and on an object store, side by side",
     "rundir.states": "writers, kills and readers in any order",
     "train.log_loss": "the log loss, from the setting to the probabilities",
+    "train.counts": "losses with a log link, from the setting to the predictions",
     "train.losses": "other losses than squares, from the setting to the predictions",
     "train.quantiles": "several quantiles of one target, from the setting to the predictions",
     "train.losses_going_on": "other losses than squares, continued and from other weights",

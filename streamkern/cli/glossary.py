@@ -58,6 +58,8 @@ FIGURES: Final = {
             ("mae", "mean absolute error, in the units of the targets"),
             ("huber_loss", "mean of Huber's loss, in squares of the units of the targets"),
             ("pinball_loss", "mean pinball loss of the quantile, in the units of the targets"),
+            ("poisson_deviance", "mean Poisson deviance, in the units of the targets"),
+            ("gamma_deviance", "mean deviance of the gamma distribution, without a unit"),
             ("expectile_loss", "mean of the asymmetric squares, in squares of these units"),
             ("loss", "mean of a loss of one's own whose class gives its figure no name"),
             ("brier", "mean squared error of the probabilities, of two classes half of it"),

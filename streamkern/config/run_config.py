@@ -61,7 +61,7 @@ from streamkern.config.rules import (
 )
 from streamkern.config.solver import SolverConfig, check_solver_features
 from streamkern.config.toml import TOML_BYTES, corrected_line, parse_toml
-from streamkern.losses.losses import SQUARES
+from streamkern.losses.losses import SQUARES, loss_class
 
 # Settings that a resumed run may change: they alter no sample, draw or weight, or (memory, device)
 # the trainer records their effect once they are resolved to batch size and backend.
@@ -204,6 +204,9 @@ class RunConfig(Table):
         if self.solver.name not in ("auto", "block"):
             others.append(mention("solver.name", self.solver.name))
         others += [mention("solver.posterior", True)] if self.solver.posterior else []
+        if loss != SQUARES and loss_class(loss).log_link:
+            others += [mention("run.ranks", self.run.ranks)] if self.run.ranks != 1 else []
+            others += [mention("solver.warm_start")] if self.solver.warm_start is not None else []
         if loss != SQUARES and others:
             raise ConfigError(
                 f"{mention('model.loss', loss)} is minimised by {mention('solver.name', 'block')} "

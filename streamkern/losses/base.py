@@ -52,6 +52,8 @@ class Loss:
     """Whether the targets are one-hot rows of classes, rather than values."""
     identity_link: ClassVar[bool] = True
     """Whether z is the prediction, so that targets are scaled as for squares."""
+    log_link: ClassVar[bool] = False
+    """Whether the prediction is exp(z), and the loss a `LogLink`."""
     takes_quantile: ClassVar[bool] = False
     """Whether it is made with model.quantile."""
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from streamkern.losses.base import Loss
 from streamkern.losses.errors import AbsoluteError, Expectile, Huber, Quantile, SquaredHinge
+from streamkern.losses.log_link import Gamma, Poisson
 from streamkern.losses.log_loss import LogLoss
 from streamkern.losses.own import (
     RESERVED,
@@ -22,7 +23,7 @@ SQUARES: Final = "squared_error"
 SHOWN_OUTPUTS: Final = 4
 """Number of outputs whose parameters are shown."""
 _ALL: Final[tuple[type[Loss], ...]] = (
-    LogLoss, SquaredHinge, AbsoluteError, Huber, Quantile, Expectile,
+    LogLoss, SquaredHinge, AbsoluteError, Huber, Quantile, Expectile, Poisson, Gamma,
 )  # fmt: skip
 LOSS_CLASSES: Final[Mapping[str, type[Loss]]] = MappingProxyType({each.name: each for each in _ALL})
 """Name -> class of a loss, without squares."""

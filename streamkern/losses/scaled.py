@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array, Backend
 from streamkern.losses.base import Loss
+from streamkern.losses.log_link import LogLink
 from streamkern.losses.losses import saved_loss
+
+LARGEST_STEP: Final = 2.0
+"""Largest change of an output of a log link in a row of the batch by a step."""
 
 
 class ScaledLoss:
     """A loss of the outputs z = mean + gain f, whose target for f is never formed.
 
     For a loss of an identity link the targets are scaled, as for squares: (y - mean) / gain, with
-    the error f - (y - mean) / gain; else they are as stored, with the error predict(z) - y.
+    the error f - (y - mean) / gain; else they are as stored, with the error predict(z) - y. With a
+    log link both are divided by the unit of the targets, which z contains.
 
     mean, gain : (c,); see `stream.target_scale`
     age : rows per center that the weights were trained with by this loss before the run
+    unit : (c,), by which the targets are divided; None: they are scaled, or as stored
+    limits : whether a step has to be short enough, see `limit`
     """
 
     def __init__(
@@ -28,7 +35,12 @@ class ScaledLoss:
         mean: npt.NDArray[np.float64], gain: npt.NDArray[np.float64], age: float = 0.0,
     ) -> None:  # fmt: skip
         self.loss, self._xp, self._age = loss, backend.xp, age
-        self.scales_targets = loss.identity_link
+        self.scales_targets, self.unit = loss.identity_link, None
+        self.limits = isinstance(loss, LogLink)
+        self._F: Array = None
+        if isinstance(loss, LogLink):
+            self.unit = np.asarray(loss.unit, np.float64)
+            mean = mean - np.log(self.unit)
         self._backend, self._dtype = backend, dtype
         self._mean, self._gain, self._host_gain = self._asarray(mean), self._asarray(gain), gain
         self.of_zero = self._asarray(np.zeros_like(mean))
@@ -45,24 +57,44 @@ class ScaledLoss:
             F *= self._gain
             F += self._mean
             F = self.loss.predict(self._xp, F)
+        if self.limits:  # from the errors it could not be had without cancellation
+            self._F = F.copy()
         F -= Y
-        if not self.scales_targets:  # of such a loss the gradient is the part of the errors to mend
+        if self.loss.for_classes:  # of such a loss the gradient is the part of the errors to mend
             F = self.loss.gradient(self._xp, F, Y)
         return F
 
-    def residual(self, errors: Array, Y: Array, rows_per_center: float) -> Array:
-        """Return the residual of the square that majorises the loss in f, in place of `errors`.
+    def residual(
+        self, errors: Array, Y: Array, rows_per_center: float
+    ) -> tuple[Array, Array | None]:
+        """Return the residual of the square that stands for the loss in f, in place of `errors`,
+        and its weights (m,); None: all are 1.
 
         rows_per_center : of this run, so far
 
-        The gradient in f is gain dl/dz, and its curvature at most gain^2 L.
+        The gradient in f is gain dl/dz, and its curvature at most gain^2 L, or for a log link
+        gain^2 times the weight. Weight times residual are the gradient, over gain^2 L.
         """
         loss = self.loss.at(self._age + rows_per_center)
+        if isinstance(loss, LogLink):
+            weights = loss.row_curvature(self._xp, self._F, Y)
+            errors[...] = loss.slope(self._xp, self._F, Y)
+            errors /= weights[:, None]
+            errors *= self._asarray(1 / self._host_gain)
+            return errors, weights
         if self.scales_targets:
             errors *= self._gain
         gradient = loss.gradient(self._xp, errors, Y)
         gradient *= self._asarray(1 / (loss.curvature * self._host_gain))
-        return gradient
+        return gradient, None
+
+    def limit(self, moves: Array) -> Array:
+        """Return the factor, at most 1, that keeps changes of f (m, c) within the region where the
+        loss is near to its square. `moves` is overwritten.
+        """
+        moves *= self._gain
+        largest = self._xp.abs(moves, out=moves).max()
+        return LARGEST_STEP / self._xp.maximum(largest, LARGEST_STEP)
 
 
 def scaled_loss(

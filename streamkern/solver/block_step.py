@@ -193,9 +193,11 @@ class BlockSolver(Solver):
             if self.loss is not None:
                 r = self.loss.errors(r, batch.Y)
             loss = self._measure(state, batch, r, self.Ku[:m])
+            w = batch.w
             if self.loss is not None:
-                r = self.loss.residual(r, batch.Y, state.rows / self.partition.p)
-            w = self._weights(state, m, n, batch.w)
+                r, of_rows = self.loss.residual(r, batch.Y, state.rows / self.partition.p)
+                w = w if of_rows is None else of_rows if w is None else w * of_rows
+            w = self._weights(state, m, n, w)
             self._weigh(r, w)
             for i, b in enumerate(order.tolist()):
                 K_b = self.K[b][:m] if self.keep else self._recomputed(x, own[b])
@@ -219,6 +221,9 @@ class BlockSolver(Solver):
         u = self.partition.sum(self.preconditioner.apply(b, g, self.backend, self.u[:width]))
         u *= self._eta(state, b, n)
         u = u[at]
+        if self.loss is not None and self.loss.limits:
+            moves = self.partition.row_sum(self.backend.matmul(K_b, u, self.Ku[: len(K_b)]))
+            u *= self.loss.limit(moves)
         alpha = state.alpha[self.partition.local[b]]
         alpha -= u
         return u

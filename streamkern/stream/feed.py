@@ -8,7 +8,7 @@ the same bits wherever it is used.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,9 @@ from streamkern.store.row_block import RowBlock
 from streamkern.stream.loader import Loader
 from streamkern.stream.sources.transforms import Transform, apply_transforms
 from streamkern.stream.target_scale import TargetScale
+
+CheckTargets = Callable[[np.ndarray, np.ndarray], None]
+"""Raises an error on targets (m, c) as stored, of the rows with these numbers (m,)."""
 
 
 def transform_dtype(
@@ -48,6 +51,7 @@ def prepare(
     n_outputs: int,
     classes: Sequence[str] | None,
     targets: TargetScale | None = None,
+    check: CheckTargets | None = None,
 ) -> tuple[Array, Array, Array | None]:
     """Return features X (m, d), targets Y (m, c) and sample weights w (m,) on the device.
 
@@ -56,8 +60,10 @@ def prepare(
     float64 for values; with several outputs for a single target, each has a column of it. w is None
     without `factors` (from `weight_factors`). The draws of random transforms depend on (seed,
     epoch, block.row_ids). Cost: one pass per transform; memory: X in `dtype`, and once more inside
-    a transform.
+    a transform. `check` is called with the targets as stored.
     """
+    if check is not None:
+        check(block.y, block.row_ids)
     X, y, rows = (backend.asarray(a) for a in (block.X, block.y, block.row_ids))
     w = None if block.w is None else backend.asarray(block.w)
     path = _Path(
@@ -79,7 +85,7 @@ class Feed:
     dtype : float32 or float64
     seed : seed of the random transforms; usually the loader's
     factors : from `weight_factors`, for batches with sample weights
-    targets : mean and scale to remove from the targets, see `prepare`
+    targets, check : mean and scale to remove from the targets, and their check, see `prepare`
     """
 
     def __init__(
@@ -91,8 +97,10 @@ class Feed:
         seed: int,
         factors: np.ndarray | None = None,
         targets: TargetScale | None = None,
+        check: CheckTargets | None = None,
     ) -> None:
         self.loader, self.backend, self.seed = loader, backend, seed
+        self._check = check
         self.dtype = np.dtype(dtype)
         if self.dtype not in (np.float32, np.float64):
             raise ConfigError(
@@ -136,6 +144,8 @@ class Feed:
         positions = loader.positions(first, stop, start)
         try:
             for block, (epoch, index) in zip(blocks, positions, strict=True):
+                if self._check is not None:
+                    self._check(block.y, block.row_ids)
                 up = {name: ring.upload(getattr(block, name)) for name, ring in self._rings.items()}
                 self._arrays.restart()
                 X, Y, w = self._path.take(up["X"], up["y"], up["row_ids"], epoch, up.get("w"))
@@ -190,10 +200,12 @@ class _Path:
         self.dtype, self.n_classes, self.empty = np.dtype(dtype), n_classes, empty
         self.order = backend.xp.arange(most_rows)
         self.factors = None if factors is None else backend.asarray(factors, self.dtype)
-        self.targets = None
+        self.targets = self.unit = None
         if targets is not None:  # one-hot rows are exact in `dtype`; values need float64
             wide = np.dtype(np.float64) if n_classes is None else self.dtype
             self.targets = [backend.asarray(a, wide) for a in (targets.mean, targets.scale)]
+            if targets.unit is not None:
+                self.unit = backend.asarray(targets.unit, wide)
 
     def take(
         self, X: Array, y: Array, rows: Array, epoch: int, w: Array | None
@@ -227,6 +239,8 @@ class _Path:
             return Y
         mean, scale = self.targets
         inside = self.empty((len(Y), len(mean)), np.promote_types(Y.dtype, mean.dtype))
+        if self.unit is not None:
+            Y = self.backend.xp.log1p(Y / self.unit)
         self.backend.xp.subtract(Y, mean, out=inside)
         inside /= scale
         return self._cast(inside, self.dtype)

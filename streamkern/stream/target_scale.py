@@ -36,10 +36,13 @@ class TargetScale:
     """Mean and scale of each output.
 
     mean, scale : (c,) float64
+    unit : (c,); then mean and scale are those of log(1 + y / unit), for which a setup has squares
+        if the loss has a log link; else None
     """
 
     mean: NDArray[np.float64]
     scale: NDArray[np.float64]
+    unit: NDArray[np.float64] | None = None
 
     @classmethod
     def from_moments(cls, moments: ColumnMoments, fit_intercept: bool) -> TargetScale:

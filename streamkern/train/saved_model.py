@@ -22,7 +22,8 @@ from streamkern.solver.posterior import Posterior
 from streamkern.train.loop.evaluations import evaluations_in
 from streamkern.train.loop.guard import LossCurve
 from streamkern.train.loop.step_loop import Kept, Result
-from streamkern.train.model.kernel_model import KernelModel, column_names
+from streamkern.train.model.kernel_model import KernelModel
+from streamkern.train.model.recorded_columns import column_names
 from streamkern.train.resolve.early_stopping import kept_scores, scores_in
 from streamkern.train.restart.run_snapshot import RunSnapshot
 from streamkern.train.restart.scaling import save_scaling

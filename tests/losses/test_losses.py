@@ -15,8 +15,8 @@ from streamkern.losses.losses import LOSS_CLASSES, SQUARES, loss_of, saved_loss
 
 FACTORS = {"squared_hinge": 8.0, "absolute_error": 2.0}
 """Derivative of `values` over `gradient`, where they are of different size."""
-OF_OUTPUTS = sorted(set(LOSS_CLASSES) - {"log_loss"})
-"""Losses whose outputs do not mix; for the other one see `test_log_loss`."""
+OF_OUTPUTS = sorted(set(LOSS_CLASSES) - {"log_loss", "poisson", "gamma"})
+"""Losses of the error in each output; for the others see `test_log_loss` and `test_log_link`."""
 
 
 def drawn(name: str, seed: int, m: int, c: int, size: float) -> tuple[Loss, np.ndarray, np.ndarray]:
@@ -26,6 +26,8 @@ def drawn(name: str, seed: int, m: int, c: int, size: float) -> tuple[Loss, np.n
     several = tuple(np.linspace(0.1, 0.8, c).tolist()) if seed % 2 and c > 1 else 0.8
     loss = kind(quantile=several) if kind.takes_quantile else kind()
     z, Y = size * rng.standard_normal((m, c)), rng.standard_normal((m, c))
+    if kind.log_link:
+        z, Y = np.abs(z), np.abs(Y)
     if kind.for_classes:
         Y = np.eye(c)[rng.integers(c, size=m)]
     return loss.fitted(rng.standard_normal((50, c)), np.ones(c)), z, Y

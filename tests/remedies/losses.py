@@ -1,4 +1,7 @@
-"""Mistakes in a user's own loss: how it is given, what its class has, and what it computes."""
+"""Targets that a loss cannot have, and mistakes in a loss of the user's own.
+
+The latter are in how it is given, what its class has, and what it computes.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ def saved(**changes: Any) -> dict[str, Any]:
 
 
 def remedies() -> list[Remedy]:
-    """Mistakes in a user's own loss."""
+    """Mistakes in targets and in a user's own loss."""
     kind = f"{PLACE}:LogCosh"
     return [
         Remedy('give kind = "module:Class" and its parameters, or the name of a loss alone',
@@ -65,4 +68,8 @@ def remedies() -> list[Remedy]:
                lambda: saved_loss(saved(width=3.0)), lambda: saved_loss(saved())),
         Remedy("return the derivative of values by the prediction as gradient",
                lambda: check_own_loss(Halves(True), 1), lambda: check_own_loss(Halves(), 1)),
+        Remedy("needs targets of at least 0 .*correct the targets, or give loss='squared_error'",
+               lambda: regressor(loss="poisson").fit(X, -np.square(Y)),
+               lambda: (regressor(loss="poisson").fit(X, np.square(Y)),
+                        regressor(loss="squared_error").fit(X, -np.square(Y)))),
     ]  # fmt: skip

@@ -29,13 +29,15 @@ from streamkern.solver.posterior import Posterior
 from streamkern.stream.buffers import Share
 from streamkern.stream.feed import Feed
 from streamkern.stream.loader import Loader
+from streamkern.stream.target_scale import TargetScale
 from streamkern.train.loop.guard import Guard, LossCurve, Watch
 from streamkern.train.model.calibrating import (
     calibrate,
     calibrate_left_out,
     native_calibration,
 )
-from streamkern.train.model.kernel_model import KernelModel, column_names
+from streamkern.train.model.kernel_model import KernelModel
+from streamkern.train.model.recorded_columns import column_names
 from streamkern.train.model.shared_model import SharedModel
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.setup.assemble import Assembled
@@ -142,14 +144,18 @@ class StepLoop:
         )  # fmt: skip
 
     @property
-    def _scales_targets(self) -> bool:
-        return self.solver.loss is None or self.solver.loss.scales_targets
+    def _solver_targets(self) -> TargetScale | None:
+        """Mean and scale of the targets that the solver gets; None: they are as stored."""
+        loss, targets = self.solver.loss, self.made.targets
+        if loss is None or loss.scales_targets:
+            return targets
+        return None if loss.unit is None else TargetScale(np.zeros_like(loss.unit), loss.unit)
 
     @property
     def _loss_scale(self) -> npt.NDArray[np.float64]:
         """Factor (c,) of the errors that the solver measures, to the unit of the targets."""
-        scale = self.made.targets.scale
-        return scale if self._scales_targets else np.ones_like(scale)
+        targets = self._solver_targets
+        return np.ones_like(self.made.targets.scale) if targets is None else targets.scale
 
     def kept(self) -> Kept:
         """Return the host arrays and JSON values from which `restore` continues and a model is
@@ -265,7 +271,8 @@ class StepLoop:
                 dtype=self.made.op.dtype,
                 seed=seed,
                 factors=data.weight_factors,
-                targets=self.made.targets if self._scales_targets else None,
+                targets=self._solver_targets,
+                check=self.run.check_targets,
             ) as feed,
         ):
             yield feed

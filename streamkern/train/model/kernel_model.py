@@ -24,6 +24,7 @@ from streamkern.ingest.columns import USUAL, RecordedArrays
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.losses.base import Loss
+from streamkern.losses.log_link import LogLink
 from streamkern.planning.memory import EVALUATED_ROWS, rows_at_once
 from streamkern.predict.calibration import Calibration, lacking
 from streamkern.predict.evaluation import CalibratedFigures, EvaluationMetrics
@@ -150,6 +151,8 @@ class KernelModel:
         for block in checked.blocks():
             for rows in self._tiles(len(block.row_ids)):
                 part = block.take(rows)
+                if isinstance(self.loss, LogLink):
+                    self.loss.check_targets(part.y, part.row_ids)
                 F, Y = self._block_values(part, classes, checked.n_outputs)
                 yield part, F, self.backend.xp.broadcast_to(Y, F.shape)
 
@@ -174,7 +177,9 @@ class KernelModel:
         F = self.targets.outside(self.backend.xp, F, self.dtype)
         if self.calibration is not None and self.calibration.shifts is not None:
             F += self.backend.asarray(self.calibration.shifts)
-        return F if self.loss is None else self.loss.ordered(self.backend.xp, F), Y
+        if self.loss is not None and not self.loss.for_classes:
+            F = self.loss.ordered(self.backend.xp, self.loss.predict(self.backend.xp, F))
+        return F, Y
 
     def function(self, X: Array) -> Array:
         """Return f(X) in scaled targets, (n, c). X : (n, d) on the device, scaled."""
@@ -371,13 +376,3 @@ class KernelModel:
         for a in arrays:
             digest.update(np.ascontiguousarray(a).tobytes())
         return digest.hexdigest()
-
-
-def column_names(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the column names recorded in a setup, as arguments of `KernelModel`."""
-    facts = meta.get("facts", {})
-    names = {name: meta.get(name) for name in ("encoder", "file_form")}
-    for name in ("columns", "target_columns"):
-        names[name] = None if meta[name] is None else tuple(meta[name])
-    names |= {"label_dtype": facts.get("labels"), "weight_column": facts.get("weight_column")}
-    return names

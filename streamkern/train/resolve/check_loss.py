@@ -7,8 +7,12 @@ from streamkern.basics.message import mention
 from streamkern.config.run_config import RunConfig
 from streamkern.losses.base import Loss
 from streamkern.losses.checks import check_own_loss
-from streamkern.losses.losses import LOSS_CLASSES, SQUARES, loss_class
+from streamkern.losses.log_link import LogLink
+from streamkern.losses.losses import LOSS_CLASSES, SQUARES, loss_class, loss_of
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.base import BaseSource
 from streamkern.train.resolve.training_data import Data
+from streamkern.train.restart.scaling import changes_targets, known_moments
 
 
 def check_loss(config: RunConfig, data: Data) -> None:
@@ -48,3 +52,36 @@ def _check_levels(config: RunConfig, data: Data) -> None:
             f"single target, and the data has {n_targets}",
             "give one quantile, or train a model for each target",
         )
+
+
+def check_log_link(config: RunConfig, data: Data, *, whole: bool, goes_on: bool) -> None:
+    """Raise an error if the loss has a log link, and the run or its targets are not for it.
+
+    Targets in memory are checked, and their mean; those of stores when their rows are read.
+
+    whole : whether no other rows will follow
+    goes_on : whether the run begins from the weights of another one
+    """
+    loss = loss_of(config.model.loss, config.model.quantile)
+    if not isinstance(loss, LogLink):
+        return
+    if goes_on or not whole:
+        why = "weights of another run" if goes_on else "partial_fit"
+        raise ConfigError(
+            f"{mention('model.loss', loss.name)} cannot be used with {why}",
+            f"use fit from the start, or give {mention('model.loss', SQUARES)}",
+        )
+    for source in (data.base, data.aside, data.apart):
+        if source is not None and _in_memory(source):
+            for block in source.blocks():
+                loss.check_targets(block.y, block.row_ids)
+    known = not changes_targets(data.source)
+    moments = known_moments(data.source, data.weight_factors) if known else None
+    if moments is not None and moments.weight > 0:
+        loss.check_means(moments.mean)
+
+
+def _in_memory(source: BaseSource) -> bool:
+    return isinstance(source, ArraySource) or (
+        len(source.parts) > 0 and all(map(_in_memory, source.parts))
+    )

@@ -26,6 +26,7 @@ from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.fourier import FourierFeatures, check_sampled
 from streamkern.kernels.points import Grid, point_bytes, point_width, scratch_bytes
 from streamkern.losses.base import Loss
+from streamkern.losses.log_link import LogLink
 from streamkern.losses.log_loss import LogLoss
 from streamkern.losses.losses import SQUARES, loss_of
 from streamkern.planning.memory import Buffers, default_budget
@@ -34,13 +35,13 @@ from streamkern.planning.sizes import Sizes
 from streamkern.solver.method import Method
 from streamkern.solver.methods import find, resolve
 from streamkern.solver.precondition.noise import NOISE_ROWS
-from streamkern.stream.feed import transform_dtype
+from streamkern.stream.feed import CheckTargets, transform_dtype
 from streamkern.stream.loader import MAX_THREADS
 from streamkern.stream.sources.base import read_ahead, target_bytes, unit_sizes
 from streamkern.stream.sources.mixture import stored_rows
 from streamkern.stream.sources.split import rows_read
 from streamkern.train.resolve.calibration_split import NO_ROOM_APART, check_calibrate
-from streamkern.train.resolve.check_loss import check_loss
+from streamkern.train.resolve.check_loss import check_log_link, check_loss
 from streamkern.train.resolve.early_stopping import check_early_stopping
 from streamkern.train.resolve.given_arrays import (
     check_metric,
@@ -96,6 +97,11 @@ class ResolvedRun:
         return loss_of(model.loss, model.quantile)
 
     @property
+    def check_targets(self) -> CheckTargets | None:
+        """Check of the targets of a block, which raises DataError; None: all values are right."""
+        return self.loss.check_targets if isinstance(self.loss, LogLink) else None
+
+    @property
     def in_order(self) -> bool:
         """True if the centers are the rows of the training set, in store order."""
         return self.method.takes_rows(self.sizes)
@@ -140,6 +146,7 @@ def _open(
     if data.apart is None and not data.unused:
         config = config.with_overrides({"run.calibrate": False})
     check_loss(config, data)
+    check_log_link(config, data, whole=whole, goes_on=goes_on)
     goes_on = goes_on or config.solver.warm_start is not None
     choice = requested_metric_mode(config, data, goes_on=goes_on)
     config = with_epochs(config, data.source.n_rows)

@@ -245,13 +245,22 @@ def target_scale(
     """
     if source.classes is not None and not fit_intercept:
         return TargetScale(np.zeros(source.n_outputs), np.ones(source.n_outputs))
-    moments = None if changes_targets(source) else known_moments(source, factors)
-    if moments is None:
-        moments = sampled_moments(backend, source, factors, seed, dtype)
+    moments = target_moments(backend, source, factors, seed, dtype)
     found = TargetScale.from_moments(moments, fit_intercept)
     if source.classes is not None:
         return TargetScale(found.mean, np.ones(source.n_outputs))
     return TargetScale(*(np.broadcast_to(a, n_outputs).copy() for a in (found.mean, found.scale)))
+
+
+def target_moments(
+    backend: Backend, source: BaseSource, factors: npt.NDArray[np.float64] | None, seed: int,
+    dtype: Any,
+) -> ColumnMoments:  # fmt: skip
+    """Return the moments of the targets over an epoch, known or of a sample."""
+    moments = None if changes_targets(source) else known_moments(source, factors)
+    if moments is None:
+        moments = sampled_moments(backend, source, factors, seed, dtype)
+    return moments
 
 
 def changes_targets(source: BaseSource) -> bool:
@@ -282,16 +291,17 @@ def sampled_moments(
     factors: npt.NDArray[np.float64] | None,
     seed: int,
     dtype: Any,
+    targets: TargetScale | None = None,
 ) -> ColumnMoments:
     """Return moments of the rows of `SAMPLED_UNITS` random units of epoch 0, as training gets
-    them."""
+    them, less `targets`."""
     rng = np.random.default_rng([seed, Stage.SAMPLE, INTERCEPT_SAMPLE_STAGE])
     units = np.sort(rng.permutation(source.n_units)[:SAMPLED_UNITS])
     moments = ColumnMoments(source.n_outputs)
     for block in read_units(source, units, seed, 0):
         _, Y, w = prepare(
             backend, block, factors, transforms=source.feed_transforms, dtype=dtype, seed=seed,
-            epoch=0, n_outputs=source.n_outputs, classes=source.classes,
+            epoch=0, n_outputs=source.n_outputs, classes=source.classes, targets=targets,
         )  # fmt: skip
         moments.add(backend.to_host(Y), None if w is None else backend.to_host(w))
     return moments

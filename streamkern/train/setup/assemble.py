@@ -54,7 +54,7 @@ from streamkern.train.setup.choose_metric import (
     learn_metric,
     split,
 )
-from streamkern.train.setup.loss_start import fit_loss, scale_for_setup, scale_start
+from streamkern.train.setup.loss_start import fit_loss, scale_start, setup_targets
 from streamkern.train.setup.setup_rows import few_rows, known_rows, rows_worth, samples_of
 
 _META = (
@@ -126,7 +126,7 @@ def compute_setup(
     """
     config, data = run.config, run.data
     dtype = np.dtype(np.float64 if run.precision == "float64" else np.float32)
-    inside = scale_for_setup(run, dtype, warm)
+    loss, inside = setup_targets(run, dtype, warm)
     read_few_rows, learned = _learn_metric_and_kernel(run, dtype, inside, report, found)
     host_Z, order, kernel, center_rows, shift = choose_centers(
         run, dtype, report, learned.kernel, learned.metric
@@ -138,23 +138,23 @@ def compute_setup(
 
     def samples() -> tuple[SampleRows, SampleRows]:
         nonlocal rows
-        sample, probe, rows = samples_of(run, dtype, inside, center_rows)
+        sample, probe, rows = samples_of(run, dtype, inside, center_rows, first)
         return sample, probe
 
     noise, n, options, ridges = _estimate_noise(run, op, points, read_few_rows, inside, report)
-    fit = None
-    if run.loss is not None:
-        fit = fit_loss(run, run.loss, op, points, inside, read_few_rows(), noise, warm)
-        options = fit.with_ridge(options, n, report)
+    fit, first = None, None
+    if loss is not None:
+        fit = fit_loss(run, loss, op, points, inside, read_few_rows(), noise, warm)
+        options, first = fit.with_ridge(options, n, report), fit.first
+        if first is not None:
+            inside, noise = first.targets, fit.noise
     read_few_rows.cache_clear()
     if kernel.explicit and run.problem.center_ranks > 1:  # estimating the noise needed all centers
         del points
         host_Z, _ = scatter_all(run, host_Z)
         points = op.points(run.backend.asarray(host_Z), left=True, right=True)
     run.backend.release()
-    known = None
-    if center_rows is not None:
-        known = replace(known_rows(run, dtype, inside, center_rows), whole=run.problem.whole)
+    known = known_rows(run, dtype, inside, center_rows, points, first)
     seed, ranks, worth = config.run.random_state, run.given.ranks, n if fit is None else None
     work = Work(op, points, run.problem, run.sizes, options, seed, known, noise, worth, ranks)
     described = {

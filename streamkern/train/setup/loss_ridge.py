@@ -9,20 +9,22 @@ U b, a step costs two products with U, whatever kappa is. As for squares
 (`solver.precondition.noise`), kappa is a property of the data, and the ridge for n rows is
 kappa / n: with squares it is the variance of the noise. It is not the same for a loss: Huber's sees
 less noise than squares with outliers do, and the log loss has no noise but the amplitude of its
-logits.
+logits. A loss with a log link has no bound L; its minima are found by `NewtonPath`.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from streamkern.losses.base import Loss
+from streamkern.losses.log_link import LogLink
 from streamkern.solver.precondition.noise import Noise
+from streamkern.train.setup.loss_rows import LossRows
+from streamkern.train.setup.newton_path import NewtonPath
 
 RIDGE_ROWS = 768
 """Largest number of rows that are used."""
@@ -40,24 +42,6 @@ SAME = 1.01
 _Floats = npt.NDArray[np.float64]
 
 
-class LossRows(NamedTuple):
-    """Rows to find the ridge from, in float64, with targets as stored.
-
-    K, Y, w : (n, n) kernel matrix without weights, (n, c) targets, (n,) weights
-    mean, gain : (c,) of the outputs z = mean + gain f
-    """
-
-    K: _Floats
-    Y: _Floats
-    w: _Floats
-    mean: _Floats
-    gain: _Floats
-
-    def part(self, rows: npt.NDArray[np.int64]) -> LossRows:
-        """Return these rows, with the kernel matrix of all rows and them."""
-        return self._replace(K=self.K[:, rows], Y=self.Y[rows], w=self.w[rows])
-
-
 def loss_noise(loss: Loss, rows: LossRows, noise: Noise) -> Noise:
     """Return `noise` with the kappa of the least held-out loss as its variance.
 
@@ -70,7 +54,11 @@ def loss_noise(loss: Loss, rows: LossRows, noise: Noise) -> Noise:
     rows = rows.part(some)._replace(K=rows.K[np.ix_(some, some)])
     fold = rng.permutation(len(some)) % RIDGE_FOLDS
     parts = [np.flatnonzero(fold != k) for k in range(RIDGE_FOLDS)]
-    paths = [_RidgePath(loss.at(math.inf), rows, fitted) for fitted in parts]
+    paths: list[NewtonPath | _RidgePath]
+    if isinstance(loss, LogLink):
+        paths = [NewtonPath(loss, rows, fitted) for fitted in parts]
+    else:
+        paths = [_RidgePath(loss.at(math.inf), rows, fitted) for fitted in parts]
     tried: list[tuple[float, float]] = []
     scale = float(rows.K.diagonal().mean())
     for exponent in EXPONENTS:

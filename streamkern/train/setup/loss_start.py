@@ -16,6 +16,7 @@ from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.losses.base import Loss
 from streamkern.losses.checks import check_own_loss
+from streamkern.losses.log_link import LogLink
 from streamkern.losses.log_loss import LogLoss
 from streamkern.losses.own import is_own
 from streamkern.predict.probabilities import temperature
@@ -26,7 +27,9 @@ from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.restart.parent_run import ParentRun
 from streamkern.train.restart.scaling import target_scale
-from streamkern.train.setup.loss_ridge import LossRows, loss_noise
+from streamkern.train.setup.log_link_start import FirstModel, first_model, log_targets
+from streamkern.train.setup.loss_ridge import loss_noise
+from streamkern.train.setup.loss_rows import LossRows
 
 BISECTIONS = 60
 LARGEST_OUTPUT = 30.0
@@ -46,6 +49,7 @@ class LossFit(NamedTuple):
     noise : the noise that gives its ridge
     warm : the weights that the run starts from are those of squares, and are to be turned as well
     age : see `ScaledLoss`
+    first : for a log link, the model of the few rows, at which the rows of the setup are weighed
     """
 
     loss: Loss
@@ -54,6 +58,7 @@ class LossFit(NamedTuple):
     noise: Noise
     warm: bool = False
     age: float = 0.0
+    first: FirstModel | None = None
 
     def with_ridge(self, options: SolverConfig, n: float | None, report: Report) -> SolverConfig:
         """Return the settings with the ridge of n rows; None: the ridge is given."""
@@ -94,7 +99,8 @@ def fit_loss(
     which the others predict. With an identity link the mean moves, and the gain is the scale of the
     targets. Else the outputs are mean + slope f: the mean is the output that predicts the mean
     target, or 0 without an intercept, and the gain is the power of two next to the slope, so that
-    weights times the gain are exact.
+    weights times the gain are exact. With a log link the gain is 1, and the rows have a model of
+    the loss of their own, see `log_link_start`.
 
     targets : mean and scale of the targets
     rows, noise : rows that the noise was found from, with scaled targets, and their noise
@@ -108,6 +114,16 @@ def fit_loss(
         noise = loss_noise(warm.loss, LossRows(K, Y, w, outputs.mean, outputs.scale), noise)
         return LossFit(warm.loss, outputs, 1.0, noise, age=warm.loss_age)
     slope = 1.0
+    if isinstance(loss, LogLink):
+        unit = np.asarray(loss.unit)
+        mean, group = loss.output(unit) if fit_intercept else np.zeros_like(unit), None
+        few = LossRows(K, Y / unit, w, mean - np.log(unit), np.ones_like(unit))
+        noise = loss_noise(loss, few, noise)
+        if rows.repeats is not None:
+            group = rows.repeats.group
+        outputs = TargetScale(mean, few.gain)
+        first = first_model(op, Z, rows.X, group, loss, few, outputs, noise.variance)
+        return LossFit(loss, outputs, slope, noise, first=first)
     if loss.identity_link:
         errors = F * targets.scale + targets.mean - Y
         loss = loss.fitted(errors, targets.scale)
@@ -126,6 +142,19 @@ def fit_loss(
         slope /= gain
     noise = loss_noise(loss, LossRows(K, Y, w, outputs.mean, outputs.scale), noise)
     return LossFit(loss, outputs, slope, noise, warm is not None)
+
+
+def setup_targets(
+    run: ResolvedRun, dtype: Any, warm: ParentRun | None
+) -> tuple[Loss | None, TargetScale]:
+    """Return the loss of a run, and mean and scale of the targets that squares learn in its setup.
+
+    warm : see `scale_for_setup`
+    """
+    loss = run.loss
+    if isinstance(loss, LogLink):
+        return log_targets(run, loss, dtype)
+    return loss, scale_for_setup(run, dtype, warm)
 
 
 def scale_for_setup(run: ResolvedRun, dtype: Any, warm: ParentRun | None) -> TargetScale:
@@ -187,7 +216,8 @@ def _left_out(
     if rows.repeats is not None:
         group, scaled, w = rows.repeats
         F, K = F[group], K[np.ix_(group, group)]
-    return F, scaled * targets.scale + targets.mean, w, K
+    Y = scaled * targets.scale + targets.mean
+    return F, Y if targets.unit is None else targets.unit * np.expm1(np.maximum(Y, 0)), w, K
 
 
 def _slope(loss: Loss, F: _Floats, Y: _Floats, w: _Floats, mean: _Floats) -> float:

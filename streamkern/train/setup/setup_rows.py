@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy.typing as npt
 from streamkern.backend.base import Array
 from streamkern.centers.random_rows import median_bandwidth
 from streamkern.kernels.builtin import Laplace
+from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.copies import (
     COPIES,
@@ -37,6 +39,7 @@ from streamkern.stream.sources.transforms import SETUP_EPOCH
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.setup.center_rows import CenterRows, center_places
+from streamkern.train.setup.log_link_start import FirstModel
 
 SAMPLE_STAGE = 2
 COPIED_UNITS = 16
@@ -45,16 +48,20 @@ row."""
 
 
 def samples_of(
-    run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, known: CenterRows | None
-) -> tuple[SampleRows, SampleRows, npt.NDArray[np.int64]]:
-    """Return the setup sample, the probe, and the row numbers of the sample."""
+    run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, known: CenterRows | None,
+    first: FirstModel | None = None,
+) -> tuple[SampleRows, SampleRows, npt.NDArray[np.int64]]:  # fmt: skip
+    """Return the setup sample, the probe, and the row numbers of the sample.
+
+    first : makes targets and weights of the loss; None: they stay
+    """
     source, sizes, seed = run.data.source, run.sizes, run.config.run.random_state
     wanted = min(sizes.n_sample + sizes.n_probe, source.n_rows)
     # A method may take no sample: then one row gives the shapes.
     block = sample_rows(source, max(1, wanted), seed, stage=SAMPLE_STAGE, epoch=SETUP_EPOCH)
     if run.in_order:  # no augmentation: the rows are what the stream delivers
-        first = np.argsort(block.row_ids[: sizes.n_sample])
-        order = np.concatenate([first, np.arange(sizes.n_sample, wanted)])
+        ascending = np.argsort(block.row_ids[: sizes.n_sample])
+        order = np.concatenate([ascending, np.arange(sizes.n_sample, wanted)])
         block = block.take(order)
     X, Y, root, _, place, _ = _prepared(run, block, dtype, targets, known)
     assert place is not None
@@ -72,6 +79,8 @@ def samples_of(
         )
         for part, fresh in ((s, 0), (h, shared))
     )
+    if first is not None:
+        sample, probe = first.reweighed(sample), first.reweighed(probe)
     return sample, probe, block.row_ids[s]
 
 
@@ -111,20 +120,31 @@ def _are_copies(run: ResolvedRun, rows: SampleRows) -> bool:
 
 
 def known_rows(
-    run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, known: CenterRows
-) -> CenterTargets:
-    """Return the targets and weights of the centers in the form that solvers take."""
+    run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, known: CenterRows | None,
+    Z: Points, first: FirstModel | None,
+) -> CenterTargets | None:  # fmt: skip
+    """Return the targets and weights of the centers in the form that solvers take; None without
+    centers that are rows.
+
+    Z : the points of the centers
+    first : makes targets and weights of the loss; None: they stay
+    """
+    if known is None:
+        return None
     source = run.data.source
     _, Y, w = prepare(
         run.backend, known.block, run.data.weight_factors, transforms=(), dtype=dtype,
         seed=run.config.run.random_state, epoch=SETUP_EPOCH, n_outputs=source.n_outputs,
-        classes=source.classes, targets=targets,
+        classes=source.classes, targets=targets, check=run.check_targets,
     )  # fmt: skip
+    if first is not None:
+        Y, w = first.of_centers(Z, known.place, Y, w)
     to_host = run.backend.to_host
-    return by_center(
+    found = by_center(
         run.backend, known.place, to_host(Y), None if w is None else to_host(w), p=run.problem.p,
         n_rows=source.n_rows,
     )  # fmt: skip
+    return replace(found, whole=run.problem.whole)
 
 
 def rows_worth(
@@ -193,5 +213,5 @@ def _through(
     return prepare(
         run.backend, block, factors, transforms=source.feed_transforms,
         dtype=dtype, seed=seed, epoch=SETUP_EPOCH, n_outputs=source.n_outputs,
-        classes=source.classes, targets=targets,
+        classes=source.classes, targets=targets, check=run.check_targets,
     )  # fmt: skip

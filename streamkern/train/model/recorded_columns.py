@@ -1,0 +1,16 @@
+"""The columns of the training data, as a setup records them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def column_names(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the column names recorded in a setup, as arguments of `KernelModel`."""
+    facts = meta.get("facts", {})
+    names = {name: meta.get(name) for name in ("encoder", "file_form")}
+    for name in ("columns", "target_columns"):
+        names[name] = None if meta[name] is None else tuple(meta[name])
+    names |= {"label_dtype": facts.get("labels"), "weight_column": facts.get("weight_column")}
+    return names

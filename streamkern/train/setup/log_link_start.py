@@ -1,0 +1,123 @@
+"""The setup of a loss with a log link: squares for a start, and one Newton step from a first model.
+
+Metric, kernel and noise are chosen with the squares of log(1 + y / mean), which are near to the
+deviance for small and large targets alike. The few rows of the noise then have a model of the
+loss (`NewtonPath`). At its predictions the rows of the setup get
+
+    the weights h_i,  and the targets f_i - l'_i / (g h_i),
+
+with the row's curvature h_i as in a step (`LogLink.row_curvature`). So the preconditioner whitens
+the stream as the loss weighs it, and its start is a Newton step on the sample.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.backend.base import Array
+from streamkern.kernels.points import Points
+from streamkern.kernels.products import KernelOperator
+from streamkern.losses.log_link import LogLink
+from streamkern.losses.scaled import ScaledLoss
+from streamkern.solver.precondition.samples import SampleRows
+from streamkern.stream.target_scale import TargetScale
+from streamkern.train.resolve.resolved_run import ResolvedRun
+from streamkern.train.restart.scaling import sampled_moments, target_moments
+from streamkern.train.setup.loss_rows import LossRows
+from streamkern.train.setup.newton_path import NewtonPath
+
+MIN_CURVATURE = 0.1
+"""Smallest weight of a row in the setup, relative to that of the mean: where the first model is
+wrong, the steps would be too long."""
+
+
+def log_targets(
+    run: ResolvedRun, loss: LogLink, dtype: np.dtype[Any]
+) -> tuple[LogLink, TargetScale]:
+    """Return the loss with its unit, and mean and scale of log(1 + y / unit), for squares.
+
+    Raises DataError if a mean is not above 0.
+    """
+    data, seed = run.data, run.config.run.random_state
+    given = run.backend, data.source, data.weight_factors, seed, dtype
+    means = TargetScale.from_moments(target_moments(*given), True).mean
+    loss.check_means(means)
+    plain = TargetScale(np.zeros_like(means), np.ones_like(means), means)
+    moments = sampled_moments(*given, plain)
+    scale = TargetScale.from_moments(moments, run.config.model.fit_intercept)
+    return loss.in_unit(means), replace(scale, unit=means)
+
+
+@dataclass
+class FirstModel:
+    """The model of the few rows: outputs mean + gain f, f = K(., X) alpha.
+
+    points, weights : of the kernel, or of its explicit features
+    scaled : the loss as the steps have it
+    """
+
+    op: KernelOperator
+    points: Points
+    weights: Array
+    scaled: ScaledLoss
+
+    @property
+    def targets(self) -> TargetScale:
+        """Scale of the targets that `reweighed` takes, which are divided by the unit."""
+        unit = self.scaled.unit
+        assert unit is not None
+        return TargetScale(np.zeros_like(unit), unit)
+
+    def reweighed(self, rows: SampleRows) -> SampleRows:
+        """Return rows with the targets and weights of a Newton step. rows.Y : over the unit."""
+        x = self.op.points(rows.X, left=True)
+        Y, root = self.step(x, rows.Y, rows.root)
+        return rows._replace(Y=Y, root=root)
+
+    def of_centers(
+        self, Z: Points, place: npt.NDArray[np.int64], Y: Array, w: Array | None
+    ) -> tuple[Array, Array]:
+        """Return targets and weights (q,) of rows that are the centers Z[place]."""
+        xp = self.op.backend.xp
+        root = None if w is None else xp.sqrt(w)
+        Y, root = self.step(Z[xp.asarray(place)], Y, root)
+        return Y, root * root
+
+    def step(self, x: Points, Y: Array, root: Array | None) -> tuple[Array, Array]:
+        """Return targets and roots of the weights of rows with the targets Y over the unit."""
+        xp = self.op.backend.xp
+        f = self.op.product(x, self.points, self.weights)
+        errors = self.scaled.errors(f.copy(), Y)
+        r, h = self.scaled.residual(errors, Y, 0.0)
+        assert h is not None
+        enough = xp.maximum(h, MIN_CURVATURE)
+        r *= (h / enough)[:, None]
+        of_step = xp.sqrt(enough)
+        return f - r, of_step if root is None else root * of_step
+
+
+def first_model(
+    op: KernelOperator, Z: Points, X: Array, group: npt.NDArray[np.int64] | None,
+    loss: LogLink, rows: LossRows, outputs: TargetScale, kappa: float,
+) -> FirstModel:  # fmt: skip
+    """Return the model of few rows with the noise kappa.
+
+    X : (n, d) the rows, equal ones once; group : (N,) the row that each of `rows` is in X, or None
+    """
+    path = NewtonPath(loss, rows, np.arange(len(rows.Y)))
+    path.minimise(kappa)
+    alpha = path.alpha
+    if group is not None:
+        merged = np.zeros((len(X), alpha.shape[1]))
+        np.add.at(merged, group, alpha)
+        alpha = merged
+    scaled = ScaledLoss(loss, op.backend, op.dtype, outputs.mean, outputs.scale)
+    if not op.kernel.explicit:
+        points = op.points(X, left=True, right=True)
+        return FirstModel(op, points, op.backend.asarray(alpha, op.dtype), scaled)
+    features = op.backend.to_host(op.matrix(op.points(X, left=True), Z)).astype(np.float64)
+    return FirstModel(op, Z, op.backend.asarray(features.T @ alpha, op.dtype), scaled)

@@ -1,0 +1,114 @@
+"""Losses with a log link against differences, scikit-learn, and what a step may rely on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import mean_gamma_deviance, mean_poisson_deviance
+
+from streamkern.backend.devices import get_backend
+from streamkern.basics.errors import DataError
+from streamkern.losses.log_link import Gamma, LogLink, Poisson
+from streamkern.losses.scaled import LARGEST_STEP, ScaledLoss
+
+LOSSES: dict[str, tuple[type[LogLink], Any]] = {
+    "poisson": (Poisson, mean_poisson_deviance),
+    "gamma": (Gamma, mean_gamma_deviance),
+}
+
+
+def drawn(name: str, seed: int, m: int, c: int, size: float) -> tuple[Any, np.ndarray, np.ndarray]:
+    """A loss, outputs (m, c) of this size, and targets, some of which are 0 if they may be."""
+    rng = np.random.default_rng(seed)
+    z = size * rng.standard_normal((m, c))
+    Y = rng.poisson(2.0, (m, c)) * rng.exponential(size=(m, c))
+    loss = LOSSES[name][0](unit=[1.0] * c)
+    return loss, z, Y if name == "poisson" else Y + 0.1
+
+
+CASES = given(
+    st.sampled_from(sorted(LOSSES)), st.integers(0, 2**32 - 1), st.integers(1, 4),
+    st.integers(1, 3), st.floats(0.01, 4.0),
+)  # fmt: skip
+
+
+def half_deviance(loss: Any, z: np.ndarray, Y: np.ndarray) -> np.ndarray:
+    """Half of the deviances of the rows."""
+    return loss.values(np, loss.predict(np, z.copy()), Y) / 2
+
+
+@CASES
+def test_the_gradient_is_that_of_half_the_deviance(
+    name: str, seed: int, m: int, c: int, size: float
+) -> None:
+    loss, z, Y = drawn(name, seed, m, c, size)
+    F, h = loss.predict(np, z.copy()), 1e-6
+    gradient = loss.gradient(np, F - Y, Y)
+    np.testing.assert_allclose(loss.slope(np, F.copy(), Y), gradient, rtol=1e-9, atol=1e-9)
+    for k in range(c):
+        move = h * np.eye(c)[k]
+        rise = half_deviance(loss, z + move, Y) - half_deviance(loss, z - move, Y)
+        np.testing.assert_allclose(rise / (2 * h), gradient[:, k], rtol=1e-4, atol=1e-4)
+
+
+@CASES
+def test_a_row_alone_moves_no_further_than_its_square_allows(
+    name: str, seed: int, m: int, c: int, size: float
+) -> None:
+    """And its loss falls by it."""
+    loss, z, Y = drawn(name, seed, m, c, size)
+    F = loss.predict(np, z.copy())
+    h = loss.row_curvature(np, F, Y)[:, None]
+    move = loss.slope(np, F.copy(), Y) / h
+    assert (np.abs(move) <= 1 + 1e-12).all()
+    assert (half_deviance(loss, z - move, Y) <= half_deviance(loss, z, Y) + 1e-9).all()
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_values_are_those_of_scikit_learn(name: str) -> None:
+    loss, z, Y = drawn(name, 0, 50, 1, 1.0)
+    F = loss.predict(np, z)
+    expected = LOSSES[name][1](Y[:, 0], F[:, 0])
+    assert loss.values(np, F, Y).mean() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_predictions_are_finite_and_above_zero(dtype: type) -> None:
+    for name in LOSSES:
+        F = LOSSES[name][0]().predict(np, np.array([[-1e6], [1e6]], dtype))
+        assert np.isfinite(F).all()
+        assert (F > 0).all()
+
+
+@pytest.mark.parametrize(("name", "small"), [("poisson", -1.0), ("gamma", 0.0)])
+def test_targets_that_are_too_small_are_refused(name: str, small: float) -> None:
+    loss = LOSSES[name][0]()
+    Y, rows = np.array([[2.0], [small], [1.0]]), np.array([7, 8, 9])
+    loss.check_targets(Y[::2], rows[::2])
+    with pytest.raises(DataError, match=f"loss='{name}' needs .* row 8 has {small:g}"):
+        loss.check_targets(Y, rows)
+    with pytest.raises(DataError, match="the mean of target 1 is 0"):
+        loss.check_means(np.array([1.0, 0.0]))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_solver_gets_the_gradient_as_weights_times_residuals(name: str) -> None:
+    loss, f, Y = drawn(name, 5, 6, 2, 1.0)
+    unit, gain = np.array([3.0, 0.5]), np.array([2.0, 4.0])
+    loss, mean = loss.in_unit(unit), np.log(unit) + 0.2
+    with get_backend("cpu") as backend:
+        scaled = ScaledLoss(loss, backend, np.float64, mean.copy(), gain)
+        errors = scaled.errors(f.copy(), Y / unit)
+        F = np.exp(mean + gain * f)
+        np.testing.assert_allclose(errors, (F - Y) / unit)
+        np.testing.assert_allclose(scaled.of_zero, np.exp(mean) / unit)
+        r, w = scaled.residual(errors, Y / unit, 0.0)
+        assert w is not None
+        slope = loss.slope(np, F / unit, Y / unit)
+        np.testing.assert_allclose(w[:, None] * r, slope / gain)
+        assert scaled.limit(np.full((6, 2), 0.1)) == 1
+        assert scaled.limit(np.full((6, 2), -3.0)) == pytest.approx(LARGEST_STEP / 12)

@@ -1,0 +1,195 @@
+"""Losses with a log link, from the setting to the predictions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+from scipy.spatial.distance import cdist
+from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.metrics import mean_gamma_deviance, mean_poisson_deviance
+
+import streamkern as sk
+from streamkern.losses.log_link import LogLink
+from tests.runs import assert_same_bits, final, finished, settings, stopped
+
+N, P = 200, 40
+RNG = np.random.default_rng(4)
+X = RNG.standard_normal((N, 3)).astype(np.float32)
+RATES = np.exp(np.sin(2 * X[:, 0]) + X[:, 1])
+TARGETS = {
+    "poisson": RNG.poisson(RATES).astype(float),
+    "gamma": 1000 * RATES * RNG.gamma(1.0, size=N) + 1e-3,
+}
+DEVIANCES: dict[str, Any] = {"poisson": mean_poisson_deviance, "gamma": mean_gamma_deviance}
+LOSSES = sorted(TARGETS)
+
+
+def of_loss(name: str, **overrides: Any) -> dict[str, Any]:
+    """Settings of a run of the loss."""
+    return {
+        "solver.name": "block", "model.loss": name, "model.n_centers": P, "model.metric": "none",
+    } | overrides  # fmt: skip
+
+
+def penalised(model: Any, Z: np.ndarray, Y: np.ndarray, ridge: float) -> Any:
+    """The objective of the weights, with its gradient, in float64."""
+    loss, targets, c = model.loss, model.targets, Y.shape[1]
+    K, of_centers = (np.exp(-cdist(a, Z) / 3.0) for a in (np.float64(X), Z))
+    Y, mean = Y / loss.unit, targets.mean - np.log(loss.unit)
+
+    def objective(flat: Any) -> tuple[float, Any]:
+        alpha = flat.reshape(-1, c)
+        F = loss.predict(np, mean + targets.scale * (K @ alpha))
+        of_outputs = [
+            loss.values(np, F[:, k : k + 1], Y[:, k : k + 1]).mean() / 2 for k in range(c)
+        ]
+        slope = K.T @ (loss.slope(np, F.copy(), Y) / targets.scale) / N
+        slope += ridge * (of_centers @ alpha)
+        penalty = ridge / 2 * float((alpha * (of_centers @ alpha)).sum())
+        return float(of_outputs @ (1 / targets.scale**2)) + penalty, slope.reshape(-1)
+
+    return objective
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize(("epochs", "several"), [(60, False), (150, True)])
+def test_full_batches_end_at_the_least_penalised_loss(
+    name: str, epochs: int, several: bool
+) -> None:
+    """Against SciPy's minimum of the same objective, in float64."""
+    ridge, Y = 1e-2, TARGETS[name][:, None]
+    if several:
+        Y = np.hstack([Y, Y[::-1] + 0.5])
+    overrides = {
+        "data.batch_size": N, "data.epochs": epochs, "solver.ridge": ridge,
+        "solver.block_size": P, "solver.average": False, "run.precision": "float64",
+    }  # fmt: skip
+    result = finished(settings(**of_loss(name, **overrides)), source=sk.ArraySource(X, Y))
+    objective = penalised(result.model, np.float64(result.Z), Y, ridge)
+    zero = np.zeros(P * Y.shape[1])
+    options = {"maxiter": 5000, "maxfun": 10**6, "ftol": 1e-15, "gtol": 1e-9}
+    best = minimize(objective, zero, jac=True, method="L-BFGS-B", options=options).fun
+    reached = objective(np.asarray(result.model.weights).reshape(-1))[0]
+    assert best - 1e-9 <= reached <= best + 0.01 * (objective(zero)[0] - best)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_rates_are_found_better_than_by_boosting(name: str) -> None:
+    rng = np.random.default_rng(1)
+    X, h = rng.standard_normal((1600, 4)).astype(np.float32), 800
+    rates = np.exp(np.sin(2 * X[:, 0]) + X[:, 1] * X[:, 2] / 2)
+    y = rng.poisson(rates) if name == "poisson" else rates * rng.gamma(2.0, size=len(X))
+    boosting = HistGradientBoostingRegressor(loss=name).fit(X[:h], y[:h])
+    model = sk.KernelRegressor(loss=name, n_centers=200, metric="none").fit(X[:h], y[:h])
+    F, other = (each.predict(X[h:]) for each in (model, boosting))
+    assert DEVIANCES[name](y[h:], F) < DEVIANCES[name](y[h:], other)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_resumed_run_ends_with_the_same_bits(name: str, tmp_path: Path) -> None:
+    source = sk.ArraySource(X, TARGETS[name])
+    finished(settings(tmp_path / "whole", **of_loss(name)), source=source)
+    stopped(settings(tmp_path / "parts", **of_loss(name)), 5, source=source, test=source)
+    result = finished(settings(tmp_path / "parts", **of_loss(name)), source=source)
+    assert_same_bits(final(tmp_path / "parts"), final(tmp_path / "whole"))
+    assert isinstance(result.model.loss, LogLink)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_all_doors_predict_the_mean(name: str, tmp_path: Path) -> None:
+    y, run_dir = TARGETS[name], tmp_path / "run"
+    plain: dict[str, Any] = {"kernel": "laplace", "bandwidth": 3.0, "scale": "none"}
+    model = sk.KernelRegressor(loss=name, n_centers=P, run_dir=run_dir, metric="none", **plain).fit(
+        X, y
+    )
+    F = model.predict(X)
+    assert (F > 0).all()
+    assert 0.7 < F.mean() / y.mean() < 1.4
+    K = np.exp(-cdist(X, model.centers_) / 3.0)
+    np.testing.assert_allclose(
+        np.log(F), (model.intercept_ + K @ model.dual_coef_)[:, 0], atol=1e-3
+    )
+    sk.ingest_store(X, tmp_path / "rows.zarr", y=y)
+    loaded = sk.load(run_dir)
+    np.testing.assert_array_equal(loaded.predict(X), F)
+    with loaded._model() as model_of_run:
+        model_of_run.predict_to(sk.ArraySource(X, y), tmp_path / "out.npy")
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy").reshape(-1), F, rtol=1e-12)
+    figures = sk.evaluate(run_dir, tmp_path / "rows.zarr")
+    assert figures[f"{name}_deviance"] == pytest.approx(DEVIANCES[name](y, F), rel=1e-5)
+    assert figures["mse"] == pytest.approx(np.mean((F - y) ** 2), rel=1e-5)
+    assert figures["r2"] == pytest.approx(model.score(X, y), rel=1e-5)
+
+
+def test_counts_whose_unit_is_large_are_learned_as_those_of_a_small_one() -> None:
+    models = [
+        sk.KernelRegressor(loss="gamma", n_centers=P, metric="none").fit(X, unit * TARGETS["gamma"])
+        for unit in (1.0, 2.0**40)
+    ]
+    F, other = (model.predict(X) for model in models)
+    np.testing.assert_allclose(other, 2.0**40 * F, rtol=1e-3)
+
+
+def test_a_weight_counts_as_copies_of_a_row() -> None:
+    weights = np.where(X[:, 0] > 0, 3.0, 1.0)
+    again = np.repeat(np.arange(N), weights.astype(int))
+    options: dict[str, Any] = {
+        "loss": "poisson", "centers": X[:P], "metric": "none", "bandwidth": 2.0, "ridge": 1e-2,
+        "kernel": "laplace", "epochs": 60, "average": False,
+        "solver": "block", "scale": "none",
+    }  # fmt: skip
+    y = TARGETS["poisson"]
+    weighted = sk.KernelRegressor(batch_size=N, **options).fit(X, y, sample_weight=weights)
+    copied = sk.KernelRegressor(batch_size=len(again), **options).fit(X[again], y[again])
+    np.testing.assert_allclose(np.log(weighted.predict(X)), np.log(copied.predict(X)), atol=0.03)
+
+
+def test_without_an_intercept_the_logarithm_is_made_of_kernels_alone() -> None:
+    model = sk.KernelRegressor(loss="poisson", fit_intercept=False, n_centers=P)
+    assert not model.fit(X, TARGETS["poisson"]).intercept_.any()
+    assert model.score(X, TARGETS["poisson"]) > 0.2
+
+
+def test_rows_that_repeat_are_predicted_by_their_means() -> None:
+    rng = np.random.default_rng(1)
+    X = rng.integers(0, 5, (800, 1)).astype(np.float32)
+    y = rng.poisson(np.exp(X[:, 0]))
+    F = sk.KernelRegressor(loss="poisson").fit(X, y).predict(X)
+    for value in range(5):
+        rows = X[:, 0] == value
+        np.testing.assert_allclose(F[rows], y[rows].mean(), rtol=0.1)
+
+
+def test_early_stopping_and_intervals_know_the_loss() -> None:
+    model = sk.KernelRegressor(loss="poisson", n_centers=P, early_stopping=True, calibrate=True)
+    model.fit(X, TARGETS["poisson"])
+    assert "validation_poisson_deviance" in model.history_[0]
+    F, ends = model.predict(X, interval=0.8)
+    low, high = ends.T
+    assert (low < F).all()
+    assert (high > F).all()
+
+
+@pytest.mark.parametrize(("name", "small"), [("poisson", -1.0), ("gamma", 0.0)])
+def test_targets_that_are_too_small_are_refused(name: str, small: float, tmp_path: Path) -> None:
+    y, run_dir = TARGETS[name].copy(), tmp_path / "run"
+    y[17] = small
+    model = sk.KernelRegressor(loss=name, n_centers=P, run_dir=run_dir)
+    with pytest.raises(sk.DataError, match=f"loss='{name}' needs targets .* row 17 has {small:g}"):
+        model.fit(X, y)
+    assert not run_dir.exists()
+    sk.ingest_store(X, tmp_path / "rows.zarr", y=y)
+    with pytest.raises(sk.DataError, match=f"needs targets .* has {small:g}"):
+        model.fit(sk.open_store(tmp_path / "rows.zarr"))
+    model.fit(X, TARGETS[name])
+    with pytest.raises(sk.DataError, match=f"needs targets .* has {small:g}"):
+        sk.evaluate(run_dir, tmp_path / "rows.zarr")
+
+
+def test_counts_that_are_all_zero_are_refused() -> None:
+    with pytest.raises(sk.DataError, match="the mean of target 0 is 0"):
+        sk.KernelRegressor(loss="poisson").fit(X, np.zeros(N))
