@@ -53,6 +53,17 @@ METHODS: dict[str, dict[str, Any]] = {
         "solver.block_size": 25,
         "model.loss": "log_loss",
     },
+    "sgd, log loss": {
+        "solver.name": "sgd",
+        "model.n_centers": "auto",
+        "model.loss": "log_loss",
+    },
+    "eigenpro4, log loss": {
+        "solver.name": "eigenpro4",
+        "solver.n_nystrom": 80,
+        "solver.period": 3,
+        "model.loss": "log_loss",
+    },
     "eigenpro3": {"solver.name": "eigenpro3", "solver.n_nystrom": 80},
     "eigenpro4, resident": {
         "solver.name": "eigenpro4",
@@ -68,6 +79,11 @@ METHODS: dict[str, dict[str, Any]] = {
         "solver.projection": "inexact",
     },
     "direct": {"solver.name": "direct", "solver.ridge": 0.0},
+    "direct, log loss": {
+        "solver.name": "direct",
+        "solver.ridge": 1e-3,
+        "model.loss": "log_loss",
+    },
     "falkon": {"solver.name": "falkon", "solver.ridge": 1e-3},
     **{
         name: {"solver.name": name, "model.n_centers": "auto"}
@@ -108,7 +124,7 @@ def array_source(n: int = N, seed: int = 0, unit_rows: int = 16, **options: Any)
 
 def stream(method: str = "block") -> Source:
     """The training rows, with noise where the method allows it."""
-    if method in ("sgd", "eigenpro1", "eigenpro2"):
+    if method in ("sgd", "sgd, log loss", "eigenpro1", "eigenpro2"):
         return array_source()
     return AugmentedSource(array_source(), 1, [GaussianNoise(0.1)])
 

@@ -87,6 +87,7 @@ OF_SEVERAL_MODULES = {
     "train.quantiles": "several quantiles of one target, from the setting to the predictions",
     "train.losses_going_on": "other losses than squares, continued and from other weights",
     "train.losses_over_ranks": "other losses than squares, on several ranks",
+    "train.loss_solvers": "other losses than squares, by every solver that takes them",
     "train.intercept": "mean and scale of the targets, from the settings to predictions",
     "solver.every_solver": "what must hold for all methods",
     "solver.features": "methods on explicit features",

@@ -59,7 +59,7 @@ from streamkern.config.rules import (
     Table,
     unknown_key,
 )
-from streamkern.config.solver import SolverConfig, check_solver_features
+from streamkern.config.solver import SQUARES_ONLY, SolverConfig, check_solver_features
 from streamkern.config.toml import TOML_BYTES, corrected_line, parse_toml
 from streamkern.losses.losses import SQUARES, loss_class
 
@@ -201,16 +201,18 @@ class RunConfig(Table):
     @model_validator(mode="after")
     def _loss_can_be_minimised(self) -> RunConfig:
         loss, others = self.model.loss, []
-        if self.solver.name not in ("auto", "block"):
+        log_link = loss != SQUARES and loss_class(loss).log_link
+        if self.solver.name in SQUARES_ONLY or (
+            log_link and self.solver.name not in ("auto", "block")
+        ):
             others.append(mention("solver.name", self.solver.name))
         others += [mention("solver.posterior", True)] if self.solver.posterior else []
-        if loss != SQUARES and loss_class(loss).log_link:
+        if log_link:
             others += [mention("run.ranks", self.run.ranks)] if self.run.ranks != 1 else []
             others += [mention("solver.warm_start")] if self.solver.warm_start is not None else []
         if loss != SQUARES and others:
             raise ConfigError(
-                f"{mention('model.loss', loss)} is minimised by {mention('solver.name', 'block')} "
-                f"and not with {others[0]}",
+                f"{mention('model.loss', loss)} cannot be minimised with {others[0]}",
                 f"leave one of them out, or give {mention('model.loss', SQUARES)}",
             )
         return self

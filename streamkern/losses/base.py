@@ -54,6 +54,8 @@ class Loss:
     """Whether z is the prediction, so that targets are scaled as for squares."""
     log_link: ClassVar[bool] = False
     """Whether the prediction is exp(z), and the loss a `LogLink`."""
+    shift_invariant: ClassVar[bool] = False
+    """Whether an equal change of all outputs of a row leaves the loss as it is."""
     takes_quantile: ClassVar[bool] = False
     """Whether it is made with model.quantile."""
 
@@ -117,6 +119,13 @@ class Loss:
     def gradient(self, xp: Any, errors: Any, Y: Any) -> Any:
         """Return dl/dz (m, c), in place of the errors. Y is None for an identity link."""
         raise NotImplementedError
+
+    def curvatures(self, xp: Any, errors: Any, Y: Any) -> Any:
+        """Return curvatures (m, c) over L, in [0, 1], that a Newton step takes at the errors.
+
+        Their diagonal is at least the Hessian at z. The default, 1, is that of the bound.
+        """
+        return xp.ones_like(errors)
 
     def values(self, xp: Any, F: Any, Y: Any) -> Any:
         """Return the losses of the rows, (m,) float64: the sum over outputs.

@@ -54,6 +54,11 @@ class Huber(Loss):
         delta = xp.asarray(self.delta, errors.dtype)
         return xp.clip(errors, -delta, delta, out=errors)
 
+    def curvatures(self, xp: Any, errors: Any, Y: Any) -> Any:
+        """Return those of the sharpest squares that majorise the loss, delta / |e| beyond delta."""
+        delta = xp.asarray(self.delta, errors.dtype)
+        return delta / xp.maximum(xp.abs(errors), delta)
+
     def values(self, xp: Any, F: Any, Y: Any) -> Any:
         """Return the losses of the rows, (m,) float64."""
         size = xp.abs(F.astype(np.float64) - Y)
@@ -153,6 +158,11 @@ class Quantile(_Levels):
         errors += 0.5 - self._of_outputs(xp, errors.dtype)
         return errors
 
+    def curvatures(self, xp: Any, errors: Any, Y: Any) -> Any:
+        """Return those of the sharpest squares that majorise the loss, as of Huber's."""
+        width = xp.asarray(self.width, errors.dtype)
+        return width / xp.maximum(xp.abs(errors), width)
+
     def values(self, xp: Any, F: Any, Y: Any) -> Any:
         """Return the losses of the rows without a ramp, (m,) float64."""
         e, q = F.astype(np.float64) - Y, self._of_outputs(xp, np.float64)
@@ -196,6 +206,12 @@ class Expectile(_Levels):
         errors *= xp.where(errors > 0, 2 * (1 - q), 2 * q)
         return errors
 
+    def curvatures(self, xp: Any, errors: Any, Y: Any) -> Any:
+        """Return the second derivatives over L."""
+        q = self._of_outputs(xp, errors.dtype)
+        steeper = xp.maximum(q, 1 - q)
+        return xp.where(errors > 0, (1 - q) / steeper, q / steeper)
+
     def values(self, xp: Any, F: Any, Y: Any) -> Any:
         """Return the losses of the rows, (m,) float64."""
         e, q = F.astype(np.float64) - Y, self._of_outputs(xp, np.float64)
@@ -217,6 +233,11 @@ class SquaredHinge(Loss):
         """Return the errors on the wrong side, and 0 elsewhere."""
         errors *= (errors > 0) != (Y > 0.5)
         return errors
+
+    def curvatures(self, xp: Any, errors: Any, Y: Any) -> Any:
+        """Return 1 on the wrong side, and 0 elsewhere."""
+        wrong = ((errors > 0) != (Y > 0.5)) & (errors != 0)
+        return wrong.astype(errors.dtype)
 
     def values(self, xp: Any, F: Any, Y: Any) -> Any:
         """Return the losses of the rows, max(0, 1 - s v)^2 summed over classes: (m,) float64."""

@@ -21,7 +21,7 @@ class LogLoss(Loss):
     """
 
     name, figure = "log_loss", "log_loss"
-    for_classes, identity_link = True, False
+    for_classes, identity_link, shift_invariant = True, False, True
 
     @property
     def curvature(self) -> float:
@@ -42,6 +42,11 @@ class LogLoss(Loss):
     def gradient(self, xp: Any, errors: Any, Y: Any) -> Any:
         """Return softmax(z) - Y (m, c), which the errors are."""
         return errors
+
+    def curvatures(self, xp: Any, errors: Any, Y: Any) -> Any:
+        """Return twice the diagonal p (1 - p) of the Hessian over L, which is above it."""
+        p = errors + Y
+        return 4 * p * (1 - p)
 
     def values(self, xp: Any, F: Any, Y: Any) -> Any:
         """Return the losses of the rows, (m,) float64."""

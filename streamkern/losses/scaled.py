@@ -64,6 +64,11 @@ class ScaledLoss:
             F = self.loss.gradient(self._xp, F, Y)
         return F
 
+    def curvatures(self, errors: Array, Y: Array, rows_per_center: float) -> Array:
+        """Return the curvatures (m, c) in f of the loss, over those of the residual's square."""
+        loss = self.loss.at(self._age + rows_per_center)
+        return loss.curvatures(self._xp, errors * self._gain if self.scales_targets else errors, Y)
+
     def residual(
         self, errors: Array, Y: Array, rows_per_center: float
     ) -> tuple[Array, Array | None]:

@@ -57,7 +57,7 @@ class State:
     ridge : the ridge that a solver found last.
     pending : arrays of the part of the function outside the span of the centers, with `n_pending`
         of their rows in use, or sums over the rows of a pass.
-    rows, passes : rows in those sums and completed passes, if the solver counts them.
+    rows, passes : rows in those sums, or of all steps, and completed passes, if they are counted.
     """
 
     alpha: Array
@@ -178,6 +178,26 @@ class Solver:
         if w is not None:
             r *= w[:, None]
         return r
+
+    def _to_residual(
+        self, state: State, batch: Batch, values: Array, scratch: Array
+    ) -> tuple[Array, Array | None, Array]:
+        """Return the residual of a step, (m, c) in place of `values`, the weights of its rows, and
+        the error of the batch.
+
+        With a loss the residual is that of the square which stands for it, see `ScaledLoss`.
+
+        values : (m, c), f(X) - Y with squares, else f(X).
+        scratch : (m, c), overwritten.
+        """
+        if self.loss is None:
+            return values, batch.w, self._measure(state, batch, values, scratch)
+        errors = self.loss.errors(values, batch.Y)
+        measured = self._measure(state, batch, errors, scratch)
+        r, w = self.loss.residual(errors, batch.Y, state.rows / self.partition.p)
+        if w is None or batch.w is None:
+            return r, batch.w if w is None else w, measured
+        return r, w * batch.w, measured
 
     def _measure(self, state: State, batch: Batch, r: Array, squares: Array) -> Array:
         """Return the error of a batch, the mean of w r^2, and that of f = 0: (2, c) float64.

@@ -190,13 +190,7 @@ class BlockSolver(Solver):
         with self.backend.single_threaded_blas():
             x = self.op.points(batch.X, out=self.x[:m])
             r = self._residual(state, x, batch.Y)
-            if self.loss is not None:
-                r = self.loss.errors(r, batch.Y)
-            loss = self._measure(state, batch, r, self.Ku[:m])
-            w = batch.w
-            if self.loss is not None:
-                r, of_rows = self.loss.residual(r, batch.Y, state.rows / self.partition.p)
-                w = w if of_rows is None else of_rows if w is None else w * of_rows
+            r, w, loss = self._to_residual(state, batch, r, self.Ku[:m])
             w = self._weights(state, m, n, w)
             self._weigh(r, w)
             for i, b in enumerate(order.tolist()):

@@ -47,6 +47,7 @@ class Direct(Method[DirectSizes]):
     name = "direct"
     sizes = DirectSizes
     features = ("kernel", "nystrom", "fourier")
+    of_losses = False  # see `newton`
     dense_p_by_p = True
     empty_epochs = 1
     data_parallel = True

@@ -344,17 +344,3 @@ class DirectSolver(EquationSolver):
         least = len(self.Z) * eps(np.float64) * squares[:-1]
         left: Floats = np.maximum(squares[:-1] - explained, least)
         return left, norms, float(squares[-1])
-
-    def _add_norm(self, A: Array, ridge: float) -> None:
-        """Add ridge K(Z, Z) to A, evaluating one slab of rows at a time.
-
-        The norm of the weights of explicit features is their own: ridge I.
-        """
-        if not ridge:
-            return
-        if self.op.kernel.explicit:
-            A.reshape(-1)[:: len(A) + 1] += ridge
-            return
-        for rows, slab in self._slabs():
-            slab *= ridge
-            A[rows] += slab

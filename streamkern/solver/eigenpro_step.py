@@ -125,11 +125,12 @@ class DelayedProjectionSolver(Solver):
         self.partition.begin(m, n)
         x = op.points(batch.X, out=self.x[:m])
         g = self._values(state, x)
-        if not self.partition.grid.column:  # of the ranks with these rows, one subtracts Y
+        # Of the ranks with these rows, one subtracts Y.
+        if self.loss is None and not self.partition.grid.column:
             g -= batch.Y
         self.partition.row_sum(g)
-        loss = self._measure(state, batch, g, self.part[:m])
-        self._weigh(g, batch.w)
+        g, w, loss = self._to_residual(state, batch, g, self.part[:m])
+        self._weigh(g, w)
         g *= state.scale * self.P.rule.eta(n) / n
         gamma, h = pending["gamma"], pending["h"]
         gamma += self.partition.sum(self.P.correction(op, x, g, self.correction, part=self.sampled))
@@ -138,6 +139,7 @@ class DelayedProjectionSolver(Solver):
             self._project(state)
         else:
             self._remember(state, x, g, n)
+        state.rows += n
         return loss
 
     def _remember(self, state: State, x: Points, g: Array, n: int) -> None:

@@ -144,6 +144,29 @@ class EquationSolver(Solver):
             op.product(self.Z[rows], self.Z[: shape[1]], keep=slab, same=same)
             yield rows, slab
 
+    def _add_norm(self, A: Array, ridge: float) -> None:
+        """Add ridge K(Z, Z) to A, evaluating one slab of rows at a time.
+
+        The norm of the weights of explicit features is their own: ridge I.
+        """
+        if not ridge:
+            return
+        if self.op.kernel.explicit:
+            A.reshape(-1)[:: len(A) + 1] += ridge
+            return
+        for rows, slab in self._slabs():
+            slab *= ridge
+            A[rows] += slab
+
+    def _norm_times(self, v: Array) -> Array:
+        """Return K(Z, Z) v, (p, k) float64, or v for explicit features."""
+        if self.op.kernel.explicit:
+            return v
+        product = self.backend.xp.empty_like(v)
+        for rows, slab in self._slabs():
+            product[rows] = slab.astype(v.dtype) @ v
+        return product
+
     def posterior(self, state: State) -> Posterior:
         """Return the posterior, once all rows are in the sums; see `solver.posterior`."""
         p = len(self.Z)

@@ -58,6 +58,7 @@ class Falkon(Method[Sizes]):
 
     name = "falkon"
     sizes = Sizes
+    of_losses = False
     same_rows = True
     empty_epochs = 2
     data_parallel = over_centers = True

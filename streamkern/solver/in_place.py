@@ -111,9 +111,10 @@ class SGDSolver(Solver):
         x = self.op.points(batch.X, out=self.x[:m])
         # A row and its center are the same point: their distance is exactly zero.
         g = self.op.product(x, self.Z, state.alpha, out=self.f[:m], same=(np.arange(m), rows))
-        g -= batch.Y
-        loss = self._measure(state, batch, g, self.squares[:m])
-        self._weigh(g, batch.w)
+        if self.loss is None:
+            g -= batch.Y
+        g, w, loss = self._to_residual(state, batch, g, self.squares[:m])
+        self._weigh(g, w)
         eta = state.scale * self.rule.eta(m)
         g *= eta / m
         if self.ridge:
@@ -123,6 +124,7 @@ class SGDSolver(Solver):
             same = np.intersect1d(self.sample_rows, rows, return_indices=True)[1:]
             state.alpha[self.sample] += self.P.correction(self.op, x, g, self.correction, same=same)
         self._average(state)
+        state.rows += m
         return loss
 
 

@@ -124,6 +124,10 @@ class Method(Generic[_S]):
     sizes: type[_S]
     features: tuple[str, ...] = ("kernel",)
     """Values of model.features that the method trains."""
+    of_squares = True
+    """Whether it minimises squares."""
+    of_losses = True
+    """Whether it minimises other losses."""
     in_place = False
     """Whether the centers are the rows of the training set, in store order."""
     same_rows = False
@@ -225,8 +229,11 @@ class Method(Generic[_S]):
         return problem.finds_ridge and takes_ridge and not self.finds_ridge(problem)
 
     def asks_noise(self, problem: ProblemShape) -> bool:
-        """Return whether setup has to estimate the noise of the targets."""
-        return self.uses_center_targets or self.asks_ridge(problem)
+        """Return whether setup has to estimate the noise of the targets.
+
+        The parameters of a loss follow from the rows of the noise.
+        """
+        return self.uses_center_targets or not problem.squares or self.asks_ridge(problem)
 
     # -- sizes -----------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from streamkern.solver.falkon import Falkon
 from streamkern.solver.in_place import SGD, EigenPro1, EigenPro2
 from streamkern.solver.linear import LinearEigenPro, LinearSGD
 from streamkern.solver.method import Method
+from streamkern.solver.newton import Newton
 
 BLOCK, DIRECT = BlockMethod(), Direct()
 _BLOCK_ONLY = [name for name in SOLVER_OPTIONS["block"] if name not in SOLVER_OPTIONS["direct"]]
@@ -118,23 +119,26 @@ def _without_block(
 
 
 _ALL: Final[tuple[Method[Any], ...]] = (
-    BlockMethod(), SGD(), EigenPro1(), EigenPro2(), EigenPro3(), EigenPro4(), Direct(), Falkon(),
-    LinearSGD(), LinearEigenPro(),
+    BlockMethod(), SGD(), EigenPro1(), EigenPro2(), EigenPro3(), EigenPro4(), Direct(), Newton(),
+    Falkon(), LinearSGD(), LinearEigenPro(),
 )  # fmt: skip
 METHODS: Final[Mapping[str, tuple[Method[Any], ...]]] = MappingProxyType(
     {name: tuple(m for m in _ALL if m.name == name) for name in dict.fromkeys(m.name for m in _ALL)}
 )
-"""Name -> methods of that name: one for the kernel, and perhaps another one for features."""
+"""Name -> methods of that name: one for the kernel, and perhaps others for features or losses."""
 
 
-def find(name: str, features: str) -> Method[Any]:
+def find(name: str, features: str, *, squares: bool = True) -> Method[Any]:
     """Return the method of this name that trains such features; for "auto" its fallback.
+
+    squares : whether the loss is the squared error. If not, the name is of a solver that takes it.
 
     Raises ConfigError if there is none.
     """
     check_solver_features(name, features)
     methods = (BLOCK,) if name == "auto" else METHODS[name]
-    return next(method for method in methods if features in method.features)
+    usable = (each for each in methods if (each.of_squares if squares else each.of_losses))
+    return next(method for method in usable if features in method.features)
 
 
 def resolve(
@@ -146,5 +150,5 @@ def resolve(
     """
     if options.name == "auto":
         return choose_method(problem, options, budget_bytes)
-    method = find(options.name, problem.features)
+    method = find(options.name, problem.features, squares=problem.squares)
     return method, *method.plan(problem, options, budget_bytes), "as set"

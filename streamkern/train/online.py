@@ -21,6 +21,7 @@ from streamkern.basics.message import mention
 from streamkern.basics.progress import Line
 from streamkern.basics.text import redact
 from streamkern.config.run_config import RunConfig
+from streamkern.losses.losses import SQUARES
 from streamkern.losses.own import loss_of_run
 from streamkern.planning.sizes import Sizes
 from streamkern.rundir.checkpoint_format import checkpoint_errors
@@ -75,7 +76,7 @@ class Online:
                 "leave ranks out, or use fit",
             )
         name, model = self.config.solver.name, self.config.model
-        method = find(name, model.features)
+        method = find(name, model.features, squares=model.loss == SQUARES)
         if method.in_place or model.centers == "all":
             what = f"solver={name!r}" if method.in_place else "centers='all'"
             raise ConfigError(

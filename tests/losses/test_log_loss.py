@@ -60,3 +60,15 @@ def test_values_and_predictions_of_large_outputs() -> None:
     Y = np.array([[1.0, 0.0], [1.0, 0.0]], np.float32)
     np.testing.assert_allclose(LOSS.values(np, z, Y), [0.0, 1000.0])
     np.testing.assert_array_equal(LOSS.predict(np, z.copy()), [[1, 0], [0, 1]])
+
+
+def test_curvatures_are_above_the_hessian() -> None:
+    rng = np.random.default_rng(0)
+    for c in (2, 3, 7):
+        z = 3 * rng.standard_normal((20, c))
+        Y = np.eye(c)[rng.integers(c, size=20)]
+        p = LogLoss().predict(np, z.copy())
+        h = LogLoss().curvatures(np, p - Y, Y) * LogLoss().curvature
+        for row, of_row in zip(p, h, strict=True):
+            hessian = np.diag(row) - np.outer(row, row)
+            assert np.linalg.eigvalsh(np.diag(of_row) - hessian)[0] > -1e-12

@@ -107,3 +107,22 @@ def test_a_loss_is_made_again_from_its_record(name: str) -> None:
     assert made is not None
     np.testing.assert_array_equal(made.gradient(np, z - Y, Y), loss.gradient(np, z - Y, Y))
     np.testing.assert_array_equal(made.values(np, z, Y), loss.values(np, z, Y))
+
+
+@CASES
+def test_curvatures_are_of_squares_above_the_loss_or_at_least_its_own(
+    name: str, seed: int, m: int, c: int, size: float
+) -> None:
+    loss, z, Y = drawn(name, seed, m, c, size)
+    L = np.asarray(loss.curvature)
+    h = loss.curvatures(np, z - Y, Y)
+    assert (h >= 0).all()
+    assert (h <= 1 + 1e-12).all()
+    gradient, move = loss.gradient(np, z - Y, Y), 1e-7
+    own = (loss.gradient(np, z + move - Y, Y) - gradient) / move
+    same_side = np.sign(z - Y) == np.sign(z + move - Y)
+    assert (own <= h * L + 1e-5)[same_side].all()
+    if name in ("huber", "absolute_error", "quantile"):
+        # The square touches the loss at e and at its mirror image, and is above it between.
+        rise = loss.gradient(np, -(z - Y), Y) - gradient
+        np.testing.assert_allclose(rise, -2 * h * L * (z - Y), rtol=1e-9, atol=1e-12)

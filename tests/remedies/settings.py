@@ -34,7 +34,7 @@ def remedies() -> list[Remedy]:
         Remedy("is not used by .*leave it out, or give one of quantile, expectile",
                lambda: settings(model__loss="huber", model__quantile=0.5),
                lambda: settings(model__loss="quantile", model__quantile=0.5)),
-        Remedy("is minimised by solver.name='block' .*leave one of them out",
+        Remedy("cannot be minimised with .*leave one of them out",
                lambda: settings(model__loss="log_loss", solver__name="falkon"),
                lambda: settings(model__loss="log_loss", solver__name="block")),
         Remedy("lower level or raise n_nystrom",

@@ -130,6 +130,10 @@ def of_fits() -> list[Remedy]:
         return sk.ArraySource(X, Y)
 
     return [
+        Remedy("by solver='block' alone.*use that, or one process and fit from the start",
+               lambda: regressor(solver="eigenpro4", ridge="auto", loss="huber")
+               .partial_fit(X, Y),
+               lambda: regressor(solver="block", loss="huber").partial_fit(X, Y)),
         Remedy("set aside by calibrate have sample weight 0; give more of the rows a weight above",
                lambda: trained(aside, source=sk.ArraySource(X, Y, sample_weight=w)),
                lambda: trained(aside, source=sk.ArraySource(X, Y, sample_weight=w + 1))),

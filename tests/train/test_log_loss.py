@@ -109,8 +109,8 @@ def test_it_predicts_new_rows_better_than_calibrated_squares(n: int) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"solver.name": "falkon"}, "not with solver.name='falkon'"),
-        ({"solver.name": "auto", "solver.posterior": True}, "not with solver.posterior=True"),
+        ({"solver.name": "falkon"}, "minimised with solver.name='falkon'"),
+        ({"solver.name": "auto", "solver.posterior": True}, "minimised with solver.posterior=True"),
     ],
 )
 def test_what_minimises_squares_alone_is_refused(changes: dict[str, Any], says: str) -> None:

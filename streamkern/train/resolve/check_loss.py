@@ -15,8 +15,13 @@ from streamkern.train.resolve.training_data import Data
 from streamkern.train.restart.scaling import changes_targets, known_moments
 
 
-def check_loss(config: RunConfig, data: Data) -> None:
-    """Raise ConfigError if the targets are not for the loss, or one's own breaks a rule."""
+def check_loss(config: RunConfig, data: Data, *, whole: bool, goes_on: bool) -> None:
+    """Raise ConfigError if the targets are not for the loss, one's own breaks a rule, or only
+    block takes it in such a run.
+
+    whole : whether no other rows will follow
+    goes_on : whether the run begins from the weights of another one
+    """
     loss = config.model.loss
     if loss == SQUARES:
         return
@@ -39,8 +44,24 @@ def check_loss(config: RunConfig, data: Data) -> None:
             "values",
         )
     _check_levels(config, data)
+    _check_solver(config, whole=whole, goes_on=goes_on)
     if isinstance(loss, Loss):
         check_own_loss(loss, data.source.n_outputs)
+
+
+def _check_solver(config: RunConfig, *, whole: bool, goes_on: bool) -> None:
+    """Raise ConfigError if only the block solver takes the loss in such a run."""
+    name, why = config.solver.name, None
+    if config.run.n_ranks > 1:
+        why = mention("run.ranks", config.run.n_ranks)
+    elif goes_on or not whole:
+        why = "weights of another run" if goes_on else "partial_fit"
+    if why is not None and name not in ("auto", "block"):
+        raise ConfigError(
+            f"{mention('model.loss', config.model.loss)} is minimised with {why} by "
+            f"{mention('solver.name', 'block')} alone, and not by {mention('solver.name', name)}",
+            "use that, or one process and fit from the start",
+        )
 
 
 def _check_levels(config: RunConfig, data: Data) -> None:

@@ -145,9 +145,9 @@ def _open(
     data = open_data(config, given.source, given.continued, why_none, warm=warm)
     if data.apart is None and not data.unused:
         config = config.with_overrides({"run.calibrate": False})
-    check_loss(config, data)
-    check_log_link(config, data, whole=whole, goes_on=goes_on)
     goes_on = goes_on or config.solver.warm_start is not None
+    check_loss(config, data, whole=whole, goes_on=goes_on)
+    check_log_link(config, data, whole=whole, goes_on=goes_on)
     choice = requested_metric_mode(config, data, goes_on=goes_on)
     config = with_epochs(config, data.source.n_rows)
     try:
@@ -281,7 +281,7 @@ def _are_centers(config: RunConfig, origin: str, data: Data, problem: ProblemSha
 def _as_started(
     problem: ProblemShape, options: SolverConfig, sizes: Sizes
 ) -> tuple[Method[Any], Sizes, Buffers, str]:
-    method = find(sizes.solver, problem.features)
+    method = find(sizes.solver, problem.features, squares=problem.squares)
     method.check(problem, options)
     if problem.ranks > 1 and method.takes_rows(sizes):
         raise ConfigError(

@@ -22,6 +22,7 @@ from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.cache import Cache
 from streamkern.filesystem.ownership import place_kind
 from streamkern.filesystem.urls import local_path
+from streamkern.losses.losses import SQUARES
 from streamkern.solver.methods import find
 from streamkern.store.sample_weights import class_notes, weight_factors
 from streamkern.stream.sources.alignment import check_row_shape, in_classes, in_columns
@@ -204,7 +205,8 @@ def auto_epochs(config: RunConfig, n_rows: int) -> int:
     If all passes are over the same rows, they are iterations of the solver: any data needs them,
     and they end by themselves, as passes do with early stopping.
     """
-    method = find(config.solver.name, config.model.features)
+    model = config.model
+    method = find(config.solver.name, model.features, squares=model.loss == SQUARES)
     if method.same_rows or config.run.early_stopping:
         return MAX_AUTO_EPOCHS
     return max(1, min(MAX_AUTO_EPOCHS, math.ceil(AUTO_SAMPLES / n_rows)))

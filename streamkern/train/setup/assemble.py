@@ -211,7 +211,7 @@ def _estimate_noise(
     asks_ridge = method.asks_ridge(run.problem) or (
         options.ridge == "auto" and rows.repeats is not None and rows.repeats.are_common()
     )
-    if not (asks_ridge or method.uses_center_targets):
+    if not (asks_ridge or method.uses_center_targets or run.loss is not None):
         return NO_NOISE, n, options, ridges
     noise = or_the_mean(op, points, rows, find_noise(op, points, rows, each=each))
     facts: dict[str, Any] = {"variance": noise.variance, "tried": noise.tried}

@@ -65,7 +65,7 @@ class LossFit(NamedTuple):
         if n is not None:
             options = options.with_ridge(self.noise.penalty(n))
         parameters = self.loss.parameters()
-        report("loss", {"loss": self.loss.name, "ridge": options.ridge, **parameters})
+        report("loss", {"loss": self.loss.name, "ridge": options.fixed_ridge, **parameters})
         return options
 
     def turn_start(self, setup: Setup) -> TargetScale:

@@ -28,7 +28,7 @@ def planned_efforts(run: ResolvedRun) -> dict[str, OpCounts]:
     problem, method = run.problem, run.method
     setup, training = method.effort(problem, run.sizes)
     spent = {"setup": setup, "training": training}
-    if method.uses_center_targets or method.asks_ridge(problem):
+    if method.uses_center_targets or not problem.squares or method.asks_ridge(problem):
         spent["setup"] += _noise(min(NOISE_ROWS, problem.n_rows)).scaled(PLANNED_TRIALS)
     if problem.selection is not None:
         spent = {"centers": OpCounts(products=problem.selection.flops), **spent}

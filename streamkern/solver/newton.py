@@ -1,0 +1,94 @@
+"""The direct solver for losses other than squares: its settings and costs; see `newton_step`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
+from streamkern.config.solver import SolverConfig
+from streamkern.planning.effort import NO_WORK, OpCounts
+from streamkern.planning.memory import PRODUCT_TILE, Buffers, MemoryNeeds
+from streamkern.planning.problem import ProblemShape
+from streamkern.planning.sizes import batches
+from streamkern.solver.base import Solver
+from streamkern.solver.direct import DirectSizes
+from streamkern.solver.equations import KERNEL_SLAB_ROWS
+from streamkern.solver.method import Method, Report, Samples, Setup, Work
+from streamkern.solver.newton_step import NewtonSolver
+
+
+class Newton(Method[DirectSizes]):
+    """Newton's method: its settings, sizes and costs. There is a sum for each output."""
+
+    name = "direct"
+    sizes = DirectSizes
+    features = ("kernel", "nystrom", "fourier")
+    of_squares = False
+    same_rows = True
+    empty_epochs = 2
+    dense_p_by_p = True
+    insensitive_to_conditioning = True
+
+    def check(self, problem: ProblemShape, options: SolverConfig) -> None:
+        """Raise ConfigError as `Method.check`, and for no ridge or fewer than two epochs."""
+        super().check(problem, options)
+        if options.ridge == 0:
+            raise ConfigError(
+                f"{mention('solver.ridge', 0)} cannot be used by {mention('solver', self.name)} "
+                "with a loss other than squares, which may have no minimum without one",
+                "leave it open, or give one above 0",
+            )
+        if problem.epochs < 2:
+            raise ConfigError(
+                f"{mention('data.epochs', problem.epochs)} must be at least 2 with solver "
+                f"{self.name!r} and a loss other than squares, whose first pass is no step yet",
+                "set it to the steps wished for and 1 more, or leave it out",
+            )
+
+    def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[DirectSizes]:
+        """Return candidate sizes, best first, without a sample of the stream."""
+        return self._sized(batches(problem), n_sums=problem.c)
+
+    def effort(self, problem: ProblemShape, sizes: DirectSizes) -> tuple[OpCounts, OpCounts]:
+        """Return the operations of setup and of training, see `newton_step`."""
+        p, c, n = problem.p, problem.c, problem.n_rows * problem.epochs
+        return NO_WORK, OpCounts(
+            kept=p * n, swept=3 * p * n, wide_products=c * p * p * n,
+            wide_factors=problem.epochs * c * p**3 / 3,
+        )  # fmt: skip
+
+    def outputs(self, problem: ProblemShape) -> int:
+        """Return the number of outputs of the weights and of the direction."""
+        return 2 * problem.c
+
+    def needs(self, problem: ProblemShape, sizes: DirectSizes) -> MemoryNeeds:
+        """Return the memory needs; the sums are a part of every checkpoint."""
+        sums = 8 * problem.c * problem.p**2
+        return MemoryNeeds(False, sizes.batch_size, 2 * problem.c, sums=sums)
+
+    def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: DirectSizes) -> None:
+        """Add the buffers of the sums and of the step."""
+        add, item, p, c, m = buffers.add, problem.itemsize, problem.p, problem.c, sizes.batch_size
+        add("train", "K(X, Z)", m, p, itemsize=item)
+        add("train", "K(X, Z) in float64, with weights", 2 * m, p, itemsize=8)
+        add("train", "residuals, curvatures", 6 * m, c, itemsize=8)
+        add("always", "tiles of a p x p matrix", problem.threads, PRODUCT_TILE**2, itemsize=8)
+        add("train", "Hessians", c * p, p, itemsize=8)
+        add("train", "gradient, step", 12 * p, c, itemsize=8)
+        add("train", "their factor", p, p, itemsize=8)
+        add("train", "part of K(Z, Z)", 2 * min(p, KERNEL_SLAB_ROWS), p, itemsize=8)
+        if problem.kept:
+            apart = problem.staging > 0
+            add(
+                "host" if apart else "train", "their copy for a checkpoint", c * p, p + 6,
+                itemsize=8,
+            )  # fmt: skip
+
+    def compute(self, work: Work[DirectSizes], samples: Samples, report: Report) -> Setup:
+        """Return a setup without arrays, as nothing is computed ahead."""
+        return Setup({}, {"rules": [], "batch_size": work.sizes.batch_size})
+
+    def assemble(self, work: Work[DirectSizes], setup: Setup) -> Solver:
+        """Return the solver, with empty sums."""
+        return NewtonSolver(work.op, work.Z, ridge=work.options.fixed_ridge, **work.shared(setup))

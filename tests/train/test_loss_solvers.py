@@ -1,0 +1,231 @@
+"""Losses other than squares, by every solver that takes them, against SciPy's minima."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+from scipy.spatial.distance import cdist
+
+import streamkern as sk
+from streamkern.losses.base import Loss
+from streamkern.losses.errors import Quantile
+from streamkern.train.train import Result
+from tests.losses.own_losses import Distance, LogCosh
+from tests.runs import CLASSES, assert_same_bits, final, finished, opened, settings, stopped
+
+N, P, BANDWIDTH = 200, 40, 3.0
+RNG = np.random.default_rng(4)
+X = RNG.standard_normal((N, 3))
+VALUES = np.sin(2 * X[:, 0]) + X[:, 1] + RNG.standard_t(3, N)
+LABELS = np.abs(X).argmax(axis=1)
+LOSSES: dict[str, dict[str, Any]] = {
+    "log_loss": {}, "squared_hinge": {}, "huber": {}, "absolute_error": {},
+    "quantile": {"model.quantile": 0.8}, "expectile": {"model.quantile": 0.8},
+}  # fmt: skip
+LOW_RANK = {"solver.n_nystrom": 100, "solver.level": 10}
+OF_CLASSES = ("log_loss", "squared_hinge")
+
+
+def trained(loss: str, solver: str, epochs: int, **overrides: Any) -> Result:
+    """A run with full batches in float64, without an average."""
+    y = LABELS if loss in OF_CLASSES else VALUES
+    classes = CLASSES if loss in OF_CLASSES else None
+    config = settings(**{
+        "solver.name": solver, "model.loss": loss, "data.batch_size": N, "data.epochs": epochs,
+        "model.n_centers": P, "run.precision": "float64", "model.bandwidth": BANDWIDTH,
+    } | LOSSES[loss] | overrides)  # fmt: skip
+    return finished(config, source=sk.ArraySource(X, y, classes=classes))
+
+
+def objective(
+    result: Result, ridge: float, w: np.ndarray | None = None
+) -> Callable[[np.ndarray], tuple[float, np.ndarray]]:
+    """The mean loss of flat weights over (L g^2), with the penalty, and its gradient."""
+    loss, targets, Z = result.model.loss, result.model.targets, np.float64(result.Z)
+    assert loss is not None
+    loss = loss.at(np.inf)
+    bandwidth = float(result.model.op.kernel.describe()["bandwidth"])
+    K, of_centers = (np.exp(-cdist(a, Z) / bandwidth) for a in (X, Z))
+    Y = np.eye(3)[LABELS] if loss.for_classes else VALUES[:, None]
+    scale = np.asarray(loss.curvature) * targets.scale
+    weights = np.ones(N) if w is None else w
+
+    def penalised(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        alpha = flat.reshape(len(Z), -1)
+        z = targets.mean + targets.scale * (K @ alpha)
+        gradient = loss.gradient(np, loss.predict(np, z.copy()) - Y, Y) / scale
+        value = (weights @ _values(loss, z, Y, scale * targets.scale)).sum() / N
+        slope = K.T @ (weights[:, None] * gradient) / N + ridge * (of_centers @ alpha)
+        penalty = ridge / 2 * float((alpha * (of_centers @ alpha)).sum())
+        return float(value) + penalty, slope.reshape(-1)
+
+    return penalised
+
+
+def _values(loss: Loss, z: np.ndarray, Y: np.ndarray, scale: np.ndarray) -> Any:
+    """Losses over `scale` (c,), whose gradient is that of the loss: with the ramp of a quantile."""
+    if isinstance(loss, Quantile):
+        e, h = z - Y, np.asarray(loss.width)
+        within = np.minimum(np.abs(e), h)
+        return (within * (2 * np.abs(e) - within) / (4 * h) + (0.5 - loss.quantile) * e) / scale
+    sums = loss.values(np, z, Y) / (8.0 if loss.name == "squared_hinge" else 1.0)
+    return sums / scale[0]  # one output, or the same scale for all
+
+
+def gap(result: Result, ridge: float, w: np.ndarray | None = None) -> float:
+    """The objective above its minimum, over that of weights 0."""
+    penalised = objective(result, ridge, w)
+    weights = np.asarray(result.model.weights).reshape(-1)
+    options = {"maxiter": 10000, "maxfun": 10**6, "ftol": 1e-15, "gtol": 1e-9}
+    zero = np.zeros_like(weights)
+    best = minimize(penalised, zero, jac=True, method="L-BFGS-B", options=options).fun
+    return float((penalised(weights)[0] - best) / (penalised(zero)[0] - best))
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_sgd_ends_at_the_least_penalised_loss(loss: str) -> None:
+    overrides = {"model.n_centers": "auto", "solver.ridge": 1e-2, "solver.average": False}
+    assert -1e-7 < gap(trained(loss, "sgd", 400, **overrides), 1e-2) < 0.01
+
+
+def test_nystrom_features_end_at_the_least_penalised_loss() -> None:
+    overrides = {"model.features": "nystrom", "solver.ridge": 1e-2, "solver.average": False}
+    assert -1e-7 < gap(trained("log_loss", "sgd", 400, **overrides), 1e-2) < 0.01
+
+
+@pytest.mark.parametrize("solver", ["eigenpro1", "eigenpro2"])
+@pytest.mark.parametrize("loss", ["squared_hinge", "expectile"])
+def test_eigenpro_on_all_rows_reaches_the_loss_0(solver: str, loss: str) -> None:
+    overrides = LOW_RANK | {
+        "model.n_centers": "auto",
+        "model.bandwidth": 0.3,
+        "data.batch_size": 40,
+    }
+    assert gap(trained(loss, solver, 60, **overrides), 0.0) < 1e-3
+
+
+@pytest.mark.parametrize("solver", ["eigenpro3", "eigenpro4"])
+@pytest.mark.parametrize("loss", ["log_loss", "huber", "absolute_error"])
+def test_eigenpro_between_centers_falls_near_the_least_loss(solver: str, loss: str) -> None:
+    """With squares its own fixed point, of a damped projection, is .015 or .1 of it away."""
+    overrides = LOW_RANK | {"model.bandwidth": 1.0, "data.batch_size": 40}
+    gaps = [gap(trained(loss, solver, epochs, **overrides), 0.0) for epochs in (5, 50)]
+    assert gaps[1] < min(gaps[0], 0.25)
+
+
+@pytest.mark.parametrize("solver", ["sgd", "eigenpro4", "direct"])
+def test_a_resumed_run_ends_with_the_same_bits(solver: str, tmp_path: Path) -> None:
+    """The ramp of a quantile narrows with the rows that were seen."""
+    options = {"solver.name": solver, "model.loss": "quantile", "model.quantile": 0.8} | (
+        LOW_RANK | {"solver.period": 3} if solver == "eigenpro4" else {"model.n_centers": "auto"}
+    )
+    source = sk.ArraySource(X.astype(np.float32), VALUES)
+    finished(settings(tmp_path / "whole", **options), source=source)
+    for step in (1, 7, 13):
+        stopped(settings(tmp_path / "parts", **options), step, source=source, test=source)
+    finished(settings(tmp_path / "parts", **options), source=source)
+    assert_same_bits(final(tmp_path / "parts"), final(tmp_path / "whole"))
+
+
+def test_the_parameters_of_a_loss_follow_from_the_noise_not_from_the_targets() -> None:
+    """As with the block solver, though no ridge asks for the noise."""
+    quiet = np.sin(2 * X[:, 0]) + 0.01 * RNG.standard_normal(N)
+    deltas = [
+        finished(
+            settings(**{"model.loss": "huber", "solver.name": solver}),
+            source=sk.ArraySource(X, quiet),
+        ).model.loss.parameters()["delta"]
+        for solver in ("block", "eigenpro4")
+    ]  # fmt: skip
+    np.testing.assert_allclose(*deltas, rtol=1e-3)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_direct_reaches_the_least_penalised_loss(loss: str) -> None:
+    result = trained(loss, "direct", 30, **{"solver.ridge": 1e-2, "data.batch_size": 70})
+    assert -1e-9 < gap(result, 1e-2) < 1e-5
+    assert result.ended is not None
+    assert "to a relative decrement of" in result.ended
+
+
+@pytest.mark.parametrize("features", ["nystrom", "fourier"])
+def test_direct_on_features_is_the_slow_solver_at_its_end(features: str) -> None:
+    fourier = {"model.kernel": "gaussian", "model.n_features": P, "model.n_centers": "auto"}
+    options = {"model.features": features, "solver.ridge": 1e-2, "solver.average": False} | (
+        fourier if features == "fourier" else {}
+    )
+    slow = trained("huber", "sgd", 400, **options).model.values(X)
+    options.pop("solver.average")
+    fast = trained("huber", "direct", 20, **options).model.values(X)
+    np.testing.assert_allclose(fast, slow, atol=2e-3)
+
+
+def test_direct_takes_a_step_back_that_went_too_far() -> None:
+    """The weights of the model never have a larger loss than those of a pass before."""
+    options = {"model.quantile": 0.99, "solver.ridge": 1e-6, "model.n_centers": 150}
+    runs = [trained("expectile", "direct", epochs, **options) for epochs in range(2, 8)]
+    gaps = np.array([gap(result, 1e-6) for result in runs])
+    assert (np.diff(gaps) < 1e-9).all()
+    assert (np.diff(gaps) == 0).any()
+    assert gaps[-1] < 0.5 * gaps[1]
+
+
+def test_direct_weighs_its_rows() -> None:
+    weights = np.arange(N) % 5 / 2.0  # of mean 1
+    config = settings(**{
+        "solver.name": "direct", "model.loss": "huber", "solver.ridge": 1e-2, "data.epochs": 20,
+        "run.precision": "float64", "model.n_centers": P,
+    })  # fmt: skip
+    result = finished(config, source=sk.ArraySource(X, VALUES, sample_weight=weights))
+    assert -1e-9 < gap(result, 1e-2, weights) < 1e-5
+    assert gap(result, 1e-2) > 1e-3
+
+
+@pytest.mark.parametrize("solver", ["sgd", "eigenpro4", "direct"])
+def test_several_quantiles_of_one_target_are_several_outputs(solver: str) -> None:
+    rng = np.random.default_rng(3)
+    y = np.sin(2 * X[:, 0]) + rng.standard_normal(N)
+    model = sk.KernelRegressor(
+        loss="quantile", quantile=[0.2, 0.8], solver=solver, metric="none", epochs=20
+    ).fit(X, y)
+    F = model.predict(X)
+    assert F.shape == (N, 2)
+    assert (F[:, 0] < F[:, 1]).all()
+    np.testing.assert_allclose((y[:, None] <= F).mean(axis=0), [0.2, 0.8], atol=0.1)
+
+
+def test_other_solvers_than_block_refuse_ranks_and_partial_fit() -> None:
+    with pytest.raises(sk.ConfigError, match=r"with run.ranks=2 by solver.name='block' alone"):
+        opened(sk.ArraySource(X, VALUES), **{
+            "model.loss": "huber", "solver.name": "eigenpro4", "run.ranks": 2,
+        })  # fmt: skip
+    model = sk.KernelRegressor(loss="huber", solver="eigenpro4", n_centers=P, metric="none")
+    with pytest.raises(sk.ConfigError, match="is minimised with partial_fit by solver='block'"):
+        model.partial_fit(X, VALUES)
+    direct = sk.KernelRegressor(loss="huber", solver="direct", n_centers=P, metric="none")
+    with pytest.raises(sk.ConfigError, match="needs the same rows in every pass"):
+        direct.partial_fit(X, VALUES)
+
+
+@pytest.mark.parametrize("loss", [LogCosh(), Distance()])
+def test_direct_takes_a_loss_of_ones_own_without_its_curvatures(loss: Loss) -> None:
+    """By its bound, slowly, and to where the block solver ends."""
+    Y = np.column_stack([VALUES, VALUES[::-1]])
+    shared = {
+        "model.loss": loss, "data.batch_size": N, "model.n_centers": P, "solver.ridge": 1e-2,
+        "run.precision": "float64",
+    }  # fmt: skip
+    source = sk.ArraySource(X, Y)
+    values = [
+        finished(settings(**shared | options), source=source).model.values(X)
+        for options in (
+            {"solver.name": "direct", "data.epochs": 60},
+            {"solver.block_size": P, "data.epochs": 200, "solver.average": False},
+        )
+    ]
+    np.testing.assert_allclose(*values, atol=1e-3)
