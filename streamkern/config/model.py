@@ -124,7 +124,8 @@ class ModelConfig(Table):
         "module:Class" of a class of your own, or a table `{kind = "module:Class", ...}` with its
         parameters.
     quantile : the quantile or expectile of those two losses, in (0, 1); left out it is 0.5. A list
-        that rises, such as [0.05, 0.5, 0.95], gives one target as many outputs, which do not cross.
+        that rises, such as [0.05, 0.5, 0.95], gives one target as many outputs, which do not cross;
+        one number in a list is a column, (n, 1).
     """
 
     table = "model"

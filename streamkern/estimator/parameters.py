@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -46,7 +46,7 @@ class Parameters:
     n_features: int | str = "auto"
     fit_intercept: bool = True
     loss: Any = "squared_error"
-    quantile: float | None = None
+    quantile: float | Sequence[float] | None = None
     solver: str = "auto"
     block_size: int | str = "auto"
     ridge: float | str = "auto"

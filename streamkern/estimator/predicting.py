@@ -265,12 +265,21 @@ class Predicting(Parameters):
                 "quantiles, and this model has none",
                 "leave it out, or train with a list as quantile",
             )
-        places = [
-            k for q in quantiles for k in np.flatnonzero(np.isclose(levels, q, 0, SAME_QUANTILE))
-        ]
-        if len(places) != len(quantiles):
+        try:
+            chosen = np.atleast_1d(np.asarray(quantiles, np.float64))
+        except (TypeError, ValueError):
+            chosen = np.empty(0)
+        if chosen.ndim != 1 or not len(chosen):
             raise ConfigError(
-                f"{mention('quantiles', list(quantiles))} must be among those that the model was "
+                f"{mention('quantiles', quantiles)} must be a number or a list of numbers",
+                "give some of those that the model was trained for",
+            )
+        places = [
+            k for q in chosen for k in np.flatnonzero(np.isclose(levels, q, 0, SAME_QUANTILE))
+        ]
+        if len(places) != len(chosen):
+            raise ConfigError(
+                f"{mention('quantiles', chosen.tolist())} must be among those that the model was "
                 f"trained for, {some([f'{q:g}' for q in levels])}",
                 "correct it, or train with them",
             )

@@ -38,7 +38,10 @@ LARGEST_ROUNDING: Final = 1e-8
 """Largest rounding of values over the largest of them."""
 NOISES: Final = 30
 """Multiple of the rounding of the values by which their differences may be wrong."""
-_TAKEN: Final = ("mse", "mae", "r2", "accuracy", "coverage", "width", "score")
+_TAKEN: Final = (
+    "mse", "mae", "r2", "accuracy", "coverage", "width", "score", "normalised_coverage",
+    "normalised_width", "set_size", "brier", "ece", "log_loss",
+)  # fmt: skip
 """Names of other figures."""
 
 _Floats = npt.NDArray[np.float64]
@@ -182,6 +185,7 @@ class _LossCheck:
                 "gradient differs between float32 and float64",
                 "write it without differences of large numbers",
             )
+        self._check_curvatures()
         ends = self.errors.argmin(axis=0), self.errors.argmax(axis=0)
         outputs = np.arange(self.errors.shape[1])
         below, above = (exact[rows, outputs] for rows in ends)
@@ -192,6 +196,25 @@ class _LossCheck:
                 f"and {above.min():.3g} at {end:.3g}",
                 "return the derivative by the prediction, which rises with the error",
             )
+
+    def _check_curvatures(self) -> None:
+        """Check shape, dtype and range of the curvatures of a Newton step in both precisions."""
+        for errors in (self.errors, self.errors.astype(np.float32)):
+            before = errors.copy()
+            h = self._called("curvatures", self.loss, np, errors, None)
+            found = getattr(h, "shape", None), getattr(h, "dtype", None)
+            if found != (errors.shape, errors.dtype) or not np.array_equal(errors, before):
+                self._refuse(
+                    f"curvatures returns shape {found[0]} and dtype {found[1]} for errors of shape "
+                    f"{errors.shape} and dtype {errors.dtype}, or changes them",
+                    "return a new array like the errors, or leave curvatures out",
+                )
+            if not ((h >= 0) & (h <= 1 + 1e-6)).all():
+                self._refuse(
+                    f"curvatures are between {np.min(h):.4g} and {np.max(h):.4g}",
+                    "return second derivatives over curvature, which are from 0 to 1, or leave "
+                    "curvatures out",
+                )
 
     def _check_curvature(self) -> None:
         """Check that the loss is convex and its curvature a bound, on lines in all directions."""

@@ -87,7 +87,7 @@ class _Levels(Loss):
         """Return the name of the target, or "value", with each of several quantiles."""
         if self.levels is None:
             return super().output_names(names)
-        return tuple(f"{names[0] if names else 'value'}_q{q:g}" for q in self.levels)
+        return tuple(f"{names[0] if names else 'value'}_q{q!r}" for q in self.levels)
 
     def ordered(self, xp: Any, F: Any) -> Any:
         """Return the predictions (m, c) with the quantiles of a row in order, in place of F.

@@ -58,12 +58,17 @@ class LogLink(Loss):
         """Return the logarithms of the means, (c,)."""
         return np.log(means)
 
-    def check_targets(self, Y: npt.NDArray[Any], row_ids: npt.NDArray[np.int64]) -> None:
-        """Raise DataError if a target (m, c) of the rows with these numbers (m,) is too small."""
+    def check_targets(
+        self, Y: npt.NDArray[Any], row_ids: npt.NDArray[np.int64], of_data: str = ""
+    ) -> None:
+        """Raise DataError if a target (m, c) of the rows with these numbers (m,) is too small.
+
+        of_data : the data, for the error, such as " of data.test"
+        """
         bad = Y < 0 if self.zero_targets else Y <= 0
         if bad.any():
             row = int(np.argmax(bad.reshape(len(Y), -1).any(axis=1)))
-            raise self._refusal(f"row {row_ids[row]} has {Y[row].min():g}")
+            raise self._refusal(f"row {row_ids[row]}{of_data} has {Y[row].min():g}")
 
     def check_means(self, means: npt.NDArray[np.float64]) -> None:
         """Raise DataError if the mean (c,) of the targets of an output is not above 0."""

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
+from streamkern.basics.errors import ConfigError
 from streamkern.losses.base import Loss
 from streamkern.losses.errors import AbsoluteError, Expectile, Huber, Quantile, SquaredHinge
 from streamkern.losses.log_link import Gamma, Poisson
 from streamkern.losses.log_loss import LogLoss
 from streamkern.losses.own import (
     RESERVED,
-    defined_class,
     described_loss,
     loss_name,
     recorded_class,
@@ -56,14 +56,16 @@ def saved_loss(meta: Mapping[str, Any]) -> Loss | None:
 
 
 def loss_for_figures(meta: Mapping[str, Any]) -> Loss | None:
-    """Return the loss of a trained model; None for squares, and if its class is not defined.
+    """Return the loss of a trained model; None for squares, and if its class is not that of then.
 
     Predictions do not depend on a loss of the user's own, but its figure does.
     """
-    name = meta.get("loss", SQUARES)
-    if isinstance(name, Mapping) and defined_class(loss_name(name)) is None:
+    if not isinstance(meta.get("loss", SQUARES), Mapping):
+        return saved_loss(meta)
+    try:
+        return saved_loss(meta)
+    except ConfigError:
         return None
-    return saved_loss(meta)
 
 
 def fitted_loss_table(meta: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -137,7 +137,7 @@ def _quantiles_of(level: float, quantiles: Sequence[float], normalised: bool) ->
     """Return the places of the two quantiles that are the ends of intervals of this level."""
     if normalised:
         raise ConfigError(
-            f"{mention('normalised', True)} is for intervals of one width, and those between "
+            f"{mention('normalised', True)} scales intervals about a value, and those between "
             "quantiles are as wide as the quantiles of a row are apart",
             "leave it out",
         )

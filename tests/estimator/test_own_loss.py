@@ -194,3 +194,13 @@ def test_a_run_file_names_module_and_class(
     loaded = sk.load("run")
     figures = sk.evaluate(loaded, X, Y)
     assert figures["log_cosh"] == pytest.approx(figure(loaded.predict(X), 0.5), rel=1e-6)
+
+
+def test_a_model_predicts_where_its_class_is_another_one() -> None:
+    """Only its figure is gone."""
+    model = sk.KernelRegressor(loss=LogCosh(0.5), **SMALL).fit(X, Y)
+    before = model.predict(X)
+    recorded: Any = model._state.meta["loss"]
+    recorded["values"] = [2 * value for value in recorded["values"]]  # as of a class changed since
+    np.testing.assert_array_equal(model.predict(X), before)
+    assert "log_cosh" not in model._evaluated(X, Y)

@@ -109,6 +109,21 @@ WRONG: dict[str, tuple[Loss, str]] = {
         changed(gradient=lambda self, xp, errors, Y: xp.clip(500 * errors, -0.5, 0.5)),
         "curvature=1 is no bound",
     ),
+    "curvatures of rows": (
+        changed(curvatures=lambda self, xp, errors, Y: xp.ones(len(errors), errors.dtype)),
+        r"curvatures returns shape \(\d+,\)",
+    ),
+    "curvatures above 1": (
+        changed(curvatures=lambda self, xp, errors, Y: 50 * xp.ones_like(errors)),
+        "curvatures are between 50 and 50",
+    ),
+    "curvatures of NaN": (
+        changed(curvatures=lambda self, xp, errors, Y: xp.nan * errors), "curvatures are between",
+    ),
+    "curvatures in place": (
+        changed(curvatures=lambda self, xp, errors, Y: xp.divide(errors, errors, out=errors)),
+        "or changes them",
+    ),
     "curvature of 0": (changed(curvature=0.0), "curvature is 0.0; return a finite number above 0"),
     "curvature of text": (changed(curvature="one"), "curvature is 'one'; return a finite number"),
     "values of rows and outputs": (

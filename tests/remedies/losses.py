@@ -22,10 +22,17 @@ PLACE = "tests.losses.own_losses"
 
 
 class Halves(sk.Loss):
-    """e^2 / 2, of the values e^2 in the wrong one."""
+    """e^2 / 2, of the values e^2 or other curvatures in wrong ones."""
 
-    def __init__(self, twice: bool = False) -> None:
-        self.twice = twice
+    def __init__(self, twice: bool = False, curved: float = 0.0) -> None:
+        self.twice, self.curved = twice, curved
+
+    def curvatures(self, xp: Any, errors: Any, Y: Any) -> Any:
+        """Return ones, or wrong ones: in place, or too large."""
+        if self.curved == 1:
+            errors[...] = 1
+            return errors
+        return max(self.curved, 1) * xp.ones_like(errors)
 
     def gradient(self, xp: Any, errors: Any, Y: Any) -> Any:
         """Return the errors."""
@@ -68,6 +75,10 @@ def remedies() -> list[Remedy]:
                lambda: saved_loss(saved(width=3.0)), lambda: saved_loss(saved())),
         Remedy("return the derivative of values by the prediction as gradient",
                lambda: check_own_loss(Halves(True), 1), lambda: check_own_loss(Halves(), 1)),
+        Remedy("return a new array like the errors, or leave curvatures out",
+               lambda: check_own_loss(Halves(curved=1.0), 1), lambda: check_own_loss(Halves(), 1)),
+        Remedy("which are from 0 to 1, or leave curvatures out",
+               lambda: check_own_loss(Halves(curved=9.0), 1), lambda: check_own_loss(Halves(), 1)),
         Remedy("needs targets of at least 0 .*correct the targets, or give loss='squared_error'",
                lambda: regressor(loss="poisson").fit(X, -np.square(Y)),
                lambda: (regressor(loss="poisson").fit(X, np.square(Y)),

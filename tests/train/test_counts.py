@@ -193,3 +193,19 @@ def test_targets_that_are_too_small_are_refused(name: str, small: float, tmp_pat
 def test_counts_that_are_all_zero_are_refused() -> None:
     with pytest.raises(sk.DataError, match="the mean of target 0 is 0"):
         sk.KernelRegressor(loss="poisson").fit(X, np.zeros(N))
+
+
+@pytest.mark.parametrize("steepness", [1.0, 3.0])
+def test_amounts_without_noise_are_learned(steepness: float) -> None:
+    """Their noise is less than the rounding of the kernel, and they span many powers of ten."""
+    X = np.random.default_rng(0).standard_normal((400, 3))
+    y = np.exp(steepness * X[:, 0])
+    model = sk.KernelRegressor(loss="gamma", n_centers=100, epochs=5).fit(X[:300], y[:300])
+    assert mean_gamma_deviance(y[300:], model.predict(X[300:])) < 0.03
+
+
+def test_test_rows_that_a_loss_cannot_have_are_refused_before_the_run(tmp_path: Path) -> None:
+    counts = TARGETS["poisson"]
+    model = sk.KernelRegressor(loss="poisson", n_centers=P, run_dir=tmp_path / "run")
+    with pytest.raises(sk.DataError, match=r"of data\.test has -1"):
+        model.fit(X, counts, test=(X, counts - 1))

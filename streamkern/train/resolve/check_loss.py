@@ -9,9 +9,7 @@ from streamkern.losses.base import Loss
 from streamkern.losses.checks import check_own_loss
 from streamkern.losses.log_link import LogLink
 from streamkern.losses.losses import LOSS_CLASSES, SQUARES, loss_class, loss_of
-from streamkern.stream.sources.arrays import ArraySource
-from streamkern.stream.sources.base import BaseSource
-from streamkern.train.resolve.training_data import Data
+from streamkern.train.resolve.training_data import Data, check_targets
 from streamkern.train.restart.scaling import changes_targets, known_moments
 
 
@@ -73,6 +71,13 @@ def _check_levels(config: RunConfig, data: Data) -> None:
             f"single target, and the data has {n_targets}",
             "give one quantile, or train a model for each target",
         )
+    loss = loss_of(config.model.loss, levels)
+    if isinstance(levels, tuple) and config.run.calibrate is True and not (loss and loss.quantiles):
+        raise ConfigError(
+            f"{mention('run.calibrate', True)} is for intervals, and there are none between "
+            f"several values of {mention('model.loss', config.model.loss)}",
+            "leave it out, or give a single quantile",
+        )
 
 
 def check_log_link(config: RunConfig, data: Data, *, whole: bool, goes_on: bool) -> None:
@@ -93,16 +98,9 @@ def check_log_link(config: RunConfig, data: Data, *, whole: bool, goes_on: bool)
             f"use fit from the start, or give {mention('model.loss', SQUARES)}",
         )
     for source in (data.base, data.aside, data.apart):
-        if source is not None and _in_memory(source):
-            for block in source.blocks():
-                loss.check_targets(block.y, block.row_ids)
+        if source is not None:
+            check_targets(config, source)
     known = not changes_targets(data.source)
     moments = known_moments(data.source, data.weight_factors) if known else None
     if moments is not None and moments.weight > 0:
         loss.check_means(moments.mean)
-
-
-def _in_memory(source: BaseSource) -> bool:
-    return isinstance(source, ArraySource) or (
-        len(source.parts) > 0 and all(map(_in_memory, source.parts))
-    )

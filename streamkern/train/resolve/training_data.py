@@ -22,10 +22,12 @@ from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.cache import Cache
 from streamkern.filesystem.ownership import place_kind
 from streamkern.filesystem.urls import local_path
-from streamkern.losses.losses import SQUARES
+from streamkern.losses.log_link import LogLink
+from streamkern.losses.losses import SQUARES, loss_of
 from streamkern.solver.methods import find
 from streamkern.store.sample_weights import class_notes, weight_factors
 from streamkern.stream.sources.alignment import check_row_shape, in_classes, in_columns
+from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource, without_copies
 from streamkern.stream.sources.base import BaseSource, Source, host_transforms, same_rows
 from streamkern.stream.sources.class_sampling import sampled_by_class
@@ -239,7 +241,22 @@ def open_test(config: RunConfig, data: Data, test: Source | None = None) -> Base
             f"{mention('data.train')} {targets(own.classes, own.n_outputs)}",
             "use data with the same targets",
         )
+    check_targets(config, held_out, f" of {mention('data.test')}")
     return held_out
+
+
+def check_targets(config: RunConfig, source: BaseSource, of_data: str = "") -> None:
+    """Raise DataError if a row in memory has a target that the loss cannot have."""
+    loss = loss_of(config.model.loss, config.model.quantile)
+    if isinstance(loss, LogLink) and _in_memory(source):
+        for block in source.blocks():
+            loss.check_targets(block.y, block.row_ids, of_data)
+
+
+def _in_memory(source: BaseSource) -> bool:
+    return isinstance(source, ArraySource) or (
+        len(source.parts) > 0 and all(map(_in_memory, source.parts))
+    )
 
 
 def _check_is_store(test: str, train: Sequence[str], source: BaseSource) -> None:

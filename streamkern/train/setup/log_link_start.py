@@ -23,6 +23,7 @@ from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.losses.log_link import LogLink
 from streamkern.losses.scaled import ScaledLoss
+from streamkern.solver.precondition.norm import eps
 from streamkern.solver.precondition.samples import SampleRows
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
@@ -106,10 +107,13 @@ def first_model(
 ) -> FirstModel:  # fmt: skip
     """Return the model of few rows with the noise kappa.
 
+    Less noise than the rounding of the kernel matrix would make weights whose values are rounding.
+
     X : (n, d) the rows, equal ones once; group : (N,) the row that each of `rows` is in X, or None
     """
     path = NewtonPath(loss, rows, np.arange(len(rows.Y)))
-    path.minimise(kappa)
+    rounding = len(rows.Y) * eps(op.dtype) * float(rows.K.diagonal().mean())
+    path.minimise(max(kappa, rounding))
     alpha = path.alpha
     if group is not None:
         merged = np.zeros((len(X), alpha.shape[1]))

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from streamkern.losses.log_link import LogLink
 from streamkern.train.setup.loss_rows import LossRows
 
-NEWTON_STEPS: Final = 12
+NEWTON_STEPS: Final = 30
 HALVINGS: Final = 6
 SETTLED: Final = 1e-4
 """Fall of the objective, relative to its size, with which the steps end."""
@@ -51,12 +51,12 @@ class NewtonPath:
         self.minimise(kappa)
         others = self.of_others
         z = others.mean + others.gain * (self.K_others @ self.alpha)
-        with np.errstate(over="ignore", invalid="ignore"):
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             return float(others.w @ self.loss.values(np, self.loss.predict(np, z), others.Y))
 
     def minimise(self, kappa: float) -> None:
         """Move alpha to the minimum for kappa."""
-        with np.errstate(over="ignore", invalid="ignore"):
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             for k in range(self.alpha.shape[1]):
                 self._minimise_output(k, kappa)
 
@@ -94,7 +94,9 @@ class NewtonPath:
 
     def _newton(self, k: int, f: _Floats, kappa: float) -> _Floats:
         rows, F, Y = self.rows, self._predicted(k, f), self.rows.Y[:, k]
-        root = np.sqrt(rows.w * self.loss.information(np, F, Y))
+        # The expected curvature alone would move a row by its slope, which may be large.
+        curvature = self.loss.row_curvature(np, F[:, None], Y[:, None])
+        root = np.sqrt(rows.w * curvature)
         gradient = rows.w * self.loss.slope(np, F, Y) / rows.gain[k]
         root, some = np.maximum(root, MIN_ROOT), root > MIN_ROOT
         A = self.K * root * root[:, None]
