@@ -264,7 +264,7 @@ class FittedModel:
             "centers_": centers,
             # Powers of two: nothing is rounded, and float64 holds values that float32 may not.
             "dual_coef_": alpha * (scale.astype(alpha.dtype) if model.classes else scale),
-            "intercept_": model.targets.mean,
+            "intercept_": _intercept(model),
             "kernel_": kernel,
             "bandwidth_": described.get("bandwidth", kernel.bandwidth),
             "n_centers_": 0 if described else len(centers),
@@ -311,6 +311,15 @@ class FittedModel:
         history = ("history_", "loss_curve_")
         attributes = {k: v for k, v in self.attributes.items() if k not in history}
         return replace(self, attributes=attributes, warm=None, scaling=(), online=None)
+
+
+def _intercept(model: KernelModel) -> npt.NDArray[np.float64]:
+    """Return what is added to the sums of kernels, (c,): the mean, and the shifts of quantiles."""
+    calibration, mean = model.calibration, model.targets.mean
+    if calibration is None or calibration.shifts is None:
+        return mean
+    shifted: npt.NDArray[np.float64] = mean + calibration.shifts
+    return shifted
 
 
 def found_scaling(result: Result, stream: BaseSource) -> list[Transform]:

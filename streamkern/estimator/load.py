@@ -142,7 +142,9 @@ def evaluate(
     Returns
     -------
     figures : "mse" (for classes against one-hot targets), "r2" of values or "accuracy" of classes,
-        and those of a calibration if the model has one; weighted if there are weights.
+        that of the loss if it is not squares, and those of a calibration if the model has one;
+        weighted if there are weights. The figure of a loss of one's own is left out where its class
+        is not defined, or is another one than in training.
 
     Raises
     ------

@@ -77,6 +77,13 @@ def test_calibration_makes_the_interval_hold_as_many_as_it_says(
     assert figures["pinball_loss"] == pytest.approx(np.mean(of_each))
 
 
+def test_the_intercept_has_the_shifts(calibrated: sk.KernelRegressor) -> None:
+    with calibrated._model() as kernel_model:
+        kernel_model.calibration = kernel_model.loss = None  # which shift and order
+        plain = kernel_model.values(X) - kernel_model.targets.mean
+    assert calibrated.predict(X) == pytest.approx(np.sort(plain + calibrated.intercept_, axis=1))
+
+
 def test_a_quantile_alone_is_calibrated_as_well() -> None:
     alone = model(quantile=0.9, calibrate=True, epochs=1, n_centers=20).fit(X[FIT], Y[FIT])
     assert (Y[HELD_OUT] <= alone.predict(X[HELD_OUT])).mean() == pytest.approx(0.9, abs=0.05)
