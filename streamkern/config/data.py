@@ -124,12 +124,14 @@ class DataConfig(Table):
     transforms : transforms of training rows, in order, before they are scaled. They see rows in the
         units they are stored in, unless a scale is first among them. Random ones are augmentation.
     scale : scaling of the features, as a part of the model; "auto": by the kind of the data.
-        "feature": every feature by its own mean and standard deviation; "global": all of them by
-        one; "none". "auto" is "global" for images, rows of uint8, and features that vary little
-        because they are nearly always 0, which are usually pixels; "feature" for all others. The
-        numbers are those of a store or of arrays in memory, else of a sample of the rows. Every row
-        that the model sees, and its centers, are given in units before the scaling. A constant
-        feature is only centred. A scale in `transforms` replaces it.
+        "feature": every feature by its own mean and standard deviation; "quantiles": the same, and
+        beside them the quantile scores of the features that are far from normal; "global": all of
+        them by one; "none". "auto" is "global" for images, rows of uint8, and features that vary
+        little because they are nearly always 0, which are usually pixels; for all others "feature",
+        or "quantiles" if rows of a sample predict each other better with it. The numbers are those
+        of a store or of arrays in memory, else of a sample of the rows. Every row that the model
+        sees, and its centers, are given in units before the scaling. A constant feature is only
+        centred. A scale in `transforms` replaces it.
     epochs : passes over the training data; "auto": enough for 100 000 rows, copies included,
         between 1 and 20. They are at most 20 for solvers that stop when they have converged, and
         with early stopping; "direct" stops after the first, unless transforms change every pass.
@@ -158,7 +160,7 @@ class DataConfig(Table):
     class_sampling: ClassShares = None
     copies: Count = 1
     transforms: Transforms = ()
-    scale: Literal["auto", "feature", "global", "none"] = "auto"
+    scale: Literal["auto", "feature", "quantiles", "global", "none"] = "auto"
     epochs: AutoCount = "auto"
     batch_size: AutoCount = "auto"
     prefetch_threads: AutoCount = "auto"

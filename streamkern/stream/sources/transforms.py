@@ -31,6 +31,7 @@ from streamkern.basics.message import mention
 from streamkern.basics.optional import on_demand
 from streamkern.basics.randomness import AnyArray, Empty, Fills, RowRandom, RunSlices, one_by_one
 from streamkern.basics.values import to_builtin
+from streamkern.stream.sources.quantile_scores import QuantileScores
 from streamkern.stream.sources.random_transforms import GaussianNoise as GaussianNoise
 from streamkern.stream.sources.random_transforms import RandomCrop as RandomCrop
 from streamkern.stream.sources.random_transforms import RandomFlip as RandomFlip
@@ -100,10 +101,12 @@ class Scale:
 
     Parameters
     ----------
-    mode : "global" (one mean and one scale), "feature" (one of each per feature) or "none"
+    mode : "global" (one mean and one scale), "feature" (one of each per feature), "quantiles" (the
+        same, and the quantile scores of some features behind them) or "none"
     mean, scale : float, or (d,) for "feature"
         Both or neither; by default from the source's statistics. A scale of 0 (a constant feature)
         counts as 1, and so does a measured one that is rounding of the mean.
+    scores : quantile scores of scaled features, which the setting data.scale finds for "quantiles"
 
     It is computed in float64 and rounded once: equal numbers of any dtype give equal features, and
     rows with a large common offset lose only the precision that their dtype has already lost.
@@ -112,10 +115,16 @@ class Scale:
     mode: str = "global"
     mean: Any = None
     scale: Any = None
+    scores: QuantileScores | None = None
     deterministic = True
 
     def __post_init__(self) -> None:
-        if self.mode not in ("none", "global", "feature"):
+        if (self.mode == "quantiles") != (self.scores is not None):
+            raise ConfigError(
+                'scale mode="quantiles" needs a sample of the rows, which no transform sees',
+                f"give it as {mention('data.scale')}",
+            )
+        if self.mode not in ("none", "global", "feature", "quantiles"):
             raise ConfigError(
                 f'scale mode="{self.mode}" is unknown', 'use "none", "global" or "feature"'
             )
@@ -127,9 +136,13 @@ class Scale:
         """True if the transform does nothing."""
         return self.mode == "none"
 
+    def shape_after(self, row_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of a row after the transform."""
+        return row_shape if self.scores is None else (row_shape[0] + len(self.scores),)
+
     def bind(self, data: BaseData) -> Scale:
         """Return the same transform, with its numbers taken from the data and shaped like a row."""
-        if self.mode == "none":
+        if self.mode in ("none", "quantiles"):
             return self
         mean, scale = self.mean, self.scale
         if mean is None:
@@ -159,17 +172,24 @@ class Scale:
     def __call__(self, X: AnyArray, Y: AnyArray, rng: RowRandom) -> tuple[AnyArray, AnyArray]:
         if self.mode == "none":
             return X, Y
-        scaled, d = rng.empty(X.shape, X.dtype), max(math.prod(X.shape[1:]), 1)
+        d = max(math.prod(X.shape[1:]), 1)
+        scaled = rng.empty((len(X), *self.shape_after(X.shape[1:])), X.dtype)
         mean, scale = (rng.xp.asarray(a, np.float64) for a in (self.mean, self.scale))
         step = max(SCALED_AT_ONCE // d, 1)
         for rows in (slice(i, i + step) for i in range(0, len(X), step)):
             wide = rng.xp.subtract(X[rows], mean)
             wide /= scale
-            scaled[rows] = wide
+            if self.scores is None:
+                scaled[rows] = wide
+            else:
+                scaled[rows, :d] = wide
+                self.scores.into(rng.xp, wide, scaled[rows, d:])
         return scaled, Y
 
     def describe(self) -> dict[str, object]:
         numbers = {"mean": _brief(self.mean), "scale": _brief(self.scale)}
+        if self.scores is not None:
+            numbers |= {name: _brief(a) for name, a in self.scores.arrays().items()}
         return {"kind": "scale", "mode": self.mode, **numbers}
 
 
@@ -347,7 +367,8 @@ def apply_transforms(
                 f'transform "{name}" failed {when}: {type(error).__name__}: {error}',
                 "correct it there",
             ) from error
-        if new_X.shape != X.shape or new_X.dtype != X.dtype or len(new_Y) != len(Y):
+        expected = (len(X), *shape_after([transform], X.shape[1:]))
+        if new_X.shape != expected or new_X.dtype != X.dtype or len(new_Y) != len(Y):
             raise DataError(
                 f'transform "{name}" turned X {X.shape} {X.dtype} with {len(Y)} targets into '
                 f"{new_X.shape} {new_X.dtype} with {len(new_Y)}",
@@ -355,6 +376,14 @@ def apply_transforms(
             )
         X, Y = new_X, new_Y
     return X, Y, w
+
+
+def shape_after(transforms: Sequence[Transform], row_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of a row after the transforms; only scores of the features change it."""
+    for transform in transforms:
+        after = getattr(transform, "shape_after", None)
+        row_shape = row_shape if after is None else after(row_shape)
+    return row_shape
 
 
 def _mix(own: AnyArray, other: AnyArray, weight: AnyArray, mixed: AnyArray) -> AnyArray:

@@ -7,6 +7,7 @@ only, and a sample of the rows if their scaling needs one.
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,6 +41,7 @@ from streamkern.stream.loader import MAX_THREADS
 from streamkern.stream.sources.base import read_ahead, target_bytes, unit_sizes
 from streamkern.stream.sources.mixture import stored_rows
 from streamkern.stream.sources.split import rows_read
+from streamkern.stream.sources.transforms import Scale
 from streamkern.train.resolve.calibration_split import NO_ROOM_APART, check_calibrate
 from streamkern.train.resolve.check_loss import check_log_link, check_loss
 from streamkern.train.resolve.early_stopping import check_early_stopping
@@ -142,7 +144,10 @@ def _open(
     warm = whole and bool(given.warm or config.solver.warm_start) and given.continued is None
     if config.model.loss == LogLoss.name:  # of which a run sets no rows aside
         warm = warm and given.warm is not None and given.warm.loss is None
-    data = open_data(config, given.source, given.continued, why_none, warm=warm)
+    scores = None if whole else False
+    if given.warm is not None:  # whose weights are of its features
+        scores = any(isinstance(t, Scale) and t.scores is not None for t in given.warm.fixed)
+    data = open_data(config, given.source, given.continued, why_none, warm=warm, scores=scores)
     if data.apart is None and not data.unused:
         config = config.with_overrides({"run.calibrate": False})
     goes_on = goes_on or config.solver.warm_start is not None
@@ -319,7 +324,7 @@ def _problem(
     waits = on_cluster or config.data.dask is not None or source.remote
     width = point_width(data.d, precision, backend, kernel)
     itemsize = 8 if precision == "float64" else 4
-    row_bytes = data.d * source.dtype.itemsize + target_bytes(source)
+    row_bytes = math.prod(source.row_shape) * source.dtype.itemsize + target_bytes(source)
     unit_rows = int(unit_sizes(source).max())
     floating = np.dtype(f"f{itemsize}")
     transformed = transform_dtype(source.dtype, floating, source.feed_transforms).itemsize

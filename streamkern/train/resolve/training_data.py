@@ -38,10 +38,12 @@ from streamkern.stream.sources.transforms import (
     Transform,
     from_config,
     is_deterministic,
+    shape_after,
     transform_name,
 )
 from streamkern.stream.sources.user import as_source
 from streamkern.train.resolve.calibration_split import calibration_split
+from streamkern.train.resolve.choose_scores import with_scores
 from streamkern.train.restart.parent_run import ParentRun
 from streamkern.train.restart.scaling import find_scale
 
@@ -82,8 +84,8 @@ class Data:
 
     @property
     def d(self) -> int:
-        """Number of features of a row."""
-        return int(np.prod(self.source.row_shape))
+        """Number of features of a row, quantile scores included."""
+        return math.prod(shape_after(self.fixed, self.source.row_shape))
 
     @property
     def augmented(self) -> bool:
@@ -101,17 +103,18 @@ class Data:
 
 def open_data(
     config: RunConfig, source: Source | None = None, continued: ParentRun | None = None,
-    why_none: str | None = None, *, warm: bool = False,
+    why_none: str | None = None, *, warm: bool = False, scores: bool | None = None,
 ) -> Data:  # fmt: skip
     """Open the training data, and append its scaling.
 
     Only metadata is read, and a sample of the rows if the scaling needs statistics that are not
-    stored.
+    stored, or quantile scores may be taken.
 
     source : replaces data.train and data.transforms
     continued : the run that is continued, which provides its scaling and the order of columns
     why_none : why no rows can be set aside for calibration, or None
     warm : see `calibration_split`
+    scores : whether quantile scores of the features are taken; None: as `with_scores` decides
     """
     settings, cache = config.data, None
     if settings.cache is not None:
@@ -142,6 +145,7 @@ def open_data(
             source, settings.scale, config.run.random_state, settings.class_weight
         )
         pixels = settings.scale == "auto" and scale is not None and scale.mode == "global"
+        scale, words = with_scores(scale, words, source, config, scores)
         if scale is not None:
             source = AugmentedSource(source, 1, [scale])
     else:

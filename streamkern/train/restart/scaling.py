@@ -22,6 +22,7 @@ from streamkern.stream.feed import prepare
 from streamkern.stream.sources.augmented import without_copies
 from streamkern.stream.sources.base import BaseSource, host_transforms, read_units
 from streamkern.stream.sources.mixture import MixtureSource, mixed_moments
+from streamkern.stream.sources.quantile_scores import QuantileScores
 from streamkern.stream.sources.sampling import MANY_UNITS, sample_rows
 from streamkern.stream.sources.transforms import (
     CONSTANT_FEATURE,
@@ -64,7 +65,7 @@ def find_scale(
 ) -> tuple[Scale | None, str]:
     """Return the scaling to append to the transforms of `source`, or None, and its description.
 
-    wish : "auto", "feature", "global" or "none"
+    wish : "auto", "feature", "global" or "none"; "quantiles" is "feature" here, see `with_scores`
     class_weight : rows of classes of weight 0 are ignored
 
     Reads a sample of the rows if neither a store nor memory has their statistics, or if a transform
@@ -76,6 +77,7 @@ def find_scale(
         `wish` contradicts a scale that is among the transforms.
     """
     given = [t for t in source.feed_transforms if isinstance(t, Scale)]
+    wish = "feature" if wish == "quantiles" and source.encoder is None else wish
     if given:
         if wish not in ("auto", *(t.mode for t in given)):
             raise ConfigError(
@@ -87,7 +89,7 @@ def find_scale(
         return None, f"{_WORDS[given[-1].mode]}, as in transforms"
     if wish == "none":
         return None, _WORDS[wish]
-    if wish == "auto" and source.encoder is not None:
+    if wish in ("auto", "quantiles") and source.encoder is not None:
         return None, "as the encoder of the table has scaled every feature"
     fixed = [t for t in source.feed_transforms if is_deterministic(t)]
     factors = None
@@ -193,6 +195,9 @@ def save_scaling(
             if transform.mode != "none":
                 arrays[f"scaling.{i}.mean"] = np.asarray(transform.mean, np.float64)
                 arrays[f"scaling.{i}.scale"] = np.asarray(transform.scale, np.float64)
+            if transform.scores is not None:
+                for name, array in transform.scores.arrays().items():
+                    arrays[f"scaling.{i}.scores.{name}"] = array
         else:
             meta.append({"kind": "function", "name": transform_name(transform)})
     return arrays, meta
@@ -211,10 +216,15 @@ def load_scaling(
                 "predict in Python from the fitted estimator",
             )
         if entry["mode"] != "none":
-            fixed.append(
-                Scale(entry["mode"], arrays[f"scaling.{i}.mean"], arrays[f"scaling.{i}.scale"])
-            )
+            mean, spread = (arrays[f"scaling.{i}.{name}"] for name in ("mean", "scale"))
+            fixed.append(Scale(entry["mode"], mean, spread, _saved_scores(arrays, i)))
     return tuple(fixed)
+
+
+def _saved_scores(arrays: dict[str, npt.NDArray[Any]], i: int) -> QuantileScores | None:
+    head = f"scaling.{i}.scores."
+    found = {name.removeprefix(head): a for name, a in arrays.items() if name.startswith(head)}
+    return QuantileScores(**found) if found else None
 
 
 INTERCEPT_SAMPLE_STAGE = 42

@@ -1,0 +1,139 @@
+"""Decide whether quantile scores of some features stand beside their values.
+
+`QuantileScores.of_sample` names the features that are far from normal. On a few rows, each
+predicted by kernel ridge regression on all the others, values with scores are then compared with
+values alone, each with the bandwidth of the Laplace kernel and the noise that suit it. Scores are
+taken if the mean squared error falls by `SCORES_GAIN_SE` standard errors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.backend.base import Backend
+from streamkern.backend.devices import get_backend
+from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
+from streamkern.centers.random_rows import median_bandwidth
+from streamkern.config.run_config import RunConfig
+from streamkern.kernels.builtin import Kernel, get_kernel
+from streamkern.kernels.products import KernelOperator
+from streamkern.planning.memory import METRIC_FEATURES
+from streamkern.solver.precondition.held_out import geometric_search
+from streamkern.solver.precondition.noise import Noise, find_noise, row_errors, surplus
+from streamkern.solver.precondition.samples import SampleRows, merged
+from streamkern.store.row_block import RowBlock
+from streamkern.stream.sources.augmented import without_copies
+from streamkern.stream.sources.base import BaseSource
+from streamkern.stream.sources.quantile_scores import QuantileScores
+from streamkern.stream.sources.sampling import MANY_UNITS, sample_rows
+from streamkern.stream.sources.transforms import Scale, is_deterministic
+
+SCORES_STAGE: Final = 43
+SAMPLE_ROWS: Final = 10_000
+"""Rows of the sample that the scores are found from."""
+COMPARED_ROWS, MIN_ROWS = 512, 256
+"""Rows that are predicted by each other, and the smallest number of rows for "auto"."""
+NARROWEST, WIDEST = -1, 3
+"""Smallest and largest bandwidth tried, as powers of two of the median distance."""
+SCORES_GAIN_SE = 2.0
+"""Standard errors by which the squared errors must fall for the scores to be taken."""
+
+
+def with_scores(
+    scale: Scale | None, words: str, source: BaseSource, config: RunConfig, decided: bool | None
+) -> tuple[Scale | None, str]:
+    """Return the scaling with quantile scores, or as it is, and its description.
+
+    scale, words : from `find_scale`; None if the rows are scaled already, as those of tables are
+    decided : whether scores are taken; None: by the rows, if the settings leave it open
+
+    Reads a sample of the rows. Raises ConfigError if data.scale = "quantiles" cannot be used.
+    """
+    asked = config.data.scale == "quantiles"
+    if not asked and (decided is False or not _is_open(scale, source, config)):
+        return scale, words
+    if asked and len(source.row_shape) != 1:
+        raise ConfigError(
+            f"{mention('data.scale', 'quantiles')} is for rows that are vectors, and these have "
+            f"the shape {source.row_shape}",
+            f"give another {mention('data.scale')}",
+        )
+    block = _sample(source, config.run.random_state)
+    d = source.row_shape[0]
+    plain = scale or Scale("feature", np.zeros(d), np.ones(d))
+    X = (block.X.astype(np.float64) - plain.mean) / plain.scale
+    scores = QuantileScores.of_sample(X)
+    if scores is None or (not asked and d + len(scores) > METRIC_FEATURES):
+        return scale, words
+    if not asked and decided is None and not _are_better(scores, X, block, source, config):
+        return scale, words
+    found = replace(plain, mode="quantiles", scores=scores)
+    return found, f"{words}; quantile scores of {len(scores)} of {d} features beside them"
+
+
+def _is_open(scale: Scale | None, source: BaseSource, config: RunConfig) -> bool:
+    """Return whether the settings and the kind of the rows allow scores that nobody asked for."""
+    model = config.model
+    scaled = source.encoder is not None if scale is None else scale.mode == "feature"
+    return (
+        config.data.scale == "auto"
+        and scaled
+        and len(source.row_shape) == 1
+        and not any(is_deterministic(t) for t in source.feed_transforms)
+        and model.kernel == "auto"
+        and model.bandwidth == "auto"
+        and model.metric in ("auto", "none", "learn")
+        and config.run.precision != "integer"
+        and without_copies(source).n_rows >= MIN_ROWS
+    )
+
+
+def _sample(source: BaseSource, seed: int) -> RowBlock:
+    base = without_copies(source)
+    n = min(SAMPLE_ROWS, base.n_rows)
+    return sample_rows(base, n, seed, stage=SCORES_STAGE, max_units=MANY_UNITS)
+
+
+def _are_better(
+    scores: QuantileScores, X: npt.NDArray[Any], block: RowBlock, source: BaseSource,
+    config: RunConfig,
+) -> bool:  # fmt: skip
+    """Return whether rows of the sample predict each other better with the scores."""
+    Y = block.y.reshape(len(X), -1)
+    if source.classes is not None and block.y.ndim == 1:
+        Y = np.eye(len(source.classes))[block.y]
+    Y = Y[:COMPARED_ROWS].astype(np.float64)
+    spread = Y.std() or 1.0
+    backend = get_backend("cpu", 1, "none")
+    with backend, backend.active():
+        rows = SampleRows(X[:COMPARED_ROWS], (Y - Y.mean(axis=0)) / spread)
+        rows = merged(backend, rows)
+        behind = np.empty((len(rows.X), len(scores)))
+        scores.into(np, rows.X, behind)
+        before = _errors(backend, rows)
+        after = _errors(backend, rows._replace(X=np.column_stack([rows.X, behind])))
+    return surplus(before, after) >= SCORES_GAIN_SE
+
+
+def _errors(backend: Backend, rows: SampleRows) -> npt.NDArray[np.float64]:
+    """Return the squared error of each row, predicted by the others, in the best bandwidth."""
+    width = median_bandwidth(rows.X)
+    tried: dict[float, tuple[Noise, KernelOperator]] = {}
+    last: Noise | None = None
+
+    def error(factor: float) -> float:
+        nonlocal last
+        kernel: Kernel = get_kernel("laplace", factor * width)
+        op = KernelOperator(kernel, backend, "float64", rows.X.mean(axis=0))
+        last = find_noise(op, None, rows, last)
+        tried[factor] = last, op
+        return last.error
+
+    errors = geometric_search(error, 0, NARROWEST, WIDEST, base=2.0, stride=1)
+    noise, op = tried[2.0 ** min(errors, key=lambda at: errors[at])]
+    return row_errors(op, None, rows, noise)[0]
