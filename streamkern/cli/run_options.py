@@ -39,7 +39,11 @@ EpochsOption = Annotated[
 ]
 Scaling = Annotated[
     str | None,
-    typer.Option("--scale", help="Scale features one by one, all alike (global), or not at all."),
+    typer.Option(
+        "--scale",
+        help="Scale features one by one (feature), with quantile scores beside them (quantiles), "
+        "all alike (global), or not at all (none).",
+    ),
 ]
 SchedulerOption = Annotated[
     str | None,

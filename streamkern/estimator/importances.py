@@ -15,6 +15,7 @@ from streamkern.estimator.predicting import Predicting, from_one_fit
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.kernels.importances import importances
 from streamkern.stream.sources.base import BaseSource
+from streamkern.stream.sources.transforms import scores_among
 from streamkern.train.model.permutation import PERMUTED_ROWS, REPEATS, permutation_importances
 
 
@@ -26,11 +27,14 @@ class FeatureImportances(Predicting):
         """(n_features_in_,) share of each column in the trace of the kernel's metric.
 
         They are aligned with `feature_names_in_` and sum to 1: for a column of a table that became
-        several features, the sum of these in `metric_importances_`. They show along which columns
+        several features, or has a quantile score beside its values, the sum of these in
+        `metric_importances_`. They show along which columns
         the model varies most, and not how much a column reduces the error: for that see
         `permutation_importances`.
         """
         shares, schema = self._metric_shares("feature_importances_"), self._state.schema
+        if scores := scores_among(self._state.fixed):
+            shares = scores.folded(shares)
         if schema.encoder is None:
             return shares
         groups = Encoder.from_json(schema.encoder, "the model").groups
@@ -59,10 +63,13 @@ class FeatureImportances(Predicting):
         """Return the names of the d features of the kernel, as an array of objects.
 
         For a table with words, dates or gaps they are those that its columns became; without names
-        they are x0, x1 and so on. input_features : is not used; scikit-learn gives it.
+        they are x0, x1 and so on. Names of quantile scores follow.
+        input_features : is not used; scikit-learn gives it.
         """
         schema = self._state.schema
         names = schema.columns or [f"x{j}" for j in range(math.prod(schema.row_shape))]
+        if scores := scores_among(self._state.fixed):
+            names = scores.names(names)
         return np.array(names, dtype=object)
 
     @from_one_fit

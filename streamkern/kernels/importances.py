@@ -28,10 +28,8 @@ def _bounded(metric: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.asarray(metric / max(np.abs(metric).max(), np.finfo(np.float64).tiny))
 
 
-def describe_metric(
-    metric: npt.NDArray[np.float64], columns: Sequence[str] | None
-) -> dict[str, Any]:
-    """Return a summary of a metric as JSON. columns : names of the features; None: their numbers.
+def describe_metric(metric: npt.NDArray[np.float64], names: Sequence[str]) -> dict[str, Any]:
+    """Return a summary of a metric as JSON. names : names of the features.
 
     kind : "scales" or "matrix".
     features : d.
@@ -41,7 +39,6 @@ def describe_metric(
     first : for a matrix, the eigenvectors of the largest eigenvalues, each as its largest entries
         [name, entry], the first of them positive.
     """
-    names = [f"feature {j}" for j in range(len(metric))] if columns is None else list(columns)
     shares = importances(metric)
     order = np.argsort(-shares, kind="stable")[:SHOWN]
     summary: dict[str, Any] = {

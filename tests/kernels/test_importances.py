@@ -36,8 +36,8 @@ def test_of_a_matrix(r: int) -> None:
 
 
 def test_of_scales() -> None:
-    found = describe_metric(np.array([0.0, 2.0, 1.0]), None)
-    assert found["importances"] == [["feature 1", 0.8], ["feature 2", 0.2], ["feature 0", 0.0]]
+    found = describe_metric(np.array([0.0, 2.0, 1.0]), "abc")
+    assert found["importances"] == [["b", 0.8], ["c", 0.2], ["a", 0.0]]
     assert (found["kind"], found["directions"], found["first"]) == ("scales", 2, [])
     np.testing.assert_allclose(found["spectrum"], [0.8, 0.2, 0.0])
 

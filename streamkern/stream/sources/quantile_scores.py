@@ -7,7 +7,7 @@ value, spreads them evenly. Both together keep what either shows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +71,16 @@ class QuantileScores:
 
     def _functions(self) -> Iterator[tuple[int, Floats, Floats]]:
         return zip(self.columns.tolist(), self.values, self.heights, strict=True)
+
+    def names(self, features: Sequence[str]) -> list[str]:
+        """Return the names of the features, and behind them those of their scores."""
+        return [*features, *(f"quantile of {features[j]}" for j in self.columns)]
+
+    def folded(self, shares: Floats) -> Floats:
+        """Return shares (d,) of features, of shares (d + k,) of features and scores."""
+        d = len(shares) - len(self)
+        sums: Floats = shares[:d] + np.bincount(self.columns, shares[d:], d)
+        return sums
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the arrays to store, by name; `QuantileScores(**arrays)` restores them."""

@@ -386,6 +386,11 @@ def shape_after(transforms: Sequence[Transform], row_shape: tuple[int, ...]) -> 
     return row_shape
 
 
+def scores_among(transforms: Sequence[Transform]) -> QuantileScores | None:
+    """Return the quantile scores that are appended to the features; None if there are none."""
+    return next((t.scores for t in transforms if isinstance(t, Scale) and t.scores), None)
+
+
 def _mix(own: AnyArray, other: AnyArray, weight: AnyArray, mixed: AnyArray) -> AnyArray:
     """Compute mixed <- other + weight (own - other)."""
     mixed[...] = own

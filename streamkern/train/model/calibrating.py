@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -16,6 +17,7 @@ from streamkern.predict.calibration import Calibration, Intervals
 from streamkern.predict.probabilities import Softmax
 from streamkern.solver.kernel_ridge import LeftOut
 from streamkern.stream.sources.base import BaseSource
+from streamkern.stream.sources.transforms import shape_after
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.model.kernel_model import KernelModel
 from streamkern.train.model.spreads import ResidualScales, find_difficulty, most_points
@@ -85,7 +87,7 @@ def _normalised(
     """
     all_told = np.arange(len(missed)) if w is None else np.flatnonzero(w > 0)
     told = all_told[np.sort(np.unique(origins[all_told], return_index=True)[1])]
-    d, dtype = int(np.prod(model.row_shape)), model.op.dtype
+    d, dtype = math.prod(shape_after(model.fixed, model.row_shape)), model.op.dtype
     order = np.random.default_rng(len(told)).permutation(told)
     count = most_points(len(told), d, dtype.itemsize)
     first = np.sort(order[:count])

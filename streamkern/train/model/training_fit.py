@@ -20,7 +20,7 @@ from streamkern.solver.method import Report
 from streamkern.store.row_block import RowBlock
 from streamkern.store.sample_weights import weights_of
 from streamkern.stream.sources.sampling import sample_rows
-from streamkern.stream.sources.transforms import Scale
+from streamkern.stream.sources.transforms import Scale, scores_among
 from streamkern.train.model.kernel_model import KernelModel
 from streamkern.train.resolve.resolved_run import ResolvedRun
 
@@ -151,7 +151,9 @@ def squeezed_features(model: KernelModel, block: RowBlock) -> str | None:
 
 
 def _separately_scaled(model: KernelModel) -> npt.NDArray[np.int64]:
-    """Return the indices of numeric features that have a standard deviation of their own."""
+    """Return the indices of numeric features that only a standard deviation of their own scales."""
+    if scores_among(model.fixed):
+        return np.empty(0, np.int64)
     if model.encoder is not None:
         encoder = Encoder.from_json(model.encoder, "the model")
         parts = zip(encoder.codes, encoder.groups, strict=True)

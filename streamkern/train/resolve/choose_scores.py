@@ -31,7 +31,7 @@ from streamkern.stream.sources.augmented import without_copies
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.quantile_scores import QuantileScores
 from streamkern.stream.sources.sampling import MANY_UNITS, sample_rows
-from streamkern.stream.sources.transforms import Scale, is_deterministic
+from streamkern.stream.sources.transforms import Scale, is_deterministic, scores_among
 
 SCORES_STAGE: Final = 43
 SAMPLE_ROWS: Final = 10_000
@@ -55,6 +55,8 @@ def with_scores(
     Reads a sample of the rows. Raises ConfigError if data.scale = "quantiles" cannot be used.
     """
     asked = config.data.scale == "quantiles"
+    if scores_among(source.feed_transforms):
+        return scale, words
     if not asked and (decided is False or not _is_open(scale, source, config)):
         return scale, words
     if asked and len(source.row_shape) != 1:

@@ -41,7 +41,6 @@ from streamkern.stream.loader import MAX_THREADS
 from streamkern.stream.sources.base import read_ahead, target_bytes, unit_sizes
 from streamkern.stream.sources.mixture import stored_rows
 from streamkern.stream.sources.split import rows_read
-from streamkern.stream.sources.transforms import Scale
 from streamkern.train.resolve.calibration_split import NO_ROOM_APART, check_calibrate
 from streamkern.train.resolve.check_loss import check_log_link, check_loss
 from streamkern.train.resolve.early_stopping import check_early_stopping
@@ -146,7 +145,7 @@ def _open(
         warm = warm and given.warm is not None and given.warm.loss is None
     scores = None if whole else False
     if given.warm is not None:  # whose weights are of its features
-        scores = any(isinstance(t, Scale) and t.scores is not None for t in given.warm.fixed)
+        scores = any(t.get("mode") == "quantiles" for t in given.warm.setup.meta["scaling"])
     data = open_data(config, given.source, given.continued, why_none, warm=warm, scores=scores)
     if data.apart is None and not data.unused:
         config = config.with_overrides({"run.calibrate": False})

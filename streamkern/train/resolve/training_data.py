@@ -38,6 +38,7 @@ from streamkern.stream.sources.transforms import (
     Transform,
     from_config,
     is_deterministic,
+    scores_among,
     shape_after,
     transform_name,
 )
@@ -86,6 +87,14 @@ class Data:
     def d(self) -> int:
         """Number of features of a row, quantile scores included."""
         return math.prod(shape_after(self.fixed, self.source.row_shape))
+
+    @property
+    def feature_names(self) -> list[str]:
+        """Names of the features of a row, quantile scores included."""
+        d = math.prod(self.source.row_shape)
+        names = list(self.source.columns or (f"feature {j}" for j in range(d)))
+        scores = scores_among(self.fixed)
+        return names if scores is None else scores.names(names)
 
     @property
     def augmented(self) -> bool:

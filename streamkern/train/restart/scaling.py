@@ -57,6 +57,7 @@ _WORDS = {
     "none": "features are not scaled",
     "global": "one mean and one standard deviation for all features",
     "feature": "every feature by its own mean and standard deviation",
+    "quantiles": "every feature by its own mean and standard deviation, and quantile scores",
 }
 
 
@@ -77,7 +78,6 @@ def find_scale(
         `wish` contradicts a scale that is among the transforms.
     """
     given = [t for t in source.feed_transforms if isinstance(t, Scale)]
-    wish = "feature" if wish == "quantiles" and source.encoder is None else wish
     if given:
         if wish not in ("auto", *(t.mode for t in given)):
             raise ConfigError(
@@ -91,6 +91,7 @@ def find_scale(
         return None, _WORDS[wish]
     if wish in ("auto", "quantiles") and source.encoder is not None:
         return None, "as the encoder of the table has scaled every feature"
+    wish = "feature" if wish == "quantiles" else wish
     fixed = [t for t in source.feed_transforms if is_deterministic(t)]
     factors = None
     if class_weight is not None and class_weight != "balanced":

@@ -234,7 +234,7 @@ def _meta(
     data = run.data
     if kernel.metric is not None:
         with run.backend.single_threaded_blas():
-            setup["metric"] = describe_metric(kernel.metric, data.source.columns)
+            setup["metric"] = describe_metric(kernel.metric, data.feature_names)
     return {
         "kernel": kernel.describe(),
         "sizes": asdict(run.sizes),

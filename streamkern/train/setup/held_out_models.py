@@ -22,6 +22,7 @@ from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import EVALUATED_ROWS, METRIC_FIT
+from streamkern.predict.probabilities import temperature
 from streamkern.solver.precondition.held_out import geometric_search
 from streamkern.solver.precondition.samples import SampleRows
 from streamkern.stream.target_scale import TargetScale
@@ -50,19 +51,25 @@ class Fitted(NamedTuple):
 
     error : mean of `errors`
     errors : squared errors of the held-out rows, weighted
-    wrong : whether the class of each of them is wrong, weighted
+    log_losses : for classes, their log losses, weighted, of the softmax of the values with the
+        slope that suits the held-out rows; else None
     width, ridge : exponents of bandwidth and ridge
     op, points, alpha : kernel operator, centers and weights; the latter two may be dropped
     """
 
     error: float
     errors: npt.NDArray[np.float64]
-    wrong: npt.NDArray[np.float64]
+    log_losses: npt.NDArray[np.float64] | None
     width: int
     ridge: int
     op: KernelOperator
     points: Points | None
     alpha: Array | None
+
+    @property
+    def losses(self) -> npt.NDArray[np.float64]:
+        """The log losses of classes, or the squared errors of values."""
+        return self.errors if self.log_losses is None else self.log_losses
 
     def without_arrays(self) -> Fitted:
         """Return the model without its centers and weights, which are as large as the rows."""
@@ -152,7 +159,7 @@ class HeldOut:
         K_held = op.matrix(op.points(held.X, left=True), points).astype(np.float64)
         diagonal, trace = xp.arange(len(G)), float(G.trace())
         none = np.full(len(held.X), np.inf)
-        best = Fitted(math.inf, none, none, 0, near, op, points, B)
+        best = Fitted(math.inf, none, None, 0, near, op, points, B)
 
         def factor(ridge: float) -> Array | None:
             for rounding in ROUNDINGS if norm is not None else (0.0,):
@@ -171,23 +178,18 @@ class HeldOut:
             backend.solve_lower(A, alpha, transposed=True)
             if norm is None and self.fit.root is not None:
                 alpha *= self.fit.root[:, None]
-            squares, wrong = self._missed(K_held @ alpha)
+            squares = self._squares(K_held @ alpha)
             value = float(squares.mean())
             if value < best.error:
                 at = round(math.log10(ridge))
-                best = best._replace(
-                    error=value, errors=squares, wrong=wrong, ridge=at, alpha=alpha
-                )
+                best = best._replace(error=value, errors=squares, ridge=at, alpha=alpha)
             return value if math.isfinite(value) else math.inf
 
         geometric_search(error, near, least, MAX_RIDGE, stride=1)
-        return best
-
-    def share(self, wrong: npt.NDArray[np.float64]) -> float:
-        """Return the weighted share of wrong classes among the held-out rows."""
-        root = self.held.root
-        all_of_them = len(wrong) if root is None else float((root**2).sum())
-        return float(np.nan_to_num(wrong, posinf=0.0).sum() / max(all_of_them, 1e-300))
+        if self.classes is None:
+            return best
+        finite = math.isfinite(best.error)
+        return best._replace(log_losses=self._log_losses(K_held @ best.alpha) if finite else none)
 
     def _matrix(self, op: KernelOperator, points: Points) -> tuple[Array, Array]:
         """Return K and the targets, multiplied by the square roots of the weights (K on both
@@ -216,16 +218,25 @@ class HeldOut:
         backend.mirror_lower(G)
         return G, B
 
-    def _missed(self, F: Array) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """Return weighted squared errors and wrong classes of values F (m, c) at the held-out
-        rows."""
-        held, backend, xp = self.held, self.run.backend, self.run.backend.xp
-        wrong = xp.zeros(len(F))
-        if self.classes is not None:
-            said, true = (self.classes.outside(xp, of, np.float64) for of in (F, held.Y))
-            wrong[...] = said.argmax(axis=1) != true.argmax(axis=1)
+    def _squares(self, F: Array) -> npt.NDArray[np.float64]:
+        """Return the weighted squared errors of values F (m, c) at the held-out rows."""
+        held = self.held
         squares = ((F - held.Y) ** 2).sum(axis=1)
         if held.root is not None:
             squares *= held.root**2
-            wrong *= held.root**2
-        return np.asarray(backend.to_host(squares)), np.asarray(backend.to_host(wrong))
+        return np.asarray(self.run.backend.to_host(squares))
+
+    def _log_losses(self, F: Array) -> npt.NDArray[np.float64]:
+        """Return the weighted log losses of values F (m, c) at the held-out rows."""
+        assert self.classes is not None
+        held, backend = self.held, self.run.backend
+        said, true = (
+            backend.to_host(self.classes.outside(backend.xp, of, np.float64)) for of in (F, held.Y)
+        )
+        w = np.ones(len(said))
+        if held.root is not None:
+            w = backend.to_host(held.root).astype(np.float64) ** 2
+        labels = true.argmax(axis=1)
+        logs = temperature(said, labels, w).log(said)
+        losses: npt.NDArray[np.float64] = -w * np.take_along_axis(logs, labels[:, None], 1)[:, 0]
+        return losses

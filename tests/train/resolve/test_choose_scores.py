@@ -1,0 +1,112 @@
+"""Quantile scores beside the values of features: when they are taken, and what they keep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import streamkern as sk
+from streamkern.basics.errors import ConfigError
+from streamkern.stream.sources.base import BaseSource
+from streamkern.stream.sources.transforms import scores_among
+from tests.runs import assert_same_bits, final, finished, settings, stopped
+
+N = 1200
+RNG = np.random.default_rng(3)
+HEAVY = np.exp(2 * RNG.standard_normal((2 * N, 3)))
+"""Log-normal features, most of them within a small part of their standard deviation."""
+WAVES = np.sin(np.log(HEAVY)).sum(axis=1) + 0.1 * RNG.standard_normal(2 * N)
+SMALL = {"n_centers": 200, "metric": "none", "random_state": 0}
+
+
+def error(model: sk.KernelRegressor) -> float:
+    return float(np.mean((model.predict(HEAVY[N:]) - WAVES[N:]) ** 2))
+
+
+def fitted(scale: str, X: np.ndarray, y: np.ndarray) -> sk.KernelRegressor:
+    return sk.KernelRegressor(scale=scale, **SMALL).fit(X, y)
+
+
+def test_scores_are_taken_where_rows_predict_each_other_better() -> None:
+    auto, plain = (fitted(scale, HEAVY[:N], WAVES[:N]) for scale in ("auto", "feature"))
+    assert error(auto) < 0.5 * error(plain)
+    assert len(auto.get_feature_names_out()) == 6
+    assert len(plain.get_feature_names_out()) == 3
+
+
+@pytest.mark.parametrize("kind", ["normal", "noise", "linear"])
+def test_scores_are_not_taken_without_a_gain(kind: str) -> None:
+    X, y = HEAVY[:N], RNG.standard_normal(N)
+    if kind == "normal":
+        X = np.log(X)
+        y = np.sin(X).sum(axis=1)
+    elif kind == "linear":
+        y = X.sum(axis=1)
+    assert len(fitted("auto", X, y).get_feature_names_out()) == 3
+
+
+def test_a_kernel_or_a_bandwidth_that_is_given_keeps_its_features() -> None:
+    for setting in ({"bandwidth": 2.0}, {"kernel": "gaussian"}, {"kernel": sk.Laplace(2.0)}):
+        model = sk.KernelRegressor(**SMALL, **setting).fit(HEAVY[:N], WAVES[:N])
+        assert len(model.get_feature_names_out()) == 3
+
+
+def test_numeric_columns_of_a_table_have_scores_too() -> None:
+    frame = pd.DataFrame(HEAVY, columns=["a", "b", "c"]).assign(word=["x", "y"] * N)
+    model = sk.KernelRegressor(**SMALL).fit(frame[:N], WAVES[:N])
+    assert list(model.get_feature_names_out())[-3:] == [f"quantile of {name}" for name in "abc"]
+    assert np.mean((model.predict(frame[N:]) - WAVES[N:]) ** 2) < 0.5 * error(
+        fitted("feature", HEAVY[:N], WAVES[:N])
+    )
+
+
+def test_importances_are_those_of_the_columns(tmp_path: Path) -> None:
+    y = np.sin(np.log(HEAVY[:, 1]))
+    model = sk.KernelRegressor(n_centers=200, metric="learn", random_state=0).fit(HEAVY[:N], y[:N])
+    model.save(tmp_path / "model.zarr")
+    for each in (model, sk.load(tmp_path / "model.zarr")):
+        assert each.metric_importances_.shape == (6,)
+        assert each.feature_importances_.argmax() == 1
+        np.testing.assert_allclose(each.feature_importances_.sum(), 1)
+        np.testing.assert_array_equal(each.predict(HEAVY[N:]), model.predict(HEAVY[N:]))
+
+
+def test_a_stopped_run_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    def source() -> BaseSource:
+        return sk.ArraySource(HEAVY[:N].astype(np.float32), WAVES[:N], unit_rows=100)
+
+    overrides = {"data.scale": "quantiles", "model.bandwidth": "auto", "model.n_centers": 64}
+    whole, killed = (settings(tmp_path / name, **overrides) for name in ("whole", "killed"))
+    result = finished(whole, source=source(), test=source())
+    assert scores_among(result.model.fixed) is not None
+    stopped(killed, 3, source=source(), test=source())
+    finished(killed, source=source(), test=source())
+    assert_same_bits(final(tmp_path / "killed"), final(tmp_path / "whole"))
+    loaded = sk.load(tmp_path / "whole")
+    np.testing.assert_array_equal(
+        loaded.predict(HEAVY[N:]), result.model.values(HEAVY[N:].astype(np.float32)).reshape(-1)
+    )
+
+
+def test_a_warm_start_and_partial_fit_keep_the_features_they_begin_with(tmp_path: Path) -> None:
+    model = sk.KernelRegressor(warm_start=True, epochs=2, **SMALL).fit(HEAVY[:N], WAVES[:N])
+    before = model.get_feature_names_out().tolist()
+    model.fit(HEAVY[:N], WAVES[:N])
+    assert model.get_feature_names_out().tolist() == before
+    first = sk.KernelRegressor(**SMALL)
+    for _ in range(2):  # the first block may not be like the others
+        first.partial_fit(HEAVY[:N], WAVES[:N])
+        assert len(first.get_feature_names_out()) == 3
+    kept = {"epochs": 2, "solver": "block", "run_dir": str(tmp_path / "run")}
+    sk.KernelRegressor(**SMALL, **kept).fit(HEAVY[:N], WAVES[:N])
+    loaded = sk.load(tmp_path / "run").partial_fit(HEAVY[N:], WAVES[N:])
+    assert loaded.get_feature_names_out().tolist() == before
+
+
+def test_images_have_no_scores() -> None:
+    X = np.zeros((300, 4, 4, 1), np.float32)
+    with pytest.raises(ConfigError, match="are vectors"):
+        finished(settings(**{"data.scale": "quantiles"}), source=sk.ArraySource(X, X[:, 0, 0, 0]))
