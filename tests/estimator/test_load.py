@@ -45,7 +45,10 @@ X = rng.normal(size=(300, 4))
 Y = np.stack([np.sin(X[:, 0]) + X[:, 1] ** 2, X[:, 2] * X[:, 3]], axis=1)
 SIDE = np.digitize(X[:, 0] + X[:, 1], [-0.7, 0.7])
 LABELS = np.array(["low", "mid", "high"])[SIDE]
-SMALL: dict[str, Any] = {"threads": 1, "n_centers": 60, "epochs": 2}
+SMALL: dict[str, Any] = {
+    "threads": 1, "n_centers": 60, "epochs": 2,
+    "kernel": "laplace", "bandwidth": 2.0, "ridge": 1e-3,
+}  # fmt: skip
 STOPS: dict[str, Any] = {**SMALL, "early_stopping": True, "solver": "block"}
 METRIC = rng.normal(size=(4, 2))
 
@@ -171,7 +174,7 @@ def test_an_array_is_not_kept_and_a_place_called_so_is(
 
 
 def test_what_trains_anew_is_the_same_model(tmp_path: Path) -> None:
-    fitted = KernelRegressor(**SMALL, transforms=[GaussianNoise(0.1)], ridge=1e-4).fit(X, Y)
+    fitted = KernelRegressor(**SMALL, transforms=[GaussianNoise(0.1)]).fit(X, Y)
     fitted.save(tmp_path / "saved")
     again = clone(load(tmp_path / "saved")).set_params(threads=1).fit(X, Y)
     assert np.array_equal(again.predict(X), fitted.predict(X))
@@ -221,7 +224,8 @@ def test_partial_fit_goes_on_as_without_a_disk_between(tmp_path: Path) -> None:
 @pytest.mark.parametrize("solver", ["block", "eigenpro3", "eigenpro4"])
 def test_partial_fit_goes_on_from_a_run(solver: str, tmp_path: Path) -> None:
     """On the same rows, from where they were fitted to: the loss there does not get worse."""
-    fitted = KernelRegressor(**SMALL, solver=solver, run_dir=tmp_path / "run").fit(X, Y)
+    settings = SMALL | {"solver": solver, "ridge": "auto", "run_dir": tmp_path / "run"}
+    fitted = KernelRegressor(**settings).fit(X, Y)
     before = ((fitted.predict(X) - Y) ** 2).mean()
     loaded = load(tmp_path / "run")
     loaded.partial_fit(X, Y)
@@ -332,7 +336,7 @@ def test_a_model_that_needs_code_is_not_saved(tmp_path: Path) -> None:
 
 
 def test_a_model_with_an_own_kernel_is_loaded_where_its_class_is(tmp_path: Path) -> None:
-    model = KernelRegressor(Odd(2.0), **SMALL).fit(X, Y)
+    model = KernelRegressor(**SMALL | {"kernel": Odd(2.0), "bandwidth": "auto"}).fit(X, Y)
     model.save(tmp_path / "saved")
     np.testing.assert_array_equal(load(tmp_path / "saved").predict(X), model.predict(X))
     elsewhere = f"import streamkern; streamkern.load({str(tmp_path / 'saved')!r})"
