@@ -25,7 +25,8 @@ REPEATS = 5
 BATCH = 2048
 SUMS = 200
 SMALL = {"rows": 4000, "centers": 500, "d": 16, "block": 125, "warm_up": False}
-SPAWN = multiprocessing.get_context("spawn")
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["streamkern.train.rank_work", "xgboost.collective", "numba"])
 
 
 def measure(
@@ -98,10 +99,10 @@ def trained(config: sk.RunConfig, size: int, block: int = 1) -> list[dict[str, A
         host_ip="127.0.0.1", n_workers=size, sortby="task"
     )
     tracker.start()
-    answers = SPAWN.Queue()
+    answers = FORKS.Queue()
     threads = 2 // size
     processes = [
-        SPAWN.Process(
+        FORKS.Process(
             target=_one_rank, args=(rank, tracker.worker_args(), config, threads, block, answers)
         )
         for rank in range(size)
