@@ -33,6 +33,7 @@ from streamkern import (
     load,
 )
 from streamkern.basics.errors import CheckpointError, ResumeMismatchError, RunError
+from streamkern.cli.main import run_command
 from streamkern.cli.run_info import run_overview
 from streamkern.kernels.builtin import Gaussian, Kernel
 from tests import runs
@@ -153,7 +154,9 @@ def test_an_array_is_not_kept_and_a_place_called_so_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    once: dict[str, Any] = {"threads": 1, "epochs": 2}
+    once: dict[str, Any] = {
+        "threads": 1, "epochs": 2, "kernel": "laplace", "bandwidth": 2.0, "ridge": 1e-3,
+    }  # fmt: skip
     arrays: dict[str, Any] = {"centers": X[:40], "metric": METRIC}
     for name, array in arrays.items():
         np.save(f"{name}.npy", array)
@@ -164,7 +167,7 @@ def test_an_array_is_not_kept_and_a_place_called_so_is(
         KernelRegressor(**once, run_dir=f"run-{name}", **{name: array}).fit(X, Y).save(
             f"fit-{name}"
         )
-        parts = KernelRegressor(threads=1, **{name: array}).partial_fit(X, Y).partial_fit(X, Y)
+        parts = KernelRegressor(**once, **{name: array}).partial_fit(X, Y).partial_fit(X, Y)
         parts.save(f"parts-{name}")
         for place in ("run", "fit", "parts"):
             with pytest.raises(
@@ -275,34 +278,32 @@ def test_a_saved_model_is_a_warm_start(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------- the commands read it
 
 
-def command(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "streamkern", *map(str, arguments)],
-        check=False, capture_output=True, text=True,
-    )  # fmt: skip
+def test_commands_take_a_saved_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def command(*words: object) -> tuple[int, str, str]:
+        """Return the exit code of a command, and what it printed."""
+        capsys.readouterr()
+        code = run_command([str(word) for word in words])
+        return code, *capsys.readouterr()
 
-
-@pytest.mark.slow
-def test_commands_take_a_saved_model(tmp_path: Path) -> None:
     fitted = KernelClassifier(**SMALL).fit(X, LABELS)
     fitted.save(tmp_path / "saved")
     np.savez(tmp_path / "rows.npz", X=X, y=LABELS)
     done = command("predict", tmp_path / "saved", tmp_path / "rows.npz", tmp_path / "out.npy")
-    assert done.returncode == 0, done.stderr
+    assert done[0] == 0, done
     assert list(np.load(tmp_path / "out.npy")) == list(fitted.predict(X))
-    found = command("evaluate", tmp_path / "saved", tmp_path / "rows.npz", "--json")
-    assert json.loads(found.stdout)["accuracy"] == fitted.score(X, LABELS)
-    info = command("info", tmp_path / "saved", "--json", "--verify")
-    assert info.returncode == 0, info.stderr
-    assert json.loads(info.stdout)["samples"] == fitted.report_["samples"]
+    _, found, _ = command("evaluate", tmp_path / "saved", tmp_path / "rows.npz", "--json")
+    assert json.loads(found)["accuracy"] == fitted.score(X, LABELS)
+    code, info, _ = command("info", tmp_path / "saved", "--json", "--verify")
+    assert code == 0
+    assert json.loads(info)["samples"] == fitted.report_["samples"]
     (tmp_path / "run.toml").write_text(
         f'[data]\ntrain = "{tmp_path}/rows.zarr"\n[run]\nrun_dir = "{tmp_path}/saved"\n'
     )
     streamkern.ingest_store(X, tmp_path / "rows.zarr", y=LABELS)
     before = contents(tmp_path / "saved")
-    refused = command("train", tmp_path / "run.toml")
-    assert refused.returncode == 2
-    assert "holds a run that differs" in refused.stderr
+    code, _, refused = command("train", tmp_path / "run.toml")
+    assert code == 2
+    assert "holds a run that differs" in refused
     assert contents(tmp_path / "saved") == before
 
 

@@ -208,12 +208,13 @@ def test_any_number_of_threads_finds_the_same(accelerator: str) -> None:
     found = []
     for threads in (1, 2, 3):
         made = config(None, **{"run.threads": threads, "run.accelerator": accelerator})
-        with sk.train_model(made, source=source()).model.backend as backend:
+        model = sk.train_model(made, source=source()).model
+        with model.backend as backend:
             assert backend.threads == threads
-        found.append(sk.train_model(made, source=source()).model)
-    for other in found[1:]:
-        np.testing.assert_array_equal(other.op.kernel.metric, found[0].op.kernel.metric)
-        np.testing.assert_array_equal(other.values(numbers(2)), found[0].values(numbers(2)))
+            found.append((model.op.kernel.metric, model.values(numbers(2))))
+    for metric, values in found[1:]:
+        np.testing.assert_array_equal(metric, found[0][0])
+        np.testing.assert_array_equal(values, found[0][1])
 
 
 def test_the_log_has_every_round(tmp_path: Path) -> None:
