@@ -412,11 +412,8 @@ def test_weights_go_with_a_list_of_stores() -> None:
 
 def test_every_mistake_is_reported_at_once() -> None:
     said = complaint(data={"train": "a", "epochs": 0, "epocs": 1}, run={"memory": "x"}).split("\n")
-    assert [line.split("=")[0].split(" ")[0] for line in said] == [
-        "data.epochs",
-        "data.epocs",
-        "run.memory",
-    ]
+    named = [line.split("=")[0].split(" ")[0] for line in said]
+    assert named == ["data.epochs", "data.epocs", "run.memory"]
 
 
 @pytest.mark.parametrize("tables", [{}, {"data": {"test": "b.zarr"}}])

@@ -19,12 +19,8 @@ X = RNG.uniform(-2, 2, (3000, 2)).astype(np.float32)
 Y = np.sin(2 * X[:, 0]) + np.exp(0.5 * X[:, 1]) * RNG.standard_normal(len(X))
 FIT, HELD_OUT = slice(2000), slice(2000, 3000)
 OPTIONS: dict[str, Any] = {
-    "loss": "quantile",
-    "n_centers": 100,
-    "kernel": "gaussian",
-    "bandwidth": 1.0,
-    "metric": "none",
-}
+    "loss": "quantile", "n_centers": 100, "kernel": "gaussian", "bandwidth": 1.0, "metric": "none",
+}  # fmt: skip
 
 
 def model(**options: Any) -> sk.KernelRegressor:
