@@ -30,6 +30,8 @@ from streamkern.train.trainer import Trainer
 
 REPEATS = 1
 CLOCK = time.process_time
+FORKS = get_context("forkserver")
+FORKS.set_forkserver_preload([__name__])
 TEST_ROWS = 5000
 
 
@@ -96,7 +98,7 @@ def _turn(shape: Shape, train: Path, test: Path, run_dir: Path) -> tuple[list[Ti
         "run": {"device": "cpu", "threads": 1, "run_dir": str(run_dir)},
     }  # fmt: skip
     config = sk.RunConfig.from_tables(tables)
-    with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as fresh:
+    with ProcessPoolExecutor(1, FORKS, max_tasks_per_child=1) as fresh:
         before, took, after = (
             fresh.submit(call, config).result() for call in (_expected, _took, _expected)
         )

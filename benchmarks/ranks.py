@@ -24,13 +24,15 @@ from streamkern.train.rank_work import prepare_run, train_rank
 REPEATS = 5
 BATCH = 2048
 SUMS = 200
-SMALL = {"rows": 4000, "centers": 500, "d": 16, "block": 125}
-SPAWN = multiprocessing.get_context("spawn")
+SMALL = {"rows": 4000, "centers": 500, "d": 16, "block": 125, "warm_up": False}
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["streamkern.train.rank_work", "xgboost.collective", "numba"])
 
 
 def measure(
-    repeats: int, *, rows: int = 40_000, centers: int = 8000, d: int = 784, block: int = 2000
-) -> list[Figure]:
+    repeats: int, *, rows: int = 40_000, centers: int = 8000, d: int = 784, block: int = 2000,
+    warm_up: bool = True,
+) -> list[Figure]:  # fmt: skip
     """Seconds of the steps of a pass, the processor's seconds, and the share of sums.
 
     Every one makes its setup. The floor of the ranks is what one process takes. "sums" are as many
@@ -54,7 +56,7 @@ def measure(
         prepare_run(config)
         ways = {"alone": (1, 1), "ranks": (2, 1), "grid": (2, 2)}
         places = {name: Path(folder) / name for name in ways}
-        for k in range(repeats + 1):
+        for k in range(1 - warm_up, repeats + 1):
             for name, (size, columns) in ways.items():
                 shutil.rmtree(places[name], ignore_errors=True)
                 shutil.copytree(f"{folder}/setup", places[name])
@@ -97,10 +99,10 @@ def trained(config: sk.RunConfig, size: int, block: int = 1) -> list[dict[str, A
         host_ip="127.0.0.1", n_workers=size, sortby="task"
     )
     tracker.start()
-    answers = SPAWN.Queue()
+    answers = FORKS.Queue()
     threads = 2 // size
     processes = [
-        SPAWN.Process(
+        FORKS.Process(
             target=_one_rank, args=(rank, tracker.worker_args(), config, threads, block, answers)
         )
         for rank in range(size)

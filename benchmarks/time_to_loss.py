@@ -15,7 +15,7 @@ from benchmarks.harness import Figure, check, figure
 from examples.digits import Task, make_task
 
 REPEATS = 3
-SMALL = {"samples": 20_000, "draws": 1, "exact_samples": 20_000, "targets": (3.0, 2.0)}
+SMALL = {"samples": 10_000, "draws": 1, "exact_samples": 5_000, "targets": (3.0, 2.0)}
 EVALUATE_EVERY = 4
 NEVER = 10**9
 

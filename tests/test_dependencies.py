@@ -7,6 +7,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -41,14 +42,22 @@ def packages(requirements: Iterable[object]) -> set[str]:
     return {re.sub(r"[-_.]+", "-", match.group()).lower() for match in found if match}
 
 
+@cache
+def imported(folder: str) -> dict[Path, set[str]]:
+    """Return the top-level names that each file of a folder imports."""
+    found = {}
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        found[path] = {i.dotted.partition(".")[0] for i in imports(tree)} - {""}
+    return found
+
+
 def undeclared(folder: str, declared: set[str]) -> dict[str, list[str]]:
     """Package -> the files of a folder that import it, of those that are not declared."""
     ours = {"streamkern", "tests", "benchmarks", "examples", "tools"}
     ours |= {path.stem for path in (ROOT / folder).glob("*.py")} if folder == "examples" else set()
     found: dict[str, list[str]] = {}
-    for path in sorted((ROOT / folder).rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        names = {i.dotted.partition(".")[0] for i in imports(tree)} - {""}
+    for path, names in imported(folder).items():
         for name in names - ours - sys.stdlib_module_names:
             package = CALLED.get(name, name.replace("_", "-").lower())
             if package not in declared:

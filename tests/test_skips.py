@@ -97,22 +97,11 @@ def test_a_grid_is_pairwise_and_what_is_full_runs_at_night(tmp_path: Path) -> No
 def assert_ends(folder: Path, ci: str, code: int, ended: str, *options: str) -> str:
     """What pytest says of the tests in a folder under our conftest."""
     command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider"]
+    options = (*options, "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(folder))
     done = subprocess.run(
-        [
-            *command,
-            *options,
-            "-c",
-            str(ROOT / "pyproject.toml"),
-            "--rootdir",
-            str(folder),
-            str(folder),
-        ],
-        env=os.environ | {"CI": ci, "PYTHONPATH": str(ROOT)},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+        [*command, *options, str(folder)], env=os.environ | {"CI": ci, "PYTHONPATH": str(ROOT)},
+        cwd=folder, capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert done.returncode == code, done.stdout + done.stderr
     assert ended in done.stdout
     return done.stdout

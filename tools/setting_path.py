@@ -64,10 +64,10 @@ def setting_path(setting: str) -> SettingPath:
                 path.carriers.add(type(argument).__name__)
 
     rng = np.random.default_rng(0)
-    X = rng.normal(size=(2500, 5)).astype(np.float32)
+    X = rng.normal(size=(500, 5)).astype(np.float32)
     config = RunConfig.from_tables(
-        {"data": {"epochs": 1}, "model": {"n_centers": 300}, "solver": {"name": "block"},
-         "run": {"device": "cpu", "threads": 1, "calibrate": False}}
+        {"data": {"epochs": 1}, "model": {"n_centers": 300, "metric": "learn"},
+         "solver": {"name": "block"}, "run": {"device": "cpu", "threads": 1, "calibrate": False}}
     ).with_overrides({setting: value})  # fmt: skip
     sys.setprofile(look)
     try:

@@ -30,7 +30,8 @@ from tests.rank_threads import on_threads
 from tools.rank_threads import Threads
 
 PATIENCE_S = 40.0
-SPAWN = multiprocessing.get_context("spawn")
+FORKS = multiprocessing.get_context("forkserver")  # whose server has imported everything
+FORKS.set_forkserver_preload([__name__, "xgboost.collective"])
 
 
 def summed(ranks: Communicator) -> list[Any]:
@@ -103,9 +104,9 @@ def in_processes(size: int, work: Callable[..., Any]) -> list[Any]:
         host_ip="127.0.0.1", n_workers=size, sortby="task"
     )
     tracker.start()
-    answers = SPAWN.Queue()
+    answers = FORKS.Queue()
     arguments = [(rank, tracker.worker_args(), work, answers) for rank in range(size)]
-    processes = [SPAWN.Process(target=one_rank, args=each) for each in arguments]
+    processes = [FORKS.Process(target=one_rank, args=each) for each in arguments]
     for process in processes:
         process.start()
     found: dict[int, Any] = {}

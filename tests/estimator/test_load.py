@@ -33,6 +33,7 @@ from streamkern import (
     load,
 )
 from streamkern.basics.errors import CheckpointError, ResumeMismatchError, RunError
+from streamkern.cli.main import run_command
 from streamkern.cli.run_info import run_overview
 from streamkern.kernels.builtin import Gaussian, Kernel
 from tests import runs
@@ -45,7 +46,10 @@ X = rng.normal(size=(300, 4))
 Y = np.stack([np.sin(X[:, 0]) + X[:, 1] ** 2, X[:, 2] * X[:, 3]], axis=1)
 SIDE = np.digitize(X[:, 0] + X[:, 1], [-0.7, 0.7])
 LABELS = np.array(["low", "mid", "high"])[SIDE]
-SMALL: dict[str, Any] = {"threads": 1, "n_centers": 60, "epochs": 2}
+SMALL: dict[str, Any] = {
+    "threads": 1, "n_centers": 60, "epochs": 2,
+    "kernel": "laplace", "bandwidth": 2.0, "ridge": 1e-3,
+}  # fmt: skip
 STOPS: dict[str, Any] = {**SMALL, "early_stopping": True, "solver": "block"}
 METRIC = rng.normal(size=(4, 2))
 
@@ -150,7 +154,9 @@ def test_an_array_is_not_kept_and_a_place_called_so_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    once: dict[str, Any] = {"threads": 1, "epochs": 2}
+    once: dict[str, Any] = {
+        "threads": 1, "epochs": 2, "kernel": "laplace", "bandwidth": 2.0, "ridge": 1e-3,
+    }  # fmt: skip
     arrays: dict[str, Any] = {"centers": X[:40], "metric": METRIC}
     for name, array in arrays.items():
         np.save(f"{name}.npy", array)
@@ -161,7 +167,7 @@ def test_an_array_is_not_kept_and_a_place_called_so_is(
         KernelRegressor(**once, run_dir=f"run-{name}", **{name: array}).fit(X, Y).save(
             f"fit-{name}"
         )
-        parts = KernelRegressor(threads=1, **{name: array}).partial_fit(X, Y).partial_fit(X, Y)
+        parts = KernelRegressor(**once, **{name: array}).partial_fit(X, Y).partial_fit(X, Y)
         parts.save(f"parts-{name}")
         for place in ("run", "fit", "parts"):
             with pytest.raises(
@@ -171,7 +177,7 @@ def test_an_array_is_not_kept_and_a_place_called_so_is(
 
 
 def test_what_trains_anew_is_the_same_model(tmp_path: Path) -> None:
-    fitted = KernelRegressor(**SMALL, transforms=[GaussianNoise(0.1)], ridge=1e-4).fit(X, Y)
+    fitted = KernelRegressor(**SMALL, transforms=[GaussianNoise(0.1)]).fit(X, Y)
     fitted.save(tmp_path / "saved")
     again = clone(load(tmp_path / "saved")).set_params(threads=1).fit(X, Y)
     assert np.array_equal(again.predict(X), fitted.predict(X))
@@ -221,7 +227,8 @@ def test_partial_fit_goes_on_as_without_a_disk_between(tmp_path: Path) -> None:
 @pytest.mark.parametrize("solver", ["block", "eigenpro3", "eigenpro4"])
 def test_partial_fit_goes_on_from_a_run(solver: str, tmp_path: Path) -> None:
     """On the same rows, from where they were fitted to: the loss there does not get worse."""
-    fitted = KernelRegressor(**SMALL, solver=solver, run_dir=tmp_path / "run").fit(X, Y)
+    settings = SMALL | {"solver": solver, "ridge": "auto", "run_dir": tmp_path / "run"}
+    fitted = KernelRegressor(**settings).fit(X, Y)
     before = ((fitted.predict(X) - Y) ** 2).mean()
     loaded = load(tmp_path / "run")
     loaded.partial_fit(X, Y)
@@ -271,34 +278,32 @@ def test_a_saved_model_is_a_warm_start(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------- the commands read it
 
 
-def command(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "streamkern", *map(str, arguments)],
-        check=False, capture_output=True, text=True,
-    )  # fmt: skip
+def test_commands_take_a_saved_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def command(*words: object) -> tuple[int, str, str]:
+        """Return the exit code of a command, and what it printed."""
+        capsys.readouterr()
+        code = run_command([str(word) for word in words])
+        return code, *capsys.readouterr()
 
-
-@pytest.mark.slow
-def test_commands_take_a_saved_model(tmp_path: Path) -> None:
     fitted = KernelClassifier(**SMALL).fit(X, LABELS)
     fitted.save(tmp_path / "saved")
     np.savez(tmp_path / "rows.npz", X=X, y=LABELS)
     done = command("predict", tmp_path / "saved", tmp_path / "rows.npz", tmp_path / "out.npy")
-    assert done.returncode == 0, done.stderr
+    assert done[0] == 0, done
     assert list(np.load(tmp_path / "out.npy")) == list(fitted.predict(X))
-    found = command("evaluate", tmp_path / "saved", tmp_path / "rows.npz", "--json")
-    assert json.loads(found.stdout)["accuracy"] == fitted.score(X, LABELS)
-    info = command("info", tmp_path / "saved", "--json", "--verify")
-    assert info.returncode == 0, info.stderr
-    assert json.loads(info.stdout)["samples"] == fitted.report_["samples"]
+    _, found, _ = command("evaluate", tmp_path / "saved", tmp_path / "rows.npz", "--json")
+    assert json.loads(found)["accuracy"] == fitted.score(X, LABELS)
+    code, info, _ = command("info", tmp_path / "saved", "--json", "--verify")
+    assert code == 0
+    assert json.loads(info)["samples"] == fitted.report_["samples"]
     (tmp_path / "run.toml").write_text(
         f'[data]\ntrain = "{tmp_path}/rows.zarr"\n[run]\nrun_dir = "{tmp_path}/saved"\n'
     )
     streamkern.ingest_store(X, tmp_path / "rows.zarr", y=LABELS)
     before = contents(tmp_path / "saved")
-    refused = command("train", tmp_path / "run.toml")
-    assert refused.returncode == 2
-    assert "holds a run that differs" in refused.stderr
+    code, _, refused = command("train", tmp_path / "run.toml")
+    assert code == 2
+    assert "holds a run that differs" in refused
     assert contents(tmp_path / "saved") == before
 
 
@@ -332,7 +337,7 @@ def test_a_model_that_needs_code_is_not_saved(tmp_path: Path) -> None:
 
 
 def test_a_model_with_an_own_kernel_is_loaded_where_its_class_is(tmp_path: Path) -> None:
-    model = KernelRegressor(Odd(2.0), **SMALL).fit(X, Y)
+    model = KernelRegressor(**SMALL | {"kernel": Odd(2.0), "bandwidth": "auto"}).fit(X, Y)
     model.save(tmp_path / "saved")
     np.testing.assert_array_equal(load(tmp_path / "saved").predict(X), model.predict(X))
     elsewhere = f"import streamkern; streamkern.load({str(tmp_path / 'saved')!r})"

@@ -24,7 +24,10 @@ X = RNG.standard_normal((N, 3)).astype(np.float32)
 TRUTH = np.sin(2 * X[:, 0]) + X[:, 1]
 Y = TRUTH + 0.3 * RNG.standard_normal(N)
 Y[RNG.random(N) < 0.05] += 20
-SMALL: dict[str, Any] = {"n_centers": 40, "epochs": 2}
+SMALL: dict[str, Any] = {
+    "n_centers": 40, "epochs": 2,
+    "kernel": "laplace", "bandwidth": 2.0, "ridge": 1e-3,
+}  # fmt: skip
 KIND = "tests.losses.own_losses:LogCosh"
 
 

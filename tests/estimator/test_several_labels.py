@@ -21,7 +21,10 @@ pytestmark = pytest.mark.usefixtures("one_blas_thread")
 rng = np.random.default_rng(0)
 X = rng.normal(size=(300, 4))
 Y = np.stack([X[:, 0] > 0, X[:, 1] + X[:, 2] > 0, X[:, 3] > 1], axis=1).astype(int)
-SMALL: dict[str, Any] = {"threads": 1, "epochs": 3}
+SMALL: dict[str, Any] = {
+    "threads": 1, "epochs": 3,
+    "kernel": "laplace", "bandwidth": 2.0, "ridge": 1e-3,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

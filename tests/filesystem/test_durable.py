@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+import posix
 from pathlib import Path
 
 import pytest
 
 from streamkern.filesystem.durable import is_temporary, write_durably
+
+
+@pytest.fixture(autouse=True)
+def _real_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", posix.fsync)
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:

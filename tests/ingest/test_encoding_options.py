@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,6 @@ TABLE = pd.DataFrame(X, columns=["a", "b", "c"]).assign(weight=np.arange(N) + 1.
 @pytest.fixture(autouse=True)
 def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
 def test_rows_like_a_store_of_plain_numbers_have_its_columns_in_its_order() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import json
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,6 +17,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
+import pytest
 
 from tests.ingest.reader_table import EXACT, GOOD, REFUSED, TEXTS, outcome, read_role
 
@@ -190,11 +192,16 @@ def cases() -> Iterator[tuple[str, Any, list[Any], str, str]]:
                 yield label, arrow, changed, role, targets
 
 
-def test_every_cell_is_read_as_it_was_meant_or_refused(tmp_path: Path) -> None:
+@pytest.mark.full(all_but_every=3)
+@pytest.mark.parametrize("part", range(3))
+def test_every_cell_is_read_as_it_was_meant_or_refused(part: int, tmp_path: Path) -> None:
+    """In three parts of the table, drawn at random."""
     counts: Counter[str] = Counter()
-    wrong = []
+    wrong, draw = [], random.Random(0)
     for label, arrow, values, role, targets in cases():
         for file, write in written(arrow, values):
+            if draw.randrange(3) != part:
+                continue
             path = tmp_path / f"t.{file}"
             try:
                 given = write(path)
@@ -207,6 +214,6 @@ def test_every_cell_is_read_as_it_was_meant_or_refused(tmp_path: Path) -> None:
             if found not in GOOD:
                 wrong.append(f"{file}: {label}: {found}")
     assert not wrong, f"{len(wrong)} of {counts.total()}:\n" + "\n".join(wrong)
-    assert counts.total() > 4000
-    assert counts[EXACT] > 1000
-    assert counts[REFUSED] > 1000
+    assert counts.total() > 1300
+    assert counts[EXACT] > 330
+    assert counts[REFUSED] > 330

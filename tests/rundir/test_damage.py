@@ -119,7 +119,7 @@ def survey(run: Path, look: Look, n: int, seed: int) -> None:
 
 
 @pytest.mark.full(all_but_every=2)
-@pytest.mark.parametrize(("look", "n"), [(loaded, 150), (shown, 150), (resumed, 25)])
+@pytest.mark.parametrize(("look", "n"), [(loaded, 50), (shown, 50), (resumed, 10)])
 def test_no_flipped_bit_changes_a_result_in_silence(look: Look, n: int, run: Path) -> None:
     """W3, W7, and the table of bit flips."""
     survey(run, look, n, 1)
@@ -211,7 +211,7 @@ def taken(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "n", [pytest.param(60, id="some"), pytest.param(100_000, id="many", marks=pytest.mark.full)]
+    "n", [pytest.param(30, id="some"), pytest.param(100_000, id="many", marks=pytest.mark.full)]
 )
 @pytest.mark.parametrize("name", KINDS)
 def test_any_small_file_is_a_sentence_or_the_same(name: str, n: int, run: Path) -> None:

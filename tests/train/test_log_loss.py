@@ -43,16 +43,18 @@ def test_full_batches_end_at_the_least_penalised_loss(block_size: int, epochs: i
     gain = targets.scale[0]
     K, of_centers = (np.exp(-cdist(a, Z) / 3.0) for a in (np.float64(X), Z))
 
-    def objective(flat: Any) -> float:
+    def objective(flat: Any) -> tuple[float, Any]:
         alpha = flat.reshape(p, 3)
-        losses = -log_softmax(targets.mean + gain * K @ alpha, axis=1)[np.arange(200), Y]
+        logs, scale = log_softmax(targets.mean + gain * K @ alpha, axis=1), LogLoss().curvature
         penalty = ridge / 2 * (alpha * (of_centers @ alpha)).sum()
-        return float(losses.mean() / (LogLoss().curvature * gain**2) + penalty)
+        slope = K.T @ (np.exp(logs) - np.eye(3)[Y]) / (200 * scale * gain)
+        value = -logs[np.arange(200), Y].mean() / (scale * gain**2) + penalty
+        return float(value), (slope + ridge * (of_centers @ alpha)).reshape(-1)
 
-    best = minimize(objective, np.zeros(3 * p), method="L-BFGS-B",
+    best = minimize(objective, np.zeros(3 * p), jac=True, method="L-BFGS-B",
                     options={"maxiter": 2000, "maxfun": 10**6, "ftol": 1e-14}).fun  # fmt: skip
-    reached = objective(np.asarray(result.model.weights).reshape(-1))
-    assert best - 1e-6 <= reached <= best + 0.01 * (objective(np.zeros(3 * p)) - best)
+    reached = objective(np.asarray(result.model.weights).reshape(-1))[0]
+    assert best - 1e-6 <= reached <= best + 0.01 * (objective(np.zeros(3 * p))[0] - best)
 
 
 def test_probabilities_need_no_rows_set_aside(tmp_path: Path) -> None:

@@ -19,11 +19,8 @@ X = RNG.uniform(-2, 2, (3000, 2)).astype(np.float32)
 Y = np.sin(2 * X[:, 0]) + np.exp(0.5 * X[:, 1]) * RNG.standard_normal(len(X))
 FIT, HELD_OUT = slice(2000), slice(2000, 3000)
 OPTIONS: dict[str, Any] = {
-    "loss": "quantile",
-    "n_centers": 100,
-    "kernel": "gaussian",
-    "metric": "none",
-}
+    "loss": "quantile", "n_centers": 100, "kernel": "gaussian", "bandwidth": 1.0, "metric": "none",
+}  # fmt: skip
 
 
 def model(**options: Any) -> sk.KernelRegressor:
@@ -85,7 +82,9 @@ def test_the_intercept_has_the_shifts(calibrated: sk.KernelRegressor) -> None:
 
 
 def test_a_quantile_alone_is_calibrated_as_well() -> None:
-    alone = model(quantile=0.9, calibrate=True, epochs=1, n_centers=20).fit(X[FIT], Y[FIT])
+    alone = model(quantile=0.9, calibrate=True, epochs=1, n_centers=20, bandwidth="auto").fit(
+        X[FIT], Y[FIT]
+    )
     assert (Y[HELD_OUT] <= alone.predict(X[HELD_OUT])).mean() == pytest.approx(0.9, abs=0.05)
     with pytest.raises(ConfigError, match=r"the model was trained for 0\.9; train it with both"):
         alone.predict(X, interval=0.9)

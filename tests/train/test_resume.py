@@ -301,7 +301,7 @@ def test_the_losses_of_a_run_are_the_same_wherever_it_was_stopped(
 
 @pytest.mark.parametrize(
     ("waits_in", "steps"),
-    [((1,), [5]), ((1, 1), [5, 5]), ((2, 1, 2), [10, 10, 14]), ((3, 1, 1), [14, 14, 14])],
+    [((1, 1), [5, 5]), ((2, 1, 2), [10, 10, 14]), ((3, 1, 1), [14, 14, 14])],
 )
 def test_a_signal_ends_an_evaluation_and_the_next_process_makes_it_again(
     waits_in: tuple[int, ...], steps: list[int], tmp_path: Path

@@ -59,9 +59,6 @@ from tests.runs import (
     stream,
 )
 
-pytestmark = pytest.mark.usefixtures("no_power_cuts")
-
-
 # -- what it computes -----------------------------------------------------------------------------
 
 

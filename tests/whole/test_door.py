@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -135,12 +134,6 @@ def assert_same(found: tuple[Any, ...], wanted: tuple[Any, ...]) -> None:
     np.testing.assert_array_equal(found[0], wanted[0])
     np.testing.assert_array_equal(np.ravel(found[1]), np.ravel(wanted[1]))
     assert found[2:] == wanted[2:]
-
-
-@pytest.fixture(autouse=True)
-def _no_power_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hundreds of small stores: their files need not reach the disk."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
 def test_ingest_and_append_take_every_kind_of_rows(tmp_path: Path) -> None:

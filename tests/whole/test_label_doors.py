@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,12 +35,6 @@ LABELS: dict[str, tuple[list[Any], list[Any]]] = {
     "text of numbers": (["7", "10", "3"], [7, 10, 3]),
     "text of truth": (["true", "false", "true"], [True, False, True]),
 }
-
-
-@pytest.fixture(autouse=True)
-def _no_power_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hundreds of small stores: their files need not reach the disk."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
 def table(labels: list[Any], rows: slice = slice(None)) -> pd.DataFrame:

@@ -124,7 +124,7 @@ def measured(
     return report
 
 
-@pytest.mark.full(all_but_every=5)
+@pytest.mark.full(all_but_every=8)
 @pytest.mark.parametrize(
     ("rows", "solver", "memory", "accelerator"),
     [

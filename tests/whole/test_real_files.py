@@ -110,7 +110,9 @@ def test_a_file_by_estimator_and_by_command(
     assert run_command(["ingest", str(place), store, "--y", case.y, *case.options]) == 0
     n_rows = int(frame[case.y].notna().sum())
     assert streamkern.open_store(store).spec.n_rows == n_rows
-    settings = [f"model.n_centers={min(60, n_rows)}", 'model.metric="none"', "run.threads=1"]
+    fixed = {"metric": "none", "kernel": "laplace", "bandwidth": 3.0}
+    settings = [f"model.{name}={value}" for name, value in fixed.items()]
+    settings += [f"model.n_centers={min(60, n_rows)}", "solver.ridge=1e-3", "run.threads=1"]
     chosen = [word for setting in settings for word in ("--set", setting)]
     assert run_command(["train", "--train", store, "--run-dir", run, *chosen]) == 0
     answers = tmp_path / "answers.csv"
@@ -121,9 +123,8 @@ def test_a_file_by_estimator_and_by_command(
         warnings.simplefilter("ignore")  # of words that the targets of some rows hid
         model = streamkern.load(run)
         kind = type(model)
-        same = kind(
-            n_centers=min(60, n_rows), metric="none", threads=1, random_state=0
-        ).fit(store)  # fmt: skip
+        few = {"n_centers": min(60, n_rows), "ridge": 1e-3, "threads": 1, "random_state": 0}
+        same = kind(**fixed, **few).fit(store)
         rows = frame.drop(columns=case.y)[list(model.feature_names_in_)]
         by_load, by_fit = model.predict(rows), same.predict(rows)
     np.testing.assert_array_equal(by_fit, by_load)

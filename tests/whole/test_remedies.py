@@ -7,9 +7,11 @@ reached by one of its remedies, or stands in its table of those not tried, with 
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 import pkgutil
 import re
+import shutil
 import sys
 import warnings
 from collections import Counter
@@ -109,15 +111,23 @@ def covered(kind: ModuleType) -> set[str]:
     return places
 
 
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of the stores and runs that every module of remedies begins with."""
+    folder = tmp_path_factory.mktemp("prepared")
+    with contextlib.chdir(folder), warnings.catch_warnings(action="ignore"):
+        remedies.prepare()
+    return folder
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__.rpartition(".")[2])
 def test_every_remedy_works(
-    kind: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    kind: ModuleType, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str], reached: set[tuple[str, int]],
 ) -> None:  # fmt: skip
+    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     warnings.simplefilter("ignore")
-    remedies.prepare()
-    reached.clear()
     wrong = []
     for remedy in kind.remedies():
         text = said(remedy, capsys)

@@ -31,8 +31,6 @@ from tests.runs import (
     stream,
 )
 
-pytestmark = pytest.mark.usefixtures("no_power_cuts")
-
 losses = st.floats(0, 1e30)
 broken = st.sampled_from([math.nan, math.inf, -math.inf])
 LONG = {"data.epochs": 20}  # 140 steps, four windows and a rest of 12

@@ -215,7 +215,7 @@ def test_a_killed_run_goes_on_from_any_checkpoint(tmp_path: Path) -> None:
     expected = final(tmp_path / "whole")
     with RunDirectory(tmp_path / "whole", writable=False) as run:
         steps = sorted(run.steps())
-    for newest in steps[:: len(steps) // 6] + steps[-2:-1]:
+    for newest in steps[:: len(steps) // 4] + steps[-2:-1]:
         place = tmp_path / str(newest)
         killed(tmp_path / "whole", place, newest)
         again = finished(early(place, **often), source=noisy())

@@ -12,6 +12,7 @@ from sklearn.datasets import load_digits
 import streamkern as sk
 from streamkern.kernels.builtin import Laplace
 from streamkern.stream.sources.transforms import Scale
+from streamkern.train.resolve import metric_mode
 from streamkern.train.resolve.metric_mode import (
     LOOKED_FOR,
     MAX_OUTPUTS,
@@ -112,12 +113,22 @@ def test_copies_of_a_row_are_one() -> None:
     assert word(sk.AugmentedSource(base, 4, [Scale("feature")])) == "none"
 
 
+FEW = 500
+
+
+@pytest.fixture
+def few_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a metric is learned in a second."""
+    monkeypatch.setattr(metric_mode, "MIN_METRIC_ROWS", FEW)
+
+
 def fitted(metric: str = "auto", **given: Any) -> sk.KernelRegressor:
-    X = rows()
+    X = rows(FEW)
     settings = {"n_centers": 200, "epochs": 1, "solver": "block"} | given
     return sk.KernelRegressor(metric=metric, **settings).fit(X, truth(X))
 
 
+@pytest.mark.usefixtures("few_are_enough")
 def test_the_same_bits_as_what_it_stands_for() -> None:
     learned, plain = fitted(), fitted(bandwidth=2.0)
     assert learned.kernel_.metric is not None
@@ -149,9 +160,10 @@ def test_without_room_for_it_there_is_none() -> None:
         opened("learn", enough)
 
 
+@pytest.mark.usefixtures("few_are_enough")
 def test_a_run_records_auto_and_goes_on(tmp_path: Path) -> None:
     """A resumed one is the same, a warm start and a continued one are in its metric."""
-    X = rows()
+    X = rows(FEW)
     source, place = sk.ArraySource(X, truth(X)), str(tmp_path / "run")
     config = sk.RunConfig().with_overrides(
         {
@@ -176,15 +188,16 @@ def test_a_run_records_auto_and_goes_on(tmp_path: Path) -> None:
     assert_same_bits(before, final(Path(place)))
 
 
+@pytest.mark.usefixtures("few_are_enough")
 def test_a_first_block_decides() -> None:
-    X = rows(2500)
+    X = rows(FEW + 200)
     model = sk.KernelRegressor(n_centers=150, solver="block")
-    model.partial_fit(X[:2100], truth(X[:2100]))
+    model.partial_fit(X[:FEW], truth(X[:FEW]))
     metric = model.kernel_.metric
     assert metric is not None
-    model.partial_fit(X[2100:], truth(X[2100:]))
+    model.partial_fit(X[FEW:], truth(X[FEW:]))
     np.testing.assert_array_equal(model.kernel_.metric, metric)
-    few = sk.KernelRegressor(n_centers=150, solver="block").partial_fit(X[:500], truth(X[:500]))
+    few = sk.KernelRegressor(n_centers=150, solver="block").partial_fit(X[:300], truth(X[:300]))
     assert few.partial_fit(X, truth(X)).kernel_.metric is None
 
 

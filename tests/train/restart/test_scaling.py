@@ -166,7 +166,7 @@ def test_sources_without_statistics_are_sampled(make_zarr: Any) -> None:
         assert "from a sample of 20,000 rows" in words
         np.testing.assert_allclose(scale.scale, many.std(axis=0), rtol=0.02)
         assert scale.describe() == scale_of(source).describe()
-    result = finished(settings(**AUTO), source=ZarrSource(foreign))
+    result = finished(settings(**AUTO, **{"data.batch_size": 4096}), source=ZarrSource(foreign))
     result.model.backend.close()
 
 

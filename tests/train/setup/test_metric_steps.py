@@ -98,9 +98,9 @@ def model(kernel: sk.Kernel) -> Fitted:
 
 
 def of_one_direction(weighted: bool = False) -> SampleRows:
-    X = np.random.default_rng(0).normal(size=(900, D)).astype(np.float32)
+    X = np.random.default_rng(0).normal(size=(500, D)).astype(np.float32)
     Y = np.sin(1.5 * X @ np.array([1.0, -1.0, 0.5, 0.0]))[:, None]
-    root = np.where(np.arange(900) % 3, 1.0, 0.0).astype(np.float32) if weighted else None
+    root = np.where(np.arange(500) % 3, 1.0, 0.0).astype(np.float32) if weighted else None
     return SampleRows(X, Y.astype(np.float32), root)
 
 
