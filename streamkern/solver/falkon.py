@@ -25,7 +25,7 @@ from streamkern.planning.memory import (
 from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import Sizes, batches
 from streamkern.solver.base import Solver, batch_room
-from streamkern.solver.falkon_step import CAST_SLAB_ROWS, OF_ALL, FalkonSolver
+from streamkern.solver.falkon_step import OF_ALL, FalkonSolver
 from streamkern.solver.method import Method, Report, Samples, Setup, Work
 from streamkern.solver.precondition.block import MIN_PENALTY
 from streamkern.solver.precondition.norm import (
@@ -35,6 +35,7 @@ from streamkern.solver.precondition.norm import (
     noise_floor,
 )
 from streamkern.solver.precondition.partition import BROADCAST_CENTERS, triangle_rows
+from streamkern.solver.preconditioned import CAST_SLAB_ROWS, PreconditionedSolver
 
 CG_TOLERANCE = 1e-4
 """Default tolerance of the relative residual.
@@ -66,6 +67,7 @@ class Falkon(Method[Sizes]):
     dense_p_by_p = True
     insensitive_to_conditioning = True
     min_penalty = MIN_PENALTY
+    solver: type[PreconditionedSolver] = FalkonSolver
 
     def check(self, problem: ProblemShape, options: SolverConfig) -> None:
         """Raise ConfigError as `Method.check`, and if there are fewer than two epochs."""
@@ -139,8 +141,8 @@ class Falkon(Method[Sizes]):
         ridge, share = work.options.fixed_ridge, self.share(work.problem, work.sizes, work.ranks)
         Z = work.Z if ridge else work.Z.columns()
         H = triangle_rows(setup.arrays["H.0"], share.p, work.ranks)
-        return FalkonSolver(
-            work.op, Z.each(share.part), H, ridge=ridge,
+        return self.solver(
+            work.op, Z.each(share.part), H=H, ridge=ridge,
             jitter=setup.meta["jitter"], tolerance=work.options.tolerance or CG_TOLERANCE,
             share=share, **work.shared(setup),
         )  # fmt: skip
