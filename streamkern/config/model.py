@@ -116,7 +116,7 @@ class ModelConfig(Table):
         mean over the rows of the run, of the first block in `partial_fit` (f learns by how much
         later ones differ), of the run that a warm start continues, and of a sample of the rows if a
         function makes or changes the targets. Mix-up keeps it.
-    loss : the loss that is minimised; "falkon" takes only "squared_error". For classes "log_loss",
+    loss : the loss that is minimised. For classes "log_loss",
         of the softmax of the outputs, and "squared_hinge", of each class against the others. For
         values "absolute_error", whose minimum is the median, "huber", which is linear for large
         errors, and "quantile" and "expectile", which take `quantile`. For counts and amounts, whose

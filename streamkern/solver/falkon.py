@@ -9,8 +9,6 @@ import numpy.typing as npt
 
 from streamkern.backend.base import Array
 from streamkern.backend.rank_grid import CenterPartition
-from streamkern.basics.errors import ConfigError
-from streamkern.basics.message import mention
 from streamkern.config.solver import SolverConfig
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
@@ -68,16 +66,13 @@ class Falkon(Method[Sizes]):
     insensitive_to_conditioning = True
     min_penalty = MIN_PENALTY
     solver: type[PreconditionedSolver] = FalkonSolver
+    n_vectors = 12
+    """Number of vectors of the iteration, including temporary ones."""
 
     def check(self, problem: ProblemShape, options: SolverConfig) -> None:
-        """Raise ConfigError as `Method.check`, and if there are fewer than two epochs."""
+        """Raise ConfigError as `Method.check`, and for too few epochs."""
         super().check(problem, options)
-        if problem.epochs < 2:
-            raise ConfigError(
-                f"{mention('data.epochs', problem.epochs)} must be at least 2 with solver "
-                f"{self.name!r}, whose first pass is no iteration yet",
-                "set it to the iterations wished for and 1 more",
-            )
+        self.check_epochs(problem)
 
     def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[Sizes]:
         """Return candidate sizes, best first, without a sample of the stream."""
@@ -118,7 +113,7 @@ class Falkon(Method[Sizes]):
             add("train", "preconditioner H, a stripe of it", problem.of_rank(p), p, itemsize=item)
         solving = count_products(buffers, problem, p)
         add("setup", "factors", 3 * p + solving, p, itemsize=item)
-        add("train", "vectors of the iteration", 12 * held, c, itemsize=8)
+        add("train", "vectors of the iteration", self.n_vectors * held, c, itemsize=8)
         add("train", "part of H", min(p, CAST_SLAB_ROWS), p, itemsize=8)
         if problem.center_ranks > 1:
             _count_shared(buffers, problem, sizes)

@@ -84,11 +84,6 @@ class NewtonSolver(SafeguardedNewton, EquationSolver):
         """Return the names of the sums."""
         return ("G", "gradient", "bend")
 
-    def _bend(self, state: State, both: Array, penalty: Array) -> float:
-        D = slice(self.n_outputs, None)
-        bend = float(state.pending["bend"].sum()) / state.rows
-        return bend + float((both[:, D] * penalty[:, D]).sum())
-
     def _take_step(self, state: State, g: Array, both: Array, penalty: Array) -> float:
         D, p = state.pending["direction"], len(self.Z)
         A = self.backend.xp.empty((p, p))
@@ -122,4 +117,3 @@ class NewtonSolver(SafeguardedNewton, EquationSolver):
             f"converged in {state.passes - 1} steps to a relative decrement of "
             f"{a / first if first else 0.0:.1e}, tolerance {DECREMENT_TOLERANCE:g}"
         )
-

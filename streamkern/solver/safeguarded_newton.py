@@ -118,11 +118,13 @@ class SafeguardedNewton(Solver):
         return {"taken": taken, "decrement": a, "length": length, "jitter": self.jitter}
 
     def _bend(self, state: State, both: Array, penalty: Array) -> float:
-        """Return B of the step that is tested.
+        """Return B of the step that is tested, here of v.
 
         both, penalty : (p, 2 c) float64, [alpha, v], and ridge K(Z, Z) times it.
         """
-        raise NotImplementedError
+        v = slice(self.n_outputs, None)
+        bend = float(state.pending["bend"].sum()) / state.rows
+        return bend + float((both[:, v] * penalty[:, v]).sum())
 
     def _take_step(self, state: State, g: Array, both: Array, penalty: Array) -> float:
         """Set the direction D, (p, c), at the gradient g, (p, c), and return its decrement.

@@ -62,8 +62,6 @@ def of_settings() -> list[Remedy]:
         ("set it to the steps wished for and 1 more, or leave it out",
          solver("direct") | {"model.loss": "huber", "data.epochs": 1},
          solver("direct") | {"model.loss": "huber", "data.epochs": 2}),
-        ("set it to the iterations wished for and 1 more", solver("falkon") | {"data.epochs": 1},
-         solver("falkon") | {"data.epochs": 2}),
         ("level=10 must lie between 1 and the number of features - 1 = 9; lower it",
          fourier | solver("eigenpro1", level=10), fourier | solver("eigenpro1", level=9)),
         ("its eigenvectors come from so many rows; lower level", solver("eigenpro3", n_nystrom=9,
