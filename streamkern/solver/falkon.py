@@ -21,7 +21,7 @@ from streamkern.planning.memory import (
     count_products,
 )
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import Sizes, batches
+from streamkern.planning.sizes import Sizes, batches, check_epochs
 from streamkern.solver.base import Solver, batch_room
 from streamkern.solver.falkon_step import OF_ALL, FalkonSolver
 from streamkern.solver.method import Method, Report, Samples, Setup, Work
@@ -72,7 +72,7 @@ class Falkon(Method[Sizes]):
     def check(self, problem: ProblemShape, options: SolverConfig) -> None:
         """Raise ConfigError as `Method.check`, and for too few epochs."""
         super().check(problem, options)
-        self.check_epochs(problem)
+        check_epochs(problem, self.name)
 
     def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[Sizes]:
         """Return candidate sizes, best first, without a sample of the stream."""

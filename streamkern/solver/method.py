@@ -210,15 +210,6 @@ class Method(Generic[_S]):
                 f"{self.instead}",
             )
 
-    def check_epochs(self, problem: ProblemShape) -> None:
-        """Raise ConfigError if all epochs are among those whose model is 0."""
-        if problem.epochs < self.empty_epochs:
-            raise ConfigError(
-                f"{mention('data.epochs', problem.epochs)} must be at least {self.empty_epochs} "
-                f"with solver {self.name!r}, whose first pass is no step yet",
-                "set it to the steps wished for and 1 more, or leave it out",
-            )
-
     def takes_rows(self, sizes: _S) -> bool:
         """Return whether the centers are the rows of the training set, in store order."""
         return self.in_place

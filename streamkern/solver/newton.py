@@ -10,7 +10,7 @@ from streamkern.config.solver import SolverConfig
 from streamkern.planning.effort import NO_WORK, OpCounts
 from streamkern.planning.memory import PRODUCT_TILE, Buffers, MemoryNeeds
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import batches
+from streamkern.planning.sizes import batches, check_epochs
 from streamkern.solver.base import Solver
 from streamkern.solver.direct import DirectSizes
 from streamkern.solver.equations import KERNEL_SLAB_ROWS
@@ -34,7 +34,7 @@ class Newton(Method[DirectSizes]):
         """Raise ConfigError as `Method.check`, and for no ridge or fewer than two epochs."""
         super().check(problem, options)
         check_ridge(self.name, options)
-        self.check_epochs(problem)
+        check_epochs(problem, self.name)
 
     def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[DirectSizes]:
         """Return candidate sizes, best first, without a sample of the stream."""
