@@ -17,7 +17,7 @@ class FalkonNewton(Falkon):
     of_squares, of_losses = False, True
     data_parallel = over_centers = False
     solver = FalkonNewtonSolver
-    n_vectors = 26
+    n_vectors = 30
 
     def check(self, problem: ProblemShape, options: SolverConfig) -> None:
         """Raise ConfigError as `Method.check`, and for no ridge."""
