@@ -85,6 +85,11 @@ METHODS: dict[str, dict[str, Any]] = {
         "model.loss": "log_loss",
     },
     "falkon": {"solver.name": "falkon", "solver.ridge": 1e-3},
+    "falkon, log loss": {
+        "solver.name": "falkon",
+        "solver.ridge": 1e-3,
+        "model.loss": "log_loss",
+    },
     **{
         name: {"solver.name": name, "model.n_centers": "auto"}
         for name in ("sgd", "eigenpro1", "eigenpro2")

@@ -116,13 +116,12 @@ class ModelConfig(Table):
         mean over the rows of the run, of the first block in `partial_fit` (f learns by how much
         later ones differ), of the run that a warm start continues, and of a sample of the rows if a
         function makes or changes the targets. Mix-up keeps it.
-    loss : the loss that is minimised; "falkon" takes only "squared_error". For classes "log_loss",
-        of the softmax of the outputs, and "squared_hinge", of each class against the others. For
-        values "absolute_error", whose minimum is the median, "huber", which is linear for large
-        errors, and "quantile" and "expectile", which take `quantile`. For counts and amounts, whose
-        logarithm f then is, by "block": "poisson" for targets of at least 0, "gamma" above 0. Or
-        "module:Class" of a class of your own, or a table `{kind = "module:Class", ...}` with its
-        parameters.
+    loss : the loss that is minimised. For classes "log_loss", of the softmax of the outputs, and
+        "squared_hinge", of each class against the others. For values "absolute_error", whose
+        minimum is the median, "huber", which is linear for large errors, and "quantile" and
+        "expectile", which take `quantile`. For counts and amounts, whose logarithm f then is, by
+        "block": "poisson" for targets of at least 0, "gamma" above 0. Or "module:Class" of a class
+        of your own, or a table `{kind = "module:Class", ...}` with its parameters.
     quantile : the quantile or expectile of those two losses, in (0, 1); left out it is 0.5. A list
         that rises, such as [0.05, 0.5, 0.95], gives one target as many outputs, which do not cross;
         one number in a list is a column, (n, 1).

@@ -59,7 +59,7 @@ from streamkern.config.rules import (
     Table,
     unknown_key,
 )
-from streamkern.config.solver import SQUARES_ONLY, SolverConfig, check_solver_features
+from streamkern.config.solver import SolverConfig, check_solver_features
 from streamkern.config.toml import TOML_BYTES, corrected_line, parse_toml
 from streamkern.losses.losses import SQUARES, loss_class
 
@@ -202,9 +202,7 @@ class RunConfig(Table):
     def _loss_can_be_minimised(self) -> RunConfig:
         loss, others = self.model.loss, []
         log_link = loss != SQUARES and loss_class(loss).log_link
-        if self.solver.name in SQUARES_ONLY or (
-            log_link and self.solver.name not in ("auto", "block")
-        ):
+        if log_link and self.solver.name not in ("auto", "block"):
             others.append(mention("solver.name", self.solver.name))
         others += [mention("solver.posterior", True)] if self.solver.posterior else []
         if log_link:

@@ -39,8 +39,6 @@ SOLVER_OPTIONS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 """Solver -> settings of [solver] that it takes."""
 KERNEL_ONLY: Final = ("eigenpro2", "eigenpro3", "eigenpro4", "falkon")
 """Solvers that do not train random features."""
-SQUARES_ONLY: Final = ("falkon",)
-"""Solvers that do not minimise other losses than squares."""
 SIZE_OPTIONS: Final = ("block_size", "n_nystrom", "level")
 """Settings that have no meaning for a run of another size."""
 SOLVERS = ("auto", *SOLVER_OPTIONS)

@@ -106,3 +106,13 @@ def sample_sizes(n_rows: int, wanted: int, probe: int) -> tuple[int, int]:
         return wanted, probe
     sample = max(1, n_rows * 4 // 5)
     return sample, n_rows if n_rows <= MAX_PROBE else min(n_rows - sample, MAX_PROBE)
+
+
+def check_epochs(problem: ProblemShape, solver: str) -> None:
+    """Raise ConfigError if there is only the pass that a solver by iterations takes for a start."""
+    if problem.epochs < 2:
+        raise ConfigError(
+            f"{mention('data.epochs', problem.epochs)} must be at least 2 with solver {solver!r}, "
+            "whose first pass is no step yet",
+            "set it to the steps wished for and 1 more, or leave it out",
+        )

@@ -9,8 +9,6 @@ import numpy.typing as npt
 
 from streamkern.backend.base import Array
 from streamkern.backend.rank_grid import CenterPartition
-from streamkern.basics.errors import ConfigError
-from streamkern.basics.message import mention
 from streamkern.config.solver import SolverConfig
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
@@ -23,9 +21,9 @@ from streamkern.planning.memory import (
     count_products,
 )
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import Sizes, batches
+from streamkern.planning.sizes import Sizes, batches, check_epochs
 from streamkern.solver.base import Solver, batch_room
-from streamkern.solver.falkon_step import CAST_SLAB_ROWS, OF_ALL, FalkonSolver
+from streamkern.solver.falkon_step import OF_ALL, FalkonSolver
 from streamkern.solver.method import Method, Report, Samples, Setup, Work
 from streamkern.solver.precondition.block import MIN_PENALTY
 from streamkern.solver.precondition.norm import (
@@ -35,6 +33,7 @@ from streamkern.solver.precondition.norm import (
     noise_floor,
 )
 from streamkern.solver.precondition.partition import BROADCAST_CENTERS, triangle_rows
+from streamkern.solver.preconditioned import CAST_SLAB_ROWS, PreconditionedSolver
 
 CG_TOLERANCE = 1e-4
 """Default tolerance of the relative residual.
@@ -66,16 +65,14 @@ class Falkon(Method[Sizes]):
     dense_p_by_p = True
     insensitive_to_conditioning = True
     min_penalty = MIN_PENALTY
+    solver: type[PreconditionedSolver] = FalkonSolver
+    n_vectors = 12
+    """Number of vectors of the iteration, including temporary ones."""
 
     def check(self, problem: ProblemShape, options: SolverConfig) -> None:
-        """Raise ConfigError as `Method.check`, and if there are fewer than two epochs."""
+        """Raise ConfigError as `Method.check`, and for too few epochs."""
         super().check(problem, options)
-        if problem.epochs < 2:
-            raise ConfigError(
-                f"{mention('data.epochs', problem.epochs)} must be at least 2 with solver "
-                f"{self.name!r}, whose first pass is no iteration yet",
-                "set it to the iterations wished for and 1 more",
-            )
+        check_epochs(problem, self.name)
 
     def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[Sizes]:
         """Return candidate sizes, best first, without a sample of the stream."""
@@ -116,7 +113,7 @@ class Falkon(Method[Sizes]):
             add("train", "preconditioner H, a stripe of it", problem.of_rank(p), p, itemsize=item)
         solving = count_products(buffers, problem, p)
         add("setup", "factors", 3 * p + solving, p, itemsize=item)
-        add("train", "vectors of the iteration", 12 * held, c, itemsize=8)
+        add("train", "vectors of the iteration", self.n_vectors * held, c, itemsize=8)
         add("train", "part of H", min(p, CAST_SLAB_ROWS), p, itemsize=8)
         if problem.center_ranks > 1:
             _count_shared(buffers, problem, sizes)
@@ -139,8 +136,8 @@ class Falkon(Method[Sizes]):
         ridge, share = work.options.fixed_ridge, self.share(work.problem, work.sizes, work.ranks)
         Z = work.Z if ridge else work.Z.columns()
         H = triangle_rows(setup.arrays["H.0"], share.p, work.ranks)
-        return FalkonSolver(
-            work.op, Z.each(share.part), H, ridge=ridge,
+        return self.solver(
+            work.op, Z.each(share.part), H=H, ridge=ridge,
             jitter=setup.meta["jitter"], tolerance=work.options.tolerance or CG_TOLERANCE,
             share=share, **work.shared(setup),
         )  # fmt: skip

@@ -34,22 +34,15 @@ Cost per pass 2 n p (d + 3 c) FLOPs, and with a ridge 2 p^2 (d + c); memory p^2 
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-import numpy as np
-
-from streamkern.backend.base import Array, tiles
+from streamkern.backend.base import Array
 from streamkern.backend.batch import Batch
-from streamkern.basics.errors import DivergenceError
-from streamkern.kernels.points import Points
-from streamkern.kernels.products import KernelOperator
-from streamkern.solver.base import Solver, State
+from streamkern.solver.base import State
+from streamkern.solver.preconditioned import PreconditionedSolver, ratio
 
 OF_ALL = ("squares", "least")
 """Names of a checkpoint's arrays that do not have a row for each center."""
-CAST_SLAB_ROWS = 256
-"""Number of rows of H that are cast to float64 at a time."""
 WORST_RESIDUAL = 2.0
 """Largest residual, relative to the least so far, with which weights are accepted.
 
@@ -59,34 +52,8 @@ for a few iterations, as it did on KEGG.
 """
 
 
-class FalkonSolver(Solver):
-    """FALKON, as in the module docstring.
-
-    Parameters
-    ----------
-    Z : points of the centers, both sides if there is a ridge.
-    H : (p, p) lower, from `precondition`, or its stripe, and the `jitter` it took.
-    tolerance : stop once sqrt(r . M r) is at most this times sqrt(b . M b), for every output.
-    """
-
-    name = "falkon"
-
-    def __init__(
-        self, op: KernelOperator, Z: Points, H: Array, *, ridge: float = 0.0, jitter: float = 0.0,
-        tolerance: float, **shared: Any,
-    ) -> None:  # fmt: skip
-        super().__init__(op, Z, **shared)
-        self.H, self.ridge, self.jitter, self.tolerance = H, ridge, jitter, tolerance
-        self.part = op.backend.xp.empty((len(Z), self.n_outputs), op.dtype)
-        self._make_room()
-
-    def _allocate(self, m: int) -> None:
-        xp, dtype, c = self.backend.xp, self.op.dtype, self.n_outputs
-        self.K: Array = None  # free the old buffer first
-        self.K = xp.empty((m, len(self.Z)), dtype)
-        self.x = self.op.empty_points(m, self.Z.width, left=True)
-        self.values = xp.empty((m, 2 * c), dtype)
-        self.r, self.Kv = (xp.empty((m, c), dtype) for _ in range(2))
+class FalkonSolver(PreconditionedSolver):
+    """FALKON, as in the module docstring."""
 
     def init(self, alpha: Array | None = None) -> State:
         """Return the state of the zero function, or of the weights `alpha`, see `Solver.init`."""
@@ -139,9 +106,6 @@ class FalkonSolver(Solver):
         """Return the names of the sums over rows; in the first pass also the right-hand side."""
         return ("sums",) if state.passes else ("sums", "b")
 
-    def _add(self, K: Array, values: Array, sums: Array) -> None:
-        sums += self.backend.matmul_t(K, values, self.part)
-
     def end_pass(self, state: State) -> dict[str, Any]:
         """Compute the residual after the first pass, and do an iteration after every other pass.
 
@@ -154,10 +118,7 @@ class FalkonSolver(Solver):
         facts = self._taken(state)
         state.rows, state.passes = 0, state.passes + 1
         if not bool(self.backend.xp.isfinite(state.pending["squares"]).all()):
-            raise DivergenceError(
-                f"solver 'falkon' has a residual that is not finite after {state.passes} passes",
-                "check the data for outliers, or give a larger bandwidth",
-            )
+            raise self._failure(state)
         return {} if self.ranks.rank else facts
 
     def _iterate(self, state: State) -> None:
@@ -167,7 +128,7 @@ class FalkonSolver(Solver):
         with self.backend.single_threaded_blas():
             if state.passes:
                 self._add_ridge(sums, v, self.ridge)
-                a = _ratio(xp, squares[0], self._dot(v, sums))
+                a = ratio(xp, squares[0], self._dot(v, sums))
                 pending["alpha64"] += a * v
                 r -= a * sums
             else:
@@ -178,7 +139,7 @@ class FalkonSolver(Solver):
                 r[...] = sums
             z = self._preconditioned(r)
             rz = self._dot(r, z)
-            v *= _ratio(xp, rz, squares[0])
+            v *= ratio(xp, rz, squares[0])
             v += z
         squares[0] = rz
         sums[...] = 0
@@ -192,6 +153,11 @@ class FalkonSolver(Solver):
         for name in ("alpha64", "v", "r") if state.passes else ("alpha64", "v", "r", "b"):
             self.partition.column_broadcast(state.pending[name])
         self.partition.broadcast(state.pending["squares"])
+
+    def _add_ridge(self, sums: Array, v: Array, ridge: float) -> None:
+        """Add ridge K(Z, Z) v to `sums`."""
+        if ridge:
+            sums += ridge * self._norm_times(v)
 
     def _taken(self, state: State) -> dict[str, Any]:
         """Accept the weights, if their residual is near the least, and the direction."""
@@ -209,56 +175,3 @@ class FalkonSolver(Solver):
             state.alpha[...] = pending["both"][:, :c]
         pending["both"][:, c:] = pending["v"]
         pending["v"][...] = pending["both"][:, c:]  # the direction that A is applied to
-
-    def _add_ridge(self, sums: Array, v: Array, ridge: float) -> None:
-        """Add ridge (K(Z, Z) + jitter) v to `sums`, with the jitter of the factor in H.
-
-        Rounded, K(Z, Z) is indefinite, by about eps, or by more where centers nearly coincide: 1e-4
-        with Laplace, which takes the root of rounding, at 20 bandwidths from the mean. The factor
-        exists because the jitter is above that; without it conjugate gradient grows along such
-        directions (to 1.3 times the exact test error there).
-        """
-        if ridge:
-            narrow = self.backend.asarray(v, self.op.dtype)
-            part = self.partition.norm_product(self.op, self.Z, narrow, self.part)
-            sums += ridge * (part + self.jitter * v)
-
-    def _preconditioned(self, r: Array) -> Array:
-        """Return H^T H r at this rank's centers, in float64, whatever the precision of H.
-
-        The product is exactly symmetric and positive. Each rank adds the part of its rows of H.
-        """
-        r = self.partition.gather(r, slice(0, self.partition.p))
-        z, first = self.backend.xp.zeros(r.shape), self.ranks.triangle(len(r)).start
-        for rows in tiles(len(self.H), CAST_SLAB_ROWS):
-            end = first + rows.stop
-            part = self.H[rows, :end].astype(np.float64)  # lower triangular
-            z[:end] += part.T @ (part @ r[:end])
-        return self.partition.part(self.partition.sum(z))
-
-    def _dot(self, a: Array, b: Array) -> Array:
-        """Return a . b for each output, over all centers: (c,)."""
-        return self.partition.sum_over_columns((a * b).sum(axis=0))
-
-    def _residual(self, state: State) -> float:
-        """Return the largest sqrt(r . M r / b . M b) of an output; 0 if all targets are 0."""
-        rz, bz = self.backend.to_host(state.pending["squares"])
-        return math.sqrt(max(0.0, *(a / b if b > 0 else 0.0 for a, b in zip(rz, bz, strict=True))))
-
-    def finished(self, state: State) -> str | None:
-        """Return a reason if the residual is within the tolerance, else None."""
-        if state.passes == 0:
-            return None
-        residual = self._residual(state)
-        if residual > self.tolerance:
-            return None
-        return (
-            f"converged in {state.passes - 1} iterations to a relative residual of {residual:.1e}, "
-            f"tolerance {self.tolerance:g}"
-        )
-
-
-def _ratio(xp: Any, a: Array, b: Array) -> Array:
-    """Return a / b, and 0 where b is 0: an output that has converged does not move."""
-    usable = b > 0
-    return xp.where(usable, a / xp.where(usable, b, 1), 0)

@@ -26,6 +26,7 @@ from streamkern.solver.block_sizes import time_until_learned
 from streamkern.solver.direct import Direct
 from streamkern.solver.eigenpro import EigenPro3, EigenPro4
 from streamkern.solver.falkon import Falkon
+from streamkern.solver.falkon_newton import FalkonNewton
 from streamkern.solver.in_place import SGD, EigenPro1, EigenPro2
 from streamkern.solver.linear import LinearEigenPro, LinearSGD
 from streamkern.solver.method import Method
@@ -120,7 +121,7 @@ def _without_block(
 
 _ALL: Final[tuple[Method[Any], ...]] = (
     BlockMethod(), SGD(), EigenPro1(), EigenPro2(), EigenPro3(), EigenPro4(), Direct(), Newton(),
-    Falkon(), LinearSGD(), LinearEigenPro(),
+    Falkon(), FalkonNewton(), LinearSGD(), LinearEigenPro(),
 )  # fmt: skip
 METHODS: Final[Mapping[str, tuple[Method[Any], ...]]] = MappingProxyType(
     {name: tuple(m for m in _ALL if m.name == name) for name in dict.fromkeys(m.name for m in _ALL)}
@@ -131,7 +132,7 @@ METHODS: Final[Mapping[str, tuple[Method[Any], ...]]] = MappingProxyType(
 def find(name: str, features: str, *, squares: bool = True) -> Method[Any]:
     """Return the method of this name that trains such features; for "auto" its fallback.
 
-    squares : whether the loss is the squared error. If not, the name is of a solver that takes it.
+    squares : whether the loss is the squared error.
 
     Raises ConfigError if there is none.
     """

@@ -10,7 +10,7 @@ from streamkern.config.solver import SolverConfig
 from streamkern.planning.effort import NO_WORK, OpCounts
 from streamkern.planning.memory import PRODUCT_TILE, Buffers, MemoryNeeds
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import batches
+from streamkern.planning.sizes import batches, check_epochs
 from streamkern.solver.base import Solver
 from streamkern.solver.direct import DirectSizes
 from streamkern.solver.equations import KERNEL_SLAB_ROWS
@@ -33,18 +33,8 @@ class Newton(Method[DirectSizes]):
     def check(self, problem: ProblemShape, options: SolverConfig) -> None:
         """Raise ConfigError as `Method.check`, and for no ridge or fewer than two epochs."""
         super().check(problem, options)
-        if options.ridge == 0:
-            raise ConfigError(
-                f"{mention('solver.ridge', 0)} cannot be used by {mention('solver', self.name)} "
-                "with a loss other than squares, which may have no minimum without one",
-                "leave it open, or give one above 0",
-            )
-        if problem.epochs < 2:
-            raise ConfigError(
-                f"{mention('data.epochs', problem.epochs)} must be at least 2 with solver "
-                f"{self.name!r} and a loss other than squares, whose first pass is no step yet",
-                "set it to the steps wished for and 1 more, or leave it out",
-            )
+        check_ridge(self.name, options)
+        check_epochs(problem, self.name)
 
     def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[DirectSizes]:
         """Return candidate sizes, best first, without a sample of the stream."""
@@ -92,3 +82,13 @@ class Newton(Method[DirectSizes]):
     def assemble(self, work: Work[DirectSizes], setup: Setup) -> Solver:
         """Return the solver, with empty sums."""
         return NewtonSolver(work.op, work.Z, ridge=work.options.fixed_ridge, **work.shared(setup))
+
+
+def check_ridge(name: str, options: SolverConfig) -> None:
+    """Raise ConfigError if a solver by Newton steps has no ridge."""
+    if options.ridge == 0:
+        raise ConfigError(
+            f"{mention('solver.ridge', 0)} cannot be used by {mention('solver', name)} "
+            "with a loss other than squares, which may have no minimum without one",
+            "leave it open, or give one above 0",
+        )

@@ -111,7 +111,6 @@ def test_it_predicts_new_rows_better_than_calibrated_squares(n: int) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"solver.name": "falkon"}, "minimised with solver.name='falkon'"),
         ({"solver.name": "auto", "solver.posterior": True}, "minimised with solver.posterior=True"),
     ],
 )

@@ -124,7 +124,7 @@ def test_eigenpro_between_centers_falls_near_the_least_loss(solver: str, loss: s
     assert found[1] < min(found[0], 0.25)
 
 
-@pytest.mark.parametrize("solver", ["sgd", "eigenpro4", "direct"])
+@pytest.mark.parametrize("solver", ["sgd", "eigenpro4", "direct", "falkon"])
 def test_a_resumed_run_ends_with_the_same_bits(solver: str, tmp_path: Path) -> None:
     """The ramp of a quantile narrows with the rows that were seen."""
     options = {"solver.name": solver, "model.loss": "quantile", "model.quantile": 0.8} | (
@@ -159,6 +159,24 @@ def test_direct_reaches_the_least_penalised_loss(loss: str) -> None:
     assert "to a relative decrement of" in result.ended
 
 
+@pytest.mark.parametrize("ridge", [1e-2, 1e-4])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_falkon_reaches_the_least_penalised_loss(loss: str, ridge: float) -> None:
+    result = trained(loss, "falkon", 120, **{"solver.ridge": ridge, "data.batch_size": 70})
+    assert -1e-8 < gap(result, ridge) < 1e-5
+    assert result.ended is not None
+    assert "iterations to a relative residual of" in result.ended
+    assert result.epochs < (30 if ridge == 1e-2 else 100)
+
+
+def test_falkon_in_float32_ends_where_direct_does() -> None:
+    shared = {"solver.ridge": 1e-3, "run.precision": "exact"}
+    values = [
+        trained("huber", solver, 40, **shared).model.values(X) for solver in ("falkon", "direct")
+    ]
+    np.testing.assert_allclose(*values, atol=2e-3)
+
+
 @pytest.mark.parametrize("features", ["nystrom", "fourier"])
 def test_direct_on_features_is_the_slow_solver_at_its_end(features: str) -> None:
     fourier = {"model.kernel": "gaussian", "model.n_features": P, "model.n_centers": "auto"}
@@ -171,20 +189,22 @@ def test_direct_on_features_is_the_slow_solver_at_its_end(features: str) -> None
     np.testing.assert_allclose(fast, slow, atol=2e-3)
 
 
-def test_direct_takes_a_step_back_that_went_too_far() -> None:
+@pytest.mark.parametrize("solver", ["direct", "falkon"])
+def test_a_step_that_went_too_far_is_taken_back(solver: str) -> None:
     """The weights of the model never have a larger loss than those of a pass before."""
     options = {"model.quantile": 0.99, "solver.ridge": 1e-6, "model.n_centers": 150}
-    runs = [trained("expectile", "direct", epochs, **options) for epochs in range(2, 8)]
+    runs = [trained("expectile", solver, epochs, **options) for epochs in range(2, 12)]
     found = gaps(runs, 1e-6)
     assert (np.diff(found) < 1e-9).all()
     assert (np.diff(found) == 0).any()
     assert found[-1] < 0.5 * found[1]
 
 
-def test_direct_weighs_its_rows() -> None:
+@pytest.mark.parametrize("solver", ["direct", "falkon"])
+def test_newton_steps_weigh_their_rows(solver: str) -> None:
     weights = np.arange(N) % 5 / 2.0  # of mean 1
     config = settings(**{
-        "solver.name": "direct", "model.loss": "huber", "solver.ridge": 1e-2, "data.epochs": 20,
+        "solver.name": solver, "model.loss": "huber", "solver.ridge": 1e-2, "data.epochs": 20,
         "run.precision": "float64", "model.n_centers": P,
     })  # fmt: skip
     result = finished(config, source=sk.ArraySource(X, VALUES, sample_weight=weights))
@@ -192,7 +212,7 @@ def test_direct_weighs_its_rows() -> None:
     assert gap(result, 1e-2) > 1e-3
 
 
-@pytest.mark.parametrize("solver", ["sgd", "eigenpro4", "direct"])
+@pytest.mark.parametrize("solver", ["sgd", "eigenpro4", "direct", "falkon"])
 def test_several_quantiles_of_one_target_are_several_outputs(solver: str) -> None:
     rng = np.random.default_rng(3)
     y = np.sin(2 * X[:, 0]) + rng.standard_normal(N)
@@ -218,8 +238,11 @@ def test_other_solvers_than_block_refuse_ranks_and_partial_fit() -> None:
         direct.partial_fit(X, VALUES)
 
 
+@pytest.mark.parametrize("solver", ["direct", "falkon"])
 @pytest.mark.parametrize("loss", [LogCosh(), Distance()])
-def test_direct_takes_a_loss_of_ones_own_without_its_curvatures(loss: Loss) -> None:
+def test_newton_steps_take_a_loss_of_ones_own_without_its_curvatures(
+    loss: Loss, solver: str
+) -> None:
     """By its bound, slowly, and to where the block solver ends."""
     Y = np.column_stack([VALUES, VALUES[::-1]])
     shared = {
@@ -230,7 +253,7 @@ def test_direct_takes_a_loss_of_ones_own_without_its_curvatures(loss: Loss) -> N
     values = [
         finished(settings(**shared | options), source=source).model.values(X)
         for options in (
-            {"solver.name": "direct", "data.epochs": 60},
+            {"solver.name": solver, "data.epochs": 60},
             {"solver.block_size": P, "data.epochs": 200, "solver.average": False},
         )
     ]
