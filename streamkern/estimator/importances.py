@@ -15,7 +15,7 @@ from streamkern.estimator.predicting import Predicting, from_one_fit
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.kernels.importances import importances
 from streamkern.stream.sources.base import BaseSource
-from streamkern.stream.sources.transforms import scores_among
+from streamkern.stream.sources.quantile_scores import scores_among
 from streamkern.train.model.permutation import PERMUTED_ROWS, REPEATS, permutation_importances
 
 

@@ -23,7 +23,7 @@ COVERED = (
     "train/model/permutation.py", "train/resolve/precision.py", "train/restart/scaling.py",
     "train/resolve/calibration_split.py", "train/setup/assemble.py", "train/loop/sinks.py",
     "train/resolve/training_data.py", "train/resolve/run_inputs.py",
-    "train/resolve/check_loss.py",
+    "train/resolve/check_loss.py", "train/resolve/choose_scores.py",
     "train/online.py", "train/loop/guard.py", "train/saved_model.py", "train/trainer.py",
 )  # fmt: skip
 
@@ -32,6 +32,7 @@ NOT_TRIED = {
     "train/resolve/check_loss.py:_check_levels:1": "by two targets, in remedies/estimators.py",
     "train/resolve/check_loss.py:_check_levels:2": "of expectiles, in remedies/estimators.py",
     "train/resolve/check_loss.py:check_log_link:1": "by partial_fit, in remedies/estimators.py",
+    "train/resolve/choose_scores.py:with_scores:1": "by images, in remedies/estimators.py",
     "train/setup/assemble.py:operator:1": "settings are compared before",
     "train/setup/assemble.py:operator:2": "settings are compared before",
     "train/loop/sinks.py:MLflow._connected:1": "needs mlflow; tests/train/loop/test_sinks.py",

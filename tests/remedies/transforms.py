@@ -61,6 +61,8 @@ def remedies() -> list[Remedy]:
          made(kind="mixup", alpha=0.5)),
         ('use "none", "global" or "feature"', made(kind="scale", mode="row"),
          made(kind="scale", mode="feature")),
+        ("needs a sample of the rows.*give it as data.scale", made(kind="scale", mode="quantiles"),
+         made(kind="scale", mode="feature")),
         ("give scale both mean= and scale=, or neither", made(kind="scale", mean=1.0),
          made(kind="scale", mean=1.0, scale=2.0)),
         (r"give \(3,\) numbers for each", made(kind="scale", mode="feature", mean=1.0, scale=1.0),

@@ -87,6 +87,18 @@ class QuantileScores:
         return {"columns": self.columns, "values": self.values, "heights": self.heights}
 
 
+def scores_among(transforms: Sequence[Any]) -> QuantileScores | None:
+    """Return the quantile scores that one of the transforms appends; None if there are none."""
+    found = (getattr(transform, "scores", None) for transform in transforms)
+    return next((scores for scores in found if isinstance(scores, QuantileScores)), None)
+
+
+def shape_after(transforms: Sequence[Any], row_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of a row after the transforms, which only scores change."""
+    scores = scores_among(transforms)
+    return row_shape if scores is None else (row_shape[0] + len(scores),)
+
+
 def _correlation(a: Floats, b: Floats, shares: Floats) -> float:
     """Return the correlation of two columns of values with these shares."""
     a, b = a - shares @ a, b - shares @ b

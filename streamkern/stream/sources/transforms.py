@@ -31,7 +31,7 @@ from streamkern.basics.message import mention
 from streamkern.basics.optional import on_demand
 from streamkern.basics.randomness import AnyArray, Empty, Fills, RowRandom, RunSlices, one_by_one
 from streamkern.basics.values import to_builtin
-from streamkern.stream.sources.quantile_scores import QuantileScores
+from streamkern.stream.sources.quantile_scores import QuantileScores, shape_after
 from streamkern.stream.sources.random_transforms import GaussianNoise as GaussianNoise
 from streamkern.stream.sources.random_transforms import RandomCrop as RandomCrop
 from streamkern.stream.sources.random_transforms import RandomFlip as RandomFlip
@@ -136,10 +136,6 @@ class Scale:
         """True if the transform does nothing."""
         return self.mode == "none"
 
-    def shape_after(self, row_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of a row after the transform."""
-        return row_shape if self.scores is None else (row_shape[0] + len(self.scores),)
-
     def bind(self, data: BaseData) -> Scale:
         """Return the same transform, with its numbers taken from the data and shaped like a row."""
         if self.mode in ("none", "quantiles"):
@@ -173,7 +169,7 @@ class Scale:
         if self.mode == "none":
             return X, Y
         d = max(math.prod(X.shape[1:]), 1)
-        scaled = rng.empty((len(X), *self.shape_after(X.shape[1:])), X.dtype)
+        scaled = rng.empty((len(X), *shape_after([self], X.shape[1:])), X.dtype)
         mean, scale = (rng.xp.asarray(a, np.float64) for a in (self.mean, self.scale))
         step = max(SCALED_AT_ONCE // d, 1)
         for rows in (slice(i, i + step) for i in range(0, len(X), step)):
@@ -376,19 +372,6 @@ def apply_transforms(
             )
         X, Y = new_X, new_Y
     return X, Y, w
-
-
-def shape_after(transforms: Sequence[Transform], row_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of a row after the transforms; only scores of the features change it."""
-    for transform in transforms:
-        after = getattr(transform, "shape_after", None)
-        row_shape = row_shape if after is None else after(row_shape)
-    return row_shape
-
-
-def scores_among(transforms: Sequence[Transform]) -> QuantileScores | None:
-    """Return the quantile scores that are appended to the features; None if there are none."""
-    return next((t.scores for t in transforms if isinstance(t, Scale) and t.scores), None)
 
 
 def _mix(own: AnyArray, other: AnyArray, weight: AnyArray, mixed: AnyArray) -> AnyArray:

@@ -17,7 +17,7 @@ from streamkern.predict.calibration import Calibration, Intervals
 from streamkern.predict.probabilities import Softmax
 from streamkern.solver.kernel_ridge import LeftOut
 from streamkern.stream.sources.base import BaseSource
-from streamkern.stream.sources.transforms import shape_after
+from streamkern.stream.sources.quantile_scores import shape_after
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.model.kernel_model import KernelModel
 from streamkern.train.model.spreads import ResidualScales, find_difficulty, most_points

@@ -19,8 +19,9 @@ from streamkern.ingest.tables.encoder import Encoder
 from streamkern.solver.method import Report
 from streamkern.store.row_block import RowBlock
 from streamkern.store.sample_weights import weights_of
+from streamkern.stream.sources.quantile_scores import scores_among
 from streamkern.stream.sources.sampling import sample_rows
-from streamkern.stream.sources.transforms import Scale, scores_among
+from streamkern.stream.sources.transforms import Scale
 from streamkern.train.model.kernel_model import KernelModel
 from streamkern.train.resolve.resolved_run import ResolvedRun
 

@@ -29,16 +29,16 @@ from streamkern.solver.precondition.samples import SampleRows, merged
 from streamkern.store.row_block import RowBlock
 from streamkern.stream.sources.augmented import without_copies
 from streamkern.stream.sources.base import BaseSource
-from streamkern.stream.sources.quantile_scores import QuantileScores
+from streamkern.stream.sources.quantile_scores import QuantileScores, scores_among
 from streamkern.stream.sources.sampling import MANY_UNITS, sample_rows
-from streamkern.stream.sources.transforms import Scale, is_deterministic, scores_among
+from streamkern.stream.sources.transforms import Scale, is_deterministic
 
 SCORES_STAGE: Final = 43
-SAMPLE_ROWS: Final = 10_000
+SCORED_ROWS: Final = 10_000
 """Rows of the sample that the scores are found from."""
-COMPARED_ROWS, MIN_ROWS = 512, 256
+COMPARED_ROWS, MIN_SCORED_ROWS = 512, 256
 """Rows that are predicted by each other, and the smallest number of rows for "auto"."""
-NARROWEST, WIDEST = -1, 3
+WIDTH_EXPONENTS: Final = (-1, 3)
 """Smallest and largest bandwidth tried, as powers of two of the median distance."""
 SCORES_GAIN_SE = 2.0
 """Standard errors by which the squared errors must fall for the scores to be taken."""
@@ -91,13 +91,13 @@ def _is_open(scale: Scale | None, source: BaseSource, config: RunConfig) -> bool
         and model.bandwidth == "auto"
         and model.metric in ("auto", "none", "learn")
         and config.run.precision != "integer"
-        and without_copies(source).n_rows >= MIN_ROWS
+        and without_copies(source).n_rows >= MIN_SCORED_ROWS
     )
 
 
 def _sample(source: BaseSource, seed: int) -> RowBlock:
     base = without_copies(source)
-    n = min(SAMPLE_ROWS, base.n_rows)
+    n = min(SCORED_ROWS, base.n_rows)
     return sample_rows(base, n, seed, stage=SCORES_STAGE, max_units=MANY_UNITS)
 
 
@@ -136,6 +136,6 @@ def _errors(backend: Backend, rows: SampleRows) -> npt.NDArray[np.float64]:
         tried[factor] = last, op
         return last.error
 
-    errors = geometric_search(error, 0, NARROWEST, WIDEST, base=2.0, stride=1)
+    errors = geometric_search(error, 0, *WIDTH_EXPONENTS, base=2.0, stride=1)
     noise, op = tried[2.0 ** min(errors, key=lambda at: errors[at])]
     return row_errors(op, None, rows, noise)[0]

@@ -32,14 +32,13 @@ from streamkern.stream.sources.augmented import AugmentedSource, without_copies
 from streamkern.stream.sources.base import BaseSource, Source, host_transforms, same_rows
 from streamkern.stream.sources.class_sampling import sampled_by_class
 from streamkern.stream.sources.mixture import open_stores, stored_rows
+from streamkern.stream.sources.quantile_scores import scores_among, shape_after
 from streamkern.stream.sources.split import split_rows
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import (
     Transform,
     from_config,
     is_deterministic,
-    scores_among,
-    shape_after,
     transform_name,
 )
 from streamkern.stream.sources.user import as_source

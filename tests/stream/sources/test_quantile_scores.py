@@ -7,8 +7,13 @@ import pytest
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.randomness import RowRandom
-from streamkern.stream.sources.quantile_scores import KNOTS, QuantileScores
-from streamkern.stream.sources.transforms import Scale, scores_among, shape_after
+from streamkern.stream.sources.quantile_scores import (
+    KNOTS,
+    QuantileScores,
+    scores_among,
+    shape_after,
+)
+from streamkern.stream.sources.transforms import Scale
 
 N = 20_000
 RNG = np.random.default_rng(0)

@@ -11,7 +11,7 @@ import pytest
 import streamkern as sk
 from streamkern.basics.errors import ConfigError
 from streamkern.stream.sources.base import BaseSource
-from streamkern.stream.sources.transforms import scores_among
+from streamkern.stream.sources.quantile_scores import scores_among
 from tests.runs import assert_same_bits, final, finished, settings, stopped
 
 N = 1200
