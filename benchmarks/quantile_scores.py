@@ -1,0 +1,75 @@
+"""Measure what quantile scores of features change, and whether the default takes them.
+
+    python -m benchmarks.quantile_scores FOLDER ... --json benchmarks/results/quantile_scores.json
+
+FOLDER holds NAME.npz of X, y and task, "regression" or another word for classes. Up to 3000 rows
+are fitted without a metric, with scale = "feature" and "quantiles"; up to 8000 others test: RMSE in
+standard deviations of y, or share of wrong classes, and log loss. "taken" is whether the default
+scale takes the scores, "scores" their number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import streamkern as sk
+from benchmarks.harness import told_and_kept
+
+FITTED, TESTED = 3000, 8000
+
+
+def figures(path: Path, seed: int) -> dict[str, Any]:
+    """Return the figures of a table with and without scores."""
+    held = np.load(path)
+    X, y = held["X"].astype(np.float32), held["y"]
+    classes = str(held["task"]) != "regression"
+    if not classes:
+        y = np.float64(y if y.ndim == 1 else y[:, 0]) / y.std()
+    order = np.random.default_rng(seed).permutation(len(X))
+    n = min(FITTED, len(X) * 4 // 5)
+    fit, test = order[:n], order[n : n + TESTED]
+    record: dict[str, Any] = {"set": path.stem, "seed": seed, "features": X.shape[1]}
+    kind = sk.KernelClassifier if classes else sk.KernelRegressor
+    for scale in ("feature", "quantiles"):
+        model = kind(scale=scale, metric="none", random_state=seed).fit(X[fit], y[fit])
+        missed = model.predict(X[test]) != y[test] if classes else model.predict(X[test]) - y[test]
+        error = missed.mean() if classes else np.sqrt((missed**2).mean())
+        record[scale] = {"error": float(error)}
+        if classes:
+            P = model.predict_proba(X[test])
+            right = P[np.arange(len(test)), np.searchsorted(model.classes_, y[test])]
+            record[scale]["log_loss"] = float(-np.log(np.maximum(right, 1e-15)).mean())
+    record["scores"] = len(model.get_feature_names_out()) - X.shape[1]
+    default = kind(n_centers=100, metric="none", random_state=seed).fit(X[fit], y[fit])
+    record["taken"] = len(default.get_feature_names_out()) > X.shape[1]
+    return record
+
+
+def records(folders: list[Path], seeds: int) -> Iterator[dict[str, Any]]:
+    """Yield the figures of each table and seed."""
+    for path in sorted(path for folder in folders for path in folder.glob("*.npz")):
+        for seed in range(seeds):
+            yield figures(path, seed)
+
+
+def main() -> None:
+    """Print and save the figures."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    told_and_kept(records(options.folders, options.seeds), options.json)
+
+
+if __name__ == "__main__":
+    main()
