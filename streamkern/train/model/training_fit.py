@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.basics.array_types import Floats
+from streamkern.basics.message import mention
 from streamkern.basics.warning import warn
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.solver.method import Report
@@ -146,8 +147,8 @@ def squeezed_features(model: KernelModel, block: RowBlock) -> str | None:
     return (
         f"{SQUEEZED_NOTE} {name} lie within {width[worst]:.1g} of its standard deviation, which "
         f"a few large values make, so that the model hardly sees how the others differ{others}; "
-        "give NaN in a data frame, or ingest with na_values, for values that "
-        "stand for missing ones, or else the logarithm or the quantiles of such columns"
+        "give NaN in a data frame, or ingest with na_values, for values that stand for missing "
+        f"ones, or else set {mention('data.scale', 'quantiles')}"
     )
 
 
