@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from streamkern.backend.base import Backend
 from streamkern.backend.devices import get_backend
-from streamkern.basics.errors import ConfigError
+from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.message import mention
 from streamkern.centers.random_rows import median_bandwidth
 from streamkern.config.run_config import RunConfig
@@ -65,7 +65,12 @@ def with_scores(
             f"the shape {source.row_shape}",
             f"give another {mention('data.scale')}",
         )
-    block = _sample(source, config.run.random_state)
+    try:
+        block = _sample(source, config.run.random_state)
+    except DataError:
+        if asked:
+            raise
+        return scale, words  # a plan goes on; a run will read the damaged rows, and say so
     d = source.row_shape[0]
     plain = scale or Scale("feature", np.zeros(d), np.ones(d))
     X = (block.X.astype(np.float64) - plain.mean) / plain.scale

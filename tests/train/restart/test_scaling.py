@@ -301,5 +301,5 @@ def test_a_search_scales_as_the_run_does() -> None:
 
 
 def test_an_unknown_scale_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r'data\.scale=.*one of "auto", "feature", "global"'):
+    with pytest.raises(ConfigError, match=r'data\.scale=.*one of "auto", "feature", "quantiles"'):
         RunConfig.from_tables({"data": {"train": "a", "scale": "minmax"}})
