@@ -44,7 +44,7 @@ _TAKES: Final = {
     "missing": "error|fill",
     "scratch": "FOLDER", "order": "source|store", "device": "auto|cpu|gpu|gpu:N",
     "train": "STORE", "test": "STORE", "run_dir": "FOLDER", "solver": "NAME",
-    "scale": "auto|feature|global|none", "cache_size": "SIZE", "weights": "W,W,...",
+    "scale": "auto|feature|quantiles|global|none", "cache_size": "SIZE", "weights": "W,W,...",
     "chunk_mb": "MIB", "seconds": "SECONDS",
 }  # fmt: skip
 _KINDS: Final = {"integer": "N", "int": "N", "float": "X", "text": "TEXT", "str": "TEXT"}

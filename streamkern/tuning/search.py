@@ -46,6 +46,7 @@ from streamkern.losses.losses import SQUARES, loss_class
 from streamkern.losses.own import recorded_loss
 from streamkern.solver.method import Report
 from streamkern.stream.sources.base import Source
+from streamkern.stream.sources.quantile_scores import scores_among
 from streamkern.train.resolve.given_arrays import open_metric
 from streamkern.train.resolve.training_data import Data, open_data
 from streamkern.train.run_identity import array_identity
@@ -107,7 +108,9 @@ class Tuned:
             del model["bandwidth"]
         if model["metric"] not in ("none", *LEARNED):
             del model["metric"]
-        return toml({"model": model, "solver": {"ridge": settings["solver"]["ridge"]}})
+        scale = settings["data"]["scale"]
+        data = {"data": {"scale": scale}} if scale == "quantiles" else {}
+        return toml(data | {"model": model, "solver": {"ridge": settings["solver"]["ridge"]}})
 
 
 def search_settings(
@@ -153,7 +156,8 @@ def search_settings(
         )
     off = ("run.early_stopping", "run.calibrate", "solver.posterior")
     original, config = config, config.with_overrides(dict.fromkeys(off, False))
-    data = open_data(config, source)
+    data = open_data(config, source, scores=None if distances is None else False)
+    original, config = (_with_features_of(data, each) for each in (original, config))
     judged_by = find_metric(metric, data.source.classes is not None, _loss_class(config))
     candidates = Candidates(config, data, wishes, folds, distances)
     known = candidates.ridges(penalties, chosen, None if widths is None else widths[0])
@@ -177,6 +181,12 @@ def search_settings(
         result = {"best": tuned.best, "table": tuned.table, "metric": tuned.metric}
         journal.finish(result | {"search": sizes, "toml": tuned.toml})
     return tuned
+
+
+def _with_features_of(data: Data, config: RunConfig) -> RunConfig:
+    """Return settings that keep quantile scores: a kernel found with them is one for them."""
+    asked = {"data.scale": "quantiles"} if scores_among(data.fixed) else {}
+    return config.with_overrides(asked) if asked else config
 
 
 def _counts(**given: Any) -> Iterator[Any]:

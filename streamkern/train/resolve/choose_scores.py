@@ -26,12 +26,12 @@ from streamkern.planning.memory import METRIC_FEATURES
 from streamkern.solver.precondition.held_out import geometric_search
 from streamkern.solver.precondition.noise import Noise, find_noise, row_errors, surplus
 from streamkern.solver.precondition.samples import SampleRows, merged
-from streamkern.store.row_block import RowBlock
+from streamkern.store.sample_weights import weight_factors, weights_of
 from streamkern.stream.sources.augmented import without_copies
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.quantile_scores import QuantileScores, scores_among
-from streamkern.stream.sources.sampling import MANY_UNITS, sample_rows
 from streamkern.stream.sources.transforms import Scale, is_deterministic
+from streamkern.train.restart.scaling import transformed_sample
 
 SCORES_STAGE: Final = 43
 SCORED_ROWS: Final = 10_000
@@ -66,18 +66,18 @@ def with_scores(
             f"give another {mention('data.scale')}",
         )
     try:
-        block = _sample(source, config.run.random_state)
+        X, y = _sample(source, config)
     except DataError:
         if asked:
             raise
         return scale, words  # a plan goes on; a run will read the damaged rows, and say so
     d = source.row_shape[0]
     plain = scale or Scale("feature", np.zeros(d), np.ones(d))
-    X = (block.X.astype(np.float64) - plain.mean) / plain.scale
+    X = (X - plain.mean) / plain.scale
     scores = QuantileScores.of_sample(X)
     if scores is None or (not asked and d + len(scores) > METRIC_FEATURES):
         return scale, words
-    if not asked and decided is None and not _are_better(scores, X, block, source, config):
+    if not asked and decided is None and not _are_better(scores, X, y, source):
         return scale, words
     found = replace(plain, mode="quantiles", scores=scores)
     return found, f"{words}; quantile scores of {len(scores)} of {d} features beside them"
@@ -100,20 +100,28 @@ def _is_open(scale: Scale | None, source: BaseSource, config: RunConfig) -> bool
     )
 
 
-def _sample(source: BaseSource, seed: int) -> RowBlock:
-    base = without_copies(source)
+def _sample(
+    source: BaseSource, config: RunConfig
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[Any]]:
+    """Return features and targets of a sample, without rows of weight 0, before the scaling."""
+    base, seed = without_copies(source), config.run.random_state
+    fixed = [t for t in source.feed_transforms if is_deterministic(t)]
     n = min(SCORED_ROWS, base.n_rows)
-    return sample_rows(base, n, seed, stage=SCORES_STAGE, max_units=MANY_UNITS)
+    block, X = transformed_sample(base, fixed, n, seed, SCORES_STAGE)
+    factors = weight_factors(source, config.data.class_weight)
+    if factors is None:
+        return X.astype(np.float64), block.y
+    counted = weights_of(block.y, block.w, factors) > 0
+    return X[counted].astype(np.float64), block.y[counted]
 
 
 def _are_better(
-    scores: QuantileScores, X: npt.NDArray[Any], block: RowBlock, source: BaseSource,
-    config: RunConfig,
-) -> bool:  # fmt: skip
+    scores: QuantileScores, X: npt.NDArray[Any], y: npt.NDArray[Any], source: BaseSource
+) -> bool:
     """Return whether rows of the sample predict each other better with the scores."""
-    Y = block.y.reshape(len(X), -1)
-    if source.classes is not None and block.y.ndim == 1:
-        Y = np.eye(len(source.classes))[block.y]
+    Y = y.reshape(len(X), -1)
+    if source.classes is not None and y.ndim == 1:
+        Y = np.eye(len(source.classes))[y]
     Y = Y[:COMPARED_ROWS].astype(np.float64)
     spread = Y.std() or 1.0
     backend = get_backend("cpu", 1, "none")

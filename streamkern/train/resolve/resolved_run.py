@@ -143,7 +143,7 @@ def _open(
     warm = whole and bool(given.warm or config.solver.warm_start) and given.continued is None
     if config.model.loss == LogLoss.name:  # of which a run sets no rows aside
         warm = warm and given.warm is not None and given.warm.loss is None
-    scores = None if whole else False
+    scores = None if whole and given.metric is None else False
     if given.warm is not None:  # whose weights are of its features
         scores = any(t.get("mode") == "quantiles" for t in given.warm.setup.meta["scaling"])
     data = open_data(config, given.source, given.continued, why_none, warm=warm, scores=scores)

@@ -16,6 +16,7 @@ from streamkern.backend.base import Backend
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.basics.randomness import Stage
+from streamkern.store.row_block import RowBlock
 from streamkern.store.sample_weights import ClassWeight, weight_factors, weights_of
 from streamkern.store.statistics import ColumnMoments, RunningStatistics
 from streamkern.stream.feed import prepare
@@ -165,15 +166,7 @@ def _sampled(
 ) -> tuple[Moments, int]:
     row_bytes = int(np.prod(source.row_shape)) * source.dtype.itemsize
     wanted = max(MIN_SAMPLE_ROWS, min(SAMPLE_ROWS, SCALING_SAMPLE_BYTES // row_bytes))
-    block = sample_rows(
-        source, min(wanted, source.n_rows), seed, stage=SCALE_STAGE, max_units=MANY_UNITS
-    )
-    X = block.X
-    if fixed:
-        X, _, _ = apply_transforms(
-            np, fixed, X.astype(np.float64), block.y.reshape(len(X), -1), rows=block.row_ids,
-            seed=seed, epoch=0, stage=(Stage.SAMPLE, SCALE_STAGE), dtype=np.float64,
-        )  # fmt: skip
+    block, X = transformed_sample(source, fixed, min(wanted, source.n_rows), seed, SCALE_STAGE)
     running = RunningStatistics(int(np.prod(source.row_shape)))
     w = block.w
     if factors is not None:
@@ -181,6 +174,20 @@ def _sampled(
     running.add(X, block.y, w)
     s = running.result()
     return (s.global_mean, s.global_scale, s.mean, s.scale), len(X)
+
+
+def transformed_sample(
+    source: BaseSource, fixed: Sequence[Transform], n: int, seed: int, stage: int
+) -> tuple[RowBlock, np.ndarray]:
+    """Return n random rows, and their features after the transforms `fixed`."""
+    block = sample_rows(source, n, seed, stage=stage, max_units=MANY_UNITS)
+    X = block.X
+    if fixed:
+        X, _, _ = apply_transforms(
+            np, fixed, X.astype(np.float64), block.y.reshape(len(X), -1), rows=block.row_ids,
+            seed=seed, epoch=0, stage=(Stage.SAMPLE, stage), dtype=np.float64,
+        )  # fmt: skip
+    return block, X
 
 
 def save_scaling(

@@ -109,3 +109,43 @@ def test_images_have_no_scores() -> None:
     X = np.zeros((300, 4, 4, 1), np.float32)
     with pytest.raises(ConfigError, match="are vectors"):
         finished(settings(**{"data.scale": "quantiles"}), source=sk.ArraySource(X, X[:, 0, 0, 0]))
+
+
+def test_a_tuned_kernel_stays_with_its_features() -> None:
+    found = sk.tune(
+        HEAVY[:N], WAVES[:N], estimator=sk.KernelRegressor(**SMALL), refine=0, progress=False
+    )
+    model = found.estimator.fit(HEAVY[:N], WAVES[:N])
+    assert len(model.get_feature_names_out()) == 6
+    assert error(model) < 0.5 * error(fitted("feature", HEAVY[:N], WAVES[:N]))
+    assert 'scale = "quantiles"' in found.toml
+
+
+def test_a_metric_of_the_values_keeps_them() -> None:
+    model = sk.KernelRegressor(n_centers=50, metric=np.ones(3)).fit(HEAVY[:N], WAVES[:N])
+    assert len(model.get_feature_names_out()) == 3
+
+
+def test_scores_are_those_of_transformed_rows() -> None:
+    @sk.deterministic
+    def tenfold(X: np.ndarray, Y: np.ndarray, rng: sk.RowRandom) -> tuple[np.ndarray, np.ndarray]:
+        return X * 10.0, Y
+
+    plain, moved = (
+        sk.KernelRegressor(scale="quantiles", transforms=each, **SMALL).fit(HEAVY[:N], WAVES[:N])
+        for each in ((), (tenfold,))
+    )
+    assert error(moved) == pytest.approx(error(plain), rel=1e-3)
+
+
+def test_rows_of_weight_0_have_no_part_in_scores(tmp_path: Path) -> None:
+    w = np.ones(N)
+    w[::3] = 0
+    wild = HEAVY[:N].copy()
+    wild[::3] = -1e15 * RNG.random((N // 3, 3))
+    models = []
+    for name, X in (("plain", HEAVY[:N]), ("wild", wild)):
+        sk.ingest_store(X, tmp_path / name, y=WAVES[:N], sample_weight=w)
+        model = sk.KernelRegressor(scale="quantiles", **SMALL).fit(tmp_path / name)
+        models.append(error(model))
+    assert models[1] == pytest.approx(models[0], rel=0.05)
