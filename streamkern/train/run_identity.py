@@ -99,6 +99,22 @@ def recorded_sizes(directory: RunDirectory | None) -> Sizes | None:
     return None if recorded is None else sizes_of(recorded)
 
 
+def recorded_scores(directory: RunDirectory | None) -> bool | None:
+    """Return whether a run was started with quantile scores; None if it is not there yet.
+
+    Neither another machine nor a newer version may change the features of a run.
+    """
+    recorded = recorded_run(directory)
+    return None if recorded is None else _has_scores(recorded["identity"]["data"])
+
+
+def _has_scores(described: Any) -> bool:
+    """Return whether a scaling with quantile scores is described anywhere within."""
+    if isinstance(described, Mapping):
+        return described.get("mode") == "quantiles" or any(map(_has_scores, described.values()))
+    return isinstance(described, list | tuple) and any(map(_has_scores, described))
+
+
 def changed_backend(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Return the differences between two descriptions of a backend that can change a bit of the
     result.

@@ -20,6 +20,7 @@ from streamkern.planning.sizes import Sizes
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.cluster import check_cluster, connect
 from streamkern.stream.sources.base import BaseSource
+from streamkern.stream.sources.quantile_scores import scores_among
 from streamkern.stream.sources.transforms import MixUp, Transform
 from streamkern.train.continue_run import ParentId, continuing
 from streamkern.train.loop.callbacks import Callback, Callbacks
@@ -31,6 +32,7 @@ from streamkern.train.restart.run_snapshot import recorded_run, sizes_from
 from streamkern.train.run_identity import (
     as_recorded,
     check_same_run,
+    recorded_scores,
     recorded_sizes,
     run_record,
 )
@@ -63,9 +65,9 @@ def acquired_run(
         parent, parent_id = run.given.continued, None
         if parent is not None:
             parent_id = parent.ancestry, parent.stored.sha256
-        ranks.broadcast_bytes(
-            json.dumps([asdict(run.sizes), run.config.model.features, parent_id]).encode()
-        )
+        scores = scores_among(run.data.fixed) is not None
+        resolved = [asdict(run.sizes), run.config.model.features, parent_id, scores]
+        ranks.broadcast_bytes(json.dumps(resolved).encode())
     try:
         ranks = on_devices(given.ranks, run.backend)
         given = replace(given, ranks=ranks)
@@ -136,17 +138,19 @@ def _refuse_mixup_over_ranks(config: RunConfig, transforms: Sequence[Transform])
 
 def opened_run(
     config: RunConfig, given: RunInputs, directory: RunDirectory | None,
-    sizes: Sizes | None = None, parent_id: ParentId | None = None,
+    sizes: Sizes | None = None, parent_id: ParentId | None = None, scores: bool | None = None,
 ) -> ResolvedRun:  # fmt: skip
     """Resolve a run, which may continue another one.
 
-    sizes, parent_id : values that rank 0 has resolved; given on the other ranks
+    sizes, parent_id, scores : values that rank 0 has resolved; given on the other ranks
     """
     config, given = continuing(as_recorded(config, directory), given, directory, parent_id)
-    return open_run(config, given, fixed_sizes=sizes or recorded_sizes(directory))
+    scores = recorded_scores(directory) if scores is None else scores
+    return open_run(config, given, fixed_sizes=sizes or recorded_sizes(directory), scores=scores)
 
 
-def _receive_sizes(ranks: Communicator) -> tuple[Sizes, ParentId | None]:
-    """Receive the sizes and the identity of the parent run from rank 0."""
-    *sizes, parent_id = json.loads(ranks.broadcast_bytes(b""))
-    return sizes_from(*sizes), None if parent_id is None else tuple(parent_id)
+def _receive_sizes(ranks: Communicator) -> tuple[Sizes, ParentId | None, bool]:
+    """Receive from rank 0 the sizes, the identity of the parent run, and whether there are quantile
+    scores."""
+    *sizes, parent_id, scores = json.loads(ranks.broadcast_bytes(b""))
+    return sizes_from(*sizes), None if parent_id is None else tuple(parent_id), scores

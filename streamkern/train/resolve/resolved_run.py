@@ -115,25 +115,26 @@ class ResolvedRun:
 
 def open_run(
     config: RunConfig, given: RunInputs = NO_INPUTS, *, fixed_sizes: Sizes | None = None,
-    whole: bool = True,
+    whole: bool = True, scores: bool | None = None,
 ) -> ResolvedRun:  # fmt: skip
     """Open the data and resolve the sizes. The caller closes `ResolvedRun.backend`.
 
     fixed_sizes : sizes that a run was started with. whole : whether no other rows will follow
+    scores : whether the run was started with quantile scores; None: see `with_scores`
     """
     config = given.settings(config)
     try:
-        return _open(config, given, fixed_sizes, whole)
+        return _open(config, given, fixed_sizes, whole, scores=scores)
     except MemoryBudgetError:
         # Ranks must set the same rows aside, but each measures its own memory.
         if config.run.calibrate != "auto" or fixed_sizes is not None or config.run.n_ranks > 1:
             raise
-    return _open(config, given, fixed_sizes, whole, NO_ROOM_APART)
+    return _open(config, given, fixed_sizes, whole, NO_ROOM_APART, scores)
 
 
 def _open(
     config: RunConfig, given: RunInputs, fixed_sizes: Sizes | None, whole: bool,
-    no_room: str | None = None,
+    no_room: str | None = None, scores: bool | None = None,
 ) -> ResolvedRun:  # fmt: skip
     """Open the data and resolve the run. no_room : why no calibration rows can be set aside."""
     goes_on = bool(given.warm or given.continued)
@@ -143,8 +144,9 @@ def _open(
     warm = whole and bool(given.warm or config.solver.warm_start) and given.continued is None
     if config.model.loss == LogLoss.name:  # of which a run sets no rows aside
         warm = warm and given.warm is not None and given.warm.loss is None
-    scores = None if whole and given.metric is None else False
-    if given.warm is not None:  # whose weights are of its features
+    if not whole or given.metric is not None:
+        scores = False
+    elif scores is None and given.warm is not None:  # whose weights are of its features
         scores = any(t.get("mode") == "quantiles" for t in given.warm.setup.meta["scaling"])
     data = open_data(config, given.source, given.continued, why_none, warm=warm, scores=scores)
     if data.apart is None and not data.unused:

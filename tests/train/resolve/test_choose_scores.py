@@ -12,6 +12,7 @@ import streamkern as sk
 from streamkern.basics.errors import ConfigError
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.quantile_scores import scores_among
+from streamkern.train.resolve import choose_scores
 from tests.runs import assert_same_bits, final, finished, settings, stopped
 
 N = 1200
@@ -88,6 +89,21 @@ def test_a_stopped_run_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     loaded = sk.load(tmp_path / "whole")
     others = HEAVY[N:].astype(np.float32)
     np.testing.assert_array_equal(loaded.predict(others), result.model.values(others)[:, 0])
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_resumed_run_keeps_its_choice(
+    taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of an earlier version has no scores, and another machine rounds otherwise."""
+    source = sk.ArraySource(HEAVY[:N].astype(np.float32), WAVES[:N], unit_rows=100)
+    auto = {"data.scale": "auto", "model.kernel": "auto", "model.bandwidth": "auto"}
+    config = settings(tmp_path / "run", **auto, **{"model.metric": "none"})
+    monkeypatch.setattr(choose_scores, "_are_better", lambda *_: taken)
+    stopped(config, 3, source=source, test=source)
+    monkeypatch.setattr(choose_scores, "_are_better", lambda *_: not taken)
+    result = finished(config, source=source, test=source)
+    assert (scores_among(result.model.fixed) is not None) == taken
 
 
 def test_a_warm_start_and_partial_fit_keep_the_features_they_begin_with(tmp_path: Path) -> None:
