@@ -389,7 +389,7 @@ def _count_metric(buffers: Buffers, problem: ProblemShape) -> None:
     add("metric", "kernel matrices, a factor", 7 * n + solving, n, itemsize=8)
     add("metric", "their targets, weights in float64", 6 * n + 4 * held, c, itemsize=8)
     picked = STEPPED_FIT + STEPPED_OTHERS
-    add("metric", "rows of a step in float64", min(picked, rows), 6 * d + 2 * c, itemsize=8)
+    add("metric", "rows of a step", min(picked, rows), 6 * d + 4 * c, itemsize=8)
     columns = max(d + 1, min(METRIC_COLUMNS, c * (d + 1)))
     add("metric", "slopes times centers", n + 2 * EVALUATED_ROWS, columns, itemsize=item)
     add("metric", "metrics, gradients", 8 * d, d, itemsize=8)

@@ -20,32 +20,54 @@ had one length for all entries.
 
 from __future__ import annotations
 
-import copy
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from streamkern.backend.base import Array
+from streamkern.backend.base import Array, tiles
 from streamkern.basics.array_types import Floats
-from streamkern.kernels.agop import coordinates
-from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.kernels.slope import Slope
-from streamkern.planning.memory import METRIC_FEATURES, STEPPED_FIT, STEPPED_OTHERS
+from streamkern.planning.memory import METRIC_FEATURES
 from streamkern.solver.precondition.samples import SampleRows
 from streamkern.train.setup.held_out_models import MIN_RIDGE, Fitted
 
-METRIC_STEPS = 120
-LENGTH = 0.1
-"""Length of a step relative to the root mean square of A's entries; falls to zero in the second
-half."""
 MOMENTUM, MEMORY = 0.8, 0.95
 RIDGE = 5.0
 """Length of the steps of log lam, relative to those of A."""
-NOISE, TINY_STEP = 1e-10, 1e-300
+NOISE, TINY_STEP, TINY_LENGTH = 1e-10, 1e-300, 1e-30
 """Gradients below this multiple of the largest, of features that hardly vary, are rounding
 errors."""
+CLIPPED = 5.0
+"""Largest length of a row's residual, relative to the median. Longer residuals are shortened in the
+gradient, so that a few extreme rows do not lead the steps."""
+TILE = 128
+"""Rows whose kernel values are computed at once."""
+
+
+class Stage(NamedTuple):
+    """Some steps.
+
+    fit, others : number of rows that a step fits, and of rows that it predicts
+    pool : largest number of rows to draw from
+    length : length of the first steps relative to the root mean square of A's entries; it falls to
+        zero in the second half
+    """
+
+    fit: int
+    others: int
+    pool: int
+    steps: int
+    length: float
+
+
+STAGES = (
+    Stage(384, 768, 3072, 120, 0.1),
+    Stage(768, 1536, 6144, 120, 0.07),
+    Stage(1536, 1536, 8192, 60, 0.05),
+)
+"""Each stage begins where the one before ended, and needs more rows than the pool of that one."""
 
 
 class Slopes(NamedTuple):
@@ -56,7 +78,9 @@ class Slopes(NamedTuple):
     log_ridge: float
 
 
-def steps_from(model: Fitted, rows: SampleRows, kind: str, seed: int) -> Floats | None:
+def steps_from(
+    model: Fitted, rows: SampleRows, kind: str, seed: int, stage: Stage = STAGES[0]
+) -> Floats | None:
     """Return the metric reached from that of `model`, with trace d; None if no step applies.
 
     rows : rows to fit and to predict
@@ -73,16 +97,17 @@ def steps_from(model: Fitted, rows: SampleRows, kind: str, seed: int) -> Floats 
     elif not matrix and (A.ndim == 2 or kind == "full"):
         return None
     shift = None if model.op.shift is None else backend.to_host(model.op.shift)
-    n_fit = min(STEPPED_FIT, len(rows.X) // 3)
-    n = min(n_fit + STEPPED_OTHERS, len(rows.X))
+    rows = rows.part(slice(stage.pool))
+    n_fit = min(stage.fit, len(rows.X) // 3)
+    n = min(n_fit + stage.others, len(rows.X))
     rng = np.random.default_rng([seed, 0x57E9])
     constant = backend.to_host(rows.X.max(axis=0) == rows.X.min(axis=0))
     A[constant] = 0.0  # constant here; its scale cannot be learned
     way, log_ridge = _Way(A), math.log(10.0) * model.ridge
-    for t in range(METRIC_STEPS):
+    for t in range(stage.steps):
         picked = rng.permutation(len(rows.X))[:n]
         fit, others = (rows.part(backend.asarray(at)) for at in np.split(picked, [n_fit]))
-        op = KernelOperator(kernel.with_metric(A), backend, "float64", shift)
+        op = KernelOperator(kernel.with_metric(A), backend, "exact", shift)
         found = slopes(op, fit, others, math.exp(log_ridge))
         if found is None:
             log_ridge += math.log(10.0)
@@ -90,7 +115,7 @@ def steps_from(model: Fitted, rows: SampleRows, kind: str, seed: int) -> Floats 
         g = np.where(constant.reshape(-1, *[1] * (A.ndim - 1)), 0.0, backend.to_host(found.metric))
         if not (np.isfinite(g).all() and math.isfinite(found.log_ridge)):
             return None
-        length = LENGTH * min(1.0, 2 - 2 * t / METRIC_STEPS)
+        length = stage.length * min(1.0, 2 - 2 * t / stage.steps)
         by_A, by_ridge = way.of(g, found.log_ridge)
         A = A - length * math.sqrt(float((A**2).mean())) * by_A
         log_ridge = max(log_ridge - RIDGE * length * by_ridge, MIN_RIDGE * math.log(10.0))
@@ -121,13 +146,16 @@ class _Way:
 def slopes(op: KernelOperator, fit: SampleRows, others: SampleRows, ridge: float) -> Slopes | None:
     """Return the weighted error of `others` and its derivatives; None without a Cholesky factor.
 
-    op : in float64, in a metric
+    The derivatives are those of a Huber loss: see `CLIPPED`.
+
+    The equations are solved in float64; kernel values and sums have the precision of `op`.
+
+    op : operator of a kernel with a metric
     ridge : lam
     """
-    backend, xp = op.backend, op.backend.xp
-    points = op.points(fit.X, left=True, right=True)
-    beside = op.points(others.X, left=True)
-    K, K_others = op.gram(points), op.matrix(beside, points)
+    backend, xp, dtype = op.backend, op.backend.xp, op.dtype
+    mine, beside = _Side(op, fit), _Side(op, others)
+    (K, W), (K_others, W_others) = _values(op, mine, None), _values(op, beside, mine)
     root = xp.ones(len(fit.X)) if fit.root is None else fit.root.astype(np.float64)
     weight = xp.ones(len(others.X)) if others.root is None else others.root.astype(np.float64) ** 2
     L = K * root[:, None]
@@ -143,33 +171,73 @@ def slopes(op: KernelOperator, fit: SampleRows, others: SampleRows, ridge: float
         return B
 
     b = solve(fit.Y.astype(np.float64))
-    a = root[:, None] * b
+    a = (root[:, None] * b).astype(dtype)
     R = K_others @ a - others.Y
     total = max(float(weight.sum()), TINY_STEP) * R.shape[1]
-    by_f = (2 / total) * weight[:, None] * R
-    u = solve(K_others.T @ by_f)
-    sloped = copy.copy(op)
-    sloped.kernel = Slope(op.kernel)
-    W = sloped.gram(points)
-    W *= (root[:, None] * u) @ a.T
-    W_others = sloped.matrix(beside, points)
-    W_others *= by_f @ a.T
-    sides = [_Side(op, rows, p) for rows, p in ((fit, points), (others, beside))]
-    by_A = _pulled(op, W_others, sides[1], sides[0]) - _pulled(op, W, sides[0], sides[0])
+    by_f = ((2 / total) * weight[:, None] * _shortened(xp, R, weight)).astype(dtype)
+    u = solve((K_others.T @ by_f).astype(np.float64))
+    v = (root[:, None] * u).astype(dtype)
+    by_A = _pulled(op, W_others, by_f, a, beside, mine) - _pulled(op, W, v, a, mine, mine)
     error = float((weight[:, None] * R**2).sum()) / total
     return Slopes(error, (2 / op.kernel.bandwidth) * by_A, -ridge * float((u * b).sum()))
 
 
+def _shortened(xp: Any, R: Array, weight: Array) -> Array:
+    """Return the residuals (m, c), none longer than `CLIPPED` times the median length."""
+    lengths, counted = xp.sqrt((R**2).sum(axis=1)), weight > 0
+    if not counted.any():
+        return R
+    most = CLIPPED * xp.median(lengths[counted])
+    return R * xp.minimum(1, most / xp.maximum(lengths, TINY_LENGTH))[:, None]
+
+
 class _Side:
-    """The shifted x, and u, of some rows, in float64."""
+    """The shifted x, and u, of some rows."""
 
-    def __init__(self, op: KernelOperator, rows: SampleRows, points: Points) -> None:
-        x = rows.X.astype(np.float64)
-        self.x, self.u = x if op.shift is None else x - op.shift, coordinates(op, points)
+    def __init__(self, op: KernelOperator, rows: SampleRows) -> None:
+        xp, A = op.backend.xp, op.kernel.metric
+        x = rows.X.astype(op.dtype)
+        self.x = x if op.shift is None else x - op.shift.astype(op.dtype)
+        assert A is not None
+        A = xp.asarray(A / op.kernel.bandwidth, op.dtype)
+        self.u = self.x * A if A.ndim == 1 else self.x @ A
+        self.squares = xp.einsum("ij,ij->i", self.u, self.u)
 
 
-def _pulled(op: KernelOperator, W: Array, left: _Side, right: _Side) -> Array:
-    """Return sum_ij W_ij (x_i - x_j)(u_i - u_j)^T, or its diagonal if the metric is diagonal."""
+def _values(op: KernelOperator, left: _Side, right: _Side | None) -> tuple[Array, Array]:
+    """Return phi(s) and phi'(s) of all pairs; right : None for those of `left` with itself."""
+    xp, slope, on_diagonal = op.backend.xp, Slope(op.kernel), right is None
+    right = left if right is None else right
+    minus, shape = (-2 * right.u).T, (len(left.u), len(right.u))
+    K, W = xp.empty(shape, op.dtype), xp.empty(shape, op.dtype)
+
+    def evaluate(part: slice) -> None:
+        s = left.u[part] @ minus
+        s += left.squares[part, None]
+        s += right.squares
+        xp.maximum(s, 0, out=s)
+        if on_diagonal:
+            at = xp.arange(len(s))
+            s[at, part.start + at] = 0
+        W[part] = slope.profile(s, xp)
+        K[part] = op.kernel.profile(s, xp)  # may overwrite s
+        if on_diagonal:
+            W[part.start + at, part.start + at] = 0  # x_i - x_i is 0
+
+    op.backend.run(evaluate, tiles(shape[0], TILE))
+    return K, W
+
+
+def _pulled(
+    op: KernelOperator, W: Array, by_value: Array, a: Array, left: _Side, right: _Side
+) -> Array:
+    """Return sum_ij W_ij (x_i - x_j)(u_i - u_j)^T with W = phi'(s) (by_value a^T), or its diagonal
+    if the metric is diagonal. W is overwritten."""
+
+    def multiply(part: slice) -> None:
+        W[part] *= by_value[part] @ a.T
+
+    op.backend.run(multiply, tiles(len(W), TILE))
     rows = W.sum(axis=1)[:, None] * left.u - W @ right.u
     columns = W.sum(axis=0)[:, None] * right.u - W.T @ left.u
     if op.kernel.metric is not None and op.kernel.metric.ndim == 2:

@@ -108,15 +108,16 @@ def _are_copies(run: ResolvedRun, rows: SampleRows) -> bool:
     """Return whether equal rows look like copies of one row.
 
     They do if their targets are equal, too, and different rows predict each other, so that the
-    copies are not needed to estimate the noise.
+    copies are not needed to estimate the noise. `NOISE_ROWS` rows show whether they do.
     """
     if rows.repeats is None or not rows.repeats.may_be_copies() or len(rows.X) < FEWEST_ALONE:
         return False
+    rows = rows.part(slice(NOISE_ROWS))
     host = run.backend.to_host(rows.X)
     kernel = Laplace(median_bandwidth(host))
     shift = host.mean(axis=0, dtype=np.float64).astype(host.dtype)
     op = KernelOperator(kernel, run.backend, run.precision, shift)
-    return find_noise(op, None, rows._replace(repeats=None)).tells
+    return find_noise(op, None, rows).tells
 
 
 def known_rows(

@@ -17,7 +17,7 @@ from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.saved_model import load_model
 from streamkern.train.setup import choose_metric
 from streamkern.train.setup.choose_metric import METRIC_POOL, MetricVariant, metric_root, split
-from streamkern.train.setup.metric_steps import METRIC_STEPS
+from streamkern.train.setup.metric_steps import STAGES
 from tests.runs import Array, assert_same_bits, final, stopped
 
 ROWS, D = 600, 6
@@ -227,7 +227,7 @@ def test_the_log_has_every_round(tmp_path: Path) -> None:
     assert len({way["errors"][0] for way in ways}) == 1  # all begin without a metric
     best, chosen = min(ways, key=lambda way: min(way["errors"])), last["chosen"]
     assert (round_["kind"], round_["exponent"]) == (best["kind"], best["exponent"])
-    assert (steps["kind"], steps["steps"]) == ("full", METRIC_STEPS)
+    assert (steps["kind"], steps["steps"]) == ("full", STAGES)
     assert round_["error_without"] == steps["error_without"] > max(round_["error"], steps["error"])
     how = {name: chosen.get(name) for name in ("kind", "exponent", "steps")}
     assert how in [{name: line.get(name) for name in how} for line in (round_, steps)]
