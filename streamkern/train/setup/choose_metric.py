@@ -54,7 +54,7 @@ from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.setup.choose_kernel import is_open, kernels_of
 from streamkern.train.setup.held_out_models import Errors, Fitted, HeldOut, gain_in_errors
-from streamkern.train.setup.metric_steps import STAGES, Stage, steps_from
+from streamkern.train.setup.metric_steps import STAGES, StepStage, steps_from
 
 ROUND_FIT = METRIC_FIT // 2
 """Rows that are fitted in a round, and to choose a kernel. Test RMSE of twonorm in the metric of
@@ -149,7 +149,7 @@ def metric_flops(run: ResolvedRun) -> int:
     return rounds + steps + candidates * (len(kernels_of(run)) * search(few) + judged)
 
 
-def stages(pool: int) -> list[Stage]:
+def stages(pool: int) -> list[StepStage]:
     """Return the stages of gradient steps for so many rows to draw from."""
     return [STAGES[0], *(now for last, now in pairwise(STAGES) if pool > last.pool)]
 

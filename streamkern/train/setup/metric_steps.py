@@ -42,11 +42,11 @@ errors."""
 CLIPPED = 5.0
 """Largest length of a row's residual, relative to the median. Longer residuals are shortened in the
 gradient, so that a few extreme rows do not lead the steps."""
-TILE = 128
+SLOPE_TILE = 128
 """Rows whose kernel values are computed at once."""
 
 
-class Stage(NamedTuple):
+class StepStage(NamedTuple):
     """Some steps.
 
     fit, others : number of rows that a step fits, and of rows that it predicts
@@ -63,9 +63,9 @@ class Stage(NamedTuple):
 
 
 STAGES = (
-    Stage(384, 768, 3072, 120, 0.1),
-    Stage(768, 1536, 6144, 120, 0.07),
-    Stage(1536, 1536, 8192, 60, 0.05),
+    StepStage(384, 768, 3072, 120, 0.1),
+    StepStage(768, 1536, 6144, 120, 0.07),
+    StepStage(1536, 1536, 8192, 60, 0.05),
 )
 """Each stage begins where the one before ended, and needs more rows than the pool of that one."""
 
@@ -79,7 +79,7 @@ class Slopes(NamedTuple):
 
 
 def steps_from(
-    model: Fitted, rows: SampleRows, kind: str, seed: int, stage: Stage = STAGES[0]
+    model: Fitted, rows: SampleRows, kind: str, seed: int, stage: StepStage = STAGES[0]
 ) -> Floats | None:
     """Return the metric reached from that of `model`, with trace d; None if no step applies.
 
@@ -224,7 +224,7 @@ def _values(op: KernelOperator, left: _Side, right: _Side | None) -> tuple[Array
         if on_diagonal:
             W[part.start + at, part.start + at] = 0  # x_i - x_i is 0
 
-    op.backend.run(evaluate, tiles(shape[0], TILE))
+    op.backend.run(evaluate, tiles(shape[0], SLOPE_TILE))
     return K, W
 
 
@@ -237,7 +237,7 @@ def _pulled(
     def multiply(part: slice) -> None:
         W[part] *= by_value[part] @ a.T
 
-    op.backend.run(multiply, tiles(len(W), TILE))
+    op.backend.run(multiply, tiles(len(W), SLOPE_TILE))
     rows = W.sum(axis=1)[:, None] * left.u - W @ right.u
     columns = W.sum(axis=0)[:, None] * right.u - W.T @ left.u
     if op.kernel.metric is not None and op.kernel.metric.ndim == 2:
