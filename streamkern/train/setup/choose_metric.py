@@ -30,19 +30,15 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from streamkern.backend.base import tiles
 from streamkern.basics.array_types import Floats
-from streamkern.kernels.agop import GradientSum
 from streamkern.kernels.base import Kernel
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import (
-    EVALUATED_ROWS,
     METRIC_FEATURES,
     METRIC_FIT,
     METRIC_POOL,
@@ -54,6 +50,14 @@ from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.setup.choose_kernel import is_open, kernels_of
 from streamkern.train.setup.held_out_models import Errors, Fitted, HeldOut, gain_in_errors
+from streamkern.train.setup.metric_rounds import (
+    GRADIENTS,
+    METRIC_SHAPES,
+    METRIC_WAYS,
+    MIN_GRADIENTS,
+    ROUNDS,
+    best_round,
+)
 from streamkern.train.setup.metric_steps import STAGES, StepStage, steps_from
 
 ROUND_FIT = METRIC_FIT // 2
@@ -62,17 +66,10 @@ ROUND_FIT = METRIC_FIT // 2
 that began in the former did not help: the best variant is therefore rerun from the beginning."""
 HELD = 2 * METRIC_FIT
 """Largest number of held-out rows."""
-MIN_ROWS_OF_METRIC = 48
-"""Smallest number of rows to learn a metric: a third of them has to distinguish metrics."""
-ROUNDS = 5
 TRIED = 3
 """Typical number of bandwidths of a round, and of ridges for each."""
-PATIENCE = 2
-"""Rounds without a gain after which the rounds end."""
-GRADIENTS, MIN_GRADIENTS = 4e9, 512
-"""FLOPs of a round's gradients, and smallest number of rows at which they are evaluated. Images, d
-= 784, ten outputs, 4096, 2048, 1024, 512, 256 rows: error on held-out rows .5353 .5354 .5356 .5354
-.5347."""
+MIN_ROWS_OF_METRIC = 48
+"""Smallest number of rows to learn a metric: a third of them has to distinguish metrics."""
 METRIC_GAIN_SE = 3.0
 """Smallest gain for which a learned metric is used, in standard errors of the mean over held-out
 rows. KEGG, where a few rows have most of the error, gained 2.1, 2.5 and 1.6 (three seeds), and the
@@ -82,19 +79,6 @@ test MSE was 1.16, 1.05 and 1.14 times that without the metric; wine gained 2.3,
 LOG_LOSS_GAIN_SE = 2.0
 """The same of the log losses of classes. Squared errors of one-hot targets may fall while the
 classes are told apart less well: the table of docs/learned-metric.md has 15 data sets."""
-NEGLIGIBLE_FEATURE, TINY_GRADIENT = 1e-7, 1e-300
-METRIC_SHAPES = ("diagonal", "full")
-
-
-@dataclass(frozen=True)
-class MetricVariant:
-    """A variant of the method: the kind of M, see `METRIC_SHAPES`, and its exponent s."""
-
-    kind: str
-    exponent: float
-
-
-METRIC_WAYS = tuple(MetricVariant(kind, s) for kind in METRIC_SHAPES for s in (0.5, 1.0))
 
 
 class Learned(NamedTuple):
@@ -178,7 +162,7 @@ def learn_metric(
         fits = (pool.part(slice(n)) for n in (ROUND_FIT, METRIC_FIT))
         problem, more = (HeldOut(run, fit, held, classes) for fit in fits)
         plain = problem.in_metric(None, 1, -2)
-        best, facts = _best_round(problem, more, plain, rows.part(slice(cut)), report)
+        best, facts = best_round(problem, more, plain, rows.part(slice(cut)), report)
         few = judge(min(ROUND_FIT, n_pool))
         before = few.with_its_kernel(plain, None)
 
@@ -195,31 +179,6 @@ def learn_metric(
         return Learned(None, None, verdict.facts)
     kernel = verdict.kernel
     return Learned(kernel.metric, kernel if is_open(run) else None, verdict.facts)
-
-
-def _best_round(
-    problem: HeldOut, more: HeldOut, plain: Fitted, others: SampleRows, report: Report
-) -> tuple[Fitted, dict[str, Any]]:
-    """Return the best model of the rounds of all requested variants, and the facts of its variant.
-
-    The best variant is rerun on more rows. others : rows at which gradients are evaluated.
-    """
-    best, best_way = plain, None
-    kind = problem.run.metric_mode.kind
-    ways = [way for way in METRIC_WAYS if kind in ("", way.kind)]
-    for way in ways if math.isfinite(plain.error) else ():
-        found, errors = _rounds(problem, plain, way, others)
-        report("metric", {**asdict(way), "errors": errors, "ways": len(ways)})
-        if found.error < best.error:
-            best, best_way = found, way
-    if best_way is None:
-        return plain, {}
-    if len(more.fit.X) == len(problem.fit.X):
-        return best, asdict(best_way)
-    start = more.in_metric(None, plain.width, plain.ridge)
-    best, errors = _rounds(more, start, best_way, others)
-    report("metric", {**asdict(best_way), "rows": len(more.fit.X), "errors": errors})
-    return best, asdict(best_way)
 
 
 class _Candidate(NamedTuple):
@@ -359,57 +318,6 @@ def _certainty(before: Errors, after: Errors) -> float:
     """
     limited = np.maximum(after, before - max(float((after - before).max()), 0.0))
     return max(gain_in_errors(before, after), gain_in_errors(before, limited))
-
-
-def _rounds(
-    problem: HeldOut, plain: Fitted, way: MetricVariant, rows: SampleRows
-) -> tuple[Fitted, list[float]]:
-    """Return the best model of all rounds, and the errors, the first of which is without a
-    metric."""
-    last = best = plain
-    errors, best_at = [plain.error], 0
-    for at in range(1, ROUNDS + 1):
-        metric = next_metric(last, way, rows) if math.isfinite(last.error) else None
-        if metric is None:
-            break
-        last = problem.in_metric(metric, last.width, last.ridge)
-        errors.append(last.error)
-        if last.error < best.error:
-            best, best_at = last, at
-        elif at - best_at >= PATIENCE:
-            break
-    return best, errors
-
-
-def next_metric(model: Fitted, way: MetricVariant, rows: SampleRows) -> Floats | None:
-    """Return the metric from the gradients of a model at these rows, or None, see `metric_root`."""
-    assert model.points is not None
-    assert model.alpha is not None
-    total = GradientSum(model.op, model.points, model.alpha.astype(model.op.dtype))
-    flops_of_row = 2 * model.alpha.size * (1 + total.r)
-    n = min(len(rows.X), max(MIN_GRADIENTS, round(GRADIENTS / flops_of_row)))
-    for part in tiles(n, EVALUATED_ROWS):
-        total.add(rows.X[part], None if rows.root is None else rows.root[part] ** 2)
-    return metric_root(total.mean(), way)
-
-
-def metric_root(G: Floats, way: MetricVariant) -> Floats | None:
-    """Return A of M = A A^T, M = G^s with trace d: scales (d,) or a matrix (d, r).
-
-    None if G is 0 or not finite.
-    """
-    if not np.isfinite(G).all() or not G.diagonal().sum() > 0:
-        return None
-    d = len(G)
-    if way.kind == "diagonal":
-        scales = np.maximum(G.diagonal(), 0) ** way.exponent
-        return np.asarray(np.sqrt(scales * (d / scales.sum())))
-    lam, U = np.linalg.eigh((G + G.T) / 2)
-    lam = np.maximum(lam[::-1], 0) ** way.exponent
-    lam *= d / lam.sum()
-    kept = lam > NEGLIGIBLE_FEATURE * lam[0]
-    # The sign of an eigenvector is arbitrary; it changes no distance.
-    return np.asarray(U[:, ::-1][:, kept] * np.sqrt(lam[kept]))
 
 
 def copied_part(rows: SampleRows, part: slice) -> SampleRows:

@@ -29,7 +29,12 @@ from streamkern.backend.base import Array, tiles
 from streamkern.basics.array_types import Floats
 from streamkern.kernels.products import KernelOperator
 from streamkern.kernels.slope import Slope
-from streamkern.planning.memory import METRIC_FEATURES
+from streamkern.planning.memory import (
+    METRIC_FEATURES,
+    METRIC_POOL,
+    STEPPED_FIT,
+    STEPPED_OTHERS,
+)
 from streamkern.solver.precondition.samples import SampleRows
 from streamkern.train.setup.held_out_models import MIN_RIDGE, Fitted
 
@@ -64,8 +69,7 @@ class StepStage(NamedTuple):
 
 STAGES = (
     StepStage(384, 768, 3072, 120, 0.1),
-    StepStage(768, 1536, 6144, 120, 0.07),
-    StepStage(1536, 1536, 8192, 60, 0.05),
+    StepStage(STEPPED_FIT, STEPPED_OTHERS, METRIC_POOL, 120, 0.07),
 )
 """Each stage begins where the one before ended, and needs more rows than the pool of that one."""
 

@@ -16,10 +16,14 @@ from streamkern.backend.base import Backend
 from streamkern.config.model import ROUGH_TO_SMOOTH, ModelConfig
 from streamkern.kernels.builtin import get_kernel
 from streamkern.rundir.run_log import read_log
-from streamkern.solver.precondition.noise import NO_NOISE, Noise, surplus
+from streamkern.solver.precondition.noise import NO_NOISE, NOISE_ROWS, Noise, find_noise, surplus
 from streamkern.solver.precondition.samples import SampleRows
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.user import GeneratorSource
+from streamkern.stream.target_scale import TargetScale
+from streamkern.train.resolve.resolved_run import open_run
+from streamkern.train.resolve.run_inputs import RunInputs
+from streamkern.train.setup import setup_rows
 from streamkern.train.setup.choose_kernel import (
     KERNEL_TIE,
     MAX_BANDWIDTH,
@@ -278,6 +282,28 @@ def test_copies_of_rows_are_one_row() -> None:
     fresh, truth = smooth(500, 0.0, seed=1)
     errors = [np.mean((m.predict(fresh) - truth) ** 2) for m in (plain, often)]
     assert errors[1] < 1.5 * errors[0]
+
+
+def test_a_thousand_rows_show_whether_equal_ones_are_copies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The rows to learn a metric from are many more, and their factor took a minute."""
+    X, y = smooth(2 * NOISE_ROWS)
+    X[1], y[1] = X[0], y[0]
+    examined = []
+
+    def counted(op: Any, Z: Any, rows: SampleRows) -> Any:
+        examined.append(len(rows.X))
+        return find_noise(op, Z, rows)
+
+    monkeypatch.setattr(setup_rows, "find_noise", counted)
+    run = open_run(settings(**{"model.n_centers": 50}), RunInputs(ArraySource(X, y)))
+    targets = TargetScale(np.zeros(1), np.ones(1))
+    with run.backend.active():
+        rows = setup_rows.few_rows(run, np.dtype(np.float32), targets, len(X))
+    run.backend.close()
+    assert examined == [NOISE_ROWS]
+    assert (len(rows.X), rows.repeats) == (len(X) - 1, None)
 
 
 def test_equal_rows_are_merged_with_their_weights() -> None:

@@ -16,7 +16,8 @@ from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.saved_model import load_model
 from streamkern.train.setup import choose_metric
-from streamkern.train.setup.choose_metric import METRIC_POOL, MetricVariant, metric_root, split
+from streamkern.train.setup.choose_metric import METRIC_POOL, METRIC_ROWS, split, stages
+from streamkern.train.setup.metric_rounds import METRIC_WAYS, MetricVariant, metric_root
 from streamkern.train.setup.metric_steps import STAGES
 from tests.runs import Array, assert_same_bits, final, stopped
 
@@ -222,7 +223,7 @@ def test_the_log_has_every_round(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     *ways, round_, steps, last = [line for line in lines if line["event"] == "metric"]
     assert [(way["kind"], way["exponent"]) for way in ways] == [
-        (way.kind, way.exponent) for way in choose_metric.METRIC_WAYS
+        (way.kind, way.exponent) for way in METRIC_WAYS
     ]
     assert len({way["errors"][0] for way in ways}) == 1  # all begin without a metric
     best, chosen = min(ways, key=lambda way: min(way["errors"])), last["chosen"]
@@ -236,7 +237,7 @@ def test_the_log_has_every_round(tmp_path: Path) -> None:
 
 
 def test_weights_are_gone_on_from_in_their_metric(tmp_path: Path) -> None:
-    shared = {"solver.ridge": 1e-7}  # which would be found on other rows where the metric is known
+    shared = {"solver.ridge": 1e-5}  # which would be found on other rows where the metric is known
     first = sk.train_model(config(tmp_path / "first", **shared), source=source()).model
     again = sk.train_model(
         config(tmp_path / "again", **shared, **{"solver.warm_start": str(tmp_path / "first")}),
@@ -282,7 +283,7 @@ def test_plan_and_info_say_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     capsys.readouterr()
     assert run_command(["info", run]) == 0
     (line,) = [x for x in capsys.readouterr().out.splitlines() if "learned_metric" in x]
-    assert re.search(r"(full|diagonal), (120 steps|exponent \S+), error 0\.00\d+", line)
+    assert re.search(r"(full|diagonal), (120 steps|exponent \S+), error 0\.0\d+", line)
     assert "error without" in line
 
 
@@ -359,6 +360,12 @@ def test_directions_that_nothing_depends_on_are_left_out() -> None:
 @pytest.mark.parametrize("G", [np.zeros((3, 3)), np.full((3, 3), np.nan)])
 def test_no_gradients_no_metric(G: Array) -> None:
     assert metric_root(G, MetricVariant("full", 1.0)) is None
+
+
+def test_the_second_steps_need_more_rows_than_the_first() -> None:
+    assert stages(split(9218)[0]) == [STAGES[0]]
+    assert stages(split(9219)[0]) == list(STAGES)
+    assert split(METRIC_ROWS) == split(10**6)
 
 
 @pytest.mark.parametrize("n", [48, 300, 5000, 10**6])

@@ -8,13 +8,15 @@ from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 
 import streamkern as sk
+from streamkern.backend.base import Backend
+from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.samples import SampleRows
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.setup import held_out_models
 from streamkern.train.setup.choose_metric import _certainty
-from streamkern.train.setup.held_out_models import HeldOut
+from streamkern.train.setup.held_out_models import Fitted, HeldOut, chosen_kernel, gain_in_errors
 from tests.runs import Array, settings
 
 N, HELD, D, C = 300, 120, 4, 3
@@ -88,11 +90,41 @@ def test_gains_in_standard_errors() -> None:
     rng = np.random.default_rng(0)
     before = rng.exponential(size=2000)
     gain = rng.normal(0.1, 1.0, 2000)
-    wanted = gain.mean() / (gain.std() / np.sqrt(2000))
+    limited = np.minimum(gain, -gain.min())
+    wanted = max(each.mean() / (each.std() / np.sqrt(2000)) for each in (gain, limited))
     assert _certainty(before, before - gain) == pytest.approx(wanted)
     assert _certainty(before, before) == 0
     assert _certainty(np.full(2000, np.inf), before) == 0
     assert _certainty(before, np.full(2000, np.inf)) == 0
+
+
+def test_one_large_gain_does_not_hide_the_others() -> None:
+    gain = np.random.default_rng(0).normal(0.1, 1.0, 2000)
+    usual = _certainty(gain, np.zeros(2000))
+    gain[0] = 500.0
+    assert gain_in_errors(gain, np.zeros(2000)) < 1.5
+    assert _certainty(gain, np.zeros(2000)) > 0.9 * usual
+    # Where the rest does not gain, the same row is not enough.
+    gain[1:] -= gain[1:].mean()
+    assert _certainty(gain, np.zeros(2000)) < 1.5
+
+
+def test_a_smoother_kernel_has_to_be_significantly_better() -> None:
+    rng, op = np.random.default_rng(0), KernelOperator(sk.Laplace(1.0), Backend(1), "exact", None)
+
+    def model(errors: Array) -> Fitted:
+        return Fitted(float(errors.mean()), errors, None, 0, 0, op, None, None)
+
+    rough = model(rng.exponential(size=500))
+    slightly, much = model(0.98 * rough.errors), model(0.8 * rough.errors)
+    extreme = rough.errors.copy()
+    extreme[0] += 200.0  # the rough model fails at one row, and has most of its error there
+    failing, level = model(extreme), model(rough.errors + 0.01 * rng.normal(size=500))
+    assert level.error < 0.8 * failing.error
+    assert chosen_kernel([rough, slightly]) is rough
+    assert chosen_kernel([rough, slightly, much]) is much
+    assert chosen_kernel([rough, much, slightly]) is much
+    assert chosen_kernel([failing, level]) is failing
 
 
 def test_it_is_the_same_with_any_number_of_threads() -> None:

@@ -89,6 +89,19 @@ def test_derivatives_are_those_of_the_error(
     assert found.log_ridge == pytest.approx(difference(0 * metric, 1.0), rel=1e-5)
 
 
+def test_a_long_residual_is_shortened() -> None:
+    """The derivative is linear in the residuals of the others, and in a far target bounded."""
+    fit, others = some(N, 0, False), some(M, 1, False)
+    op = KernelOperator(sk.Laplace(1.7, metric=np.ones(D)), Backend(1), "float64", SHIFT)
+    found = []
+    for far in (1e3, 1e6):
+        others.Y[7] = far
+        result = slopes(op, fit, others, RIDGE)
+        assert result is not None
+        found.append(result.metric)
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-3)
+
+
 def test_no_factor_no_slopes() -> None:
     fit = some(N, 0, False)
     fit.X[1:] = fit.X[0]
