@@ -90,7 +90,8 @@ def chosen_kernel(found: list[Fitted]) -> Fitted:
     best = found[0]
     for each in found[1:]:
         better = each.error <= (1 - KERNEL_TIE) * best.error
-        if better and gain_in_errors(best.errors, each.errors) >= KERNEL_GAIN_SE:
+        surely = gain_in_errors(best.errors, each.errors) >= KERNEL_GAIN_SE
+        if better and (surely or math.isinf(best.error)):
             best = each
     return best
 

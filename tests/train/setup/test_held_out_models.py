@@ -125,6 +125,9 @@ def test_a_smoother_kernel_has_to_be_significantly_better() -> None:
     assert chosen_kernel([rough, slightly, much]) is much
     assert chosen_kernel([rough, much, slightly]) is much
     assert chosen_kernel([failing, level]) is failing
+    without_factor = model(np.full(500, np.inf))
+    assert chosen_kernel([without_factor, level]) is level
+    assert chosen_kernel([without_factor, without_factor]) is without_factor
 
 
 def test_it_is_the_same_with_any_number_of_threads() -> None:
