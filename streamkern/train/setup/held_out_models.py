@@ -62,8 +62,8 @@ class Fitted(NamedTuple):
     """
 
     error: float
-    errors: npt.NDArray[np.float64]
-    log_losses: npt.NDArray[np.float64] | None
+    errors: Errors
+    log_losses: Errors | None
     width: int
     ridge: int
     op: KernelOperator
@@ -71,7 +71,7 @@ class Fitted(NamedTuple):
     alpha: Array | None
 
     @property
-    def losses(self) -> npt.NDArray[np.float64]:
+    def losses(self) -> Errors:
         """The log losses of classes, or the squared errors of values."""
         return self.errors if self.log_losses is None else self.log_losses
 

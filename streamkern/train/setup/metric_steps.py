@@ -21,12 +21,15 @@ had one length for all entries.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from streamkern.backend.base import Array, tiles
 from streamkern.basics.array_types import Floats
+from streamkern.kernels.base import Kernel
 from streamkern.kernels.products import KernelOperator
 from streamkern.kernels.slope import Slope
 from streamkern.planning.memory import (
@@ -41,12 +44,13 @@ from streamkern.train.setup.held_out_models import MIN_RIDGE, Fitted
 MOMENTUM, MEMORY = 0.8, 0.95
 RIDGE = 5.0
 """Length of the steps of log lam, relative to those of A."""
-NOISE, TINY_STEP, TINY_LENGTH = 1e-10, 1e-300, 1e-30
+NOISE = 1e-10
 """Gradients below this multiple of the largest, of features that hardly vary, are rounding
 errors."""
-CLIPPED = 5.0
+LONGEST_RESIDUAL = 5.0
 """Largest length of a row's residual, relative to the median. Longer residuals are shortened in the
 gradient, so that a few extreme rows do not lead the steps."""
+TINY_STEP, TINY_RESIDUAL = 1e-300, 1e-30
 SLOPE_TILE = 128
 """Rows whose kernel values are computed at once."""
 
@@ -75,55 +79,100 @@ STAGES = (
 
 
 class Slopes(NamedTuple):
-    """Mean error, and its derivatives by A, in A's shape, and by log lam."""
+    """Mean error, its derivatives by A, in A's shape, and by log lam, of shortened residuals."""
 
     error: float
     metric: Array
     log_ridge: float
 
 
-def steps_from(
-    model: Fitted, rows: SampleRows, kind: str, seed: int, stage: StepStage = STAGES[0]
-) -> Floats | None:
-    """Return the metric reached from that of `model`, with trace d; None if no step applies.
+def stages(pool: int) -> list[StepStage]:
+    """Return the stages of gradient steps for so many rows to draw from."""
+    return [STAGES[0], *(now for last, now in pairwise(STAGES) if pool > last.pool)]
+
+
+def metrics_of_steps(
+    model: Fitted, rows: SampleRows, kind: str, seed: int
+) -> Iterator[tuple[Floats, int]]:
+    """Yield the metric, with trace d, and the number of steps from that of `model`, of each stage.
+
+    Nothing is yielded if no step applies.
 
     rows : rows to fit and to predict
     kind : "diagonal" keeps scales; "full" is a matrix, for at most `METRIC_FEATURES` features; ""
         is a matrix if possible, else scales
     """
-    kernel, backend, d = model.op.kernel, model.op.backend, rows.X.shape[1]
+    start = _start(model.op.kernel, kind, rows.X.shape[1])
+    if start is None:
+        return
+    steps, rng = _Steps(model, start), np.random.default_rng([seed, 0x57E9])
+    for stage in stages(len(rows.X)):
+        if not steps.through(stage, rows.part(slice(stage.pool)), rng) or not steps.A.any():
+            return
+        yield steps.A * math.sqrt(len(steps.A) / float((steps.A**2).sum())), steps.taken
+
+
+def _start(kernel: Kernel, kind: str, d: int) -> Floats | None:
+    """Return the metric of a kernel in the form for steps; None if no step applies."""
     if kernel.geometry != "distance" or kernel.expression is None:
         return None
     A = np.ones(d) if kernel.metric is None else np.array(kernel.metric, np.float64)
     matrix = kind != "diagonal" and d <= METRIC_FEATURES
     if matrix and A.ndim == 1:
-        A = np.diag(A).copy()
-    elif not matrix and (A.ndim == 2 or kind == "full"):
+        return np.diag(A).copy()
+    return A if matrix or (A.ndim == 1 and kind != "full") else None
+
+
+class _Steps:
+    """A metric and a ridge, both changed by steps.
+
+    A : the metric, not scaled to trace d: its scale is that of the bandwidth
+    taken : number of steps
+    """
+
+    def __init__(self, model: Fitted, A: Floats) -> None:
+        op = model.op
+        self.kernel, self.backend, self.A, self.taken = op.kernel, op.backend, A, 0
+        self.shift = None if op.shift is None else op.backend.to_host(op.shift)
+        self.log_ridge = math.log(10.0) * model.ridge
+        # The equations of nearly equal rows may have a Cholesky factor in float64 only.
+        self.precisions = dict.fromkeys((op.precision, "float64"))
+
+    def through(self, stage: StepStage, rows: SampleRows, rng: np.random.Generator) -> bool:
+        """Take the steps of a stage; return False if a derivative is not finite."""
+        n_fit = min(stage.fit, len(rows.X) // 3)
+        n = min(n_fit + stage.others, len(rows.X))
+        constant = self.backend.to_host(rows.X.max(axis=0) == rows.X.min(axis=0))
+        self.A[constant] = 0.0  # constant here; its scale cannot be learned
+        way = _Way(self.A)
+        for t in range(stage.steps):
+            picked = rng.permutation(len(rows.X))[:n]
+            fit, others = (rows.part(self.backend.asarray(at)) for at in np.split(picked, [n_fit]))
+            self.taken += 1
+            found = self.slopes(fit, others)
+            if found is None:
+                self.log_ridge += math.log(10.0)
+                continue
+            g = self.backend.to_host(found.metric)
+            g = np.where(constant.reshape(-1, *[1] * (g.ndim - 1)), 0.0, g)
+            if not (np.isfinite(g).all() and math.isfinite(found.log_ridge)):
+                return False
+            length = stage.length * min(1.0, 2 - 2 * t / stage.steps)
+            by_A, by_ridge = way.of(g, found.log_ridge)
+            self.A = self.A - length * math.sqrt(float((self.A**2).mean())) * by_A
+            log_ridge = self.log_ridge - RIDGE * length * by_ridge
+            self.log_ridge = max(log_ridge, MIN_RIDGE * math.log(10.0))
+        return True
+
+    def slopes(self, fit: SampleRows, others: SampleRows) -> Slopes | None:
+        """Return the error and the derivatives at these rows; None without a Cholesky factor."""
+        for precision in self.precisions:
+            kernel = self.kernel.with_metric(self.A)
+            op = KernelOperator(kernel, self.backend, precision, self.shift)
+            found = slopes(op, fit, others, math.exp(self.log_ridge))
+            if found is not None:
+                return found
         return None
-    shift = None if model.op.shift is None else backend.to_host(model.op.shift)
-    rows = rows.part(slice(stage.pool))
-    n_fit = min(stage.fit, len(rows.X) // 3)
-    n = min(n_fit + stage.others, len(rows.X))
-    rng = np.random.default_rng([seed, 0x57E9])
-    constant = backend.to_host(rows.X.max(axis=0) == rows.X.min(axis=0))
-    A[constant] = 0.0  # constant here; its scale cannot be learned
-    way, log_ridge = _Way(A), math.log(10.0) * model.ridge
-    for t in range(stage.steps):
-        picked = rng.permutation(len(rows.X))[:n]
-        fit, others = (rows.part(backend.asarray(at)) for at in np.split(picked, [n_fit]))
-        op = KernelOperator(kernel.with_metric(A), backend, "exact", shift)
-        found = slopes(op, fit, others, math.exp(log_ridge))
-        if found is None:
-            log_ridge += math.log(10.0)
-            continue
-        g = np.where(constant.reshape(-1, *[1] * (A.ndim - 1)), 0.0, backend.to_host(found.metric))
-        if not (np.isfinite(g).all() and math.isfinite(found.log_ridge)):
-            return None
-        length = stage.length * min(1.0, 2 - 2 * t / stage.steps)
-        by_A, by_ridge = way.of(g, found.log_ridge)
-        A = A - length * math.sqrt(float((A**2).mean())) * by_A
-        log_ridge = max(log_ridge - RIDGE * length * by_ridge, MIN_RIDGE * math.log(10.0))
-    return np.asarray(A * math.sqrt(d / float((A**2).sum()))) if A.any() else None
 
 
 class _Way:
@@ -150,7 +199,8 @@ class _Way:
 def slopes(op: KernelOperator, fit: SampleRows, others: SampleRows, ridge: float) -> Slopes | None:
     """Return the weighted error of `others` and its derivatives; None without a Cholesky factor.
 
-    The derivatives are those of a Huber loss: see `CLIPPED`.
+    The error is the mean square, and the derivatives are those of a Huber loss, whose threshold is
+    held fixed: see `LONGEST_RESIDUAL`.
 
     The equations are solved in float64; kernel values and sums have the precision of `op`.
 
@@ -187,12 +237,13 @@ def slopes(op: KernelOperator, fit: SampleRows, others: SampleRows, ridge: float
 
 
 def _shortened(xp: Any, R: Array, weight: Array) -> Array:
-    """Return the residuals (m, c), none longer than `CLIPPED` times the median length."""
+    """Return the residuals (m, c), none longer than `LONGEST_RESIDUAL` times the median length of
+    those with a weight."""
     lengths, counted = xp.sqrt((R**2).sum(axis=1)), weight > 0
     if not counted.any():
         return R
-    most = CLIPPED * xp.median(lengths[counted])
-    return R * xp.minimum(1, most / xp.maximum(lengths, TINY_LENGTH))[:, None]
+    longest = LONGEST_RESIDUAL * xp.median(lengths[counted])
+    return R * xp.minimum(1, longest / xp.maximum(lengths, TINY_RESIDUAL))[:, None]
 
 
 class _Side:

@@ -16,9 +16,9 @@ from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.saved_model import load_model
 from streamkern.train.setup import choose_metric
-from streamkern.train.setup.choose_metric import METRIC_POOL, METRIC_ROWS, split, stages
+from streamkern.train.setup.choose_metric import METRIC_POOL, METRIC_ROWS, split
 from streamkern.train.setup.metric_rounds import METRIC_WAYS, MetricVariant, metric_root
-from streamkern.train.setup.metric_steps import STAGES
+from streamkern.train.setup.metric_steps import STAGES, stages
 from tests.runs import Array, assert_same_bits, final, stopped
 
 ROWS, D = 600, 6

@@ -14,7 +14,7 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.samples import SampleRows
 from streamkern.train.setup import metric_steps
 from streamkern.train.setup.held_out_models import Fitted
-from streamkern.train.setup.metric_steps import slopes, steps_from
+from streamkern.train.setup.metric_steps import metrics_of_steps, slopes
 from tests.maths import Array, rows
 
 N, M, D, C = 30, 50, 4, 2
@@ -66,7 +66,7 @@ def test_derivatives_are_those_of_the_error(
     weighted: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(metric_steps, "CLIPPED", np.inf)
+    monkeypatch.setattr(metric_steps, "LONGEST_RESIDUAL", np.inf)
     fit, others = some(N, 0, weighted), some(M, 1, weighted)
     others.X[3] = fit.X[5]  # where some kernels have a kink: no direction there
     op = KernelOperator(kernel(1.7, metric=metric), Backend(1), "float64", SHIFT)
@@ -113,6 +113,10 @@ def model(kernel: sk.Kernel) -> Fitted:
     op = KernelOperator(kernel, Backend(1), "exact", np.zeros(D))
     none = np.zeros(0)
     return Fitted(1.0, none, none, 0, -2, op, None, None)
+
+
+def steps_from(model: Fitted, rows: SampleRows, kind: str, seed: int) -> Array | None:
+    return next((metric for metric, _ in metrics_of_steps(model, rows, kind, seed)), None)
 
 
 def of_one_direction(weighted: bool = False) -> SampleRows:
