@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.config.solver import SolverConfig, set_value
@@ -24,8 +26,12 @@ from streamkern.solver.method import Method, Report, Samples, Setup, Work
 from streamkern.solver.posterior import MATRICES
 from streamkern.solver.precondition.held_out import BITS_SLAB, n_parts
 
+NARROW_ROWS = 4096
+"""Number of rows from which the kernel matrix of all rows is factored in float32."""
 DIRECT_TRIALS = 8
 """Number of ridges that a search tries, approximately."""
+REFINEMENTS = 3
+"""Typical number of products with the kernel matrix that refine a solution."""
 GROUPS = 4
 """Number of different ridges of many outputs, approximately."""
 
@@ -87,6 +93,12 @@ class Direct(Method[DirectSizes]):
         """Return whether nothing is summed, as the centers are the rows."""
         return not sizes.n_sums
 
+    @staticmethod
+    def factor_dtype(problem: ProblemShape) -> np.dtype[np.floating]:
+        """Return the dtype in which the kernel matrix of all rows is factored."""
+        narrow = problem.itemsize == 4 and problem.p >= NARROW_ROWS and not problem.posterior
+        return np.dtype(np.float32 if narrow else np.float64)
+
     def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[DirectSizes]:
         """Return candidate sizes, best first, without a sample of the stream."""
         nothing_summed = problem.rows_are_centers and problem.ranks == 1
@@ -117,7 +129,10 @@ class Direct(Method[DirectSizes]):
         p, n = problem.p, self._summed(problem)
         if self.takes_rows(sizes):
             factors = self._solutions(problem) * p**3 / 3
-            return NO_WORK, OpCounts(kept=p * p / 2, swept=p * p, wide_factors=factors)
+            if self.factor_dtype(problem) == np.float64:
+                return NO_WORK, OpCounts(kept=p * p / 2, swept=p * p, wide_factors=factors)
+            entries = (1 + REFINEMENTS) * p * p / 2
+            return NO_WORK, OpCounts(kept=entries, swept=2 * entries, factors=factors)
         solutions = self._solutions(problem)
         return NO_WORK, OpCounts(
             kept=p * n, swept=p * n, wide_products=p * p * n * (2 if sizes.n_sums > 1 else 1),
@@ -129,7 +144,9 @@ class Direct(Method[DirectSizes]):
         p, c, double = problem.p, problem.c, problem.float64
         if problem.rows_are_centers:
             factors = self._solutions(problem) * p / 3
-            return int(p * p * problem.evaluated / 2 + double * p * p * (factors + 2 * c))
+            if self.factor_dtype(problem) == np.float64:
+                factors *= double
+            return int(p * p * (problem.evaluated / 2 + factors + 2 * double * c))
         sums = double * p * p + p * (problem.evaluated + 2 * double * c)
         solutions = self._solutions(problem)
         return int(self._summed(problem) * sums + solutions * double * p**3 / 3)
@@ -152,9 +169,14 @@ class Direct(Method[DirectSizes]):
         if self.takes_rows(sizes):
             add("always", "targets and weights of all rows", p, c + 1, itemsize=8)
             add("train", "targets on their way", 2 * m, c, itemsize=item)
-            add("train", "solutions", 2 * p, min(c, PANEL), itemsize=8)
-            add("train", "kernel matrix, its factor", p, p, itemsize=8)
-            add("train", "part of it", min(p, KERNEL_SLAB_ROWS), p, itemsize=item)
+            item = self.factor_dtype(problem).itemsize
+            narrow = item < 8
+            add("train", "solutions", (10 if narrow else 2) * p, min(c, PANEL), itemsize=8)
+            add("train", "kernel matrix, its factor", p, p, itemsize=item)
+            if narrow:
+                tile = KERNEL_SLAB_ROWS**2
+                add("train", "tiles of it in float64", problem.threads, tile, itemsize=8)
+            add("train", "part of it", min(p, KERNEL_SLAB_ROWS), p, itemsize=problem.itemsize)
             if problem.classes:
                 add("train", "rows left out, to calibrate", p, min(p, LEFT_OUT) + 3 * c, itemsize=8)
             self._add_posterior(buffers, problem)
@@ -205,7 +227,7 @@ class Direct(Method[DirectSizes]):
         if self.takes_rows(work.sizes):
             return KernelRidgeSolver(
                 work.op, work.Z, ridge=work.options.fixed_ridge,
-                ridges=ridges, **work.shared(setup),
+                ridges=ridges, factor_dtype=self.factor_dtype(problem), **work.shared(setup),
             )  # fmt: skip
         return DirectSolver(
             work.op, work.Z if ridge != 0 else work.Z.columns(),

@@ -41,7 +41,8 @@ class EquationSolver(Solver):
 
     ridge : None: it is found on held-out rows, and is `State.ridge`.
     repeats : whether every pass brings the same rows.
-    jitter : jitter of the last factor.
+    jitter, least_jitter : jitter of the last factor, and the smallest that was tried.
+    factor_dtype : dtype of the factor.
     singular : whether only a jitter, and no ridge, made the last equations solvable.
     keeps_posterior : whether `posterior` will be called.
     ridges : (c,) ridge of each output, in place of `ridge`.
@@ -52,6 +53,8 @@ class EquationSolver(Solver):
     ridge: float | None
     repeats: bool
     jitter = 0.0
+    least_jitter = 0.0
+    factor_dtype: np.dtype[Any] = np.dtype(np.float64)
     singular = False
     drowned = False
     """Whether the matrix of the last equations may be nothing but rounding errors."""
@@ -105,7 +108,7 @@ class EquationSolver(Solver):
         Returns the last factor, (p, p).
         """
         p, asarray = len(self.Z), self.backend.asarray
-        A = self.backend.xp.empty((p, p))
+        A = self.backend.xp.empty((p, p), self.factor_dtype)
         self._find_ridges(state, A)
         for ridge, outputs in grouped(self._ridges(state)):
             self._factor_with(A, state, ridge)
@@ -231,6 +234,7 @@ class EquationSolver(Solver):
             A[diagonal, diagonal] = scale = 1.0  # all rows are 0: the mean, for any weights
         # With distant rows and a narrow bandwidth, all kernel values may be rounding errors.
         self.jitter = least = max(min(relative, 1) * scale - have, 10 * eps(np.float64) * scale)
+        self.least_jitter = least
         while 0 < self.jitter <= scale < math.inf:
             A[diagonal, diagonal] += self.jitter
             if self.backend.cholesky(A):

@@ -15,7 +15,7 @@ from sklearn.kernel_ridge import KernelRidge
 
 from streamkern.backend.batch import Batch
 from streamkern.estimator.estimators import KernelRegressor
-from streamkern.solver.direct import Direct
+from streamkern.solver.direct import NARROW_ROWS, Direct
 from streamkern.solver.equations import SINGULAR_NOTE
 from streamkern.solver.methods import resolve
 from streamkern.stream.sources.arrays import ArraySource
@@ -134,6 +134,50 @@ def test_the_factor_that_is_kept_leaves_rows_out_to_the_same_bits() -> None:
             solver.left_out(state)  # it was given up, and is made again
             assert factor.call_count == 1 + (not keeps)
     np.testing.assert_array_equal(*found)
+
+
+@given(seed=st.integers(0, 1000), ridge=st.floats(1e-6, 1), narrow=st.sampled_from([0.3, 2.0, 20]))
+def test_a_factor_in_float32_is_refined(seed: int, ridge: float, narrow: float) -> None:
+    """With weights that may be zero and a ridge of its own for an output."""
+    rng, case = np.random.default_rng(seed), case_of(ridge, precision="exact")
+    w, found = rng.integers(0, 3, 240) * 0.5, []
+    for dtype in (np.float64, np.float32):
+        solver = case.solver()
+        solver.factor_dtype = np.dtype(dtype)
+        solver.ridges = np.where(np.arange(case.Y.shape[1]) == 0, narrow * ridge, ridge)
+        state = solver.init()
+        for part in (slice(i, i + case.m) for i in range(0, 240, case.m)):
+            solver.step(state, Batch(case.X[part], case.Y[part], np.arange(240)[part], w[part]))
+        found.append((solver.weights(state).copy(), solver.left_out(state).F))
+    K = ref.laplace(case.X, case.X, 2.0)
+    (wide, wide_left), (refined, refined_left) = found
+    np.testing.assert_allclose(K @ refined, K @ wide, atol=1e-5 * np.abs(case.Y).max())
+    np.testing.assert_allclose(refined_left, wide_left, atol=1e-2 * np.abs(case.Y).max())
+
+
+def test_more_jitter_only_if_the_equations_have_no_solution() -> None:
+    """Copies of rows without a ridge: float32 needs a larger jitter for its factor."""
+    X = np.repeat(maths.rows(0, 120, 3), 2, axis=0).astype(np.float32)
+    case = replace(case_of(1e-9, precision="exact"), X=X, Z=X)
+    solvers = []
+    for dtype in (np.float64, np.float32):
+        solver = case.solver()
+        solver.factor_dtype = np.dtype(dtype)
+        maths.one_pass(case, solver, state := solver.init())
+        solvers.append((solver.jitter, ref.laplace(X, X, 2.0) @ state.average))
+    (wide, F), (narrow, refined) = solvers
+    assert narrow <= 10 * wide
+    np.testing.assert_allclose(refined, F, atol=1e-2 * np.abs(case.Y).max())
+
+
+def test_float32_for_many_rows_that_need_no_posterior() -> None:
+    problem = maths.problem_of(maths.rows(0, 5000, 3), 2, cycled=5000)
+    problem = maths.replace(problem, rows_are_centers=True, p=NARROW_ROWS, itemsize=4)
+    for changes, dtype in (
+        ({}, np.float32), ({"p": NARROW_ROWS - 1}, np.float64), ({"itemsize": 8}, np.float64),
+        ({"posterior": True}, np.float64),
+    ):  # fmt: skip
+        assert Direct.factor_dtype(maths.replace(problem, **changes)) == dtype
 
 
 def test_without_a_ridge_it_goes_through_all_targets() -> None:

@@ -1,0 +1,64 @@
+"""Conjugate gradient with an approximate factor against float64 algebra."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamkern.basics.array_types import Floats
+from streamkern.solver.refined import REFINED, conjugate_gradient
+
+
+def solved(A: Floats, B: Floats, factored: Floats) -> Floats | None:
+    """Solve A X = B with a factor of another matrix in float32."""
+    L = np.linalg.cholesky(factored).astype(np.float32)
+
+    def precondition(R: Floats) -> Floats:
+        narrow = R.astype(np.float32)
+        return np.linalg.solve(L.T, np.linalg.solve(L, narrow)).astype(np.float64)
+
+    return conjugate_gradient(np, lambda v: A @ v, precondition, B)
+
+
+def matrix(rng: np.random.Generator, n: int, least: float) -> Floats:
+    """Return a symmetric matrix with eigenvalues from 1 down to `least`."""
+    Q = np.linalg.qr(rng.normal(size=(n, n)))[0]
+    return Q * np.geomspace(1, least, n) @ Q.T
+
+
+@given(
+    seed=st.integers(0, 1000), n=st.integers(1, 40), c=st.integers(1, 3),
+    digits=st.floats(0, 5), size=st.sampled_from([1e-30, 1.0, 1e30]),
+)  # fmt: skip
+def test_residuals_are_small_with_a_factor_in_float32(
+    seed: int, n: int, c: int, digits: float, size: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    A, B = matrix(rng, n, 10.0**-digits), size * rng.normal(size=(n, c))
+    X = solved(A, B, A + 1e-6 * np.eye(n))
+    assert X is not None
+    norms = np.linalg.norm(B - A @ X, axis=0)
+    assert (norms <= 2 * REFINED * np.linalg.norm(B, axis=0)).all()
+
+
+def test_a_column_of_zeros_and_one_that_is_done_early() -> None:
+    A = matrix(np.random.default_rng(0), 30, 1e-4)
+    B = np.stack([np.zeros(30), np.linalg.eigh(A)[1][:, -1], np.ones(30)], axis=1)
+    X = solved(A, B, A + 1e-3 * np.eye(30))
+    assert X is not None
+    np.testing.assert_array_equal(X[:, 0], 0)
+    np.testing.assert_allclose(A @ X, B, atol=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [-1e-2, np.nan])
+def test_no_solution_if_the_matrix_is_not_positive(wrong: float) -> None:
+    A = np.diag([1.0, 1.0, wrong])
+    assert solved(A, np.ones((3, 1)), np.eye(3)) is None
+
+
+def test_no_solution_if_the_factor_is_of_no_use() -> None:
+    rng = np.random.default_rng(0)
+    A = matrix(rng, 300, 1e-12)
+    assert solved(A, rng.normal(size=(300, 1)), np.eye(300)) is None
