@@ -97,8 +97,14 @@ class ModelConfig(Table):
         own. "median": the median distance, in the norm of the kernel, between centers, or between
         the rows that "kmeans" and "rpcholesky" begin with (with `kernel="auto"`, between 512 rows).
         "auto" tries a 64th to 16 times the median distance on 512 rows (`setup.choose_kernel`).
-    n_centers : number of centers p; "auto": all rows, at most 10 000. "all": centers = "all". If
-        there are fewer rows, all are taken, with a warning.
+    n_centers : number of centers p; "auto": all rows, at most as many as `effort` allows. "all":
+        centers = "all". If there are fewer rows, all are taken, with a warning.
+    effort : the work that "auto" of `n_centers` and `metric` may take. "quick": at most 2000
+        centers, or all of up to 4096 rows, and a metric from 6144 rows. "default": 10 000 centers,
+        or all of up to 16 384 rows, and a metric from 15 360 rows. "best": 10 000 centers, or all
+        of up to 100 000 rows as far as their kernel matrix fits the memory in float32, and a metric
+        from 24 576 rows. All rows are centers of the solver "direct" alone, without random
+        transforms.
     features : whether f is made of kernels or of explicit features. "kernel": f is a sum of kernels
         at the centers. "nystrom": the same f, trained as a linear model of L^-1 k(Z, x),
         K(Z, Z) = L L^T. "fourier": a linear model of `n_features` random Fourier features, without
@@ -138,6 +144,7 @@ class ModelConfig(Table):
     fit_intercept: Flag = True
     loss: LossChoice = SQUARES
     quantile: Quantiles = None
+    effort: Literal["quick", "default", "best"] = "default"
 
     @property
     def kernels(self) -> tuple[Any, ...]:

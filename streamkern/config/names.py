@@ -23,6 +23,7 @@ PARAMETER_SETTINGS: Final = {
     "fit_intercept": "model.fit_intercept",
     "loss": "model.loss",
     "quantile": "model.quantile",
+    "effort": "model.effort",
     "solver": "solver.name",
     "block_size": "solver.block_size",
     "ridge": "solver.ridge",

@@ -79,9 +79,10 @@ OF_VALIDATION: Final = frozenset(
 """Settings without effect if no rows are set aside."""
 
 
-ADDED: Final[Mapping[str, Any]] = MappingProxyType(
-    {"run.calibrate": False, "solver.posterior": False, "model.loss": SQUARES}
-)
+ADDED: Final[Mapping[str, Any]] = MappingProxyType({
+    "run.calibrate": False, "solver.posterior": False, "model.loss": SQUARES,
+    "model.effort": "default",
+})  # fmt: skip
 """Settings that came after 0.1.0 -> the value with which a run is that of a version without them.
 
 It is not recorded, so that runs of such versions can be resumed.

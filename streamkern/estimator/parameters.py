@@ -47,6 +47,7 @@ class Parameters:
     fit_intercept: bool = True
     loss: Any = "squared_error"
     quantile: float | Sequence[float] | None = None
+    effort: str = "default"
     solver: str = "auto"
     block_size: int | str = "auto"
     ridge: float | str = "auto"

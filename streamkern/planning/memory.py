@@ -35,9 +35,9 @@ MAX_ORIGINS = 1 << 18
 MAX_COPIES = 16
 """Largest number of equal rows with equal targets that count as copies of one row. More of them
 mean a table with few distinct rows, and new rows will be equal to them as well."""
-METRIC_FIT, METRIC_POOL, METRIC_ROWS = 1024, 5120, 15360
-"""Rows fitted to learn a metric, rows from which its steps draw, and all rows it uses."""
-STEPPED_FIT, STEPPED_OTHERS = 768, 1536
+METRIC_FIT = 1024
+"""Rows fitted to learn a metric."""
+STEPPED_FIT, STEPPED_OTHERS = 1536, 1536
 """Largest numbers of rows that a metric step fits, and predicts."""
 METRIC_FEATURES = 256
 """Largest number of features of a full metric that is learned by steps; d^3 FLOPs a step are

@@ -131,7 +131,7 @@ class ProblemShape:
     ridge : whether there is a ridge, or may be.
     finds_ridge : whether the ridge is chosen automatically.
     finds_bandwidth : whether the bandwidth is chosen automatically.
-    learns_metric : whether a metric will be learned.
+    metric_rows : number of rows from which a metric will be learned; 0: none is.
     metric : bytes of the metric in float64, given or learned; 0: none.
     float64 : time of a FLOP in float64 over that of one in the precision of the run.
     costs : costs of the machine.
@@ -183,7 +183,7 @@ class ProblemShape:
     ridge: bool = True
     finds_ridge: bool = False
     finds_bandwidth: bool = False
-    learns_metric: bool = False
+    metric_rows: int = 0
     metric: int = 0
     float64: float = 2.0
     costs: Costs = CPU

@@ -34,7 +34,6 @@ from streamkern.planning.memory import (
     MAX_ORIGINS,
     METRIC_COLUMNS,
     METRIC_FIT,
-    METRIC_ROWS,
     PANEL,
     STEPPED_FIT,
     STEPPED_OTHERS,
@@ -46,7 +45,7 @@ from streamkern.planning.memory import (
 from streamkern.planning.problem import MiB, ProblemShape
 from streamkern.planning.sizes import LOADERS, Sizes, check_batch_size
 from streamkern.solver.base import Solver
-from streamkern.solver.precondition.noise import NO_NOISE, NOISE_ROWS, Noise
+from streamkern.solver.precondition.noise import NO_NOISE, Noise, rows_of_noise
 from streamkern.solver.precondition.partition import Centers
 from streamkern.solver.precondition.samples import CenterTargets, SampleRows
 
@@ -292,14 +291,14 @@ class Method(Generic[_S]):
         buffers = count_run(problem, sizes, self.needs(problem, sizes))
         if problem.finds_bandwidth or self.asks_noise(problem):
             self._count_noise(buffers, problem, sizes)
-        if problem.learns_metric:
+        if problem.metric_rows:
             _count_metric(buffers, problem)
         self.add_buffers(buffers, problem, sizes)
         return buffers
 
     def _count_noise(self, buffers: Buffers, problem: ProblemShape, sizes: _S) -> None:
         """Add the buffers of `find_noise`, which runs before the rest of setup."""
-        n = min(NOISE_ROWS, problem.n_rows)
+        n = min(rows_of_noise(problem.p, squares=problem.squares), problem.n_rows)
         if self.needs(problem, sizes).columns and problem.center_ranks == 1:
             buffers.add("noise", "centers, left side", problem.p, problem.point)
         if problem.center_ranks == 1 and problem.staging == 0:
@@ -380,7 +379,7 @@ def _mib(size: int) -> str:
 def _count_metric(buffers: Buffers, problem: ProblemShape) -> None:
     """Add the buffers of learning a metric, which comes before everything else."""
     add, item, d, c = buffers.add, problem.itemsize, problem.d, problem.c
-    rows, n = min(METRIC_ROWS, problem.n_rows), min(METRIC_FIT, problem.n_rows)
+    rows, n = problem.metric_rows, min(METRIC_FIT, problem.n_rows)
     add("metric", "rows to learn a metric from", rows, d + c + 1, itemsize=item)
     add("metric", "the same as they are read", rows, problem.row_bytes + (d + c) * item)
     add("metric", "prepared rows", 12 * n, problem.point)

@@ -176,6 +176,7 @@ def test_all_settings_in_a_run_file(solver: str, tmp_path: Path) -> None:
         centers = "random"
         features = "kernel"
         n_features = "auto"
+        effort = "quick"
         fit_intercept = false
         loss = "squared_error"
         [run]
@@ -275,7 +276,7 @@ TRIED: dict[str, dict[str, Any]] = {
                    "weights": [0.5, 2]},
         "bandwidth": "auto", "metric": "m.npy", "n_centers": 20, "centers": "z.npy",
         "features": "kernel", "n_features": "auto", "fit_intercept": False, "loss": "squared_error",
-        "quantile": None,
+        "quantile": None, "effort": "best",
     },
     "solver": {
         "name": "block", "block_size": 10, "ridge": 0.5, "n_nystrom": "auto", "level": "auto",

@@ -28,7 +28,7 @@ PLAIN: dict[str, list[Any]] = {
     "kernel": [{"kind": "polynomial", "degree": 3, "c0": 0.5}], "bandwidth": [2, 2.5],
     "metric": ["learn", "none", "m.npy"], "n_centers": [30], "centers": ["kmeans", "c.npy"],
     "features": ["kernel"], "n_features": [20], "fit_intercept": [False], "loss": ["squared_error"],
-    "quantile": [0.5, (0.25, 0.75)], "solver": ["block"],
+    "quantile": [0.5, (0.25, 0.75)], "effort": ["quick"], "solver": ["block"],
     "block_size": [10], "ridge": [0, 0.5], "n_nystrom": [50], "level": [5], "period": [2],
     "projection": ["exact"], "damping": [0.5], "average": [False], "step_scale": [1, 0.5],
     "tolerance": [0.25], "epochs": [3], "batch_size": [10],

@@ -21,6 +21,7 @@ from streamkern.filesystem.remote_file import open_object
 from streamkern.filesystem.urls import local_path, zarr_store
 from streamkern.ingest.columns import in_order
 from streamkern.ingest.tables.encoder import check_encoder
+from streamkern.planning.effort_levels import EFFORT_LEVELS
 from streamkern.solver.methods import find
 from streamkern.store.store import Store, open_store
 from streamkern.stream.sources.alignment import check_row_shape
@@ -125,11 +126,24 @@ def _features(store: Store, columns: Sequence[str] | None) -> Any:
     return np.asarray(store.rows["X"])[:, order]
 
 
-DEFAULT_CENTERS = 10_000
+FOURIER_FEATURES = 10_000
+"""Default number of Fourier features."""
+
+
+def may_take_all_rows(config: RunConfig, data: Data) -> bool:
+    """Return whether more rows than `count_centers` gives may all be centers.
+
+    They are if one equation in their kernel matrix is the whole training, see
+    `solver.kernel_ridge`.
+    """
+    model, n, level = config.model, data.base.n_rows, EFFORT_LEVELS[config.model.effort]
+    is_open = model.n_centers == "auto" and model.centers == "random" and model.features == "kernel"
+    direct = config.solver.name in ("auto", "direct")
+    return is_open and direct and level.n_centers < n <= level.all_rows
 
 
 def count_centers(config: RunConfig, data: Data, *, whole: bool = True) -> int:
-    """Return p, from the settings and metadata.
+    """Return p, from the settings and metadata, if not all rows are taken (`may_take_all_rows`).
 
     If model.n_centers is above the number of rows that have a weight, as far as it is known, the
     number of rows is returned, with a warning.
@@ -139,7 +153,7 @@ def count_centers(config: RunConfig, data: Data, *, whole: bool = True) -> int:
     """
     model, n = config.model, data.base.n_rows
     if model.features == "fourier":
-        return DEFAULT_CENTERS if model.n_features == "auto" else model.n_features
+        return FOURIER_FEATURES if model.n_features == "auto" else model.n_features
     if model.centers == "all" or find(config.solver.name, model.features).in_place:
         return n
     if model.centers not in SELECTORS:
@@ -153,7 +167,7 @@ def count_centers(config: RunConfig, data: Data, *, whole: bool = True) -> int:
     SELECTORS[model.centers].check(data.base)
     n = data.base.n_counted or n
     if model.n_centers == "auto":
-        return min(n, DEFAULT_CENTERS)
+        return min(n, EFFORT_LEVELS[model.effort].n_centers)
     if model.n_centers <= n:
         return model.n_centers
     if not whole:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.config.model import LEARNED, METRICS, ROUGH_TO_SMOOTH
 from streamkern.config.run_config import RunConfig
+from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.planning.memory import METRIC_FEATURES
 from streamkern.solver.methods import find
+from streamkern.train.resolve.given_arrays import check_metric, open_metric
+from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.resolve.training_data import Data
 
 MIN_METRIC_ROWS = 2000
@@ -91,3 +98,37 @@ def _why_no_table(data: Data) -> str | None:
     if rows < MIN_METRIC_ROWS:
         return f"of fewer than {MIN_METRIC_ROWS:,} rows hardly any has been found"
     return None
+
+
+def kernel_in_metric(
+    config: RunConfig, given: RunInputs, choice: MetricMode, d: int
+) -> tuple[Kernel, npt.NDArray[np.float64] | None]:
+    """Return the kernel with its metric, and the metric if it is given separately from the kernel.
+
+    If a metric will be learned, the kernel gets a placeholder of its shape that takes no memory.
+    """
+    kernel = get_kernel(config.model.kernels[0])
+    if choice.mode == "none" and given.metric is None:
+        return kernel, None
+    if config.run.precision == "integer":
+        raise ConfigError(
+            f"{mention('model.metric')} moves features off the integers that "
+            f"{mention('run.precision', 'integer')} needs",
+            "leave one of them out",
+        )
+    if not choice.learns:
+        array = given.metric
+        if array is None:
+            array = open_metric(config, d)
+        check_metric(array, d)
+        if array.dtype.kind in "fiu" and not array.any():
+            raise ConfigError(
+                f"{mention('model.metric')} is 0 for all features", "give some a scale"
+            )
+        kernel = kernel.with_metric(array)
+        return kernel, kernel.metric
+    kernel = copy.copy(kernel)
+    kernel.metric = np.broadcast_to(
+        np.float64(1), (d,) if choice.mode == "learn-diagonal" else (d, d)
+    )
+    return kernel, None

@@ -6,7 +6,7 @@ only, and a sample of the rows if their scaling needs one.
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import math
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,13 +23,14 @@ from streamkern.centers.selectors import SELECTORS
 from streamkern.config.run_config import RunConfig
 from streamkern.config.solver import SolverConfig, options_of, set_value
 from streamkern.filesystem.urls import local_path
-from streamkern.kernels.builtin import Kernel, get_kernel
+from streamkern.kernels.builtin import Kernel
 from streamkern.kernels.fourier import FourierFeatures, check_sampled
 from streamkern.kernels.points import Grid, point_bytes, point_width, scratch_bytes
 from streamkern.losses.base import Loss
 from streamkern.losses.log_link import LogLink
 from streamkern.losses.log_loss import LogLoss
 from streamkern.losses.losses import SQUARES, loss_of
+from streamkern.planning.effort_levels import EFFORT_LEVELS
 from streamkern.planning.memory import Buffers, default_budget
 from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import Sizes
@@ -45,14 +46,14 @@ from streamkern.train.resolve.calibration_split import NO_ROOM_APART, check_cali
 from streamkern.train.resolve.check_loss import check_log_link, check_loss
 from streamkern.train.resolve.early_stopping import check_early_stopping
 from streamkern.train.resolve.given_arrays import (
-    check_metric,
     count_centers,
-    open_metric,
+    may_take_all_rows,
 )
 from streamkern.train.resolve.metric_mode import (
     LOOKED_FOR,
     NO_ROOM,
     MetricMode,
+    kernel_in_metric,
     requested_metric_mode,
 )
 from streamkern.train.resolve.precision import resolve_precision
@@ -169,8 +170,29 @@ def _opened(
     whole: bool,
 ) -> ResolvedRun:  # fmt: skip
     """Resolve the run with opened data and the resolved choice of a metric."""
-    kernel, metric = _in_its_metric(config, given, choice, data.d)
-    p = count_centers(config, data, whole=whole) if given.centers is None else len(given.centers)
+
+    def with_centers(p: int) -> ResolvedRun:
+        return _with_centers(config, given, data, choice, fixed_sizes, whole, p)
+
+    if given.centers is not None:
+        return with_centers(len(given.centers))
+    features = config.model.features
+    started = fixed_sizes is None or find(fixed_sizes.solver, features).takes_rows(fixed_sizes)
+    if whole and started and may_take_all_rows(config, data):
+        with contextlib.suppress(MemoryBudgetError):
+            run = with_centers(data.base.n_rows)
+            if run.in_order:
+                return run
+            run.backend.close()
+    return with_centers(count_centers(config, data, whole=whole))
+
+
+def _with_centers(
+    config: RunConfig, given: RunInputs, data: Data, choice: MetricMode, fixed_sizes: Sizes | None,
+    whole: bool, p: int,
+) -> ResolvedRun:  # fmt: skip
+    """Resolve the run with p centers."""
+    kernel, metric = kernel_in_metric(config, given, choice, data.d)
     settings = config.run
     threads = None if settings.threads == "auto" else settings.threads
     values = _kernel_values(config, data, p)
@@ -195,7 +217,8 @@ def _opened(
         problem = _problem(config, data, p, backend, precision[0], on_cluster, kernel)
         all_of_them = whole and _are_centers(config, origin, data, problem)
         problem = replace(
-            problem, whole=whole, rows_are_centers=all_of_them, learns_metric=choice.learns,
+            problem, whole=whole, rows_are_centers=all_of_them,
+            metric_rows=_metric_rows(config, problem) if choice.learns else 0,
             reads_stripes=_reads_stripes(problem, given),
         )  # fmt: skip
         if origin in (*SELECTORS, "all") and config.model.features != "fourier":
@@ -217,6 +240,10 @@ def _opened(
         config, given, data, problem, *chosen, why, budget_bytes, backend, *precision, choice,
         metric,
     )  # fmt: skip
+
+
+def _metric_rows(config: RunConfig, problem: ProblemShape) -> int:
+    return min(EFFORT_LEVELS[config.model.effort].metric_rows, problem.n_rows)
 
 
 def _reads_stripes(problem: ProblemShape, given: RunInputs) -> bool:
@@ -241,40 +268,6 @@ def _kernel_values(config: RunConfig, data: Data, p: int) -> int:
     n = data.source.n_rows
     passes = 1 if p == n else config.data.passes
     return n * passes * p + KERNELS_TRIED * min(n, NOISE_ROWS) ** 2
-
-
-def _in_its_metric(
-    config: RunConfig, given: RunInputs, choice: MetricMode, d: int
-) -> tuple[Kernel, npt.NDArray[np.float64] | None]:
-    """Return the kernel with its metric, and the metric if it is given separately from the kernel.
-
-    If a metric will be learned, the kernel gets a placeholder of its shape that takes no memory.
-    """
-    kernel = get_kernel(config.model.kernels[0])
-    if choice.mode == "none" and given.metric is None:
-        return kernel, None
-    if config.run.precision == "integer":
-        raise ConfigError(
-            f"{mention('model.metric')} moves features off the integers that "
-            f"{mention('run.precision', 'integer')} needs",
-            "leave one of them out",
-        )
-    if not choice.learns:
-        array = given.metric
-        if array is None:
-            array = open_metric(config, d)
-        check_metric(array, d)
-        if array.dtype.kind in "fiu" and not array.any():
-            raise ConfigError(
-                f"{mention('model.metric')} is 0 for all features", "give some a scale"
-            )
-        kernel = kernel.with_metric(array)
-        return kernel, kernel.metric
-    kernel = copy.copy(kernel)
-    kernel.metric = np.broadcast_to(
-        np.float64(1), (d,) if choice.mode == "learn-diagonal" else (d, d)
-    )
-    return kernel, None
 
 
 def _are_centers(config: RunConfig, origin: str, data: Data, problem: ProblemShape) -> bool:

@@ -26,7 +26,6 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.losses.losses import SQUARES
 from streamkern.losses.own import recorded_loss
 from streamkern.losses.scaled import scaled_loss
-from streamkern.planning.memory import METRIC_ROWS
 from streamkern.solver.base import Solver
 from streamkern.solver.equations import middle, on_grid
 from streamkern.solver.method import Report, Samples, Setup, Work
@@ -36,6 +35,7 @@ from streamkern.solver.precondition.noise import (
     Noise,
     find_noise,
     or_the_mean,
+    rows_of_noise,
 )
 from streamkern.solver.precondition.samples import SampleRows
 from streamkern.stream.target_scale import TargetScale
@@ -213,7 +213,10 @@ def _estimate_noise(
     )
     if not (asks_ridge or method.uses_center_targets or run.loss is not None):
         return NO_NOISE, n, options, ridges
-    noise = or_the_mean(op, points, rows, find_noise(op, points, rows, each=each))
+    near = None
+    if len(rows.X) > NOISE_ROWS:  # each trial with all of them takes up to a second
+        near = find_noise(op, points, rows.first(NOISE_ROWS, run.backend))
+    noise = or_the_mean(op, points, rows, find_noise(op, points, rows, near, each=each))
     facts: dict[str, Any] = {"variance": noise.variance, "tried": noise.tried}
     if asks_ridge:
         n = rows_worth(run, op, op.dtype, targets)
@@ -369,16 +372,17 @@ def _learn_metric_and_kernel(
 
     found : the same, if it is known already
     """
-    few, learned = cache(partial(few_rows, run, dtype, targets)), found or NOT_LEARNED
+    most = rows_of_noise(run.problem.p, squares=run.problem.squares)
+    few, learned = cache(partial(few_rows, run, dtype, targets, most)), found or NOT_LEARNED
     if found is None and run.metric is not None:
         learned = Learned(run.metric, None, {})
     elif found is None and run.metric_mode.learns:
         report("setup", {"doing": "metric", "why": run.metric_mode.reason})
-        rows = few_rows(run, dtype, targets, METRIC_ROWS)
+        rows = few_rows(run, dtype, targets, run.problem.metric_rows)
         learned, n = learn_metric(run, rows, targets, report), len(rows.X)
         if learned.metric is not None:  # the targets of these rows were not used to learn it
             n_fit, n_held = split(n)
-            held_out = copied_part(rows, slice(n_held, min(n_held + NOISE_ROWS, n - n_fit)))
+            held_out = copied_part(rows, slice(n_held, min(n_held + most, n - n_fit)))
             few = cache(lambda: held_out)
     if learned.kernel is None and is_open(run):
         report("setup", {"doing": "kernel"})

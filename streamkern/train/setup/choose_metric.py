@@ -38,8 +38,6 @@ from streamkern.kernels.base import Kernel
 from streamkern.planning.memory import (
     METRIC_FEATURES,
     METRIC_FIT,
-    METRIC_POOL,
-    METRIC_ROWS,
 )
 from streamkern.solver.method import Report
 from streamkern.solver.precondition.samples import SampleRows
@@ -96,13 +94,13 @@ NOT_LEARNED = Learned(None, None, {})
 
 def split(n: int) -> tuple[int, int]:
     """Return (number of rows to learn from, number of rows to hold out), of n."""
-    pool = min(METRIC_POOL, n // 3)
+    pool = n // 3
     return pool, min(HELD, n - 2 * pool)
 
 
 def metric_flops(run: ResolvedRun) -> int:
     """Return the FLOPs of `learn_metric` if no round ends early, leading terms."""
-    rows, d, c = min(METRIC_ROWS, run.problem.n_rows), run.problem.d, run.problem.c
+    rows, d, c = run.problem.metric_rows, run.problem.d, run.problem.c
     if rows < MIN_ROWS_OF_METRIC:
         return 0
     pool, held = split(rows)

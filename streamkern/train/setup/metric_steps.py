@@ -34,7 +34,6 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.kernels.slope import Slope
 from streamkern.planning.memory import (
     METRIC_FEATURES,
-    METRIC_POOL,
     STEPPED_FIT,
     STEPPED_OTHERS,
 )
@@ -73,7 +72,8 @@ class StepStage(NamedTuple):
 
 STAGES = (
     StepStage(384, 768, 3072, 120, 0.1),
-    StepStage(STEPPED_FIT, STEPPED_OTHERS, METRIC_POOL, 120, 0.07),
+    StepStage(768, 1536, 5120, 120, 0.07),
+    StepStage(STEPPED_FIT, STEPPED_OTHERS, 8192, 60, 0.05),
 )
 """Each stage begins where the one before ended, and needs more rows than the pool of that one."""
 

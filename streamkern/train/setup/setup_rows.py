@@ -85,7 +85,7 @@ def samples_of(
 
 
 def few_rows(
-    run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, most: int = NOISE_ROWS
+    run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, most: int
 ) -> SampleRows:  # fmt: skip
     """Return rows to estimate metric, kernel and noise from, with equal rows merged.
 

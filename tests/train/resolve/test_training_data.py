@@ -32,7 +32,7 @@ from streamkern.stream.sources.transforms import (
     host_transform,
 )
 from streamkern.stream.sources.user import GeneratorSource
-from streamkern.train.resolve.given_arrays import DEFAULT_CENTERS, count_centers, open_centers
+from streamkern.train.resolve.given_arrays import count_centers, may_take_all_rows, open_centers
 from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.resolve.training_data import open_data
@@ -92,7 +92,10 @@ def images(**options: Any) -> ArraySource:
 def test_numbers_of_centers(tmp_path: Path) -> None:
     big = GeneratorSource(lambda *a: a, 50_000, (D,), np.float32, 1)  # type: ignore[arg-type,return-value]
     auto = settings(**{"model.n_centers": "auto"})
-    assert count_centers(auto, open_data(auto, big)) == DEFAULT_CENTERS
+    assert count_centers(auto, open_data(auto, big)) == 10_000
+    for effort, p in (("quick", 2000), ("best", 10_000)):
+        config = settings(**{"model.n_centers": "auto", "model.effort": effort})
+        assert count_centers(config, open_data(config, big)) == p
     assert count_centers(auto, open_data(auto, stream())) == N
     assert count_centers(settings(), open_data(settings(), stream())) == P
     many = settings(**{"model.n_centers": N + 1})
@@ -105,6 +108,27 @@ def test_numbers_of_centers(tmp_path: Path) -> None:
     np.save(tmp_path / "Z.npy", np.zeros((17, D)))
     file = settings(**{"model.n_centers": "auto", "model.centers": str(tmp_path / "Z.npy")})
     assert count_centers(file, open_data(file, stream())) == 17
+
+
+@pytest.mark.parametrize(
+    ("effort", "n", "all_of_them"),
+    [
+        ("quick", 2000, False), ("quick", 2001, True), ("quick", 4096, True),
+        ("quick", 4097, False), ("default", 10_000, False), ("default", 16_384, True),
+        ("default", 16_385, False), ("best", 100_000, True), ("best", 100_001, False),
+    ],
+)  # fmt: skip
+def test_rows_that_may_all_be_centers(effort: str, n: int, all_of_them: bool) -> None:
+    """Up to `n_centers` of the effort all rows are taken anyway."""
+    source = GeneratorSource(lambda *a: a, n, (D,), np.float32, 1)  # type: ignore[arg-type,return-value]
+    auto = {"model.n_centers": "auto", "model.effort": effort, "solver.name": "auto"}
+    for changes, may in (
+        ({}, all_of_them), ({"solver.name": "direct"}, all_of_them),
+        ({"solver.name": "block"}, False), ({"model.n_centers": 20}, False),
+        ({"model.centers": "kmeans"}, False), ({"model.features": "nystrom"}, False),
+    ):  # fmt: skip
+        config = settings(**(auto | changes))
+        assert may_take_all_rows(config, open_data(config, source)) == may
 
 
 def test_fixed_sizes_are_kept() -> None:

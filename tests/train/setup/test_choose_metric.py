@@ -12,11 +12,12 @@ import pytest
 
 import streamkern as sk
 from streamkern.cli.main import run_command
+from streamkern.planning.effort_levels import EFFORT_LEVELS
 from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.saved_model import load_model
 from streamkern.train.setup import choose_metric
-from streamkern.train.setup.choose_metric import METRIC_POOL, METRIC_ROWS, split
+from streamkern.train.setup.choose_metric import split
 from streamkern.train.setup.metric_rounds import METRIC_WAYS, MetricVariant, metric_root
 from streamkern.train.setup.metric_steps import STAGES, stages
 from tests.runs import Array, assert_same_bits, final, stopped
@@ -364,13 +365,16 @@ def test_no_gradients_no_metric(G: Array) -> None:
 
 def test_the_second_steps_need_more_rows_than_the_first() -> None:
     assert stages(split(9218)[0]) == [STAGES[0]]
-    assert stages(split(9219)[0]) == list(STAGES)
-    assert split(METRIC_ROWS) == split(10**6)
+    assert stages(split(9219)[0]) == list(STAGES[:2])
+    for effort, n in (("quick", 1), ("default", 2), ("best", 3)):
+        assert stages(split(EFFORT_LEVELS[effort].metric_rows)[0]) == list(STAGES[:n])
 
 
-@pytest.mark.parametrize("n", [48, 300, 5000, 10**6])
+@pytest.mark.parametrize(
+    "n", [48, 300, 5000, *(level.metric_rows for level in EFFORT_LEVELS.values())]
+)
 def test_no_row_is_fitted_and_held_out(n: int) -> None:
     pool, held = split(n)
-    assert 0 < pool <= METRIC_POOL
+    assert pool > 0
     assert pool <= n - pool - held  # others judge
     assert 0 < held <= n - 2 * pool
