@@ -103,8 +103,9 @@ class DenseAlgebra(ABC):
                 if not lapack.potrf(A[k, k]):
                     return False
                 self.run(partial(self._solve_right, A, k), below[1:])
-        for i, row in enumerate(A):
-            row[i + 1 :] = 0
+        for k in columns:
+            A[k, k.stop :] = 0
+            A[k, k] = np.tril(A[k, k])
         return bool(np.isfinite(A.diagonal()).all())
 
     @staticmethod

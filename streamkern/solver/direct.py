@@ -21,10 +21,12 @@ from streamkern.planning.sizes import Sizes, batches
 from streamkern.solver.base import Solver
 from streamkern.solver.direct_step import HELD_SHARE, DirectSolver
 from streamkern.solver.equations import KERNEL_SLAB_ROWS
-from streamkern.solver.kernel_ridge import LEFT_OUT, KernelRidgeSolver
+from streamkern.solver.kernel_ridge import LEFT_OUT, PRODUCT_COLUMNS, KernelRidgeSolver
 from streamkern.solver.method import Method, Report, Samples, Setup, Work
 from streamkern.solver.posterior import MATRICES
 from streamkern.solver.precondition.held_out import BITS_SLAB, n_parts
+from streamkern.solver.precondition.noise import MAX_NOISE_EXPONENT, Noise
+from streamkern.solver.ridge_curve import MAX_COLUMNS, PROBES
 
 NARROW_ROWS = 4096
 """Number of rows from which the kernel matrix of all rows is factored in float32."""
@@ -174,8 +176,11 @@ class Direct(Method[DirectSizes]):
             add("train", "solutions", (10 if narrow else 2) * p, min(c, PANEL), itemsize=8)
             add("train", "kernel matrix, its factor", p, p, itemsize=item)
             if narrow:
-                tile = KERNEL_SLAB_ROWS**2
-                add("train", "tiles of it in float64", problem.threads, tile, itemsize=8)
+                tile = min(p, KERNEL_SLAB_ROWS) * PRODUCT_COLUMNS
+                add("train", "tiles of it in float64", problem.threads + 24, tile, itemsize=8)
+            if problem.finds_ridge:
+                columns = 5 * (MAX_COLUMNS + PROBES)
+                add("train", "errors of ridges", p, columns, itemsize=8)
             add("train", "part of it", min(p, KERNEL_SLAB_ROWS), p, itemsize=problem.itemsize)
             if problem.classes:
                 add("train", "rows left out, to calibrate", p, min(p, LEFT_OUT) + 3 * c, itemsize=8)
@@ -210,7 +215,15 @@ class Direct(Method[DirectSizes]):
 
     def compute(self, work: Work[DirectSizes], samples: Samples, report: Report) -> Setup:
         """Return a setup without arrays, as nothing is computed ahead."""
-        return Setup({}, {"rules": [], "batch_size": work.sizes.batch_size})
+        meta = {"rules": [], "batch_size": work.sizes.batch_size}
+        if self.takes_rows(work.sizes) and self._refines_ridge(work.problem, work.noise):
+            meta["refines_ridge"] = True
+        return Setup({}, meta)
+
+    def _refines_ridge(self, problem: ProblemShape, noise: Noise) -> bool:
+        """Return whether all rows show the ridge that fewer have suggested."""
+        known = noise.tried and noise.exponent < MAX_NOISE_EXPONENT
+        return bool(problem.finds_ridge and known and noise.n_rows < problem.p)
 
     def assemble(self, work: Work[DirectSizes], setup: Setup) -> Solver:
         """Return the solver, with empty sums."""
@@ -225,9 +238,11 @@ class Direct(Method[DirectSizes]):
         if ridges is not None:
             ridges = work.op.backend.to_host(ridges)
         if self.takes_rows(work.sizes):
+            refines = setup.meta.get("refines_ridge", False) and ridges is None
             return KernelRidgeSolver(
-                work.op, work.Z, ridge=work.options.fixed_ridge,
-                ridges=ridges, factor_dtype=self.factor_dtype(problem), **work.shared(setup),
+                work.op, work.Z, ridge=None if refines else work.options.fixed_ridge,
+                first_ridge=work.options.fixed_ridge, ridges=ridges,
+                factor_dtype=self.factor_dtype(problem), **work.shared(setup),
             )  # fmt: skip
         return DirectSolver(
             work.op, work.Z if ridge != 0 else work.Z.columns(),

@@ -42,6 +42,7 @@ class EquationSolver(Solver):
     ridge : None: it is found on held-out rows, and is `State.ridge`.
     repeats : whether every pass brings the same rows.
     jitter, least_jitter : jitter of the last factor, and the smallest that was tried.
+    scale : largest diagonal entry of the last equations, without the ridge.
     factor_dtype : dtype of the factor.
     singular : whether only a jitter, and no ridge, made the last equations solvable.
     keeps_posterior : whether `posterior` will be called.
@@ -54,6 +55,7 @@ class EquationSolver(Solver):
     repeats: bool
     jitter = 0.0
     least_jitter = 0.0
+    scale = 1.0
     factor_dtype: np.dtype[Any] = np.dtype(np.float64)
     singular = False
     drowned = False
@@ -234,7 +236,7 @@ class EquationSolver(Solver):
             A[diagonal, diagonal] = scale = 1.0  # all rows are 0: the mean, for any weights
         # With distant rows and a narrow bandwidth, all kernel values may be rounding errors.
         self.jitter = least = max(min(relative, 1) * scale - have, 10 * eps(np.float64) * scale)
-        self.least_jitter = least
+        self.least_jitter, self.scale = least, scale - have
         while 0 < self.jitter <= scale < math.inf:
             A[diagonal, diagonal] += self.jitter
             if self.backend.cholesky(A):

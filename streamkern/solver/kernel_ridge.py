@@ -43,12 +43,22 @@ from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import MAX_COPIES
 from streamkern.solver.base import State
-from streamkern.solver.equations import KERNEL_SLAB_ROWS, EquationSolver, grouped
+from streamkern.solver.equations import EquationSolver, grouped
 from streamkern.solver.precondition.held_out import rounding
 from streamkern.solver.refined import conjugate_gradient
+from streamkern.solver.ridge_curve import errors_of_ridges, largest_good, ridges_near
 
 LEFT_OUT = 256
 """Number of columns of an inverse that are computed at a time."""
+PRODUCT_COLUMNS = 256
+"""Columns of a kernel matrix that are converted to float64 at a time."""
+MAX_FACTORS = 3
+"""Largest number of factors from which a ridge is found."""
+NEAR_RIDGE = 10.0
+"""Ratio of two ridges up to which the factor of one is a preconditioner for the other: at most
+about 10 steps."""
+MAX_COPIED_SHARE = 0.01
+"""Share of rows that are copies of others, above which leave-one-out errors do not show a ridge."""
 
 
 class LeftOut(NamedTuple):
@@ -69,19 +79,24 @@ class KernelRidgeSolver(EquationSolver):
     """Kernel ridge regression, as in the module docstring. Center i is row i of the data.
 
     factor_dtype : dtype of the factor; the weights are refined if it is float32.
+    first_ridge : ridge of the first factor if the ridge is None: that of the least error is then
+        found from it, see `ridge_curve`, and is `State.ridge`.
     keeps_factor : whether the factor of the last equations is kept for `left_out`.
     """
 
     keeps_factor = False
     _kept: tuple[int, Array] | None = None  # rows in the equations, and the factor
+    _factored: float | None = None  # ridge of the factor at hand, until it is used
+    tried: tuple[tuple[float, float], ...] = ()
 
     def __init__(
-        self, op: KernelOperator, Z: Points, *, ridge: float, ridges: Floats | None = None,
-        factor_dtype: npt.DTypeLike = np.float64, **shared: Any,
+        self, op: KernelOperator, Z: Points, *, ridge: float | None, first_ridge: float = 0.0,
+        ridges: Floats | None = None, factor_dtype: npt.DTypeLike = np.float64, **shared: Any,
     ) -> None:  # fmt: skip
         super().__init__(op, Z, **shared)
         self.factor_dtype = np.dtype(factor_dtype)
         self.ridge, self.ridges, self.repeats = ridge, ridges, True
+        self.first_ridge = first_ridge
         shape = self.max_batch, self.n_outputs
         self.r, self.squares = (op.backend.xp.empty(shape, op.dtype) for _ in range(2))
 
@@ -110,8 +125,43 @@ class KernelRidgeSolver(EquationSolver):
             self._kept = state.rows, A
         return A
 
+    def end_pass(self, state: State) -> dict[str, Any]:
+        """Finish a pass as `EquationSolver.end_pass`; also report the ridge that was found."""
+        facts = super().end_pass(state)
+        if self.ridge is None:
+            facts |= {"ridge": state.ridge, "tried": self.tried}
+        return facts
+
+    def _find_ridges(self, state: State, A: Array) -> None:
+        """Find the ridge if it is open. The factor of a ridge near it is then in A.
+
+        Copies of a row would predict each other without a ridge: the first ridge is kept.
+        """
+        if self.ridge is not None:
+            return
+        n, ridge, pending = state.rows, self.first_ridge, state.pending
+        state.ridge, tried = ridge, dict[float, float]()
+        if len(self._groups(pending["Y"])) < (1 - MAX_COPIED_SHARE) * len(self.Z):
+            return
+        for _ in range(MAX_FACTORS):
+            self._factor_with(A, state, ridge)
+            self._factored, tau = ridge, n * ridge + self.jitter
+            taus = ridges_near(tau, rounding(self.op, self.Z) * self.scale)
+            errors = errors_of_ridges(
+                self.backend, partial(self._invert, A), pending["Y"], pending["root"] > 0, tau, taus
+            )
+            tried |= dict(zip((taus / n).tolist(), errors.tolist(), strict=True))
+            found = largest_good(taus, errors)
+            state.ridge = ridge = found / n
+            if found not in (taus[0], taus[-1]):
+                break
+        self.tried = tuple(sorted(tried.items()))
+
     def _factor_with(self, A: Array, state: State, ridge: float) -> None:
-        """Factor the equations in A (p, p)."""
+        """Factor the equations in A (p, p), unless the factor there suits them."""
+        near, self._factored = self._factored, None
+        if near is not None and self._serves(A, near, ridge):
+            return
         root = state.pending["root"]
         added, diagonal = state.rows * ridge, self.backend.xp.arange(len(A))
 
@@ -120,6 +170,11 @@ class KernelRidgeSolver(EquationSolver):
             A[diagonal, diagonal] += added + (root == 0)  # absent rows are decoupled
 
         self._factor(A, state, ridge, fill, rounding(self.op, self.Z), added)
+
+    def _serves(self, A: Array, near: float, ridge: float) -> bool:
+        """Return whether the factor of a ridge nearby can be used: if it is a preconditioner."""
+        refined = A.dtype != np.float64 and not self.keeps_factor
+        return near == ridge or (refined and max(near, ridge) <= NEAR_RIDGE * min(near, ridge))
 
     def _solution(self, A: Array, state: State, outputs: Array) -> Array:
         root = state.pending["root"][:, None]
@@ -138,14 +193,7 @@ class KernelRidgeSolver(EquationSolver):
             the factor needs, it is still a preconditioner; a larger jitter is used in the equations
             only if they have no solution otherwise.
         """
-        backend, root = self.backend, state.pending["root"][:, None]
-
-        def precondition(r: Array) -> Array:
-            narrow = backend.asarray(r, A.dtype)
-            backend.solve_lower(A, narrow)
-            backend.solve_lower(A, narrow, transposed=True)
-            return narrow.astype(np.float64)
-
+        root, precondition = state.pending["root"][:, None], partial(self._invert, A)
         jitter, self.jitter = self.jitter, self.least_jitter
         while True:
             added = state.rows * ridge + self.jitter + (root == 0)
@@ -153,39 +201,49 @@ class KernelRidgeSolver(EquationSolver):
             def times(v: Array, added: Array = added) -> Array:
                 return root * self._kernel_times(root * v) + added * v
 
-            alpha = conjugate_gradient(backend.xp, times, precondition, Y)
+            alpha = conjugate_gradient(self.backend.xp, times, precondition, Y)
             if alpha is not None:
                 return alpha
             if self.jitter >= jitter:
                 raise self._failure(state)
             self.jitter = min(10 * self.jitter, jitter)
 
+    def _invert(self, A: Array, v: Array) -> Array:
+        """Return (A A^T)^-1 v, (p, w) float64. A : lower factor."""
+        solved = self.backend.xp.array(v, A.dtype)
+        self.backend.solve_lower(A, solved)
+        self.backend.solve_lower(A, solved, transposed=True)
+        return solved.astype(np.float64, copy=False)
+
     def _kernel_times(self, v: Array) -> Array:
         """Return K v, (p, w) float64, from the lower part of K. v : (p, w) float64."""
         xp, product = self.backend.xp, self.backend.xp.zeros_like(v)
         for rows, slab in self._slabs(lower=True):
-            columns = tiles(rows.stop, KERNEL_SLAB_ROWS)
-            shares = xp.empty((len(columns), len(slab), v.shape[1]))
-
-            multiply = partial(self._multiply, slab, rows, v, product)
+            columns = tiles(rows.stop, PRODUCT_COLUMNS)
+            shares = xp.zeros((len(columns), len(slab), v.shape[1]))
+            multiply = partial(self._multiply, rows.start, slab, v, product)
             self.backend.run(multiply, list(zip(columns, shares, strict=True)))
             product[rows] += shares.sum(axis=0)
         return product
 
     def _multiply(
-        self, slab: Array, rows: slice, v: Array, product: Array, part: tuple[slice, Array]
+        self, start: int, slab: Array, v: Array, product: Array, part: tuple[slice, Array]
     ) -> None:
-        """Multiply some columns of rows of K: share = part v, product[columns] += part^T v[rows].
+        """Multiply some columns of rows of K, and of its transpose, with v.
 
-        part : the columns, and the share, (rows, w). On the diagonal only the lower part is read.
+        slab : rows of K from `start`. part : the columns, and the share of the product, (rows, w).
+        On the diagonal the lower part of K is read, and its diagonal is counted once.
         """
-        (columns, share), xp = part, self.backend.xp
-        K = slab[:, columns].astype(v.dtype)
-        if columns == rows:
-            K = xp.tril(K) + xp.tril(K, -1).T
-        else:
-            product[columns] += K.T @ v[rows]
-        share[...] = K @ v[columns]
+        xp, (columns, share) = self.backend.xp, part
+        first = max(columns.start - start, 0)
+        width = columns.stop - columns.start
+        with self.backend.workspace((len(slab) - first, width), v.dtype) as K:
+            K[...] = slab[first:, columns]
+            if columns.start >= start:
+                K[:width] = xp.tril(K[:width])
+                product[columns] -= K.diagonal()[:, None] * v[columns]
+            product[columns] += K.T @ v[start + first : start + len(slab)]
+            share[first:] = K @ v[columns]
 
     def left_out(self, state: State) -> LeftOut:
         """Return the predictions of each row by a fit without it and its copies.

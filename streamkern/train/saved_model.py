@@ -102,7 +102,7 @@ def _result(run: RunSnapshot, records: list[dict[str, Any]]) -> Result:
             history=evaluations_in(records),
             ended=why[-1] if why else None,
             skipped=run.skipped,
-            ridge=meta["setup"].get("ridge", saved["state"].get("ridge", 0.0)),
+            ridge=saved["state"].get("ridge", 0.0) or meta["setup"].get("ridge", 0.0),
             ridges=run.setup.arrays.get("ridges", run.saved.arrays.get("ridges")),
             epochs=position["epoch"],
             losses=LossCurve(saved.get("losses", ())).losses(position["epoch"]),

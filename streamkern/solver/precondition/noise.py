@@ -62,9 +62,6 @@ from streamkern.solver.precondition.samples import SampleRows, compress_outputs
 NOISE_ROWS = 1024
 """Number of rows with which the noise is searched: rows^3 FLOPs a trial, and 3 rows^2 float64. It
 is then refined with more rows, if the run has many centers."""
-MAX_NOISE_ROWS, CENTERS_PER_ROW = 4096, 3
-"""Largest number of rows from which a ridge is found, and centers of the run for each of them, if
-these are more than `NOISE_ROWS`: see `rows_of_noise`."""
 MIN_ROWS_OF_NOISE = 4
 """Smallest number of rows for an estimate.
 
@@ -127,14 +124,6 @@ class Noise:
 
 NO_NOISE = Noise()
 _TOO_FEW = Noise(10.0**FIRST_NOISE_EXPONENT)
-
-
-def rows_of_noise(p: int, *, squares: bool) -> int:
-    """Return the largest number of rows for the noise of a run with p centers.
-
-    squares : whether the loss is squares; other losses are fitted to these rows several times.
-    """
-    return max(NOISE_ROWS, min(MAX_NOISE_ROWS, p // CENTERS_PER_ROW)) if squares else NOISE_ROWS
 
 
 def distinct_origins(origins: npt.NDArray[Any], most: int = NOISE_ROWS) -> npt.NDArray[np.int64]:

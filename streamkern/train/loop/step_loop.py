@@ -356,5 +356,5 @@ class StepLoop:
             self.model(), to_host(made.arrays["Z"]), np.asarray(made.arrays["order"]), made.meta,
             self.position.samples, epochs=self.position.epoch, ridges=self._ridges(),
             losses=self._curve.losses(self.position.epoch),
-            ridge=made.meta["setup"].get("ridge", self.state.ridge), **of_the_run,
+            ridge=self.state.ridge or made.meta["setup"].get("ridge", 0.0), **of_the_run,
         )  # fmt: skip

@@ -35,7 +35,6 @@ from streamkern.solver.precondition.noise import (
     Noise,
     find_noise,
     or_the_mean,
-    rows_of_noise,
 )
 from streamkern.solver.precondition.samples import SampleRows
 from streamkern.stream.target_scale import TargetScale
@@ -372,7 +371,7 @@ def _learn_metric_and_kernel(
 
     found : the same, if it is known already
     """
-    most = rows_of_noise(run.problem.p, squares=run.problem.squares)
+    most = run.method.noise_rows(run.problem, run.sizes)
     few, learned = cache(partial(few_rows, run, dtype, targets, most)), found or NOT_LEARNED
     if found is None and run.metric is not None:
         learned = Learned(run.metric, None, {})

@@ -9,7 +9,7 @@ from typing import Any
 
 from streamkern.planning.effort import OpCounts, together
 from streamkern.planning.sizes import own_sizes
-from streamkern.solver.precondition.noise import NOISE_ROWS, rows_of_noise
+from streamkern.solver.precondition.noise import NOISE_ROWS
 from streamkern.solver.precondition.step_rule import max_over_blocks
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.sampling import MANY_UNITS
@@ -31,7 +31,7 @@ def planned_efforts(run: ResolvedRun) -> dict[str, OpCounts]:
     spent = {"setup": setup, "training": training}
     if method.uses_center_targets or not problem.squares or method.asks_ridge(problem):
         spent["setup"] += _noise(min(NOISE_ROWS, problem.n_rows)).scaled(PLANNED_TRIALS)
-        n = min(rows_of_noise(problem.p, squares=problem.squares), problem.n_rows)
+        n = method.noise_rows(problem, run.sizes)
         spent["setup"] += _noise(n).scaled(REFINING_TRIALS * (n > NOISE_ROWS))
     if problem.selection is not None:
         spent = {"centers": OpCounts(products=problem.selection.flops), **spent}

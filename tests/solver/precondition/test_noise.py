@@ -27,7 +27,6 @@ from streamkern.solver.precondition.noise import (
     left_out_values,
     or_the_mean,
     row_errors,
-    rows_of_noise,
     surplus,
 )
 from streamkern.solver.precondition.samples import MANY, SampleRows, merged
@@ -259,12 +258,6 @@ def test_rows_of_one_stored_row_are_taken_once(n_stored: int, numbers: list[int]
 
 def test_no_more_rows_are_taken_than_there_is_room_for() -> None:
     assert len(distinct_origins(np.arange(5000))) == NOISE_ROWS
-
-
-def test_more_rows_for_more_centers() -> None:
-    for p, n in ((10, 1024), (3072, 1024), (9000, 3000), (10**6, 4096)):
-        assert rows_of_noise(p, squares=True) == n
-        assert rows_of_noise(p, squares=False) == 1024
 
 
 def test_a_penalty_falls_with_the_rows() -> None:

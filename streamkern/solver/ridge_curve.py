@@ -1,0 +1,104 @@
+"""Error of kernel ridge regression against its ridge, from one Cholesky factor.
+
+Generalised cross-validation (Golub, Heath and Wahba 1979) is the mean squared leave-one-out error
+with the mean diagonal entry of the inverse in place of each row's own. With A = K + tau I of n
+rows, and targets Y,
+
+    V(tau) = n |A^-1 Y|^2 / tr(A^-1)^2.
+
+For another tau' = tau + delta, A'^-1 = S (I + delta S)^-1 with S = A^-1: both terms are quadratic
+forms of functions of S. Lanczos steps with S, each two substitutions with the factor of A, give
+their Gauss quadratures for all tau' at once (Golub and Meurant 2010, chapter 4), and random signs
+the trace (Hutchinson 1989):
+
+    b^T g(S) b  ~  |b|^2 sum_k u_k^2 g(s_k)
+
+with the eigenvalues s_k of the tridiagonal matrix and the first entries u_k of its eigenvectors.
+
+Cost 4 n^2 `QUADRATURE` FLOPs a column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from streamkern.backend.base import Array, Backend
+from streamkern.basics.array_types import Floats
+
+QUADRATURE = 8
+"""Lanczos steps. Their error falls by 4 to 10 times a step for ridges up to 30 times smaller."""
+PROBES = 4
+"""Number of columns of random signs. On four tables of 8000 rows the standard error of the trace
+was .1 to .4 per cent of it."""
+MAX_COLUMNS = 8
+"""Number of random combinations of the targets that stand for more outputs."""
+STEPS_OF_RIDGE = 4
+"""Ridges per power of ten."""
+REACH = 6
+"""Steps from the ridge of the factor to the smallest and to the largest ridge."""
+SAME = 0.01
+"""Relative excess over the least error up to which a larger ridge is preferred."""
+
+
+def ridges_near(tau: float, least: float) -> Floats:
+    """Return ridges around tau, ascending, none below `least` unless that is above tau."""
+    ridges = tau * 10.0 ** (np.arange(-REACH, REACH + 1) / STEPS_OF_RIDGE)
+    return ridges[ridges >= min(least, tau)]
+
+
+def largest_good(ridges: Floats, errors: Floats) -> float:
+    """Return the largest ridge with about the least error; ridges and errors : (k,)."""
+    return float(ridges[np.flatnonzero(errors <= (1 + SAME) * errors.min())[-1]])
+
+
+def errors_of_ridges(
+    backend: Backend, invert: Callable[[Array], Array], Y: Array, counted: Array, tau: float,
+    ridges: Floats,
+) -> Floats:  # fmt: skip
+    """Return V of each ridge, (k,).
+
+    invert : returns A^-1 v, (n, w), for the ridge tau.
+    Y : (n, c) targets, multiplied by the roots of the weights.
+    counted : (n,) whether a row has a weight; those without are independent of all others.
+    """
+    xp, rng = backend.xp, np.random.default_rng(0)
+    n, c = Y.shape
+    if c > MAX_COLUMNS:
+        signs = rng.choice([-1.0, 1.0], (c, MAX_COLUMNS)) / np.sqrt(MAX_COLUMNS)
+        Y = Y @ backend.asarray(signs)
+    probes = backend.asarray(rng.choice([-1.0, 1.0], (n, PROBES))) * counted[:, None]
+    B = xp.concatenate([Y, probes], axis=1)
+    sizes = backend.to_host((B**2).sum(axis=0))
+    nodes, weights = _quadratures(backend, invert, B)
+    s = np.minimum(nodes, 1 / tau)[:, None]  # (columns, 1, steps); of rounding errors, not above
+    of_ridge = s / (1 + (ridges - tau)[:, None] * s)
+    forms = [sizes[:, None] * (weights[:, None] * of_ridge**power).sum(axis=-1) for power in (1, 2)]
+    traces, squares = forms[0][-PROBES:].mean(axis=0), forms[1][:-PROBES].sum(axis=0)
+    return np.asarray(float(counted.sum()) * squares / traces**2)
+
+
+def _quadratures(
+    backend: Backend, invert: Callable[[Array], Array], B: Array
+) -> tuple[Floats, Floats]:
+    """Return nodes and weights of the Gauss quadratures of each column of B, (columns, steps)."""
+    xp, columns = backend.xp, B.shape[1]
+    T = np.zeros((columns, QUADRATURE, QUADRATURE))
+    before, beta = xp.zeros_like(B), np.zeros(columns)
+    q = _normalised(xp, B, xp.sqrt((B**2).sum(axis=0)))
+    for k in range(QUADRATURE):
+        w = invert(q) - backend.asarray(beta) * before
+        alpha = (q * w).sum(axis=0)
+        w -= alpha * q
+        size = xp.sqrt((w**2).sum(axis=0))
+        T[:, k, k], beta = backend.to_host(alpha), backend.to_host(size)
+        if k + 1 < QUADRATURE:
+            T[:, k, k + 1] = T[:, k + 1, k] = beta
+        before, q = q, _normalised(xp, w, size)
+    nodes, vectors = np.linalg.eigh(T)
+    return np.maximum(nodes, 0), vectors[:, 0] ** 2
+
+
+def _normalised(xp: Array, w: Array, size: Array) -> Array:
+    return w / xp.where(size > 0, size, 1.0)
