@@ -39,7 +39,7 @@ from streamkern.planning.memory import (
     STEPPED_OTHERS,
 )
 from streamkern.solver.precondition.samples import SampleRows
-from streamkern.train.setup.held_out_models import MIN_RIDGE, Fitted
+from streamkern.train.setup.held_out_models import MIN_RIDGE, ROUNDED_RIDGE, Fitted
 
 MOMENTUM, MEMORY = 0.8, 0.95
 RIDGE = 5.0
@@ -50,9 +50,6 @@ errors."""
 LONGEST_RESIDUAL = 5.0
 """Largest length of a row's residual, relative to the median. Longer residuals are shortened in the
 gradient, so that a few extreme rows do not lead the steps."""
-ROUNDED_RIDGE = 1e-3
-"""Smallest ridge with which the equations of a step are solved in the precision of the kernel
-values; smaller ones are lost in the rounding of a float32 factor."""
 TINY_STEP, TINY_RESIDUAL = 1e-300, 1e-30
 SLOPE_TILE = 128
 """Rows whose kernel values are computed at once."""
