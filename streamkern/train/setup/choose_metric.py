@@ -5,7 +5,7 @@ kernel model is fitted, its average gradient outer product G (`kernels.agop`) gi
 along which it changes, and the next model has distances (x - z)^T M (x - z) with M = G^s:
 irrelevant features drop out of the distance, relevant ones dominate it.
 
-A round is kernel ridge regression with the Laplace kernel on `ROUND_FIT` rows, all of them centers;
+A round is kernel ridge regression with the Laplace kernel, all rows of the fit being centers;
 bandwidth and ridge are those that predict other, held-out rows best. Gradients are evaluated at
 rows that are not fitted: at fitted rows they also contain the noise. The variant with the lowest
 held-out error (M diagonal or full, s = 1/2 or 1) is rerun on twice the rows; gradient steps then
@@ -46,7 +46,9 @@ from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.setup.choose_kernel import is_open, kernels_of
 from streamkern.train.setup.held_out_models import Errors, Fitted, HeldOut, gain_in_errors
 from streamkern.train.setup.metric_rounds import (
+    CONTEST_ROUNDS,
     GRADIENTS,
+    MAX_GRADIENTS,
     METRIC_SHAPES,
     METRIC_WAYS,
     MIN_GRADIENTS,
@@ -62,7 +64,7 @@ that began in the former did not help: the best variant is therefore rerun from 
 HELD = 2 * METRIC_FIT
 """Largest number of held-out rows."""
 TRIED = 3
-"""Typical number of bandwidths of a round, and of ridges for each."""
+"""Typical number of bandwidths of a search, and of ridges."""
 MIN_ROWS_OF_METRIC = 48
 """Smallest number of rows to learn a metric: a third of them has to distinguish metrics."""
 METRIC_GAIN_SE = 3.0
@@ -106,17 +108,16 @@ def metric_flops(run: ResolvedRun) -> int:
     pool, held = split(rows)
     others, few, more = rows - pool - held, min(ROUND_FIT, pool), min(METRIC_FIT, pool)
 
-    def search(n: int) -> int:  # bandwidths, and ridges of each
-        one = n**3 // 3 + 2 * n * c * (n + held)
-        return TRIED * (2 * d * n * (n + held) + TRIED * one)
+    def search(n: int, widths: int, factors: int) -> int:
+        return 2 * d * widths * n * (n + held) + factors * (n**3 // 3 + 2 * n * c * (n + held))
 
-    def round_of(n: int) -> int:
+    def gradients(n: int) -> int:
         row = 2 * n * c * (d + 1)
-        at = min(others + held, max(MIN_GRADIENTS, int(GRADIENTS) // row))
-        return search(n) + at * row
+        return row * min(others + held, MAX_GRADIENTS, max(MIN_GRADIENTS, int(GRADIENTS) // row))
 
     ways = sum(run.metric_mode.kind in ("", way.kind) for way in METRIC_WAYS)
-    rounds = ROUNDS * (ways * round_of(few) + (more > few) * round_of(more))
+    rounds = ways * CONTEST_ROUNDS * (search(few, 1, TRIED) + gradients(few))
+    rounds += ROUNDS * (search(more, TRIED, 2 * TRIED) + gradients(more))
     steps = 0
     if run.metric_mode.kind != "full" or d <= METRIC_FEATURES:
         for stage in stages(pool):
@@ -125,7 +126,9 @@ def metric_flops(run: ResolvedRun) -> int:
     p = min(METRIC_FIT, others)
     judged = others * p**2 + 2 * p * d * (others + held) + TRIED * p**3 // 3
     candidates = 2 + len(stages(pool))
-    return rounds + steps + candidates * (len(kernels_of(run)) * search(few) + judged)
+    return (
+        rounds + steps + candidates * (len(kernels_of(run)) * search(few, TRIED, TRIED**2) + judged)
+    )
 
 
 def learn_metric(

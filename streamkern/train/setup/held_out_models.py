@@ -18,7 +18,7 @@ import numpy.typing as npt
 from streamkern.backend.base import Array, tiles
 from streamkern.basics.array_types import Floats
 from streamkern.centers.random_rows import median_bandwidth
-from streamkern.kernels.builtin import Kernel, get_kernel
+from streamkern.kernels.builtin import Kernel, Laplace, get_kernel
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import EVALUATED_ROWS, METRIC_FIT
@@ -45,6 +45,9 @@ ROUNDINGS = (1e-13, 1e-12, 1e-11, 1e-10, 1e-9)
 """Multiples of the trace added to the diagonal of the equations of many rows; each is tried if the
 one before gives no Cholesky factor. Wide smooth kernels, and metrics with few features, are
 singular in float64."""
+ROUNDED_RIDGE = 1e-3
+"""Smallest ridge with which equations of a kernel matrix are solved in the precision of its values;
+smaller ones are lost in the rounding of a float32 factor."""
 TINY_GAIN = 1e-300
 
 Errors = npt.NDArray[np.float64]
@@ -129,28 +132,40 @@ class HeldOut:
     ) -> Fitted:  # fmt: skip
         """Return the model with the bandwidth and ridge that suit the held-out rows best.
 
+        A Laplace kernel of twice the bandwidth is about one with half the ridge, which is therefore
+        searched at the first bandwidth and at the best one only.
+
         width, ridge : exponents at which the search begins
         kernel : its bandwidth is searched unless it is given
         least, ends : exponents of the least ridge, and of the bandwidths
         """
         points, near = moved(self.host, metric), max(ridge, least)
-        best: list[Fitted] = []
 
         @cache
         def median(geometry: str) -> float:
             return median_bandwidth(points, "cityblock" if geometry == "l1" else "euclidean")
 
+        def fitted(width: int, near: int, ridges: tuple[int, int]) -> Fitted:
+            made = get_kernel(kernel, lambda g: 2.0**width * median(g)).with_metric(metric)
+            return self.with_kernel(made, near, *ridges)._replace(width=width)
+
+        best = fitted(width, near, (least, MAX_RIDGE))
+        in_turn = isinstance(best.op.kernel, Laplace)
+
         def error(factor: float) -> float:
-            nonlocal near
-            at, made = round(math.log2(factor)), get_kernel(kernel, lambda g: factor * median(g))
-            found = self.with_kernel(made.with_metric(metric), near, least)._replace(width=at)
-            near = found.ridge
-            if not best or found.error < best[0].error:
-                best[:] = [found]  # only one is kept: models are as large as the targets
+            nonlocal best
+            at = round(math.log2(factor))
+            near = best.ridge
+            ridges = (near, near) if in_turn else (least, MAX_RIDGE)
+            found = best if at == width else fitted(at, near, ridges)
+            if found.error < best.error:
+                best = found
             return found.error
 
         geometric_search(error, width, *ends, base=2.0, stride=1)
-        return best[0]
+        if in_turn and best.width != width:
+            best = fitted(best.width, best.ridge, (least, MAX_RIDGE))
+        return best
 
     def with_its_kernel(self, near: Fitted, metric: Floats | None) -> Fitted:
         """Return the model in a metric with the kernel of the run.
@@ -170,11 +185,11 @@ class HeldOut:
             found.append(near.without_arrays())
         return chosen_kernel(found)
 
-    def with_kernel(self, kernel: Kernel, near: int, least: int) -> Fitted:
+    def with_kernel(self, kernel: Kernel, near: int, least: int, most: int = MAX_RIDGE) -> Fitted:
         """Return the model with the ridge that suits the held-out rows best.
 
         near : exponent of ten at which the search begins
-        least : smallest exponent
+        least, most : smallest and largest exponent
         """
         run, held = self.run, self.held
         backend, xp = run.backend, run.backend.xp
@@ -183,14 +198,21 @@ class HeldOut:
         all_of_them = len(self.fit.X) <= METRIC_FIT
         G, B = (self._matrix if all_of_them else self._sums)(op, points)
         norm = None if all_of_them else op.gram(points).astype(np.float64)
-        K_held = op.matrix(op.points(held.X, left=True), points).astype(np.float64)
+        K_held = op.matrix(op.points(held.X, left=True), points)
         diagonal, trace = xp.arange(len(G)), float(G.trace())
         none = np.full(len(held.X), np.inf)
         best = Fitted(math.inf, none, None, 0, near, op, points, B)
 
+        def dtype_of(ridge: float) -> Any:
+            return op.dtype if norm is None and ridge >= ROUNDED_RIDGE else np.float64
+
+        @cache
+        def held_values(dtype: Any) -> Array:
+            return K_held.astype(dtype, copy=False)
+
         def factor(ridge: float) -> Array | None:
             for rounding in ROUNDINGS if norm is not None else (0.0,):
-                A = G.copy() if norm is None else G + ridge * norm
+                A = G.astype(dtype_of(ridge)) if norm is None else G + ridge * norm
                 A[diagonal, diagonal] += ridge if norm is None else rounding * trace
                 if backend.cholesky(A):
                     return A
@@ -198,21 +220,22 @@ class HeldOut:
 
         def error(ridge: float) -> float:
             nonlocal best
-            A, alpha = factor(ridge), B.copy()
+            A = factor(ridge)
             if A is None:
                 return math.inf
+            alpha = B.astype(A.dtype)
             backend.solve_lower(A, alpha)
             backend.solve_lower(A, alpha, transposed=True)
             if norm is None and self.fit.root is not None:
                 alpha *= self.fit.root[:, None]
-            squares = self._squares(K_held @ alpha)
+            squares = self._squares(held_values(A.dtype) @ alpha)
             value = float(squares.mean())
             if value < best.error:
                 at = round(math.log10(ridge))
                 best = best._replace(error=value, errors=squares, ridge=at, alpha=alpha)
             return value if math.isfinite(value) else math.inf
 
-        geometric_search(error, near, least, MAX_RIDGE, stride=1)
+        geometric_search(error, near, least, most, stride=1)
         if self.classes is None:
             return best
         finite = math.isfinite(best.error)
@@ -222,7 +245,7 @@ class HeldOut:
         """Return K and the targets, multiplied by the square roots of the weights (K on both
         sides)."""
         fit = self.fit
-        K, Y = op.gram(points).astype(np.float64), fit.Y.astype(np.float64)
+        K, Y = op.gram(points), fit.Y.astype(np.float64)
         if fit.root is not None:
             K *= fit.root[:, None]
             K *= fit.root
@@ -248,7 +271,7 @@ class HeldOut:
     def _squares(self, F: Array) -> npt.NDArray[np.float64]:
         """Return the weighted squared errors of values F (m, c) at the held-out rows."""
         held = self.held
-        squares = ((F - held.Y) ** 2).sum(axis=1)
+        squares = ((F.astype(np.float64) - held.Y) ** 2).sum(axis=1)
         if held.root is not None:
             squares *= held.root**2
         return np.asarray(self.run.backend.to_host(squares))

@@ -19,15 +19,17 @@ from streamkern.kernels.agop import GradientSum
 from streamkern.planning.memory import EVALUATED_ROWS
 from streamkern.solver.method import Report
 from streamkern.solver.precondition.samples import SampleRows
-from streamkern.train.setup.held_out_models import Fitted, HeldOut
+from streamkern.train.setup.held_out_models import NARROWEST, WIDEST, Fitted, HeldOut
 
-ROUNDS = 5
+CONTEST_ROUNDS, ROUNDS = 3, 5
+"""Largest numbers of rounds to compare the variants, and of the best variant. See the table of
+docs/learned-metric.md."""
 PATIENCE = 2
 """Rounds without a gain after which the rounds end."""
-GRADIENTS, MIN_GRADIENTS = 4e9, 512
-"""FLOPs of a round's gradients, and smallest number of rows at which they are evaluated. Images, d
-= 784, ten outputs, 4096, 2048, 1024, 512, 256 rows: error on held-out rows .5353 .5354 .5356 .5354
-.5347."""
+GRADIENTS, MIN_GRADIENTS, MAX_GRADIENTS = 4e9, 512, 2048
+"""FLOPs of a round's gradients, and least and largest number of rows at which they are evaluated.
+Images, d = 784, ten outputs, 4096, 2048, 1024, 512, 256 rows: error on held-out rows .5353 .5354
+.5356 .5354 .5347."""
 NEGLIGIBLE_FEATURE = 1e-7
 METRIC_SHAPES = ("diagonal", "full")
 
@@ -48,38 +50,42 @@ def best_round(
 ) -> tuple[Fitted, dict[str, Any]]:
     """Return the best model of the rounds of all requested variants, and the facts of its variant.
 
-    The best variant is rerun on more rows. others : rows at which gradients are evaluated.
+    The variants are compared by a few rounds with the bandwidth of `plain`, relative to the median
+    distance. The best one is rerun on more rows. others : rows at which gradients are evaluated.
     """
-    best, best_way = plain, None
+    least, best_way = plain.error, None
     kind = problem.run.metric_mode.kind
     ways = [way for way in METRIC_WAYS if kind in ("", way.kind)]
     for way in ways if math.isfinite(plain.error) else ():
-        found, errors = _rounds(problem, plain, way, others)
+        width = (plain.width, plain.width)
+        found, errors = _rounds(problem, plain, way, others, CONTEST_ROUNDS, width)
         report("metric", {**asdict(way), "errors": errors, "ways": len(ways)})
-        if found.error < best.error:
-            best, best_way = found, way
+        if found.error < least:
+            least, best_way = found.error, way
     if best_way is None:
         return plain, {}
-    if len(more.fit.X) == len(problem.fit.X):
-        return best, asdict(best_way)
     start = more.in_metric(None, plain.width, plain.ridge)
-    best, errors = _rounds(more, start, best_way, others)
+    best, errors = _rounds(more, start, best_way, others, ROUNDS, (NARROWEST, WIDEST))
     report("metric", {**asdict(best_way), "rows": len(more.fit.X), "errors": errors})
     return best, asdict(best_way)
 
 
 def _rounds(
-    problem: HeldOut, plain: Fitted, way: MetricVariant, rows: SampleRows
-) -> tuple[Fitted, list[float]]:
+    problem: HeldOut, plain: Fitted, way: MetricVariant, rows: SampleRows,
+    count: int, widths: tuple[int, int],
+) -> tuple[Fitted, list[float]]:  # fmt: skip
     """Return the best model of all rounds, and the errors, the first of which is without a
-    metric."""
+    metric.
+
+    widths : least and largest exponent of the bandwidth
+    """
     last = best = plain
     errors, best_at = [plain.error], 0
-    for at in range(1, ROUNDS + 1):
+    for at in range(1, count + 1):
         metric = next_metric(last, way, rows) if math.isfinite(last.error) else None
         if metric is None:
             break
-        last = problem.in_metric(metric, last.width, last.ridge)
+        last = problem.in_metric(metric, last.width, last.ridge, ends=widths)
         errors.append(last.error)
         if last.error < best.error:
             best, best_at = last, at
@@ -94,7 +100,7 @@ def next_metric(model: Fitted, way: MetricVariant, rows: SampleRows) -> Floats |
     assert model.alpha is not None
     total = GradientSum(model.op, model.points, model.alpha.astype(model.op.dtype))
     flops_of_row = 2 * model.alpha.size * (1 + total.r)
-    n = min(len(rows.X), max(MIN_GRADIENTS, round(GRADIENTS / flops_of_row)))
+    n = min(len(rows.X), MAX_GRADIENTS, max(MIN_GRADIENTS, round(GRADIENTS / flops_of_row)))
     for part in tiles(n, EVALUATED_ROWS):
         total.add(rows.X[part], None if rows.root is None else rows.root[part] ** 2)
     return metric_root(total.mean(), way)

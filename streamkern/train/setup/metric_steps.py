@@ -38,7 +38,7 @@ from streamkern.planning.memory import (
     STEPPED_OTHERS,
 )
 from streamkern.solver.precondition.samples import SampleRows
-from streamkern.train.setup.held_out_models import MIN_RIDGE, Fitted
+from streamkern.train.setup.held_out_models import MIN_RIDGE, ROUNDED_RIDGE, Fitted
 
 MOMENTUM, MEMORY = 0.8, 0.95
 RIDGE = 5.0
@@ -202,7 +202,8 @@ def slopes(op: KernelOperator, fit: SampleRows, others: SampleRows, ridge: float
     The error is the mean square, and the derivatives are those of a Huber loss, whose threshold is
     held fixed: see `LONGEST_RESIDUAL`.
 
-    The equations are solved in float64; kernel values and sums have the precision of `op`.
+    Kernel values and sums have the precision of `op`, and so have the equations unless the ridge is
+    below `ROUNDED_RIDGE`.
 
     op : operator of a kernel with a metric
     ridge : lam
@@ -210,10 +211,13 @@ def slopes(op: KernelOperator, fit: SampleRows, others: SampleRows, ridge: float
     backend, xp, dtype = op.backend, op.backend.xp, op.dtype
     mine, beside = _Side(op, fit), _Side(op, others)
     (K, W), (K_others, W_others) = _values(op, mine, None), _values(op, beside, mine)
-    root = xp.ones(len(fit.X)) if fit.root is None else fit.root.astype(np.float64)
+    exact = np.dtype(np.float64) if ridge < ROUNDED_RIDGE else dtype
+    root = xp.ones(len(fit.X), exact) if fit.root is None else fit.root.astype(exact)
     weight = xp.ones(len(others.X)) if others.root is None else others.root.astype(np.float64) ** 2
-    L = K * root[:, None]
-    L *= root
+    L = K.astype(exact)
+    if fit.root is not None:
+        L *= root[:, None]
+        L *= root
     L[xp.arange(len(L)), xp.arange(len(L))] += ridge
     if not backend.cholesky(L):
         return None
@@ -224,12 +228,12 @@ def slopes(op: KernelOperator, fit: SampleRows, others: SampleRows, ridge: float
         backend.solve_lower(L, B, transposed=True)
         return B
 
-    b = solve(fit.Y.astype(np.float64))
+    b = solve(fit.Y.astype(exact))
     a = (root[:, None] * b).astype(dtype)
     R = K_others @ a - others.Y
     total = max(float(weight.sum()), TINY_STEP) * R.shape[1]
     by_f = ((2 / total) * weight[:, None] * _shortened(xp, R, weight)).astype(dtype)
-    u = solve((K_others.T @ by_f).astype(np.float64))
+    u = solve((K_others.T @ by_f).astype(exact))
     v = (root[:, None] * u).astype(dtype)
     by_A = _pulled(op, W_others, by_f, a, beside, mine) - _pulled(op, W, v, a, mine, mine)
     error = float((weight[:, None] * R**2).sum()) / total
@@ -247,7 +251,7 @@ def _shortened(xp: Any, R: Array, weight: Array) -> Array:
 
 
 class _Side:
-    """The shifted x, and u, of some rows."""
+    """The shifted x, and u, of some rows; `left @ right.T` of two sides are the values of s."""
 
     def __init__(self, op: KernelOperator, rows: SampleRows) -> None:
         xp, A = op.backend.xp, op.kernel.metric
@@ -256,26 +260,26 @@ class _Side:
         assert A is not None
         A = xp.asarray(A / op.kernel.bandwidth, op.dtype)
         self.u = self.x * A if A.ndim == 1 else self.x @ A
-        self.squares = xp.einsum("ij,ij->i", self.u, self.u)
+        ones, squares = xp.ones((len(x), 1), op.dtype), (self.u**2).sum(axis=1)[:, None]
+        self.left = xp.concatenate([self.u, squares, ones], axis=1)
+        self.right = xp.concatenate([-2 * self.u, ones, squares], axis=1)
+        self.with_ones = xp.concatenate([self.u, ones], axis=1)
 
 
 def _values(op: KernelOperator, left: _Side, right: _Side | None) -> tuple[Array, Array]:
     """Return phi(s) and phi'(s) of all pairs; right : None for those of `left` with itself."""
     xp, slope, on_diagonal = op.backend.xp, Slope(op.kernel), right is None
-    right = left if right is None else right
-    minus, shape = (-2 * right.u).T, (len(left.u), len(right.u))
+    columns = (left if right is None else right).right.T
+    shape = (len(left.u), columns.shape[1])
     K, W = xp.empty(shape, op.dtype), xp.empty(shape, op.dtype)
 
     def evaluate(part: slice) -> None:
-        s = left.u[part] @ minus
-        s += left.squares[part, None]
-        s += right.squares
-        xp.maximum(s, 0, out=s)
+        s = xp.matmul(left.left[part], columns, out=K[part])
+        xp.abs(s, out=s)  # rounded, it may be below 0; takes less time than the maximum
         if on_diagonal:
             at = xp.arange(len(s))
             s[at, part.start + at] = 0
-        W[part] = slope.profile(s, xp)
-        K[part] = op.kernel.profile(s, xp)  # may overwrite s
+        slope.with_values(s, W[part], xp)
         if on_diagonal:
             W[part.start + at, part.start + at] = 0  # x_i - x_i is 0
 
@@ -286,15 +290,31 @@ def _values(op: KernelOperator, left: _Side, right: _Side | None) -> tuple[Array
 def _pulled(
     op: KernelOperator, W: Array, by_value: Array, a: Array, left: _Side, right: _Side
 ) -> Array:
-    """Return sum_ij W_ij (x_i - x_j)(u_i - u_j)^T with W = phi'(s) (by_value a^T), or its diagonal
-    if the metric is diagonal. W is overwritten."""
+    """Return sum_ij V_ij (x_i - x_j)(u_i - u_j)^T with V = W (by_value a^T), entry by entry, or its
+    diagonal if the metric is diagonal. W = phi'(s) is overwritten.
 
-    def multiply(part: slice) -> None:
-        W[part] *= by_value[part] @ a.T
+    A single column of `by_value` and of `a` multiplies the sums rather than the entries.
+    """
+    xp, parts, single = op.backend.xp, tiles(len(W), SLOPE_TILE), a.shape[1] == 1
+    on_left = left.with_ones * by_value if single else left.with_ones
+    on_right = right.with_ones * a if single else right.with_ones
+    rows = xp.empty((len(W), on_right.shape[1]), op.dtype)
+    columns = xp.empty((len(parts), W.shape[1], on_left.shape[1]), op.dtype)
 
-    op.backend.run(multiply, tiles(len(W), SLOPE_TILE))
-    rows = W.sum(axis=1)[:, None] * left.u - W @ right.u
-    columns = W.sum(axis=0)[:, None] * right.u - W.T @ left.u
+    def multiply(k: int) -> None:
+        V = W[parts[k]]
+        if not single:
+            V *= by_value[parts[k]] @ a.T
+        xp.matmul(V, on_right, out=rows[parts[k]])
+        xp.matmul(V.T, on_left[parts[k]], out=columns[k])
+
+    op.backend.run(multiply, range(len(parts)))
+    of_columns = columns.sum(axis=0)
+    if single:
+        rows *= by_value
+        of_columns *= a
+    rows = rows[:, -1:] * left.u - rows[:, :-1]
+    of_columns = of_columns[:, -1:] * right.u - of_columns[:, :-1]
     if op.kernel.metric is not None and op.kernel.metric.ndim == 2:
-        return left.x.T @ rows + right.x.T @ columns
-    return (left.x * rows).sum(axis=0) + (right.x * columns).sum(axis=0)
+        return left.x.T @ rows + right.x.T @ of_columns
+    return (left.x * rows).sum(axis=0) + (right.x * of_columns).sum(axis=0)

@@ -18,7 +18,13 @@ from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.saved_model import load_model
 from streamkern.train.setup import choose_metric
 from streamkern.train.setup.choose_metric import split
-from streamkern.train.setup.metric_rounds import METRIC_WAYS, MetricVariant, metric_root
+from streamkern.train.setup.metric_rounds import (
+    CONTEST_ROUNDS,
+    METRIC_WAYS,
+    ROUNDS,
+    MetricVariant,
+    metric_root,
+)
 from streamkern.train.setup.metric_steps import STAGES, stages
 from tests.runs import Array, assert_same_bits, final, stopped
 
@@ -222,13 +228,16 @@ def test_any_number_of_threads_finds_the_same(accelerator: str) -> None:
 def test_the_log_has_every_round(tmp_path: Path) -> None:
     sk.train_model(config(tmp_path / "run"), source=source()).model.backend.close()
     lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
-    *ways, round_, steps, last = [line for line in lines if line["event"] == "metric"]
+    *ways, again, round_, steps, last = [line for line in lines if line["event"] == "metric"]
     assert [(way["kind"], way["exponent"]) for way in ways] == [
         (way.kind, way.exponent) for way in METRIC_WAYS
     ]
     assert len({way["errors"][0] for way in ways}) == 1  # all begin without a metric
     best, chosen = min(ways, key=lambda way: min(way["errors"])), last["chosen"]
-    assert (round_["kind"], round_["exponent"]) == (best["kind"], best["exponent"])
+    for line in (again, round_):
+        assert (line["kind"], line["exponent"]) == (best["kind"], best["exponent"])
+    assert [len(line["errors"]) - 1 for line in ways] == [CONTEST_ROUNDS] * len(ways)
+    assert len(again["errors"]) - 1 <= ROUNDS
     assert (steps["kind"], steps["steps"]) == ("full", STAGES[0].steps)
     assert round_["error_without"] == steps["error_without"] > max(round_["error"], steps["error"])
     how = {name: chosen.get(name) for name in ("kind", "exponent", "steps")}
