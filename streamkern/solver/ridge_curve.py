@@ -38,7 +38,7 @@ STEPS_OF_RIDGE = 4
 """Ridges per power of ten."""
 REACH = 6
 """Steps from the ridge of the factor to the smallest and to the largest ridge."""
-SAME = 0.01
+SAME = 0.002
 """Relative excess over the least error up to which a larger ridge is preferred."""
 
 

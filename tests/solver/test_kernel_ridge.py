@@ -158,7 +158,8 @@ def test_a_factor_in_float32_is_refined(seed: int, ridge: float, narrow: float) 
 def test_more_jitter_only_if_the_equations_have_no_solution() -> None:
     """Copies of rows without a ridge: float32 needs a larger jitter for its factor."""
     X = np.repeat(maths.rows(0, 120, 3), 2, axis=0).astype(np.float32)
-    case = replace(case_of(1e-9, precision="exact"), X=X, Z=X)
+    case = case_of(1e-9, precision="exact")
+    case = replace(case, X=X, Z=X, Y=np.repeat(case.Y[:120], 2, axis=0))
     solvers = []
     for dtype in (np.float64, np.float32):
         solver = case.solver()

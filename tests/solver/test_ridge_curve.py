@@ -1,0 +1,90 @@
+"""Errors of ridges from one factor against float64 algebra."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamkern.backend.base import Backend
+from streamkern.basics.array_types import Floats
+from streamkern.solver.ridge_curve import (
+    SAME,
+    errors_of_ridges,
+    largest_good,
+    ridges_near,
+)
+from tests import reference as ref
+
+N = 150
+
+
+def exact(K: Floats, Y: Floats, counted: Floats, tau: float) -> float:
+    """Return generalised cross-validation from an inverse."""
+    kept = np.flatnonzero(counted)
+    inverse = np.linalg.inv(K[np.ix_(kept, kept)] + tau * np.eye(len(kept)))
+    return float(len(kept) * ((inverse @ Y[kept]) ** 2).sum() / np.trace(inverse) ** 2)
+
+
+@given(
+    seed=st.integers(0, 1000), c=st.sampled_from([1, 3, 20]),
+    tau=st.sampled_from([1e-3, 0.1, 10.0]),
+    dtype=st.sampled_from([np.float32, np.float64]),
+)  # fmt: skip
+def test_all_ridges_from_the_factor_of_one(
+    seed: int, c: int, tau: float, dtype: type[np.floating]
+) -> None:
+    """Some rows have no weight. The trace is estimated, and 20 outputs are combined."""
+    rng = np.random.default_rng(seed)
+    X, Y = rng.normal(size=(N, 3)), rng.normal(size=(N, c))
+    counted = (rng.random(N) < 0.9).astype(float)
+    K, Y = ref.laplace(X, X, 2.0) * np.outer(counted, counted), Y * counted[:, None]
+    A = (K + np.diag(tau + (counted == 0))).astype(dtype)
+
+    def invert(v: Floats) -> Floats:
+        return np.linalg.solve(A, v.astype(dtype)).astype(np.float64)
+
+    ridges = ridges_near(tau, 0.0)
+    errors = errors_of_ridges(Backend(1), invert, Y, counted > 0, tau, ridges)
+    expected = np.array([exact(K, Y, counted, ridge) for ridge in ridges])
+    # One factor for all: the trace and, of many outputs, their sum are estimated alike.
+    ratios = errors / expected
+    assert np.ptp(ratios) / ratios.mean() < (0.3 if c == 20 else 0.2)
+    assert abs(np.log(ratios.mean())) < np.log(2 if c == 20 else 1.4)
+
+
+def test_a_smooth_function_with_noise_finds_its_ridge() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(600, 2))
+    y = np.sin(2 * X[:, :1]) + 0.3 * rng.normal(size=(600, 1))
+    fresh = rng.normal(size=(2000, 2))
+    K, K_fresh = (ref.laplace(a, X, 3.0) for a in (X, fresh))
+    counted = np.ones(600, bool)
+
+    def test_error(tau: float) -> float:
+        alpha = np.linalg.solve(K + tau * np.eye(600), y)
+        return 0.3**2 + float(((K_fresh @ alpha - np.sin(2 * fresh[:, :1])) ** 2).mean())
+
+    for tau in (0.02, 20.0):
+        ridges, A = ridges_near(tau, 0.0), K + tau * np.eye(600)
+        errors = errors_of_ridges(
+            Backend(1), lambda v, A=A: np.linalg.solve(A, v), y, counted, tau, ridges
+        )
+        found = largest_good(ridges, errors)
+        assert test_error(found) <= 1.03 * min(map(test_error, ridges))
+
+
+def test_ridges_around_one() -> None:
+    ridges = ridges_near(1e-3, 0.0)
+    assert ridges[0] == pytest.approx(1e-3 / 10**1.5)
+    assert ridges[-1] == pytest.approx(1e-3 * 10**1.5)
+    assert 1e-3 in ridges
+    assert ridges_near(1e-3, 1e-4)[0] >= 1e-4
+    assert ridges_near(1e-3, 1.0)[0] == 1e-3  # a ridge below the rounding is kept or raised
+
+
+def test_the_largest_of_ridges_that_are_about_as_good() -> None:
+    ridges = np.array([1.0, 2.0, 3.0, 4.0])
+    assert largest_good(ridges, np.array([1.0, 1.0, 1 + SAME / 2, 1.2])) == 3.0
+    assert largest_good(ridges, np.array([3.0, 1.0, 1.2, 1.2])) == 2.0
