@@ -16,6 +16,7 @@ from streamkern.config.solver import options_of
 from streamkern.kernels.notation import bandwidths, kernel_text
 from streamkern.losses.losses import loss_text
 from streamkern.losses.own import described_loss
+from streamkern.planning.effort_levels import EFFORT_LEVELS
 from streamkern.store.describe import describe_store
 from streamkern.stream.sources.stores import stores_of
 from streamkern.train.over_ranks import with_rank_count
@@ -84,6 +85,7 @@ def plan_overview(run: ResolvedRun, times: Times | None = None) -> dict[str, Any
         "kernels": list(kernels_of(run)) if _kernel(run)["kernel"] == "auto" else None,
         "widest": 2.0 ** widest_of(run),
         "metric": _metric(run),
+        "effort": _effort(run),
         "loss": _loss(run),
         "solver": {"name": sizes.solver, "reason": run.reason},
         "sizes": _chosen(run),
@@ -129,6 +131,29 @@ def _metric(run: ResolvedRun) -> dict[str, str]:
     if run.metric is not None:
         return {"metric": "given", "reason": "as set"}
     return {"metric": run.metric_mode.mode, "reason": run.metric_mode.reason}
+
+
+def _effort(run: ResolvedRun) -> dict[str, Any] | None:
+    """Return the effort, its amounts, and those of the next effort if they are larger.
+
+    None if the number of centers is set, or the centers are chosen in another way.
+    """
+    model, problem, names = run.config.model, run.problem, [*EFFORT_LEVELS]
+    if model.n_centers != "auto" or run.centers_from not in ("random", "all"):
+        return None
+    now = {"centers": problem.p, "metric_rows": problem.metric_rows}
+    found: dict[str, Any] = {"effort": model.effort, **now, "next": None}
+    place = names.index(model.effort) + 1
+    if place < len(names):
+        level, n = EFFORT_LEVELS[names[place]], problem.n_rows
+        equation = problem.repeats and problem.squares and problem.ranks == 1
+        equation = equation and run.config.solver.name in ("auto", "direct")
+        centers = n if equation and n <= level.all_rows else min(n, level.n_centers)
+        rows = min(n, level.metric_rows) if problem.metric_rows else 0
+        more = {"centers": max(centers, problem.p), "metric_rows": rows}
+        if more != now:
+            found["next"] = {"effort": names[place], **more}
+    return found
 
 
 def _loss(run: ResolvedRun) -> dict[str, Any] | None:
@@ -194,6 +219,7 @@ def plan_text(plan: Mapping[str, Any], *, everything: bool = False) -> str:
         f"scale: {plan['scale']}\n"
         + _kernel_text(**plan["kernel"], kernels=plan["kernels"], widest=plan["widest"])
         + "\nmetric {metric}: {reason}".format(**plan["metric"])
+        + _effort_line(plan["effort"])
         + _loss_line(plan["loss"]),
         _solver_text(**plan["solver"], sizes=plan["sizes_reason"]),
         pairs(_sizes_in_words(plan["sizes"]) | {"batches": _batches_text(plan)}),
@@ -224,6 +250,19 @@ def plan_text(plan: Mapping[str, Any], *, everything: bool = False) -> str:
     if everything:
         return "\n\n".join(parts + stores)
     return "\n\n".join([*parts, *_in_short(stores)])
+
+
+def _effort_line(effort: Mapping[str, Any] | None) -> str:
+    if effort is None:
+        return ""
+
+    def amount(found: Mapping[str, Any]) -> str:
+        metric = f", a metric from {found['metric_rows']:,} rows" * (found["metric_rows"] > 0)
+        return f"{found['centers']:,} centers{metric}"
+
+    more = effort["next"]
+    other = "" if more is None else f'; "{more["effort"]}" would take {amount(more)}'
+    return f"\neffort {effort['effort']}: {amount(effort)}{other}"
 
 
 def _grid_text(ranks: int, columns: int) -> str:

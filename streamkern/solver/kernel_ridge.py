@@ -46,14 +46,18 @@ from streamkern.solver.base import State
 from streamkern.solver.equations import EquationSolver, grouped
 from streamkern.solver.precondition.held_out import rounding
 from streamkern.solver.refined import conjugate_gradient
-from streamkern.solver.ridge_curve import errors_of_ridges, largest_good, ridges_near
+from streamkern.solver.ridge_curve import (
+    MAX_FACTORS,
+    errors_of_ridges,
+    inverted,
+    largest_good,
+    ridges_near,
+)
 
 LEFT_OUT = 256
 """Number of columns of an inverse that are computed at a time."""
 PRODUCT_COLUMNS = 256
 """Columns of a kernel matrix that are converted to float64 at a time."""
-MAX_FACTORS = 3
-"""Largest number of factors from which a ridge is found."""
 NEAR_RIDGE = 10.0
 """Ratio of two ridges up to which the factor of one is a preconditioner for the other: at most
 about 10 steps."""
@@ -147,9 +151,9 @@ class KernelRidgeSolver(EquationSolver):
             self._factor_with(A, state, ridge)
             self._factored, tau = ridge, n * ridge + self.jitter
             taus = ridges_near(tau, rounding(self.op, self.Z) * self.scale)
-            errors = errors_of_ridges(
-                self.backend, partial(self._invert, A), pending["Y"], pending["root"] > 0, tau, taus
-            )
+            invert = partial(inverted, self.backend, A)
+            counted = pending["root"] > 0
+            errors = errors_of_ridges(self.backend, invert, pending["Y"], counted, tau, taus)
             tried |= dict(zip((taus / n).tolist(), errors.tolist(), strict=True))
             found = largest_good(taus, errors)
             state.ridge = ridge = found / n
@@ -193,7 +197,7 @@ class KernelRidgeSolver(EquationSolver):
             the factor needs, it is still a preconditioner; a larger jitter is used in the equations
             only if they have no solution otherwise.
         """
-        root, precondition = state.pending["root"][:, None], partial(self._invert, A)
+        root, precondition = state.pending["root"][:, None], partial(inverted, self.backend, A)
         jitter, self.jitter = self.jitter, self.least_jitter
         while True:
             added = state.rows * ridge + self.jitter + (root == 0)
@@ -207,13 +211,6 @@ class KernelRidgeSolver(EquationSolver):
             if self.jitter >= jitter:
                 raise self._failure(state)
             self.jitter = min(10 * self.jitter, jitter)
-
-    def _invert(self, A: Array, v: Array) -> Array:
-        """Return (A A^T)^-1 v, (p, w) float64. A : lower factor."""
-        solved = self.backend.xp.array(v, A.dtype)
-        self.backend.solve_lower(A, solved)
-        self.backend.solve_lower(A, solved, transposed=True)
-        return solved.astype(np.float64, copy=False)
 
     def _kernel_times(self, v: Array) -> Array:
         """Return K v, (p, w) float64, from the lower part of K. v : (p, w) float64."""

@@ -45,9 +45,10 @@ from streamkern.planning.memory import (
 from streamkern.planning.problem import MiB, ProblemShape
 from streamkern.planning.sizes import LOADERS, Sizes, check_batch_size
 from streamkern.solver.base import Solver
-from streamkern.solver.precondition.noise import NO_NOISE, NOISE_ROWS, Noise
+from streamkern.solver.precondition.noise import NO_NOISE, Noise
 from streamkern.solver.precondition.partition import Centers
 from streamkern.solver.precondition.samples import CenterTargets, SampleRows
+from streamkern.solver.ridge_curve import noise_rows
 
 Report = Callable[[str, dict[str, Any]], None]
 STEP_SETTINGS = ("average", "step_scale")
@@ -61,10 +62,6 @@ Samples = Callable[[], tuple[SampleRows, SampleRows]]
 It is a function so that the raw rows can be freed once the prepared rows exist. If the centers are
 the training rows, so are these.
 """
-
-MAX_NOISE_ROWS, LEAD_ROWS, CENTERS_PER_ROW = 4096, 2048, 3
-"""Largest number of rows from which the noise is estimated, the same if all rows are centers, which
-may then show it themselves (`ridge_curve`), and centers of the run for each of these rows."""
 
 
 @dataclass
@@ -238,15 +235,6 @@ class Method(Generic[_S]):
         """
         return self.uses_center_targets or not problem.squares or self.asks_ridge(problem)
 
-    def noise_rows(self, problem: ProblemShape, sizes: _S) -> int:
-        """Return the number of rows for the noise: more for many centers, if the loss is squares.
-
-        Other losses are fitted to these rows several times.
-        """
-        most = LEAD_ROWS if self.takes_rows(sizes) else MAX_NOISE_ROWS
-        n = max(NOISE_ROWS, min(most, problem.p // CENTERS_PER_ROW))
-        return min(n if problem.squares else NOISE_ROWS, problem.n_rows)
-
     # -- sizes -----------------------------------------------------------------------------
 
     def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[_S]:
@@ -311,7 +299,7 @@ class Method(Generic[_S]):
 
     def _count_noise(self, buffers: Buffers, problem: ProblemShape, sizes: _S) -> None:
         """Add the buffers of `find_noise`, which runs before the rest of setup."""
-        n = self.noise_rows(problem, sizes)
+        n = noise_rows(problem)
         if self.needs(problem, sizes).columns and problem.center_ranks == 1:
             buffers.add("noise", "centers, left side", problem.p, problem.point)
         if problem.center_ranks == 1 and problem.staging == 0:

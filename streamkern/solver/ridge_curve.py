@@ -20,12 +20,26 @@ Cost 4 n^2 `QUADRATURE` FLOPs a column.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from streamkern.backend.base import Array, Backend
 from streamkern.basics.array_types import Floats
+from streamkern.kernels.points import Points
+from streamkern.kernels.products import KernelOperator
+from streamkern.planning.problem import ProblemShape
+from streamkern.solver.precondition.noise import (
+    MAX_NOISE_EXPONENT,
+    NOISE_ROWS,
+    Noise,
+    weighted_gram,
+)
+from streamkern.solver.precondition.norm import eps
+from streamkern.solver.precondition.samples import SampleRows
 
 QUADRATURE = 8
 """Lanczos steps. Their error falls by 4 to 10 times a step for ridges up to 30 times smaller."""
@@ -38,8 +52,67 @@ STEPS_OF_RIDGE = 4
 """Ridges per power of ten."""
 REACH = 6
 """Steps from the ridge of the factor to the smallest and to the largest ridge."""
+MAX_NOISE_ROWS, CENTERS_PER_ROW = 4096, 3
+"""Largest number of rows from which the noise is estimated, and centers of the run for each."""
+MAX_FACTORS = 2
+"""Largest number of factors from which a ridge is found."""
 SAME = 0.002
 """Relative excess over the least error up to which a larger ridge is preferred."""
+
+
+def noise_rows(problem: ProblemShape) -> int:
+    """Return the number of rows for the noise: more for many centers, if the loss is squares.
+
+    Other losses are fitted to these rows several times.
+    """
+    n = max(NOISE_ROWS, min(MAX_NOISE_ROWS, problem.p // CENTERS_PER_ROW))
+    return min(n if problem.squares else NOISE_ROWS, problem.n_rows)
+
+
+def noise_of_more_rows(
+    op: KernelOperator, Z: Points | None, rows: SampleRows, near: Noise
+) -> Noise:
+    """Return the noise of more rows, or `near`, that of a part of them.
+
+    The latter is returned if nothing was found from it, if outputs have noises of their own, and if
+    equal rows were merged.
+
+    Z, rows : as in `find_noise`.
+    """
+    known = near.tried and near.exponent < MAX_NOISE_EXPONENT and near.variance > 0
+    if not known or near.each or rows.repeats is not None:
+        return near
+    backend, xp = op.backend, op.backend.xp
+    with backend.single_threaded_blas():
+        K = weighted_gram(op, Z, rows.X, rows.root)
+        Y = rows.Y.astype(np.float64)
+        if rows.root is not None:
+            Y *= rows.root[:, None]
+        scale, diagonal = float(K.diagonal().mean()), xp.arange(len(K))
+        tau, tried, counted = near.variance, dict[float, float](), xp.ones(len(K), bool)
+        for _ in range(MAX_FACTORS):
+            A = K.copy()
+            A[diagonal, diagonal] += tau
+            if not backend.cholesky(A):
+                break
+            taus = ridges_near(tau, eps(op.dtype) * scale)
+            invert = partial(inverted, backend, A)
+            errors = errors_of_ridges(backend, invert, Y, counted, tau, taus)
+            tried |= dict(zip(taus.tolist(), errors.tolist(), strict=True))
+            tau = largest_good(taus, errors)
+            if tau not in (taus[0], taus[-1]):
+                break
+    exponent = round(math.log10(tau / scale))
+    found = replace(near, variance=tau, n_rows=len(K), exponent=exponent)
+    return replace(found, tried=sorted(tried.items()))
+
+
+def inverted(backend: Backend, A: Array, v: Array) -> Array:
+    """Return (A A^T)^-1 v, (n, w) float64. A : (n, n) lower factor, in any precision."""
+    solved = backend.xp.array(v, A.dtype)
+    backend.solve_lower(A, solved)
+    backend.solve_lower(A, solved, transposed=True)
+    return solved.astype(np.float64, copy=False)
 
 
 def ridges_near(tau: float, least: float) -> Floats:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,12 +11,17 @@ from hypothesis import strategies as st
 
 from streamkern.backend.base import Backend
 from streamkern.basics.array_types import Floats
+from streamkern.solver.precondition.noise import MAX_NOISE_EXPONENT, NO_NOISE, find_noise
+from streamkern.solver.precondition.samples import SampleRows
 from streamkern.solver.ridge_curve import (
     SAME,
     errors_of_ridges,
     largest_good,
+    noise_of_more_rows,
+    noise_rows,
     ridges_near,
 )
+from tests import maths
 from tests import reference as ref
 
 N = 150
@@ -88,3 +95,39 @@ def test_the_largest_of_ridges_that_are_about_as_good() -> None:
     ridges = np.array([1.0, 2.0, 3.0, 4.0])
     assert largest_good(ridges, np.array([1.0, 1.0, 1 + SAME / 2, 1.2])) == 3.0
     assert largest_good(ridges, np.array([3.0, 1.0, 1.2, 1.2])) == 2.0
+
+
+def test_more_rows_for_more_centers_of_squares() -> None:
+    problem = maths.problem_of(maths.rows(0, 9000, 3), 1, cycled=9000)
+    for p, n in ((10, 1024), (3072, 1024), (6000, 2000), (10**6, 4096)):
+        assert noise_rows(maths.replace(problem, p=p)) == n
+        assert noise_rows(maths.replace(problem, p=p, squares=False)) == 1024
+    assert noise_rows(maths.replace(problem, p=9000, n_rows=50)) == 50
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_noise_of_more_rows(weighted: bool) -> None:
+    """It has about the least leave-one-out error, also if that of few rows is far from it."""
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(400, 2))
+    y = np.sin(3 * X[:, :1]) + 0.1 * rng.normal(size=(400, 1))
+    root = rng.uniform(0.5, 2, 400) if weighted else None
+    rows, op = SampleRows(X, y, root), maths.operator(precision="float64")
+    exact = find_noise(op, None, rows)
+    K = ref.laplace(X, X, 2.0)
+    w = np.ones(400) if root is None else root
+    A, b = K * np.outer(w, w), y * w[:, None]
+
+    def left_out(tau: float) -> float:
+        inverse = np.linalg.inv(A + tau * np.eye(400))
+        return float(((inverse @ b / inverse.diagonal()[:, None]) ** 2).sum())
+
+    least = min(map(left_out, np.geomspace(1e-6, 10, 60)))
+    for factor in (0.01, 1.0, 100.0):
+        near = dataclasses.replace(exact, variance=factor * exact.variance, n_rows=50)
+        found = noise_of_more_rows(op, None, rows, near)
+        assert found.n_rows == 400
+        assert left_out(found.variance) <= 1.05 * least
+    nothing = dataclasses.replace(exact, exponent=MAX_NOISE_EXPONENT)
+    for kept in (NO_NOISE, nothing):
+        assert noise_of_more_rows(op, None, rows, kept) is kept

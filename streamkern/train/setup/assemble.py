@@ -37,6 +37,7 @@ from streamkern.solver.precondition.noise import (
     or_the_mean,
 )
 from streamkern.solver.precondition.samples import SampleRows
+from streamkern.solver.ridge_curve import noise_of_more_rows, noise_rows
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.restart.parent_run import ParentRun
@@ -212,10 +213,11 @@ def _estimate_noise(
     )
     if not (asks_ridge or method.uses_center_targets or run.loss is not None):
         return NO_NOISE, n, options, ridges
-    near = None
-    if len(rows.X) > NOISE_ROWS:  # each trial with all of them takes up to a second
-        near = find_noise(op, points, rows.first(NOISE_ROWS, run.backend))
-    noise = or_the_mean(op, points, rows, find_noise(op, points, rows, near, each=each))
+    few_of_them = rows if len(rows.X) <= NOISE_ROWS else rows.first(NOISE_ROWS, run.backend)
+    noise = find_noise(op, points, few_of_them, each=each)
+    noise = or_the_mean(op, points, few_of_them, noise)
+    if len(rows.X) > NOISE_ROWS:
+        noise = noise_of_more_rows(op, points, rows, noise)
     facts: dict[str, Any] = {"variance": noise.variance, "tried": noise.tried}
     if asks_ridge:
         n = rows_worth(run, op, op.dtype, targets)
@@ -371,7 +373,7 @@ def _learn_metric_and_kernel(
 
     found : the same, if it is known already
     """
-    most = run.method.noise_rows(run.problem, run.sizes)
+    most = noise_rows(run.problem)
     few, learned = cache(partial(few_rows, run, dtype, targets, most)), found or NOT_LEARNED
     if found is None and run.metric is not None:
         learned = Learned(run.metric, None, {})

@@ -11,6 +11,7 @@ from streamkern.planning.effort import OpCounts, together
 from streamkern.planning.sizes import own_sizes
 from streamkern.solver.precondition.noise import NOISE_ROWS
 from streamkern.solver.precondition.step_rule import max_over_blocks
+from streamkern.solver.ridge_curve import noise_rows
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.sampling import MANY_UNITS
 from streamkern.train.resolve.resolved_run import ResolvedRun
@@ -19,9 +20,8 @@ from streamkern.train.setup.choose_kernel import is_open, kernels_of, n_kernel_r
 from streamkern.train.setup.choose_metric import metric_flops
 from streamkern.train.setup.speeds import Clock, measure_speeds
 
-PLANNED_TRIALS, REFINING_TRIALS, WIDTHS = 6, 4, 6
-"""Approximate numbers of ridges, of ridges near a known one, and of bandwidths that a search
-tries."""
+PLANNED_TRIALS, WIDTHS = 6, 6
+"""Approximate numbers of ridges and of bandwidths that a search tries."""
 
 
 def planned_efforts(run: ResolvedRun) -> dict[str, OpCounts]:
@@ -31,8 +31,8 @@ def planned_efforts(run: ResolvedRun) -> dict[str, OpCounts]:
     spent = {"setup": setup, "training": training}
     if method.uses_center_targets or not problem.squares or method.asks_ridge(problem):
         spent["setup"] += _noise(min(NOISE_ROWS, problem.n_rows)).scaled(PLANNED_TRIALS)
-        n = method.noise_rows(problem, run.sizes)
-        spent["setup"] += _noise(n).scaled(REFINING_TRIALS * (n > NOISE_ROWS))
+        n = noise_rows(problem)
+        spent["setup"] += OpCounts(wide_factors=n**3 / 3 * (n > NOISE_ROWS))
     if problem.selection is not None:
         spent = {"centers": OpCounts(products=problem.selection.flops), **spent}
     if run.given.continued is not None:  # the kernel and the metric are taken over
