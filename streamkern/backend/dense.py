@@ -105,7 +105,7 @@ class DenseAlgebra(ABC):
                 self.run(partial(self._solve_right, A, k), below[1:])
         for k in columns:
             A[k, k.stop :] = 0
-            A[k, k] = np.tril(A[k, k])
+            A[k, k] = self.xp.tril(A[k, k])
         return bool(np.isfinite(A.diagonal()).all())
 
     @staticmethod

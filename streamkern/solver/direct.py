@@ -216,8 +216,9 @@ class Direct(Method[DirectSizes]):
     def compute(self, work: Work[DirectSizes], samples: Samples, report: Report) -> Setup:
         """Return a setup without arrays, as nothing is computed ahead."""
         meta = {"rules": [], "batch_size": work.sizes.batch_size}
-        if self.takes_rows(work.sizes) and self._refines_ridge(work.problem, work.noise):
-            meta["refines_ridge"] = True
+        if self.takes_rows(work.sizes):  # recorded, as versions without them chose otherwise
+            meta["factor"] = self.factor_dtype(work.problem).name
+            meta["refines_ridge"] = self._refines_ridge(work.problem, work.noise)
         return Setup({}, meta)
 
     def _refines_ridge(self, problem: ProblemShape, noise: Noise) -> bool:
@@ -242,7 +243,7 @@ class Direct(Method[DirectSizes]):
             return KernelRidgeSolver(
                 work.op, work.Z, ridge=None if refines else work.options.fixed_ridge,
                 first_ridge=work.options.fixed_ridge, ridges=ridges,
-                factor_dtype=self.factor_dtype(problem), **work.shared(setup),
+                factor_dtype=setup.meta.get("factor", "float64"), **work.shared(setup),
             )  # fmt: skip
         return DirectSolver(
             work.op, work.Z if ridge != 0 else work.Z.columns(),

@@ -41,7 +41,9 @@ class EquationSolver(Solver):
 
     ridge : None: it is found on held-out rows, and is `State.ridge`.
     repeats : whether every pass brings the same rows.
-    jitter, least_jitter : jitter of the last factor, and the smallest that was tried.
+    jitter, factor_jitter : jitter of the last equations, and of their factor, which may be a
+        preconditioner.
+    least_jitter : smallest jitter that was tried.
     scale : largest diagonal entry of the last equations, without the ridge.
     factor_dtype : dtype of the factor.
     singular : whether only a jitter, and no ridge, made the last equations solvable.
@@ -54,7 +56,7 @@ class EquationSolver(Solver):
     ridge: float | None
     repeats: bool
     jitter = 0.0
-    least_jitter = 0.0
+    least_jitter = factor_jitter = 0.0
     scale = 1.0
     factor_dtype: np.dtype[Any] = np.dtype(np.float64)
     singular = False
@@ -243,10 +245,13 @@ class EquationSolver(Solver):
                 # A pivot is the part of a center outside the span of the centers before it; the
                 # jitter is the size of rounding.
                 small = float(A.diagonal().min()) ** 2 < SINGULAR * self.jitter
+                self.factor_jitter = self.jitter
                 self.singular = not ridge and (small or self.jitter > least)
                 return
             fill()
             self.jitter *= 10
+            if A.dtype == np.float32:  # in which smaller ones are lost; each attempt is a factor
+                self.jitter = max(self.jitter, have, 10 * eps(A.dtype) * scale)
         raise self._failure(state)
 
     @staticmethod

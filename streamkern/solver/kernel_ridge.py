@@ -51,6 +51,7 @@ from streamkern.solver.ridge_curve import (
     errors_of_ridges,
     inverted,
     largest_good,
+    least_ridge,
     ridges_near,
 )
 
@@ -58,9 +59,11 @@ LEFT_OUT = 256
 """Number of columns of an inverse that are computed at a time."""
 PRODUCT_COLUMNS = 256
 """Columns of a kernel matrix that are converted to float64 at a time."""
-NEAR_RIDGE = 10.0
-"""Ratio of two ridges up to which the factor of one is a preconditioner for the other: at most
-about 10 steps."""
+NEAR_RIDGE = 4.0
+"""Ratio of two ridges up to which the factor of one is a preconditioner for the other: about 10
+steps."""
+LESS_JITTER = 0.1
+"""First jitter of the equations, relative to that which a float32 factor needs."""
 MAX_COPIED_SHARE = 0.01
 """Share of rows that are copies of others, above which leave-one-out errors do not show a ridge."""
 
@@ -149,15 +152,21 @@ class KernelRidgeSolver(EquationSolver):
             return
         for _ in range(MAX_FACTORS):
             self._factor_with(A, state, ridge)
-            self._factored, tau = ridge, n * ridge + self.jitter
-            taus = ridges_near(tau, rounding(self.op, self.Z) * self.scale)
+            self._factored = ridge
+            if self.jitter > self.least_jitter:
+                break  # rounding hides ridges as small as this one
+            state.ridge, tau = ridge, n * ridge + self.jitter
+            taus = ridges_near(tau, least_ridge(self.op, n, self.scale))
             invert = partial(inverted, self.backend, A)
             counted = pending["root"] > 0
             errors = errors_of_ridges(self.backend, invert, pending["Y"], counted, tau, taus)
             tried |= dict(zip((taus / n).tolist(), errors.tolist(), strict=True))
             found = largest_good(taus, errors)
-            state.ridge = ridge = found / n
+            if found == tau:
+                break
+            ridge = float(found - self.jitter) / n
             if found not in (taus[0], taus[-1]):
+                state.ridge = ridge
                 break
         self.tried = tuple(sorted(tried.items()))
 
@@ -198,7 +207,10 @@ class KernelRidgeSolver(EquationSolver):
             only if they have no solution otherwise.
         """
         root, precondition = state.pending["root"][:, None], partial(inverted, self.backend, A)
-        jitter, self.jitter = self.jitter, self.least_jitter
+        jitter = self.factor_jitter
+        self.jitter = self.least_jitter
+        if jitter > self.least_jitter:  # the equations need about as much, or a little less
+            self.jitter = max(self.least_jitter, LESS_JITTER * jitter)
         while True:
             added = state.rows * ridge + self.jitter + (root == 0)
 
@@ -208,9 +220,9 @@ class KernelRidgeSolver(EquationSolver):
             alpha = conjugate_gradient(self.backend.xp, times, precondition, Y)
             if alpha is not None:
                 return alpha
-            if self.jitter >= jitter:
+            if self.jitter > jitter:
                 raise self._failure(state)
-            self.jitter = min(10 * self.jitter, jitter)
+            self.jitter *= 10
 
     def _kernel_times(self, v: Array) -> Array:
         """Return K v, (p, w) float64, from the lower part of K. v : (p, w) float64."""

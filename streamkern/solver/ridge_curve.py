@@ -38,7 +38,7 @@ from streamkern.solver.precondition.noise import (
     Noise,
     weighted_gram,
 )
-from streamkern.solver.precondition.norm import eps
+from streamkern.solver.precondition.norm import noise_floor
 from streamkern.solver.precondition.samples import SampleRows
 
 QUADRATURE = 8
@@ -95,7 +95,7 @@ def noise_of_more_rows(
             A[diagonal, diagonal] += tau
             if not backend.cholesky(A):
                 break
-            taus = ridges_near(tau, eps(op.dtype) * scale)
+            taus = ridges_near(tau, least_ridge(op, len(K), scale))
             invert = partial(inverted, backend, A)
             errors = errors_of_ridges(backend, invert, Y, counted, tau, taus)
             tried |= dict(zip(taus.tolist(), errors.tolist(), strict=True))
@@ -113,6 +113,15 @@ def inverted(backend: Backend, A: Array, v: Array) -> Array:
     backend.solve_lower(A, solved)
     backend.solve_lower(A, solved, transposed=True)
     return solved.astype(np.float64, copy=False)
+
+
+def least_ridge(op: KernelOperator, n: int, scale: float) -> float:
+    """Return the least ridge that the rounding of n x n kernel values of size `scale` leaves.
+
+    With 10 000 rows of friedman1, ridges below a third of it seemed to have 3 per cent less error
+    than they have.
+    """
+    return noise_floor(op, n) / 2 * scale
 
 
 def ridges_near(tau: float, least: float) -> Floats:

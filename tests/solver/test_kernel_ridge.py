@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -15,8 +16,10 @@ from sklearn.kernel_ridge import KernelRidge
 
 from streamkern.backend.batch import Batch
 from streamkern.estimator.estimators import KernelRegressor
+from streamkern.solver import direct
 from streamkern.solver.direct import NARROW_ROWS, Direct
 from streamkern.solver.equations import SINGULAR_NOTE
+from streamkern.solver.kernel_ridge import KernelRidgeSolver as Solver
 from streamkern.solver.methods import resolve
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.train.online import Online
@@ -284,3 +287,45 @@ def test_blocks_that_arrive_later_are_summed_beside_the_first() -> None:
     A = K.T @ K / 180 + RIDGE * ref.laplace(Z, Z, 3.0)
     alpha = np.linalg.solve(A, K.T @ (np.eye(3)[y] - mean) / 180)
     np.testing.assert_allclose(result.model.predict(ArraySource(X)), K @ alpha + mean, atol=1e-3)
+
+
+def test_smooth_targets_without_noise_take_few_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounding hides the ridge, and a float32 factor needs a jitter."""
+    rng, products, factors = np.random.default_rng(0), 0, 0
+    X = rng.uniform(-1, 1, (1500, 3)).astype(np.float32)
+    y, times, factor = np.sin(X[:, 0]) + X[:, 1] * X[:, 2], Solver._kernel_times, Solver._fill
+
+    def counted(self: Solver, v: Any) -> Any:
+        nonlocal products
+        products += 1
+        return times(self, v)
+
+    def filled(self: Solver, A: Any, root: Any) -> None:
+        nonlocal factors
+        factors += 1
+        factor(self, A, root)
+
+    monkeypatch.setattr(Solver, "_kernel_times", counted)
+    monkeypatch.setattr(Solver, "_fill", filled)
+    errors = []
+    for rows in (10_000, 100):  # a factor in float64, and one in float32
+        monkeypatch.setattr(direct, "NARROW_ROWS", rows)
+        model = KernelRegressor(kernel="matern52", bandwidth=8.0, metric="none")
+        model.fit(X[:1200], y[:1200])
+        errors.append(float(np.abs(model.predict(X[1200:]) - y[1200:]).max()))
+    assert 0 < products <= 60
+    assert factors <= 20
+    assert errors[1] <= 3 * errors[0] + 1e-3
+
+
+def test_the_precision_of_a_factor_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run keeps it if another version takes another one for so many rows."""
+    config = settings(tmp_path / "a", **(ALL | {"run.checkpoint_every": 1}))
+    stopped(config, 1, source=array_source(), test=array_source(10, 5))
+    monkeypatch.setattr(direct, "NARROW_ROWS", 1)
+    resumed = finished(config, source=array_source(), test=array_source(10, 5))
+    assert resumed.meta["setup"]["factor"] == "float64"
+    changed = finished(settings(tmp_path / "b", **ALL), source=array_source())
+    assert changed.meta["setup"]["factor"] == "float32"
+    with pytest.raises(AssertionError):
+        assert_same_bits(final(tmp_path / "a"), final(tmp_path / "b"))
