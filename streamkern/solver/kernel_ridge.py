@@ -152,17 +152,17 @@ class KernelRidgeSolver(EquationSolver):
             return
         for _ in range(MAX_FACTORS):
             self._factor_with(A, state, ridge)
-            self._factored = ridge
-            if self.jitter > self.least_jitter:
-                break  # rounding hides ridges as small as this one
-            state.ridge, tau = ridge, n * ridge + self.jitter
+            self._factored, tau = ridge, n * ridge + self.jitter
+            hidden = self.jitter > self.least_jitter  # by rounding, as are all ridges below it
+            if not hidden:
+                state.ridge = ridge
             taus = ridges_near(tau, least_ridge(self.op, n, self.scale))
             invert = partial(inverted, self.backend, A)
             counted = pending["root"] > 0
             errors = errors_of_ridges(self.backend, invert, pending["Y"], counted, tau, taus)
             tried |= dict(zip((taus / n).tolist(), errors.tolist(), strict=True))
             found = largest_good(taus, errors)
-            if found == tau:
+            if found == tau or (hidden and found < tau):
                 break
             ridge = float(found - self.jitter) / n
             if found not in (taus[0], taus[-1]):
