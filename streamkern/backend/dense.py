@@ -105,7 +105,8 @@ class DenseAlgebra(ABC):
                 self.run(partial(self._solve_right, A, k), below[1:])
         for k in columns:
             A[k, k.stop :] = 0
-            A[k, k] = self.xp.tril(A[k, k])
+            for i in range(k.start, k.stop):
+                A[i, i + 1 : k.stop] = 0
         return bool(np.isfinite(A.diagonal()).all())
 
     @staticmethod

@@ -56,7 +56,7 @@ MAX_NOISE_ROWS, CENTERS_PER_ROW = 4096, 3
 """Largest number of rows from which the noise is estimated, and centers of the run for each."""
 MAX_FACTORS = 2
 """Largest number of factors from which a ridge is found."""
-SAME = 0.002
+RIDGE_TIE = 0.002
 """Relative excess over the least error up to which a larger ridge is preferred."""
 
 
@@ -131,7 +131,7 @@ def ridges_near(tau: float, least: float) -> Floats:
 
 def largest_good(ridges: Floats, errors: Floats) -> float:
     """Return the largest ridge with about the least error; ridges and errors : (k,)."""
-    return float(ridges[np.flatnonzero(errors <= (1 + SAME) * errors.min())[-1]])
+    return float(ridges[np.flatnonzero(errors <= (1 + RIDGE_TIE) * errors.min())[-1]])
 
 
 def errors_of_ridges(

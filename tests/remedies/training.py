@@ -19,7 +19,8 @@ from tests.remedies import LABELS, Do, N, Remedy, X, Y, classifier, command, reg
 
 COVERED = (
     "train/model/calibrating.py", "train/loop/callbacks.py", "train/resolve/early_stopping.py",
-    "train/resolve/given_arrays.py", "train/model/kernel_model.py", "train/resolve/resolved_run.py",
+    "train/resolve/given_arrays.py", "train/resolve/metric_mode.py",
+    "train/model/kernel_model.py", "train/resolve/resolved_run.py",
     "train/model/permutation.py", "train/resolve/precision.py", "train/restart/scaling.py",
     "train/resolve/calibration_split.py", "train/setup/assemble.py", "train/loop/sinks.py",
     "train/resolve/training_data.py", "train/resolve/run_inputs.py",

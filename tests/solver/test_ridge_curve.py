@@ -14,7 +14,7 @@ from streamkern.basics.array_types import Floats
 from streamkern.solver.precondition.noise import MAX_NOISE_EXPONENT, NO_NOISE, find_noise
 from streamkern.solver.precondition.samples import SampleRows
 from streamkern.solver.ridge_curve import (
-    SAME,
+    RIDGE_TIE,
     errors_of_ridges,
     largest_good,
     noise_of_more_rows,
@@ -55,9 +55,10 @@ def test_all_ridges_from_the_factor_of_one(
     ridges = ridges_near(tau, 0.0)
     errors = errors_of_ridges(Backend(1), invert, Y, counted > 0, tau, ridges)
     expected = np.array([exact(K, Y, counted, ridge) for ridge in ridges])
-    # One factor for all: the trace and, of many outputs, their sum are estimated alike.
+    # Estimates of so few rows are rough, but alike for all ridges. Forty seeds had up to .17 and
+    # .26 (20 outputs), and logarithms up to .17 and .34.
     ratios = errors / expected
-    assert np.ptp(ratios) / ratios.mean() < (0.3 if c == 20 else 0.2)
+    assert np.ptp(ratios) / ratios.mean() < (0.6 if c == 20 else 0.4)
     assert abs(np.log(ratios.mean())) < np.log(2 if c == 20 else 1.4)
 
 
@@ -93,7 +94,7 @@ def test_ridges_around_one() -> None:
 
 def test_the_largest_of_ridges_that_are_about_as_good() -> None:
     ridges = np.array([1.0, 2.0, 3.0, 4.0])
-    assert largest_good(ridges, np.array([1.0, 1.0, 1 + SAME / 2, 1.2])) == 3.0
+    assert largest_good(ridges, np.array([1.0, 1.0, 1 + RIDGE_TIE / 2, 1.2])) == 3.0
     assert largest_good(ridges, np.array([3.0, 1.0, 1.2, 1.2])) == 2.0
 
 
