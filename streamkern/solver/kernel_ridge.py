@@ -20,7 +20,7 @@ out together, (A^-1)_gg is the block of the inverse:
 
 Outputs with different ridges need a factor for each ridge. Only the targets of a batch are used.
 
-With many rows the factor is computed in float32, in half the time and memory, and is the
+With many rows the factor is computed in float32, in half the memory and less time, and is the
 preconditioner of a few conjugate-gradient steps in float64 (`refined`). They solve the equations of
 the kernel values as evaluated, as a factor in float64 does.
 
@@ -46,14 +46,7 @@ from streamkern.solver.base import State
 from streamkern.solver.equations import EquationSolver, grouped
 from streamkern.solver.precondition.held_out import rounding
 from streamkern.solver.refined import conjugate_gradient
-from streamkern.solver.ridge_curve import (
-    MAX_FACTORS,
-    errors_of_ridges,
-    inverted,
-    largest_good,
-    least_ridge,
-    ridges_near,
-)
+from streamkern.solver.ridge_curve import MAX_FACTORS, better_ridge, inverted
 
 LEFT_OUT = 256
 """Number of columns of an inverse that are computed at a time."""
@@ -156,18 +149,17 @@ class KernelRidgeSolver(EquationSolver):
             hidden = self.jitter > self.least_jitter  # by rounding, as are all ridges below it
             if not hidden:
                 state.ridge = ridge
-            taus = ridges_near(tau, least_ridge(self.op, n, self.scale))
-            invert = partial(inverted, self.backend, A)
             counted = pending["root"] > 0
-            errors = errors_of_ridges(self.backend, invert, pending["Y"], counted, tau, taus)
-            tried |= dict(zip((taus / n).tolist(), errors.tolist(), strict=True))
-            found = largest_good(taus, errors)
-            if found == tau or (hidden and found < tau):
+            found = better_ridge(self.op, A, pending["Y"], counted, tau, self.scale)
+            tried |= {each / n: error for each, error in found.tried.items()}
+            if found.ridge == tau or (hidden and found.ridge < tau):
                 break
-            ridge = float(found - self.jitter) / n
-            if found not in (taus[0], taus[-1]):
+            ridge = float(found.ridge - self.jitter) / n
+            if not found.at_edge:
                 state.ridge = ridge
                 break
+        else:
+            state.ridge = ridge
         self.tried = tuple(sorted(tried.items()))
 
     def _factor_with(self, A: Array, state: State, ridge: float) -> None:
