@@ -10,8 +10,8 @@ from streamkern.backend.base import Array
 from streamkern.backend.rank_grid import CenterPartition, RankGrid
 from streamkern.backend.ranks import Communicator
 from streamkern.config.solver import SolverConfig, set_value
-from streamkern.planning.effort import OpCounts, together
 from streamkern.planning.memory import Buffers, MemoryNeeds, count_products
+from streamkern.planning.op_counts import OpCounts, together
 from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import check_between
 from streamkern.solver.base import Solver, batch_room
@@ -22,7 +22,7 @@ from streamkern.solver.block_sizes import (
     candidates,
     measured_batch,
     n_sweeps,
-    setup_effort,
+    setup_op_counts,
 )
 from streamkern.solver.block_step import BlockSolver, finite_population_factor
 from streamkern.solver.method import Method, Report, Samples, Setup, Work
@@ -72,13 +72,13 @@ class BlockMethod(Method[BlockSizes]):
             why.append(f"batch_size: {batch_reason(problem, options, sizes)}")
         return "\n".join(why) or None
 
-    def effort(self, problem: ProblemShape, sizes: BlockSizes) -> tuple[OpCounts, OpCounts]:
+    def op_counts(self, problem: ProblemShape, sizes: BlockSizes) -> tuple[OpCounts, OpCounts]:
         """Return the operations of setup and of training, as on a single rank.
 
         See `precondition.block.build_block` and `block_step`.
         """
-        setup = setup_effort(replace(problem, ranks=1), sizes)
-        return setup, together(training_effort(problem, sizes))
+        setup = setup_op_counts(replace(problem, ranks=1), sizes)
+        return setup, together(training_op_counts(problem, sizes))
 
     def outputs(self, problem: ProblemShape) -> int:
         """Return the number of outputs, with the sketches of the leverage."""
@@ -212,7 +212,7 @@ class BlockMethod(Method[BlockSizes]):
         )  # fmt: skip
 
 
-def training_effort(
+def training_op_counts(
     problem: ProblemShape, sizes: BlockSizes
 ) -> tuple[OpCounts, OpCounts, OpCounts]:
     """Return the operations of all steps on the rows of batches, on the centers, and in calls.

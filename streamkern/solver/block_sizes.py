@@ -24,7 +24,7 @@ import math
 from dataclasses import dataclass
 
 from streamkern.config.solver import SolverConfig, set_value
-from streamkern.planning.effort import OpCounts
+from streamkern.planning.op_counts import OpCounts
 from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import (
     LOADERS,
@@ -249,7 +249,7 @@ def setup_flops(problem: ProblemShape, sizes: BlockSizes) -> int:
     return p * ((2 * s + h) * b + 5 * b * b // 3 + kernels) + 4 * b**3 // 3
 
 
-def setup_effort(problem: ProblemShape, sizes: BlockSizes) -> OpCounts:
+def setup_op_counts(problem: ProblemShape, sizes: BlockSizes) -> OpCounts:
     """Return the operations of setup by kind, with the joint fit of all blocks.
 
     The fit counts as half of the sweeps, the usual number, and half of the penalties that

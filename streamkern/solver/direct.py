@@ -14,8 +14,8 @@ import numpy as np
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.config.solver import SolverConfig, set_value
-from streamkern.planning.effort import NO_WORK, OpCounts
 from streamkern.planning.memory import PANEL, PRODUCT_TILE, Buffers, MemoryNeeds
+from streamkern.planning.op_counts import NO_WORK, OpCounts
 from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import Sizes, batches
 from streamkern.solver.base import Solver
@@ -123,7 +123,7 @@ class Direct(Method[DirectSizes]):
         searched = problem.finds_ridge and self.finds_ridge(problem)
         return own + DIRECT_TRIALS * n_parts(problem.p) * searched
 
-    def effort(self, problem: ProblemShape, sizes: DirectSizes) -> tuple[OpCounts, OpCounts]:
+    def op_counts(self, problem: ProblemShape, sizes: DirectSizes) -> tuple[OpCounts, OpCounts]:
         """Return the operations of setup and of training, see the module docstring.
 
         Held-out rows are summed twice.

@@ -13,8 +13,8 @@ from streamkern.backend.base import Array
 from streamkern.backend.rank_grid import CenterPartition
 from streamkern.config.solver import SolverConfig, set_value
 from streamkern.kernels.points import Points
-from streamkern.planning.effort import OpCounts
 from streamkern.planning.memory import RANK_SLAB_BYTES, Buffers, MemoryNeeds
+from streamkern.planning.op_counts import OpCounts
 from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import batches, check_between, steps
 from streamkern.solver.base import Solver, batch_room
@@ -91,14 +91,14 @@ class EigenPro3(LowRank[ProjectedSizes]):
             )
         ]  # fmt: skip
 
-    def effort(self, problem: ProblemShape, sizes: ProjectedSizes) -> tuple[OpCounts, OpCounts]:
+    def op_counts(self, problem: ProblemShape, sizes: ProjectedSizes) -> tuple[OpCounts, OpCounts]:
         """Return the operations of setup and of training.
 
         Setup has an eigensystem and the factor of K(Z, Z); each row takes K(X, Z), twice K(X, X_s)
         and half a period of temporary centers; each period a projection.
         """
         n, p, m = problem.n_rows * problem.epochs, problem.p, sizes.batch_size
-        s, before = sizes.n_sample, self.setup_effort(sizes)
+        s, before = sizes.n_sample, self.setup_op_counts(sizes)
         tail = s if sizes.period > 1 else 0
         row = self.correction(sizes) + OpCounts(
             kept=p, swept=p, entries=tail + (sizes.period - 1) * m / 2

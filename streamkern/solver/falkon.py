@@ -12,7 +12,6 @@ from streamkern.backend.rank_grid import CenterPartition
 from streamkern.config.solver import SolverConfig
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.planning.effort import OpCounts
 from streamkern.planning.memory import (
     PRODUCT_TILE,
     RANK_SLAB_BYTES,
@@ -20,6 +19,7 @@ from streamkern.planning.memory import (
     MemoryNeeds,
     count_products,
 )
+from streamkern.planning.op_counts import OpCounts
 from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import Sizes, batches, check_epochs
 from streamkern.solver.base import Solver, batch_room
@@ -78,7 +78,7 @@ class Falkon(Method[Sizes]):
         """Return candidate sizes, best first, without a sample of the stream."""
         return self._sized(batches(problem))
 
-    def effort(self, problem: ProblemShape, sizes: Sizes) -> tuple[OpCounts, OpCounts]:
+    def op_counts(self, problem: ProblemShape, sizes: Sizes) -> tuple[OpCounts, OpCounts]:
         """Return the operations of setup and of training; H is cast anew for every product.
 
         See `falkon_step`, and `precondition`.

@@ -41,8 +41,8 @@ from streamkern.basics.message import mention
 from streamkern.config.solver import SolverConfig
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.planning.effort import OpCounts
 from streamkern.planning.memory import Buffers, MemoryNeeds
+from streamkern.planning.op_counts import OpCounts
 from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import MIN_PROBE, Sizes, batches
 from streamkern.solver.base import Solver, State
@@ -153,7 +153,7 @@ class SGD(Method[Sizes]):
         """Return candidate sizes, best first, with a probe and no sample."""
         return self._sized(small_batches(problem), n_probe=probe_rows(problem))
 
-    def effort(self, problem: ProblemShape, sizes: Sizes) -> tuple[OpCounts, OpCounts]:
+    def op_counts(self, problem: ProblemShape, sizes: Sizes) -> tuple[OpCounts, OpCounts]:
         """Return the operations of setup, K(probe, probe), and of training, K(X, Z) per batch."""
         rows = problem.n_rows * problem.epochs
         return OpCounts(kept=sizes.n_probe**2), OpCounts(entries=problem.p * rows)
@@ -208,13 +208,13 @@ class EigenPro2(InPlace):
 
     name = "eigenpro2"
 
-    def effort(self, problem: ProblemShape, sizes: LowRankSizes) -> tuple[OpCounts, OpCounts]:
+    def op_counts(self, problem: ProblemShape, sizes: LowRankSizes) -> tuple[OpCounts, OpCounts]:
         """Return the operations of setup and of training.
 
         Setup has an eigensystem; each row takes K(X, Z) and K(X, X_s).
         """
         row = self.correction(sizes) + OpCounts(entries=problem.p)
-        return self.setup_effort(sizes), row.scaled(problem.n_rows * problem.epochs)
+        return self.setup_op_counts(sizes), row.scaled(problem.n_rows * problem.epochs)
 
     def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: LowRankSizes) -> None:
         """Add the buffers, with the sample, which is kept."""
@@ -262,7 +262,7 @@ class EigenPro1(InPlace):
     def _batches(self, problem: ProblemShape) -> list[int]:
         return small_batches(problem)
 
-    def effort(self, problem: ProblemShape, sizes: LowRankSizes) -> tuple[OpCounts, OpCounts]:
+    def op_counts(self, problem: ProblemShape, sizes: LowRankSizes) -> tuple[OpCounts, OpCounts]:
         """Return the operations of setup, an eigensystem and its extension, and of training.
 
         Each row takes K(X, Z) twice, each step E twice.
@@ -271,7 +271,7 @@ class EigenPro1(InPlace):
         seen = p * (p + sizes.n_sample)
         extended = OpCounts(entries=seen, products=2 * seen * q)
         steps = OpCounts(entries=2 * p * n, swept=2 * p * q * -(-n // sizes.batch_size))
-        return self.setup_effort(sizes) + extended, steps
+        return self.setup_op_counts(sizes) + extended, steps
 
     def needs(self, problem: ProblemShape, sizes: LowRankSizes) -> MemoryNeeds:
         """Return the memory needs, with eigenvectors on all rows."""

@@ -31,8 +31,8 @@ from streamkern.basics.message import mention
 from streamkern.config.solver import SolverConfig
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.planning.effort import OpCounts
 from streamkern.planning.memory import Buffers, MemoryNeeds, count_products
+from streamkern.planning.op_counts import OpCounts
 from streamkern.planning.problem import ProblemShape
 from streamkern.solver.base import Solver
 from streamkern.solver.block_step import BlockSolver
@@ -153,7 +153,7 @@ class LinearEigenPro(LowRank[LowRankSizes]):
         level = max(1, min(PAPER_LEVEL, problem.p // 8))
         return sampled(problem, options, PAPER_N_NYSTROM, level)
 
-    def effort(self, problem: ProblemShape, sizes: LowRankSizes) -> tuple[OpCounts, OpCounts]:
+    def op_counts(self, problem: ProblemShape, sizes: LowRankSizes) -> tuple[OpCounts, OpCounts]:
         """Return the operations of setup and of training.
 
         Setup has products of features of the sample and of the probe, and L^-1 if there is one.

@@ -11,8 +11,8 @@ from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.basics.warning import warn
 from streamkern.config.solver import SolverConfig, set_value
-from streamkern.planning.effort import OpCounts
 from streamkern.planning.memory import Buffers
+from streamkern.planning.op_counts import OpCounts
 from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import (
     MAX_PROBE,
@@ -69,7 +69,7 @@ class LowRank(Method[_S]):
         s, h, level = self._sampled(problem, options)
         return self._sized(self._batches(problem), s, h, level=level)
 
-    def setup_effort(self, sizes: _S) -> OpCounts:
+    def setup_op_counts(self, sizes: _S) -> OpCounts:
         """Return the operations of the sample's eigensystem and of the step rule on the probe."""
         s, h, q = sizes.n_sample, sizes.n_probe, sizes.level
         measured = OpCounts(kept=s * s + h * (s + h), products=2 * h * q * (s + h))

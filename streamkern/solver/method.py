@@ -28,7 +28,6 @@ from streamkern.config.solver import SolverConfig, options_of
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.losses.scaled import ScaledLoss
-from streamkern.planning.effort import OpCounts
 from streamkern.planning.memory import (
     EVALUATED_ROWS,
     MAX_ORIGINS,
@@ -42,6 +41,7 @@ from streamkern.planning.memory import (
     count_products,
     count_run,
 )
+from streamkern.planning.op_counts import OpCounts
 from streamkern.planning.problem import MiB, ProblemShape
 from streamkern.planning.sizes import LOADERS, Sizes, check_batch_size
 from streamkern.solver.base import Solver
@@ -332,7 +332,7 @@ class Method(Generic[_S]):
         """Add the method's own buffers. Keep them in step with its setup and its step."""
         raise NotImplementedError
 
-    def effort(self, problem: ProblemShape, sizes: _S) -> tuple[OpCounts, OpCounts]:
+    def op_counts(self, problem: ProblemShape, sizes: _S) -> tuple[OpCounts, OpCounts]:
         """Return the operations of setup and of training, leading terms only."""
         raise NotImplementedError
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.config.solver import SolverConfig
-from streamkern.planning.effort import NO_WORK, OpCounts
 from streamkern.planning.memory import PRODUCT_TILE, Buffers, MemoryNeeds
+from streamkern.planning.op_counts import NO_WORK, OpCounts
 from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import batches, check_epochs
 from streamkern.solver.base import Solver
@@ -40,7 +40,7 @@ class Newton(Method[DirectSizes]):
         """Return candidate sizes, best first, without a sample of the stream."""
         return self._sized(batches(problem), n_sums=problem.c)
 
-    def effort(self, problem: ProblemShape, sizes: DirectSizes) -> tuple[OpCounts, OpCounts]:
+    def op_counts(self, problem: ProblemShape, sizes: DirectSizes) -> tuple[OpCounts, OpCounts]:
         """Return the operations of setup and of training, see `newton_step`."""
         p, c, n = problem.p, problem.c, problem.n_rows * problem.epochs
         return NO_WORK, OpCounts(

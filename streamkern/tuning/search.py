@@ -145,7 +145,7 @@ def search_settings(
     config = config if isinstance(config, RunConfig) else load_run_file(config)
     folds, refine, n_trials = _counts(folds=folds, refine=refine, n_trials=n_trials)
     wishes = FixedSizes(*_counts(rows=rows, centers=centers, epochs=epochs))
-    rounds, n_proposals = _effort(sampler, refine, n_trials)
+    rounds, n_proposals = _rounds(sampler, refine, n_trials)
     chosen = plain_kernels(config, kernels)
     widths = numbers_or_auto("bandwidths", bandwidths, above=True)
     penalties = numbers_or_auto("ridges", ridges, above=False)
@@ -196,7 +196,7 @@ def _counts(**given: Any) -> Iterator[Any]:
         yield checked_count(name, value, low, high)
 
 
-def _effort(sampler: str, refine: int | None, n_trials: int | None) -> tuple[int, int]:
+def _rounds(sampler: str, refine: int | None, n_trials: int | None) -> tuple[int, int]:
     """Return (rounds of refinement, trials to request from Optuna)."""
     if sampler not in ("grid", "optuna"):
         raise ConfigError(f'{mention("sampler", sampler)} must be "grid" or "optuna"')

@@ -116,6 +116,6 @@ def test_the_time_of_their_factors_is_planned() -> None:
     problem = replace(problem_of(rows(0, 500, 3), 9, cycled=2000), n_rows=2000, finds_ridge=True)
     several = replace(problem, several=True)
     sizes = Direct().plan(problem, solver_settings(), 1 << 40)[0]
-    one, many = (Direct().effort(of, sizes)[1].wide_factors for of in (problem, several))
+    one, many = (Direct().op_counts(of, sizes)[1].wide_factors for of in (problem, several))
     assert many > one
     assert Direct().time(several) > Direct().time(problem)

@@ -68,11 +68,11 @@ def test_sample_is_five_blocks_where_that_is_a_tenth_of_the_run(
 
 
 @given(n=st.integers(3000, 10**6), p=st.integers(200, 3000))
-def test_the_effort_of_direct_is_that_of_one_pass(n: int, p: int) -> None:
+def test_the_op_counts_of_direct_are_those_of_one_pass(n: int, p: int) -> None:
     """It is done then, however many epochs are allowed, if they bring the same rows."""
     problem = replace(PROBLEM, n_rows=n, p=p)
     sizes = planned(problem, solver_settings("direct"), 64 * GIB)[0]
-    assert DIRECT.effort(replace(problem, epochs=7), sizes) == DIRECT.effort(problem, sizes)
+    assert DIRECT.op_counts(replace(problem, epochs=7), sizes) == DIRECT.op_counts(problem, sizes)
 
 
 @given(n=st.integers(3000, 10**5), p=st.integers(200, 3000), epochs=st.integers(1, 9))
@@ -81,7 +81,7 @@ def test_passes_that_bring_other_rows_are_all_summed(n: int, p: int, epochs: int
     drawn = replace(PROBLEM, n_rows=n, p=p, epochs=epochs, repeats=False)
     once = replace(PROBLEM, n_rows=n * epochs, p=p)
     sizes = planned(once, solver_settings("direct"), 64 * GIB)[0]
-    assert DIRECT.effort(drawn, sizes) == DIRECT.effort(once, sizes)
+    assert DIRECT.op_counts(drawn, sizes) == DIRECT.op_counts(once, sizes)
     assert DIRECT.time(drawn) == DIRECT.time(once)
 
 

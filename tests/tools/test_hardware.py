@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamkern.planning.effort import OpCounts
+from streamkern.planning.op_counts import OpCounts
 from tools.rank_times.hardware import (
     HARDWARE,
     NOTHING,

@@ -185,7 +185,7 @@ def test_all_steps_are_the_training(sizes: tuple[int, int], ridge: dict[str, boo
         width=7, tile_bytes=1 << 20, **ridge,  # type: ignore[arg-type]
     )  # fmt: skip
     chosen = BlockSizes("block", 64, 0, 0, 0, 0, block_size=b, keep=False)
-    made, training = step_of(problem, chosen), BlockMethod().effort(problem, chosen)[1]
+    made, training = step_of(problem, chosen), BlockMethod().op_counts(problem, chosen)[1]
     once = training.scaled(1 / math.ceil(3000 / 64))
     together = made.kernel + made.factors
     for kind in ("kept", "swept", "entries"):

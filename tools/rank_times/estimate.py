@@ -9,13 +9,13 @@ from typing import Any, Final
 from streamkern.basics.errors import ConfigError
 from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import halvings
-from streamkern.solver.block import BlockMethod, training_effort
+from streamkern.solver.block import BlockMethod, training_op_counts
 from streamkern.solver.block_sizes import (
     ROWS_TO_LEARN,
     SAMPLE_BLOCKS,
     BlockSizes,
     block_sizes,
-    setup_effort,
+    setup_op_counts,
 )
 from streamkern.stream.buffers import MIN_UNITS
 from streamkern.train.resolve.resolved_run import ResolvedRun
@@ -97,7 +97,7 @@ def step_of(problem: ProblemShape, sizes: BlockSizes, dealt: int = 0) -> Step:
     """Return one step of the block solver, of all ranks together. dealt : as in `Step`"""
     p, b, c, m = problem.p, sizes.block_size, problem.c, sizes.batch_size
     steps = -(-problem.n_rows * problem.epochs // m)
-    kernel, factors, calls = (part.scaled(1 / steps) for part in training_effort(problem, sizes))
+    kernel, factors, calls = (part.scaled(1 / steps) for part in training_op_counts(problem, sizes))
     n_sums, summed = 2.0 * -(-p // b), 2.0 * p * c
     if problem.finds_ridge and b < p:  # of a block of K(Z, Z) alpha, in every second step
         n_sums, summed = n_sums + 0.5, summed + b * c / 2
@@ -136,5 +136,5 @@ def _learned_s(
 ) -> float:
     """Seconds of the setup and of `ROWS_TO_LEARN`, see `block_sizes`."""
     steps = ROWS_TO_LEARN * problem.p**2 / sizes.block_size / sizes.batch_size
-    setup = setup_effort(problem, sizes).seconds(machine.each)
+    setup = setup_op_counts(problem, sizes).seconds(machine.each)
     return setup + steps * step_time(_step(run, sizes), machine, problem.ranks).seconds

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from streamkern.planning.effort import WORK_KINDS, OpCounts
+from streamkern.planning.op_counts import WORK_KINDS, OpCounts
 from streamkern.planning.problem import DEVICE_BANDWIDTH, DEVICE_FAST, DEVICE_FLOPS, ENTRY
 
 GiB: Final = 1 << 30
@@ -161,7 +161,7 @@ PROFILES: Final = (*HARDWARE, THIS)
 def measured(speeds: Mapping[str, float], *, itemsize: int, memory_bytes: int) -> Machine:
     """Ranks that are each like this process, on a machine each, with the latency of its loopback.
 
-    speeds : units of each kind per second, as `effort.Speeds.told` has them.
+    speeds : units of each kind per second, as `op_counts.Speeds.told` has them.
     """
     seconds = {kind: 1 / speeds[kind] for kind in WORK_KINDS if kind in speeds}
     seconds.setdefault("entries", seconds["kept"])

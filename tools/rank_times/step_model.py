@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from streamkern.planning.effort import OpCounts
+from streamkern.planning.op_counts import OpCounts
 from tools.rank_times.hardware import Machine
 
 SMALL_SUMS = 2

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from streamkern.planning.effort import OpCounts, together
+from streamkern.planning.op_counts import OpCounts, together
 from streamkern.planning.sizes import own_sizes
 from streamkern.solver.precondition.noise import NOISE_ROWS
 from streamkern.solver.precondition.step_rule import max_over_blocks
@@ -24,10 +24,10 @@ PLANNED_TRIALS, WIDTHS = 6, 6
 """Approximate numbers of ridges and of bandwidths that a search tries."""
 
 
-def planned_efforts(run: ResolvedRun) -> dict[str, OpCounts]:
+def planned_op_counts(run: ResolvedRun) -> dict[str, OpCounts]:
     """Return the operation counts of each phase, in the order in which a run does them."""
     problem, method = run.problem, run.method
-    setup, training = method.effort(problem, run.sizes)
+    setup, training = method.op_counts(problem, run.sizes)
     spent = {"setup": setup, "training": training}
     if method.uses_center_targets or not problem.squares or method.asks_ridge(problem):
         spent["setup"] += _noise(min(NOISE_ROWS, problem.n_rows)).scaled(PLANNED_TRIALS)
@@ -52,7 +52,7 @@ def _noise(n: int) -> OpCounts:
 
 def planned_flops(run: ResolvedRun) -> dict[str, int]:
     """Return the FLOPs of each phase."""
-    return {what: effort.flops(run.problem) for what, effort in planned_efforts(run).items()}
+    return {phase: counts.flops(run.problem) for phase, counts in planned_op_counts(run).items()}
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def expected_times(
     clock : see `measure_speeds`
     """
     problem, passes = run.problem, run.method.passes(run.problem)
-    before = planned_efforts(run)
+    before = planned_op_counts(run)
     training = before.pop("training")
     once = OpCounts(entries=problem.p * (0 if test is None else test.n_rows))
     speeds = measure_speeds(run, [*before.values(), training, once], clock)

@@ -18,7 +18,7 @@ from streamkern.centers.random_rows import median_bandwidth
 from streamkern.kernels.builtin import get_kernel
 from streamkern.kernels.fourier import FourierFeatures, frequencies
 from streamkern.kernels.products import KernelOperator
-from streamkern.planning.effort import OpCounts, Speeds
+from streamkern.planning.op_counts import OpCounts, Speeds
 from streamkern.solver.precondition.low_rank import EIGH_FLOPS
 from streamkern.solver.precondition.noise import NOISE_ROWS
 from streamkern.store.row_block import RowBlock, concatenated
@@ -56,15 +56,15 @@ class _Sampled(NamedTuple):
 
 
 def measure_speeds(
-    run: ResolvedRun, efforts: Iterable[OpCounts], clock: Clock = time.perf_counter
+    run: ResolvedRun, counts: Iterable[OpCounts], clock: Clock = time.perf_counter
 ) -> Speeds:
-    """Measure the kinds of work that occur in the efforts.
+    """Measure the kinds of work that these operation counts contain.
 
     Takes about `SECONDS`, and longer on slow storage.
 
     clock : clock in seconds; pass another one if the machine is busy
     """
-    backend, asked = run.backend, sum(efforts, OpCounts())
+    backend, asked = run.backend, sum(counts, OpCounts())
     with backend.active():
         reading = _read(run, SECONDS / SHARES)
         X, prepared = _prepare(run, reading.block, SECONDS / SHARES, clock)

@@ -13,7 +13,7 @@ from streamkern.stream.sources.arrays import ArraySource
 from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.setup import speeds
-from streamkern.train.setup.planned import expected_times, planned_efforts, planned_flops
+from streamkern.train.setup.planned import expected_times, planned_flops, planned_op_counts
 
 rng = np.random.default_rng(0)
 X = rng.standard_normal((900, 5)).astype(np.float32)
@@ -65,10 +65,10 @@ def test_evaluations_are_counted_as_they_are_due(monkeypatch: pytest.MonkeyPatch
     assert rest == pytest.approx(evaluations * times.evaluation)
 
 
-def test_flops_are_those_of_the_efforts() -> None:
+def test_flops_are_those_of_the_op_counts() -> None:
     run = open_run(config("block"), RunInputs(source=SOURCE))
     with run.backend:
-        efforts, flops = planned_efforts(run), planned_flops(run)
-    assert list(efforts) == list(flops)
-    assert flops["training"] == efforts["training"].flops(run.problem)
+        counts, flops = planned_op_counts(run), planned_flops(run)
+    assert list(counts) == list(flops)
+    assert flops["training"] == counts["training"].flops(run.problem)
     assert list(flops)[-2:] == ["setup", "training"]

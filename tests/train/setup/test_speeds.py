@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from streamkern.config.run_config import RunConfig
-from streamkern.planning.effort import OpCounts
+from streamkern.planning.op_counts import OpCounts
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.train.resolve.resolved_run import ResolvedRun, open_run
 from streamkern.train.resolve.run_inputs import RunInputs

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from streamkern.planning.effort import NO_WORK, OpCounts, Speeds, together
+from streamkern.planning.op_counts import NO_WORK, OpCounts, Speeds, together
 from streamkern.planning.problem import ProblemShape
 
 PROBLEM = ProblemShape(

@@ -59,9 +59,9 @@ WORK_KINDS = tuple(field.name for field in fields(OpCounts))
 NO_WORK = OpCounts()
 
 
-def together(efforts: Iterable[OpCounts]) -> OpCounts:
+def together(counts: Iterable[OpCounts]) -> OpCounts:
     """Return the sum of several operation counts."""
-    return sum(efforts, NO_WORK)
+    return sum(counts, NO_WORK)
 
 
 @dataclass(frozen=True)
