@@ -115,8 +115,8 @@ def _relative(a: np.ndarray, b: np.ndarray) -> float:
 def kernels(cpu: Any, gpu: Any) -> dict[str, Any]:
     """K(X, Z) @ W of every kernel and precision on both devices."""
     from streamkern.kernels.builtin import KERNELS, get_kernel
-    from streamkern.kernels.points import Grid
-    from streamkern.kernels.products import PRECISIONS, KernelOperator
+    from streamkern.kernels.points import PRECISIONS, Grid
+    from streamkern.kernels.products import KernelOperator
 
     Z, X, _ = _problem(700, 900, 64, 1)
     grid = Grid(0.0, 1 / 32)

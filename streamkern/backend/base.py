@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar, cast
@@ -272,6 +272,21 @@ class Backend(DenseAlgebra):
                     self.xp.subtract(a[:, k, None], B[:, k], out=part)
                     self.xp.absolute(part, out=part)
                     total += part
+
+    def add_unequal(self, A: Array, B: Array, weights: Sequence[float], out: Array) -> None:
+        """Add to out the weights of the columns in which rows differ.
+
+        A : (r, k), B : (t, k), weights : k numbers, out : (r, t).
+        """
+        with (
+            self.workspace(out.shape, np.bool_) as unequal,
+            self.workspace(out.shape, out.dtype) as part,
+        ):
+            for k, weight in enumerate(weights):
+                self.xp.not_equal(A[:, k, None], B[:, k], out=unequal)
+                part[...] = unequal
+                part *= weight
+                out += part
 
     def square_norms(self, parts: list[Array], out: Array) -> None:
         """Set out to |sum of parts|^2 per row, summed in float64. parts : (r, d) each, out : (r,).

@@ -8,7 +8,7 @@ profile is one pass of vector instructions, about 0.23 ns, and the GEMMs stay wi
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.metadata import version
 from typing import Any
@@ -88,6 +88,15 @@ class CompiledBackend(Backend):
                 features = slice(first, first + L1_FEATURES)
                 _l1_part(len(Bt[features]))(A[:, features], Bt[features], out)
 
+    def add_unequal(self, A: Array, B: Array, weights: Sequence[float], out: Array) -> None:
+        """Add the weights of all columns in one pass."""
+        if out.dtype != np.float32:
+            super().add_unequal(A, B, weights, out)
+            return
+        with self.workspace(B.shape[::-1], B.dtype) as Bt:
+            Bt[...] = B.T
+            _unequal(len(Bt))(A, Bt, np.array(weights, _f4), out)
+
     def add_product(self, tile: Array, W: Array, out: Array) -> None:
         """Add a thin product row by row: the BLAS is made for wider ones."""
         if W.shape[1] > THIN or tile.dtype != np.float32:
@@ -132,9 +141,24 @@ def _l1_part(n: int) -> Callable[[Array, Array, Array], None]:
     return _jit_text("part", source, _FLAGS)
 
 
-def _jit_text(
-    name: str, source: str, flags: frozenset[str]
-) -> Callable[[Array, Array, Array], None]:
+@once
+def _unequal(n: int) -> Callable[[Array, Array, Array, Array], None]:
+    """Return part(A (r, n), Bt (n, t), w (n,), out (r, t)): out += w of the unequal columns."""
+    each = range(n)
+    terms = [f"(w{k} if a{k} != b{k}[j] else f4(0))" for k in each]
+    source = (
+        "def part(A, Bt, w, out):\n"
+        + "".join(f"    b{k} = Bt[{k}]\n    w{k} = w[{k}]\n" for k in each)
+        + "    for i in range(out.shape[0]):\n"
+        "        row = out[i]\n"
+        + "".join(f"        a{k} = A[i, {k}]\n" for k in each)
+        + "        for j in range(row.size):\n"
+        f"            row[j] += {' + '.join(terms)}\n"
+    )
+    return _jit_text("part", source, _FLAGS)
+
+
+def _jit_text(name: str, source: str, flags: frozenset[str]) -> Callable[..., None]:
     """Compile the function `name` defined in `source`, where f4 is float32."""
     names: dict[str, Any] = {"f4": _f4}
     exec(compile(source, f"<{name}>", "exec"), names)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from streamkern.backend.expression import substitute
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
+from streamkern.kernels.levels import Levels, check_levels, checked_levels
 from streamkern.kernels.parameters import checking_names, positive_parameter, sample_values
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ class Kernel:
     bandwidth: Any = 1.0
     """Points are divided by it. 1 for kernels without a bandwidth."""
     metric: npt.NDArray[np.float64] | None = None
+    levels: Levels = ()
+    """Features that are compared for equality, and their weights: see `levels`."""
     explicit: bool = False
     """Whether the columns are explicit features, whose weights have the Euclidean norm, rather
     than k(., z), whose weights have that of the RKHS."""
@@ -125,6 +128,13 @@ class Kernel:
         other._set_metric(metric)
         return other
 
+    def with_levels(self, levels: Iterable[Any]) -> Self:
+        """Return the same kernel with levels, pairs (feature, weight); see `levels`."""
+        other = copy.copy(self)
+        of_distance = self.geometry == "distance" and not self.explicit
+        other.levels = checked_levels(levels, self, of_distance=of_distance)
+        return other
+
     def _set_metric(self, metric: npt.ArrayLike | None) -> None:
         self.metric = None
         if metric is None:
@@ -142,6 +152,7 @@ class Kernel:
 
     def features(self, d: int) -> int:
         """Return the features of a point in the metric. ConfigError unless it is for d features."""
+        check_levels(self.levels, d)
         if self.metric is None:
             return d
         if len(self.metric) != d:
@@ -185,6 +196,8 @@ class Kernel:
         if self.metric is not None:
             digest = hashlib.sha256(np.ascontiguousarray(self.metric).tobytes()).hexdigest()
             described["metric"] = {"shape": list(self.metric.shape), "sha256": digest}
+        if self.levels:
+            described["levels"] = [list(level) for level in self.levels]
         return described
 
     def parameters(self) -> dict[str, object]:
@@ -201,25 +214,8 @@ class Kernel:
         return f"{type(self).__name__}({', '.join(shown)}){self._metric_text()}"
 
     def _metric_text(self) -> str:
-        return "" if self.metric is None else f" in a metric of shape {self.metric.shape}"
-
-
-class InnerKernel(Kernel):
-    """A kernel of the inner product and the norms, k(x, z) = of_products(x.z, |x|^2, |z|^2).
-
-    Subclasses define `of_products` and, if they can, its `expression` in `p`, `x` and `z`. Features
-    are used as they are: such a kernel is not translation invariant, so nothing is shifted.
-    """
-
-    geometry = "inner"
-
-    @checking_names
-    def __init__(self, *, metric: npt.ArrayLike | None = None) -> None:
-        self._set_metric(metric)
-
-    def of_products(self, p: Array, x: Array, z: Array, xp: Any) -> Array:
-        """Return kernel values."""
-        raise NotImplementedError(f"{type(self).__name__} must define of_products(p, x, z, xp)")
+        metric = "" if self.metric is None else f" in a metric of shape {self.metric.shape}"
+        return metric + (f" with levels {self.levels}" if self.levels else "")
 
 
 class _Composite(Kernel):
@@ -237,6 +233,8 @@ class _Composite(Kernel):
         self.parts = tuple(
             part if part.metric is None else part.with_metric(None) for part in parts
         )
+        if any(part.levels for part in parts):
+            raise ConfigError(f"{self!r} has a part with levels", "give them to the whole kernel")
         if any(part.is_open for part in parts):
             raise ConfigError(
                 f"{self!r} has a part with {mention('bandwidth', 'auto')}",

@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
-from streamkern.kernels.base import BUILT_IN, Geometry, InnerKernel, Product, Sum, name_of
+from streamkern.kernels.base import BUILT_IN, Geometry, Product, Sum, name_of
 from streamkern.kernels.base import Kernel as Kernel
+from streamkern.kernels.inner import InnerKernel
 from streamkern.kernels.parameters import (
     checking_names,
     count_parameter,
@@ -274,7 +275,9 @@ def get_kernel(
             f"give {mention('metric=')} beside it, or a Kernel object with its metric as the "
             f"estimator's kernel or as {mention('model.kernel')}",
         )
+    levels = table.pop("levels", ())
     made = _made(table, bandwidth)
+    made = made.with_levels(levels) if levels else made
     return made if metric is None else made.with_metric(metric)
 
 

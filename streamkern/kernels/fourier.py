@@ -26,7 +26,7 @@ import numpy.typing as npt
 from streamkern.backend.base import Array
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
-from streamkern.kernels.base import InnerKernel, Kernel, name_of
+from streamkern.kernels.base import Kernel, name_of
 from streamkern.kernels.builtin import (
     Cauchy,
     Dispersal,
@@ -36,6 +36,7 @@ from streamkern.kernels.builtin import (
     Matern32,
     Matern52,
 )
+from streamkern.kernels.inner import InnerKernel
 
 FREQUENCY_STAGE = 31
 Draws = npt.NDArray[np.float64]

@@ -6,7 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from streamkern.backend.base import Array, Backend
+from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.kernels.base import Kernel
+
+PRECISIONS = ("exact", "high", "fast", "integer", "float64")
 
 HALVES = 8
 """Half-precision numbers in 16 bytes; rows begin at multiples of 16 bytes, as the fastest kernels
@@ -17,8 +21,8 @@ of cuBLAS require."""
 class Points:
     """Rows prepared for distances: shifted, scaled by 1 / bandwidth, norms attached.
 
-    left : (n, k) rows [-2 a, |a|^2, 1], or None.
-    right : (n, k) rows [b, 1, |b|^2], or None.
+    left : (n, k) rows [l, -2 a, |a|^2, 1], or None; l : the levels, see `kernels.levels`.
+    right : (n, k) rows [l, b, 1, |b|^2], or None.
     norms : (n,), if kept separately; rows are then a and b alone. See `norms_in_columns`.
 
     Only the side in use is kept: a batch and a block of centers never change sides.
@@ -81,7 +85,7 @@ def norms_in_columns(backend: Backend, kernel: Kernel) -> bool:
 def point_columns(d: int, precision: str, kernel: Kernel) -> int:
     """Return columns of a prepared point of d features. ConfigError if the kernel is for others."""
     d = kernel.features(d)
-    return 3 * d if precision == "high" else d
+    return len(kernel.levels) + (3 * d if precision == "high" else d)
 
 
 def point_width(d: int, precision: str, backend: Backend, kernel: Kernel) -> int:
@@ -110,3 +114,29 @@ def scratch_bytes(d: int, precision: str, kernel: Kernel) -> int:
         + kernel.features(d)
         * {"exact": 4, "float64": 8, "high": 14, "fast": 10, "integer": 19}[precision]
     )
+
+
+def check_precision(precision: str, kernel: Kernel) -> None:
+    """Raise ConfigError unless the mode is known, and available for this kernel."""
+    if precision not in PRECISIONS:
+        raise ConfigError(
+            f"{mention('precision', precision)} is not known", f"use one of {PRECISIONS}"
+        )
+    if precision not in ("exact", "float64") and kernel.geometry != "distance":
+        raise ConfigError(
+            f"{mention('precision', precision)} is for kernels of Euclidean distances, and "
+            f"{kernel} is none",
+            "use 'exact' or 'float64'",
+        )
+    if precision == "integer" and kernel.metric is not None:
+        raise ConfigError(
+            f"{mention('precision', 'integer')} is for features as they are, and {kernel} moves "
+            f"them",
+            "use 'auto'",
+        )
+    if precision not in ("exact", "float64") and kernel.levels:
+        raise ConfigError(
+            f"{mention('precision', precision)} rounds features, and {kernel} compares some for "
+            "equality",
+            "use 'exact' or 'float64'",
+        )

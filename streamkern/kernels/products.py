@@ -35,10 +35,15 @@ from streamkern.backend.expression import check_expression
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.kernels.base import Kernel
-from streamkern.kernels.points import Grid, Points, norms_in_columns, point_columns, point_width
+from streamkern.kernels.points import (
+    Grid,
+    Points,
+    check_precision,
+    norms_in_columns,
+    point_columns,
+    point_width,
+)
 from streamkern.planning.memory import n_groups
-
-PRECISIONS = ("exact", "high", "fast", "integer", "float64")
 
 SNAP = 2.0**-6
 """Tolerance in steps of the grid: pixels below 256 that were scaled in float32 come back to
@@ -90,6 +95,8 @@ class KernelOperator:
         self.grid = grid
         self.norms_in_columns = norms_in_columns(backend, kernel)
         self.dtype = np.dtype(np.float64 if precision == "float64" else np.float32)
+        self.level_columns = [column for column, _ in kernel.levels]
+        self.level_weights = [weight / kernel.bandwidth**2 for _, weight in kernel.levels]
         self.metric = None
         if kernel.metric is not None:  # its transpose, the layout that `Backend.gemm` takes
             self.metric = backend.asarray(kernel.metric.T / kernel.bandwidth, self.dtype)
@@ -162,10 +169,13 @@ class KernelOperator:
             parts = [values] if high is None else self._split(values, high)
             backend.square_norms(parts, norms)
             self._write_sides(parts, norms, out)
+        for side in (out.left, out.right):
+            if side is not None and self.level_columns:
+                side[:, : len(self.level_columns)] = X[:, self.level_columns]
 
     def _write_sides(self, parts: list[Array], norms: Array, out: Points) -> None:
         """Write prepared rows to the sides of `out`. parts : float32 summands. norms : (n,)."""
-        d = parts[0].shape[1]
+        d, start = parts[0].shape[1], len(self.level_columns)
         # If norms are separate, products are not doubled: -2 a would overflow half precision first.
         doubled = -2 if self.norms_in_columns else 1
         for side, factor, first in ((out.left, doubled, -2), (out.right, 1, -1)):
@@ -173,12 +183,12 @@ class KernelOperator:
                 continue
             terms = self._columns(parts, left=side is out.left)
             for i, part in enumerate(terms):
-                self.backend.xp.multiply(part, factor, out=side[:, i * d : (i + 1) * d])
+                self.backend.xp.multiply(part, factor, out=side[:, start + i * d :][:, :d])
             if self.norms_in_columns:
                 side[:, -2:] = 1
                 side[:, first] = norms
-            elif len(terms) * d < side.shape[1]:
-                side[:, len(terms) * d :] = 0
+            elif start + len(terms) * d < side.shape[1]:
+                side[:, start + len(terms) * d :] = 0
 
     def _transform(self, X: Array, out: Array) -> None:
         """Shift X and move it to the metric and units of the bandwidth, or to steps of the grid.
@@ -316,7 +326,14 @@ class KernelOperator:
             if self.kernel.geometry == "l1":
                 backend.l1_distances(A.left, B.right, tile)
             else:
-                backend.gemm(A.left, B.right, tile)
+                start = len(self.level_columns)
+                backend.gemm(A.left[:, start:], B.right[:, start:], tile)
+                if start:
+                    factor = 1.0 if self.norms_in_columns else -0.5
+                    backend.add_unequal(
+                        A.left[:, :start], B.right[:, :start],
+                        [factor * weight for weight in self.level_weights], tile,
+                    )  # fmt: skip
             if same is not None:
                 self._mark_same(tile, A, rows, cols, same)
             backend.finish_tile(
@@ -363,23 +380,3 @@ class KernelOperator:
         elif n:
             asarray = self.backend.xp.asarray
             tile[asarray(i), asarray(j)] = value
-
-
-def check_precision(precision: str, kernel: Kernel) -> None:
-    """Raise ConfigError unless the mode is known, and available for this kernel."""
-    if precision not in PRECISIONS:
-        raise ConfigError(
-            f"{mention('precision', precision)} is not known", f"use one of {PRECISIONS}"
-        )
-    if precision not in ("exact", "float64") and kernel.geometry != "distance":
-        raise ConfigError(
-            f"{mention('precision', precision)} is for kernels of Euclidean distances, and "
-            f"{kernel} is none",
-            "use 'exact' or 'float64'",
-        )
-    if precision == "integer" and kernel.metric is not None:
-        raise ConfigError(
-            f"{mention('precision', 'integer')} is for features as they are, and {kernel} moves "
-            f"them",
-            "use 'auto'",
-        )

@@ -16,8 +16,9 @@ from sklearn.metrics.pairwise import (  # type: ignore[import-untyped, unused-ig
 from streamkern.backend.base import Backend
 from streamkern.backend.numba_backend import CompiledBackend, numba_problem
 from streamkern.basics.errors import ConfigError
-from streamkern.kernels.base import InnerKernel, Kernel
+from streamkern.kernels.base import Kernel
 from streamkern.kernels.builtin import Linear, Polynomial, ReluNTK
+from streamkern.kernels.inner import InnerKernel
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.norm import jittered_cholesky
 from tests.maths import Array, both, rows

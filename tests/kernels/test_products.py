@@ -18,8 +18,8 @@ from streamkern.backend.base import Backend
 from streamkern.backend.numba_backend import CompiledBackend, numba_problem
 from streamkern.basics.errors import ConfigError
 from streamkern.kernels.builtin import Kernel, get_kernel
-from streamkern.kernels.points import Grid
-from streamkern.kernels.products import PRECISIONS, KernelOperator
+from streamkern.kernels.points import PRECISIONS, Grid
+from streamkern.kernels.products import KernelOperator
 from tests import reference as ref
 from tests.maths import RADIAL, Array, Quartic, both, operator, rows
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from streamkern.basics.errors import ConfigError, MemoryBudgetError
 from streamkern.config.solver import SolverConfig
-from streamkern.kernels.products import PRECISIONS
+from streamkern.kernels.points import PRECISIONS
 from streamkern.planning.memory import Buffers
 from streamkern.planning.problem import MiB, ProblemShape, device_costs
 from streamkern.planning.sizes import MAX_PROBE, auto_batch, near_quarter, sample_sizes

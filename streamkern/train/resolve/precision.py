@@ -11,8 +11,7 @@ from streamkern.backend.base import Backend
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.kernels.base import Kernel
-from streamkern.kernels.points import Grid
-from streamkern.kernels.products import check_precision
+from streamkern.kernels.points import Grid, check_precision
 from streamkern.stream.sources.random_transforms import GaussianNoise
 from streamkern.stream.sources.transforms import Scale, Transform, integers_stay, transform_name
 

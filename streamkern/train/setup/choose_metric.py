@@ -35,6 +35,7 @@ import numpy as np
 
 from streamkern.basics.array_types import Floats
 from streamkern.kernels.base import Kernel
+from streamkern.kernels.levels import Levels
 from streamkern.planning.memory import (
     METRIC_FEATURES,
     METRIC_FIT,
@@ -44,6 +45,7 @@ from streamkern.solver.precondition.samples import SampleRows
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.setup.choose_kernel import is_open, kernels_of
+from streamkern.train.setup.choose_levels import looks_for_levels, with_levels
 from streamkern.train.setup.held_out_models import Errors, Fitted, HeldOut, gain_in_errors
 from streamkern.train.setup.metric_rounds import (
     CONTEST_ROUNDS,
@@ -82,13 +84,15 @@ class Learned(NamedTuple):
     """The result of `learn_metric`.
 
     metric : in the form that `Kernel` takes, or None
-    kernel : kernel in the metric, with its bandwidth, if it had to be found; else None
+    kernel : kernel in the metric, with its bandwidth and levels, if it had to be found; else None
     facts : JSON
+    levels : levels of the kernel, if the metric was learned with them or without any; else None
     """
 
     metric: Floats | None
     kernel: Kernel | None
     facts: dict[str, Any]
+    levels: Levels | None = None
 
 
 NOT_LEARNED = Learned(None, None, {})
@@ -149,18 +153,23 @@ def learn_metric(
     classes = None if run.data.source.classes is None else targets
 
     def judge(n: int) -> HeldOut:
-        return HeldOut(run, rows.part(slice(n_held, n_held + n)), held, classes)
+        return HeldOut(run, rows.part(slice(n_held, n_held + n)), held, classes, levels)
 
     with run.backend.single_threaded_blas():
-        fits = (pool.part(slice(n)) for n in (ROUND_FIT, METRIC_FIT))
-        problem, more = (HeldOut(run, fit, held, classes) for fit in fits)
-        plain = problem.in_metric(None, 1, -2)
+        fits = [pool.part(slice(n)) for n in (ROUND_FIT, METRIC_FIT)]
+        levels: Levels = ()
+        plain = HeldOut(run, fits[0], held, classes).in_metric(None, 1, -2)
+        if looks_for_levels(run):
+            levels = with_levels(run, rows.part(slice(cut)), plain.op.kernel, report).levels
+        problem, more = (HeldOut(run, fit, held, classes, levels) for fit in fits)
+        if levels:
+            plain = problem.in_metric(None, plain.width, plain.ridge)
         best, facts = best_round(problem, more, plain, rows.part(slice(cut)), report)
         few = judge(min(ROUND_FIT, n_pool))
         before = few.with_its_kernel(plain, None)
 
-        def tried(metric: Floats, how: dict[str, Any]) -> _Candidate:
-            model = few.with_its_kernel(best, metric)
+        def tried(metric: Floats, how: dict[str, Any], levels: Levels | None = None) -> _Candidate:
+            model = few.with_its_kernel(best, metric, levels)
             report("metric", {**how, "error": model.error, "error_without": before.error})
             return _Candidate(model, how)
 
@@ -168,9 +177,9 @@ def learn_metric(
         verdict = _judged(run, before, found, n, judge)
     report("metric", {"chosen": verdict.facts, "kernel": verdict.kernel.describe()})
     if not verdict.better:
-        return Learned(None, None, verdict.facts)
+        return Learned(None, None, verdict.facts, levels)
     kernel = verdict.kernel
-    return Learned(kernel.metric, kernel if is_open(run) else None, verdict.facts)
+    return Learned(kernel.metric, kernel if is_open(run) else None, verdict.facts, kernel.levels)
 
 
 class _Candidate(NamedTuple):
@@ -186,7 +195,7 @@ def _candidates(
     pool: SampleRows,
     run: ResolvedRun,
     before: Fitted,
-    tried: Callable[[Floats, dict[str, Any]], _Candidate],
+    tried: Callable[[Floats, dict[str, Any], Levels | None], _Candidate],
 ) -> list[_Candidate]:
     """Return the metrics of the best round and of the steps with which rows are better predicted.
 
@@ -196,9 +205,9 @@ def _candidates(
     """
     found, least = list[_Candidate](), before.error
 
-    def gains(metric: Floats, how: dict[str, Any]) -> bool:
+    def gains(metric: Floats, how: dict[str, Any], levels: Levels | None = None) -> bool:
         nonlocal least
-        candidate = tried(metric, how)
+        candidate = tried(metric, how, levels)
         if candidate.model.error < before.error:
             found.append(candidate)
         better = candidate.model.error < least
@@ -209,8 +218,9 @@ def _candidates(
         gains(np.asarray(metric, np.float64), facts)
     if math.isfinite(best.error):
         kind, seed = run.metric_mode.kind, run.config.run.random_state
-        for metric, steps in metrics_of_steps(best, pool, kind, seed):
-            if not gains(metric, {"kind": METRIC_SHAPES[metric.ndim - 1], "steps": steps}):
+        for metric, levels, steps in metrics_of_steps(best, pool, kind, seed):
+            how = {"kind": METRIC_SHAPES[metric.ndim - 1], "steps": steps}
+            if not gains(metric, how, levels):
                 break
     return found
 

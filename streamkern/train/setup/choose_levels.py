@@ -1,0 +1,191 @@
+"""Choose features whose values are compared for equality beside their distance (`kernels.levels`).
+
+Numbers of shops, households and schools, codes, years and ages: the target may depend on the level
+itself, and not smoothly on the number. A kernel of distances does not see that, and the gradients
+of a smooth model neither, so no metric is learned from it.
+
+If a feature's levels matter, the leave-one-out residuals of rows of equal level have the same sign.
+With residuals r_i of the rows, groups of equal level and no effect of them, the sum
+
+    T = sum over pairs i < j of one group of r_i r_j
+
+has mean 0 and a variance of about the same sum of r_i^2 r_j^2. The feature with the largest T, in
+standard deviations, is given a weight; it is kept if the rows predict each other significantly
+better. Then the next feature is examined, with the residuals of the new kernel.
+
+Kernel ridge regression with Laplace, up to 3500 rows, test RMSE (or error of classes) relative to
+no levels, 11 tables: panel of wages, number of the person .86; choice of a brand, number of the
+household .71; grades, number of the school .95; prices of computers, size of the disk .84;
+expenses, number of the village .86; nothing found, and nothing changed, on six.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.basics.array_types import Floats
+from streamkern.centers.random_rows import median_bandwidth
+from streamkern.config.model import LEARNED
+from streamkern.kernels.base import Kernel
+from streamkern.kernels.products import KernelOperator
+from streamkern.planning.memory import METRIC_FEATURES
+from streamkern.solver.method import Report
+from streamkern.solver.precondition.held_out import geometric_search
+from streamkern.solver.precondition.noise import (
+    Noise,
+    find_noise,
+    left_out_values,
+    row_errors,
+    surplus,
+)
+from streamkern.solver.precondition.samples import SampleRows
+from streamkern.train.resolve.resolved_run import ResolvedRun
+from streamkern.train.setup.choose_kernel import moved
+
+LEVEL_ROWS, MIN_LEVEL_ROWS = 1024, 200
+"""Largest and smallest number of rows that are examined."""
+MIN_LEVELS, MIN_REPEATED = 3, 0.1
+"""Smallest number of levels of a feature, and share of rows that have the level of another row.
+Equality of one of two values is the distance of the feature itself."""
+MAX_LEVELS = 4
+"""Largest number of features that get a weight. Each adds a pass over the tiles of the kernel."""
+MIN_SCORE = 3.0
+"""Smallest T, in standard deviations, for which a weight is tried."""
+LEVEL_GAIN_SE, LEVEL_GAIN = 2.5, 0.01
+"""Smallest gain for which a weight is kept: in standard errors, and relative to the error."""
+FIRST_WEIGHT, LEAST_WEIGHT, LARGEST_WEIGHT = -1, -3, 2
+"""Exponents of four that are tried: weights relative to the squared median distance."""
+TINY = 1e-300
+
+
+class _Fit(NamedTuple):
+    """A kernel, the noise of the rows with it, and their squared leave-one-out errors."""
+
+    kernel: Kernel
+    noise: Noise
+    errors: Floats
+
+
+def looks_for_levels(run: ResolvedRun) -> bool:
+    """Return whether levels are examined: for rows of a table whose kernel and metric are open."""
+    model, data = run.config.model, run.data
+    return (
+        model.kernel == "auto"
+        and model.bandwidth == "auto"
+        and model.metric in ("auto", *LEARNED)
+        and model.features == "kernel"
+        and run.precision in ("exact", "float64")
+        and len(data.source.row_shape) == 1
+        and data.source.dtype != np.uint8
+        and not data.pixels
+        and data.d <= METRIC_FEATURES
+    )
+
+
+def with_levels(run: ResolvedRun, rows: SampleRows, kernel: Kernel, report: Report) -> Kernel:
+    """Return the kernel with the levels with which the rows predict each other better.
+
+    rows : sample rows, no two made from one stored row
+    """
+    rows = rows.first(LEVEL_ROWS, run.backend)
+    host = np.asarray(run.backend.to_host(rows.X))
+    groups = groupings(host)
+    if len(host) < MIN_LEVEL_ROWS or not groups or kernel.geometry != "distance":
+        return kernel
+    shift = host.mean(axis=0, dtype=np.float64).astype(host.dtype)
+    with run.backend.single_threaded_blas():
+        unit = median_bandwidth(moved(host, kernel.metric), "euclidean") ** 2
+
+    def fitted(kernel: Kernel, near: Noise | None) -> _Fit | None:
+        op = KernelOperator(kernel, run.backend, run.precision, shift, run.grid)
+        noise = find_noise(op, None, rows, near, run.method.min_penalty)
+        if not noise.tried or not math.isfinite(noise.error):
+            return None
+        return _Fit(kernel, noise, row_errors(op, None, rows, noise)[0])
+
+    def scored(fit: _Fit) -> list[tuple[float, int]]:
+        op = KernelOperator(fit.kernel, run.backend, run.precision, shift, run.grid)
+        residuals = run.backend.to_host(rows.Y) - left_out_values(op, None, rows, fit.noise)
+        return sorted(((score(residuals, group), j) for j, group in groups.items()), reverse=True)
+
+    now = fitted(kernel, None)
+    while now is not None and groups and len(now.kernel.levels) < MAX_LEVELS:
+        best, column = scored(now)[0]
+        if best < MIN_SCORE:
+            break
+        found = _weighted(now, column, groups.pop(column), unit, fitted)
+        fields: dict[str, Any] = {"feature": column, "score": best, "taken": False}
+        if found is not None:
+            gain = surplus(now.errors, found.errors)
+            share = float(found.errors.mean() / now.errors.mean())
+            taken = gain >= LEVEL_GAIN_SE and share <= 1 - LEVEL_GAIN
+            fields |= {"taken": taken, "standard_errors": gain, "error": share}
+            now = found if taken else now
+        report("levels", fields)
+    return kernel if now is None else now.kernel
+
+
+def _weighted(
+    now: _Fit,
+    column: int,
+    group: npt.NDArray[np.int64],
+    unit: float,
+    fitted: Callable[[Kernel, Noise | None], _Fit | None],
+) -> _Fit | None:
+    """Return the best fit with a weight for the feature, or None.
+
+    The bandwidth grows with the distances, so that about the same rows are near each other.
+    """
+    n, kernel, tried = len(group), now.kernel, dict[float, _Fit]()
+    unequal = 1 - float((np.bincount(group) ** 2).sum()) / n**2
+    last = now.noise
+
+    def error(factor: float) -> float:
+        nonlocal last
+        wider = kernel.with_bandwidth(kernel.bandwidth * math.sqrt(1 + factor * unequal))
+        fit = fitted(wider.with_levels([*kernel.levels, (column, factor * unit)]), last)
+        if fit is None:
+            return math.inf
+        tried[factor], last = fit, fit.noise
+        return float(fit.errors.mean())
+
+    geometric_search(error, FIRST_WEIGHT, LEAST_WEIGHT, LARGEST_WEIGHT, base=4.0, stride=1)
+    return min(tried.values(), key=lambda fit: fit.errors.mean(), default=None)
+
+
+def groupings(X: npt.NDArray[Any]) -> dict[int, npt.NDArray[np.int64]]:
+    """Return the number of the group of each row (n,), by feature, of features with levels.
+
+    Of features that group the rows alike the first one is returned.
+    """
+    found, known = dict[int, npt.NDArray[np.int64]](), set[bytes]()
+    for j in range(X.shape[1]):
+        _, first, group, counts = np.unique(
+            X[:, j], return_index=True, return_inverse=True, return_counts=True
+        )
+        if len(counts) < MIN_LEVELS or counts[counts > 1].sum() < MIN_REPEATED * len(X):
+            continue
+        by_first = first[group].astype(np.int64)
+        if by_first.tobytes() not in known:
+            known.add(by_first.tobytes())
+            found[j] = group
+    return found
+
+
+def score(residuals: Floats, group: npt.NDArray[np.int64]) -> float:
+    """Return T in standard deviations, see the module. residuals : (n, c). group : (n,).
+
+    Of several outputs, r_i r_j is the inner product.
+    """
+    squares = (residuals**2).sum(axis=1)
+    sums = np.stack([np.bincount(group, r) for r in residuals.T])
+    total = float((sums**2).sum() - squares.sum())
+    pairs = float((np.bincount(group, squares) ** 2).sum() - (squares**2).sum())
+    covariance = residuals.T @ residuals
+    aligned = float((covariance**2).sum() / max(np.trace(covariance) ** 2, TINY))
+    return total / math.sqrt(max(2 * pairs * aligned, TINY))
