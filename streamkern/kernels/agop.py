@@ -92,7 +92,7 @@ def coordinates(op: KernelOperator, points: Points) -> Array:
     assert side is not None
     extra = 2 if op.norms_in_columns else 0
     parts = 3 if op.precision == "high" else 1
-    side = side[:, len(op.kernel.levels) :]
+    side = side[:, len(op.kernel.categorical) :]
     r = (side.shape[1] - extra) // parts
     values = side[:, :r].astype(op.dtype)
     if parts == 3:  # high and low parts, as in `KernelOperator._columns`

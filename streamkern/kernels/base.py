@@ -17,7 +17,7 @@ import numpy.typing as npt
 from streamkern.backend.expression import substitute
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
-from streamkern.kernels.levels import Levels, check_levels, checked_levels
+from streamkern.kernels.categorical import Categorical, check_categorical, checked_categorical
 from streamkern.kernels.parameters import checking_names, positive_parameter, sample_values
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ class Kernel:
     bandwidth: Any = 1.0
     """Points are divided by it. 1 for kernels without a bandwidth."""
     metric: npt.NDArray[np.float64] | None = None
-    levels: Levels = ()
-    """Features that are compared for equality, and their weights: see `levels`."""
+    categorical: Categorical = ()
+    """Features that are also compared for equality, and their weights: see `categorical`."""
     explicit: bool = False
     """Whether the columns are explicit features, whose weights have the Euclidean norm, rather
     than k(., z), whose weights have that of the RKHS."""
@@ -128,11 +128,11 @@ class Kernel:
         other._set_metric(metric)
         return other
 
-    def with_levels(self, levels: Iterable[Any]) -> Self:
-        """Return the same kernel with levels, pairs (feature, weight); see `levels`."""
+    def with_categorical(self, categorical: Iterable[Any]) -> Self:
+        """Return the same kernel with categorical features, pairs (feature, weight)."""
         other = copy.copy(self)
         of_distance = self.geometry == "distance" and not self.explicit
-        other.levels = checked_levels(levels, self, of_distance=of_distance)
+        other.categorical = checked_categorical(categorical, self, of_distance=of_distance)
         return other
 
     def _set_metric(self, metric: npt.ArrayLike | None) -> None:
@@ -152,7 +152,7 @@ class Kernel:
 
     def features(self, d: int) -> int:
         """Return the features of a point in the metric. ConfigError unless it is for d features."""
-        check_levels(self.levels, d)
+        check_categorical(self.categorical, d)
         if self.metric is None:
             return d
         if len(self.metric) != d:
@@ -196,8 +196,8 @@ class Kernel:
         if self.metric is not None:
             digest = hashlib.sha256(np.ascontiguousarray(self.metric).tobytes()).hexdigest()
             described["metric"] = {"shape": list(self.metric.shape), "sha256": digest}
-        if self.levels:
-            described["levels"] = [list(level) for level in self.levels]
+        if self.categorical:
+            described["categorical"] = [list(pair) for pair in self.categorical]
         return described
 
     def parameters(self) -> dict[str, object]:
@@ -215,7 +215,9 @@ class Kernel:
 
     def _metric_text(self) -> str:
         metric = "" if self.metric is None else f" in a metric of shape {self.metric.shape}"
-        return metric + (f" with levels {self.levels}" if self.levels else "")
+        return metric + (
+            f" with categorical features {self.categorical}" if self.categorical else ""
+        )
 
 
 class _Composite(Kernel):
@@ -233,8 +235,10 @@ class _Composite(Kernel):
         self.parts = tuple(
             part if part.metric is None else part.with_metric(None) for part in parts
         )
-        if any(part.levels for part in parts):
-            raise ConfigError(f"{self!r} has a part with levels", "give them to the whole kernel")
+        if any(part.categorical for part in parts):
+            raise ConfigError(
+                f"{self!r} has a part with categorical features", "give them to the whole kernel"
+            )
         if any(part.is_open for part in parts):
             raise ConfigError(
                 f"{self!r} has a part with {mention('bandwidth', 'auto')}",

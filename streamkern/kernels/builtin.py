@@ -275,9 +275,9 @@ def get_kernel(
             f"give {mention('metric=')} beside it, or a Kernel object with its metric as the "
             f"estimator's kernel or as {mention('model.kernel')}",
         )
-    levels = table.pop("levels", ())
+    categorical = table.pop("categorical", ())
     made = _made(table, bandwidth)
-    made = made.with_levels(levels) if levels else made
+    made = made.with_categorical(categorical) if categorical else made
     return made if metric is None else made.with_metric(metric)
 
 

@@ -21,7 +21,7 @@ of cuBLAS require."""
 class Points:
     """Rows prepared for distances: shifted, scaled by 1 / bandwidth, norms attached.
 
-    left : (n, k) rows [l, -2 a, |a|^2, 1], or None; l : the levels, see `kernels.levels`.
+    left : (n, k) rows [l, -2 a, |a|^2, 1], or None; l : the values of categorical features.
     right : (n, k) rows [l, b, 1, |b|^2], or None.
     norms : (n,), if kept separately; rows are then a and b alone. See `norms_in_columns`.
 
@@ -85,7 +85,7 @@ def norms_in_columns(backend: Backend, kernel: Kernel) -> bool:
 def point_columns(d: int, precision: str, kernel: Kernel) -> int:
     """Return columns of a prepared point of d features. ConfigError if the kernel is for others."""
     d = kernel.features(d)
-    return len(kernel.levels) + (3 * d if precision == "high" else d)
+    return len(kernel.categorical) + (3 * d if precision == "high" else d)
 
 
 def point_width(d: int, precision: str, backend: Backend, kernel: Kernel) -> int:
@@ -134,7 +134,7 @@ def check_precision(precision: str, kernel: Kernel) -> None:
             f"them",
             "use 'auto'",
         )
-    if precision not in ("exact", "float64") and kernel.levels:
+    if precision not in ("exact", "float64") and kernel.categorical:
         raise ConfigError(
             f"{mention('precision', precision)} rounds features, and {kernel} compares some for "
             "equality",

@@ -95,8 +95,10 @@ class KernelOperator:
         self.grid = grid
         self.norms_in_columns = norms_in_columns(backend, kernel)
         self.dtype = np.dtype(np.float64 if precision == "float64" else np.float32)
-        self.level_columns = [column for column, _ in kernel.levels]
-        self.level_weights = [weight / kernel.bandwidth**2 for _, weight in kernel.levels]
+        self.categorical_columns = [column for column, _ in kernel.categorical]
+        self.categorical_weights = [
+            weight / kernel.bandwidth**2 for _, weight in kernel.categorical
+        ]
         self.metric = None
         if kernel.metric is not None:  # its transpose, the layout that `Backend.gemm` takes
             self.metric = backend.asarray(kernel.metric.T / kernel.bandwidth, self.dtype)
@@ -170,12 +172,12 @@ class KernelOperator:
             backend.square_norms(parts, norms)
             self._write_sides(parts, norms, out)
         for side in (out.left, out.right):
-            if side is not None and self.level_columns:
-                side[:, : len(self.level_columns)] = X[:, self.level_columns]
+            if side is not None and self.categorical_columns:
+                side[:, : len(self.categorical_columns)] = X[:, self.categorical_columns]
 
     def _write_sides(self, parts: list[Array], norms: Array, out: Points) -> None:
         """Write prepared rows to the sides of `out`. parts : float32 summands. norms : (n,)."""
-        d, start = parts[0].shape[1], len(self.level_columns)
+        d, start = parts[0].shape[1], len(self.categorical_columns)
         # If norms are separate, products are not doubled: -2 a would overflow half precision first.
         doubled = -2 if self.norms_in_columns else 1
         for side, factor, first in ((out.left, doubled, -2), (out.right, 1, -1)):
@@ -326,13 +328,13 @@ class KernelOperator:
             if self.kernel.geometry == "l1":
                 backend.l1_distances(A.left, B.right, tile)
             else:
-                start = len(self.level_columns)
+                start = len(self.categorical_columns)
                 backend.gemm(A.left[:, start:], B.right[:, start:], tile)
                 if start:
                     factor = 1.0 if self.norms_in_columns else -0.5
                     backend.add_unequal(
                         A.left[:, :start], B.right[:, :start],
-                        [factor * weight for weight in self.level_weights], tile,
+                        [factor * weight for weight in self.categorical_weights], tile,
                     )  # fmt: skip
             if same is not None:
                 self._mark_same(tile, A, rows, cols, same)

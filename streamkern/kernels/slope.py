@@ -46,7 +46,7 @@ class Slope(Kernel):
                 f"{kernel} has no expression, of which its derivative is taken",
                 "give its class one (see Kernel), or use a kernel that is built in",
             )
-        self.kernel, self.levels = kernel, kernel.levels
+        self.kernel, self.categorical = kernel, kernel.categorical
         self.expression = substitute(derivative(kernel.expression), f"s + {NEAR!r}")
 
     def profile(self, sq: Array, xp: Any) -> Array:

@@ -158,7 +158,7 @@ def _stage(record: LogRecord) -> tuple[str, str]:
     """Return the event of a record, and its stage of a setup."""
     event = str(record.get("event", ""))
     stage = record.get("doing", event) if event == "setup" else event
-    return event, "kernel" if stage in ("bandwidth", "levels") else str(stage)
+    return event, "kernel" if stage in ("bandwidth", "categorical") else str(stage)
 
 
 def _begins(here: tuple[str, str], seen: Sequence[tuple[str, str]]) -> bool:

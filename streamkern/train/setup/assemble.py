@@ -45,9 +45,9 @@ from streamkern.train.restart.run_snapshot import is_computed_with
 from streamkern.train.restart.scaling import save_scaling
 from streamkern.train.setup.broadcast import broadcast_setup, receive_setup, work_of
 from streamkern.train.setup.center_stripes import mean, receive_shard
+from streamkern.train.setup.choose_categorical import find_categorical, looks_for_categorical
 from streamkern.train.setup.choose_centers import choose_centers, scatter_all
 from streamkern.train.setup.choose_kernel import find_kernel, is_open
-from streamkern.train.setup.choose_levels import looks_for_levels, with_levels
 from streamkern.train.setup.choose_metric import (
     NOT_LEARNED,
     Learned,
@@ -388,8 +388,8 @@ def _learn_metric_and_kernel(
             few = cache(lambda: held_out)
     if learned.kernel is None and is_open(run):
         report("setup", {"doing": "kernel"})
-        kernel = find_kernel(run, few(), report, learned.metric, learned.levels or ()).kernel
-        if found is None and learned.levels is None and looks_for_levels(run):
-            kernel = with_levels(run, few(), kernel, report)
+        kernel = find_kernel(run, few(), report, learned.metric, learned.categorical or ()).kernel
+        if found is None and learned.categorical is None and looks_for_categorical(run):
+            kernel = find_categorical(run, few(), kernel, report)
         learned = learned._replace(kernel=kernel)
     return few, learned

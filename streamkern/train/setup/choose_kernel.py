@@ -51,7 +51,7 @@ import numpy.typing as npt
 from streamkern.basics.array_types import Floats
 from streamkern.centers.random_rows import median_bandwidth
 from streamkern.kernels.builtin import Kernel, get_kernel
-from streamkern.kernels.levels import Levels
+from streamkern.kernels.categorical import Categorical
 from streamkern.kernels.notation import bandwidths
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.method import Report
@@ -124,12 +124,12 @@ def is_wide_open(run: ResolvedRun, kernel: str | Mapping[str, Any] | Kernel) -> 
 
 def find_kernel(
     run: ResolvedRun, rows: SampleRows, report: Report, metric: Floats | None = None,
-    levels: Levels = (),
+    categorical: Categorical = (),
 ) -> FoundKernel:  # fmt: skip
     """Return the kernel and bandwidth with which the rows predict each other best.
 
     rows : sample rows, no two made from one stored row
-    metric, levels : of the kernel; None and () if there are none
+    metric, categorical : metric and categorical features of the kernel; None and () for none
     """
     rows = rows.first(n_kernel_rows(len(rows.X)), run.backend)
     host, bandwidth = run.backend.to_host(rows.X), run.config.model.bandwidth
@@ -156,7 +156,7 @@ def find_kernel(
         def error(factor: float) -> float:
             kernel = get_kernel(asked, lambda geometry: factor * width(geometry))
             kernel = kernel if metric is None else kernel.with_metric(metric)
-            kernel = kernel.with_levels(levels) if levels else kernel
+            kernel = kernel.with_categorical(categorical) if categorical else kernel
             last = near if not tried else [*tried.values()][-1]
             before = None if last is None else last.noise
             noise = find_noise(operator(kernel), None, rows, before, run.method.min_penalty)

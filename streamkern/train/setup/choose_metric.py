@@ -35,7 +35,7 @@ import numpy as np
 
 from streamkern.basics.array_types import Floats
 from streamkern.kernels.base import Kernel
-from streamkern.kernels.levels import Levels
+from streamkern.kernels.categorical import Categorical
 from streamkern.planning.memory import (
     METRIC_FEATURES,
     METRIC_FIT,
@@ -44,8 +44,8 @@ from streamkern.solver.method import Report
 from streamkern.solver.precondition.samples import SampleRows
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
+from streamkern.train.setup.choose_categorical import find_categorical, looks_for_categorical
 from streamkern.train.setup.choose_kernel import is_open, kernels_of
-from streamkern.train.setup.choose_levels import looks_for_levels, with_levels
 from streamkern.train.setup.held_out_models import Errors, Fitted, HeldOut, gain_in_errors
 from streamkern.train.setup.metric_rounds import (
     CONTEST_ROUNDS,
@@ -84,15 +84,15 @@ class Learned(NamedTuple):
     """The result of `learn_metric`.
 
     metric : in the form that `Kernel` takes, or None
-    kernel : kernel in the metric, with its bandwidth and levels, if it had to be found; else None
+    kernel : kernel in the metric, with bandwidth and categorical features, if it had to be found
     facts : JSON
-    levels : levels of the kernel, if the metric was learned with them or without any; else None
+    categorical : those of the kernel, perhaps none; None if they were not looked for
     """
 
     metric: Floats | None
     kernel: Kernel | None
     facts: dict[str, Any]
-    levels: Levels | None = None
+    categorical: Categorical | None = None
 
 
 NOT_LEARNED = Learned(None, None, {})
@@ -153,23 +153,27 @@ def learn_metric(
     classes = None if run.data.source.classes is None else targets
 
     def judge(n: int) -> HeldOut:
-        return HeldOut(run, rows.part(slice(n_held, n_held + n)), held, classes, levels)
+        return HeldOut(run, rows.part(slice(n_held, n_held + n)), held, classes, categorical)
 
     with run.backend.single_threaded_blas():
         fits = [pool.part(slice(n)) for n in (ROUND_FIT, METRIC_FIT)]
-        levels: Levels = ()
+        categorical: Categorical = ()
         plain = HeldOut(run, fits[0], held, classes).in_metric(None, 1, -2)
-        if looks_for_levels(run):
-            levels = with_levels(run, rows.part(slice(cut)), plain.op.kernel, report).levels
-        problem, more = (HeldOut(run, fit, held, classes, levels) for fit in fits)
-        if levels:
+        if looks_for_categorical(run):
+            categorical = find_categorical(
+                run, rows.part(slice(cut)), plain.op.kernel, report
+            ).categorical
+        problem, more = (HeldOut(run, fit, held, classes, categorical) for fit in fits)
+        if categorical:
             plain = problem.in_metric(None, plain.width, plain.ridge)
         best, facts = best_round(problem, more, plain, rows.part(slice(cut)), report)
         few = judge(min(ROUND_FIT, n_pool))
         before = few.with_its_kernel(plain, None)
 
-        def tried(metric: Floats, how: dict[str, Any], levels: Levels | None = None) -> _Candidate:
-            model = few.with_its_kernel(best, metric, levels)
+        def tried(
+            metric: Floats, how: dict[str, Any], categorical: Categorical | None = None
+        ) -> _Candidate:
+            model = few.with_its_kernel(best, metric, categorical)
             report("metric", {**how, "error": model.error, "error_without": before.error})
             return _Candidate(model, how)
 
@@ -177,9 +181,11 @@ def learn_metric(
         verdict = _judged(run, before, found, n, judge)
     report("metric", {"chosen": verdict.facts, "kernel": verdict.kernel.describe()})
     if not verdict.better:
-        return Learned(None, None, verdict.facts, levels)
+        return Learned(None, None, verdict.facts, categorical)
     kernel = verdict.kernel
-    return Learned(kernel.metric, kernel if is_open(run) else None, verdict.facts, kernel.levels)
+    return Learned(
+        kernel.metric, kernel if is_open(run) else None, verdict.facts, kernel.categorical
+    )
 
 
 class _Candidate(NamedTuple):
@@ -195,7 +201,7 @@ def _candidates(
     pool: SampleRows,
     run: ResolvedRun,
     before: Fitted,
-    tried: Callable[[Floats, dict[str, Any], Levels | None], _Candidate],
+    tried: Callable[[Floats, dict[str, Any], Categorical | None], _Candidate],
 ) -> list[_Candidate]:
     """Return the metrics of the best round and of the steps with which rows are better predicted.
 
@@ -205,9 +211,9 @@ def _candidates(
     """
     found, least = list[_Candidate](), before.error
 
-    def gains(metric: Floats, how: dict[str, Any], levels: Levels | None = None) -> bool:
+    def gains(metric: Floats, how: dict[str, Any], categorical: Categorical | None = None) -> bool:
         nonlocal least
-        candidate = tried(metric, how, levels)
+        candidate = tried(metric, how, categorical)
         if candidate.model.error < before.error:
             found.append(candidate)
         better = candidate.model.error < least
@@ -218,9 +224,9 @@ def _candidates(
         gains(np.asarray(metric, np.float64), facts)
     if math.isfinite(best.error):
         kind, seed = run.metric_mode.kind, run.config.run.random_state
-        for metric, levels, steps in metrics_of_steps(best, pool, kind, seed):
+        for metric, categorical, steps in metrics_of_steps(best, pool, kind, seed):
             how = {"kind": METRIC_SHAPES[metric.ndim - 1], "steps": steps}
-            if not gains(metric, how, levels):
+            if not gains(metric, how, categorical):
                 break
     return found
 

@@ -19,7 +19,7 @@ from streamkern.backend.base import Array, tiles
 from streamkern.basics.array_types import Floats
 from streamkern.centers.random_rows import median_bandwidth
 from streamkern.kernels.builtin import Kernel, Laplace, get_kernel
-from streamkern.kernels.levels import Levels
+from streamkern.kernels.categorical import Categorical
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import EVALUATED_ROWS, METRIC_FIT
@@ -116,9 +116,9 @@ class HeldOut:
 
     def __init__(
         self, run: ResolvedRun, fit: SampleRows, held: SampleRows, classes: TargetScale | None,
-        levels: Levels = (),
+        categorical: Categorical = (),
     ) -> None:  # fmt: skip
-        self.levels = levels
+        self.categorical = categorical
         self.run, self.fit, self.held, self.classes = run, fit, held, classes
         self.host = run.backend.to_host(fit.X[:METRIC_FIT])
         self.shift = self.host.mean(axis=0, dtype=np.float64).astype(self.host.dtype)
@@ -132,7 +132,7 @@ class HeldOut:
     def in_metric(
         self, metric: Floats | None, width: int, ridge: int, kernel: Any = "laplace",
         least: int = MIN_RIDGE, ends: tuple[int, int] = (NARROWEST, WIDEST),
-        levels: Levels | None = None,
+        categorical: Categorical | None = None,
     ) -> Fitted:  # fmt: skip
         """Return the model with the bandwidth and ridge that suit the held-out rows best.
 
@@ -144,7 +144,7 @@ class HeldOut:
         least, ends : exponents of the least ridge, and of the bandwidths
         """
         points, near = moved(self.host, metric), max(ridge, least)
-        levels = self.levels if levels is None else levels
+        categorical = self.categorical if categorical is None else categorical
 
         @cache
         def median(geometry: str) -> float:
@@ -152,7 +152,7 @@ class HeldOut:
 
         def fitted(width: int, near: int, ridges: tuple[int, int]) -> Fitted:
             made = get_kernel(kernel, lambda g: 2.0**width * median(g)).with_metric(metric)
-            made = made.with_levels(levels if made.geometry == "distance" else ())
+            made = made.with_categorical(categorical if made.geometry == "distance" else ())
             return self.with_kernel(made, near, *ridges)._replace(width=width)
 
         best = fitted(width, near, (least, MAX_RIDGE))
@@ -174,7 +174,7 @@ class HeldOut:
         return best
 
     def with_its_kernel(
-        self, near: Fitted, metric: Floats | None, levels: Levels | None = None
+        self, near: Fitted, metric: Floats | None, categorical: Categorical | None = None
     ) -> Fitted:
         """Return the model in a metric with the kernel of the run.
 
@@ -189,7 +189,7 @@ class HeldOut:
                 if not isinstance(model.bandwidth, str):
                     kernel = get_kernel(asked, model.bandwidth)
             start = min(max(near.width, ends[0]), ends[1])
-            near = self.in_metric(metric, start, near.ridge, kernel, least, ends, levels)
+            near = self.in_metric(metric, start, near.ridge, kernel, least, ends, categorical)
             found.append(near.without_arrays())
         return chosen_kernel(found)
 

@@ -30,7 +30,7 @@ import numpy as np
 from streamkern.backend.base import Array, tiles
 from streamkern.basics.array_types import Floats
 from streamkern.kernels.base import Kernel
-from streamkern.kernels.levels import Levels
+from streamkern.kernels.categorical import Categorical
 from streamkern.kernels.products import KernelOperator
 from streamkern.kernels.slope import Slope
 from streamkern.planning.memory import (
@@ -94,7 +94,7 @@ def stages(pool: int) -> list[StepStage]:
 
 def metrics_of_steps(
     model: Fitted, rows: SampleRows, kind: str, seed: int
-) -> Iterator[tuple[Floats, Levels, int]]:
+) -> Iterator[tuple[Floats, Categorical, int]]:
     """Yield the metric, with trace d, and the number of steps from that of `model`, of each stage.
 
     Nothing is yielded if no step applies.
@@ -111,8 +111,8 @@ def metrics_of_steps(
         if not steps.through(stage, rows.part(slice(stage.pool)), rng) or not steps.A.any():
             return
         scale = math.sqrt(len(steps.A) / float((steps.A**2).sum()))
-        levels = tuple((j, w * scale**2) for j, w in steps.kernel.levels)
-        yield steps.A * scale, levels, steps.taken
+        categorical = tuple((j, w * scale**2) for j, w in steps.kernel.categorical)
+        yield steps.A * scale, categorical, steps.taken
 
 
 def _start(kernel: Kernel, kind: str, d: int) -> Floats | None:
@@ -259,7 +259,7 @@ class _Side:
     def __init__(self, op: KernelOperator, rows: SampleRows) -> None:
         xp, A = op.backend.xp, op.kernel.metric
         x = rows.X.astype(op.dtype)
-        self.levels = x[:, op.level_columns]
+        self.categorical = x[:, op.categorical_columns]
         self.x = x if op.shift is None else x - op.shift.astype(op.dtype)
         assert A is not None
         A = xp.asarray(A / op.kernel.bandwidth, op.dtype)
@@ -281,9 +281,9 @@ def _values(op: KernelOperator, left: _Side, right: _Side | None) -> tuple[Array
     def evaluate(part: slice) -> None:
         s = xp.matmul(left.left[part], columns, out=K[part])
         xp.abs(s, out=s)  # rounded, it may be below 0; takes less time than the maximum
-        if op.level_weights:
-            unequal = left.levels[part], of_columns.levels
-            op.backend.add_unequal(*unequal, op.level_weights, s)
+        if op.categorical_weights:
+            unequal = left.categorical[part], of_columns.categorical
+            op.backend.add_unequal(*unequal, op.categorical_weights, s)
         if on_diagonal:
             at = xp.arange(len(s))
             s[at, part.start + at] = 0
