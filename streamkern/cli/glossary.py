@@ -109,6 +109,7 @@ SOLVER: Final = {
     "metric": "the scales of the features, or the matrix, in which distances are taken",
     "metric_shares": "the features with the largest shares in the metric, which are those of the "
     "mean squared gradients; how much of the error a column takes away says info --importances",
+    "categorical_features": "features whose values are compared for equality beside their distance",
     "spectrum": "the largest shares of directions in the metric",
     "direction": "the features that make up one of the main directions of the metric",
 }

@@ -126,10 +126,13 @@ def _recorded(directory: RunDirectory) -> tuple[dict[str, Any], str | None]:
     return bound, f"{directory.place}/run.json is {which}; the next training writes it again"
 
 
+_SETUP_FACTS = ("learned_metric", "metric", "categorical_features")
+
+
 def _solver(meta: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
     sizes, setup = meta["sizes"], meta["setup"]
     found = {"ridge": state["ridge"]} if state.get("ridge") else {}
-    found |= {name: setup[name] for name in ("learned_metric", "metric") if name in setup}
+    found |= {name: setup[name] for name in _SETUP_FACTS if name in setup}
     loss = fitted_loss_table(meta)
     found |= {} if loss is None else {"loss": loss}
     notes = column_notes(meta.get("encoder"), "the run")
@@ -267,7 +270,10 @@ def _in_words(solver: Mapping[str, Any] | None) -> Mapping[str, Any]:
         found["learned_metric"] = ", ".join(_fact(*each) for each in facts.items())
     if "metric" in found:
         found |= _metric_in_words(found.pop("metric"))
-    return {key: value for key, value in found.items() if key not in ("parts", "weights")}
+    if "categorical_features" in found:
+        found["categorical_features"] = ", ".join(found["categorical_features"])
+    hidden = ("parts", "weights", "categorical")
+    return {key: value for key, value in found.items() if key not in hidden}
 
 
 def _metric_in_words(metric: Mapping[str, Any]) -> dict[str, str]:

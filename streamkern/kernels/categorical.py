@@ -18,6 +18,8 @@ from streamkern.basics.errors import ConfigError
 
 Categorical = tuple[tuple[int, float], ...]
 """Pairs of a feature and its weight, in squared units of the features."""
+MAX_CATEGORICAL = 4
+"""Largest number of categorical features that a run chooses. Each is compared in every tile."""
 
 
 def checked_categorical(

@@ -17,6 +17,10 @@ def kernel_text(kernel: KernelTable) -> str:
     """Format a kernel as text: `0.7 laplace(bandwidth 8) + 0.3 gaussian * polynomial(degree 2)`."""
     if isinstance(kernel, str):
         return kernel
+    if "categorical" in kernel:
+        rest = {key: value for key, value in kernel.items() if key != "categorical"}
+        n = len(kernel["categorical"])
+        return f"{kernel_text(rest)} with {n} categorical feature{'s' * (n > 1)}"
     name, parts = _name(kernel), kernel.get("parts", ())
     if name == "sum":
         weights = kernel.get("weights") or [1.0] * len(parts)

@@ -13,6 +13,7 @@ from streamkern.basics.message import mention
 from streamkern.config.model import LEARNED, METRICS, ROUGH_TO_SMOOTH
 from streamkern.config.run_config import RunConfig
 from streamkern.kernels.builtin import Kernel, get_kernel
+from streamkern.kernels.categorical import MAX_CATEGORICAL
 from streamkern.planning.memory import METRIC_FEATURES
 from streamkern.solver.methods import find
 from streamkern.train.resolve.given_arrays import check_metric, open_metric
@@ -132,3 +133,27 @@ def kernel_in_metric(
         np.float64(1), (d,) if choice.mode == "learn-diagonal" else (d, d)
     )
     return kernel, None
+
+
+def looks_for_categorical(config: RunConfig, data: Data, precision: str) -> bool:
+    """Return whether a run looks for categorical features of its kernel.
+
+    It does for the rows of a table, if kernel and metric are open.
+    """
+    model = config.model
+    return (
+        model.kernel == "auto"
+        and model.bandwidth == "auto"
+        and model.metric in ("auto", *LEARNED)
+        and model.features == "kernel"
+        and precision in ("exact", "float64")
+        and len(data.source.row_shape) == 1
+        and data.source.dtype != np.uint8
+        and not data.pixels
+        and data.d <= METRIC_FEATURES
+    )
+
+
+def with_room(kernel: Kernel, d: int) -> Kernel:
+    """Return the kernel with as many categorical features as a run may choose, for a plan."""
+    return kernel.with_categorical([(j, 1.0) for j in range(min(d, MAX_CATEGORICAL))])

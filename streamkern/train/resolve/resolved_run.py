@@ -54,7 +54,9 @@ from streamkern.train.resolve.metric_mode import (
     NO_ROOM,
     MetricMode,
     kernel_in_metric,
+    looks_for_categorical,
     requested_metric_mode,
+    with_room,
 )
 from streamkern.train.resolve.precision import resolve_precision
 from streamkern.train.resolve.run_inputs import NO_INPUTS, RunInputs, centers_from
@@ -214,6 +216,8 @@ def _with_centers(
             kernel = FourierFeatures(p, kernel.describe())
         precision = resolve_precision(settings.precision, dtype, transforms, backend, kernel)
         on_cluster = given.client is not None
+        if looks_for_categorical(config, data, precision[0]):
+            kernel = with_room(kernel, data.d)
         problem = _problem(config, data, p, backend, precision[0], on_cluster, kernel)
         all_of_them = whole and _are_centers(config, origin, data, problem)
         problem = replace(

@@ -39,13 +39,14 @@ from streamkern.solver.precondition.noise import (
 from streamkern.solver.precondition.samples import SampleRows
 from streamkern.solver.ridge_curve import noise_of_more_rows, noise_rows
 from streamkern.stream.target_scale import TargetScale
+from streamkern.train.resolve.metric_mode import looks_for_categorical
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.restart.parent_run import ParentRun
 from streamkern.train.restart.run_snapshot import is_computed_with
 from streamkern.train.restart.scaling import save_scaling
 from streamkern.train.setup.broadcast import broadcast_setup, receive_setup, work_of
 from streamkern.train.setup.center_stripes import mean, receive_shard
-from streamkern.train.setup.choose_categorical import find_categorical, looks_for_categorical
+from streamkern.train.setup.choose_categorical import find_categorical
 from streamkern.train.setup.choose_centers import choose_centers, scatter_all
 from streamkern.train.setup.choose_kernel import find_kernel, is_open
 from streamkern.train.setup.choose_metric import (
@@ -240,6 +241,9 @@ def _meta(
     if kernel.metric is not None:
         with run.backend.single_threaded_blas():
             setup["metric"] = describe_metric(kernel.metric, data.feature_names)
+    if kernel.categorical:
+        names = data.feature_names
+        setup["categorical_features"] = [names[j] for j, _ in kernel.categorical]
     return {
         "kernel": kernel.describe(),
         "sizes": asdict(run.sizes),
@@ -389,7 +393,11 @@ def _learn_metric_and_kernel(
     if learned.kernel is None and is_open(run):
         report("setup", {"doing": "kernel"})
         kernel = find_kernel(run, few(), report, learned.metric, learned.categorical or ()).kernel
-        if found is None and learned.categorical is None and looks_for_categorical(run):
+        if (
+            found is None
+            and learned.categorical is None
+            and looks_for_categorical(run.config, run.data, run.precision)
+        ):
             kernel = find_categorical(run, few(), kernel, report)
         learned = learned._replace(kernel=kernel)
     return few, learned

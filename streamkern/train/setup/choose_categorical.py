@@ -14,8 +14,8 @@ has mean 0 and a variance of about the same sum of r_i^2 r_j^2. The feature with
 standard deviations, is given a weight; it is kept if the rows predict each other significantly
 better. Then the next feature is examined, with the residuals of the new kernel.
 
-Default, up to 6000 rows, one split, test RMSE (or error of classes) without and with them: wages of a
-panel, number of the person, .8075 .7073; choice of a brand, number of the household, .339 .239;
+Default, up to 6000 rows, one split, test RMSE (or error of classes) without and with them: wages of
+a panel, number of the person, .8075 .7073; choice of a brand, number of the household, .339 .239;
 grades, number of the school, .648 .613; prices of computers, size of the disk, .2513 .2413;
 expenses, number of the village, .707 .669. On 14 other tables none was found.
 """
@@ -31,10 +31,9 @@ import numpy.typing as npt
 
 from streamkern.basics.array_types import Floats
 from streamkern.centers.random_rows import median_bandwidth
-from streamkern.config.model import LEARNED
 from streamkern.kernels.base import Kernel
+from streamkern.kernels.categorical import MAX_CATEGORICAL
 from streamkern.kernels.products import KernelOperator
-from streamkern.planning.memory import METRIC_FEATURES
 from streamkern.solver.method import Report
 from streamkern.solver.precondition.held_out import geometric_search
 from streamkern.solver.precondition.noise import (
@@ -53,8 +52,6 @@ CATEGORICAL_ROWS, MIN_CATEGORICAL_ROWS = 1024, 200
 MIN_VALUES, MIN_REPEATED = 3, 0.1
 """Smallest number of values of a feature, and share of rows that have the value of another row.
 Equality of one of two values is the distance of the feature itself."""
-MAX_CATEGORICAL = 4
-"""Largest number of features that get a weight. Each adds a pass over the tiles of the kernel."""
 MIN_SCORE = 3.0
 """Smallest T, in standard deviations, for which a weight is tried."""
 CATEGORICAL_GAIN_SE, CATEGORICAL_GAIN = 2.5, 0.01
@@ -70,22 +67,6 @@ class _Fit(NamedTuple):
     kernel: Kernel
     noise: Noise
     errors: Floats
-
-
-def looks_for_categorical(run: ResolvedRun) -> bool:
-    """Return whether they are looked for: in rows of a table whose kernel and metric are open."""
-    model, data = run.config.model, run.data
-    return (
-        model.kernel == "auto"
-        and model.bandwidth == "auto"
-        and model.metric in ("auto", *LEARNED)
-        and model.features == "kernel"
-        and run.precision in ("exact", "float64")
-        and len(data.source.row_shape) == 1
-        and data.source.dtype != np.uint8
-        and not data.pixels
-        and data.d <= METRIC_FEATURES
-    )
 
 
 def find_categorical(run: ResolvedRun, rows: SampleRows, kernel: Kernel, report: Report) -> Kernel:

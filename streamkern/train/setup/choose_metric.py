@@ -43,8 +43,9 @@ from streamkern.planning.memory import (
 from streamkern.solver.method import Report
 from streamkern.solver.precondition.samples import SampleRows
 from streamkern.stream.target_scale import TargetScale
+from streamkern.train.resolve.metric_mode import looks_for_categorical
 from streamkern.train.resolve.resolved_run import ResolvedRun
-from streamkern.train.setup.choose_categorical import find_categorical, looks_for_categorical
+from streamkern.train.setup.choose_categorical import find_categorical
 from streamkern.train.setup.choose_kernel import is_open, kernels_of
 from streamkern.train.setup.held_out_models import Errors, Fitted, HeldOut, gain_in_errors
 from streamkern.train.setup.metric_rounds import (
@@ -159,7 +160,7 @@ def learn_metric(
         fits = [pool.part(slice(n)) for n in (ROUND_FIT, METRIC_FIT)]
         categorical: Categorical = ()
         plain = HeldOut(run, fits[0], held, classes).in_metric(None, 1, -2)
-        if looks_for_categorical(run):
+        if looks_for_categorical(run.config, run.data, run.precision):
             categorical = find_categorical(
                 run, rows.part(slice(cut)), plain.op.kernel, report
             ).categorical
