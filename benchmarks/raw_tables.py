@@ -1,130 +1,198 @@
-"""Tables as they are, words, dates and gaps included, with defaults, beside gradient boosting.
+"""Raw tables, words and gaps included, with defaults, beside gradient boosting.
 
-    python -m benchmarks.raw_tables --data FOLDER                 # of .csv files
-    python -m benchmarks.raw_tables --data FOLDER --json raw_tables.json
+    python -m benchmarks.raw_tables                               # of installed packages
+    python -m benchmarks.raw_tables --data FOLDER --json raw.json # of .csv and .parquet files
+    python -m benchmarks.raw_tables --names computers --methods streamkern catboost
 
-A figure is the mean over the seeds of the error on a fifth of the rows, which is drawn anew for
-each: root mean squared error over the standard deviation of the target, or the share that is wrong.
-Nothing is tuned. "encoded" is our estimator on the data frame; "one-hot" is it on numbers made by
-scikit-learn: one-hot words (the 40 most frequent of each column), mean for gaps, days for dates,
-all standardised. "boosting" is `HistGradientBoosting` with its own handling of categories and gaps.
-The tables are those of github.com/mwaskom/seaborn-data.
+The target of a file is its last column; one of words has classes. A fifth of the rows, at most
+8000, which are drawn anew for each seed, are for testing; at most --rows others are fitted. Nothing
+is tuned. Ours get the data frame as it is, boosting gets words of the type `category`.
+
+The error is the RMSE in standard deviations of the target, or the share of wrong classes; of
+classes the log loss is shown as well. Each is the median over the seeds; "best" is the best
+boosting's median. The last columns are medians of CPU seconds of `fit`, on --threads threads.
+`benchmarks.package_tables` has the tables of packages.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
-from sklearn.compose import make_column_selector, make_column_transformer
-from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
-from sklearn.impute import SimpleImputer
-from sklearn.model_selection import train_test_split
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import streamkern as sk
 from benchmarks.harness import environment, write_results
+from benchmarks.package_tables import shipped
 from streamkern.basics.text import text_table
 
-
-class Task(NamedTuple):
-    """target : its column. dropped : what tells it. dates : columns of text that are some."""
-
-    target: str
-    dropped: tuple[str, ...] = ()
-    dates: tuple[str, ...] = ()
-    classes: bool = False
-
-
-TASKS = {
-    "diamonds": Task("price"),
-    "taxis": Task("fare", ("total", "tip", "tolls"), ("pickup", "dropoff")),
-    "mpg": Task("mpg", ("name",)),
-    "tips": Task("tip"),
-    "titanic": Task("survived", ("alive",), classes=True),
-    "penguins": Task("species", classes=True),
-}
+OURS, QUICK = "streamkern", "streamkern, quick"
+PACKAGES = {
+    OURS: "sklearn", QUICK: "sklearn", "boosting": "sklearn", "lightgbm": "lightgbm",
+    "xgboost": "xgboost", "catboost": "catboost",
+}  # fmt: skip
+TEST_ROWS = 8000
+LEAST = 1e-4
+"""Smallest error that a ratio is taken of."""
+Records = dict[str, list[dict[str, Any]]]
 
 
-def in_days(X: pd.DataFrame) -> pd.DataFrame:
-    """Dates as days."""
-    dates = {
-        name: (X[name] - pd.Timestamp(0)) / pd.Timedelta(days=1)
-        for name in X.select_dtypes("datetime")
-    }
-    return X.assign(**dates)
-
-
-def boosted(task: Task) -> Any:
-    """Boosting on the frame, words as categories."""
-    kind = HistGradientBoostingClassifier if task.classes else HistGradientBoostingRegressor
-    return kind(categorical_features="from_dtype", random_state=0)
-
-
-def ours(task: Task) -> Any:
-    """Our estimator with its defaults."""
-    return sk.KernelClassifier() if task.classes else sk.KernelRegressor()
-
-
-def by_hand(task: Task) -> Any:
-    """The same behind scikit-learn's encoders."""
-    words = OneHotEncoder(max_categories=40, handle_unknown="ignore", sparse_output=False)
-    each = make_column_transformer(
-        (words, make_column_selector(dtype_exclude="number")), remainder=SimpleImputer()
-    )
-    return make_pipeline(each, StandardScaler(), ours(task))
-
-
-def frames(X: pd.DataFrame) -> dict[str, tuple[Callable[[Task], Any], pd.DataFrame]]:
-    """What is fitted, and to which form of the rows."""
-    words = {n: X[n].astype("category") for n in X.select_dtypes(["object", "str", "bool"])}
+def tables_of(folder: Path | None, names: Sequence[str] | None) -> dict[str, pd.DataFrame]:
+    """Return the tables by name, with the target as last column."""
+    if folder is None:
+        return shipped(names)
+    files = sorted([*folder.glob("*.csv"), *folder.glob("*.parquet")])
     return {
-        "encoded": (ours, X),
-        "one-hot": (by_hand, in_days(X)),
-        "boosting": (boosted, in_days(X).assign(**words)),
+        path.stem: pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
+        for path in files
+        if not names or path.stem in names
     }
 
 
-def run(data: Path, name: str, seeds: int) -> dict[str, dict[str, float]]:
-    """Error and seconds of every method on a table."""
-    task = TASKS[name]
-    rows = pd.read_csv(data / f"{name}.csv", parse_dates=list(task.dates))
-    rows = rows.dropna(subset=[task.target])
-    y, X = rows[task.target], rows.drop(columns=[task.target, *task.dropped])
-    found: dict[str, dict[str, float]] = {}
-    for method, (make, form) in frames(X).items():
-        errors, began = [], time.perf_counter()
-        for seed in range(seeds):
-            split = train_test_split(form, y, test_size=0.2, random_state=seed)
-            model = make(task).fit(split[0], split[2])
-            score = model.score(split[1], split[3])
-            errors.append(1 - score if task.classes else float(np.sqrt(max(0.0, 1 - score))))
-        seconds = (time.perf_counter() - began) / seeds
-        found[method] = {"error": float(np.mean(errors)), "seconds": seconds}
-        print(name, method, found[method], flush=True)
-    return found
+def made(method: str, classes: bool, seed: int, words: list[str]) -> Any:
+    """Return an estimator with its defaults. words : names of the columns of words."""
+    if method in (OURS, QUICK):
+        kind: Any = sk.KernelClassifier if classes else sk.KernelRegressor
+        return kind(random_state=seed, effort="quick" if method == QUICK else "default")
+    module = importlib.import_module("sklearn.ensemble" if method == "boosting" else method)
+    task = "Classifier" if classes else "Regressor"
+    if method == "boosting":
+        kind = getattr(module, f"HistGradientBoosting{task}")
+        return kind(random_state=seed, categorical_features="from_dtype")
+    if method == "lightgbm":
+        return getattr(module, f"LGBM{task}")(random_state=seed, verbose=-1)
+    if method == "xgboost":
+        return getattr(module, f"XGB{task}")(random_state=seed, enable_categorical=True)
+    return getattr(module, f"CatBoost{task}")(
+        random_seed=seed, verbose=0, allow_writing_files=False, cat_features=words
+    )
+
+
+def form_for(method: str, X: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """Return the frame as the method takes it, and the names of the columns of words."""
+    words = [str(name) for name in X if not pd.api.types.is_numeric_dtype(X[name])]
+    if method in (OURS, QUICK):
+        return X, words
+    form = X.copy()
+    for name in words:
+        texts = X[name].astype(object).fillna("nan").astype(str)  # CatBoost takes no gaps of words
+        form[name] = texts if method == "catboost" else X[name].astype("category")
+    return form, words
+
+
+def fit(frame: pd.DataFrame, method: str, seed: int, rows: int) -> dict[str, Any]:
+    """Return the record of one fit."""
+    y, X = frame.iloc[:, -1], frame.iloc[:, :-1]
+    classes = not pd.api.types.is_numeric_dtype(y)
+    order, n = np.random.default_rng(seed).permutation(len(y)), len(y)
+    first, test = order[: min(n * 4 // 5, rows)], order[n * 4 // 5 :][:TEST_ROWS]
+    labels, ids = np.unique(y.astype(str), return_inverse=True) if classes else (None, None)
+    values = ids if ids is not None else (y - y.iloc[first].mean()) / y.iloc[first].std()
+    target: npt.NDArray[Any] = np.asarray(values, np.int64 if classes else np.float64)
+    form, words = form_for(method, X)
+    model = made(method, classes, seed, words)
+    began = time.process_time()
+    model.fit(form.iloc[first], target[first])
+    record = {"method": method, "seed": seed, "cpu_s": time.process_time() - began}
+    held, truth = form.iloc[test], target[test]
+    if labels is None:
+        error = np.sqrt(np.mean((np.ravel(model.predict(held)) - truth) ** 2))
+        return record | {"error": float(error)}
+    shares = np.asarray(model.predict_proba(held), np.float64)
+    place = {int(label): k for k, label in enumerate(model.classes_)}
+    at = np.array([place.get(int(label), -1) for label in truth])
+    likely = np.where(at < 0, 0.0, shares[np.arange(len(at)), at])
+    record["log_loss"] = float(-np.log(np.maximum(likely, 1e-12)).mean())
+    return record | {"error": float(np.mean(shares.argmax(axis=1) != at))}
+
+
+def in_a_process(given: argparse.Namespace, name: str, method: str, seed: int) -> dict[str, Any]:
+    """Return the record of a fit in a process of its own, or {} if it failed."""
+    threads = {f"{library}_NUM_THREADS": str(given.threads) for library in ("OMP", "OPENBLAS")}
+    command = [sys.executable, "-m", "benchmarks.raw_tables", "--one", method, "--seed", str(seed)]
+    command += ["--names", name, "--rows", str(given.rows)]
+    command += [] if given.data is None else ["--data", str(given.data)]
+    done = subprocess.run(command, env=os.environ | threads, stdout=subprocess.PIPE, check=False)
+    return dict(json.loads(done.stdout)) if done.returncode == 0 else {}
+
+
+def medians(records: Sequence[Mapping[str, Any]], figure: str) -> dict[str, float]:
+    """Return the median of a figure over the seeds, by method."""
+    found: dict[str, list[float]] = {}
+    for record in records:
+        if figure in record:
+            found.setdefault(record["method"], []).append(record[figure])
+    return {method: float(np.median(values)) for method, values in found.items()}
+
+
+def summary(records: Records) -> str:
+    """Return a line for each table, and the ratios to the best boosting over all of them."""
+    lines, ratios = list[dict[str, Any]](), dict[str, list[float]]()
+    for name, of_one in records.items():
+        for figure in ("error", "log_loss"):
+            found = medians(of_one, figure)
+            others = [value for method, value in found.items() if method not in (OURS, QUICK)]
+            if not others:
+                continue
+            best, seconds = min(others), medians(of_one, "cpu_s")
+            line = {"table": name, "figure": figure}
+            for method, value in found.items():
+                line[method] = f"{value:.4f}"
+                ratio = max(value, LEAST) / max(best, LEAST)
+                ratios.setdefault(f"{method}, {figure}", []).append(ratio)
+            line |= {f"{method} s": f"{seconds[method]:.3g}" for method in found}
+            lines.append(line)
+    heads = list(dict.fromkeys(head for line in lines for head in line))
+    means = [
+        {"ratio to the best boosting": name, "median": np.median(r), "worst": max(r)}
+        for name, r in ratios.items()
+    ]
+    return f"{text_table(lines, heads)}\n\n{text_table(means, list(means[0])) if means else ''}"
 
 
 def main() -> None:
-    """Print the table of errors; write all of it where asked."""
+    """See the module's first lines."""
+    there = [m for m, p in PACKAGES.items() if importlib.util.find_spec(p) is not None]
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--names", nargs="*", default=list(TASKS))
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--json", type=Path)
+    add = parser.add_argument
+    add("--data", type=Path, help="folder of tables (default: those of installed packages)")
+    add("--names", nargs="*", help="of tables")
+    add("--methods", nargs="*", default=there, choices=there)
+    add("--seeds", type=int, default=3)
+    add("--rows", type=int, default=16_000, help="largest number of rows to fit")
+    add("--threads", type=int, default=1)
+    add("--json", type=Path, help="write all records here")
+    add("--one", choices=there, help="fit this method alone, and print its record")
+    add("--seed", type=int, default=0, help="seed of --one")
     given = parser.parse_args()
-    found = {name: run(given.data, name, given.seeds) for name in given.names}
-    lines = [{"table": n} | {m: k["error"] for m, k in found[n].items()} for n in found]
-    print(text_table(lines, list(lines[0])))
-    if given.json is not None:
-        record = {"environment": environment(), "seeds": given.seeds, "tables": found}
-        write_results(given.json, record)
+    warnings.simplefilter("ignore")
+    tables = tables_of(given.data, given.names)
+    if given.one is not None:
+        print(json.dumps(fit(next(iter(tables.values())), given.one, given.seed, given.rows)))
+        return
+    records: Records = {}
+    for name in tables:
+        records[name] = []
+        for seed in range(given.seeds):
+            for method in given.methods:
+                if record := in_a_process(given, name, method, seed):
+                    records[name].append(record)
+        print(f"{summary({name: records[name]})}\n", flush=True)
+        if given.json is not None:
+            circumstances = {"environment": environment(), "threads": given.threads}
+            write_results(given.json, circumstances | {"tables": records})
+    print(summary(records))
 
 
 if __name__ == "__main__":

@@ -47,14 +47,16 @@ from streamkern.solver.precondition.samples import SampleRows
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.setup.choose_kernel import moved
 
-CATEGORICAL_ROWS, MIN_CATEGORICAL_ROWS = 1024, 200
-"""Largest and smallest number of rows that are examined."""
+CATEGORICAL_ROWS, EXAMINED_SHARE = (1024, 1536), 8
+"""Rows that are examined, of runs of up to 8192 rows and of 12 288 or more: an eighth between."""
+MIN_CATEGORICAL_ROWS = 200
+"""Smallest number of rows for a choice."""
 MIN_VALUES, MIN_REPEATED = 3, 0.1
 """Smallest number of values of a feature, and share of rows that have the value of another row.
 Equality of one of two values is the distance of the feature itself."""
 MIN_SCORE = 3.0
 """Smallest T, in standard deviations, for which a weight is tried."""
-CATEGORICAL_GAIN_SE, CATEGORICAL_GAIN = 2.5, 0.01
+CATEGORICAL_GAIN_SE, CATEGORICAL_GAIN = 2.0, 0.01
 """Smallest gain for which a weight is kept: in standard errors, and relative to the error."""
 FIRST_WEIGHT, LEAST_WEIGHT, LARGEST_WEIGHT = -1, -3, 2
 """Exponents of four that are tried: weights relative to the squared median distance."""
@@ -62,11 +64,10 @@ TINY = 1e-300
 
 
 class _Fit(NamedTuple):
-    """A kernel, the noise of the rows with it, and their squared leave-one-out errors."""
+    """A kernel, and the noise of the rows with it."""
 
     kernel: Kernel
     noise: Noise
-    errors: Floats
 
 
 def find_categorical(run: ResolvedRun, rows: SampleRows, kernel: Kernel, report: Report) -> Kernel:
@@ -74,7 +75,9 @@ def find_categorical(run: ResolvedRun, rows: SampleRows, kernel: Kernel, report:
 
     rows : sample rows, no two made from one stored row
     """
-    rows = rows.first(CATEGORICAL_ROWS, run.backend)
+    few, most = CATEGORICAL_ROWS
+    n = min(max(run.problem.n_rows // EXAMINED_SHARE, few), most)
+    rows = rows.first(n, run.backend)
     host = np.asarray(run.backend.to_host(rows.X))
     groups = groupings(host)
     if len(host) < MIN_CATEGORICAL_ROWS or not groups or kernel.geometry != "distance":
@@ -84,27 +87,30 @@ def find_categorical(run: ResolvedRun, rows: SampleRows, kernel: Kernel, report:
         unit = median_bandwidth(moved(host, kernel.metric), "euclidean") ** 2
 
     def fitted(kernel: Kernel, near: Noise | None) -> _Fit | None:
-        op = KernelOperator(kernel, run.backend, run.precision, shift, run.grid)
-        noise = find_noise(op, None, rows, near, run.method.min_penalty)
-        if not noise.tried or not math.isfinite(noise.error):
-            return None
-        return _Fit(kernel, noise, row_errors(op, None, rows, noise)[0])
+        noise = find_noise(operator(kernel), None, rows, near, run.method.min_penalty)
+        return _Fit(kernel, noise) if noise.tried and math.isfinite(noise.error) else None
 
-    def scored(fit: _Fit) -> list[tuple[float, int]]:
-        op = KernelOperator(fit.kernel, run.backend, run.precision, shift, run.grid)
-        residuals = run.backend.to_host(rows.Y) - left_out_values(op, None, rows, fit.noise)
-        return sorted(((score(residuals, group), j) for j, group in groups.items()), reverse=True)
+    def operator(kernel: Kernel) -> KernelOperator:
+        return KernelOperator(kernel, run.backend, run.precision, shift, run.grid)
+
+    def errors(fit: _Fit) -> Floats:
+        return row_errors(operator(fit.kernel), None, rows, fit.noise)[0]
+
+    def highest(fit: _Fit) -> tuple[float, int]:
+        values = left_out_values(operator(fit.kernel), None, rows, fit.noise)
+        residuals = run.backend.to_host(rows.Y) - values
+        return max((score(residuals, group), j) for j, group in groups.items())
 
     now = fitted(kernel, None)
     while now is not None and groups and len(now.kernel.categorical) < MAX_CATEGORICAL:
-        best, column = scored(now)[0]
+        best, column = highest(now)
         if best < MIN_SCORE:
             break
         found = _weighted(now, column, groups.pop(column), unit, fitted)
         fields: dict[str, Any] = {"feature": column, "score": best, "taken": False}
         if found is not None:
-            gain = surplus(now.errors, found.errors)
-            share = float(found.errors.mean() / now.errors.mean())
+            before, after = errors(now), errors(found)
+            gain, share = surplus(before, after), float(after.mean() / before.mean())
             taken = gain >= CATEGORICAL_GAIN_SE and share <= 1 - CATEGORICAL_GAIN
             fields |= {"taken": taken, "standard_errors": gain, "error": share}
             now = found if taken else now
@@ -134,10 +140,10 @@ def _weighted(
         if fit is None:
             return math.inf
         tried[factor], last = fit, fit.noise
-        return float(fit.errors.mean())
+        return fit.noise.error
 
     geometric_search(error, FIRST_WEIGHT, LEAST_WEIGHT, LARGEST_WEIGHT, base=4.0, stride=1)
-    return min(tried.values(), key=lambda fit: fit.errors.mean(), default=None)
+    return min(tried.values(), key=lambda fit: fit.noise.error, default=None)
 
 
 def groupings(X: npt.NDArray[Any]) -> dict[int, npt.NDArray[np.int64]]:
