@@ -17,7 +17,11 @@ import numpy.typing as npt
 from streamkern.backend.expression import substitute
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
-from streamkern.kernels.categorical import Categorical, check_categorical, checked_categorical
+from streamkern.kernels.categorical import (
+    CategoricalFeatures,
+    check_categorical,
+    checked_categorical,
+)
 from streamkern.kernels.parameters import checking_names, positive_parameter, sample_values
 
 if TYPE_CHECKING:
@@ -60,7 +64,7 @@ class Kernel:
     bandwidth: Any = 1.0
     """Points are divided by it. 1 for kernels without a bandwidth."""
     metric: npt.NDArray[np.float64] | None = None
-    categorical: Categorical = ()
+    categorical: CategoricalFeatures = ()
     """Features that are also compared for equality, and their weights: see `categorical`."""
     explicit: bool = False
     """Whether the columns are explicit features, whose weights have the Euclidean norm, rather
@@ -236,9 +240,8 @@ class _Composite(Kernel):
             part if part.metric is None else part.with_metric(None) for part in parts
         )
         if any(part.categorical for part in parts):
-            raise ConfigError(
-                f"{self!r} has a part with categorical features", "give them to the whole kernel"
-            )
+            apart = f"{self!r} has a part with categorical features"
+            raise ConfigError(apart, "give them to the whole kernel")
         if any(part.is_open for part in parts):
             raise ConfigError(
                 f"{self!r} has a part with {mention('bandwidth', 'auto')}",
@@ -386,12 +389,6 @@ def _factors(kernel: Kernel) -> list[Kernel]:
 
 BUILT_IN: dict[str, type[Kernel]] = {"sum": Sum, "product": Product}
 """Kernels by their name in a run file; `builtin` adds the others."""
-
-
-def is_built_in(kernel: Kernel) -> bool:
-    """Return whether the kernel, and each of its parts, is one of streamkern's."""
-    parts: Sequence[Kernel] = getattr(kernel, "parts", ())
-    return type(kernel) in BUILT_IN.values() and all(map(is_built_in, parts))
 
 
 def name_of(kernel: type[Kernel]) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -279,6 +279,12 @@ def get_kernel(
     made = _made(table, bandwidth)
     made = made.with_categorical(categorical) if categorical else made
     return made if metric is None else made.with_metric(metric)
+
+
+def is_built_in(kernel: Kernel) -> bool:
+    """Return whether the kernel, and each of its parts, is one of streamkern's."""
+    parts: Sequence[Kernel] = getattr(kernel, "parts", ())
+    return type(kernel) in BUILT_IN.values() and all(map(is_built_in, parts))
 
 
 def our_name(name: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from streamkern.basics.errors import ConfigError
 
-Categorical = tuple[tuple[int, float], ...]
+CategoricalFeatures = tuple[tuple[int, float], ...]
 """Pairs of a feature and its weight, in squared units of the features."""
 MAX_CATEGORICAL = 4
 """Largest number of categorical features that a run chooses. Each is compared in every tile."""
@@ -24,7 +24,7 @@ MAX_CATEGORICAL = 4
 
 def checked_categorical(
     categorical: Iterable[Any], kernel: object, *, of_distance: bool
-) -> Categorical:
+) -> CategoricalFeatures:
     """Return the categorical features of a kernel.
 
     Raises ConfigError if a pair is wrong, or if the kernel is none `of_distance`.
@@ -48,7 +48,7 @@ def checked_categorical(
     return found
 
 
-def check_categorical(categorical: Categorical, d: int) -> None:
+def check_categorical(categorical: CategoricalFeatures, d: int) -> None:
     """Raise ConfigError unless the categorical features are among d features."""
     if any(column >= d for column, _ in categorical):
         raise ConfigError(

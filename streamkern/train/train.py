@@ -20,8 +20,7 @@ from streamkern.basics.text import time_text
 from streamkern.centers.random_rows import as_centers
 from streamkern.config.run_config import RunConfig, as_config
 from streamkern.filesystem.icechunk_repository import at_snapshot, is_branch, snapshot_url
-from streamkern.kernels.base import is_built_in
-from streamkern.kernels.builtin import Kernel
+from streamkern.kernels.builtin import Kernel, is_built_in
 from streamkern.predict.evaluation import format_metrics
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.sources.base import Source

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
+from streamkern.centers.selectors import SELECTORS
 from streamkern.config.model import LEARNED, METRICS, ROUGH_TO_SMOOTH
 from streamkern.config.run_config import RunConfig
 from streamkern.kernels.builtin import Kernel, get_kernel
@@ -135,14 +136,19 @@ def kernel_in_metric(
     return kernel, None
 
 
-def looks_for_categorical(config: RunConfig, data: Data, precision: str) -> bool:
+def looks_for_categorical(config: RunConfig, data: Data, precision: str, origin: str) -> bool:
     """Return whether a run looks for categorical features of its kernel.
 
-    It does for the rows of a table, if kernel and metric are open.
+    It does for the rows of a table, if kernel and metric are open, and if centers are rows: means
+    of rows have no values of theirs.
+
+    origin : origin of the centers, see `centers_from`
     """
-    model = config.model
+    model, selector = config.model, SELECTORS.get(origin)
+    rows_are_centers = origin == "all" or (selector is not None and selector.of_rows)
     return (
-        model.kernel == "auto"
+        rows_are_centers
+        and model.kernel == "auto"
         and model.bandwidth == "auto"
         and model.metric in ("auto", *LEARNED)
         and model.features == "kernel"

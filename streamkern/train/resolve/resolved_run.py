@@ -216,7 +216,7 @@ def _with_centers(
             kernel = FourierFeatures(p, kernel.describe())
         precision = resolve_precision(settings.precision, dtype, transforms, backend, kernel)
         on_cluster = given.client is not None
-        if looks_for_categorical(config, data, precision[0]):
+        if looks_for_categorical(config, data, precision[0], origin):
             kernel = with_room(kernel, data.d)
         problem = _problem(config, data, p, backend, precision[0], on_cluster, kernel)
         all_of_them = whole and _are_centers(config, origin, data, problem)

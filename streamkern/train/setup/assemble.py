@@ -39,7 +39,6 @@ from streamkern.solver.precondition.noise import (
 from streamkern.solver.precondition.samples import SampleRows
 from streamkern.solver.ridge_curve import noise_of_more_rows, noise_rows
 from streamkern.stream.target_scale import TargetScale
-from streamkern.train.resolve.metric_mode import looks_for_categorical
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.restart.parent_run import ParentRun
 from streamkern.train.restart.run_snapshot import is_computed_with
@@ -393,11 +392,7 @@ def _learn_metric_and_kernel(
     if learned.kernel is None and is_open(run):
         report("setup", {"doing": "kernel"})
         kernel = find_kernel(run, few(), report, learned.metric, learned.categorical or ()).kernel
-        if (
-            found is None
-            and learned.categorical is None
-            and looks_for_categorical(run.config, run.data, run.precision)
-        ):
+        if found is None and learned.categorical is None:
             kernel = find_categorical(run, few(), kernel, report)
         learned = learned._replace(kernel=kernel)
     return few, learned

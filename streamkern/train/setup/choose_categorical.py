@@ -44,6 +44,7 @@ from streamkern.solver.precondition.noise import (
     surplus,
 )
 from streamkern.solver.precondition.samples import SampleRows
+from streamkern.train.resolve.metric_mode import looks_for_categorical
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.setup.choose_kernel import moved
 
@@ -73,8 +74,12 @@ class _Fit(NamedTuple):
 def find_categorical(run: ResolvedRun, rows: SampleRows, kernel: Kernel, report: Report) -> Kernel:
     """Return the kernel with the categorical features with which rows predict each other better.
 
+    The kernel itself is returned if the run does not look for any.
+
     rows : sample rows, no two made from one stored row
     """
+    if not looks_for_categorical(run.config, run.data, run.precision, run.centers_from):
+        return kernel
     few, most = CATEGORICAL_ROWS
     n = min(max(run.problem.n_rows // EXAMINED_SHARE, few), most)
     rows = rows.first(n, run.backend)

@@ -51,7 +51,7 @@ import numpy.typing as npt
 from streamkern.basics.array_types import Floats
 from streamkern.centers.random_rows import median_bandwidth
 from streamkern.kernels.builtin import Kernel, get_kernel
-from streamkern.kernels.categorical import Categorical
+from streamkern.kernels.categorical import CategoricalFeatures
 from streamkern.kernels.notation import bandwidths
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.method import Report
@@ -124,7 +124,7 @@ def is_wide_open(run: ResolvedRun, kernel: str | Mapping[str, Any] | Kernel) -> 
 
 def find_kernel(
     run: ResolvedRun, rows: SampleRows, report: Report, metric: Floats | None = None,
-    categorical: Categorical = (),
+    categorical: CategoricalFeatures = (),
 ) -> FoundKernel:  # fmt: skip
     """Return the kernel and bandwidth with which the rows predict each other best.
 

@@ -35,7 +35,7 @@ import numpy as np
 
 from streamkern.basics.array_types import Floats
 from streamkern.kernels.base import Kernel
-from streamkern.kernels.categorical import Categorical
+from streamkern.kernels.categorical import CategoricalFeatures
 from streamkern.planning.memory import (
     METRIC_FEATURES,
     METRIC_FIT,
@@ -43,7 +43,6 @@ from streamkern.planning.memory import (
 from streamkern.solver.method import Report
 from streamkern.solver.precondition.samples import SampleRows
 from streamkern.stream.target_scale import TargetScale
-from streamkern.train.resolve.metric_mode import looks_for_categorical
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.setup.choose_categorical import find_categorical
 from streamkern.train.setup.choose_kernel import is_open, kernels_of
@@ -93,7 +92,7 @@ class Learned(NamedTuple):
     metric: Floats | None
     kernel: Kernel | None
     facts: dict[str, Any]
-    categorical: Categorical | None = None
+    categorical: CategoricalFeatures | None = None
 
 
 NOT_LEARNED = Learned(None, None, {})
@@ -158,12 +157,9 @@ def learn_metric(
 
     with run.backend.single_threaded_blas():
         fits = [pool.part(slice(n)) for n in (ROUND_FIT, METRIC_FIT)]
-        categorical: Categorical = ()
         plain = HeldOut(run, fits[0], held, classes).in_metric(None, 1, -2)
-        if looks_for_categorical(run.config, run.data, run.precision):
-            categorical = find_categorical(
-                run, rows.part(slice(cut)), plain.op.kernel, report
-            ).categorical
+        kernel = find_categorical(run, rows.part(slice(cut)), plain.op.kernel, report)
+        categorical = kernel.categorical
         problem, more = (HeldOut(run, fit, held, classes, categorical) for fit in fits)
         if categorical:
             plain = problem.in_metric(None, plain.width, plain.ridge)
@@ -172,7 +168,7 @@ def learn_metric(
         before = few.with_its_kernel(plain, None)
 
         def tried(
-            metric: Floats, how: dict[str, Any], categorical: Categorical | None = None
+            metric: Floats, how: dict[str, Any], categorical: CategoricalFeatures | None = None
         ) -> _Candidate:
             model = few.with_its_kernel(best, metric, categorical)
             report("metric", {**how, "error": model.error, "error_without": before.error})
@@ -202,7 +198,7 @@ def _candidates(
     pool: SampleRows,
     run: ResolvedRun,
     before: Fitted,
-    tried: Callable[[Floats, dict[str, Any], Categorical | None], _Candidate],
+    tried: Callable[[Floats, dict[str, Any], CategoricalFeatures | None], _Candidate],
 ) -> list[_Candidate]:
     """Return the metrics of the best round and of the steps with which rows are better predicted.
 
@@ -212,7 +208,9 @@ def _candidates(
     """
     found, least = list[_Candidate](), before.error
 
-    def gains(metric: Floats, how: dict[str, Any], categorical: Categorical | None = None) -> bool:
+    def gains(
+        metric: Floats, how: dict[str, Any], categorical: CategoricalFeatures | None = None
+    ) -> bool:
         nonlocal least
         candidate = tried(metric, how, categorical)
         if candidate.model.error < before.error:

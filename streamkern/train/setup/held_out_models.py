@@ -19,7 +19,7 @@ from streamkern.backend.base import Array, tiles
 from streamkern.basics.array_types import Floats
 from streamkern.centers.random_rows import median_bandwidth
 from streamkern.kernels.builtin import Kernel, Laplace, get_kernel
-from streamkern.kernels.categorical import Categorical
+from streamkern.kernels.categorical import CategoricalFeatures
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import EVALUATED_ROWS, METRIC_FIT
@@ -116,7 +116,7 @@ class HeldOut:
 
     def __init__(
         self, run: ResolvedRun, fit: SampleRows, held: SampleRows, classes: TargetScale | None,
-        categorical: Categorical = (),
+        categorical: CategoricalFeatures = (),
     ) -> None:  # fmt: skip
         self.categorical = categorical
         self.run, self.fit, self.held, self.classes = run, fit, held, classes
@@ -132,7 +132,7 @@ class HeldOut:
     def in_metric(
         self, metric: Floats | None, width: int, ridge: int, kernel: Any = "laplace",
         least: int = MIN_RIDGE, ends: tuple[int, int] = (NARROWEST, WIDEST),
-        categorical: Categorical | None = None,
+        categorical: CategoricalFeatures | None = None,
     ) -> Fitted:  # fmt: skip
         """Return the model with the bandwidth and ridge that suit the held-out rows best.
 
@@ -174,7 +174,7 @@ class HeldOut:
         return best
 
     def with_its_kernel(
-        self, near: Fitted, metric: Floats | None, categorical: Categorical | None = None
+        self, near: Fitted, metric: Floats | None, categorical: CategoricalFeatures | None = None
     ) -> Fitted:
         """Return the model in a metric with the kernel of the run.
 

@@ -30,7 +30,7 @@ import numpy as np
 from streamkern.backend.base import Array, tiles
 from streamkern.basics.array_types import Floats
 from streamkern.kernels.base import Kernel
-from streamkern.kernels.categorical import Categorical
+from streamkern.kernels.categorical import CategoricalFeatures
 from streamkern.kernels.products import KernelOperator
 from streamkern.kernels.slope import Slope
 from streamkern.planning.memory import (
@@ -94,7 +94,7 @@ def stages(pool: int) -> list[StepStage]:
 
 def metrics_of_steps(
     model: Fitted, rows: SampleRows, kind: str, seed: int
-) -> Iterator[tuple[Floats, Categorical, int]]:
+) -> Iterator[tuple[Floats, CategoricalFeatures, int]]:
     """Yield the metric, with trace d, and the number of steps from that of `model`, of each stage.
 
     Nothing is yielded if no step applies.
