@@ -153,36 +153,38 @@ def learn_metric(
     classes = None if run.data.source.classes is None else targets
 
     def judge(n: int) -> HeldOut:
-        return HeldOut(run, rows.part(slice(n_held, n_held + n)), held, classes, categorical)
+        return HeldOut(run, rows.part(slice(n_held, n_held + n)), held, classes)
 
     with run.backend.single_threaded_blas():
         fits = [pool.part(slice(n)) for n in (ROUND_FIT, METRIC_FIT)]
         plain = HeldOut(run, fits[0], held, classes).in_metric(None, 1, -2)
         kernel = find_categorical(run, rows.part(slice(cut)), plain.op.kernel, report)
-        categorical = kernel.categorical
-        problem, more = (HeldOut(run, fit, held, classes, categorical) for fit in fits)
-        if categorical:
-            plain = problem.in_metric(None, plain.width, plain.ridge)
-        best, facts = best_round(problem, more, plain, rows.part(slice(cut)), report)
         few = judge(min(ROUND_FIT, n_pool))
         before = few.with_its_kernel(plain, None)
 
         def tried(
-            metric: Floats, how: dict[str, Any], categorical: CategoricalFeatures | None = None
+            near: Fitted, metric: Floats | None, how: dict[str, Any], kernel: Kernel
         ) -> _Candidate:
-            model = few.with_its_kernel(best, metric, categorical)
+            model = few.with_its_kernel(near, metric, kernel.categorical)
             report("metric", {**how, "error": model.error, "error_without": before.error})
             return _Candidate(model, how)
 
-        found = _candidates(best, facts, pool, run, before, tried)
+        found = list[_Candidate]()
+        for categorical in dict.fromkeys(((), kernel.categorical)):
+            problem, more = (HeldOut(run, fit, held, classes, categorical) for fit in fits)
+            start = plain
+            if categorical:
+                start = problem.in_metric(None, plain.width, plain.ridge)
+                found.append(tried(start, None, {"kind": "none"}, start.op.kernel))
+            best, facts = best_round(problem, more, start, rows.part(slice(cut)), report)
+            found += _candidates(best, facts, pool, run, before, tried)
         verdict = _judged(run, before, found, n, judge)
     report("metric", {"chosen": verdict.facts, "kernel": verdict.kernel.describe()})
     if not verdict.better:
-        return Learned(None, None, verdict.facts, categorical)
+        return Learned(None, None, verdict.facts, kernel.categorical)
     kernel = verdict.kernel
-    return Learned(
-        kernel.metric, kernel if is_open(run) else None, verdict.facts, kernel.categorical
-    )
+    own = kernel if is_open(run) else None
+    return Learned(kernel.metric, own, verdict.facts, kernel.categorical)
 
 
 class _Candidate(NamedTuple):
@@ -198,21 +200,19 @@ def _candidates(
     pool: SampleRows,
     run: ResolvedRun,
     before: Fitted,
-    tried: Callable[[Floats, dict[str, Any], CategoricalFeatures | None], _Candidate],
+    tried: Callable[[Fitted, Floats, dict[str, Any], Kernel], _Candidate],
 ) -> list[_Candidate]:
     """Return the metrics of the best round and of the steps with which rows are better predicted.
 
     pool : rows for the steps
     before : model of a few rows without a metric
-    tried : fits such a model in a metric
+    tried : fits a model near another one, in a metric, with the categorical features of a kernel
     """
     found, least = list[_Candidate](), before.error
 
-    def gains(
-        metric: Floats, how: dict[str, Any], categorical: CategoricalFeatures | None = None
-    ) -> bool:
+    def gains(metric: Floats, how: dict[str, Any], kernel: Kernel) -> bool:
         nonlocal least
-        candidate = tried(metric, how, categorical)
+        candidate = tried(best, metric, how, kernel)
         if candidate.model.error < before.error:
             found.append(candidate)
         better = candidate.model.error < least
@@ -220,12 +220,13 @@ def _candidates(
         return better
 
     if (metric := best.op.kernel.metric) is not None:
-        gains(np.asarray(metric, np.float64), facts)
+        gains(np.asarray(metric, np.float64), facts, best.op.kernel)
     if math.isfinite(best.error):
         kind, seed = run.metric_mode.kind, run.config.run.random_state
-        for metric, categorical, steps in metrics_of_steps(best, pool, kind, seed):
+        for kernel, steps in metrics_of_steps(best, pool, kind, seed):
+            metric = np.asarray(kernel.metric, np.float64)
             how = {"kind": METRIC_SHAPES[metric.ndim - 1], "steps": steps}
-            if not gains(metric, how, categorical):
+            if not gains(metric, how, kernel):
                 break
     return found
 

@@ -30,7 +30,6 @@ import numpy as np
 from streamkern.backend.base import Array, tiles
 from streamkern.basics.array_types import Floats
 from streamkern.kernels.base import Kernel
-from streamkern.kernels.categorical import CategoricalFeatures
 from streamkern.kernels.products import KernelOperator
 from streamkern.kernels.slope import Slope
 from streamkern.planning.memory import (
@@ -94,8 +93,8 @@ def stages(pool: int) -> list[StepStage]:
 
 def metrics_of_steps(
     model: Fitted, rows: SampleRows, kind: str, seed: int
-) -> Iterator[tuple[Floats, CategoricalFeatures, int]]:
-    """Yield the metric, with trace d, and the number of steps from that of `model`, of each stage.
+) -> Iterator[tuple[Kernel, int]]:
+    """Yield the kernel in a metric with trace d, and the number of steps, of each stage.
 
     Nothing is yielded if no step applies.
 
@@ -111,8 +110,9 @@ def metrics_of_steps(
         if not steps.through(stage, rows.part(slice(stage.pool)), rng) or not steps.A.any():
             return
         scale = math.sqrt(len(steps.A) / float((steps.A**2).sum()))
-        categorical = tuple((j, w * scale**2) for j, w in steps.kernel.categorical)
-        yield steps.A * scale, categorical, steps.taken
+        categorical = [(j, weight * scale**2) for j, weight in steps.kernel.categorical]
+        kernel = steps.kernel.with_metric(steps.A * scale)
+        yield kernel.with_categorical(categorical), steps.taken
 
 
 def _start(kernel: Kernel, kind: str, d: int) -> Floats | None:

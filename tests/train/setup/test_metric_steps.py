@@ -116,7 +116,7 @@ def model(kernel: sk.Kernel) -> Fitted:
 
 
 def steps_from(model: Fitted, rows: SampleRows, kind: str, seed: int) -> Array | None:
-    return next((metric for metric, *_ in metrics_of_steps(model, rows, kind, seed)), None)
+    return next((kernel.metric for kernel, _ in metrics_of_steps(model, rows, kind, seed)), None)
 
 
 def of_one_direction(weighted: bool = False) -> SampleRows:
