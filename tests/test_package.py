@@ -89,6 +89,7 @@ OF_SEVERAL_MODULES = {
     "train.losses_over_ranks": "other losses than squares, on several ranks",
     "train.loss_solvers": "other losses than squares, by every solver that takes them",
     "train.intercept": "mean and scale of the targets, from the settings to predictions",
+    "train.categorical_in_runs": "whole runs whose kernel has categorical",
     "solver.every_solver": "what must hold for all methods",
     "solver.features": "methods on explicit features",
     "solver.many_outputs": "thousands of outputs, from the store to the weights",

@@ -107,9 +107,10 @@ SOLVER: Final = {
     "ridge": "the weight of the norm of f beside the error",
     "learned_metric": "how the metric was found, and how much better it is on held-out rows",
     "metric": "the scales of the features, or the matrix, in which distances are taken",
+    "categorical": "features whose values are compared for equality, and the squared distance that "
+    "a difference adds",
     "metric_shares": "the features with the largest shares in the metric, which are those of the "
     "mean squared gradients; how much of the error a column takes away says info --importances",
-    "categorical_features": "features whose values are compared for equality beside their distance",
     "spectrum": "the largest shares of directions in the metric",
     "direction": "the features that make up one of the main directions of the metric",
 }

@@ -11,7 +11,7 @@ from streamkern.basics.errors import RunError, StorageAccessError
 from streamkern.basics.text import redact, seconds_since, time_text
 from streamkern.cli.glossary import FACTS, with_meaning
 from streamkern.ingest.tables.encoder import column_notes
-from streamkern.kernels.notation import kernel_text
+from streamkern.kernels.notation import categorical_text, kernel_text
 from streamkern.losses.losses import fitted_loss_table, loss_text
 from streamkern.planning.sizes import own_sizes
 from streamkern.rundir.checkpoint_format import checkpoint_errors
@@ -126,7 +126,7 @@ def _recorded(directory: RunDirectory) -> tuple[dict[str, Any], str | None]:
     return bound, f"{directory.place}/run.json is {which}; the next training writes it again"
 
 
-_SETUP_FACTS = ("learned_metric", "metric", "categorical_features")
+_SETUP_FACTS = ("learned_metric", "metric", "categorical")
 
 
 def _solver(meta: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
@@ -261,8 +261,10 @@ def _fact(name: str, value: object) -> str:
 def _in_words(solver: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """Return the solver with a sum or a product of kernels in one line, and facts of the metric."""
     found = dict(solver or {})
+    if "categorical" in found:
+        found["categorical"] = categorical_text(found["categorical"])
     if "parts" in found:
-        found["kernel"] = kernel_text(found)
+        found["kernel"] = kernel_text({**found, "categorical": ()})
     if "loss" in found:
         found["loss"] = loss_text(found["loss"])
     if "learned_metric" in found:
@@ -270,10 +272,7 @@ def _in_words(solver: Mapping[str, Any] | None) -> Mapping[str, Any]:
         found["learned_metric"] = ", ".join(_fact(*each) for each in facts.items())
     if "metric" in found:
         found |= _metric_in_words(found.pop("metric"))
-    if "categorical_features" in found:
-        found["categorical_features"] = ", ".join(found["categorical_features"])
-    hidden = ("parts", "weights", "categorical")
-    return {key: value for key, value in found.items() if key not in hidden}
+    return {key: value for key, value in found.items() if key not in ("parts", "weights")}
 
 
 def _metric_in_words(metric: Mapping[str, Any]) -> dict[str, str]:

@@ -26,10 +26,11 @@ class FeatureImportances(Predicting):
     def feature_importances_(self) -> npt.NDArray[np.float64]:
         """(n_features_in_,) share of each column in the trace of the kernel's metric.
 
-        They are aligned with `feature_names_in_` and sum to 1: for a column of a table that became
-        several features, or has a quantile score beside its values, the sum of these in
-        `metric_importances_`. They show along which columns
-        the model varies most, and not how much a column reduces the error: for that see
+        A feature that the kernel compares for equality (`kernel_.categorical`) has half its weight
+        besides. They are aligned with `feature_names_in_` and sum to 1: for a column of a table
+        that became several features, or has a quantile score beside its values, the sum of these in
+        `metric_importances_`. They show along which columns the model varies most, and not how much
+        a column reduces the error: for that see
         `permutation_importances`.
         """
         shares, schema = self._metric_shares("feature_importances_"), self._state.schema
@@ -49,14 +50,14 @@ class FeatureImportances(Predicting):
         return self._metric_shares("metric_importances_")
 
     def _metric_shares(self, name: str) -> npt.NDArray[np.float64]:
-        metric = self._state.attributes["kernel_"].metric
-        if metric is None:
+        kernel = self._state.attributes["kernel_"]
+        if kernel.metric is None:
             raise AttributeError(
                 f"{name} are those of a metric, and this model has no metric; use "
                 "permutation_importances, or fit with metric='learn', which may "
                 "find that none is better"
             )
-        return importances(metric)
+        return importances(kernel.metric, kernel.categorical)
 
     @from_one_fit
     def get_feature_names_out(self, input_features: Any = None) -> npt.NDArray[Any]:

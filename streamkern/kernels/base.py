@@ -375,14 +375,14 @@ class Product(_Composite):
 
 def _terms(kernel: Kernel) -> list[tuple[float, Kernel]]:
     """Return the terms that a kernel adds to a sum: its own terms if it is a sum itself."""
-    if type(kernel) is not Sum:
+    if type(kernel) is not Sum or kernel.categorical:
         return [(1.0, kernel)]
     parts = [part.with_metric(kernel.metric) for part in kernel.parts]
     return list(zip(kernel.weights, parts, strict=True))
 
 
 def _factors(kernel: Kernel) -> list[Kernel]:
-    if type(kernel) is not Product:
+    if type(kernel) is not Product or kernel.categorical:
         return [kernel]
     return [part.with_metric(kernel.metric) for part in kernel.parts]
 

@@ -11,6 +11,8 @@ prepared row has the values of these features in its first columns, and they are
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,22 +25,30 @@ MAX_CATEGORICAL = 4
 
 
 def checked_categorical(
-    categorical: Iterable[Any], kernel: object, *, of_distance: bool
+    categorical: Any, kernel: object, *, of_distance: bool
 ) -> CategoricalFeatures:
     """Return the categorical features of a kernel.
 
     Raises ConfigError if a pair is wrong, or if the kernel is none `of_distance`.
     """
-    found = tuple((int(column), float(weight)) for column, weight in categorical)
+    given = list(categorical) if isinstance(categorical, Iterable) else [categorical]
+    try:
+        found = tuple((operator.index(column), float(weight)) for column, weight in given)
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"categorical={given} must be pairs of a feature and its weight",
+            "count the features from 0: [(3, 0.5)]",
+        ) from None
     columns = [column for column, _ in found]
     if len(set(columns)) < len(columns) or any(column < 0 for column in columns):
         raise ConfigError(
             f"categorical={found} name a feature twice, or a negative one",
-            "name each once, counted from 0",
+            "name each feature once, counted from 0",
         )
-    if not all(0 < weight < float("inf") for _, weight in found):
+    if not all(0 < weight < math.inf for _, weight in found):
         raise ConfigError(
-            f"categorical={found} must have weights above 0, and finite", "give such weights"
+            f"categorical={found} must have finite weights above 0",
+            "leave out features of weight 0",
         )
     if found and not of_distance:
         raise ConfigError(

@@ -78,6 +78,12 @@ def check_sampled(kernel: Kernel) -> None:
             f"{mention('model.features', 'fourier')} is not known for {kernel!r}",
             f"use one of {known}, or {mention('features', 'nystrom')}",
         )
+    if kernel.categorical:
+        raise ConfigError(
+            f"{mention('model.features', 'fourier')} is not defined for {kernel!r}, which compares "
+            "some features for equality",
+            f"give a kernel without categorical, or {mention('features', 'nystrom')}",
+        )
 
 
 def frequencies(kernel: Kernel, d: int, n_features: int, seed: int) -> Draws:

@@ -17,10 +17,9 @@ def kernel_text(kernel: KernelTable) -> str:
     """Format a kernel as text: `0.7 laplace(bandwidth 8) + 0.3 gaussian * polynomial(degree 2)`."""
     if isinstance(kernel, str):
         return kernel
-    if "categorical" in kernel:
-        rest = {key: value for key, value in kernel.items() if key != "categorical"}
-        n = len(kernel["categorical"])
-        return f"{kernel_text(rest)} with {n} categorical feature{'s' * (n > 1)}"
+    if categorical := kernel.get("categorical"):
+        plain = {key: value for key, value in kernel.items() if key != "categorical"}
+        return f"{kernel_text(plain)} with categorical {categorical_text(categorical)}"
     name, parts = _name(kernel), kernel.get("parts", ())
     if name == "sum":
         weights = kernel.get("weights") or [1.0] * len(parts)
@@ -37,6 +36,11 @@ def kernel_text(kernel: KernelTable) -> str:
         if key not in ("kind", "kernel", "values")
     )
     return f"{name}({values})" if values else name
+
+
+def categorical_text(categorical: Sequence[tuple[int | str, float]]) -> str:
+    """Format categorical features and their weights: `3 (weight 1.5), 7 (weight 0.2)`."""
+    return ", ".join(f"{feature} (weight {weight:.4g})" for feature, weight in categorical)
 
 
 def without_values(kernel: KernelTable) -> KernelTable:

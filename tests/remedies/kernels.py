@@ -44,6 +44,7 @@ def of_kernels() -> list[Remedy]:
     backend = get_backend("cpu", 1, "none")
     grid = Grid(1.0, 0)
     shift, own = np.zeros(3), Squares(2.0).describe()
+    level = gauss.with_categorical([(2, 1.0)])
 
     def operator(kernel: Kernel, precision: str, on: Grid | None = None) -> Do:
         return lambda: KernelOperator(kernel, backend, precision, shift, on)
@@ -87,6 +88,26 @@ def of_kernels() -> list[Remedy]:
          operator(gauss.with_metric(metric), "integer", grid),
          lambda: trained({"run.precision": "auto"}, metric=metric)),
         ("use a kernel that is one", lambda: Slope(l1), lambda: Slope(gauss)),
+        ("must be pairs of a feature and its weight; count the features from 0",
+         lambda: gauss.with_categorical([3]), lambda: gauss.with_categorical([(3, 0.5)])),
+        ("name a feature twice, or a negative one; name each feature once, counted from 0",
+         lambda: gauss.with_categorical([(0, 1.0), (0, 1.0)]),
+         lambda: gauss.with_categorical([(0, 1.0)])),
+        ("must have finite weights above 0; leave out features of weight 0",
+         lambda: gauss.with_categorical([(0, 1.0), (1, 0.0)]),
+         lambda: gauss.with_categorical([(0, 1.0)])),
+        ("and has no categorical features; use a kernel that is one",
+         lambda: l1.with_categorical([(0, 1.0)]), lambda: gauss.with_categorical([(0, 1.0)])),
+        ("are for more than the 3 features of the points; name features of the points",
+         lambda: gauss.with_categorical([(3, 1.0)]).features(3), lambda: level.features(3)),
+        ("has a part with categorical features; give them to the whole kernel",
+         lambda: level + laplace, lambda: (gauss + laplace).with_categorical(level.categorical)),
+        ("rounds features, .* compares some for equality; use 'exact' or 'float64'",
+         operator(level, "fast"), operator(level, "exact")),
+        ("compares some features for equality; give a kernel without categorical, or .*nystrom",
+         lambda: sk.KernelRegressor(level, features="fourier", n_features=8).fit(X, Y),
+         lambda: (sk.KernelRegressor(gauss, features="fourier", n_features=8).fit(X, Y),
+                  sk.KernelRegressor(level, features="nystrom", n_centers=20).fit(X, Y))),
         ("give its class one .see Kernel., or use a kernel that is built in",
          lambda: Slope(Own(2.0)), lambda: (Slope(Own(2.0, "exp(-s)")), Slope(gauss))),
         ("write the expression with numbers, s, .* and pow with a number as its exponent",

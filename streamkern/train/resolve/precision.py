@@ -31,7 +31,7 @@ def resolve_precision(
         accurate as those of float32: "integer" or "high" on tensor cores, "exact" elsewhere.
     dtype : dtype of the stored features.
     transforms : all transforms of a row after it was read.
-    kernel : None for a kernel of distances without a metric of its own.
+    kernel : None for a kernel of distances without a metric or categorical of its own.
 
     Raises
     ------
@@ -39,9 +39,11 @@ def resolve_precision(
         "integer" is requested and the features are not integers when they reach the kernel, or a
         mode of distances is requested for a kernel that has none.
     """
-    if kernel is not None and (kernel.geometry != "distance" or kernel.metric is not None):
+    if kernel is not None and (
+        kernel.geometry != "distance" or kernel.metric is not None or kernel.categorical
+    ):
         check_precision("exact" if wish == "auto" else wish, kernel)
-        high = kernel.geometry == "distance" and backend.tensor_cores
+        high = kernel.geometry == "distance" and not kernel.categorical and backend.tensor_cores
         return (("high" if high else "exact") if wish == "auto" else wish), None
     if wish not in ("auto", "integer"):
         return wish, None

@@ -239,10 +239,10 @@ def _meta(
     data = run.data
     if kernel.metric is not None:
         with run.backend.single_threaded_blas():
-            setup["metric"] = describe_metric(kernel.metric, data.feature_names)
+            setup["metric"] = describe_metric(kernel.metric, data.feature_names, kernel.categorical)
     if kernel.categorical:
         names = data.feature_names
-        setup["categorical_features"] = [names[j] for j, _ in kernel.categorical]
+        setup["categorical"] = [[names[j], weight] for j, weight in kernel.categorical]
     return {
         "kernel": kernel.describe(),
         "sizes": asdict(run.sizes),

@@ -5,8 +5,8 @@ itself, and not smoothly on it. A kernel of distances does not see that, and the
 smooth model neither, so no metric is learned from it.
 
 If the values themselves matter, the leave-one-out residuals of rows with equal values have the same
-sign. With residuals r_i of the rows, which are grouped by value, and no effect of the group, the
-sum
+sign. With residuals r_i of the rows, times the roots of their weights, rows grouped by value, and
+no effect of the group, the sum
 
     T = sum over pairs i < j of one group of r_i r_j
 
@@ -104,6 +104,8 @@ def find_categorical(run: ResolvedRun, rows: SampleRows, kernel: Kernel, report:
     def highest(fit: _Fit) -> tuple[float, int]:
         values = left_out_values(operator(fit.kernel), None, rows, fit.noise)
         residuals = run.backend.to_host(rows.Y) - values
+        if rows.root is not None:
+            residuals *= run.backend.to_host(rows.root)[:, None]
         return max((score(residuals, group), j) for j, group in groups.items())
 
     now = fitted(kernel, None)

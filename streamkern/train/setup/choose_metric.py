@@ -165,7 +165,7 @@ def learn_metric(
         def tried(
             near: Fitted, metric: Floats | None, how: dict[str, Any], kernel: Kernel
         ) -> _Candidate:
-            model = few.with_its_kernel(near, metric, kernel.categorical)
+            model = few.with_its_kernel(near, metric, few.categorical or kernel.categorical)
             report("metric", {**how, "error": model.error, "error_without": before.error})
             return _Candidate(model, how)
 

@@ -112,13 +112,15 @@ class HeldOut:
     """Rows to fit, and held-out rows to judge by.
 
     classes : scale of one-hot targets, None for a regression
+    categorical : categorical features of all models, unless the kernel of the run has some
     """
 
     def __init__(
         self, run: ResolvedRun, fit: SampleRows, held: SampleRows, classes: TargetScale | None,
         categorical: CategoricalFeatures = (),
     ) -> None:  # fmt: skip
-        self.categorical = categorical
+        own = get_kernel(run.config.model.kernels[0]).categorical
+        self.categorical = own or categorical
         self.run, self.fit, self.held, self.classes = run, fit, held, classes
         self.host = run.backend.to_host(fit.X[:METRIC_FIT])
         self.shift = self.host.mean(axis=0, dtype=np.float64).astype(self.host.dtype)
@@ -152,7 +154,8 @@ class HeldOut:
 
         def fitted(width: int, near: int, ridges: tuple[int, int]) -> Fitted:
             made = get_kernel(kernel, lambda g: 2.0**width * median(g)).with_metric(metric)
-            made = made.with_categorical(categorical if made.geometry == "distance" else ())
+            if categorical and made.geometry == "distance":
+                made = made.with_categorical(categorical)
             return self.with_kernel(made, near, *ridges)._replace(width=width)
 
         best = fitted(width, near, (least, MAX_RIDGE))

@@ -10,6 +10,7 @@ import pytest
 
 import streamkern as sk
 from streamkern.backend.base import Backend
+from streamkern.kernels.categorical import CategoricalFeatures
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.samples import SampleRows
 from streamkern.train.setup import metric_steps
@@ -45,11 +46,14 @@ def squared(A: Array, B: Array) -> Array:
 
 def missed(
     phi: Callable[[Array], Array], metric: Array, bandwidth: float, log_ridge: float,
-    fit: SampleRows, others: SampleRows,
+    fit: SampleRows, others: SampleRows, categorical: CategoricalFeatures = (),
 ) -> float:  # fmt: skip
     """By definition."""
     a, b = ((R.X * metric if metric.ndim == 1 else R.X @ metric) for R in (fit, others))
-    K, K_others = (phi(squared(u, a) / bandwidth**2) for u in (a, b))
+    steps = [sum((w * (R.X[:, None, j] != fit.X[:, j]) for j, w in categorical), np.zeros(()))
+             for R in (fit, others)]  # fmt: skip
+    pairs = zip((a, b), steps, strict=True)
+    K, K_others = (phi((squared(u, a) + step) / bandwidth**2) for u, step in pairs)
     w, v = (np.ones(len(R.X)) if R.root is None else R.root**2.0 for R in (fit, others))
     # min sum w (f - y)^2 + lam |f|^2 is (W K + lam I) alpha = W Y.
     alpha = np.linalg.solve(w[:, None] * K + np.exp(log_ridge) * np.eye(N), w[:, None] * fit.Y)
@@ -57,28 +61,36 @@ def missed(
 
 
 @pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("categorical", [(), ((1, 0.7), (3, 2.0))], ids=["plain", "categorical"])
 @pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
 @pytest.mark.parametrize(("kernel", "phi"), PROFILES.values(), ids=PROFILES)
 def test_derivatives_are_those_of_the_error(
     kernel: Any,
     phi: Callable[[Array], Array],
     metric: Array,
+    categorical: CategoricalFeatures,
     weighted: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(metric_steps, "LONGEST_RESIDUAL", np.inf)
     fit, others = some(N, 0, weighted), some(M, 1, weighted)
+    for sample in (fit, others):
+        for column, _ in categorical:
+            sample.X[:, column] = np.rint(sample.X[:, column])
     others.X[3] = fit.X[5]  # where some kernels have a kink: no direction there
-    op = KernelOperator(kernel(1.7, metric=metric), Backend(1), "float64", SHIFT)
+    made = kernel(1.7, metric=metric).with_categorical(categorical)
+    op = KernelOperator(made, Backend(1), "float64", SHIFT)
     found = slopes(op, fit, others, RIDGE)
     assert found is not None
     h, given = 1e-6, (phi, metric, 1.7, np.log(RIDGE))
     # The distance of two equal rows is known to the root of rounding.
-    assert found.error == pytest.approx(missed(*given, fit, others), rel=3e-8)
+    assert found.error == pytest.approx(missed(*given, fit, others, categorical), rel=3e-8)
 
     def difference(by: Array, by_ridge: float) -> float:
         ends = [
-            missed(phi, metric + k * h * by, 1.7, given[3] + k * h * by_ridge, fit, others)
+            missed(
+                phi, metric + k * h * by, 1.7, given[3] + k * h * by_ridge, fit, others, categorical
+            )
             for k in (1, -1)
         ]
         return (ends[0] - ends[1]) / (2 * h)

@@ -1,0 +1,285 @@
+"""Kernels with categorical against dense float64: values, gradients, records, refusals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import streamkern as sk
+from streamkern.backend.base import Backend
+from streamkern.backend.devices import get_backend
+from streamkern.backend.numba_backend import CompiledBackend, numba_problem
+from streamkern.basics.errors import ConfigError
+from streamkern.kernels.agop import GradientSum
+from streamkern.kernels.base import Kernel
+from streamkern.kernels.builtin import get_kernel
+from streamkern.kernels.fourier import FourierFeatures, frequencies
+from streamkern.kernels.importances import describe_metric, importances
+from streamkern.kernels.notation import kernel_text
+from streamkern.kernels.points import PRECISIONS, Grid
+from streamkern.kernels.products import KernelOperator
+from streamkern.train.resolve.precision import resolve_precision
+from tests.maths import Array, both, rows
+
+D, N, M = 5, 40, 60
+LEVELS = ((3, 0.8), (1, 2.5))
+SHIFT = np.array([0.1, 2.0, -0.3, 1.5, 0.0])
+METRICS = {
+    "none": None, "scales": np.array([0.5, 0.3, 2.0, 0.1, 1.0]), "matrix": 0.5 * rows(4, D, 3),
+}  # fmt: skip
+KERNELS: dict[str, Kernel] = {
+    "laplace": sk.Laplace(1.7), "gaussian": sk.Gaussian(2.0), "matern52": sk.Matern52(1.5),
+    "dispersal": sk.Dispersal(2.0, 1.3), "sum": 0.5 * sk.Laplace(2.0) + 2 * sk.Gaussian(1.0),
+    "product": sk.Laplace(3.0) * sk.Cauchy(2.0),
+}  # fmt: skip
+
+
+def table(n: int, seed: int) -> Array:
+    """Normal columns, but the second and the fourth of a few whole numbers."""
+    X = rows(seed, n, D).astype(np.float32)
+    rng = np.random.default_rng(seed)
+    X[:, 1], X[:, 3] = rng.integers(0, 4, n), rng.integers(-5, 5, n)
+    return X
+
+
+def squared(kernel: Kernel, A: Array, B: Array) -> Array:
+    """Return the squared distances, by definition."""
+    A, B = A.astype(np.float64), B.astype(np.float64)
+    metric = np.ones(D) if kernel.metric is None else kernel.metric
+    a, b = (X * metric if metric.ndim == 1 else X @ metric for X in (A, B))
+    found = ((a[:, None] - b) ** 2).sum(axis=2)
+    for column, weight in kernel.categorical:
+        found += weight * (A[:, None, column] != B[:, column])
+    return np.asarray(found)
+
+
+def dense(kernel: Kernel, A: Array, B: Array) -> Array:
+    """Return the kernel's values, by its profile in float64."""
+    return np.asarray(kernel.profile(squared(kernel, A, B) / kernel.bandwidth**2, np))
+
+
+@pytest.fixture
+def backends() -> Iterator[list[Backend]]:
+    found = [Backend(2), *([CompiledBackend(2)] if numba_problem() is None else [])]
+    for backend in found:
+        backend.tile_rows, backend.tile_cols = 16, 24
+    yield found
+    for backend in found:
+        backend.close()
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize(("precision", "tolerance"), [("float64", 1e-12), ("exact", 2e-5)])
+def test_values_are_those_by_definition(
+    precision: str, tolerance: float, name: str, metric: str, backends: list[Backend]
+) -> None:
+    kernel = KERNELS[name].with_metric(METRICS[metric]).with_categorical(LEVELS)
+    A, B, W = table(N, 0), table(M, 1), rows(2, M, 3)
+    truth = dense(kernel, A, B)
+    assert (squared(kernel, A, B) != squared(kernel.with_categorical(()), A, B)).any()
+    for backend in backends:
+        op = KernelOperator(kernel, backend, precision, SHIFT)
+        left, right = op.points(A.astype(op.dtype), left=True), op.points(B.astype(op.dtype),
+                                                                           right=True)  # fmt: skip
+        np.testing.assert_allclose(op.matrix(left, right), truth, rtol=0, atol=tolerance)
+        product = op.product(left, right, W.astype(op.dtype))
+        np.testing.assert_allclose(product, truth @ W, rtol=0, atol=50 * tolerance)
+
+
+@pytest.mark.parametrize("n", [1, 3, 4])
+def test_any_number_of_categorical(n: int, backends: list[Backend]) -> None:
+    categorical = [(j, 0.5 + j) for j in range(n)]
+    A, B = np.random.default_rng(0).integers(0, 3, (2, N, D)).astype(np.float32)
+    kernel = sk.Gaussian(2.0).with_categorical(categorical)
+    for backend in backends:
+        op = KernelOperator(kernel, backend, "exact", SHIFT)
+        found = op.matrix(both(op, A), both(op, B))
+        np.testing.assert_allclose(found, dense(kernel, A, B), rtol=0, atol=1e-5)
+
+
+def test_categorical_are_told_apart_however_near(backends: list[Backend]) -> None:
+    """A difference of one unit in the last place, far from the shift, is a difference."""
+    far = np.float32(1e6)
+    X = np.array([[far], [np.nextafter(far, np.float32(2e6))], [far]], np.float32)
+    for backend in backends:
+        kernel = sk.Gaussian(1.0, metric=[1e-8]).with_categorical([(0, 2.0)])
+        op = KernelOperator(kernel, backend, "exact", np.zeros(1))
+        K = op.gram(both(op, X))
+        np.testing.assert_allclose(K[0], [1.0, np.exp(-1), 1.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_matrix_is_positive_definite(name: str, metric: str) -> None:
+    kernel = KERNELS[name].with_metric(METRICS[metric]).with_categorical([(3, 30.0), (1, 0.01)])
+    op = KernelOperator(kernel, Backend(1), "float64", SHIFT)
+    X = table(200, 3)
+    K = op.gram(both(op, X))
+    np.testing.assert_allclose(K, K.T, rtol=1e-12)
+    assert np.linalg.eigvalsh(K)[0] > -1e-12 * len(K)
+
+
+def test_categorical_are_a_one_hot_code() -> None:
+    """Half the squared distance of the codes of a level, times its weight."""
+    A, B, weight = table(N, 0), table(M, 1), 1.7
+    coded = [np.column_stack([X, np.sqrt(weight / 2) * np.eye(10)[X[:, 3].astype(int) + 5]])
+             for X in (A, B)]  # fmt: skip
+    op = KernelOperator(sk.Laplace(2.0).with_categorical([(3, weight)]), Backend(1), "float64")
+    plain = KernelOperator(sk.Laplace(2.0), Backend(1), "float64")
+    found = op.matrix(both(op, A), both(op, B))
+    wanted = plain.matrix(both(plain, coded[0]), both(plain, coded[1]))
+    np.testing.assert_allclose(found, wanted, rtol=1e-9)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("name", ["laplace", "gaussian", "sum"])
+def test_gradients_are_those_of_the_function(
+    name: str, metric: str, backends: list[Backend]
+) -> None:
+    """By differences, along features that are not categorical."""
+    kernel = KERNELS[name].with_metric(METRICS[metric]).with_categorical(LEVELS)
+    X, Z, alpha, h = table(N, 0), table(M, 1).astype(np.float64), rows(2, M, 2), 1e-5
+    X, w = X.astype(np.float64), np.random.default_rng(3).uniform(0.2, 2, N)
+
+    def f(by: Array) -> Array:
+        steps = sum(weight * (X[:, None, j] != Z[:, j]) for j, weight in kernel.categorical)
+        sq = squared(kernel.with_categorical(()), X + by, Z) + steps
+        return np.asarray(kernel.profile(sq / kernel.bandwidth**2, np) @ alpha)
+
+    g = np.stack([(f(h * e) - f(-h * e)) / (2 * h) for e in np.eye(D)], axis=1)
+    truth = np.einsum("m,mic,mjc->ij", w, g, g) / w.sum()
+    for precision, tolerance in (("float64", 1e-6), ("exact", 2e-3)):
+        for backend in backends:
+            op = KernelOperator(kernel, backend, precision, SHIFT)
+            total = GradientSum(op, op.points(Z, right=True), alpha.astype(op.dtype))
+            total.add(X[:25].astype(op.dtype), w[:25].astype(op.dtype))
+            total.add(X[25:].astype(op.dtype), w[25:].astype(op.dtype))
+            atol = tolerance * np.abs(truth).max()
+            np.testing.assert_allclose(total.mean(), truth, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_description_makes_the_kernel_again(name: str) -> None:
+    kernel = KERNELS[name].with_categorical(LEVELS)
+    described = json.loads(json.dumps(kernel.describe()))
+    again = get_kernel(described)
+    assert again.categorical == LEVELS
+    assert again.describe() == kernel.describe() != KERNELS[name].describe()
+    np.testing.assert_array_equal(*(dense(k, table(9, 0), table(9, 1)) for k in (kernel, again)))
+    moved = kernel.with_metric(np.ones(D))
+    assert get_kernel(moved.describe(), metric=moved.metric).categorical == LEVELS
+    assert kernel.with_bandwidth(9.0).categorical == LEVELS
+    assert kernel.with_categorical(()).describe() == KERNELS[name].describe()
+    assert "categorical 3 (weight 0.8), 1 (weight 2.5)" in kernel_text(described)
+    assert str(LEVELS) in repr(kernel)
+
+
+@pytest.mark.parametrize(
+    ("categorical", "says"),
+    [
+        ([(0, 1.0), (0, 2.0)], "name a feature twice"),
+        ([(-1, 1.0)], "or a negative one"),
+        ([(0, 0.0)], "finite weights above 0"),
+        ([(0, np.inf)], "finite weights above 0"),
+        ([(0, np.nan)], "finite weights above 0"),
+        ([(0.5, 1.0)], "pairs of a feature and its weight"),
+        ([("a", 1.0)], "pairs of a feature and its weight"),
+        ([0, 1], "pairs of a feature and its weight"),
+        (3, "pairs of a feature and its weight"),
+    ],
+)
+def test_what_is_no_list_of_categorical(categorical: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        sk.Laplace(1.0).with_categorical(categorical)
+    with pytest.raises(ConfigError, match=says):
+        get_kernel({"kind": "laplace", "bandwidth": 1.0, "categorical": categorical})
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        sk.LaplaceL1(1.0), sk.Polynomial(2), sk.Gaussian(1.0) + sk.Polynomial(2),
+        FourierFeatures(4, sk.Gaussian(1.0).describe()),
+    ],
+)  # fmt: skip
+def test_categorical_belong_to_a_distance(kernel: Kernel) -> None:
+    assert kernel.with_categorical(()).categorical == ()
+    with pytest.raises(ConfigError, match="no function of the Euclidean distance"):
+        kernel.with_categorical([(0, 1.0)])
+
+
+def test_a_sum_has_levels_as_a_whole() -> None:
+    """Parts share a tile; no operator drops the categorical of its operands."""
+    laplace, gauss = (k(1.0).with_categorical([(0, 1.0)]) for k in (sk.Laplace, sk.Gaussian))
+    plain = sk.Gaussian(2.0)
+    sums, products = (
+        (plain + plain).with_categorical([(0, 1.0)]),
+        (plain * plain).with_categorical([(0, 1)]),
+    )
+    for make in (
+        lambda: laplace + gauss, lambda: plain + gauss, lambda: 2 * laplace,
+        lambda: laplace * plain, lambda: sums + plain, lambda: 3.0 * sums,
+        lambda: products * plain,
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match="has a part with categorical"):
+            make()
+
+
+def test_a_feature_that_the_points_lack() -> None:
+    op = KernelOperator(sk.Laplace(1.0).with_categorical([(D, 1.0)]), Backend(1))
+    with pytest.raises(ConfigError, match=f"for more than the {D} features"):
+        op.points(table(3, 0), left=True)
+
+
+def test_precisions_that_round_features() -> None:
+    kernel = sk.Laplace(1.0).with_categorical(LEVELS)
+    for precision in PRECISIONS:
+        grid = Grid(0.0, 1.0) if precision == "integer" else None
+        if precision in ("exact", "float64"):
+            KernelOperator(kernel, Backend(1), precision, None, grid)
+            assert resolve_precision(precision, np.dtype("f4"), [], Backend(1), kernel)[0]
+            continue
+        with pytest.raises(ConfigError, match="compares some for equality"):
+            KernelOperator(kernel, Backend(1), precision, None, grid)
+        with pytest.raises(ConfigError, match="compares some for equality"):
+            resolve_precision(precision, np.dtype("f4"), [], Backend(1), kernel)
+
+
+def test_precision_auto_does_not_round_them() -> None:
+    backend = get_backend("cpu")
+    backend.tensor_cores = True
+    for dtype in (np.uint8, np.float32):
+        kernel = sk.Laplace(1.0).with_categorical(LEVELS)
+        assert resolve_precision("auto", np.dtype(dtype), [], backend, kernel) == ("exact", None)
+        kernel = kernel.with_metric(np.ones(D))
+        assert resolve_precision("auto", np.dtype(dtype), [], backend, kernel) == ("exact", None)
+
+
+def test_no_frequencies_of_categorical() -> None:
+    kernel = sk.Gaussian(1.0).with_categorical([(0, 1.0)])
+    with pytest.raises(ConfigError, match="compares some features for equality"):
+        frequencies(kernel, D, 8, 0)
+    X = table(60, 0)
+    model = sk.KernelRegressor(kernel, features="fourier", n_features=20)
+    with pytest.raises(ConfigError, match="compares some features for equality"):
+        model.fit(X, X[:, 0])
+
+
+def test_shares_of_a_metric_and_of_categorical() -> None:
+    """A level counts as its part of the squared distance of two rows of standardised features."""
+    categorical = ((0, 4.0), (2, 2.0))
+    wanted = np.array([1.0 + 2.0, 4.0, 0.0 + 1.0]) / 8
+    np.testing.assert_allclose(importances(np.array([1.0, 2.0, 0.0]), categorical), wanted)
+    A = np.array([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]])
+    np.testing.assert_allclose(importances(A, categorical), wanted)
+    np.testing.assert_allclose(importances(1e-170 * np.ones(3), categorical), [2 / 3, 0, 1 / 3])
+    np.testing.assert_allclose(importances(np.zeros(3), categorical), [2 / 3, 0, 1 / 3])
+    for metric in (np.array([1.0, 2.0, 0.0]), A):
+        found = describe_metric(metric, "abc", categorical)
+        assert dict(found["importances"]) == pytest.approx(dict(zip("abc", wanted, strict=True)))
+        np.testing.assert_allclose(found["spectrum"][:2], [0.8, 0.2])

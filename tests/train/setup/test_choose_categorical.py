@@ -1,0 +1,158 @@
+"""Categorical features are found where the values of a column act, and nowhere else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import streamkern as sk
+from streamkern.kernels.categorical import MAX_CATEGORICAL
+from streamkern.rundir.run_log import read_log
+from streamkern.train.setup import choose_categorical
+from streamkern.train.setup.choose_categorical import MIN_SCORE, groupings, score
+from tests.categorical import LEVEL, panel
+from tests.maths import Array
+
+
+def columns_of(model: Any) -> list[int]:
+    return [column for column, _ in model.kernel_.categorical]
+
+
+def test_those_of_a_given_kernel_stay_when_a_metric_is_learned() -> None:
+    X, y = panel(2200)
+    for bandwidth in ("auto", 5.0):
+        kernel = sk.Laplace(bandwidth).with_categorical([(LEVEL, 8.0)])
+        model = sk.KernelRegressor(kernel, metric="learn-diagonal", random_state=0).fit(X, y)
+        assert model.kernel_.categorical == ((LEVEL, 8.0),)
+        fresh, truth = panel(1000, 1)
+        assert np.mean((model.predict(fresh) - truth) ** 2) < 0.5
+
+
+def test_an_effect_of_a_level_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error is far below that without them, and not far from that of the noise."""
+    (X, y), (fresh, truth) = panel(1200), panel(1000, 1)
+    found = sk.KernelRegressor(random_state=0, run_dir=tmp_path / "run").fit(X, y)
+    assert columns_of(found) == [LEVEL]
+    monkeypatch.setattr(choose_categorical, "looks_for_categorical", lambda *_: False)
+    plain = sk.KernelRegressor(random_state=0).fit(X, y)
+    assert columns_of(plain) == []
+    errors = [np.mean((model.predict(fresh) - truth) ** 2) for model in (found, plain)]
+    assert errors[0] < 0.25 * errors[1]
+    assert errors[0] < 0.09 + 0.15
+    (line, *others) = [r for r in read_log(tmp_path / "run" / "log.jsonl")
+                       if r["event"] == "categorical"]  # fmt: skip
+    assert line["feature"] == LEVEL
+    assert line["taken"]
+    assert line["score"] > MIN_SCORE
+    assert line["error"] < 0.5
+    assert not any(other["taken"] for other in others)
+
+
+@pytest.mark.slow
+def test_it_is_found_beside_a_metric() -> None:
+    (X, y), (fresh, truth) = panel(4000), panel(1000, 1)
+    found = sk.KernelRegressor(random_state=0, metric="learn").fit(X, y)
+    plain = sk.KernelRegressor(random_state=0, metric="none").fit(X, y)
+    assert columns_of(found) == [LEVEL]
+    assert found.kernel_.metric is not None
+    assert columns_of(plain) == []
+    errors = [np.mean((model.predict(fresh) - truth) ** 2) for model in (found, plain)]
+    assert errors[0] < 0.1 * errors[1]
+    assert found.feature_importances_[LEVEL] > 0.02
+    assert found.feature_importances_.sum() == pytest.approx(1)
+
+
+def numbers(kind: str, n: int = 800) -> tuple[Array, Array]:
+    """Columns of whole numbers without an effect of their categorical, and their targets."""
+    rng = np.random.default_rng(1)
+    X = np.column_stack([rng.integers(0, 40, (n, 2)), rng.integers(0, 5, n)]).astype(np.float32)
+    noise = rng.normal(size=n)
+    if kind == "noise":
+        return X, noise
+    return X, np.sin(X[:, 0] / 8) + 0.002 * X[:, 1] * X[:, 0] + 0.3 * X[:, 2] + 0.2 * noise
+
+
+@pytest.mark.parametrize("kind", ["noise", "smooth"])
+def test_nothing_is_found_where_nothing_is(kind: str) -> None:
+    model = sk.KernelRegressor(random_state=0).fit(*numbers(kind))
+    assert columns_of(model) == []
+
+
+def test_classes_have_categorical() -> None:
+    X, y = panel(900)
+    labels = np.digitize(y, np.quantile(y, [1 / 3, 2 / 3]))
+    model = sk.KernelClassifier(random_state=0).fit(X, labels)
+    assert columns_of(model) == [LEVEL]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"kernel": "laplace"}, {"bandwidth": 3.0}, {"metric": "none"}, {"bandwidth": "median"},
+        {"kernel": "gaussian", "features": "fourier", "n_features": 100},
+    ],
+)  # fmt: skip
+def test_what_is_given_is_not_looked_for(given: dict[str, Any]) -> None:
+    X, y = panel(400)
+    assert columns_of(sk.KernelRegressor(random_state=0, **given).fit(X, y)) == []
+
+
+def test_rows_count_by_their_weight() -> None:
+    """The noise of rows of little weight hides no effect."""
+    X, y = panel(900)
+    light = np.arange(900) % 2 == 0
+    y[light] += np.random.default_rng(5).normal(0, 30, light.sum())
+    model = sk.KernelRegressor(random_state=0).fit(X, y, np.where(light, 1e-4, 1.0))
+    assert columns_of(model) == [LEVEL]
+
+
+def test_no_more_levels_than_there_may_be() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.integers(0, 8, (1000, MAX_CATEGORICAL + 2)).astype(np.float32)
+    effects = rng.normal(size=(MAX_CATEGORICAL + 2, 8))
+    y = sum(effect[x.astype(int)] for effect, x in zip(effects, X.T, strict=True))
+    model = sk.KernelRegressor(random_state=0).fit(X, y)
+    assert len(set(columns_of(model))) == MAX_CATEGORICAL
+
+
+def test_groups_are_those_of_equal_values() -> None:
+    rng = np.random.default_rng(0)
+    a, twos = rng.integers(0, 30, 500), rng.integers(0, 2, 500)
+    few = np.arange(500.0)
+    few[:48] = 0.0  # under a tenth have the level of another row
+    some = np.arange(500.0)
+    some[:52] = 0.0
+    X = np.column_stack([a, 100 - 3 * a, twos, few, rng.normal(size=500), some, a % 7])
+    found = groupings(X.astype(np.float32))
+    assert list(found) == [0, 5, 6]  # the second column groups the rows like the first
+    for j, group in found.items():
+        np.testing.assert_array_equal(
+            group[:, None] == group, X[:, j, None].astype(np.float32) == X[:, j].astype(np.float32)
+        )
+        assert sorted({*group.tolist()}) == list(range(group.max() + 1))
+
+
+@pytest.mark.parametrize("c", [1, 3])
+def test_the_score_is_by_definition(c: int) -> None:
+    rng = np.random.default_rng(0)
+    r, group = rng.normal(size=(90, c)) @ rng.normal(size=(c, c)), rng.integers(0, 12, 90)
+    r += 0.3 * rng.normal(size=(12, c))[group]
+    total = variance = 0.0
+    C = r.T @ r / np.trace(r.T @ r)
+    for i in range(90):
+        for j in range(i):
+            if group[i] == group[j]:
+                total += r[i] @ r[j]
+                variance += (r[i] @ r[i]) * (r[j] @ r[j]) * np.trace(C @ C)
+    assert score(r, group) == pytest.approx(total / np.sqrt(variance))
+
+
+def test_the_score_of_noise_has_mean_0_and_variance_1() -> None:
+    rng = np.random.default_rng(0)
+    group, mix = rng.integers(0, 20, 300), rng.normal(size=(3, 3))
+    found = [score(rng.normal(size=(300, 3)) @ mix, group) for _ in range(400)]
+    assert abs(np.mean(found)) < 0.2
+    assert np.std(found) == pytest.approx(1, abs=0.15)

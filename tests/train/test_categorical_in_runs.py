@@ -1,0 +1,231 @@
+"""Whole runs with categorical features: saved, stopped, continued, over ranks, by all solvers."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import streamkern as sk
+from streamkern.cli.main import run_command
+from streamkern.config.run_config import RunConfig
+from streamkern.ingest.ingest import ingest
+from streamkern.stream.sources.arrays import ArraySource
+from tests.categorical import LEVEL, panel
+from tests.runs import assert_same_bits, final, finished, stopped
+
+N = 600
+SOLVERS: dict[str, dict[str, Any]] = {
+    "block": {"solver.name": "block", "solver.block_size": 100},
+    "falkon": {"solver.name": "falkon"},
+    "eigenpro3": {"solver.name": "eigenpro3"},
+    "eigenpro4": {"solver.name": "eigenpro4"},
+    "direct": {"solver.name": "direct"},
+    "eigenpro2": {"solver.name": "eigenpro2", "model.n_centers": "auto"},
+    "sgd": {"solver.name": "sgd", "model.n_centers": "auto"},
+}
+
+
+def settings(run_dir: Path | None = None, **changes: Any) -> RunConfig:
+    """A run that leaves kernel, bandwidth and metric open."""
+    asked: dict[str, Any] = {
+        "data.batch_size": 50, "data.epochs": 2, "model.n_centers": 300, "run.device": "cpu",
+        "run.threads": 1, "run.checkpoint_every": 1000, "run.evaluate_every": 0,
+        "solver.name": "block",
+    }  # fmt: skip
+    where = {} if run_dir is None else {"run.run_dir": str(run_dir)}
+    return RunConfig().with_overrides(asked | where | changes)
+
+
+def source(n: int = N, seed: int = 0) -> ArraySource:
+    X, y = panel(n, seed)
+    return ArraySource(X, y, unit_rows=100)
+
+
+def categorical_of(described: Any) -> list[int]:
+    return [column for column, _ in described.get("categorical", ())]
+
+
+def fitted(**parameters: Any) -> sk.KernelRegressor:
+    model = sk.KernelRegressor(random_state=0, **parameters).fit(*panel(N))
+    assert [column for column, _ in model.kernel_.categorical] == [LEVEL]
+    return model
+
+
+def error(model: Any) -> float:
+    fresh, truth = panel(500, 1)
+    return float(np.mean((model.predict(fresh) - truth) ** 2))
+
+
+# -- by every solver, stopped and resumed ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_a_stop_leaves_no_trace(name: str, tmp_path: Path) -> None:
+    changes = SOLVERS[name]
+    whole = finished(settings(tmp_path / "whole", **changes), source=source())
+    assert categorical_of(whole.meta["kernel"]) == [LEVEL]
+    config, test = settings(tmp_path / "run", **changes), source(50, 5)
+    if name != "direct":
+        stopped(config, 3, source=source(), test=test)
+    stopped(config, 9, source=source(), test=test)
+    resumed = finished(config, source=source(), test=test)
+    assert resumed.meta["kernel"] == whole.meta["kernel"]
+    assert_same_bits(final(tmp_path / "run"), final(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"precision": "float64"}, {"loss": "quantile", "quantile": 0.5}, {"loss": "huber"},
+        {"features": "nystrom", "solver": "direct", "n_centers": 300, "kernel": sk.Laplace(8.0)},
+    ],
+)  # fmt: skip
+def test_other_settings(given: dict[str, Any]) -> None:
+    if "kernel" in given:
+        given = given | {"kernel": given["kernel"].with_categorical([(LEVEL, 100.0)])}
+    assert error(fitted(**given)) < 0.5
+
+
+def test_classes_by_the_log_loss() -> None:
+    (X, y), (fresh, truth) = panel(900), panel(500, 1)
+    model = sk.KernelClassifier(random_state=0, loss="log_loss").fit(X, y > 0)
+    assert [column for column, _ in model.kernel_.categorical] == [LEVEL]
+    assert model.score(fresh, truth > 0) > 0.85
+
+
+# -- saved, loaded, continued ---------------------------------------------------------------------
+
+
+def test_saved_and_loaded(tmp_path: Path) -> None:
+    model, fresh = fitted(), panel(500, 1)[0]
+    model.save(tmp_path / "model")
+    again = sk.load(tmp_path / "model")
+    assert again.kernel_.categorical == model.kernel_.categorical
+    assert again.kernel == model.kernel == "auto"
+    np.testing.assert_array_equal(again.predict(fresh), model.predict(fresh))
+
+
+def test_a_given_kernel_with_levels_is_saved_and_loaded(tmp_path: Path) -> None:
+    kernel = sk.Laplace("auto").with_categorical([(LEVEL, 100.0)])
+    model, fresh = fitted(kernel=kernel, run_dir=tmp_path / "run"), panel(500, 1)[0]
+    again = sk.load(tmp_path / "run")
+    assert again.kernel.describe()["categorical"] == [[LEVEL, 100.0]]
+    np.testing.assert_array_equal(again.predict(fresh), model.predict(fresh))
+    both = fitted(kernel={"kind": "laplace", "categorical": [[LEVEL, 100.0]]})
+    np.testing.assert_array_equal(both.predict(fresh), model.predict(fresh))
+
+
+def test_partial_fit_keeps_the_levels_of_the_first_block(tmp_path: Path) -> None:
+    (X, y), fresh = panel(3 * N), panel(500, 1)[0]
+    model = sk.KernelRegressor(random_state=0)
+    for part in np.split(np.arange(len(X)), 3):
+        model.partial_fit(X[part], y[part])
+    assert [column for column, _ in model.kernel_.categorical] == [LEVEL]
+    assert error(model) < 0.4
+    run = sk.KernelRegressor(random_state=0, solver="block", run_dir=tmp_path / "run").fit(X, y)
+    loaded, before = sk.load(tmp_path / "run"), error(run)
+    np.testing.assert_array_equal(loaded.predict(fresh), run.predict(fresh))
+    loaded.partial_fit(*panel(N, 7))
+    assert loaded.kernel_.categorical == run.kernel_.categorical
+    assert (loaded.predict(fresh) != run.predict(fresh)).any()
+    assert error(loaded) < 1.5 * before
+
+
+def test_a_warm_start_keeps_the_kernel() -> None:
+    model = sk.KernelRegressor(random_state=0, solver="block", warm_start=True).fit(*panel(N))
+    kernel = model.kernel_
+    assert [column for column, _ in kernel.categorical] == [LEVEL]
+    X, y = panel(N)
+    model.fit(X, y + 0.1 * X[:, 0])
+    assert model.kernel_.describe() == kernel.describe()
+    assert error(model) < 0.5
+
+
+def test_a_run_continues_another(tmp_path: Path) -> None:
+    first = finished(settings(tmp_path / "a"), source=source())
+    then = finished(settings(tmp_path / "b"), source=source(N, 3), continues=tmp_path / "a")
+    assert categorical_of(then.meta["kernel"]) == [LEVEL]
+    assert then.meta["kernel"] == first.meta["kernel"]
+    again = settings(tmp_path / "c")
+    stopped(again, 5, source=source(N, 3), continues=tmp_path / "a", test=source(50, 5))
+    finished(again, source=source(N, 3), continues=tmp_path / "a", test=source(50, 5))
+    assert_same_bits(final(tmp_path / "c"), final(tmp_path / "b"))
+
+
+# -- over ranks -----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("columns", [1, 2])
+def test_ranks_find_and_share_them(columns: int, tmp_path: Path) -> None:
+    X, y = panel(N)
+    store = str(tmp_path / "train.zarr")
+    ingest(X, store, y=y, chunk_mb=100 * 16 / 2**20)
+    changes = {"data.train": store, "run.precision": "float64", "solver.block_size": 100}
+    finished(settings(tmp_path / "one", **changes))
+    over = settings(
+        tmp_path / "two", **changes, **{"run.ranks": 2, "run.center_ranks": columns}
+    )  # fmt: skip
+    result = finished(over)
+    assert categorical_of(result.meta["kernel"]) == [LEVEL]
+    fresh = panel(200, 1)[0].astype(np.float64)
+    found = [sk.load(tmp_path / name).predict(fresh) for name in ("one", "two")]
+    np.testing.assert_allclose(found[1], found[0], rtol=0, atol=1e-6)
+
+
+# -- searched -------------------------------------------------------------------------------------
+
+
+def test_a_search_keeps_them() -> None:
+    """The settings as given have categorical features, and no named kernel is better."""
+    X, y = panel(N)
+    tuned = sk.tune(X, y, estimator=sk.KernelRegressor(random_state=0), refine=1, refit=True)
+    assert tuned.best["as_given"]
+    assert [column for column, _ in tuned.estimator.kernel_.categorical] == [LEVEL]
+    assert error(tuned.estimator) < 0.5
+
+
+def test_a_search_for_a_kernel_with_categorical() -> None:
+    X, y = panel(N)
+    kernel = {"kind": "laplace", "categorical": [[LEVEL, 100.0]]}
+    tuned = sk.tune(
+        X, y, estimator=sk.KernelRegressor(kernel, random_state=0), refine=0, refit=True
+    )  # fmt: skip
+    assert tuned.estimator.kernel_.categorical == ((LEVEL, 100.0),)
+    assert all(row["kernel"]["categorical"] == [[LEVEL, 100.0]] for row in tuned.table)
+    assert "categorical" in tuned.toml
+
+
+# -- the command line -----------------------------------------------------------------------------
+
+
+def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def said(*words: object) -> str:
+        code, out = run_command([str(word) for word in words]), capsys.readouterr()
+        assert code == 0, out.err
+        return out.out
+
+    for name, seed in (("train", 0), ("new", 1)):
+        X, y = panel(N, seed)
+        frame = pd.DataFrame(X, columns=["a", "b", "c", "shop"])
+        frame["shop"] = frame["shop"].astype(int)
+        frame.assign(y=y).to_csv(tmp_path / f"{name}.csv", index=False)
+    train, run = tmp_path / "train.csv", tmp_path / "run"
+    said("ingest", train, tmp_path / "train.zarr", "--y", "y")
+    given = ("--train", tmp_path / "train.zarr")
+    assert "kernel" in said("plan", *given)
+    said("train", *given, "--run-dir", run)
+    found = json.loads(said("info", run, "--json"))["solver"]
+    assert [name for name, _ in found["categorical"]] == ["shop"]
+    assert "shop (weight " in said("info", run)
+    said("predict", run, tmp_path / "new.csv", tmp_path / "out.csv")
+    values = pd.read_csv(tmp_path / "out.csv").iloc[:, -1].to_numpy()
+    truth = pd.read_csv(tmp_path / "new.csv")["y"].to_numpy()
+    assert math.isfinite(values.sum())
+    assert np.mean((values - truth) ** 2) < 0.5
