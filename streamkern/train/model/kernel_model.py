@@ -42,6 +42,7 @@ from streamkern.stream.sources.transforms import Transform, describe_transform
 from streamkern.stream.sources.user import as_source
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.model.spreads import ResidualScales
+from streamkern.train.model.unseen_values import UnseenValues
 from streamkern.train.resolve.training_data import check_evaluable, targets
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -172,6 +173,7 @@ class KernelModel:
     ) -> tuple[Array, Array]:
         with np.errstate(over="ignore", invalid="ignore"):  # the result is checked
             X, Y = self._prepared(block, classes, n_outputs)
+            self.warn_of_unseen(X)
             F = self.function(X)
         self._check_finite(F, block)
         F = self.targets.outside(self.backend.xp, F, self.dtype)
@@ -212,6 +214,15 @@ class KernelModel:
         assert self.calibration is not None
         assert self.calibration.residual_scale is not None
         return ResidualScales(self.op, self.calibration.residual_scale)
+
+    def warn_of_unseen(self, X: Array) -> None:
+        """Warn if most rows X (n, d) have values that no center has, see `UnseenValues`."""
+        if columns := self.op.categorical_columns:
+            self._unseen.warn_of(self.backend.to_host(X[:, columns]))
+
+    @functools.cached_property
+    def _unseen(self) -> UnseenValues:
+        return UnseenValues(self.op, self.Z, self.columns or ())
 
     def prepared(self, block: RowBlock) -> Array:
         """Return the rows of a block as the kernel takes them, (k, d) on the device."""

@@ -30,6 +30,9 @@ class SharedModel(KernelModel):
         self.ranks.broadcast_scalars(X.shape)
         return self._together(np.ascontiguousarray(self.backend.to_host(X)))
 
+    def warn_of_unseen(self, X: Array) -> None:
+        """Do nothing: a rank does not know the values that the centers of others have."""
+
     def answer(self) -> None:
         """Evaluate for rank 0, on another rank, until rank 0 calls `answer` as well."""
         while True:

@@ -1,0 +1,49 @@
+"""Warn of rows whose categorical features have values that no center has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.basics.message import mention
+from streamkern.basics.warning import warn
+from streamkern.kernels.points import Points
+from streamkern.kernels.products import KernelOperator
+
+MIN_UNSEEN_ROWS = 10
+"""Smallest number of rows for a warning."""
+
+
+class UnseenValues:
+    """The values that the centers have, of each categorical feature of the kernel.
+
+    Z : points of the centers, right side, whose first columns are these values
+    names : names of the features, as far as they are known
+    """
+
+    def __init__(self, op: KernelOperator, Z: Points, names: Sequence[str] = ()) -> None:
+        self._columns, self._names = op.categorical_columns, names
+        self._seen: list[npt.NDArray[Any]] = []
+        if self._columns:
+            assert Z.right is not None
+            values = op.backend.to_host(Z.right[:, : len(self._columns)])
+            self._seen = [np.unique(column) for column in values.T]
+
+    def warn_of(self, values: npt.NDArray[Any]) -> None:
+        """Warn of each feature for which most rows have other values.
+
+        values : (n, k) values of the categorical features, scaled
+        """
+        if len(values) < MIN_UNSEEN_ROWS:
+            return
+        for column, seen, found in zip(self._columns, self._seen, values.T, strict=True):
+            if 2 * np.isin(found, seen).sum() < len(found):
+                name = self._names[column] if column < len(self._names) else f"x{column}"
+                warn(
+                    f"most rows have values of {name!r} that no center of the model has: their "
+                    "predictions may be worse than those of a model that was trained without this "
+                    f"column, or with {mention('model.metric', 'none')}"
+                )
