@@ -126,29 +126,30 @@ def _thin_product(c: int) -> Callable[[Array, Array, Array], None]:
 
 
 @once
-def _l1_part(n: int) -> Callable[[Array, Array, Array], None]:
+def _l1_part(n: int) -> Callable[..., None]:
     """Return part(A (r, n), Bt (n, t), out (r, t)): out += sums of |a - b| over n features."""
-    each = range(n)
-    source = (
-        "def part(A, Bt, out):\n"
-        + "".join(f"    b{k} = Bt[{k}]\n" for k in each)
-        + "    for i in range(out.shape[0]):\n"
-        "        row = out[i]\n"
-        + "".join(f"        a{k} = A[i, {k}]\n" for k in each)
-        + "        for j in range(row.size):\n"
-        f"            row[j] += {' + '.join(f'abs(a{k} - b{k}[j])' for k in each)}\n"
-    )
-    return _jit_text("part", source, _FLAGS)
+    return _sum_of_terms("A, Bt, out", [f"abs(a{k} - b{k}[j])" for k in range(n)])
 
 
 @once
-def _unequal(n: int) -> Callable[[Array, Array, Array, Array], None]:
+def _unequal(n: int) -> Callable[..., None]:
     """Return part(A (r, n), Bt (n, t), w (n,), out (r, t)): out += w of the unequal columns."""
-    each = range(n)
-    terms = [f"(w{k} if a{k} != b{k}[j] else f4(0))" for k in each]
+    terms = [f"(w{k} if a{k} != b{k}[j] else f4(0))" for k in range(n)]
+    # In locals: a load of w in the loop, which may be a part of `out`, keeps it from vectors.
+    weights = "".join(f"    w{k} = w[{k}]\n" for k in range(n))
+    return _sum_of_terms("A, Bt, w, out", terms, weights)
+
+
+def _sum_of_terms(arguments: str, terms: list[str], first: str = "") -> Callable[..., None]:
+    """Compile part(arguments): out[i, j] += the sum of the terms, of ak = A[i, k] and bk = Bt[k].
+
+    terms : one expression for each column k of A
+    first : statements before the loops
+    """
+    each = range(len(terms))
     source = (
-        "def part(A, Bt, w, out):\n"
-        + "".join(f"    b{k} = Bt[{k}]\n    w{k} = w[{k}]\n" for k in each)
+        f"def part({arguments}):\n{first}"
+        + "".join(f"    b{k} = Bt[{k}]\n" for k in each)
         + "    for i in range(out.shape[0]):\n"
         "        row = out[i]\n"
         + "".join(f"        a{k} = A[i, {k}]\n" for k in each)
