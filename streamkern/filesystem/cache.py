@@ -47,7 +47,8 @@ from streamkern.basics.text import redact
 from streamkern.basics.values import to_builtin
 from streamkern.basics.warning import warn
 from streamkern.filesystem.durable import is_temporary, write_all, write_durably
-from streamkern.filesystem.objects import Bytes, BytesCheck, Counters, Objects
+from streamkern.filesystem.objects import Bytes, BytesCheck, Objects
+from streamkern.filesystem.traffic import Counters
 from streamkern.filesystem.urls import local_path
 
 if TYPE_CHECKING:

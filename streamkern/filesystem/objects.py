@@ -24,13 +24,19 @@ import re
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, Self, TypeVar
 
 from streamkern.basics.errors import StorageAccessError, StorageError, StreamkernError
 from streamkern.basics.text import redact
-from streamkern.filesystem.waiting import at_once, backoff_delays, is_connection_refused, result_of
+from streamkern.filesystem.traffic import Traffic
+from streamkern.filesystem.waiting import (
+    at_once,
+    backoff_delays,
+    is_connection_refused,
+    result_of,
+    within,
+)
 
 STALL_S = 20.0
 # A request body has to arrive within the stall limit and a second for every 256 KiB.
@@ -97,31 +103,6 @@ class Engine(Protocol):
     async def renew(self) -> None:
         """Read the credentials again."""
         ...
-
-
-class Counters:
-    """Counts by name, to which many threads may add."""
-
-    def __post_init__(self) -> None:
-        self._lock = threading.Lock()
-
-    def add(self, **counts: int) -> None:
-        with self._lock:
-            for name, count in counts.items():
-                setattr(self, name, getattr(self, name) + count)
-
-    def counts(self) -> dict[str, int]:
-        with self._lock:
-            return {name: count for name, count in vars(self).items() if name != "_lock"}
-
-
-@dataclass
-class Traffic(Counters):
-    """Counters of requests and bytes."""
-
-    requests: int = 0
-    bytes_in: int = 0
-    retries: int = 0
 
 
 class _Renewals:
@@ -254,7 +235,7 @@ class Objects:
         """Make one attempt; return False if the object to create exists."""
         limit = STALL_S + len(data) / _SLOWEST_UPLOAD
         try:
-            await asyncio.wait_for(self._engine.put(key, data, create), limit)
+            await within(limit, self._engine.put(key, data, create))
         except Exception as error:
             if not create or self._engine.outcome(error) is not Outcome.EXISTS:
                 raise
@@ -313,13 +294,13 @@ class Objects:
             renewals = self._renewals.count
             limit = self._engine.attempt_s
             try:
-                return await asyncio.wait_for(attempt(), limit)
+                return await within(limit, attempt())
             except Exception as error:
                 if renewed or self._outcome(error) is not Outcome.EXPIRED:
                     raise
                 renewed = True
             await self._renew(renewals)
-            return await asyncio.wait_for(attempt(), limit)
+            return await within(limit, attempt())
 
         began = time.monotonic()
         delays = backoff_delays(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, began + self.deadline_s)

@@ -58,6 +58,22 @@ async def at_once(requests: Sequence[Callable[[], Awaitable[_T]]]) -> list[_T]:
         raise
 
 
+async def within(limit_s: float, request: Awaitable[_T]) -> _T:
+    """Await a request; raise TimeoutError after `limit_s`, CancelledError if the task is cancelled.
+
+    A library may turn a cancellation into an error of its own, and so does `asyncio.wait_for` of
+    Python 3.11 if the request fails in the same instant; the caller would then try again.
+    """
+    try:
+        async with asyncio.timeout(limit_s):
+            return await request
+    except Exception as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise asyncio.CancelledError from error
+        raise
+
+
 def _result(future: Future[_T], stopped: threading.Event | None) -> _T:
     """Return the result, or raise StorageError once `stopped` is set."""
     while stopped is not None and not future.done():

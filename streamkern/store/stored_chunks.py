@@ -20,7 +20,8 @@ from streamkern.basics.message import mention
 from streamkern.basics.text import redact
 from streamkern.basics.warning import warn
 from streamkern.filesystem.cache import Cache, CachedObjects
-from streamkern.filesystem.objects import READS, Traffic
+from streamkern.filesystem.objects import READS
+from streamkern.filesystem.traffic import Traffic
 from streamkern.filesystem.urls import StrictStore, local_path
 from streamkern.store import layout
 from streamkern.store.fast_chunks import ChunkObjects, chunk_key, chunk_reader

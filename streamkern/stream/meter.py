@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 from streamkern.filesystem.cache import CacheCounts
-from streamkern.filesystem.objects import Traffic
+from streamkern.filesystem.traffic import Traffic
 from streamkern.stream.loader import Loader
 from streamkern.stream.sources.stores import stores_of
 

@@ -1,11 +1,14 @@
-"""Pauses between tries grow, are drawn, and end in time."""
+"""Pauses between tries grow, are drawn, and end in time; cancelled requests stay cancelled."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
 
-from streamkern.filesystem.waiting import backoff_delays
+import pytest
+
+from streamkern.filesystem.waiting import backoff_delays, within
 
 FIRST_S, LONGEST_S = 0.1, 10.0
 BOUNDS_S = [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0, 10.0]
@@ -30,3 +33,47 @@ def test_no_try_begins_after_the_end() -> None:
     for _ in range(100):
         # Nobody waits here, so that one pause that would pass the end is enough.
         assert all(pause < 1.0 for pause in drawn(time.monotonic() + 1.0))
+
+
+def test_a_cancelled_request_that_fails_in_the_same_instant_stays_cancelled() -> None:
+    async def trial() -> None:
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        async def request() -> None:
+            await answer
+
+        task = asyncio.create_task(within(60.0, request()))
+        await asyncio.sleep(0.01)
+        answer.set_exception(OSError("server error"))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(trial())
+
+
+def test_a_cancellation_that_a_library_reports_as_an_error_is_one() -> None:
+    async def request() -> None:
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            raise OSError("the connection was closed") from None
+
+    async def trial() -> None:
+        task = asyncio.create_task(within(60.0, request()))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(trial())
+
+
+def test_errors_and_the_time_limit_of_a_request_are_raised() -> None:
+    async def fails() -> None:
+        raise OSError("server error")
+
+    with pytest.raises(OSError, match="server error"):
+        asyncio.run(within(60.0, fails()))
+    with pytest.raises(TimeoutError):
+        asyncio.run(within(0.01, asyncio.sleep(30)))
