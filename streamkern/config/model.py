@@ -88,7 +88,7 @@ class ModelConfig(Table):
         feature, or a matrix (`setup.choose_metric`); kernel and bandwidth that are left open are
         those that suit it. "learn-diagonal": only scales; "learn-full": only a matrix. "none":
         features as they are. "auto": "learn" on tables (2 to 256 features, not taken for pixels) of
-        2000 rows and more if the bandwidth is left open, and the kernel is, too, or one of those
+        256 rows and more, 2000 of classes, if the bandwidth is left open, and the kernel is, too, or one of those
         that "auto" chooses among (`resolve.metric_mode`). Or the path or URL of an array (.npy or
         zarr), in Python also an array: scales (d,), or a matrix A (d, r), for distances |(x - z) A|
         of the features after scaling.

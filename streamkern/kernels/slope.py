@@ -13,6 +13,7 @@ float32 rounding of x - z below 2e4, and changes a gradient a bandwidth away by 
 from __future__ import annotations
 
 import ast
+from functools import cache
 from typing import Any
 
 from streamkern.backend.base import Array
@@ -47,7 +48,7 @@ class Slope(Kernel):
                 "give its class one (see Kernel), or use a kernel that is built in",
             )
         self.kernel, self.categorical = kernel, kernel.categorical
-        self.expression = substitute(derivative(kernel.expression), f"s + {NEAR!r}")
+        self.expression = _slope_of(kernel.expression)
 
     def profile(self, sq: Array, xp: Any) -> Array:
         """Evaluate the derivative, with some temporaries."""
@@ -69,6 +70,12 @@ class Slope(Kernel):
         xp.maximum(out, NEAR**0.5, out=out)
         xp.divide(sq, out, out=out)
         out *= -0.5
+
+
+@cache
+def _slope_of(expression: str) -> str:
+    """Return the derivative at s + `NEAR`; each step of a metric asks for the same one."""
+    return substitute(derivative(expression), f"s + {NEAR!r}")
 
 
 def derivative(expression: str) -> str:

@@ -21,10 +21,9 @@ from streamkern.train.resolve.given_arrays import check_metric, open_metric
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.resolve.training_data import Data
 
-MIN_METRIC_ROWS = 2000
-"""Smallest number of rows for which "auto" learns a metric. Of ten smaller tables that were used to
-choose no constant, one was found on airfoil's 1203 rows alone, with 1.19 and .69 of the squared
-error (two seeds)."""
+MIN_METRIC_ROWS, MIN_METRIC_ROWS_OF_CLASSES = 256, 2000
+"""Smallest numbers of rows for which "auto" learns a metric of values, and of classes, whose log
+losses fewer rows hardly tell: see the tables of docs/learned-metric.md."""
 MAX_OUTPUTS = 1000
 """Largest number of outputs for which "auto" learns a metric: with 16 features, 1.4 TFLOP, growing
 in proportion to the outputs."""
@@ -97,8 +96,10 @@ def _why_no_table(data: Data) -> str | None:
         return f"rows have {data.d:,} features, and not 2 to {METRIC_FEATURES}"
     if source.n_outputs > MAX_OUTPUTS:
         return f"of more than {MAX_OUTPUTS:,} outputs it takes minutes and hours to find"
-    if rows < MIN_METRIC_ROWS:
-        return f"of fewer than {MIN_METRIC_ROWS:,} rows hardly any has been found"
+    values = source.classes is None
+    least = MIN_METRIC_ROWS if values else MIN_METRIC_ROWS_OF_CLASSES
+    if rows < least:
+        return f"of fewer than {least:,} rows hardly any has been found"
     return None
 
 

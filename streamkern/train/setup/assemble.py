@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -37,7 +36,7 @@ from streamkern.solver.precondition.noise import (
     or_the_mean,
 )
 from streamkern.solver.precondition.samples import SampleRows
-from streamkern.solver.ridge_curve import noise_of_more_rows, noise_rows
+from streamkern.solver.ridge_curve import noise_of_more_rows
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.restart.parent_run import ParentRun
@@ -45,18 +44,11 @@ from streamkern.train.restart.run_snapshot import is_computed_with
 from streamkern.train.restart.scaling import save_scaling
 from streamkern.train.setup.broadcast import broadcast_setup, receive_setup, work_of
 from streamkern.train.setup.center_stripes import mean, receive_shard
-from streamkern.train.setup.choose_categorical import find_categorical
 from streamkern.train.setup.choose_centers import choose_centers, scatter_all
-from streamkern.train.setup.choose_kernel import find_kernel, is_open
-from streamkern.train.setup.choose_metric import (
-    NOT_LEARNED,
-    Learned,
-    copied_part,
-    learn_metric,
-    split,
-)
+from streamkern.train.setup.choose_metric import Learned
+from streamkern.train.setup.kernel_and_metric import choose_kernel_and_metric
 from streamkern.train.setup.loss_start import fit_loss, scale_start, setup_targets
-from streamkern.train.setup.setup_rows import few_rows, known_rows, rows_worth, samples_of
+from streamkern.train.setup.setup_rows import known_rows, rows_worth, samples_of
 
 _META = (
     "kernel", "sizes", "setup", "classes", "row_shape", "columns", "target_columns", "encoder",
@@ -128,7 +120,7 @@ def compute_setup(
     config, data = run.config, run.data
     dtype = np.dtype(np.float64 if run.precision == "float64" else np.float32)
     loss, inside = setup_targets(run, dtype, warm)
-    read_few_rows, learned = _learn_metric_and_kernel(run, dtype, inside, report, found)
+    read_few_rows, learned = choose_kernel_and_metric(run, dtype, inside, report, found)
     host_Z, order, kernel, center_rows, shift = choose_centers(
         run, dtype, report, learned.kernel, learned.metric
     )
@@ -361,38 +353,3 @@ def operator(
             )
     grid = None if meta["grid"] is None else Grid(**meta["grid"])
     return KernelOperator(kernel, backend, meta["precision"], arrays["shift"], grid)
-
-
-def _learn_metric_and_kernel(
-    run: ResolvedRun,
-    dtype: np.dtype[Any],
-    targets: TargetScale,
-    report: Report,
-    found: Learned | None,
-) -> tuple[Any, Learned]:
-    """Return a cached function that reads rows to estimate kernel and noise from, and what was
-    learned.
-
-    The latter is the metric, and the kernel if it was open.
-
-    found : the same, if it is known already
-    """
-    most = noise_rows(run.problem)
-    few, learned = cache(partial(few_rows, run, dtype, targets, most)), found or NOT_LEARNED
-    if found is None and run.metric is not None:
-        learned = Learned(run.metric, None, {})
-    elif found is None and run.metric_mode.learns:
-        report("setup", {"doing": "metric", "why": run.metric_mode.reason})
-        rows = few_rows(run, dtype, targets, run.problem.metric_rows)
-        learned, n = learn_metric(run, rows, targets, report), len(rows.X)
-        if learned.metric is not None:  # the targets of these rows were not used to learn it
-            n_fit, n_held = split(n)
-            held_out = copied_part(rows, slice(n_held, min(n_held + most, n - n_fit)))
-            few = cache(lambda: held_out)
-    if learned.kernel is None and is_open(run):
-        report("setup", {"doing": "kernel"})
-        kernel = find_kernel(run, few(), report, learned.metric, learned.categorical or ()).kernel
-        if found is None and learned.categorical is None:
-            kernel = find_categorical(run, few(), kernel, report)
-        learned = learned._replace(kernel=kernel)
-    return few, learned

@@ -13,11 +13,12 @@ start from its best round (`metric_steps`). They go on with more rows as long as
 rows predict the held-out ones better. The metrics of the best round and of the last step of each
 stage are the candidates.
 
-Candidates are judged on the held-out rows, by models of all the other rows with the kernel of the
-run. The targets of the held-out rows thus have no part in any metric: by leave-one-out errors of
-the rows from which the metric was learned, a full metric had .85 of the error (RMSE) on ring, while
-on held-out rows none was better than M = I. These models also have more rows than those of the
-rounds, since a metric helps a model of few rows more than one of many.
+Candidates are judged on the held-out rows, by models of all the others with the kernel of the run,
+beside the kernel that the run has without a metric. The targets of the held-out rows thus have no
+part in any metric: by leave-one-out errors of the rows from which the metric was learned, a full
+metric had .85 of the error (RMSE) on ring, while on held-out rows none was better than M = I. These
+models also have more rows than those of the rounds, since a metric helps a model of few rows more
+than one of many.
 
 M has trace d, so that lengths are about those without a metric. The root of a diagonal M goes to
 the kernel as scales, the root of a round's full M as U sqrt(lam), without directions whose
@@ -45,7 +46,7 @@ from streamkern.solver.precondition.samples import SampleRows
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.setup.choose_categorical import find_categorical
-from streamkern.train.setup.choose_kernel import is_open, kernels_of
+from streamkern.train.setup.choose_kernel import kernels_of
 from streamkern.train.setup.held_out_models import Errors, Fitted, HeldOut, gain_in_errors
 from streamkern.train.setup.metric_rounds import (
     CONTEST_ROUNDS,
@@ -65,43 +66,47 @@ ROUND_FIT = METRIC_FIT // 2
 that began in the former did not help: the best variant is therefore rerun from the beginning."""
 HELD = 2 * METRIC_FIT
 """Largest number of held-out rows."""
+JUDGED_ROWS = 8192
+"""Number of rows of the models that are compared on held-out rows, if so many are there. Those
+from which the metric was learned are among them, as they are in the run."""
 TRIED = 3
 """Typical number of bandwidths of a search, and of ridges."""
 MIN_ROWS_OF_METRIC = 48
 """Smallest number of rows to learn a metric: a third of them has to distinguish metrics."""
-METRIC_GAIN_SE = 3.0
+GAIN_SE = 2.0
 """Smallest gain for which a learned metric is used, in standard errors of the mean over held-out
-rows. KEGG, where a few rows have most of the error, gained 2.1, 2.5 and 1.6 (three seeds), and the
-test MSE was 1.16, 1.05 and 1.14 times that without the metric; wine gained 2.3, 2.9 and 3.2, with
-1.41, .26 and .09 times. Among large tables that gained on test rows the smallest gains were 6.0
-(diamonds, .55) and 7.4 (compactiv, .58)."""
-LOG_LOSS_GAIN_SE = 2.0
-"""The same of the log losses of classes. Squared errors of one-hot targets may fall while the
-classes are told apart less well: the table of docs/learned-metric.md has 15 data sets."""
+rows: of squared errors, for classes of log losses. The tables of docs/learned-metric.md chose it.
+Squared errors of one-hot targets may fall while the classes are told apart less well."""
 
 
 class Learned(NamedTuple):
     """The result of `learn_metric`.
 
     metric : in the form that `Kernel` takes, or None
-    kernel : kernel in the metric, with bandwidth and categorical features, if it had to be found
     facts : JSON
     categorical : those of the kernel, perhaps none; None if they were not looked for
+    kernel : kernel in the metric, with bandwidth and categorical features, if it is known
     """
 
     metric: Floats | None
-    kernel: Kernel | None
     facts: dict[str, Any]
     categorical: CategoricalFeatures | None = None
+    kernel: Kernel | None = None
 
 
-NOT_LEARNED = Learned(None, None, {})
+NOT_LEARNED = Learned(None, {})
 
 
 def split(n: int) -> tuple[int, int]:
     """Return (number of rows to learn from, number of rows to hold out), of n."""
     pool = n // 3
     return pool, min(HELD, n - 2 * pool)
+
+
+def judged_rows(n: int) -> int:
+    """Return the number of rows of the models that are compared, of n."""
+    pool, held = split(n)
+    return min(n - held, max(n - pool - held, JUDGED_ROWS))
 
 
 def metric_flops(run: ResolvedRun) -> int:
@@ -127,8 +132,9 @@ def metric_flops(run: ResolvedRun) -> int:
         for stage in stages(pool):
             step = stage.fit**3 // 3 + 12 * d * stage.fit * (stage.fit + stage.others)
             steps += stage.steps * step
-    p = min(METRIC_FIT, others)
-    judged = others * p**2 + 2 * p * d * (others + held) + TRIED * p**3 // 3
+    fitted = judged_rows(rows)
+    p = min(METRIC_FIT, fitted)
+    judged = fitted * p**2 + 2 * p * d * (fitted + held) + TRIED * p**3 // 3
     candidates = 2 + len(stages(pool))
     return (
         rounds + steps + candidates * (len(kernels_of(run)) * search(few, TRIED, TRIED**2) + judged)
@@ -136,20 +142,23 @@ def metric_flops(run: ResolvedRun) -> int:
 
 
 def learn_metric(
-    run: ResolvedRun, rows: SampleRows, targets: TargetScale, report: Report
-) -> Learned:
+    run: ResolvedRun, rows: SampleRows, targets: TargetScale, report: Report,
+    plain_kernel: Callable[[CategoricalFeatures], Kernel] | None = None,
+) -> Learned:  # fmt: skip
     """Return a metric learned from the last of the rows if it is significantly better than none.
 
     rows : in random order, no two made from one stored row. The last ones, from which the metric is
         learned, see `split`, should judge nothing else.
     targets : scale of the targets of the run
+    plain_kernel : returns the kernel that the run has without a metric, with these categorical
+        features; None: the kernel is given
     """
     n_pool, n_held = split(len(rows.X))
     if len(rows.X) < MIN_ROWS_OF_METRIC:
         report("metric", {"kind": "none", "rows": len(rows.X)})
-        return Learned(None, None, {"kind": "none"})
+        return Learned(None, {"kind": "none"})
     cut = len(rows.X) - n_pool
-    n, held, pool = cut - n_held, rows.part(slice(n_held)), rows.part(slice(cut, None))
+    held, pool = rows.part(slice(n_held)), rows.part(slice(cut, None))
     classes = None if run.data.source.classes is None else targets
 
     def judge(n: int) -> HeldOut:
@@ -178,13 +187,13 @@ def learn_metric(
                 found.append(tried(start, None, {"kind": "none"}, start.op.kernel))
             best, facts = best_round(problem, more, start, rows.part(slice(cut)), report)
             found += _candidates(best, facts, pool, run, before, tried)
-        verdict = _judged(run, before, found, n, judge)
+        if plain_kernel is not None:
+            before = before._replace(op=few.operator(plain_kernel(kernel.categorical)))
+        verdict = _judged(run, before, found, judged_rows(len(rows.X)), judge)
     report("metric", {"chosen": verdict.facts, "kernel": verdict.kernel.describe()})
-    if not verdict.better:
-        return Learned(None, None, verdict.facts, kernel.categorical)
-    kernel = verdict.kernel
-    own = kernel if is_open(run) else None
-    return Learned(kernel.metric, own, verdict.facts, kernel.categorical)
+    if verdict.better:
+        kernel = verdict.kernel
+    return Learned(kernel.metric, verdict.facts, kernel.categorical)
 
 
 class _Candidate(NamedTuple):
@@ -277,7 +286,7 @@ def _judged(
         one, other = (_with_more_rows(*each, target / n) for each in both)
         pairs.append((one, other))
     sure = min(_certainty(b.losses, a.losses) for b, a in pairs)
-    better = sure > (METRIC_GAIN_SE if many.classes is None else LOG_LOSS_GAIN_SE)
+    better = sure > GAIN_SE
     if not better:
         after, facts = plain, {"kind": "none"}
     facts = facts | _told(plain, after, sure)

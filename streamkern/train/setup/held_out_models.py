@@ -131,6 +131,10 @@ class HeldOut:
         finest = self.run.method.min_penalty
         return round(math.log10(len(self.fit.X) * finest)) if finest else MIN_RIDGE
 
+    def operator(self, kernel: Kernel) -> KernelOperator:
+        """Return the operator of a kernel for these rows."""
+        return KernelOperator(kernel, self.run.backend, self.run.precision, self.shift)
+
     def in_metric(
         self, metric: Floats | None, width: int, ridge: int, kernel: Any = "laplace",
         least: int = MIN_RIDGE, ends: tuple[int, int] = (NARROWEST, WIDEST),
@@ -204,7 +208,7 @@ class HeldOut:
         """
         run, held = self.run, self.held
         backend, xp = run.backend, run.backend.xp
-        op = KernelOperator(kernel, backend, run.precision, self.shift)
+        op = self.operator(kernel)
         points = op.points(self.fit.X[:METRIC_FIT], left=True, right=True)
         all_of_them = len(self.fit.X) <= METRIC_FIT
         G, B = (self._matrix if all_of_them else self._sums)(op, points)

@@ -60,9 +60,9 @@ def new_setup(
     going_on: tuple[Any, ...] = ()
     if warm is not None:
         config, continued = run.config, run.given.continued
-        found = Learned(warm.metric_for(config), warm.kernel_for(config), {})
+        found = Learned(warm.metric_for(config), {}, kernel=warm.kernel_for(config))
         if continued is not None:
-            found = Learned(continued.metric, continued.made_kernel(), {})
+            found = Learned(continued.metric, {}, kernel=continued.made_kernel())
         going_on = warm, found
     digest = None if warm is None else warm.digest
     if run.problem.center_ranks > 1:

@@ -17,6 +17,7 @@ from streamkern.train.resolve.metric_mode import (
     LOOKED_FOR,
     MAX_OUTPUTS,
     MIN_METRIC_ROWS,
+    MIN_METRIC_ROWS_OF_CLASSES,
     requested_metric_mode,
 )
 from streamkern.train.resolve.resolved_run import open_run
@@ -94,6 +95,13 @@ def test_rows_without_one() -> None:
         return word(sk.ArraySource(X.reshape(-1, *shape) if shape else X, X[:, 0]), **overrides)
 
     assert of(rows(MIN_METRIC_ROWS - 1)) == "none"
+    assert of(rows(MIN_METRIC_ROWS)) == "learn"
+    for n, expected in (
+        (MIN_METRIC_ROWS_OF_CLASSES - 1, "none"),
+        (MIN_METRIC_ROWS_OF_CLASSES, "learn"),
+    ):
+        classes = np.arange(n) % 2
+        assert word(sk.ArraySource(rows(n), classes, classes=("a", "b"))) == expected
     assert of(rows(d=1)) == "none"
     assert of(rows(d=2)) == of(rows(d=256)) == "learn"
     assert of(rows(d=257)) == "none"

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.datasets import make_friedman1
 
 import streamkern as sk
 from streamkern.cli.main import run_command
@@ -97,6 +98,29 @@ def test_where_nothing_is_to_be_gained_there_is_none() -> None:
     assert error == fitted(lambda X: np.cos(np.sqrt((X**2).sum(axis=1))), "none")[1]
     with pytest.raises(AttributeError, match="no metric"):
         _ = model.feature_importances_
+
+
+@pytest.mark.parametrize(("n", "noise"), [(300, 0.1), (800, 1.0)])
+def test_noise_and_few_rows_do_not_hide_a_gain(n: int, noise: float) -> None:
+    """The error without a metric falls with more rows, but not below the noise."""
+    X, y = make_friedman1(n + 2000, n_features=10, noise=noise, random_state=0)
+    errors = []
+    for metric in ("none", "auto"):
+        model = sk.KernelRegressor(metric=metric, random_state=0).fit(X[:n], y[:n])
+        errors.append(np.mean((model.predict(X[n:]) - y[n:]) ** 2) - noise**2)
+    assert model.report_["learned_metric"]["kind"] in ("diagonal", "full")
+    assert errors[1] < 0.7 * errors[0]
+
+
+def test_the_kernel_without_a_metric_is_that_of_a_run_without() -> None:
+    X = numbers(0)
+    y = np.random.default_rng(1).normal(size=ROWS)
+    none, learned = (
+        sk.KernelRegressor(metric=metric, random_state=0).fit(X, y) for metric in ("none", "learn")
+    )
+    assert learned.report_["learned_metric"]["kind"] == "none"
+    assert learned.kernel_.describe() == none.kernel_.describe()
+    np.testing.assert_array_equal(learned.dual_coef_, none.dual_coef_)
 
 
 def test_held_out_targets_are_in_no_model() -> None:
@@ -243,7 +267,7 @@ def test_the_log_has_every_round(tmp_path: Path) -> None:
     how = {name: chosen.get(name) for name in ("kind", "exponent", "steps")}
     assert how in [{name: line.get(name) for name in how} for line in (round_, steps)]
     assert chosen["error"] < chosen["error_without"]
-    assert chosen["standard_errors"] > choose_metric.METRIC_GAIN_SE
+    assert chosen["standard_errors"] > choose_metric.GAIN_SE
 
 
 def test_weights_are_gone_on_from_in_their_metric(tmp_path: Path) -> None:
