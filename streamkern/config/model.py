@@ -88,10 +88,10 @@ class ModelConfig(Table):
         feature, or a matrix (`setup.choose_metric`); kernel and bandwidth that are left open are
         those that suit it. "learn-diagonal": only scales; "learn-full": only a matrix. "none":
         features as they are. "auto": "learn" on tables (2 to 256 features, not taken for pixels) of
-        256 rows and more, 2000 of classes, if the bandwidth is left open, and the kernel is, too, or one of those
-        that "auto" chooses among (`resolve.metric_mode`). Or the path or URL of an array (.npy or
-        zarr), in Python also an array: scales (d,), or a matrix A (d, r), for distances |(x - z) A|
-        of the features after scaling.
+        256 rows and more, 1000 of classes, if the bandwidth is left open, and the kernel is, too,
+        or one of those that "auto" chooses among (`resolve.metric_mode`). Or the path or URL of an
+        array (.npy or zarr), in Python also an array: scales (d,), or a matrix A (d, r), for
+        distances |(x - z) A| of the features after scaling.
     bandwidth : length scale of the kernel; "auto": the one with which rows predict each other best.
         It is in units of the features after scaling, and of the parts of a kernel without their
         own. "median": the median distance, in the norm of the kernel, between centers, or between

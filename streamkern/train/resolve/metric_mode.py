@@ -21,7 +21,7 @@ from streamkern.train.resolve.given_arrays import check_metric, open_metric
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.resolve.training_data import Data
 
-MIN_METRIC_ROWS, MIN_METRIC_ROWS_OF_CLASSES = 256, 2000
+MIN_METRIC_ROWS, MIN_METRIC_ROWS_OF_CLASSES = 256, 1000
 """Smallest numbers of rows for which "auto" learns a metric of values, and of classes, whose log
 losses fewer rows hardly tell: see the tables of docs/learned-metric.md."""
 MAX_OUTPUTS = 1000
