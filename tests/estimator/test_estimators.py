@@ -712,7 +712,7 @@ def test_verbose_fits_say_where_they_are(
 ) -> None:
     monkeypatch.setattr(Line, "PERIODS_S", dict.fromkeys(Line.PERIODS_S, 0.0))
     model = KernelRegressor(
-        solver="block", n_centers=20, batch_size=5, epochs=2, verbose=True, **SMALL
+        solver="block", n_centers=20, batch_size=1, epochs=2, verbose=True, **SMALL
     )
     for train in (model.fit, model.partial_fit, model.partial_fit):
         train(X, Y)

@@ -45,7 +45,7 @@ def choices_section(runs: Sequence[Facts]) -> Html:
 def _choices(run: Facts, k: int) -> Html:
     records = run.history.setup
     charts = [
-        _kernels(records),
+        _kernels(records, bool(run.setup.get("setup", {}).get("metric"))),
         _rounds(records),
         _noise(records, k),
         *_columns(run, k),
@@ -64,12 +64,16 @@ def _tried(record: Mapping[str, Any]) -> list[tuple[float, float]]:
     return sorted((x, y) for x, y in points if x is not None and y is not None)
 
 
-def _kernels(records: Sequence[Mapping[str, Any]]) -> Html:
-    """Return a chart of the error of each kernel over its bandwidth, with a ring at the best."""
+def _kernels(records: Sequence[Mapping[str, Any]], in_metric: bool) -> Html:
+    """Return a chart of the error of each kernel over its bandwidth, with a ring at the best.
+
+    in_metric : whether to show the kernels in a metric, rather than those without, to which a
+        learned metric was compared
+    """
     found = [
         (str(kernel_text({k: v for k, v in r["kernel"].items() if k != "metric"})), _tried(r))
         for r in records
-        if r.get("event") == "bandwidth" and _tried(r)
+        if r.get("event") == "bandwidth" and _tried(r) and ("metric" in r["kernel"]) == in_metric
     ]
     if not found:
         return NO_HTML

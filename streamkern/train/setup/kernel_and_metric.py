@@ -1,7 +1,7 @@
 """Choose the kernel and the metric of a run, and the rows from which its noise is estimated.
 
-If both are open, the kernel without a metric is found first, since a metric has to be better than
-that one. The kernel in a metric is found as well, by rows that the metric was not learned from.
+A learned metric, with the kernel that the run has in it, has to be better than the kernel that the
+run has without a metric.
 """
 
 from __future__ import annotations

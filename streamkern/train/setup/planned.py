@@ -39,6 +39,7 @@ def planned_op_counts(run: ResolvedRun) -> dict[str, OpCounts]:
         return spent
     if is_open(run):
         n, kernels = n_kernel_rows(problem.n_rows), len(kernels_of(run))
+        kernels *= 2 if problem.metric_rows else 1  # without a metric and in the learned one
         spent = {"kernel": _noise(n).scaled(PLANNED_TRIALS * WIDTHS * kernels), **spent}
     if problem.metric_rows:
         spent = {"metric": OpCounts(wide_factors=metric_flops(run)), **spent}

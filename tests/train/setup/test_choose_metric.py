@@ -18,7 +18,7 @@ from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.saved_model import load_model
 from streamkern.train.setup import choose_metric
-from streamkern.train.setup.choose_metric import split
+from streamkern.train.setup.choose_metric import JUDGED_ROWS, judged_rows, split
 from streamkern.train.setup.metric_rounds import (
     CONTEST_ROUNDS,
     METRIC_WAYS,
@@ -411,3 +411,6 @@ def test_no_row_is_fitted_and_held_out(n: int) -> None:
     assert pool > 0
     assert pool <= n - pool - held  # others judge
     assert 0 < held <= n - 2 * pool
+    fitted = judged_rows(n)
+    assert 0 < fitted <= n - held
+    assert fitted in (n - held, JUDGED_ROWS, n - pool - held)
