@@ -81,6 +81,7 @@ OF_SEVERAL_MODULES = {
     "rundir.read_back": "what was written is checked by whoever reads it",
     "rundir.remote": "run directories on a disk and on an object store, side by side",
     "rundir.states": "writers, kills and readers in any order",
+    "train.log_scale": "targets on a log scale in whole runs",
     "train.log_loss": "the log loss, from the setting to the probabilities",
     "train.counts": "losses with a log link, from the setting to the predictions",
     "train.losses": "other losses than squares, from the setting to the predictions",

@@ -35,9 +35,10 @@ RUN: Final = {
     "continues": "the run whose newest weights it started from, and what that one continued",
 }
 FIGURES: Final = {
-    "train_mse": "mean squared error on training rows, in squares of the units of the targets: of "
-    "the last 32 steps, or of the last epoch of a saved model, of each row before the step that "
-    "learns from it; with solvers direct and falkon of the finished model, on up to 512 rows",
+    "train_mse": "mean squared error on training rows, in squares of the units of the targets, or "
+    "of their logarithms, on a log scale (target_transform): of the last 32 steps, or of the last "
+    "epoch of a saved model, of each row before the step that learns from it; with solvers direct "
+    "and falkon of the finished model, on up to 512 rows",
     "test_mse": "mean squared error on the test data, over rows and outputs, in squares of the "
     "units of the targets",
     "test_r2": "1 minus the mean squared error over the variance of the test targets, mean over "
@@ -105,6 +106,8 @@ SOLVER: Final = {
     "batch_size": "training rows of a step",
     "loss": "the loss that was minimised in place of squares, with what its setup found for it",
     "ridge": "the weight of the norm of f beside the error",
+    "target_transform": "the log scale, log(1 + y / unit), on which squares of the targets are "
+    "learned, and how much better it is on held-out rows",
     "learned_metric": "how the metric was found, and how much better it is on held-out rows",
     "metric": "the scales of the features, or the matrix, in which distances are taken",
     "categorical": "features whose values are compared for equality, and the squared distance that "

@@ -19,6 +19,7 @@ from streamkern.rundir.chunked_array import discard_target
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_storage import open_folder
 from streamkern.solver.precondition.step_rule import max_over_blocks
+from streamkern.stream.target_scale import transform_text
 from streamkern.train.log_reader import read_history
 from streamkern.train.loop.evaluations import evaluations_in
 from streamkern.train.loop.progress import PHASE_DESCRIPTIONS
@@ -126,7 +127,7 @@ def _recorded(directory: RunDirectory) -> tuple[dict[str, Any], str | None]:
     return bound, f"{directory.place}/run.json is {which}; the next training writes it again"
 
 
-_SETUP_FACTS = ("learned_metric", "metric", "categorical")
+_SETUP_FACTS = ("target_transform", "learned_metric", "metric", "categorical")
 
 
 def _solver(meta: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
@@ -267,6 +268,8 @@ def _in_words(solver: Mapping[str, Any] | None) -> Mapping[str, Any]:
         found["kernel"] = kernel_text({**found, "categorical": ()})
     if "loss" in found:
         found["loss"] = loss_text(found["loss"])
+    if "target_transform" in found:
+        found["target_transform"] = transform_text(found["target_transform"])
     if "learned_metric" in found:
         facts = found["learned_metric"]
         found["learned_metric"] = ", ".join(_fact(*each) for each in facts.items())

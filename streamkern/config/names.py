@@ -59,6 +59,7 @@ OTHER_PARAMETERS: Final = {
     "class_weight": "data.class_weight",
     "class_sampling": "data.class_sampling",
     "posterior": "solver.posterior",
+    "target_transform": "model.target_transform",
     "copies": "data.copies",
 }
 """Other settings that are a parameter of some function."""
@@ -69,6 +70,7 @@ _PARAMETERS: Final = {path: name for name, path in PARAMETER_SETTINGS.items()} |
     "data.class_weight": "class_weight",
     "data.class_sampling": "class_sampling",
     "solver.posterior": "posterior",
+    "model.target_transform": "target_transform",
     "data.transforms": "transforms",
 }
 

@@ -44,10 +44,12 @@ _MORE = {
     "loss": "Or an object, or a class, that derives from `streamkern.Loss`.",
     "memory": "Of a GPU its memory as well.",
     "posterior": 'For `predict(X, return_std=True)`; `report_["posterior"]` has the standard '
-    "deviation of the noise.",
+    "deviation of the noise, on a log scale that of the logarithms.",
     "random_state": "Or None or a RandomState, as in scikit-learn.",
     "ranks": "They need the extra `ranks` and a `run_dir`; see the page on ranks.",
     "ridge": 'The one found is `report_["ridge"]`, or `report_["ridges"]` for several outputs.',
+    "target_transform": 'A log scale that is taken is `report_["target_transform"]`: its unit, the '
+    "factor of the predictions (gain), and the ratio of the squared errors of held-out rows.",
 }
 """What an estimator adds to a setting."""
 
@@ -56,7 +58,8 @@ ATTRIBUTES = """\
 centers_ : (p, d) the centers, in the order given or drawn, in the units the kernel sees: those
     of X after scaling. With Fourier features (p, d + 1), their frequencies and phases.
 dual_coef_ : (p, c) their weights: f(X) = K(scaled X, centers_) @ dual_coef_ + intercept_.
-    float64, but for classes in the precision of the training.
+    float64, but for classes in the precision of the training. On a log scale (`target_transform`)
+    the sum s is log(1 + y / unit), and f(X) = gain * unit * (exp(s) - 1).
 intercept_ : (c,) float64; zeros without `fit_intercept`.
 feature_importances_ : (n_features_in_,) of a model with a metric: the share of each column in it,
     which is that of the mean squared gradients; they sum to 1. For how much of the error a column
@@ -76,10 +79,11 @@ report_ : what was chosen and measured: solver, sizes, leverage, step size, samp
     why it took fewer epochs than were allowed (`ended`); of sparse rows how full they are.
 n_iter_ : epochs that were passed to the end; in `partial_fit` over all blocks so far.
 loss_curve_ : (n_iter_,) the training loss of each epoch, oldest first: the mean squared error
-    over its rows and outputs, in squares of the units of y, of each row before the step that
-    learned from it. The solvers "direct" and "falkon" change the model at the end of an epoch:
-    theirs is the loss of that model, after the last epoch on up to 512 rows. NaN where it is not
-    known, of a run that an older version began. It covers all processes that worked on `run_dir`.
+    over its rows and outputs, in squares of the units of y, or of its logarithm on a log scale
+    (`target_transform`), of each row before the step that learned from it. The solvers "direct"
+    and "falkon" change the model at the end of an epoch: theirs is the loss of that model, after
+    the last epoch on up to 512 rows. NaN where it is not known, of a run that an older version
+    began. It covers all processes that worked on `run_dir`.
 history_ : the evaluations on `test`, oldest first: `test_mse` in squares of the units of y,
     its mean over rows and outputs, and `test_r2` or, of classes, `test_accuracy`; with
     `early_stopping` also `validation_mse` and so on, of the rows set aside. The last of them, of

@@ -58,10 +58,11 @@ X may be an array, a DataFrame, or a store, which is read in pieces. Features ar
 >>> model.score(X[200:], y[200:]) > 0.99
 True
 """,
-        {"posterior": False},
+        {"posterior": False, "target_transform": "auto"},
     )
 
     posterior: bool = False
+    target_transform: str = "auto"
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

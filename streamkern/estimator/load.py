@@ -112,6 +112,7 @@ def _parameters(run: RunSnapshot, model: KernelModel) -> dict[str, Any]:
             values[name] = settings["data"].get(name)
     elif facts.get("indicator") is None:
         values["posterior"] = settings["solver"].get("posterior", False)
+        values["target_transform"] = settings["model"].get("target_transform", "auto")
     # report_ shows the values chosen for parameters at their defaults.
     return {name: value for name, value in values.items() if name not in facts.get("defaults", ())}
 

@@ -200,6 +200,7 @@ class Parameters:
                 of_classes[name] = {str(label): w for label, w in table.items()}
         tables: dict[str, dict[str, Any]] = {
             "data": of_classes,
+            "model": {"target_transform": getattr(self, "target_transform", "auto")},
             "solver": {"posterior": getattr(self, "posterior", False)},
         }
         for name, value in values.items():

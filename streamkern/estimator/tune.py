@@ -136,6 +136,8 @@ def tune(
         model, ridge = tuned.config.model, tuned.config.solver.ridge
         best.set_params(kernel=model.kernel, bandwidth=model.bandwidth, ridge=ridge)
         best.set_params(scale=tuned.config.data.scale)
+        if model.target_transform == "log":
+            best.set_params(target_transform="log")
         if isinstance(template.metric, str):
             best.set_params(metric=model.metric)
     return replace(tuned, estimator=best.fit(X, y, sample_weight) if refit else best)

@@ -80,7 +80,9 @@ class Posterior:
         return replace(self, basis=self.basis[order])
 
     def describe(self, scale: Floats) -> dict[str, list[float]]:
-        """Return standard deviations in units of the targets, whose `scale` is (c,).
+        """Return standard deviations in units of the targets, or of their logarithms.
+
+        scale : (c,) of the targets
 
         noise : noise of the targets.
         prior : f(x) at unit k(x, x), without any row.

@@ -21,7 +21,7 @@ from streamkern.basics.randomness import Empty, Stage
 from streamkern.store.row_block import RowBlock
 from streamkern.stream.loader import Loader
 from streamkern.stream.sources.transforms import Transform, apply_transforms
-from streamkern.stream.target_scale import TargetScale
+from streamkern.stream.target_scale import TargetScale, symmetric_log
 
 CheckTargets = Callable[[np.ndarray, np.ndarray], None]
 """Raises an error on targets (m, c) as stored, of the rows with these numbers (m,)."""
@@ -240,7 +240,7 @@ class _Path:
         mean, scale = self.targets
         inside = self.empty((len(Y), len(mean)), np.promote_types(Y.dtype, mean.dtype))
         if self.unit is not None:
-            Y = self.backend.xp.log1p(Y / self.unit)
+            Y = symmetric_log(self.backend.xp, Y, self.unit)
         self.backend.xp.subtract(Y, mean, out=inside)
         inside /= scale
         return self._cast(inside, self.dtype)

@@ -1,4 +1,4 @@
-"""The mean and the scale of the targets: y = mean + scale f(x).
+"""The mean and the scale of the targets: y = mean + scale f(x), or so on a log scale.
 
 A kernel model has no constant term, and in float32 small changes of a large number are lost and
 numbers above 3e38 overflow. So a least squares solver is given (y - mean) / scale, computed in
@@ -11,6 +11,11 @@ with the log loss it is the gain of the logits (`train.setup.loss_start`). With
 The mean is a part of the model. It is the weighted mean over an epoch if that is known from class
 counts, from statistics or from the targets without the features. If a function of the user makes or
 changes the targets, it is the mean of a sample, and f learns the difference.
+
+On a log scale, mean and scale are those of z = log(1 + y / unit). The inverse, unit (exp(z) - 1),
+turns a mean of z into something like a median of y; so it is multiplied by the `gain`, which makes
+predictions means. Both maps are odd functions, so that targets and predictions below 0, of which
+the rows that chose the log scale had none, have finite values, too.
 """
 
 from __future__ import annotations
@@ -29,6 +34,9 @@ if TYPE_CHECKING:
 
 CONSTANT_TARGET = 1e-10
 """Standard deviation, relative to the mean, below which a target may be a rounded constant."""
+UNITS_IN_TEXT = 3
+LARGEST_LOGARITHM = 500.0
+"""Largest |log(1 + y / unit)| whose inverse is not cut off."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,13 +44,15 @@ class TargetScale:
     """Mean and scale of each output.
 
     mean, scale : (c,) float64
-    unit : (c,); then mean and scale are those of log(1 + y / unit), for which a setup has squares
-        if the loss has a log link; else None
+    unit : (c,); then mean and scale are those of log(1 + y / unit): of targets on a log scale, and
+        in a setup with squares for a loss with a log link; else None
+    gain : (c,) factor of predictions on a log scale; None without a unit
     """
 
     mean: NDArray[np.float64]
     scale: NDArray[np.float64]
     unit: NDArray[np.float64] | None = None
+    gain: NDArray[np.float64] | None = None
 
     @classmethod
     def from_moments(cls, moments: ColumnMoments, fit_intercept: bool) -> TargetScale:
@@ -69,12 +79,15 @@ class TargetScale:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> TargetScale:
-        """Return the mean and scale that `arrays` returned."""
-        return cls(*(np.asarray(arrays[name]) for name in ("target_mean", "target_scale")))
+        """Return the scale that `arrays` returned, in this version or one without a log scale."""
+        found = (arrays.get(f"target_{name}") for name in ("unit", "gain"))
+        mean, scale = (np.asarray(arrays[f"target_{name}"]) for name in ("mean", "scale"))
+        return cls(mean, scale, *(None if a is None else np.asarray(a) for a in found))
 
     def arrays(self) -> dict[str, NDArray[np.float64]]:
-        """Return mean and scale under the names that they have in a setup."""
-        return {"target_mean": self.mean, "target_scale": self.scale}
+        """Return the arrays, without those that are None, under their names in a setup."""
+        parts = {"mean": self.mean, "scale": self.scale, "unit": self.unit, "gain": self.gain}
+        return {f"target_{name}": a for name, a in parts.items() if a is not None}
 
     def outside(self, xp: Any, F: Any, dtype: Any) -> Any:
         """Return mean + scale * F in `dtype`, predictions in the units of the targets.
@@ -84,4 +97,48 @@ class TargetScale:
         values = F.astype(dtype)
         values *= xp.asarray(self.scale, dtype)
         values += xp.asarray(self.mean, dtype)
-        return values
+        if self.unit is None:
+            return values
+        values = symmetric_exp(xp, values, xp.asarray(self.unit, dtype))
+        return values if self.gain is None else values * xp.asarray(self.gain, dtype)
+
+    def squared_errors(
+        self, predictions: NDArray[np.float64], Y: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Return the squared errors (m, c) on the scale on which the targets are learned."""
+        if self.unit is not None:
+            inside = predictions if self.gain is None else predictions / self.gain
+            predictions, Y = (symmetric_log(np, a, self.unit) for a in (inside, Y))
+        return (predictions - Y) ** 2
+
+    def slopes(self, predictions: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the derivatives of predictions (m, c) by the outputs of the kernel model.
+
+        The deviations of small changes of the outputs, times these, are those of the predictions
+        (the delta method).
+        """
+        if self.unit is None:
+            return self.scale
+        unit = self.unit if self.gain is None else self.unit * self.gain
+        return self.scale * (unit + np.abs(predictions))
+
+
+def symmetric_log(xp: Any, Y: Any, unit: Any) -> Any:
+    """Return log(1 + y / unit), and -log(1 - y / unit) for y below 0. Y : (m, c); unit : (c,)."""
+    return xp.copysign(xp.log1p(xp.abs(Y) / unit), Y)
+
+
+def symmetric_exp(xp: Any, Z: Any, unit: Any) -> Any:
+    """Return the inverse of `symmetric_log`, without overflow."""
+    return xp.copysign(unit * xp.expm1(xp.minimum(xp.abs(Z), LARGEST_LOGARITHM)), Z)
+
+
+def transform_text(facts: Mapping[str, Any]) -> str:
+    """Return the facts of a setup about a log scale of the targets as text."""
+    units = [f"{unit:.4g}" for unit in facts["unit"][:UNITS_IN_TEXT]]
+    more = ", ..." if len(facts["unit"]) > UNITS_IN_TEXT else ""
+    text = f"log scale ({'unit' if len(units) == 1 else 'units'} {', '.join(units)}{more})"
+    change = facts.get("error_ratio", 1.0) - 1
+    if round(change, 2) == 0:
+        return text
+    return f"{text}: held-out squared error {abs(change):.0%} {'lower' if change < 0 else 'higher'}"

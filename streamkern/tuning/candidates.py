@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,7 @@ from streamkern.train.resolve.metric_mode import NO_ROOM, requested_metric_mode
 from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.resolve.training_data import Data, auto_epochs, with_epochs
+from streamkern.train.setup.choose_transform import find_transform, leaves_transform_open
 from streamkern.tuning.holdout import HELD_OUT_PARTS_OF, MIN_ROWS, SearchSample, draw
 
 TUNING_ROWS, TUNING_SAMPLE_BYTES = 20_000, 512 << 20
@@ -101,8 +103,25 @@ class Candidates:
                 "run.evaluate_at": (),
             }
         )
+        self._choose_transform()
         if self._metric_is_open and self.trial.model.bandwidth != "auto":
             self.trial = self.trial.with_overrides({"model.metric": "none"})
+
+    def _choose_transform(self) -> None:
+        """Replace an open scale of the targets by the choice for the settings as they are given.
+
+        All candidates are trained on it, so that only kernel, bandwidth and ridge differ.
+        """
+        if self.trial.model.target_transform != "auto":
+            return
+        chosen = "none"
+        if leaves_transform_open(self.trial) and self.data.source.classes is None:
+            with suppress(MemoryBudgetError):
+                run = open_run(self.trial, RunInputs(self.split(0)[0], metric=self.distances))
+                with run.backend, run.backend.active():
+                    found = find_transform(run, np.dtype(np.float32), lambda event, fields: None)
+                chosen = chosen if found is None else "log"
+        self.trial = self.trial.with_overrides({"model.target_transform": chosen})
 
     @property
     def _metric_is_open(self) -> bool:

@@ -22,6 +22,8 @@ The result carries over to the run on all data as follows:
 - A metric that is left open is learned, or not, in every training as the run would with this
   kernel and an open bandwidth (`resolve.metric_mode`), and the best settings record the choice: a
   bandwidth refers to distances in this metric.
+- A scale of the targets that is left open is chosen by the rows to fit, as in a run, for all
+  trainings, and recorded with the best settings (`setup.choose_transform`).
 - Errors are those of a model with few centers on few rows, and not those of the run.
 """
 
@@ -108,6 +110,8 @@ class Tuned:
             del model["bandwidth"]
         if model["metric"] not in ("none", *LEARNED):
             del model["metric"]
+        if self.config.model.target_transform == "log":
+            model["target_transform"] = "log"
         scale = settings["data"]["scale"]
         data = {"data": {"scale": scale}} if scale == "quantiles" else {}
         return toml(data | {"model": model, "solver": {"ridge": settings["solver"]["ridge"]}})
@@ -229,6 +233,8 @@ def _tuned(
         best = point.kernel, point.bandwidth, point.ridge
         metric = candidates.config(*best).model.metric
         config = config.with_overrides(_overrides(*best) | {"model.metric": metric})
+        if (chosen := candidates.trial.model.target_transform) == "log":
+            config = config.with_overrides({"model.target_transform": chosen})
     return Tuned(rows[0], rows, config, table.metric.name, sizes, *edges)
 
 
@@ -252,6 +258,8 @@ def _identity(candidates: Candidates, data: Data) -> dict[str, Any]:
     settings["data"].pop("train", None)  # a store may move: its content counts
     for section, key in (("model", "kernel"), ("model", "bandwidth"), ("solver", "ridge")):
         settings[section].pop(key, None)
+    if settings["model"]["target_transform"] == "none":  # as in versions without the setting
+        del settings["model"]["target_transform"]
     sample = {"rows": len(candidates.sample.X), "parts": candidates.n_parts}
     metrics = known_metrics(data.source.classes is not None, _loss_class(candidates.trial))
     losses = sorted({metric.loss for metric in metrics.values()})

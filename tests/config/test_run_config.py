@@ -177,6 +177,7 @@ def test_all_settings_in_a_run_file(solver: str, tmp_path: Path) -> None:
         features = "kernel"
         n_features = "auto"
         effort = "quick"
+        target_transform = "none"
         fit_intercept = false
         loss = "squared_error"
         [run]
@@ -276,7 +277,7 @@ TRIED: dict[str, dict[str, Any]] = {
                    "weights": [0.5, 2]},
         "bandwidth": "auto", "metric": "m.npy", "n_centers": 20, "centers": "z.npy",
         "features": "kernel", "n_features": "auto", "fit_intercept": False, "loss": "squared_error",
-        "quantile": None, "effort": "best",
+        "quantile": None, "effort": "best", "target_transform": "none",
     },
     "solver": {
         "name": "block", "block_size": 10, "ridge": 0.5, "n_nystrom": "auto", "level": "auto",

@@ -149,6 +149,7 @@ def of_warm_starts() -> list[Remedy]:
     """Mistakes about the weights that a run starts from."""
     wide, turned = np.c_[Y, X[:, 0]], FRAME[["a", "b"]].assign(u=Y, v=X[:, 0])
     sk.ingest_store(X, "two.zarr", y=wide)
+    sk.ingest_store(X, "above.zarr", y=np.square(Y))
     for name, order in (("uv", ["u", "v"]), ("vu", ["v", "u"])):
         turned.to_csv(f"{name}.csv", index=False)
         sk.ingest_store(f"{name}.csv", f"{name}.zarr", x=["a", "b"], y=order)
@@ -159,6 +160,10 @@ def of_warm_starts() -> list[Remedy]:
     warm, classes = {"solver.warm_start": "w"}, {"data.train": "labels.zarr"}
     trained(run("of_log_loss", **classes | {"model.loss": "log_loss"}))
     trained(run("of_quantile", **{"model.loss": "quantile"}))
+    above, logs = {"data.train": "above.zarr"}, {"model.target_transform": "log"}
+    plain = {"model.target_transform": "none"}
+    trained(run("of_logs", **above | logs))
+    of_logs = above | {"solver.warm_start": "of_logs"}
     cases: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         ("was trained on other targets.*use data with the same targets",
          warm | {"data.train": "two.zarr"}, warm),
@@ -185,6 +190,11 @@ def of_warm_starts() -> list[Remedy]:
         ("cannot begin from the one output.*give a single quantile",
          warm | {"model.loss": "quantile", "model.quantile": [0.25, 0.75]},
          warm | {"model.loss": "quantile", "model.quantile": 0.25}),
+        ("from which only squares can be continued.*or leave warm_start out",
+         of_logs | {"model.loss": "huber"}, above | {"model.loss": "huber"}),
+        ("trained on a log scale .*leave it out, for the scale of the weights", of_logs | plain,
+         of_logs),
+        ("trained on the scale of .*or leave warm_start out", warm | logs, above | logs),
         ("was trained with model.quantile=0.5, and this run has .*give both runs the same",
          {"solver.warm_start": "of_quantile", "model.loss": "quantile", "model.quantile": 0.9},
          {"solver.warm_start": "of_quantile", "model.loss": "quantile", "model.quantile": 0.5}),

@@ -98,6 +98,11 @@ def of_settings() -> list[Remedy]:
         ("is for values, and the targets are classes; give one of squared_error, log_loss, .*hinge",
          {"data.train": "labels.zarr", "model.loss": "huber"},
          {"data.train": "labels.zarr", "model.loss": "log_loss"}),
+        ("is for values, and the targets are classes; leave model.target_transform out",
+         {"data.train": "labels.zarr", "model.target_transform": "log"},
+         {"data.train": "labels.zarr"}),
+        ("needs targets of at least 0, and row .*leave model.target_transform out",
+         {"model.target_transform": "log"}, {"model.target_transform": "none"}),
         ("data.test has 2 classes .*use data with the same targets",
          {"data.test": "labels.zarr"}, {"data.test": "data.zarr"}),
     ]  # fmt: skip

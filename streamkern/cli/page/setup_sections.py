@@ -22,6 +22,7 @@ from streamkern.cli.page.sections import (
 )
 from streamkern.ingest.tables.encoder import column_notes
 from streamkern.kernels.notation import kernel_text
+from streamkern.stream.target_scale import transform_text
 from streamkern.train.log_reader import (
     ProcessLog,
     duration,
@@ -204,6 +205,7 @@ def _data(run: Facts) -> dict[str, Cell]:
     n_outputs = described.get("n_outputs", run.setup.get("n_outputs"))
     columns = run.setup.get("columns")
     notes = column_notes(run.setup.get("encoder"), "the run")
+    log_scale = run.setup.get("setup", {}).get("target_transform")
     found: dict[str, Cell] = {
         "rows of an epoch": count_cell(described.get("n_rows")),
         "rows stored": count_cell(base.get("n_rows")) if base is not described else None,
@@ -213,6 +215,7 @@ def _data(run: Facts) -> dict[str, Cell]:
         "type": described.get("dtype"),
         "classes": f"{len(classes)}: {_few(classes)}" if classes else None,
         "outputs": None if classes or n_outputs is None else count_cell(n_outputs),
+        "targets": None if log_scale is None else transform_text(log_scale),
         "scaling": run.setup.get("scale"),
         "transforms": "; ".join(
             str(setting_text(t))

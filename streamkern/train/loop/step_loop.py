@@ -78,7 +78,7 @@ class Result:
     epochs : number of epochs trained
     validation_scores : scores of the passes if rows are set aside; see `early_stopping`
     losses : mean training loss of each epoch, see `LossCurve`, in squared units of the user's
-        targets, over all processes that worked on the run
+        targets, or of their logarithms, over all processes that worked on the run
     """
 
     model: KernelModel

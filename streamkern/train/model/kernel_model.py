@@ -1,5 +1,7 @@
 """A trained model: f(x) = mean + scale sum_j alpha_j k(x, z_j) after the scaling of training.
 
+On a log scale f(x) is an increasing function of that sum, see `TargetScale`.
+
 It evaluates any source in streamed units, and holds nothing of the size of the data.
 """
 
@@ -273,7 +275,8 @@ class KernelModel:
             return F
         assert self.posterior is not None
         deviations = self.posterior.deviations(self.op, self.Z, self.prepared(block))
-        return np.concatenate((F, self.backend.to_host(deviations) * self.targets.scale), axis=1)
+        slopes = self.targets.slopes(F)
+        return np.concatenate((F, self.backend.to_host(deviations) * slopes), axis=1)
 
     def predict(
         self, source: Source, *, std: bool = False, spread: bool = False
@@ -380,7 +383,7 @@ class KernelModel:
         described = [self.op.kernel.describe(), *map(describe_transform, self.fixed)]
         described += [] if self.encoder is None else [dict(self.encoder)]
         digest = hashlib.sha256(json.dumps([described, self.op.precision], default=str).encode())
-        arrays = [self.backend.to_host(self.weights), self.targets.mean, self.targets.scale]
+        arrays = [self.backend.to_host(self.weights), *self.targets.arrays().values()]
         arrays += [] if self.calibration is None else self.calibration.arrays().values()
         if self.posterior is not None:  # the basis follows from the model and these
             arrays += [self.posterior.lam, self.posterior.noise, self.posterior.prior]

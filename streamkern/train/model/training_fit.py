@@ -51,7 +51,7 @@ SQUEEZED_NOTE = "nine tenths of the values of feature"
 class TrainingFit(NamedTuple):
     """Fit of a model on `rows` training rows.
 
-    mse : mean squared error over rows and outputs
+    mse : mean squared error over rows and outputs, on the scale on which targets are learned
     explained : 1 - the error over that of a constant, for squares R^2 over all outputs; a loss of
         values is compared with that of the constant part of the model
     spread : variance of the predictions over that of the targets
@@ -179,7 +179,7 @@ def training_fit(run: ResolvedRun, model: KernelModel, block: RowBlock) -> Train
     Y = np.broadcast_to(_targets(block, base.classes), F.shape)
     mean = w @ Y / w.sum()
     mean_errors, errors = (w * ((Y - f) ** 2).sum(axis=1) for f in (mean, F))
-    mse = float(errors.sum() / w.sum() / Y.shape[1])
+    mse = float(w @ model.targets.squared_errors(F, Y).mean(axis=1) / w.sum())
     total = mean_errors.sum()
     if not total > 0:
         return TrainingFit(len(Y), mse, explained=1.0, spread=1.0, worse=0.0)

@@ -1,8 +1,13 @@
-"""Checks of model.loss against the data of a run."""
+"""Checks of model.loss and model.target_transform against the data of a run."""
 
 from __future__ import annotations
 
-from streamkern.basics.errors import ConfigError
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.message import mention
 from streamkern.config.run_config import RunConfig
 from streamkern.losses.base import Loss
@@ -104,3 +109,25 @@ def check_log_link(config: RunConfig, data: Data, *, whole: bool, goes_on: bool)
     moments = known_moments(data.source, data.weight_factors) if known else None
     if moments is not None and moments.weight > 0:
         loss.check_means(moments.mean)
+
+
+def check_target_transform(config: RunConfig, data: Data) -> None:
+    """Raise ConfigError if a log scale is asked for classes."""
+    if config.model.target_transform == "log" and data.source.classes is not None:
+        raise ConfigError(
+            f"{mention('model.target_transform', 'log')} is for values, and the targets are "
+            "classes",
+            f"leave {mention('model.target_transform')} out",
+        )
+
+
+def check_log_targets(Y: npt.NDArray[Any], row_ids: npt.NDArray[np.int64]) -> None:
+    """Raise DataError if a target (m, c) of the rows with these numbers (m,) is below 0."""
+    bad = Y < 0
+    if bad.any():
+        row = int(np.argmax(bad.reshape(len(Y), -1).any(axis=1)))
+        raise DataError(
+            f"{mention('model.target_transform', 'log')} needs targets of at least 0, and row "
+            f"{row_ids[row]} has {Y[row].min():g}",
+            f"correct the targets, or leave {mention('model.target_transform')} out",
+        )

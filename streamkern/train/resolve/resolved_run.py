@@ -43,7 +43,12 @@ from streamkern.stream.sources.base import read_ahead, target_bytes, unit_sizes
 from streamkern.stream.sources.mixture import stored_rows
 from streamkern.stream.sources.split import rows_read
 from streamkern.train.resolve.calibration_split import NO_ROOM_APART, check_calibrate
-from streamkern.train.resolve.check_loss import check_log_link, check_loss
+from streamkern.train.resolve.check_loss import (
+    check_log_link,
+    check_log_targets,
+    check_loss,
+    check_target_transform,
+)
 from streamkern.train.resolve.early_stopping import check_early_stopping
 from streamkern.train.resolve.given_arrays import (
     count_centers,
@@ -103,7 +108,9 @@ class ResolvedRun:
     @property
     def check_targets(self) -> CheckTargets | None:
         """Check of the targets of a block, which raises DataError; None: all values are right."""
-        return self.loss.check_targets if isinstance(self.loss, LogLink) else None
+        if isinstance(self.loss, LogLink):
+            return self.loss.check_targets
+        return check_log_targets if self.config.model.target_transform == "log" else None
 
     @property
     def in_order(self) -> bool:
@@ -157,6 +164,7 @@ def _open(
     goes_on = goes_on or config.solver.warm_start is not None
     check_loss(config, data, whole=whole, goes_on=goes_on)
     check_log_link(config, data, whole=whole, goes_on=goes_on)
+    check_target_transform(config, data)
     choice = requested_metric_mode(config, data, goes_on=goes_on)
     config = with_epochs(config, data.source.n_rows)
     try:

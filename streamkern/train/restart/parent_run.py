@@ -138,6 +138,7 @@ class ParentRun(RunSnapshot):
         metric : metric that is given to the run
         """
         self._check_loss(config)
+        self._check_transform(config)
         if metric is not None and not (
             self.metric is not None and np.array_equal(metric, self.metric)
         ):
@@ -207,6 +208,25 @@ class ParentRun(RunSnapshot):
                     "give both runs the same, or leave warm_start out",
                 )
 
+    def _check_transform(self, config: RunConfig) -> None:
+        """Raise ConfigError unless the run can learn the targets on the scale of the weights."""
+        asked, on_log_scale = config.model.target_transform, self.targets.gain is not None
+        if on_log_scale and config.model.loss != SQUARES:
+            raise ConfigError(
+                f"{self._mentioned} was trained on a log scale of the targets, from which only "
+                f"squares can be continued, and this run has "
+                f"{mention('model.loss', loss_name(config.model.loss))}",
+                f"train it with {mention('model.target_transform', 'none')}, or leave warm_start "
+                "out",
+            )
+        if asked != "auto" and (asked == "log") != on_log_scale:
+            scale = "on a log scale" if on_log_scale else "on the scale"
+            raise ConfigError(
+                f"{self._mentioned} was trained {scale} of the targets, and this run has "
+                f"{mention('model.target_transform', asked)}",
+                "leave it out, for the scale of the weights, or leave warm_start out",
+            )
+
     @property
     def loss_age(self) -> float:
         """Rows per center that the weights were trained with by their loss, over all runs."""
@@ -256,10 +276,10 @@ class ParentRun(RunSnapshot):
 
     @property
     def digest(self) -> str:
-        """SHA-256 digest of the function: its weights, and the mean and scale of its targets."""
+        """SHA-256 digest of the function: its weights, and the scale of its targets."""
         assert self.alpha is not None
         digest, targets = hashlib.sha256(), self.targets
-        for part in (self.alpha, targets.mean, targets.scale):
+        for part in (self.alpha, *targets.arrays().values()):
             digest.update(np.ascontiguousarray(part).tobytes())
         return digest.hexdigest()
 

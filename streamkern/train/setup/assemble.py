@@ -119,7 +119,7 @@ def compute_setup(
     """
     config, data = run.config, run.data
     dtype = np.dtype(np.float64 if run.precision == "float64" else np.float32)
-    loss, inside = setup_targets(run, dtype, warm)
+    loss, inside, facts = setup_targets(run, dtype, warm, report)
     read_few_rows, learned = choose_kernel_and_metric(run, dtype, inside, report, found)
     host_Z, order, kernel, center_rows, shift = choose_centers(
         run, dtype, report, learned.kernel, learned.metric
@@ -167,7 +167,7 @@ def compute_setup(
         setup.arrays["ridges"] = run.backend.asarray(ridges)
     if n is not None:
         options = options.with_ridge(setup.meta.setdefault("ridge", options.fixed_ridge))
-    setup.meta |= {"learned_metric": learned.facts} if learned.facts else {}
+    setup.meta |= facts | ({"learned_metric": learned.facts} if learned.facts else {})
     scale_arrays, scale_meta = save_scaling(data.fixed)
     arrays |= {"Z": host_Z, "order": order, "sample_rows": rows} | inside.arrays() | setup.arrays
     meta = _meta(run, kernel, setup.meta, scale_meta)

@@ -27,6 +27,7 @@ from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.restart.parent_run import ParentRun
 from streamkern.train.restart.scaling import target_scale
+from streamkern.train.setup.choose_transform import find_transform
 from streamkern.train.setup.log_link_start import FirstModel, first_model, log_targets
 from streamkern.train.setup.loss_ridge import loss_noise
 from streamkern.train.setup.loss_rows import LossRows
@@ -145,16 +146,23 @@ def fit_loss(
 
 
 def setup_targets(
-    run: ResolvedRun, dtype: Any, warm: ParentRun | None
-) -> tuple[Loss | None, TargetScale]:
-    """Return the loss of a run, and mean and scale of the targets that squares learn in its setup.
+    run: ResolvedRun, dtype: Any, warm: ParentRun | None, report: Report
+) -> tuple[Loss | None, TargetScale, dict[str, Any]]:
+    """Return the loss of a run, mean and scale of the targets that squares learn in its setup, and
+    facts of the setup.
 
     warm : see `scale_for_setup`
     """
     loss = run.loss
     if isinstance(loss, LogLink):
-        return log_targets(run, loss, dtype)
-    return loss, scale_for_setup(run, dtype, warm)
+        return *log_targets(run, loss, dtype), {}
+    if warm is None and (found := find_transform(run, dtype, report)) is not None:
+        return loss, found.targets, {"target_transform": found.facts}
+    targets = scale_for_setup(run, dtype, warm)
+    if warm is None or targets.gain is None:
+        return loss, targets, {}
+    before = warm.setup.meta["setup"]["target_transform"]
+    return loss, targets, {"target_transform": before}
 
 
 def scale_for_setup(run: ResolvedRun, dtype: Any, warm: ParentRun | None) -> TargetScale:

@@ -89,8 +89,18 @@ def few_rows(
 ) -> SampleRows:  # fmt: skip
     """Return rows to estimate metric, kernel and noise from, with equal rows merged.
 
-    No two of them are made from the same stored row, and none has weight 0. If classes come in
-    fixed shares, weights represent the shares.
+    None of them has weight 0; see `unmerged_rows`.
+    """
+    rows = merged(run.backend, unmerged_rows(run, dtype, targets, most))
+    return rows._replace(repeats=None) if _are_copies(run, rows) else rows
+
+
+def unmerged_rows(
+    run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, most: int
+) -> SampleRows:  # fmt: skip
+    """Return rows of the stream in random order, no two of them made from the same stored row.
+
+    If classes come in fixed shares, weights represent the shares.
     """
     source, rates = each_once(run.data.source)
     wanted, seed = min(most, source.n_rows), run.config.run.random_state
@@ -100,8 +110,7 @@ def few_rows(
     if rows.root is not None:
         small = math.sqrt(NEGLIGIBLE_WEIGHT) * float(rows.root.max())
         rows = rows._replace(root=run.backend.xp.where(rows.root > small, rows.root, 0))
-    rows = merged(run.backend, rows)
-    return rows._replace(repeats=None) if _are_copies(run, rows) else rows
+    return rows
 
 
 def _are_copies(run: ResolvedRun, rows: SampleRows) -> bool:

@@ -1,0 +1,289 @@
+"""Decide whether the targets are learned on a log scale.
+
+Prices, counts and durations often vary in proportion to their size. Some rows of the stream are
+predicted by the others, by kernel ridge regression to y and to log(1 + y / unit) for a few units,
+each with the kernel and the noise that suit it. The predictions are mapped back, multiplied by the
+factor that makes them means (`smearing_factor`), and compared in the unit of y.
+
+The log scale is taken if the mean squared error falls by `LOG_SCALE_GAIN`, and by `LOG_SCALE_SE`
+standard errors of the paired differences. A few rows would dominate these, so that squares above a
+high quantile (`CAPPED`) of those without a log scale count as that quantile; the mean of all
+squares must not rise. The figures are in docs/explanation/log-scale.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.centers.random_rows import median_bandwidth
+from streamkern.config.run_config import RunConfig
+from streamkern.kernels.builtin import get_kernel
+from streamkern.kernels.products import KernelOperator
+from streamkern.losses.losses import SQUARES
+from streamkern.solver.method import Report
+from streamkern.solver.precondition.noise import MIN_ROWS_OF_NOISE, surplus, weighted_gram
+from streamkern.solver.precondition.samples import SampleRows, merged
+from streamkern.stream.target_scale import TargetScale, symmetric_exp, symmetric_log
+from streamkern.train.resolve.resolved_run import ResolvedRun
+from streamkern.train.restart.scaling import (
+    changes_targets,
+    known_moments,
+    sampled_moments,
+    target_moments,
+)
+from streamkern.train.setup.setup_rows import unmerged_rows
+
+_Floats = npt.NDArray[np.float64]
+
+TRANSFORM_ROWS, MIN_ROWS_OF_TRANSFORM = 512, 256
+"""Largest number of rows that are compared, and the smallest one for "auto"."""
+MIN_VARIATION, MIN_SKEWNESS = 0.25, 0.5
+"""Standard deviation over the mean, and skewness, below which "auto" looks for no log scale."""
+TRIED_KERNELS: Final = (
+    ("laplace", 2), ("laplace", 8), ("gaussian", 1), ("gaussian", 2), ("gaussian", 4),
+)  # fmt: skip
+"""Kernels that are tried, with their bandwidths in units of the median distance."""
+TRIED_NOISES: Final = tuple(10.0 ** (k / 2) for k in range(-10, 5))
+"""Noises that are tried, in units of the mean k(x, x)."""
+LOG_SCALE_GAIN, LOG_SCALE_SE = 0.05, 1.5
+"""Share of the capped squared error by which it has to fall, and standard errors of that."""
+CAPPED, LEAST = 0.98, 0.02
+"""Quantiles: of the squared errors, where they are capped; of the positive targets, for a unit."""
+
+
+class FoundTransform(NamedTuple):
+    """A log scale of the targets, and what was found about it, as JSON values."""
+
+    targets: TargetScale
+    facts: dict[str, Any]
+
+
+def find_transform(run: ResolvedRun, dtype: np.dtype[Any], report: Report) -> FoundTransform | None:
+    """Return the log scale of the targets if it is asked for, or surely better; else None.
+
+    Reads up to `TRANSFORM_ROWS` rows, with their features.
+    """
+    asked = run.config.model.target_transform == "log"
+    if not asked and not _is_considered(run):
+        return None
+    c = run.problem.c
+    data, seed = run.data, run.config.run.random_state
+    given = run.backend, data.source, data.weight_factors, seed, dtype
+    scale = TargetScale.from_moments(target_moments(*given), False).scale
+    rows = unmerged_rows(run, dtype, TargetScale(np.zeros(c), scale), TRANSFORM_ROWS)
+    if rows.root is not None:
+        counted = rows.root > 0
+        rows = rows.part(counted) if counted.any() else rows._replace(root=None)
+    y = run.backend.to_host(rows.Y).astype(np.float64)
+    if not asked and not _is_skew(y[:, 0]):
+        return None
+    with run.backend.single_threaded_blas():
+        verdicts = _TargetColumns(run, rows, y, _units(y)).verdicts()
+    if not asked and not verdicts[0].is_better:
+        return None
+    unit, gain = (np.array([getattr(v, name) for v in verdicts]) for name in ("unit", "gain"))
+    unit *= scale
+    moments = sampled_moments(*given, TargetScale(np.zeros(c), np.ones(c), unit))
+    found = TargetScale.from_moments(moments, run.config.model.fit_intercept)
+    targets = TargetScale(found.mean, found.scale, unit, gain)
+    facts: dict[str, Any] = {"unit": unit.tolist(), "gain": gain.tolist()}
+    if all(math.isfinite(verdict.ratio) for verdict in verdicts):
+        facts["error_ratio"] = float(np.mean([verdict.ratio for verdict in verdicts]))
+    report("target_transform", facts)
+    return FoundTransform(targets, facts)
+
+
+def leaves_transform_open(config: RunConfig) -> bool:
+    """Return whether the settings allow a log scale that nobody asked for.
+
+    A user who gives kernel, bandwidth or metric, or no intercept, means other targets by them.
+    """
+    model = config.model
+    return (
+        model.target_transform == "auto"
+        and model.loss == SQUARES
+        and model.kernel == "auto"
+        and model.bandwidth == "auto"
+        and model.metric in ("auto", "none", "learn")
+        and model.fit_intercept
+        and config.run.precision != "integer"
+    )
+
+
+def _is_considered(run: ResolvedRun) -> bool:
+    """Return whether the settings and the kind of the data allow a log scale that nobody asked for.
+
+    Reads no row.
+    """
+    data = run.data
+    if not leaves_transform_open(run.config) or run.given.metric is not None:
+        return False
+    if not run.problem.whole or run.given.continued is not None:
+        return False
+    if data.source.classes is not None or run.problem.c > 1 or changes_targets(data.source):
+        return False
+    moments = known_moments(data.source, data.weight_factors)
+    if moments is not None and moments.weight > 0:
+        varies = math.sqrt(float(moments.variance()[0])) >= MIN_VARIATION * float(moments.mean[0])
+        return bool(moments.mean[0] > 0) and varies
+    return True
+
+
+def _is_skew(y: _Floats) -> bool:
+    """Return whether targets (n,) may be simpler on a log scale: none is below 0, most are small.
+
+    Two values are as simple on any scale.
+    """
+    if len(y) < MIN_ROWS_OF_TRANSFORM or not np.isfinite(y).all() or y.min() < 0:
+        return False
+    if (y == y.max()).sum() + (y == y.min()).sum() == len(y):
+        return False
+    centred, deviation = y - y.mean(), float(y.std())
+    skewness = float((centred**3).mean()) / deviation**3
+    return deviation >= MIN_VARIATION * float(y.mean()) and skewness >= MIN_SKEWNESS
+
+
+def _units(y: _Floats) -> list[_Floats]:
+    """Return units (c,) that are tried: the mean, an eighth of it, and one below most targets.
+
+    With the last one, the scale is that of the plain logarithm. y : (n, c)
+    """
+    found = []
+    for target in np.abs(y).T:
+        above = target[target > 0] if target.any() else np.ones(1)
+        mean = float(target.mean()) or 1.0
+        found.append((mean, mean / 8, min(float(np.quantile(above, LEAST)), mean) / 8))
+    return [np.array(unit) for unit in zip(*found, strict=True)]
+
+
+class _OfLogScale(NamedTuple):
+    """A log scale of one output, compared with the output as it is.
+
+    unit : its unit; gain : see `smearing_factor`
+    ratio, of_all : of the capped mean squared errors, and of those of all rows
+    surely : standard errors by which the capped squares fall
+    """
+
+    unit: float
+    gain: float
+    ratio: float
+    of_all: float
+    surely: float
+
+    @property
+    def is_better(self) -> bool:
+        """Return whether the log scale is surely better."""
+        return self.ratio <= 1 - LOG_SCALE_GAIN and self.of_all <= 1 and self.surely >= LOG_SCALE_SE
+
+
+class _TargetColumns:
+    """Rows with columns of targets: all outputs as they are, and then in each unit.
+
+    rows : equal ones merged, with standardised columns
+    y, w : (N, c) and (N,) of the rows before; group : (N,) the row that each of them is now
+    """
+
+    def __init__(
+        self, run: ResolvedRun, rows: SampleRows, y: _Floats, units: list[_Floats]
+    ) -> None:
+        backend, self.run, self.units = run.backend, run, units
+        self.y, self.c = y, y.shape[1]
+        logs = [symmetric_log(np, self.y, unit) for unit in units]
+        columns = np.concatenate([self.y, *logs], axis=1)
+        self.mean, spread = columns.mean(axis=0), columns.std(axis=0)
+        self.scale = np.where(spread > 0, spread, 1.0)
+        inside = backend.asarray((columns - self.mean) / self.scale, rows.Y.dtype)
+        self.rows = merged(backend, rows._replace(Y=inside))
+        repeats, root = self.rows.repeats, self.rows.root
+        self.group, self.w = np.arange(len(y)), np.ones(len(y))
+        if root is not None:
+            self.w = backend.to_host(root).astype(np.float64) ** 2
+        if repeats is not None:
+            self.group, self.w = repeats.group, repeats.w
+        host = backend.to_host(self.rows.X)
+        self._width = median_bandwidth(host)
+        self._shift = host.mean(axis=0, dtype=np.float64).astype(host.dtype)
+
+    def _op(self, name: str, width: float) -> KernelOperator:
+        made = get_kernel(name, width * self._width)
+        precision = "float64" if self.run.precision == "float64" else "exact"
+        return KernelOperator(made, self.run.backend, precision, self._shift)
+
+    def _values(self) -> _Floats:
+        """Return the columns (N, columns) as the other rows predict them.
+
+        Each with the kernel and the noise of least error.
+        """
+        to_host = self.run.backend.to_host
+        Y = to_host(self.rows.Y).astype(np.float64)
+        root = np.ones(len(Y)) if self.rows.root is None else to_host(self.rows.root)
+        least, values = np.full(Y.shape[1], math.inf), np.zeros_like(Y)
+        for name, width in TRIED_KERNELS:
+            op = self._op(name, width)
+            K = to_host(weighted_gram(op, None, self.rows.X, self.rows.root))
+            for residuals in left_out_residuals(K, Y, root.astype(np.float64)):
+                errors = (residuals**2).mean(axis=0)
+                better = errors < least
+                least[better] = errors[better]
+                values[:, better] = (Y - residuals / root[:, None])[:, better]
+        found: _Floats = values[self.group] * self.scale + self.mean
+        return found
+
+    def verdicts(self) -> list[_OfLogScale]:
+        """Return the verdict on the best unit of each output."""
+        enough = len(self.rows.X) >= MIN_ROWS_OF_NOISE
+        values = self._values() if enough else np.full(1, np.nan)
+        if not np.isfinite(values).all():
+            return [_OfLogScale(unit, 1.0, math.inf, math.inf, 0.0) for unit in self.units[0]]
+        return [
+            min((self._verdict(values, k, at) for at in range(len(self.units))), key=_ratio_of)
+            for k in range(self.c)
+        ]
+
+    def _verdict(self, values: _Floats, k: int, at: int) -> _OfLogScale:
+        """Return the verdict on the unit number `at` of output k. values : (N, columns)"""
+        unit, y, w = float(self.units[at][k]), self.y[:, k], self.w
+        found = symmetric_exp(np, values[:, (at + 1) * self.c + k], unit)
+        gain = smearing_factor(found, y, w)
+        before, after = ((each - y) ** 2 for each in (values[:, k], gain * found))
+        of_all = float(w @ after) / max(float(w @ before), 1e-300)
+        cap = float(np.quantile(before, CAPPED))
+        before, after = (w * np.minimum(squares, cap) for squares in (before, after))
+        ratio = float(after.sum()) / max(float(before.sum()), 1e-300)
+        return _OfLogScale(unit, gain, ratio, of_all, surplus(before, after))
+
+
+def _ratio_of(verdict: _OfLogScale) -> float:
+    return verdict.ratio
+
+
+def smearing_factor(values: _Floats, y: _Floats, w: _Floats) -> float:
+    """Return the factor with which predictions (n,) have the mean of y; 1 if it is not above 0.
+
+    It takes the place of the factor of Duan (1983), the mean of the exponentials of the residuals.
+    The factor of least squared error depends on the few largest rows.
+    """
+    total = float(w @ values)
+    factor = float(w @ y) / total if total else 0.0
+    return factor if math.isfinite(factor) and factor > 0 else 1.0
+
+
+def left_out_residuals(K: _Floats, Y: _Floats, root: _Floats) -> Iterator[_Floats]:
+    """Yield the residuals (n, k) of rows predicted by all others, for each of `TRIED_NOISES`.
+
+    They are those of `precondition.noise`, scaled by the roots of the weights, and take one
+    eigendecomposition for all noises, some 10 n^3 FLOPs.
+
+    K : (n, n) scaled by the roots of the weights; Y : (n, k); root : (n,)
+    """
+    spectrum, U = np.linalg.eigh(K)
+    scale, squares = float(spectrum.mean()), U * U
+    inside = U.T @ (root[:, None] * Y)
+    for noise in TRIED_NOISES:
+        inverse = 1 / (np.maximum(spectrum, 0) + noise * scale)
+        yield U @ (inverse[:, None] * inside) / (squares @ inverse)[:, None]

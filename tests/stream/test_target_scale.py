@@ -1,0 +1,112 @@
+"""The scale of the targets and its inverse, also on a log scale."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamkern.backend.base import Backend
+from streamkern.store.row_block import RowBlock
+from streamkern.stream.feed import prepare
+from streamkern.stream.target_scale import (
+    TargetScale,
+    symmetric_exp,
+    symmetric_log,
+    transform_text,
+)
+
+PLAIN = TargetScale(np.array([3.0, -1.0]), np.array([2.0, 0.5]))
+LOGS = TargetScale(
+    np.array([1.5, 0.5]), np.array([2.0, 0.25]), np.array([10.0, 1e-3]), np.array([1.2, 0.9])
+)
+
+
+def inside(targets: TargetScale, Y: np.ndarray, dtype: type = np.float64) -> np.ndarray:
+    """The targets as a solver gets them."""
+    rows = np.arange(len(Y))
+    block = RowBlock(np.zeros((len(Y), 1)), Y, None, rows)
+    with Backend(threads=1) as backend, backend.active():
+        return prepare(
+            backend, block, transforms=(), dtype=dtype, seed=0, epoch=0, n_outputs=Y.shape[1],
+            classes=None, targets=targets,
+        )[1]  # fmt: skip
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6))
+def test_the_exponential_inverts_the_logarithm(y: float, unit: float) -> None:
+    back = symmetric_exp(np, symmetric_log(np, np.float64(y), unit), unit)
+    # A logarithm z has a rounding error of z eps, which the exponential multiplies by y + unit.
+    z = np.log1p(abs(y) / unit)
+    assert abs(back - y) <= 4 * np.finfo(float).eps * (1 + z) * (abs(y) + unit)
+
+
+def test_zero_is_exact_and_signs_are_kept() -> None:
+    Y = np.array([[0.0], [-7.0], [7.0]])
+    Z = symmetric_log(np, Y, np.array([2.0]))
+    assert Z[0, 0] == 0 == symmetric_exp(np, Z, 2.0)[0, 0]
+    assert Z[1, 0] == -Z[2, 0] == -np.log1p(3.5)
+
+
+def test_large_outputs_stay_finite() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = LOGS.outside(np, np.array([[1e4, -1e5]], np.float32), np.float64)
+    assert np.isfinite(found).all()
+
+
+@pytest.mark.parametrize("targets", [PLAIN, LOGS])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_what_goes_in_comes_out(targets: TargetScale, dtype: type) -> None:
+    Y = np.abs(np.random.default_rng(0).standard_normal((50, 2))) * [100, 0.1]
+    F = inside(targets, Y, dtype)
+    assert F.dtype == dtype
+    gain = 1.0 if targets.gain is None else targets.gain
+    found = targets.outside(np, F, np.float64)
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found / gain, Y, rtol=1e-12 if dtype == np.float64 else 1e-5)
+
+
+@pytest.mark.parametrize("targets", [PLAIN, LOGS])
+def test_slopes_are_those_of_finite_differences(targets: TargetScale) -> None:
+    F, step = np.random.default_rng(1).standard_normal((20, 2)), 1e-6
+    above, below = (targets.outside(np, F + by, np.float64) for by in (step, -step))
+    slopes = targets.slopes(targets.outside(np, F, np.float64))
+    np.testing.assert_allclose(
+        np.broadcast_to(slopes, F.shape), (above - below) / (2 * step), rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("targets", [PLAIN, LOGS])
+def test_squared_errors_are_those_of_the_solver(targets: TargetScale) -> None:
+    rng = np.random.default_rng(2)
+    F, Y = rng.standard_normal((10, 2)), rng.random((10, 2))
+    expected = ((F - inside(targets, Y)) * targets.scale) ** 2
+    found = targets.squared_errors(targets.outside(np, F, np.float64), Y)
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+def test_arrays_of_versions_without_a_log_scale() -> None:
+    assert set(PLAIN.arrays()) == {"target_mean", "target_scale"}
+    assert TargetScale.from_arrays(PLAIN.arrays()).gain is None
+    again = TargetScale.from_arrays(LOGS.arrays())
+    for name in ("mean", "scale", "unit", "gain"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(LOGS, name))
+
+
+@pytest.mark.parametrize(
+    ("facts", "text"),
+    [
+        ({"unit": [326.04], "error_ratio": 0.88},
+         "log scale (unit 326): held-out squared error 12% lower"),
+        ({"unit": [0.5], "error_ratio": 1.04},
+         "log scale (unit 0.5): held-out squared error 4% higher"),
+        ({"unit": [0.5], "error_ratio": 1.001}, "log scale (unit 0.5)"),
+        ({"unit": [1.0, 2.0, 3.0, 4.0]}, "log scale (units 1, 2, 3, ...)"),
+    ],
+)  # fmt: skip
+def test_facts_as_text(facts: dict[str, object], text: str) -> None:
+    assert transform_text(facts) == text

@@ -1,0 +1,151 @@
+"""The choice of a log scale of the targets, by rows that are predicted by the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.train.resolve.resolved_run import open_run
+from streamkern.train.resolve.run_inputs import RunInputs
+from streamkern.train.setup import choose_transform
+from streamkern.train.setup.choose_transform import (
+    FoundTransform,
+    find_transform,
+    left_out_residuals,
+    smearing_factor,
+)
+from tests.log_scale import OPEN, made
+from tests.runs import CLASSES, settings
+
+MADE = ("exponential", "additive", "noise", "counts")
+
+
+def found(
+    X: np.ndarray, y: np.ndarray, w: np.ndarray | None = None, whole: bool = True,
+    classes: tuple[str, ...] | None = None, **changes: Any,
+) -> FoundTransform | None:  # fmt: skip
+    source = ArraySource(X, y, sample_weight=w, classes=classes, unit_rows=100)
+    run = open_run(settings(**OPEN | changes), RunInputs(source), whole=whole)
+    with run.backend as backend, backend.active():
+        return find_transform(run, np.dtype(np.float32), lambda event, fields: None)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", MADE)
+def test_the_log_scale_is_taken_where_it_is_better(kind: str, seed: int) -> None:
+    choice = found(*made(kind, 600, seed))
+    assert (choice is not None) == (kind == "exponential")
+    if choice is not None:
+        targets, facts = choice
+        assert facts["error_ratio"] < 0.9
+        assert facts["unit"] == targets.unit.tolist()
+        assert 0.95 < targets.gain[0] < 1.1
+
+
+def test_the_unit_does_not_matter() -> None:
+    """Targets in cents are treated as those in millions."""
+    X, y = made("exponential", 600)
+    one, other = found(X, y), found(X, y * 2.0**40)
+    assert one is not None
+    assert other is not None
+    np.testing.assert_array_equal(other.targets.unit, one.targets.unit * 2.0**40)
+    np.testing.assert_array_equal(other.targets.gain, one.targets.gain)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model.target_transform": "none"}, {"model.kernel": "laplace"},
+        {"model.bandwidth": 2.0}, {"model.bandwidth": "median"}, {"model.fit_intercept": False},
+        {"model.loss": "huber"},
+    ],
+)  # fmt: skip
+def test_settings_that_leave_no_choice(changes: dict[str, Any]) -> None:
+    assert found(*made("exponential", 600), **changes) is None
+
+
+def test_targets_that_leave_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    X, y = made("exponential", 600)
+    below = y.copy()
+    below[::9] *= -1
+    monkeypatch.setattr(choose_transform, "left_out_residuals", None)  # is never called
+    assert found(X, below) is None
+    assert found(X, y + 10 * y.std()) is None  # varies little
+    assert found(X, -np.log(y) + 9) is None  # symmetric
+    assert found(X[:200], y[:200]) is None
+    assert found(X, np.column_stack([y, y])) is None
+    assert found(X, (y > np.quantile(y, 0.9)).astype(float)) is None  # two values
+    assert found(X, np.arange(600) % 3, classes=CLASSES) is None
+    assert found(X, y, whole=False) is None
+
+
+def test_a_function_of_the_user_leaves_no_choice() -> None:
+    X, y = made("exponential", 600)
+
+    source = ArraySource(X, y, [lambda X, Y, rng: (X, -Y)], unit_rows=100)
+    run = open_run(settings(**OPEN), RunInputs(source))
+    with run.backend as backend, backend.active():
+        assert find_transform(run, np.dtype(np.float32), lambda event, fields: None) is None
+
+
+def test_a_log_scale_that_is_asked_for() -> None:
+    asked = {"model.target_transform": "log", "model.kernel": "laplace"}
+    choice = found(*made("additive", 600), **asked)
+    assert choice is not None
+    X, y = made("exponential", 600)
+    several = found(X, np.column_stack([y, 50 * y**2, 0 * y]), **asked)
+    assert several is not None
+    unit, gain = several.targets.unit, several.targets.gain
+    assert np.isfinite([unit, gain, several.targets.mean, several.targets.scale]).all()
+    assert unit[1] != unit[0]
+    few = found(X[:3], y[:3], **asked | {"model.n_centers": 2, "data.batch_size": 2})
+    assert few is not None
+    assert few.targets.gain.tolist() == [1.0]
+    assert "error_ratio" not in few.facts
+
+
+def test_equal_rows_and_weights() -> None:
+    """Copies of rows count as weights do, and rows of weight 0 not at all."""
+    X, y = made("exponential", 300)
+    w = np.ones(300)
+    w[:40] = 2
+    weighted = found(X, y, w)
+    copied = found(np.concatenate([X, X[:40]]), np.concatenate([y, y[:40]]))
+    ghosts = found(
+        np.concatenate([X, X[:40] + 1]), np.concatenate([y, 1e6 * y[:40]]),
+        np.concatenate([w, np.zeros(40)]),
+    )  # fmt: skip
+    assert weighted is not None
+    assert copied is not None
+    assert ghosts is not None
+    for other in (copied, ghosts):
+        assert other.facts["gain"] == pytest.approx(weighted.facts["gain"], rel=1e-2)
+        assert other.facts["error_ratio"] == pytest.approx(weighted.facts["error_ratio"], rel=0.2)
+
+
+def test_left_out_residuals_are_those_of_fits_without_the_row() -> None:
+    rng = np.random.default_rng(0)
+    X, Y, w = rng.standard_normal((20, 2)), rng.standard_normal((20, 3)), rng.random(20) + 0.5
+    K = np.exp(-np.linalg.norm(X[:, None] - X[None], axis=2))
+    root = np.sqrt(w)
+    every = list(left_out_residuals(K * np.outer(root, root), Y, root))
+    kappas = np.array(choose_transform.TRIED_NOISES) * float((w * K.diagonal()).mean())
+    for kappa, found_there in zip(kappas, every, strict=True):
+        for i in range(20):
+            on = np.arange(20) != i
+            alpha = np.linalg.solve(K[np.ix_(on, on)] + np.diag(kappa / w[on]), Y[on])
+            expected = root[i] * (Y[i] - K[i, on] @ alpha)
+            np.testing.assert_allclose(found_there[i], expected, rtol=1e-6, atol=1e-9)
+
+
+def test_the_factor_makes_medians_means() -> None:
+    rng = np.random.default_rng(0)
+    medians = np.exp(rng.standard_normal(200_000))
+    y = medians * np.exp(0.5 * rng.standard_normal(200_000))
+    factor = smearing_factor(medians, y, np.ones(200_000))
+    assert factor == pytest.approx(np.exp(0.125), rel=0.01)
+    assert smearing_factor(-medians, y, np.ones(200_000)) == 1.0
+    assert smearing_factor(np.zeros(2), y[:2], np.ones(2)) == 1.0

@@ -1,0 +1,365 @@
+"""Whole runs with targets on a log scale: stopped, continued, saved, shared, searched, refused."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import streamkern as sk
+from streamkern.basics.errors import ConfigError, DataError
+from streamkern.cli.main import run_command
+from streamkern.config.run_config import RunConfig
+from streamkern.ingest.ingest import ingest
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.train.restart.run_snapshot import RunSnapshot
+from tests.log_scale import made
+from tests.runs import assert_same_bits, final, finished, stopped
+
+N = 600
+SOLVERS: dict[str, dict[str, Any]] = {
+    "block": {"solver.name": "block", "solver.block_size": 100},
+    "falkon": {"solver.name": "falkon"},
+    "eigenpro4": {"solver.name": "eigenpro4"},
+    "direct": {"solver.name": "direct"},
+    "all rows": {"solver.name": "auto", "model.n_centers": "auto"},
+}
+
+
+def settings(run_dir: Path | None = None, **changes: Any) -> RunConfig:
+    """A run that leaves the scale of the targets open."""
+    asked: dict[str, Any] = {
+        "data.batch_size": 50, "data.epochs": 2, "model.n_centers": 200, "run.device": "cpu",
+        "run.threads": 1, "run.checkpoint_every": 1000, "solver.name": "block",
+    }  # fmt: skip
+    where = {} if run_dir is None else {"run.run_dir": str(run_dir)}
+    return RunConfig().with_overrides(asked | where | changes)
+
+
+def source(n: int = N, seed: int = 0, kind: str = "exponential") -> ArraySource:
+    return ArraySource(*made(kind, n, seed), unit_rows=100)
+
+
+def fitted(kind: str = "exponential", n: int = N, **parameters: Any) -> sk.KernelRegressor:
+    given = {"random_state": 0, "calibrate": False} | parameters
+    return sk.KernelRegressor(**given).fit(*made(kind, n))
+
+
+def error(model: Any, kind: str = "exponential") -> float:
+    """Mean squared error over the variance of fresh targets."""
+    X, y = made(kind, 1000, 1)
+    return float(np.mean((model.predict(X) - y) ** 2) / y.var())
+
+
+def transform_of(model: sk.KernelRegressor) -> dict[str, Any] | None:
+    found: dict[str, Any] | None = model.report_.get("target_transform")
+    return found
+
+
+# -- fits -----------------------------------------------------------------------------------------
+
+
+def test_the_log_scale_predicts_better() -> None:
+    model, plain = fitted(), fitted(target_transform="none")
+    assert transform_of(model) is not None
+    assert transform_of(plain) is None
+    assert error(model) < 0.9 * error(plain)
+    assert fitted("additive").report_.get("target_transform") is None
+
+
+def test_predictions_are_the_inverse_of_the_sums() -> None:
+    model = fitted(scale="none", n_centers=100, solver="block", target_transform="log")
+    X, facts = made("exponential", 50, 1)[0], transform_of(model)
+    assert facts is not None
+    Z = model.centers_
+    K = np.exp(-np.linalg.norm(X[:, None] - Z[None], axis=2) / model.bandwidth_)
+    if model.kernel_.describe()["kernel"] == "laplace":
+        z = K @ model.dual_coef_ + model.intercept_
+        y = np.array(facts["gain"]) * facts["unit"] * np.expm1(z)
+        np.testing.assert_allclose(model.predict(X), y[:, 0], rtol=1e-4)
+    assert (model.predict(X) > 0).all()
+
+
+def test_counts_with_zeros_and_several_outputs() -> None:
+    X, y = made("counts", N)
+    assert (y == 0).any()
+    model = sk.KernelRegressor(target_transform="log", calibrate=False).fit(
+        X, np.column_stack([y, 1000 * made("exponential", N)[1]])
+    )
+    fresh = made("counts", 1000, 1)
+    found = model.predict(fresh[0])
+    assert found.shape == (1000, 2)
+    other = made("exponential", 1000, 1)[1] * 1000
+    assert np.mean((found[:, 1] - other) ** 2) < 0.1 * other.var()
+    assert abs(found[:, 0].mean() / fresh[1].mean() - 1) < 0.1
+
+
+def test_figures_are_in_the_units_of_the_targets() -> None:
+    X, y = made("exponential", 300, 1)
+    test = ArraySource(X, y)
+    result = finished(settings(), source=source(), test=test)
+    F = result.model.values(X)[:, 0]
+    assert result.metrics["test_mse"] == pytest.approx(np.mean((F - y) ** 2))
+    assert result.metrics["test_r2"] == pytest.approx(1 - np.mean((F - y) ** 2) / y.var())
+    assert max(result.losses) < 2  # of logarithms, and not of y, of the size of 1e4
+    early = fitted(early_stopping=True, solver="block", epochs=3)
+    assert early.validation_scores_[-1] > 0.9
+
+
+def test_weights_count() -> None:
+    X, y = made("exponential", N)
+    model = sk.KernelRegressor(calibrate=False).fit(X, y, sample_weight=np.r_[np.ones(N)])
+    np.testing.assert_allclose(model.predict(X), fitted().predict(X), rtol=1e-3)
+
+
+@pytest.mark.parametrize("solver", ["direct", "falkon", "block"])
+def test_training_losses_are_those_of_the_logarithms(solver: str) -> None:
+    model = fitted(solver=solver, n_centers=200, target_transform="log")
+    assert model.loss_curve_[-1] < 1
+
+
+# -- standard deviations and intervals ------------------------------------------------------------
+
+
+def test_standard_deviations_by_the_delta_method() -> None:
+    given = {"solver": "direct", "posterior": True, "kernel": sk.Laplace(2.0)}
+    model = fitted(**given, target_transform="log")
+    facts = transform_of(model)
+    assert facts is not None
+    X, y = made("exponential", N)
+    unit, gain = facts["unit"][0], facts["gain"][0]
+    logs = sk.KernelRegressor(
+        **given, random_state=0, calibrate=False, target_transform="none", ridge=model.ridge_
+    ).fit(X, np.log1p(y / unit))
+    fresh = made("exponential", 100, 1)[0]
+    z, of_z = logs.predict(fresh, return_std=True)
+    values, std = model.predict(fresh, return_std=True)
+    np.testing.assert_allclose(values, gain * unit * np.expm1(z), rtol=1e-3)
+    step = 1e-4
+    moved = gain * unit * (np.expm1(z + step * of_z) - np.expm1(z)) / step
+    np.testing.assert_allclose(std, moved, rtol=2e-2)
+
+
+def test_intervals_hold_the_truth() -> None:
+    model = fitted(n=2000, calibrate=True)
+    assert transform_of(model) is not None
+    X, y = made("exponential", 1000, 1)
+    for normalised in (False, True):
+        ends = model.predict(X, interval=0.9, normalised=normalised)[1]
+        assert 0.85 < np.mean((y >= ends[:, 0]) & (y <= ends[:, 1])) < 0.95
+
+
+# -- stopped, saved, continued --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_a_stop_leaves_no_trace(name: str, tmp_path: Path) -> None:
+    changes = SOLVERS[name] | {"run.evaluate_every": 0}
+    whole = finished(settings(tmp_path / "whole", **changes), source=source())
+    assert "target_transform" in whole.meta["setup"]
+    config, test = settings(tmp_path / "run", **changes), source(50, 5)
+    stopped(config, 3, source=source(), test=test)
+    resumed = finished(config, source=source(), test=test)
+    assert resumed.meta["setup"] == whole.meta["setup"]
+    assert_same_bits(final(tmp_path / "run"), final(tmp_path / "whole"))
+
+
+def test_saved_loaded_and_pickled(tmp_path: Path) -> None:
+    model, fresh = fitted(run_dir=tmp_path / "run"), made("exponential", 100, 1)[0]
+    model.save(tmp_path / "saved")
+    expected = model.predict(fresh)
+    for again in (
+        sk.load(tmp_path / "run"), sk.load(tmp_path / "saved"), pickle.loads(pickle.dumps(model))
+    ):  # fmt: skip
+        np.testing.assert_array_equal(again.predict(fresh), expected)
+        assert transform_of(again) == transform_of(model)
+        assert again.target_transform == "auto"
+    asked = fitted(run_dir=tmp_path / "asked", target_transform="log")
+    assert sk.load(tmp_path / "asked").target_transform == asked.target_transform
+
+
+def test_the_digest_is_of_the_scale_too() -> None:
+    result = finished(settings(), source=source())
+    before, targets = result.model.digest(), result.model.targets
+    assert targets.gain is not None
+    object.__setattr__(targets, "gain", 2 * targets.gain)
+    assert result.model.digest() != before
+
+
+def test_a_run_continues_another(tmp_path: Path) -> None:
+    first = finished(settings(tmp_path / "a"), source=source())
+    then = finished(
+        settings(tmp_path / "b"), source=source(N, 3, "additive"), continues=tmp_path / "a"
+    )
+    assert then.meta["setup"]["target_transform"] == first.meta["setup"]["target_transform"]
+    np.testing.assert_array_equal(then.model.targets.unit, first.model.targets.unit)
+    again = settings(tmp_path / "c")
+    test = source(50, 5)
+    given = {"source": source(N, 3, "additive"), "continues": tmp_path / "a", "test": test}
+    stopped(again, 5, **given)
+    finished(again, **given)
+    assert_same_bits(final(tmp_path / "c"), final(tmp_path / "b"))
+
+
+def test_a_continued_run_without_a_log_scale_gets_none(tmp_path: Path) -> None:
+    finished(settings(tmp_path / "a", **{"model.target_transform": "none"}), source=source())
+    changes = {"model.target_transform": "none"}
+    then = finished(
+        settings(tmp_path / "b", **changes), source=source(N, 3), continues=tmp_path / "a"
+    )
+    assert then.model.targets.gain is None
+
+
+def test_a_warm_start_keeps_the_scale(tmp_path: Path) -> None:
+    fitted(solver="block", run_dir=tmp_path / "a")
+    model = fitted(solver="block", warm_start=True)
+    facts, before = transform_of(model), error(model)
+    X, y = made("exponential", N)
+    model.fit(X, y)
+    assert transform_of(model) == facts
+    assert error(model) < 1.5 * before
+    other = sk.KernelRegressor(solver="block", warm_start=str(tmp_path / "a")).fit(X, y)
+    assert transform_of(other) == facts
+
+
+def test_partial_fit_goes_on_with_the_scale(tmp_path: Path) -> None:
+    fitted(solver="block", run_dir=tmp_path / "run")
+    loaded = sk.load(tmp_path / "run")
+    facts, before = transform_of(loaded), error(loaded)
+    loaded.partial_fit(*made("exponential", N, 7))
+    assert transform_of(loaded) == facts
+    assert error(loaded) < 1.5 * before
+    blocks = sk.KernelRegressor()
+    for seed in range(2):
+        blocks.partial_fit(*made("exponential", N, seed))
+    assert transform_of(blocks) is None
+    asked = sk.KernelRegressor(target_transform="log")
+    for seed in range(2):
+        asked.partial_fit(*made("exponential", N, seed))
+    assert error(asked) < error(blocks)
+    with pytest.raises(DataError, match="targets of at least 0"):
+        asked.partial_fit(made("exponential", N)[0], -made("exponential", N)[1])
+
+
+def test_a_run_of_a_version_without_it(tmp_path: Path) -> None:
+    """Its record lacks the setting, and its setup the arrays."""
+    config = settings(tmp_path, **{"model.target_transform": "none"})
+    finished(config, source=source())
+    setup = RunSnapshot.open(tmp_path).setup
+    assert not {"target_unit", "target_gain"} & set(setup.arrays)
+    assert "target_transform" not in setup.meta["setup"]
+    assert "target_transform" not in settings().identity()["model"]
+
+
+# -- over ranks, searched, from the command line --------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("columns", [1, 2])
+def test_ranks_share_the_scale(columns: int, tmp_path: Path) -> None:
+    X, y = made("exponential", N)
+    store = str(tmp_path / "train.zarr")
+    ingest(X, store, y=y, chunk_mb=100 * 12 / 2**20)
+    changes = {"data.train": store, "run.precision": "float64", "solver.block_size": 100}
+    one = finished(settings(tmp_path / "one", **changes))
+    over = {"run.ranks": 2, "run.center_ranks": columns}
+    two = finished(settings(tmp_path / "two", **changes, **over))
+    assert two.meta["setup"]["target_transform"] == one.meta["setup"]["target_transform"]
+    fresh = made("exponential", 200, 1)[0].astype(np.float64)
+    found = [sk.load(tmp_path / name).predict(fresh) for name in ("one", "two")]
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-6)
+
+
+def test_a_search_decides_once() -> None:
+    X, y = made("exponential", N)
+    tuned = sk.tune(
+        X, y, estimator=sk.KernelRegressor(random_state=0), kernels=["laplace"], refine=0,
+        refit=True,
+    )  # fmt: skip
+    assert transform_of(tuned.estimator) is not None
+    if not tuned.best["as_given"]:
+        assert tuned.estimator.target_transform == "log"
+        assert 'target_transform = "log"' in tuned.toml
+    assert error(tuned.estimator) < error(fitted(target_transform="none"))
+
+
+def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def said(*words: object) -> str:
+        code, out = run_command([str(word) for word in words]), capsys.readouterr()
+        assert code == 0, out.err
+        return out.out
+
+    X, y = made("exponential", N)
+    ingest(X, str(tmp_path / "train.zarr"), y=y)
+    fresh = made("exponential", 100, 1)[0]
+    pd.DataFrame(fresh).to_csv(tmp_path / "new.csv", index=False)
+    run = tmp_path / "run"
+    said("train", "--train", tmp_path / "train.zarr", "--run-dir", run)
+    facts = json.loads(said("info", run, "--json"))["solver"]["target_transform"]
+    assert set(facts) == {"unit", "gain", "error_ratio"}
+    assert "log scale (unit " in said("info", run)
+    said("report", run, "--out", tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "held-out squared error" in page
+    said("predict", run, tmp_path / "new.csv", tmp_path / "out.csv")
+    values = pd.read_csv(tmp_path / "out.csv").iloc[:, -1].to_numpy()
+    np.testing.assert_allclose(values, sk.load(run).predict(fresh), rtol=1e-2)
+
+
+# -- refusals -------------------------------------------------------------------------------------
+
+
+def test_targets_below_zero_are_refused() -> None:
+    X, y = made("exponential", N)
+    y[7] = -3
+    with pytest.raises(DataError, match=r"targets of at least 0, and row 7 has -3"):
+        sk.KernelRegressor(target_transform="log").fit(X, y)
+    y[7] = 0
+    assert np.isfinite(sk.KernelRegressor(target_transform="log").fit(X, y).predict(X)).all()
+
+
+def test_a_row_below_zero_that_no_sample_has_is_no_error() -> None:
+    X, y = made("exponential", 3000)
+    y[1234] = -3
+    model = sk.KernelRegressor(n_centers=200, solver="block", calibrate=False).fit(X, y)
+    assert np.isfinite(model.predict(X)).all()
+
+
+def test_other_losses_and_classes_are_refused(tmp_path: Path) -> None:
+    X, y = made("exponential", N)
+    with pytest.raises(ConfigError, match=r"is for squares, and not for loss='huber'"):
+        sk.KernelRegressor(target_transform="log", loss="huber").fit(X, y)
+    labels = ArraySource(X, np.arange(N) % 2, classes=("a", "b"))
+    with pytest.raises(ConfigError, match="is for values, and the targets are classes"):
+        finished(settings(**{"model.target_transform": "log"}), source=labels)
+
+
+def test_weights_on_another_scale_are_refused(tmp_path: Path) -> None:
+    X, y = made("exponential", N)
+    for name, transform in (("log", "log"), ("none", "none")):
+        fitted(solver="block", run_dir=tmp_path / name, target_transform=transform)
+    for start, given, match in (
+        ("log", {"target_transform": "none"}, "trained on a log scale of the targets"),
+        ("none", {"target_transform": "log"}, "trained on the scale of the targets"),
+        ("log", {"loss": "huber"}, "from which only squares can be continued"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            sk.KernelRegressor(
+                solver="block", warm_start=str(tmp_path / start), **given
+            ).fit(X, y)  # fmt: skip
+
+
+def test_a_continued_run_cannot_change_the_scale(tmp_path: Path) -> None:
+    finished(settings(tmp_path / "a"), source=source())
+    given = {"source": source(), "continues": tmp_path / "a"}
+    for changes, match in (
+        ({"model.loss": "huber"}, "from which only squares can be continued"),
+        ({"model.target_transform": "none"}, "a run keeps the model of the one it continues"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            finished(settings(tmp_path / "b", **changes), **given)
