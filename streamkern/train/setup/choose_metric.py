@@ -268,9 +268,10 @@ def _judged(
 
     before : model without a metric, in the kernel of the run
     judge : returns the fitting problem on these rows, or on each second one
-    kernel_in : returns the kernel of the run in a metric; None: it is given
+    kernel_in : returns the kernel in a metric that suits other rows; None: it is given
 
-    Of several candidates, only the one with the least error of these models is judged.
+    Of several candidates, only the one with the least error of these models is judged, in its own
+    kernel or in that of `kernel_in`.
     """
     many = judge(1)
     n, target = len(many.fit.X), min(run.problem.n_rows, run.problem.p)
@@ -287,8 +288,10 @@ def _judged(
     if kernel_in is not None and after.losses.mean() < plain.losses.mean():
         kernel = best.op.kernel
         assert kernel.metric is not None
-        best = best._replace(op=many.operator(kernel_in(kernel.metric, kernel.categorical)))
-        (after,) = of_all(many, [best])
+        other = best._replace(op=many.operator(kernel_in(kernel.metric, kernel.categorical)))
+        (model,) = of_all(many, [other])
+        if model.losses.mean() < after.losses.mean():
+            best, after = other, model
     pairs = [(plain, after)]
     if target > MORE_CENTERS * n:
         half = of_all(judge(2), [before, best])
