@@ -153,13 +153,11 @@ def medians(records: Sequence[Mapping[str, Any]], figure: str) -> dict[str, floa
 
 
 def behind(records: Records, figure: str) -> dict[str, list[float]]:
-    """Return the ratios of a figure to the least of each table, by method; nan without it."""
-    found = [of_table for r in records.values() if (of_table := medians(r, figure))]
-    methods = dict.fromkeys(r["method"] for of_one in records.values() for r in of_one)
-    return {
-        method: [
-            max(of_table.get(method, np.nan), LEAST) / max(min(of_table.values()), LEAST)
-            for of_table in found
-        ]
-        for method in methods
-    }
+    """Return the ratios of a figure to the least of each table that has it, by method."""
+    ratios: dict[str, list[float]] = {}
+    for of_one in records.values():
+        found = medians(of_one, figure)
+        for method, value in found.items():
+            ratio = max(value, LEAST) / max(min(found.values()), LEAST)
+            ratios.setdefault(method, []).append(ratio)
+    return ratios

@@ -54,6 +54,7 @@ def plot(path: Path, points: Points, cost: str, error: str) -> None:
 
 def _name_points(axes: Any, points: Points, best: list[str], renderer: Any) -> None:
     """Write each name beside its point, where it covers no point and no other name."""
+    from matplotlib.patheffects import withStroke
     from matplotlib.transforms import Bbox
 
     at = {name: axes.transData.transform(point) for name, point in points.items()}
@@ -64,6 +65,7 @@ def _name_points(axes: Any, points: Points, best: list[str], renderer: Any) -> N
             text = axes.annotate(
                 name, points[name], (right, up), textcoords="offset points", ha=horizontal,
                 va=vertical, fontsize=10, weight="bold" if name in best else "normal",
+                path_effects=[withStroke(linewidth=3, foreground="white")],
             )  # fmt: skip
             box = text.get_window_extent(renderer)
             others = [other for key, other in taken.items() if key != name]

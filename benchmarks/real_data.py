@@ -170,11 +170,9 @@ def summary(records: Records) -> str:
         found = {n: by for n, of_one in records.items() if (by := medians(of_one, figure))}
         lines = list[dict[str, str]]()
         for method, ratios in behind(records, figure).items():
-            if np.isnan(ratios).all():
-                continue
             line = {figure: method}
             line |= {n: f"{by[method]:.4f}" if method in by else "-" for n, by in found.items()}
-            line |= {"behind": f"{np.median(ratios):.3g}", "worst": f"{np.max(ratios):.3g}"}
+            line |= {"behind": f"{np.median(ratios):.3g}", "worst": f"{max(ratios):.3g}"}
             line["best"] = f"{sum(ratio <= NEAR for ratio in ratios)} of {len(ratios)}"
             line |= {head: f"{typical(records, method, of):.3g}" for of, head in columns.items()}
             lines.append(line)
@@ -208,11 +206,13 @@ def main() -> None:
     print(summary(records))
     if given.plot is not None:
         points = {
-            method: (typical(records, method, "cpu_s"), float(np.median(ratios)))
+            method if len(ratios) == len(records) else f"{method} ({len(ratios)} tables)": (
+                typical(records, method, "cpu_s"), float(np.median(ratios)),
+            )
             for method, ratios in behind(records, "error").items()
-            if np.isfinite(ratios).all()
-        }
-        plot(given.plot, points, "CPU seconds of a fit", "error, relative to the best of the table")
+        }  # fmt: skip
+        behind_best = "error, relative to the best of the table (median of tables)"
+        plot(given.plot, points, "CPU seconds of a fit (median of tables)", behind_best)
 
 
 if __name__ == "__main__":
