@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks import peers, real_data
+from benchmarks import fits, frontier, peers, real_data
 
 
 @pytest.fixture
@@ -41,35 +43,84 @@ def test_tables_are_read_and_split(folder: Path) -> None:
     assert not np.array_equal(rows.X, real_data.split(tables["prices"], 1).X)
 
 
+def test_rows_are_capped(folder: Path) -> None:
+    table = real_data.load(folder, None)["prices"]
+    rows = real_data.split(table, 0, 100)
+    assert (len(rows.X), len(rows.X_test)) == (100, 48)
+    np.testing.assert_allclose(rows.X.std(axis=0), 1, rtol=1e-5)
+    np.testing.assert_array_equal(
+        rows.X_test[:, 2] > 0, real_data.split(table, 0).X_test[:, 2] > 0
+    )  # the same rows are tested
+
+
 @pytest.mark.full
 def test_it_measures_tunes_and_draws(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told, picture = folder / "real.json", folder / "real.png"
-    methods = ["streamkern, metric", "boosting", "kernel ridge"]
-    arguments = ["--data", str(folder), "--seeds", "1", "--tuned", "0.01", "--methods", *methods]
+    methods = ["streamkern", "HistGradientBoosting", "SVM"]
+    arguments = ["--data", str(folder), "--seeds", "1", "--json", str(told), "--methods", *methods]
+    for library in ("OMP", "OPENBLAS", "MKL"):
+        monkeypatch.setenv(f"{library}_NUM_THREADS", "1")
+    monkeypatch.setattr(sys, "argv", ["real_data", *arguments])
+    real_data.main()
+    before = json.loads(told.read_text())["tables"]
     monkeypatch.setattr(
-        sys, "argv", ["real_data", *arguments, "--json", str(told), "--plot", str(picture)]
+        sys, "argv", ["real_data", *arguments, "--tuned", "0.01", "--plot", str(picture)]
     )
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     real_data.main()
     records = json.loads(told.read_text())["tables"]
     assert list(records) == ["kinds", "prices"]
-    for of_one in records.values():
-        done = [(r["method"], r["tuned"]) for r in of_one]
-        assert done == [*((m, False) for m in methods), ("boosting", True), ("kernel ridge", True)]
-        assert all(0 <= r["error"] < 0.6 and r["seconds"] > 0 for r in of_one)
-        assert all(r["peak_mib"] > 50 for r in of_one)
-    ours = records["prices"][0]
-    assert ours["error"] < 0.1
+    for name, of_one in records.items():
+        done = [r["method"] for r in of_one]
+        assert done == [*methods, "HistGradientBoosting, tuned", "SVM, tuned"]
+        assert of_one[:3] == before[name]  # not made again
+        assert all(0 <= r["error"] < 0.6 and r["cpu_s"] > 0 for r in of_one)
+        assert all(r["peak_mib"] > 50 and r["rows"] == 192 for r in of_one)
+        assert all(r["cpu_s"] > r["searched_s"] for r in of_one[3:])
+    assert records["prices"][0]["error"] < 0.1
+    assert ["log_loss" in r for r in records["kinds"]] == [True, True, False, True, False]
     lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("boosting, tuned") for line in lines)
+    assert any(line.startswith("SVM, tuned") for line in lines)
     assert picture.read_bytes()[:4] == b"\x89PNG"
+    monkeypatch.setattr(sys, "argv", ["real_data", *arguments, "--rows", "50"])
+    with pytest.raises(SystemExit, match="has most_rows None, not 50"):
+        real_data.main()
 
 
 def test_what_does_not_end_in_time_has_no_error(folder: Path) -> None:
-    record = real_data.fit("boosting", real_data.load(folder, None)["prices"], 0, None, 0.01)
-    assert record == {"method": "boosting", "tuned": False, "seed": 0, "failed": "> 0.01 s"}
+    table, given = real_data.load(folder, None)["prices"], argparse.Namespace(rows=None)
+    record = fits.in_a_process(real_data.fit, table, "SVM", 0, [], given, limit=0.01)
+    assert record == {"failed": "> 0.01 s"}
+
+
+def test_the_log_loss_is_that_of_scikit_learn() -> None:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import log_loss
+
+    rng = np.random.default_rng(1)
+    X, y = rng.normal(size=(90, 2)), rng.integers(0, 3, 90)
+    model = LogisticRegression().fit(X, y)
+    found = fits.log_loss(model, X, y)
+    assert found == pytest.approx(log_loss(y, model.predict_proba(X)))
+    some = LogisticRegression().fit(X[y > 0], y[y > 0])  # knows no class 0
+    assert fits.log_loss(some, X[y == 0], y[y == 0]) == pytest.approx(-np.log(1e-12))
+
+
+def test_the_frontier_has_what_no_other_method_beats() -> None:
+    points = {"slow": (9.0, 1.0), "fast": (1.0, 2.0), "worse": (2.0, 3.0), "same": (1.0, 2.5)}
+    assert frontier.frontier(points) == ["fast", "slow"]
+
+
+def test_ratios_are_to_the_best_of_each_table() -> None:
+    def record(method: str, **figures: float) -> dict[str, Any]:
+        return {"method": method} | figures
+
+    records = {
+        "a": [record("x", error=0.2), record("y", error=0.1), record("y", error=0.3)],
+        "b": [record("x", error=0.0), record("y", cpu_s=1)],
+    }
+    assert fits.behind(records, "error") == {"x": [1.0, 1.0], "y": [1.0]}
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -80,4 +131,4 @@ def test_every_method_learns_something(classes: bool) -> None:
     y = (X[:, 0] > 0).astype(np.int64) if classes else X[:, 0]
     for name in peers.installed():
         model = peers.PEERS[name].make(classes, 0).fit(X[:200], y[:200])
-        assert real_data.error_of(model, X[200:], y[200:], classes) < 0.4, name
+        assert fits.error_of(model, X[200:], y[200:], classes) < 0.4, name
