@@ -13,8 +13,8 @@ start from its best round (`metric_steps`). They go on with more rows as long as
 rows predict the held-out ones better. The metrics of the best round and of the last step of each
 stage are the candidates.
 
-Candidates are judged on the held-out rows, by models of all the others with the kernel of the run,
-beside the kernel that the run has without a metric. The targets of the held-out rows thus have no
+Candidates are judged on the held-out rows, by models of all the others, beside a model
+without a metric, in the kernel of a run without. The targets of the held-out rows thus have no
 part in any metric: by leave-one-out errors of the rows from which the metric was learned, a full
 metric had .85 of the error (RMSE) on ring, while on held-out rows none was better than M = I. These
 models also have more rows than those of the rounds, since a metric helps a model of few rows more
