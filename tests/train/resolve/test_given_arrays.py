@@ -55,7 +55,7 @@ def test_it_is_as_if_the_features_had_been_moved(metric: Array, given: dict[str,
     asked = {"n_centers": 100, "scale": "none", "random_state": 3} | given
     asked |= {} if "solver" in asked else {"ridge": 1e-4}
     inside = sk.KernelRegressor(metric=metric, **asked).fit(X, y)
-    before = sk.KernelRegressor(**asked).fit(moved(X, metric), y)
+    before = sk.KernelRegressor(metric="none", **asked).fit(moved(X, metric), y)
     assert inside.bandwidth_ == pytest.approx(before.bandwidth_, rel=1e-5)
     wanted = before.predict(moved(T, metric))
     np.testing.assert_allclose(inside.predict(T), wanted, atol=2e-3 * np.abs(wanted).max())
@@ -305,7 +305,8 @@ def test_info_names_the_columns_and_draws(
     assert run_command(["info", store, "--plot", str(tmp_path / "other.png")]) == 2
     assert "holds none" in capsys.readouterr().err
     plain = str(tmp_path / "plain")
-    assert run_command(["train", "--train", store, "--run-dir", plain, "--epochs", "1"]) == 0
+    given = ["--train", store, "--run-dir", plain, "--epochs", "1"]
+    assert run_command(["train", *given, "--set", "model.metric=none"]) == 0
     assert run_command(["info", plain, "--plot", str(tmp_path / "other.png")]) == 2
     assert "has none" in capsys.readouterr().err
     assert not (tmp_path / "other.png").exists()

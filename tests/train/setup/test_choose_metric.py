@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -123,12 +124,25 @@ def test_the_kernel_without_a_metric_is_that_of_a_run_without() -> None:
     np.testing.assert_array_equal(learned.dual_coef_, none.dual_coef_)
 
 
-def test_held_out_targets_are_in_no_model() -> None:
-    """Pure noise has no metric, however many rounds and ways fit it."""
+def test_pure_noise_gets_hardly_a_metric_and_no_worse_a_model() -> None:
+    """However many rounds and ways fit it: the targets of the held-out rows are in none of them.
+
+    A gain of two standard errors is there by chance in a few cases of a hundred.
+    """
+    T, kinds = numbers(1, 4000), []
+    fresh = np.random.default_rng(99).normal(size=len(T))
     for seed in range(4):
         noise = np.random.default_rng(seed).normal(size=ROWS).astype(np.float32)
-        model = sk.KernelRegressor(metric="learn", n_centers=100, epochs=1, random_state=seed)
-        assert model.fit(numbers(0), noise).report_["learned_metric"]["kind"] == "none"
+        errors = []
+        for metric in ("none", "learn"):
+            model = sk.KernelRegressor(metric=metric, n_centers=100, epochs=1, random_state=seed)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "the model explains nothing", UserWarning)
+                model.fit(numbers(0), noise)
+                errors.append(np.mean((model.predict(T) - fresh) ** 2))
+        kinds.append(model.report_["learned_metric"]["kind"])
+        assert errors[1] == pytest.approx(errors[0], rel=0.01)
+    assert kinds.count("none") >= 3
 
 
 def test_classes_and_sample_weights() -> None:
