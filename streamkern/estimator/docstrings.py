@@ -49,7 +49,8 @@ _MORE = {
     "ranks": "They need the extra `ranks` and a `run_dir`; see the page on ranks.",
     "ridge": 'The one found is `report_["ridge"]`, or `report_["ridges"]` for several outputs.',
     "target_transform": 'A log scale that is taken is `report_["target_transform"]`: its unit, the '
-    "factor of the predictions (gain), and the ratio of the squared errors of held-out rows.",
+    "factor of the predictions (gain), and the ratio of the squared errors of left-out rows, the "
+    "largest of which are capped.",
 }
 """What an estimator adds to a setting."""
 

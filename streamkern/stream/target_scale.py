@@ -141,4 +141,5 @@ def transform_text(facts: Mapping[str, Any]) -> str:
     change = facts.get("error_ratio", 1.0) - 1
     if round(change, 2) == 0:
         return text
-    return f"{text}: held-out squared error {abs(change):.0%} {'lower' if change < 0 else 'higher'}"
+    which = f"{abs(change):.0%} {'lower' if change < 0 else 'higher'}"
+    return f"{text}: squared error of left-out rows, the largest capped, {which}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections.abc import Awaitable
 
 import pytest
 
@@ -35,36 +36,36 @@ def test_no_try_begins_after_the_end() -> None:
         assert all(pause < 1.0 for pause in drawn(time.monotonic() + 1.0))
 
 
+async def _cancelled(answer: asyncio.Future[None], request: Awaitable[None]) -> None:
+    """Cancel a request that waits for `answer` in the instant in which the answer fails."""
+    task = asyncio.ensure_future(within(60.0, request))
+    await asyncio.sleep(0.01)
+    if not answer.done():
+        answer.set_exception(OSError("server error"))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
 def test_a_cancelled_request_that_fails_in_the_same_instant_stays_cancelled() -> None:
     async def trial() -> None:
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        async def request() -> None:
-            await answer
-
-        task = asyncio.create_task(within(60.0, request()))
-        await asyncio.sleep(0.01)
-        answer.set_exception(OSError("server error"))
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        await _cancelled(answer, answer)
 
     asyncio.run(trial())
 
 
 def test_a_cancellation_that_a_library_reports_as_an_error_is_one() -> None:
-    async def request() -> None:
+    async def reported() -> None:
         try:
             await asyncio.sleep(30)
         except asyncio.CancelledError:
             raise OSError("the connection was closed") from None
 
     async def trial() -> None:
-        task = asyncio.create_task(within(60.0, request()))
-        await asyncio.sleep(0.01)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        answer.set_result(None)
+        await _cancelled(answer, reported())
 
     asyncio.run(trial())
 

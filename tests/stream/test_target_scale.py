@@ -101,9 +101,9 @@ def test_arrays_of_versions_without_a_log_scale() -> None:
     ("facts", "text"),
     [
         ({"unit": [326.04], "error_ratio": 0.88},
-         "log scale (unit 326): held-out squared error 12% lower"),
+         "log scale (unit 326): squared error of left-out rows, the largest capped, 12% lower"),
         ({"unit": [0.5], "error_ratio": 1.04},
-         "log scale (unit 0.5): held-out squared error 4% higher"),
+         "log scale (unit 0.5): squared error of left-out rows, the largest capped, 4% higher"),
         ({"unit": [0.5], "error_ratio": 1.001}, "log scale (unit 0.5)"),
         ({"unit": [1.0, 2.0, 3.0, 4.0]}, "log scale (units 1, 2, 3, ...)"),
     ],

@@ -305,7 +305,7 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "log scale (unit " in said("info", run)
     said("report", run, "--out", tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "held-out squared error" in page
+    assert "squared error of left-out rows" in page
     said("predict", run, tmp_path / "new.csv", tmp_path / "out.csv")
     values = pd.read_csv(tmp_path / "out.csv").iloc[:, -1].to_numpy()
     np.testing.assert_allclose(values, sk.load(run).predict(fresh), rtol=1e-2)
