@@ -115,7 +115,7 @@ def _loader(source: Any) -> Any:
 
 def _plan(source: Any) -> dict[str, float]:
     from streamkern.stream.order import EpochPlan
-    from streamkern.stream.sources.base import unit_sizes
+    from streamkern.stream.sources.unit_edges import unit_sizes
 
     began = time.perf_counter()
     loader = _loader(source)

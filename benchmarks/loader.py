@@ -50,17 +50,20 @@ def _measure(repeats: int, url: Path, X: np.ndarray) -> list[Figure]:
     with ExitStack() as stack:
         backend = stack.enter_context(get_backend("cpu", threads=THREADS))
         pool = stack.enter_context(ThreadPoolExecutor(THREADS))
-        plain, noisy = (
-            stack.enter_context(_Epochs(url, backend, transforms))
-            for transforms in ((), (sk.GaussianNoise(NOISE),))
-        )
+        plain, noisy, kept = (
+            stack.enter_context(_Epochs(url, backend, transforms, keep_bytes))
+            for transforms, keep_bytes in (
+                ((), 0), ((sk.GaussianNoise(NOISE),), 0), ((), 2 * X.nbytes + 32 * len(X)),
+            )
+        )  # fmt: skip
         plain.check(X, 0.0)
+        kept.check(X, 0.0)
         noisy.check(X, NOISE)
         files = _Files(url, pool)
         decoded = _Decoded(url, pool)
         taken = in_turns(
-            {"raw": files, "decoded": decoded, "loader": plain.load, "feed": plain,
-             "noise": noisy}, repeats,
+            {"raw": files, "decoded": decoded, "loader": plain.load, "kept": kept.load,
+             "feed": plain, "noise": noisy}, repeats,
         )  # fmt: skip
     return _figures(name, taken, files.n_bytes, X)
 
@@ -76,12 +79,14 @@ def _figures(
             ("raw", "files, read whole", raw_bytes),
             ("decoded", "store, chunk by chunk", X.nbytes),
             ("loader", "Loader, shuffled", X.nbytes),
+            ("kept", "Loader, shuffled, of a store that is kept decoded", X.nbytes),
         )
     ]
     return found + [
         figure(name, variant, "us/sample", [t / len(X) * 1e6 for t in taken[key]], floor=floor)
         for key, variant in (
             ("loader", "Loader"),
+            ("kept", "Loader, of a store that is kept decoded"),
             ("feed", "Loader and Feed"),
             ("noise", "Loader and Feed, Gaussian noise"),
         )
@@ -124,9 +129,11 @@ class _Decoded:
 class _Epochs:
     """Epoch after epoch of a store; a call goes through `Feed`, `load` through `Loader` alone."""
 
-    def __init__(self, url: Path, backend: Backend, transforms: tuple) -> None:
+    def __init__(self, url: Path, backend: Backend, transforms: tuple, keep_bytes: int) -> None:
         source = sk.ZarrSource(url, transforms)
-        self.loader = Loader(source, batch_size=BATCH, seed=0, threads=THREADS)
+        self.loader = Loader(
+            source, batch_size=BATCH, seed=0, threads=THREADS, keep_bytes=keep_bytes
+        )
         self.feed = Feed(self.loader, backend, dtype=np.float32, seed=0)
         self.epoch = 0
 

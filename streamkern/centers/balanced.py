@@ -12,10 +12,11 @@ from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.basics.randomness import Stage, words
 from streamkern.centers.selector import CenterSelector
-from streamkern.stream.sources.base import BaseSource, read_labels, unit_edges
+from streamkern.stream.sources.base import BaseSource, read_labels
 from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.sampling import MANY_UNITS
 from streamkern.stream.sources.stores import ZarrSource
+from streamkern.stream.sources.unit_edges import unit_edges
 
 BALANCED_STAGE = 24
 

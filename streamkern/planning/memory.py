@@ -49,6 +49,8 @@ EVALUATED_ROWS = 1024
 """Rows that a model is evaluated on at once, in training and later."""
 HARD_ROWS, HARD_BYTES = 500, 64 << 20
 """Largest number of calibration rows, and of their bytes, that estimate how difficult a row is."""
+KEPT_SHARE = 8
+"""A run keeps its stores decoded if they take up to one part in so many of the memory budget."""
 PANEL = 4096
 """Outputs handled at once where an array of all of them would be the largest of the run."""
 
@@ -351,6 +353,26 @@ def loader_bytes(problem: ProblemShape, sizes: Sizes) -> int:
         held, places = min(block_rows, problem.of_row(block_rows) + unit), 2 * 8 * block_rows
     blocks = 2 * (held * row + places)
     return blocks + sizes.batch_size * row + 2 * reading * problem.read_bytes
+
+
+def keep_stores(buffers: Buffers, problem: ProblemShape, decoded: int, budget_bytes: int) -> int:
+    """Return the bytes of the stores that the loader keeps decoded, and count them; 0 if it keeps
+    none.
+
+    They are kept if rows are read more than once, by replicas or by epochs, and the memory is there
+    in any case. Without that each replica of a base set reads and decodes it anew.
+
+    decoded : bytes of all rows of the stores
+    budget_bytes : of host memory
+    """
+    again = problem.epochs > 1 or problem.n_rows > problem.n_stored
+    apart = problem.staging > 0
+    planned = buffers.total("host" if apart else "train")
+    fits = KEPT_SHARE * decoded <= budget_bytes and planned + decoded <= budget_bytes
+    if not (again and fits and decoded):
+        return 0
+    buffers.add("host" if apart else "train", "rows of the stores, kept decoded", decoded)
+    return decoded
 
 
 def default_budget(available: int) -> int:

@@ -29,7 +29,8 @@ from streamkern.basics.values import to_builtin
 from streamkern.store.row_block import RowBlock
 from streamkern.stream.buffers import WHOLE_SHARE, Buffer, Fill, Share
 from streamkern.stream.order import PLAN_VERSION, EpochPlan
-from streamkern.stream.sources.base import Source, target_bytes, unit_sizes
+from streamkern.stream.sources.base import Source, target_bytes
+from streamkern.stream.sources.unit_edges import unit_sizes
 from streamkern.stream.sources.user import as_source
 from streamkern.stream.unit_readers import ClusterReader, LocalReader, UnitReader, read_patiently
 
@@ -74,6 +75,8 @@ class Loader:
     in_order : keep the order of the source, without shuffling
     repeat : every epoch has the order, the draws and the number of epoch 0
     share : the share of each batch that this rank reads
+    keep_bytes : if the stores of the source have no more decoded bytes, they are kept, once read,
+        for the next replica or epoch; of no use with `client`
     """
 
     def __init__(
@@ -90,6 +93,7 @@ class Loader:
         in_order: bool = False,
         repeat: bool = False,
         share: Share = WHOLE_SHARE,
+        keep_bytes: int = 0,
     ) -> None:
         for name, value in (("block_bytes", block_bytes), ("in_flight_bytes", in_flight_bytes)):
             if value < 1:
@@ -111,7 +115,8 @@ class Loader:
         self.n_batches = self._plan(0).n_batches  # also checks seed and batch_size
         waits = client is not None or source.remote
         self.threads = _n_threads(threads, in_flight_bytes // self._unit_bytes, waits)
-        self._reader: UnitReader = LocalReader(source)
+        keeps = client is None and source.decoded_bytes <= keep_bytes
+        self._reader: UnitReader = LocalReader(source.kept() if keeps else source)
         if client is not None:
             self._reader = ClusterReader(source, client, retry_s)
         self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="streamkern-prefetch")

@@ -43,11 +43,12 @@ from streamkern.store.writer import StoreWriter, is_made_from
 from streamkern.stream.feed import prepare
 from streamkern.stream.loader import Loader
 from streamkern.stream.sources.augmented import AugmentedSource
-from streamkern.stream.sources.base import BaseSource, Source, unit_edges
-from streamkern.stream.sources.mixture import open_stores
+from streamkern.stream.sources.base import BaseSource, Source
+from streamkern.stream.sources.mixture import open_stores, stored_rows
 from streamkern.stream.sources.sampling import by_unit
 from streamkern.stream.sources.stores import stores_of
 from streamkern.stream.sources.transforms import apply_transforms, from_config, integers_stay
+from streamkern.stream.sources.unit_edges import unit_edges
 from streamkern.stream.sources.user import as_source
 
 _TRIED_ROWS = 8
@@ -143,6 +144,7 @@ def materialise(
         in_flight_bytes=min(64 << 20, memory // 12),
         threads=threads,
         in_order=not shuffle,
+        keep_bytes=memory // 8 if source.n_rows > stored_rows(source).n_rows else 0,
     )
     # Once for all of the pool: limits set and reset by each thread would outlive the threads.
     with loader, maker.backend.single_threaded_blas():

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamkern.planning.memory import Buffers, default_budget, loader_bytes
+from streamkern.planning.memory import Buffers, default_budget, keep_stores, loader_bytes
 from streamkern.planning.problem import ProblemShape
 from tests.plans import PLAIN, planned, problems, solver_settings
 
@@ -65,3 +65,22 @@ def test_buffers_add_up() -> None:
     assert buffers.phases == ["first", "second"]
     assert (buffers.total("first"), buffers.total("second"), buffers.peak) == (900, 901, 901)
     assert default_budget(1000) == 800
+
+
+def test_stores_that_are_read_again_are_kept_if_they_fit() -> None:
+    """Within an eighth of the budget, and within the rest of it; on the host beside a device."""
+    once = replace(PLAIN, epochs=1, n_stored=PLAIN.n_rows)
+    copies, epochs = replace(once, n_stored=PLAIN.n_rows // 2), replace(once, epochs=2)
+
+    def kept(problem: ProblemShape, planned_bytes: int, budget: int, decoded: int = 100) -> int:
+        buffers, phase = Buffers(), "host" if problem.staging else "train"
+        buffers.add(phase, "others", planned_bytes)
+        found = keep_stores(buffers, problem, decoded, budget)
+        assert buffers.total(phase) == planned_bytes + found
+        return found
+
+    assert kept(copies, 0, 800) == kept(epochs, 700, 800) == 100
+    assert kept(replace(epochs, staging=3), 700, 800) == 100
+    for problem, planned_bytes, budget in ((once, 0, 800), (copies, 0, 799), (epochs, 701, 800)):
+        assert kept(problem, planned_bytes, budget) == 0
+    assert kept(copies, 0, 800, decoded=0) == 0

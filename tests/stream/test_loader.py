@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 import threading
 import time
 import tracemalloc
@@ -20,16 +21,19 @@ from streamkern.basics.errors import (
     DataError,
     RunError,
     StorageError,
+    StreamkernError,
 )
+from streamkern.ingest.ingest import ingest
 from streamkern.store.row_block import RowBlock
 from streamkern.stream import unit_readers
 from streamkern.stream.loader import Loader
 from streamkern.stream.order import EpochPlan
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
-from streamkern.stream.sources.base import BaseSource, Source, unit_sizes
+from streamkern.stream.sources.base import BaseSource, Source
 from streamkern.stream.sources.stores import ZarrSource
-from streamkern.stream.sources.transforms import RandomCrop, RandomFlip
+from streamkern.stream.sources.transforms import RandomCrop, RandomFlip, host_transform
+from streamkern.stream.sources.unit_edges import unit_sizes
 from streamkern.stream.sources.user import GeneratorSource
 from tests.streams import assert_same, kept
 
@@ -429,3 +433,50 @@ def test_a_start_outside_the_epoch_is_refused() -> None:
             with pytest.raises(ConfigError, match=f"batch {start} of epoch {epoch}"):
                 loader.epoch(epoch, start)
         assert list(loader.epochs(3, 3)) == []
+
+
+# ------------------------------------------------------------------------ stores kept decoded
+
+
+@pytest.mark.parametrize("copies", [1, 3, 40])
+def test_a_kept_store_gives_the_same_batches_and_is_read_once(tmp_path: Path, copies: int) -> None:
+    """The second epoch comes when the chunks are gone."""
+    rng = np.random.default_rng(3)
+    rows = rng.integers(0, 256, (600, 6, 6, 2), dtype=np.uint8)
+    ingest(rows, tmp_path / "a.zarr", y=np.arange(600) % 3, chunk_mb=0.01, shuffle=False)
+    changes = [RandomCrop(1), RandomFlip()]
+
+    def batches(keep_bytes: int, *, lose_chunks: bool = False) -> list[RowBlock]:
+        base = ZarrSource(tmp_path / "a.zarr")
+        source = AugmentedSource(base, copies, changes)
+        with Loader(source, batch_size=64, seed=1, threads=3, keep_bytes=keep_bytes) as loader:
+            found = kept(loader.epoch(0))
+            if lose_chunks:
+                shutil.rmtree(tmp_path / "a.zarr" / "X" / "c")
+            return found + kept(loader.epoch(1))
+
+    decoded = 600 * (72 + 8)
+    assert AugmentedSource(ZarrSource(tmp_path / "a.zarr"), 3).decoded_bytes == decoded
+    plain = batches(0)
+    assert_same(batches(decoded - 1), plain)
+    assert_same(batches(decoded, lose_chunks=True), plain)
+    with pytest.raises(StreamkernError, match=r"chunk|missing|gone"):
+        batches(0)
+
+
+def test_nothing_can_change_the_rows_that_are_kept(tmp_path: Path) -> None:
+    """A transform that writes to its argument would change all later replicas."""
+
+    @host_transform
+    def shift(X: np.ndarray, Y: np.ndarray, rng: object) -> tuple[np.ndarray, np.ndarray]:
+        X += 1
+        return X, Y
+
+    ingest(X, tmp_path / "a.zarr", y=Y)
+    with (
+        Loader(
+            ZarrSource(tmp_path / "a.zarr", [shift]), batch_size=10, seed=0, keep_bytes=1 << 20
+        ) as loader,
+        pytest.raises(DataError, match=r'transform ".*shift" failed in epoch 0: .*read-only'),
+    ):
+        list(loader.epoch(0))

@@ -26,7 +26,7 @@ from streamkern.stream.materialise import augment_store, materialise
 from streamkern.stream.order import EpochPlan
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
-from streamkern.stream.sources.base import Source, unit_sizes
+from streamkern.stream.sources.base import Source
 from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import (
@@ -39,6 +39,7 @@ from streamkern.stream.sources.transforms import (
     host_transform,
     keeps_integers,
 )
+from streamkern.stream.sources.unit_edges import unit_sizes
 from tests.faults import flip_bit, tree
 from tests.images import CHUNK_MB, IMAGES, LABELS, NOISY, N, augmented, base
 from tests.lives import Stop

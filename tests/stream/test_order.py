@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from streamkern.basics.errors import ConfigError
 from streamkern.stream.order import PLAN_VERSION, EpochPlan
-from streamkern.stream.sources.base import unit_sizes
+from streamkern.stream.sources.unit_edges import unit_sizes
 from tests.strategies import plans
 from tests.streams import epoch_rows
 

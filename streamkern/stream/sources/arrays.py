@@ -20,9 +20,10 @@ from streamkern.store.layout import X_DTYPES
 from streamkern.store.row_block import check_finite
 from streamkern.store.sample_weights import add_totals, as_weights
 from streamkern.store.statistics import ColumnMoments, RunningStatistics
-from streamkern.stream.sources.base import UNIT_BYTES, BaseSource, check_dtype, regular_edges
+from streamkern.stream.sources.base import UNIT_BYTES, BaseSource, check_dtype
 from streamkern.stream.sources.repeated_rows import row_hashes
 from streamkern.stream.sources.transforms import Moments, Transform, bind_transforms
+from streamkern.stream.sources.unit_edges import regular_edges
 
 MAX_LABELS = 10_000  # more different labels are taken for a mistake
 

@@ -7,7 +7,7 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from streamkern.basics.errors import ConfigError, DataError
+from streamkern.basics.errors import DataError
 from streamkern.basics.machine import ordered_map
 from streamkern.basics.randomness import Stage
 from streamkern.basics.warning import warn
@@ -161,11 +161,23 @@ class BaseSource(ABC):
 
     def until(self, stopped: threading.Event) -> BaseSource:
         """Return the same source, whose stores give up their requests once `stopped` is set."""
-        parts = tuple(part.until(stopped) for part in self.parts)
+        return self._of_parts([part.until(stopped) for part in self.parts])
+
+    @property
+    def decoded_bytes(self) -> int:
+        """Bytes of the rows that `kept` would keep."""
+        return sum(part.decoded_bytes for part in self.parts)
+
+    def kept(self) -> BaseSource:
+        """Return the same source, whose stores keep their rows, decoded, once they were read."""
+        return self._of_parts([part.kept() for part in self.parts])
+
+    def _of_parts(self, parts: Sequence[BaseSource]) -> BaseSource:
+        """Return the same source made from `parts`, which are its own parts in another state."""
         if all(a is b for a, b in zip(parts, self.parts, strict=True)):
             return self
         again = copy.copy(self)
-        again.parts = parts
+        again.parts = tuple(parts)
         return again
 
     def unit_bounds(self, u: int) -> tuple[int, int]:
@@ -330,36 +342,13 @@ def prefetched(source: BaseSource, calls: Iterable[Callable[[], _T]]) -> Iterato
         yield from results
 
 
-# ---------------------------------------------------------------------------- edges and checks
-
-
-def regular_edges(n_rows: int, unit_rows: int) -> np.ndarray:
-    return np.append(np.arange(0, n_rows, unit_rows), n_rows)
+# --------------------------------------------------------------------------------------- checks
 
 
 def check_dtype(dtype: np.dtype[Any], name: str) -> None:
     if dtype not in X_DTYPES:
         names = ", ".join(t.name for t in X_DTYPES)
         raise DataError(f"{name} has dtype {dtype}", f"use one of {names}, X.astype(...) converts")
-
-
-def unit_sizes(source: Source | BaseSource) -> np.ndarray:
-    """Return the rows in each unit, (n_units,) int64; units must tile range(n_rows) in order."""
-    bounds = np.array([source.unit_bounds(u) for u in range(source.n_units)], dtype=np.int64)
-    starts, stops = bounds.reshape(-1, 2).T
-    edges = np.concatenate(([0], stops))
-    if not np.array_equal(starts, edges[:-1]) or edges[-1] != source.n_rows:
-        raise ConfigError(
-            f"the {source.n_units} units of the source do not cover its {source.n_rows} rows one "
-            "after the other",
-            "unit_bounds(u) must start where unit_bounds(u - 1) stopped",
-        )
-    return np.asarray(stops - starts)
-
-
-def unit_edges(source: Source | BaseSource) -> np.ndarray:
-    """Return the edges of the units, (n_units + 1,) int64; raises as `unit_sizes`."""
-    return np.asarray(np.concatenate(([0], np.cumsum(unit_sizes(source)))))
 
 
 class DerivedSource(BaseSource):

@@ -37,9 +37,9 @@ from streamkern.stream.sources.base import (
     host_transforms,
     read_labels,
     same_rows,
-    unit_edges,
 )
 from streamkern.stream.sources.mixture import stored_rows
+from streamkern.stream.sources.unit_edges import unit_edges
 from streamkern.stream.sources.user import as_source
 
 # 2^64 over the golden ratio, the step of passes, and over 1.2207, the step of groups.

@@ -20,9 +20,10 @@ from streamkern.store.row_block import concatenated
 from streamkern.store.statistics import ColumnMoments
 from streamkern.stream.sources.alignment import in_columns
 from streamkern.stream.sources.augmented import without_copies
-from streamkern.stream.sources.base import BaseSource, Source, unit_sizes
+from streamkern.stream.sources.base import BaseSource, Source
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import Moments, Transform, bind_transforms, transform_name
+from streamkern.stream.sources.unit_edges import unit_sizes
 from streamkern.stream.sources.user import as_source
 
 

@@ -11,7 +11,8 @@ from streamkern.basics.randomness import Stage
 from streamkern.planning.memory import MAX_ORIGINS
 from streamkern.store.row_block import RowBlock
 from streamkern.stream.sources.augmented import without_copies
-from streamkern.stream.sources.base import BaseSource, empty_rows, read_units, unit_edges
+from streamkern.stream.sources.base import BaseSource, empty_rows, read_units
+from streamkern.stream.sources.unit_edges import unit_edges
 
 MANY_UNITS = 256
 """Units to draw rows from that must represent a whole store, which may be sorted by label."""

@@ -30,11 +30,12 @@ from streamkern.store.sample_weights import add_totals
 from streamkern.store.statistics import ColumnMoments
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
-from streamkern.stream.sources.base import BaseSource, DerivedSource, prefetched, unit_edges
+from streamkern.stream.sources.base import BaseSource, DerivedSource, prefetched
 from streamkern.stream.sources.class_sampling import BalancedSource
 from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.repeated_rows import NONE, Draw, DuplicateMoves, moved_together
 from streamkern.stream.sources.sampling import MANY_UNITS
+from streamkern.stream.sources.unit_edges import unit_edges
 from streamkern.stream.sources.user import GeneratorSource, UserSource
 
 

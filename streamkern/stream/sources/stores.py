@@ -14,8 +14,9 @@ from streamkern.filesystem.cache import Cache
 from streamkern.filesystem.urls import local_path
 from streamkern.store.statistics import ColumnMoments
 from streamkern.store.store import Store, open_store
-from streamkern.stream.sources.base import BaseSource, prefetched, regular_edges
+from streamkern.stream.sources.base import BaseSource, prefetched, target_bytes
 from streamkern.stream.sources.transforms import Moments, Transform, bind_transforms
+from streamkern.stream.sources.unit_edges import regular_edges
 
 # Foreign stores may have tiny chunks: they are grouped up to this size, one task for several.
 SMALL_CHUNK_BYTES = 1 << 20
@@ -68,12 +69,22 @@ class ZarrSource(BaseSource):
         self.hides_copies = spec.n_origins > 0 or spec.hides_copies
         self._grouped = max(1, SMALL_CHUNK_BYTES // (spec.chunk_rows * self.widest_bytes))
         self._edges = regular_edges(self.n_rows, spec.chunk_rows * self._grouped)
+        self._kept: dict[int, tuple[np.ndarray, ...]] | None = None
         self.host_transforms, self.feed_transforms = bind_transforms(transforms, self)
 
     def until(self, stopped: threading.Event) -> ZarrSource:
         again = copy.copy(self)
         again.store = self.store.until(stopped)
         return again if self.remote else self
+
+    @property
+    def decoded_bytes(self) -> int:
+        return self.n_rows * (self.row_bytes + target_bytes(self))
+
+    def kept(self) -> ZarrSource:
+        again = copy.copy(self)
+        again._kept = {}
+        return again
 
     @property
     def fingerprint(self) -> str:
@@ -94,6 +105,17 @@ class ZarrSource(BaseSource):
         return range(first, min(first + self._grouped, self.store.n_chunks))
 
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
+        if self._kept is None:
+            return self._decoded(u)
+        rows = self._kept.get(u)
+        if rows is None:  # two threads may both read it
+            rows = self._decoded(u)
+            for array in rows:  # which every replica and every epoch will see
+                array.flags.writeable = False
+            self._kept[u] = rows
+        return rows
+
+    def _decoded(self, u: int) -> tuple[np.ndarray, ...]:
         read = [self.store.read_weighted_chunk(i) for i in self._chunks(u)]
         parts = zip(*([a for a in chunk if a is not None] for chunk in read), strict=True)
         return tuple(np.concatenate(part) if len(part) > 1 else part[0] for part in parts)

@@ -24,10 +24,9 @@ from streamkern.stream.sources.base import (
     check_dtype,
     check_promise,
     empty_rows,
-    regular_edges,
-    unit_edges,
 )
 from streamkern.stream.sources.transforms import Moments, Transform, bind_transforms
+from streamkern.stream.sources.unit_edges import regular_edges, unit_edges
 
 
 def is_source(given: Any) -> bool:

@@ -264,6 +264,7 @@ class StepLoop:
                 client=client,
                 repeat=self.run.method.same_rows,
                 share=Share(self.share.grid.row, self.share.grid.rows),
+                keep_bytes=self.run.kept_bytes,
             ) as loader,
             Feed(
                 loader,

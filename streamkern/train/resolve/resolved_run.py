@@ -18,6 +18,7 @@ from streamkern.backend.base import Backend
 from streamkern.backend.devices import get_backend
 from streamkern.backend.rank_grid import check_columns
 from streamkern.basics.errors import ConfigError, MemoryBudgetError
+from streamkern.basics.machine import available_memory
 from streamkern.basics.message import mention
 from streamkern.centers.selectors import SELECTORS
 from streamkern.config.run_config import RunConfig
@@ -31,7 +32,7 @@ from streamkern.losses.log_link import LogLink
 from streamkern.losses.log_loss import LogLoss
 from streamkern.losses.losses import SQUARES, loss_of
 from streamkern.planning.effort_levels import EFFORT_LEVELS
-from streamkern.planning.memory import Buffers, default_budget
+from streamkern.planning.memory import Buffers, default_budget, keep_stores
 from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import Sizes
 from streamkern.solver.method import Method
@@ -39,9 +40,10 @@ from streamkern.solver.methods import find, resolve
 from streamkern.solver.precondition.noise import NOISE_ROWS
 from streamkern.stream.feed import CheckTargets, transform_dtype
 from streamkern.stream.loader import MAX_THREADS
-from streamkern.stream.sources.base import read_ahead, target_bytes, unit_sizes
+from streamkern.stream.sources.base import read_ahead, target_bytes
 from streamkern.stream.sources.mixture import stored_rows
 from streamkern.stream.sources.split import rows_read
+from streamkern.stream.sources.unit_edges import unit_sizes
 from streamkern.train.resolve.calibration_split import NO_ROOM_APART, check_calibrate
 from streamkern.train.resolve.check_loss import (
     check_log_link,
@@ -81,6 +83,7 @@ class ResolvedRun:
     metric : metric that is given to the kernel in addition to its name
     metric_mode : the metric that is learned, if any, and why. reason : why this method was chosen
     sizes_reason : why these sizes were chosen, or None if there is nothing to report
+    kept_bytes : bytes of the stores that the loader keeps decoded, see `keep_stores`
     """
 
     config: RunConfig
@@ -98,6 +101,7 @@ class ResolvedRun:
     grid: Grid | None
     metric_mode: MetricMode
     metric: npt.NDArray[np.float64] | None = None
+    kept_bytes: int = 0
 
     @property
     def loss(self) -> Loss | None:
@@ -245,12 +249,18 @@ def _with_centers(
         else:
             chosen, why = _as_started(problem, config.solver, fixed_sizes), None
         _check_centers(config, origin, data, chosen[0])
+        here = not on_cluster and config.data.dask is None
+        host = budget_bytes
+        if backend.name != "cpu":
+            host = default_budget(available_memory()) // _neighbours(config, given)
+        decoded = data.source.decoded_bytes if here else 0
+        kept = keep_stores(chosen[2], problem, decoded, host)
     except BaseException:
         backend.close()
         raise
     return ResolvedRun(
         config, given, data, problem, *chosen, why, budget_bytes, backend, *precision, choice,
-        metric,
+        metric, kept,
     )  # fmt: skip
 
 

@@ -20,8 +20,9 @@ from streamkern import (
     KernelClassifier,
     MixtureSource,
 )
-from streamkern.stream.sources.base import BaseSource, unit_sizes
+from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.split import split_rows
+from streamkern.stream.sources.unit_edges import unit_sizes
 
 NAMES = ("a", "b", "c", "d")
 

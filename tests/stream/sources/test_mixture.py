@@ -20,10 +20,11 @@ from streamkern.ingest.ingest import ingest
 from streamkern.stream.loader import Loader
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
-from streamkern.stream.sources.base import Source, unit_sizes
+from streamkern.stream.sources.base import Source
 from streamkern.stream.sources.mixture import MixtureSource, open_stores, stored_rows
 from streamkern.stream.sources.sampling import sample_rows
 from streamkern.stream.sources.transforms import GaussianNoise, Scale
+from streamkern.stream.sources.unit_edges import unit_sizes
 from streamkern.stream.sources.user import GeneratorSource
 from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.resolve.training_data import open_data

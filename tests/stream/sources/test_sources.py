@@ -19,11 +19,12 @@ from streamkern.estimator.estimators import KernelRegressor
 from streamkern.stream.sources import arrays, augmented, stores
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
-from streamkern.stream.sources.base import Source, unit_sizes
+from streamkern.stream.sources.base import Source
 from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.sampling import sample_rows
 from streamkern.stream.sources.stores import ZarrSource, stores_of
 from streamkern.stream.sources.transforms import GaussianNoise, RandomCrop, RandomFlip, Scale
+from streamkern.stream.sources.unit_edges import unit_sizes
 from streamkern.stream.sources.user import GeneratorSource
 from tests.streams import everything
 

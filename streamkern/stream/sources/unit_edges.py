@@ -1,0 +1,32 @@
+"""First rows of the units of a source."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from streamkern.basics.errors import ConfigError
+from streamkern.stream.sources.base import BaseSource, Source
+
+
+def regular_edges(n_rows: int, unit_rows: int) -> np.ndarray:
+    """Return the edges of units of `unit_rows` rows, of which the last may be smaller."""
+    return np.append(np.arange(0, n_rows, unit_rows), n_rows)
+
+
+def unit_sizes(source: Source | BaseSource) -> np.ndarray:
+    """Return the rows in each unit, (n_units,) int64; units must tile range(n_rows) in order."""
+    bounds = np.array([source.unit_bounds(u) for u in range(source.n_units)], dtype=np.int64)
+    starts, stops = bounds.reshape(-1, 2).T
+    edges = np.concatenate(([0], stops))
+    if not np.array_equal(starts, edges[:-1]) or edges[-1] != source.n_rows:
+        raise ConfigError(
+            f"the {source.n_units} units of the source do not cover its {source.n_rows} rows one "
+            "after the other",
+            "unit_bounds(u) must start where unit_bounds(u - 1) stopped",
+        )
+    return np.asarray(stops - starts)
+
+
+def unit_edges(source: Source | BaseSource) -> np.ndarray:
+    """Return the edges of the units, (n_units + 1,) int64; raises as `unit_sizes`."""
+    return np.asarray(np.concatenate(([0], np.cumsum(unit_sizes(source)))))
