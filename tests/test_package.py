@@ -37,7 +37,7 @@ ROOMS = [
     ["train.placement", "train.restart"],
     ["train.resolve"],
     ["train.model", "train.setup"],
-    ["train.loop"],
+    ["train.loop", "train.export"],
     ["train"],
     ["tuning"],
     ["estimator"],

@@ -32,6 +32,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
         "streamkern predict runs/first test.npz predictions.csv",
         "streamkern predict runs/first houses.csv predictions.parquet --y price",
     ),
+    "export": ("streamkern export runs/first model.onnx",),
     "info": ("streamkern info train.zarr", "streamkern info runs/first --explain"),
     "runs": ("streamkern runs runs",),
     "report": ("streamkern report runs/first runs/second --out report.html",),

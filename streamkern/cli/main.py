@@ -32,6 +32,7 @@ _load, _, _NAMES = lazy_loader.attach(  # all commands at once would take a seco
     "streamkern.cli",
     submod_attrs={
         "data": ["append_command", "augment_command", "bench_read_command", "ingest_command"],
+        "export": ["export_command"],
         "info": ["info_command"],
         "model": ["evaluate_command", "predict_command"],
         "report": ["report_command"],
@@ -51,6 +52,7 @@ COMMANDS = {  # in the order of `--help`, with their texts there
     "train": "Train, or go on with, the run of a run file.",
     "evaluate": "Evaluate a trained model on stores or files.",
     "predict": "Write what a model predicts for every row.",
+    "export": "Write a trained model to an ONNX file.",
     "info": "Describe a store, finished or not, or the state of a run.",
     "runs": "List the runs in a folder.",
     "report": "Write runs to a page: curves, plan and measured, settings, time line.",

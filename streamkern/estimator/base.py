@@ -1,4 +1,4 @@
-"""Fitting and saving, common to both estimators.
+"""Fitting, common to both estimators.
 
 `fit` and `partial_fit` work on a snapshot of the estimator and return one record of all their
 results (`fitted.py`), which the estimator takes in one assignment: after an error or an interrupt
@@ -12,7 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Mapping, MutableMapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -27,8 +27,8 @@ from streamkern.estimator.fitted import FittedModel, Schema, found_scaling
 from streamkern.estimator.importances import FeatureImportances
 from streamkern.estimator.labels import Labels, checked_labels, is_indicator, shape_of
 from streamkern.estimator.mistakes import hide_traceback
-from streamkern.estimator.parameter_values import transform_tables
-from streamkern.estimator.parameters import Parameters, own_names
+from streamkern.estimator.parameters import own_names
+from streamkern.estimator.saving import Saving
 from streamkern.ingest.frames import is_frame
 from streamkern.ingest.numeric import numbers_of
 from streamkern.ingest.tables.encoder import column_notes
@@ -42,14 +42,14 @@ from streamkern.train.loop.callbacks import check_callbacks
 from streamkern.train.online import Online, SavedRun
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.resolve.training_data import check_same_rows
-from streamkern.train.saved_model import load_result, save_model, without_solver
+from streamkern.train.saved_model import load_result
 from streamkern.train.train import Result, train
 
 _TURNS: MutableMapping[KernelEstimator, threading.RLock] = weakref.WeakKeyDictionary()
 """Locks by which calls of `partial_fit` on one estimator wait for each other: no block is lost."""
 
 
-class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # type: ignore[misc]
+class KernelEstimator(CallbackSupport, FeatureImportances, Saving, BaseEstimator):  # type: ignore[misc]
     """Base class of both estimators; `docstrings` documents the parameters."""
 
     def __sklearn_tags__(self) -> Any:
@@ -204,12 +204,6 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
         with contextlib.closing(result.model.backend):
             return FittedModel.of_result(result, schema, notes=notes, **others)
 
-    def _facts(self, schema: Schema) -> dict[str, Any]:
-        """Return the facts that a run keeps of this estimator; see `facts`."""
-        tables, not_kept = transform_tables(self.transforms)
-        defaults = [f.name for f in fields(Parameters) if getattr(self, f.name) is f.default]
-        return schema.facts() | {"transforms": tables, "not_kept": not_kept, "defaults": defaults}
-
     def _execution(self) -> dict[str, Any]:
         """Return the settings of execution, which may change when a run is resumed."""
         config = self._config(1 if self.epochs == "auto" else self.epochs)
@@ -336,58 +330,6 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
     @staticmethod
     def _transformed(source: BaseSource, transforms: list[Any]) -> BaseSource:
         return AugmentedSource(source, 1, transforms) if transforms else source
-
-    @hide_traceback
-    def save(
-        self, place: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None
-    ) -> None:
-        """Write the fitted model to a new directory, from which `streamkern.load` restores it.
-
-        It is laid out like a run directory, so that `streamkern predict`, `evaluate` and `info`
-        read it as well, and holds no code. After `partial_fit` it includes the state of the solver,
-        so that training can continue; after `fit` it does not: use `run_dir` for a run that can be
-        resumed. The state of a loaded model stays where it was loaded from.
-
-        Parameters
-        ----------
-        place : path or URL of a directory in which nothing else was trained or saved.
-        storage_options : for a remote place, as fsspec takes them.
-
-        Raises
-        ------
-        ConfigError
-            The model has a function or a kernel of the user's, which are not kept on disk.
-        RunError
-            The place holds another model or run, or files of another program under the same names.
-        """
-        now = self._snapshot()
-        with own_names():
-            now._save(now._state, place, storage_options)
-
-    def _save(self, fitted: FittedModel, place: Any, storage_options: Any) -> None:
-        fit = fitted.attributes
-        report = fit["report_"]
-        of_data = ("test_", "validation_")
-        metrics = {name: report[name] for name in report if name.startswith(of_data)}
-        facts = fitted.meta.get("facts", {}) | self._facts(fitted.schema)
-        online = None if fitted.online is None else fitted.online[0]
-        if isinstance(online, Online) and online.setup is not None and online.kept is not None:
-            setup, (arrays, meta) = online.setup, online.kept
-            # No command resumes it: it has no data.
-            state = arrays, meta | {"position": meta["position"] | {"done": True}}
-        else:
-            with self._model() as model:
-                setup, state = without_solver(
-                    model, fitted.centers, fitted.order, fitted.meta, epochs=fit["n_iter_"],
-                    samples=report["samples"], ridge=report.get("ridge", 0.0),
-                    ridges=report.get("ridges"),
-                )  # fmt: skip
-        setup = setup[0], setup[1] | {"facts": facts}
-        save_model(
-            place, storage_options, setup, state, settings=fitted.settings, metrics=metrics,
-            history=fit["history_"], losses=fit["loss_curve_"], ended=report.get("ended"),
-            validation_scores=fit["validation_scores_"] or (),
-        )  # fmt: skip
 
 
 def check_outputs(source: BaseSource, expected: int) -> None:

@@ -1,0 +1,42 @@
+"""The command `export_command`: a trained model as an ONNX file."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from streamkern.basics.errors import ConfigError
+from streamkern.cli.model import ModelOf
+from streamkern.cli.options import StorageOption, options_for, parse_options
+from streamkern.train.export.onnx_model import ModelAnswers, write_onnx
+from streamkern.train.saved_model import load_result
+
+ENDING = ".onnx"
+
+
+def export_command(
+    run_dir: ModelOf,
+    out: Annotated[
+        str, typer.Argument(metavar="OUT", help="The .onnx file; missing folders are made.")
+    ],
+    double: Annotated[
+        bool, typer.Option("--double", help="Compute, take and give float64 in place of float32.")
+    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an older file.")] = False,
+    storage_option: StorageOption = None,
+) -> None:
+    """Write a trained model to an ONNX file, for programs without streamkern.
+
+    It holds everything from a row to the answer: encoder, scaling, kernel, weights, probabilities.
+    """
+    if not out.endswith(ENDING):
+        raise ConfigError(f"OUT {out!r} does not end in {ENDING}", f"write {out}{ENDING}")
+    options = options_for(parse_options(storage_option), run_dir)
+    run, result = load_result(run_dir, options)
+    with result.model.backend:
+        write_onnx(
+            result.model, result.Z, ModelAnswers.of_run(result.model, run.facts), out,
+            dtype="float64" if double else "float32", overwrite=overwrite,
+        )  # fmt: skip
+    typer.echo(f"the model is in {out}")

@@ -1,0 +1,1 @@
+"""Models in other formats: ONNX, for programs without streamkern."""

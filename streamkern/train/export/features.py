@@ -1,0 +1,161 @@
+"""The part of an exported model before the kernel: inputs, a table's encoder, and the scaling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from streamkern.basics.errors import ConfigError
+from streamkern.ingest.tables.columns import (
+    CYCLES,
+    ColumnCode,
+    Date,
+    KnownWords,
+    Number,
+    OneHot,
+    TargetMeans,
+)
+from streamkern.ingest.tables.encoder import Encoder
+from streamkern.stream.sources.quantile_scores import QuantileScores
+from streamkern.stream.sources.transforms import Scale, Transform, transform_name
+from streamkern.train.export.traced import Graph, Traced
+
+ROWS = "X"
+"""Name of the input of a model of plain numbers."""
+
+
+def plain_rows(graph: Graph, row_shape: tuple[int, ...], dtype: np.dtype[Any]) -> Traced:
+    """Return the rows of a model of numbers as an input, flat: (n, d)."""
+    rows = graph.input(ROWS, dtype, row_shape)
+    return rows if len(row_shape) == 1 else rows.reshape(-1, math.prod(row_shape))
+
+
+def table_rows(graph: Graph, encoder: Encoder) -> Traced:
+    """Return the encoded rows (n, d) float32 of a table, whose columns are the inputs, (n, 1).
+
+    Numbers are float64, NaN if missing, and dates are float64 days since 1970. Words are text; a
+    text that marks a missing cell in files does so here, and so does the empty one.
+
+    Raises ConfigError for a column of hashed words.
+    """
+    parts = []
+    for code in encoder.codes:
+        encode = _CODES.get(type(code))
+        if encode is None:
+            raise ConfigError(
+                f"column {code.name!r} has {code.kind} words, which have no operator in ONNX",
+                "leave the column out of the training, or keep its words: give fewer of them",
+            )
+        parts += encode(graph, code, encoder)
+    whole = graph.node("Concat", *parts, axis=1) if len(parts) > 1 else parts[0]
+    return whole.astype(np.float32)
+
+
+def _missing_number(code: ColumnCode, missing: Traced) -> list[Traced]:
+    return [missing.astype(np.float64)] if code.n_missing else []
+
+
+def _number(graph: Graph, code: Number, encoder: Encoder) -> list[Traced]:
+    values = graph.input(code.name, np.float64, (1,))
+    missing = graph.node("IsNaN", values, dtype=np.bool_)
+    scaled = (values - code.mean) / code.std
+    filled = graph.node("Where", missing, graph.constant(0, np.float64), scaled, dtype=np.float64)
+    return [filled, *_missing_number(code, missing)]
+
+
+def _date(graph: Graph, code: Date, encoder: Encoder) -> list[Traced]:
+    days = graph.input(code.name, np.float64, (1,))
+    missing = graph.node("IsNaN", days, dtype=np.bool_)
+    nothing = graph.constant(0, np.float64)
+    parts = [(days - code.mean) / code.std]
+    for cycle in code.cycles:
+        # Within one turn first: the sine of a large angle loses digits.
+        turns = days / CYCLES[cycle]
+        turn = (turns - graph.node("Floor", turns)) * (2 * math.pi)
+        parts += [_sine(graph, turn), _sine(graph, turn + math.pi / 2)]
+    filled = [graph.node("Where", missing, nothing, part, dtype=np.float64) for part in parts]
+    return [*filled, *_missing_number(code, missing)]
+
+
+def _sine(graph: Graph, turn: Traced) -> Traced:
+    # onnxruntime has it in float32 only for some of its versions; float32 is what features are.
+    return graph.node("Sin", turn.astype(np.float32)).astype(np.float64)
+
+
+def _places(graph: Graph, code: KnownWords, encoder: Encoder, unknown: int) -> Traced:
+    """Return the place of each word, (n, 1): 0 if it is missing, `unknown` if it is not known."""
+    words = graph.input(code.name, np.str_, (1,))
+    places = dict.fromkeys(["", *encoder.missing], 0)
+    places |= {word: 1 + k for k, word in enumerate(code.known)}
+    return graph.node(
+        "LabelEncoder", words, dtype=np.int64, domain="ai.onnx.ml", keys_strings=list(places),
+        values_int64s=list(places.values()), default_int64=unknown,
+    )  # fmt: skip
+
+
+def _one_hot(graph: Graph, code: OneHot, encoder: Encoder) -> list[Traced]:
+    places = _places(graph, code, encoder, -1)
+    numbers = graph.constant([np.arange(1, 1 + len(code.known))], np.int64)
+    hot = places.equals(numbers).astype(np.float64)
+    return [hot, *_missing_number(code, places.equals(0))]
+
+
+def _target_means(graph: Graph, code: TargetMeans, encoder: Encoder) -> list[Traced]:
+    places = _places(graph, code, encoder, len(code.known) + 1)
+    table = code.standardised(np.array([code.missing, *code.means, code.unknown]))
+    found = graph.node("Gather", graph.constant(table, np.float64), places.reshape(-1), axis=0)
+    return [found, *_missing_number(code, places.equals(0))]
+
+
+_CODES: dict[type[ColumnCode], Callable[..., list[Traced]]] = {
+    Number: _number, Date: _date, OneHot: _one_hot, TargetMeans: _target_means,
+}  # fmt: skip
+
+
+def scaled(graph: Graph, X: Traced, transforms: Sequence[Transform], d: int) -> Traced:
+    """Return rows (n, d) after the transforms of a model, which are computed in float64.
+
+    Raises ConfigError for a transform of the user's own.
+    """
+    for transform in transforms:
+        if not isinstance(transform, Scale):
+            raise ConfigError(
+                f"transform {transform_name(transform)!r} is a function of the user, which is not "
+                "exported",
+                "apply it to the rows before training, or export a model without it",
+            )
+        if transform.mode == "none":
+            continue
+        mean, scale = (np.ravel(np.asarray(a)) for a in (transform.mean, transform.scale))
+        X = (X.astype(np.float64) - mean) / scale
+        if transform.scores is not None:
+            X = graph.node("Concat", X, *_scores(graph, X, transform.scores), axis=1)
+    return X
+
+
+def _scores(graph: Graph, X: Traced, scores: QuantileScores) -> list[Traced]:
+    return [
+        interpolated(graph, X.take([column], axis=1), knots, levels)
+        for column, knots, levels in zip(
+            scores.columns.tolist(), scores.values, scores.heights, strict=True
+        )
+    ]
+
+
+def interpolated(graph: Graph, x: Traced, at: Any, height: Any) -> Traced:
+    """Return the piecewise linear function of x (n, 1) through the points, constant outside.
+
+    at, height : (k,), `at` ascending. It is the sum of a ramp for each piece.
+    """
+    at, height = (np.asarray(a, np.float64) for a in (at, height))
+    keep = np.append(True, np.diff(at) > 0)
+    at, height = at[keep], height[keep]
+    if len(at) == 1:
+        return x * 0 + float(height[0])
+    along: Traced = graph.node("Min", graph.node("Max", x - at[None, :-1], 0), np.diff(at)[None])
+    slopes = np.diff(height) / np.diff(at)
+    value: Traced = along @ slopes[:, None] + float(height[0])
+    return value

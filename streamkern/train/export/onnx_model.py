@@ -1,0 +1,222 @@
+"""Write a model as an ONNX file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
+from streamkern.basics.text import size_text
+from streamkern.basics.version import __version__
+from streamkern.filesystem.durable import make_folders, write_aside
+from streamkern.ingest.tables.encoder import Encoder
+from streamkern.kernels.base import Kernel
+from streamkern.predict.probabilities import Isotonic, Softmax
+from streamkern.store.class_labels import labels_of
+from streamkern.train.export.features import interpolated, plain_rows, scaled, table_rows
+from streamkern.train.export.traced import Graph, Traced, TracedModule
+from streamkern.train.model.kernel_model import KernelModel
+
+EXPORT_DTYPES = ("float32", "float64")
+MOST_BYTES = 2_000_000_000
+"""Largest size of a file: protocol buffers hold up to 2 GiB."""
+HALF_SCORE = 0.5
+"""Score above which a row of several labels has one of them."""
+
+
+@dataclass(frozen=True)
+class ModelAnswers:
+    """The form of a model's answers.
+
+    classes : (c,) labels in ascending order; None for values
+    order : (c,) the model's output of each class
+    indicator : whether a row has several labels, one an output, above a half
+    flat : whether predictions of one target are (n,)
+    """
+
+    classes: npt.NDArray[Any] | None = None
+    order: npt.NDArray[np.int64] | None = None
+    indicator: bool = False
+    flat: bool = False
+
+    @classmethod
+    def of_run(cls, model: KernelModel, facts: Mapping[str, Any]) -> ModelAnswers:
+        """Return the form of the answers of a run's model. facts : of its setup"""
+        flat = bool(facts.get("flat", model.n_outputs == 1)) and model.levels is None
+        if facts.get("indicator") is not None:
+            return cls(indicator=True)
+        if model.classes is None:
+            return cls(flat=flat)
+        labels = labels_of(model.classes, facts.get("labels"))
+        order = np.argsort(labels, kind="stable")
+        return cls(labels[order], order)
+
+
+def write_onnx(
+    model: KernelModel, centers: npt.NDArray[Any], answers: ModelAnswers,
+    path: str | os.PathLike[str], *, dtype: str = "float32", overwrite: bool = False,
+) -> None:  # fmt: skip
+    """Write a model to an ONNX file, whole or not at all.
+
+    Parameters
+    ----------
+    centers : (p, d) in the order of the weights, scaled, before the metric
+    dtype : arithmetic of the kernel, "float32" or "float64"
+    overwrite : replace a file at `path`
+
+    Raises
+    ------
+    ConfigError
+        The model has parts that ONNX cannot express, it is above 2 GB, or there is a file.
+    MissingDependencyError
+        onnx is not installed.
+    """
+    place = Path(path)
+    if dtype not in EXPORT_DTYPES:
+        raise ConfigError(f"{mention('dtype', dtype)} is not known", f"use one of {EXPORT_DTYPES}")
+    if place.exists() and not overwrite:
+        remedy = f"give another path, or {mention('overwrite', True)}"
+        raise ConfigError(f"{place} exists already", remedy)
+    made = onnx_model(model, centers, answers, np.dtype(dtype))
+    make_folders(place.parent)
+    write_aside(place, made.SerializeToString(), exclusive=not overwrite)
+
+
+def onnx_model(
+    model: KernelModel, centers: npt.NDArray[Any], answers: ModelAnswers, dtype: np.dtype[Any]
+) -> Any:
+    """Return the ONNX model; see `write_onnx`."""
+    size = (centers.size + len(centers) * model.n_outputs) * dtype.itemsize
+    if size > MOST_BYTES:
+        raise ConfigError(
+            f"the centers and weights take {size_text(size)}, and an ONNX file holds 2 GB",
+            "train with fewer centers",
+        )
+    graph = Graph()
+    if model.encoder is None:
+        X = plain_rows(graph, model.row_shape, dtype)
+    else:
+        X = table_rows(graph, Encoder.from_json(model.encoder, "the model"))
+    X = scaled(graph, X, model.fixed, centers.shape[1])
+    # The features of training had this precision, in which some are compared for equality.
+    X = X.astype(model.op.dtype).astype(dtype)
+    F = _kernel_values(graph, model, X, centers) @ model.backend.to_host(model.weights)
+    _finish(graph, model, F, answers)
+    return graph.model({"streamkern_version": __version__, "kernel": repr(model.op.kernel)})
+
+
+def _kernel_values(
+    graph: Graph, model: KernelModel, X: Traced, centers: npt.NDArray[Any]
+) -> Traced:
+    """Return K(X, Z), (n, p)."""
+    kernel, dtype = model.op.kernel, X.dtype
+    xp = TracedModule(graph, repr(kernel))
+    Z, numbers = kernel.columns(np.asarray(centers, np.float64))
+    unequal = [
+        X.take([j], axis=1).equals(Z[None, :, j]).astype(dtype) * -weight + weight
+        for j, weight in kernel.categorical
+    ]
+    if model.op.origin is not None and kernel.geometry != "inner":
+        X, Z = (A - np.asarray(model.op.origin, np.float64) for A in (X, Z))
+    X, Z = (_in_metric(kernel, A) for A in (X, Z))
+    if model.op.precision == "fast":  # its kernel is that of rounded points
+        X, Z = (A.astype(np.float16).astype(A.dtype) for A in (X, Z))
+    if kernel.geometry == "l1":
+        apart = X.reshape(-1, 1, Z.shape[1]) - Z[None]
+        return _traced(kernel.profile(xp.abs(apart).sum(axis=2), xp))
+    of_x, of_z = (X * X).sum(axis=1, keepdims=True), (Z * Z).sum(axis=1)
+    products = X @ Z.T
+    if kernel.geometry == "inner":
+        of_columns = graph.constant(of_z if numbers is None else numbers, dtype)
+        return _traced(kernel.of_products(products, of_x, of_columns, xp))
+    squares = products * -2.0 + of_x + of_z
+    for term in unequal:
+        squares += term * (1 / kernel.bandwidth**2)
+    return _traced(kernel.profile(xp.maximum(squares, 0), xp))
+
+
+def _traced(values: Any) -> Traced:
+    assert isinstance(values, Traced)
+    return values
+
+
+def _in_metric(kernel: Kernel, A: Any) -> Any:
+    """Return points in units of the bandwidth, and in the metric. A : (n, d), NumPy or traced"""
+    if kernel.metric is None:
+        return A * (1 / kernel.bandwidth)
+    metric = kernel.metric / kernel.bandwidth
+    return A * metric if metric.ndim == 1 else A @ metric
+
+
+def _finish(graph: Graph, model: KernelModel, F: Traced, answers: ModelAnswers) -> None:
+    """Add the outputs of the graph, from those of the kernel model, (n, c)."""
+    dtype, c = F.dtype, model.n_outputs
+    for_classes = answers.classes is not None
+    xp = TracedModule(graph, repr(model.loss))
+    # As in `KernelModel`: values are float64, so that a large mean costs no digits.
+    F = model.targets.outside(xp, F, dtype if for_classes else np.float64)
+    if for_classes:
+        _add_classes(graph, model, F, answers)
+        return
+    if model.calibration is not None and model.calibration.shifts is not None:
+        F += model.calibration.shifts
+    if model.loss is not None:
+        F = model.loss.ordered(xp, model.loss.predict(xp, F))
+    if answers.indicator:
+        graph.output((F > HALF_SCORE).astype(np.int64), "labels", (c,))
+        graph.output(F.astype(dtype), "scores", (c,))
+    elif answers.flat:
+        graph.output(F.astype(dtype).reshape(-1), "predictions", ())
+    else:
+        graph.output(F.astype(dtype), "predictions", (c,))
+
+
+def _add_classes(graph: Graph, model: KernelModel, F: Traced, answers: ModelAnswers) -> None:
+    """Add labels (n,), probabilities (n, c) if the model has them, and scores (n, c)."""
+    classes, order, c = answers.classes, answers.order, model.n_outputs
+    assert classes is not None
+
+    def in_order(values: Traced) -> Traced:
+        return values if order is None else values.take(order, axis=1)
+
+    scores = in_order(F)
+    best = graph.node("ArgMax", scores, dtype=np.int64, axis=1, keepdims=0)
+    labels, kind = _label_values(classes)
+    graph.output(graph.node("Gather", graph.constant(labels, kind), best, axis=0), "labels", ())
+    known = None if model.calibration is None else model.calibration.probabilities
+    if known is not None:
+        p = _probabilities(graph, F.astype(np.float64), known)
+        graph.output(in_order(p).astype(F.dtype), "probabilities", (c,))
+    graph.output(scores, "scores", (c,))
+
+
+def _label_values(classes: npt.NDArray[Any]) -> tuple[Any, npt.DTypeLike]:
+    """Return labels as ONNX can have them: whole numbers, truth values, numbers, or text."""
+    kinds: dict[str, npt.DTypeLike] = {"i": np.int64, "u": np.int64, "b": np.bool_, "f": np.float64}
+    kind = kinds.get(classes.dtype.kind)
+    if kind is not None:
+        return classes, kind
+    # `tolist` turns some dates into numbers, and others into different dates.
+    labels = classes if classes.dtype.kind in "mM" else classes.tolist()
+    return [str(label) for label in labels], np.str_
+
+
+def _probabilities(graph: Graph, F: Traced, known: Softmax | Isotonic) -> Traced:
+    """Return probabilities (n, c) of values (n, c)."""
+    if isinstance(known, Softmax):
+        return graph.node("Softmax", F * known.slope + known.shift, axis=1)
+    ends = known.ends.tolist()
+    parts = [
+        interpolated(graph, F.take([k], axis=1), known.at[a:b], known.height[a:b])
+        for k, (a, b) in enumerate(pairwise(ends))
+    ]
+    p = graph.node("Concat", *parts, axis=1)
+    return p / p.sum(axis=1, keepdims=True)

@@ -1,0 +1,293 @@
+"""Arrays that record what is computed with them as the nodes of an ONNX graph.
+
+Kernels, losses and target scales are functions of an array module, NumPy or CuPy. Called with
+`TracedModule` and arrays of `Graph`, they write the graph of the same computation. So the exported
+model has no second copy of a formula, and kernels and losses of the user are exported as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
+from streamkern.basics.optional import import_optional
+
+OPSET, ML_OPSET, IR_VERSION = 18, 3, 9
+"""Versions of the operators and of the file, which onnxruntime reads from 1.16 on."""
+
+
+class Graph:
+    """Nodes, constants and inputs of an ONNX graph under construction."""
+
+    def __init__(self) -> None:
+        self.onnx = import_optional("onnx", "an export to ONNX", "onnx")
+        self.nodes: list[Any] = []
+        self.inputs: list[Any] = []
+        self.outputs: list[Any] = []
+        self._constants: dict[Any, Any] = {}
+
+    def input(self, name: str, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> Traced:
+        """Return a new input of n rows of this shape. dtype : np.str_ for text"""
+        self.inputs.append(self._typed(name, np.dtype(dtype), ("n", *shape)))
+        return Traced(self, name, np.dtype(dtype))
+
+    def output(self, value: Traced, name: str, shape: tuple[int, ...]) -> None:
+        """Make a value an output of n rows of this shape."""
+        self.nodes.append(self.onnx.helper.make_node("Identity", [value.name], [name]))
+        self.outputs.append(self._typed(name, value.dtype, ("n", *shape)))
+
+    def constant(self, value: npt.ArrayLike, dtype: npt.DTypeLike) -> Traced:
+        """Return an array that is part of the model."""
+        array = np.asarray(value, object if np.dtype(dtype).kind == "U" else dtype)
+        key = (str(dtype), array.shape, array.tobytes() if array.dtype != object else str(value))
+        if key not in self._constants:
+            tensor = self.onnx.numpy_helper.from_array(array, f"c{len(self._constants)}")
+            self._constants[key] = tensor
+        return Traced(self, self._constants[key].name, np.dtype(dtype))
+
+    def node(
+        self, op: str, *inputs: Any, dtype: npt.DTypeLike | None = None, n_outputs: int = 1,
+        domain: str = "", **attributes: Any,
+    ) -> Traced:  # fmt: skip
+        """Return the first output of a new node.
+
+        inputs : `Traced`; numbers and arrays become constants of the first one's dtype
+        dtype : of the output; default: that of the first input
+        """
+        first = next(value for value in inputs if isinstance(value, Traced))
+        names = [
+            (v if isinstance(v, Traced) else self.constant(v, first.dtype)).name for v in inputs
+        ]
+        made = f"v{len(self.nodes)}"
+        unused = [f"{made}_{k}" for k in range(1, n_outputs)]
+        make = self.onnx.helper.make_node
+        self.nodes.append(make(op, names, [made, *unused], domain=domain, **attributes))
+        return Traced(self, made, np.dtype(dtype or first.dtype))
+
+    def model(self, properties: dict[str, str]) -> Any:
+        """Return the checked ONNX model."""
+        helper = self.onnx.helper
+        used = {name for node in self.nodes for name in node.input}
+        constants = [tensor for tensor in self._constants.values() if tensor.name in used]
+        graph = helper.make_graph(self.nodes, "streamkern", self.inputs, self.outputs, constants)
+        opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("ai.onnx.ml", ML_OPSET)]
+        model = helper.make_model(
+            graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="streamkern"
+        )
+        helper.set_model_props(model, properties)
+        self.onnx.checker.check_model(model)
+        return model
+
+    def tensor_type(self, dtype: np.dtype[Any]) -> int:
+        """Return ONNX's number of a dtype."""
+        if dtype.kind == "U":
+            return int(self.onnx.TensorProto.STRING)
+        return int(self.onnx.helper.np_dtype_to_tensor_dtype(dtype))
+
+    def _typed(self, name: str, dtype: np.dtype[Any], shape: tuple[Any, ...]) -> Any:
+        make = self.onnx.helper.make_tensor_value_info
+        return make(name, self.tensor_type(dtype), shape)
+
+
+class Traced:
+    """A value of the graph, with the operators and methods of an array.
+
+    In-place operators give the object another name of a value, so that it behaves as an array that
+    was overwritten.
+    """
+
+    __array_ufunc__ = None  # so that NumPy scalars leave the operators to this class
+
+    def __init__(self, graph: Graph, name: str, dtype: np.dtype[Any]) -> None:
+        self.graph, self.name, self.dtype = graph, name, dtype
+
+    def becomes(self, other: Traced) -> Traced:
+        """Return this object, which stands for the value of `other` from now on."""
+        self.name, self.dtype = other.name, other.dtype
+        return self
+
+    def copy(self) -> Traced:
+        """Return another object with the same value."""
+        return Traced(self.graph, self.name, self.dtype)
+
+    def astype(self, dtype: npt.DTypeLike) -> Traced:
+        """Return the values in another dtype."""
+        wanted = np.dtype(dtype)
+        if wanted == self.dtype:
+            return self.copy()
+        return self.graph.node("Cast", self, dtype=wanted, to=self.graph.tensor_type(wanted))
+
+    def __neg__(self) -> Traced:
+        return self.graph.node("Neg", self)
+
+    def __add__(self, other: Any) -> Traced:
+        return self.graph.node("Add", self, other)
+
+    def __radd__(self, other: Any) -> Traced:
+        return self.graph.node("Add", other, self)
+
+    def __iadd__(self, other: Any) -> Traced:
+        return self.becomes(self + other)
+
+    def __sub__(self, other: Any) -> Traced:
+        return self.graph.node("Sub", self, other)
+
+    def __rsub__(self, other: Any) -> Traced:
+        return self.graph.node("Sub", other, self)
+
+    def __isub__(self, other: Any) -> Traced:
+        return self.becomes(self - other)
+
+    def __mul__(self, other: Any) -> Traced:
+        return self.graph.node("Mul", self, other)
+
+    def __rmul__(self, other: Any) -> Traced:
+        return self.graph.node("Mul", other, self)
+
+    def __imul__(self, other: Any) -> Traced:
+        return self.becomes(self * other)
+
+    def __truediv__(self, other: Any) -> Traced:
+        return self.graph.node("Div", self, other)
+
+    def __rtruediv__(self, other: Any) -> Traced:
+        return self.graph.node("Div", other, self)
+
+    def __itruediv__(self, other: Any) -> Traced:
+        return self.becomes(self / other)
+
+    def __pow__(self, other: Any) -> Traced:
+        return self.graph.node("Pow", self, other)
+
+    def __ipow__(self, other: Any) -> Traced:
+        return self.becomes(self**other)
+
+    def __matmul__(self, other: Any) -> Traced:
+        return self.graph.node("MatMul", self, other)
+
+    def __lt__(self, other: Any) -> Traced:
+        return self.graph.node("Less", self, other, dtype=np.bool_)
+
+    def __gt__(self, other: Any) -> Traced:
+        return self.graph.node("Greater", self, other, dtype=np.bool_)
+
+    def equals(self, other: Any) -> Traced:
+        """Return where the values are equal, bool."""
+        return self.graph.node("Equal", self, other, dtype=np.bool_)
+
+    def sum(self, axis: int, keepdims: bool = False) -> Traced:
+        """Return sums along an axis."""
+        return self._reduced("ReduceSum", axis, keepdims)
+
+    def max(self, axis: int, keepdims: bool = False) -> Traced:
+        """Return the largest values along an axis."""
+        return self._reduced("ReduceMax", axis, keepdims)
+
+    def _reduced(self, op: str, axis: int, keepdims: bool) -> Traced:
+        axes = self.graph.constant([axis], np.int64)
+        return self.graph.node(op, self, axes, keepdims=int(keepdims))
+
+    def sort(self, axis: int) -> None:
+        """Sort along an axis, in place."""
+        shape = self.graph.node("Shape", self, dtype=np.int64)
+        length = shape.take([axis], axis=0)
+        node = self.graph.node
+        self.becomes(node("TopK", self, length, n_outputs=2, axis=axis, largest=0, sorted=1))
+
+    def take(self, index: npt.ArrayLike, axis: int) -> Traced:
+        """Return the values at positions along an axis."""
+        at = self.graph.constant(index, np.int64)
+        return self.graph.node("Gather", self, at, axis=axis)
+
+    def reshape(self, *shape: int) -> Traced:
+        """Return the values in another shape, of which one length may be -1."""
+        return self.graph.node("Reshape", self, self.graph.constant(shape, np.int64))
+
+
+_UNARY = {
+    "negative": "Neg", "sqrt": "Sqrt", "exp": "Exp", "log": "Log", "abs": "Abs",
+    "absolute": "Abs", "reciprocal": "Reciprocal", "sin": "Sin", "cos": "Cos", "tanh": "Tanh",
+    "sign": "Sign",
+}  # fmt: skip
+_BINARY = {
+    "add": "Add", "subtract": "Sub", "multiply": "Mul", "divide": "Div", "power": "Pow",
+    "maximum": "Max", "minimum": "Min",
+}  # fmt: skip
+
+
+class TracedModule:
+    """The functions of an array module that kernels, losses and target scales call.
+
+    subject : what is exported, for the error about a function that is not here
+    """
+
+    def __init__(self, graph: Graph, subject: str) -> None:
+        self._graph, self._subject = graph, subject
+        for name, op in (_UNARY | _BINARY).items():
+            setattr(self, name, self._function(op))
+
+    def __getattr__(self, name: str) -> Any:
+        raise ConfigError(
+            f"{self._subject} calls {name} of the array module, which the export does not know",
+            f"use {', '.join(sorted(_UNARY | _BINARY))}, arccos, clip, copysign, expm1, log1p, "
+            "square or where",
+        )
+
+    def _function(self, op: str) -> Callable[..., Traced]:
+        def call(*values: Any, out: Traced | None = None) -> Traced:
+            return _written(self._graph.node(op, *values), out)
+
+        return call
+
+    def asarray(self, a: Any, dtype: npt.DTypeLike = np.float64) -> Traced:
+        """Return an array that is part of the model, or a value of the graph as it is."""
+        return a if isinstance(a, Traced) else self._graph.constant(a, dtype)
+
+    def arccos(self, a: Traced) -> Traced:
+        """Return the arc cosine. Raises ConfigError for float64, which onnxruntime lacks."""
+        if a.dtype == np.float64:
+            raise ConfigError(
+                f"{self._subject} needs the arc cosine, which onnxruntime has in float32 only",
+                f"export with {mention('dtype', 'float32')}",
+            )
+        return self._graph.node("Acos", a)
+
+    def clip(self, a: Traced, low: Any, high: Any, out: Traced | None = None) -> Traced:
+        """Return values between two bounds."""
+        above = self._graph.node("Max", a, low)
+        return _written(self._graph.node("Min", above, high), out)
+
+    def square(self, a: Traced, out: Traced | None = None) -> Traced:
+        """Return squares."""
+        return _written(a * a, out)
+
+    def log1p(self, a: Traced) -> Traced:
+        """Return log(1 + a)."""
+        return self._graph.node("Log", a + 1)
+
+    def expm1(self, a: Traced) -> Traced:
+        """Return exp(a) - 1."""
+        return self._graph.node("Exp", a) - 1
+
+    def copysign(self, a: Traced, b: Traced) -> Traced:
+        """Return |a| with the sign of b."""
+        size = self._graph.node("Abs", a)
+        return self.where(b < 0, -size, size)
+
+    def where(self, condition: Traced, a: Traced, b: Any) -> Traced:
+        """Return a where the condition holds, else b."""
+        other = b if isinstance(b, Traced) else self._graph.constant(b, a.dtype)
+        return self._graph.node("Where", condition, a, other, dtype=a.dtype)
+
+    def finfo(self, dtype: npt.DTypeLike) -> np.finfo[Any]:
+        """Return the limits of a floating dtype."""
+        return np.finfo(np.dtype(dtype))
+
+
+def _written(value: Traced, out: Traced | None) -> Traced:
+    return value if out is None else out.becomes(value)

@@ -1,0 +1,68 @@
+"""Mistakes in models that are exported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+
+import streamkern as sk
+from streamkern.kernels.base import Kernel
+from tests.remedies import Remedy, X, Y, command, regressor
+
+COVERED = ("train/export",)
+NOT_TRIED = {"train/export/onnx_model.py:onnx_model:1": "the centers take more than 2 GB"}
+
+
+class LogAdd(Kernel):
+    """The Laplace kernel of the squared distance, by a function that is not exported."""
+
+    def profile(self, sq: Any, xp: Any) -> Any:
+        return xp.exp(-xp.logaddexp(sq, -xp.inf))
+
+
+class Same(Kernel):
+    """The same by functions that are exported."""
+
+    def profile(self, sq: Any, xp: Any) -> Any:
+        return xp.exp(-sq)
+
+
+@sk.deterministic
+def half(A: Any, targets: Any, rng: Any) -> tuple[Any, Any]:
+    return A / 2, targets
+
+
+def exported(path: str, options: dict[str, Any] | None = None, **how: Any) -> Callable[[], Any]:
+    return lambda: regressor(**options or {}).fit(X, Y).to_onnx(path, **how)
+
+
+def words(n: int) -> None:
+    """Export a model of n words."""
+    names = pd.DataFrame({"name": [f"w{k % n}" for k in range(11_000)]}, dtype="category")
+    targets = [float(k % 7) for k in range(11_000)]
+    regressor().fit(names, targets).to_onnx(f"words{n}.onnx")
+
+
+def remedies() -> list[Remedy]:
+    """Return the mistakes."""
+    own: dict[str, Any] = {"bandwidth": "auto"}
+    arc = {"kernel": "relu_ntk", **own}
+    cases = [
+        ("use one of .'float32', 'float64'.", exported("a.onnx", dtype="float16"),
+         exported("a.onnx", dtype="float64")),
+        ("give another path, or overwrite=True", exported("rides.csv"),
+         exported("a.onnx", overwrite=True)),
+        ("exists already; give another path, or --overwrite",
+         lambda: command("export run rides.csv.onnx") or command("export run rides.csv.onnx"),
+         lambda: command("export run rides.csv.onnx --overwrite")),
+        ("use abs, .* or where", exported("b.onnx", {"kernel": LogAdd(2.0), **own}),
+         exported("b.onnx", {"kernel": Same(2.0), **own})),
+        ("export with dtype='float32'", exported("c.onnx", arc, dtype="float64"),
+         exported("c.onnx", arc, dtype="float32")),
+        ("apply it to the rows before training", exported("d.onnx", {"transforms": [half]}),
+         exported("d.onnx")),
+        ("give fewer of them", lambda: words(11_000), lambda: words(300)),
+    ]  # fmt: skip
+    return [Remedy(*case) for case in cases]

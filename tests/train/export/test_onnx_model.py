@@ -1,0 +1,236 @@
+"""Exported models against sums of kernels in float64, by onnxruntime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pandas as pd
+import pytest
+from sklearn.gaussian_process.kernels import Matern
+from sklearn.metrics.pairwise import laplacian_kernel, polynomial_kernel, rbf_kernel
+
+import streamkern as sk
+from streamkern.basics.errors import ConfigError
+from streamkern.kernels.base import Kernel
+from streamkern.kernels.builtin import KERNELS
+from streamkern.predict.probabilities import isotonic
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(400, 3))
+VALUES = np.sin(2 * X[:, 0]) + X[:, 1] + 100
+NEW = np.random.default_rng(1).normal(size=(150, 3))
+QUICK: dict[str, Any] = {
+    "n_centers": 60, "epochs": 1, "bandwidth": 2.0, "metric": "none", "ridge": 1e-3,
+    "random_state": 0,
+}  # fmt: skip
+SPREAD = float(VALUES.std())
+
+
+def answers(model: Any, path: Path, feed: Any, dtype: str = "float64") -> dict[str, np.ndarray]:
+    """The outputs of the exported model by name, for an array or for inputs by name."""
+    model.to_onnx(path, dtype=dtype, overwrite=True)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    inputs = feed if isinstance(feed, dict) else {"X": feed.astype(dtype)}
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(None, inputs), strict=True))
+
+
+def scaled(rows: np.ndarray) -> np.ndarray:
+    """Rows as the kernel of a model of `X` takes them, rounded to float32."""
+    return ((rows - X.mean(axis=0)) / X.std(axis=0)).astype(np.float32).astype(np.float64)
+
+
+def of_distance(profile: Callable[[np.ndarray], np.ndarray]) -> Callable[..., np.ndarray]:
+    """The kernel that is this function of |a - b| / 2."""
+    return lambda a, b: profile(np.sqrt(((a[:, None] - b) ** 2).sum(axis=2)) / 2)
+
+
+def relu_ntk(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    n = np.sqrt((a**2).sum(axis=1))[:, None] * np.sqrt((b**2).sum(axis=1))
+    u = np.clip(a @ b.T / n, -1, 1)
+    share = (np.pi - np.arccos(u)) / np.pi
+    return n * (u * share + u * share + np.sqrt(1 - u**2) / np.pi)
+
+
+TRUTH: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    "laplace": of_distance(lambda r: np.exp(-r)),
+    "laplace_l1": lambda a, b: laplacian_kernel(a, b, gamma=0.5),
+    "gaussian": lambda a, b: rbf_kernel(a, b, gamma=1 / 8),
+    "cauchy": of_distance(lambda r: 1 / (1 + r**2)),
+    "matern32": lambda a, b: Matern(2.0, nu=1.5)(a, b),
+    "matern52": lambda a, b: Matern(2.0, nu=2.5)(a, b),
+    "dispersal": of_distance(lambda r: np.exp(-r)),
+    "linear": lambda a, b: a @ b.T,
+    "polynomial": lambda a, b: polynomial_kernel(a, b, degree=3, gamma=1.0, coef0=1.0),
+    "relu_ntk": relu_ntk,
+}
+
+
+def test_every_kernel_has_a_truth() -> None:
+    assert TRUTH.keys() == KERNELS.keys()
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_values_are_those_of_the_sum_in_float64(name: str, tmp_path: Path) -> None:
+    changes = {} if KERNELS[name].geometry != "inner" else {"bandwidth": "auto"}
+    model = sk.KernelRegressor(**QUICK | changes, kernel=name).fit(X, VALUES)
+    K = TRUTH[name](scaled(NEW), model.centers_.astype(np.float64))
+    truth = model.intercept_[0] + (K @ model.dual_coef_.astype(np.float64))[:, 0]
+    found = answers(model, tmp_path / "m.onnx", NEW, "float32")["predictions"]
+    assert found.shape == (150,)
+    assert found.dtype == np.float32
+    ours = float(np.abs(model.predict(NEW) - truth).max())  # also a float32 sum
+    np.testing.assert_allclose(found, truth, atol=3 * ours + 1e-4 * SPREAD, rtol=1e-6)
+    if name == "relu_ntk":
+        with pytest.raises(ConfigError, match="arc cosine"):
+            model.to_onnx(tmp_path / "m.onnx", dtype="float64", overwrite=True)
+        return
+    found = answers(model, tmp_path / "m.onnx", NEW)["predictions"]
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found, truth, atol=1e-6 * SPREAD, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"metric": "learn"},
+        {"metric": [[1.0, 0.5], [0.0, 2.0], [0.3, 0.0]]},
+        {"kernel": {"kind": "laplace", "categorical": [[2, 3.0]]}},
+        {"kernel": {"kind": "sum", "parts": ["laplace", "gaussian"]}, "bandwidth": "auto"},
+        {"features": "fourier", "n_features": 50, "kernel": "gaussian", "n_centers": "auto"},
+        {"features": "nystrom", "kernel": "gaussian"},
+        {"loss": "quantile", "quantile": [0.1, 0.5, 0.9]},
+        {"loss": "poisson"},
+        {"loss": "huber"},
+        {"target_transform": "log"},
+        {"scale": "quantiles"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_model_in_float64_predicts_the_same(changes: dict[str, Any], tmp_path: Path) -> None:
+    """Of a heavy-tailed feature, and one of few values."""
+    rows, new = (np.column_stack((a[:, 0], np.exp(2 * a[:, 1]), a[:, 2].round())) for a in (X, NEW))
+    options = {k: v for k, v in QUICK.items() if k not in changes} | {"precision": "float64"}
+    model = sk.KernelRegressor(**options | changes).fit(rows, VALUES.round(1) - 90)
+    found = answers(model, tmp_path / "m.onnx", new)["predictions"]
+    expected = model.predict(new)
+    assert found.shape == expected.shape
+    np.testing.assert_allclose(found, expected, atol=1e-9 * SPREAD, rtol=1e-9)
+
+
+@pytest.mark.parametrize("labels", [["b", "a", "c"], [3, 1, 2], [False, True]], ids=str)
+def test_classes_have_labels_scores_and_probabilities(labels: list[Any], tmp_path: Path) -> None:
+    of = np.array(labels)[(np.digitize(X[:, 0], [-0.5, 0.5]) % len(labels))]
+    options = QUICK | {"precision": "float64", "loss": "log_loss", "epochs": 3}
+    model = sk.KernelClassifier(**options).fit(X, of)
+    found = answers(model, tmp_path / "m.onnx", NEW)
+    np.testing.assert_array_equal(found["labels"], model.predict(NEW))
+    np.testing.assert_allclose(found["probabilities"], model.predict_proba(NEW), atol=1e-12)
+    np.testing.assert_allclose(found["scores"], model.predict_values(NEW), atol=1e-9)
+
+
+@pytest.mark.slow
+def test_probabilities_of_a_calibration_are_exported(tmp_path: Path) -> None:
+    """Isotonic ones are sums of ramps."""
+    rows = np.random.default_rng(2).normal(size=(6000, 3))
+    of = (rows[:, 0] + 0.3 * rows[:, 1] > 0).astype(int) + (np.abs(rows[:, 2]) > 2)
+    model = sk.KernelClassifier(**QUICK | {"precision": "float64"}).fit(rows, of)
+    calibration = model._state.calibration
+    assert calibration is not None
+    F = model._values(rows[:2000])
+    for fitted in (calibration.probabilities, isotonic(F, of[:2000], np.ones(2000))):
+        object.__setattr__(calibration, "probabilities", fitted)
+        found = answers(model, tmp_path / "m.onnx", NEW)["probabilities"]
+        np.testing.assert_allclose(found, model.predict_proba(NEW), atol=1e-10)
+
+
+def test_several_labels_and_several_targets(tmp_path: Path) -> None:
+    both = np.column_stack((X[:, 0] > 0, X[:, 1] > 0)).astype(int)
+    model: Any = sk.KernelClassifier(**QUICK).fit(X, both)
+    found = answers(model, tmp_path / "m.onnx", NEW)
+    np.testing.assert_array_equal(found["labels"], model.predict(NEW))
+    model = sk.KernelRegressor(**QUICK | {"precision": "float64"}).fit(X, X[:, :2])
+    found = answers(model, tmp_path / "m.onnx", NEW)
+    np.testing.assert_allclose(found["predictions"], model.predict(NEW), atol=1e-9)
+
+
+def test_images_have_their_shape(tmp_path: Path) -> None:
+    images = RNG.integers(0, 255, (200, 4, 5, 1), np.uint8)
+    model = sk.KernelRegressor(**QUICK | {"bandwidth": "auto", "precision": "float64"})
+    model.fit(images, images[:, 1, 1, 0].astype(float))
+    found = answers(model, tmp_path / "m.onnx", images)["predictions"]
+    np.testing.assert_allclose(found, model.predict(images), atol=1e-8)
+
+
+def table(n: int, seed: int) -> tuple[pd.DataFrame, np.ndarray]:
+    """Words of a few and of many kinds, dates, and numbers with gaps."""
+    rng = np.random.default_rng(seed)
+    a, gap = rng.normal(size=(2, n))
+    day = pd.Timestamp("2019-01-01") + pd.to_timedelta(rng.integers(0, 1500, n), "D")
+    frame = pd.DataFrame({
+        "a": a, "gap": np.where(rng.random(n) < 0.2, np.nan, gap), "day": day,
+        "shop": rng.choice(["here", "zwölf", "in town", ""], n),
+        "street": [f"street {k}" for k in rng.integers(0, 60, n)],
+    })  # fmt: skip
+    return frame, a + (frame["shop"] == "here") + np.sin(day.day_of_year / 58)
+
+
+def test_a_table_has_an_input_for_each_column(tmp_path: Path) -> None:
+    model = sk.KernelRegressor(**QUICK | {"bandwidth": "auto", "precision": "float64"})
+    model.fit(*table(600, 0))
+    new, _ = table(100, 1)
+    new.loc[3, "shop"], new.loc[4, "street"], new.loc[5, "a"] = "never seen", "street 99", np.nan
+    feed = {name: new[[name]].to_numpy(float) for name in ("a", "gap")}
+    feed |= {name: new[[name]].to_numpy(object) for name in ("shop", "street")}
+    days = (new["day"] - pd.Timestamp("1970-01-01")) / pd.Timedelta("1D")
+    feed["day"] = days.to_numpy(float)[:, None]
+    found = answers(model, tmp_path / "m.onnx", feed)["predictions"]
+    # Features are float32, and sines are float32 in onnxruntime.
+    np.testing.assert_allclose(found, model.predict(new), atol=1e-4)
+
+
+# --- refused ----------------------------------------------------------------------------------
+
+
+class Softplus(Kernel):
+    """A kernel of the user that calls a function which is not exported."""
+
+    def profile(self, sq: Any, xp: Any) -> Any:
+        return xp.exp(-xp.logaddexp(sq, -np.inf))
+
+
+def test_what_cannot_be_exported_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "m.onnx"
+    model = sk.KernelRegressor(**QUICK).fit(X, VALUES)
+    with pytest.raises(ConfigError, match="dtype='float16' is not known"):
+        model.to_onnx(path, dtype="float16")
+    own = sk.KernelRegressor(**QUICK | {"kernel": Softplus(2.0), "bandwidth": "auto"})
+    with pytest.raises(ConfigError, match=r"Softplus.* calls logaddexp"):
+        own.fit(X, VALUES).to_onnx(path)
+
+    @sk.deterministic
+    def half(A: Any, Y: Any, rng: Any) -> Any:
+        return A / 2, Y
+
+    moved = sk.KernelRegressor(**QUICK | {"transforms": [half]}).fit(X, VALUES)
+    with pytest.raises(ConfigError, match=r"half.* is a function of the user"):
+        moved.to_onnx(path)
+    assert not path.parent.exists()
+    model.to_onnx(path)
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match="exists already"):
+        model.to_onnx(path, dtype="float64")
+    assert path.read_bytes() == before
+    assert [file.name for file in path.parent.iterdir()] == ["m.onnx"]
+
+
+def test_hashed_words_are_refused(tmp_path: Path) -> None:
+    words = pd.DataFrame({"id": [f"w{k}" for k in range(11_000)]}, dtype="category")
+    targets = np.arange(11_000) % 7.0
+    model = sk.KernelRegressor(**QUICK | {"bandwidth": "auto"}).fit(words, targets)
+    with pytest.raises(ConfigError, match="column 'id' has hashed words"):
+        model.to_onnx(tmp_path / "m.onnx")
