@@ -6,7 +6,7 @@ Pure integers, no arrays.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from streamkern.basics.errors import ConfigError
@@ -25,6 +25,7 @@ class Sizes:
     """Sizes of a run, for any method; subclasses add those of their method.
 
     n_sample, n_probe : rows of the setup sample, and of the probe on which step sizes are measured.
+    widened : whether run.precision "auto" is float64 after kernel and metric were chosen in float32
     """
 
     solver: str
@@ -33,6 +34,7 @@ class Sizes:
     n_probe: int
     loader_block_bytes: int
     loader_in_flight_bytes: int
+    widened: bool = field(default=False, kw_only=True)
 
 
 def own_sizes(saved: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from streamkern.basics.errors import ConfigError, ResumeMismatchError, RunError
 from streamkern.basics.message import mention
 from streamkern.basics.text import redact
@@ -180,6 +182,8 @@ def _with_model_of(
     if parent_id is not None:
         parent = replace(parent, centers=replace(parent.stored, sha256=parent_id[1]))
     centers = None if old.get("features") == "fourier" else parent.stored
+    if config.run.precision == "auto" and parent.stored.dtype == np.float64:
+        own["run.precision"] = "float64"
     metric = None if "metric" in old else parent.metric
     given = replace(given, continued=parent, centers=centers, metric=metric)
     return config.with_overrides(own), given

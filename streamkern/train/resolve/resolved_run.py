@@ -7,8 +7,8 @@ only, and a sample of the rows if their scaling needs one.
 from __future__ import annotations
 
 import contextlib
-import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,28 +22,22 @@ from streamkern.basics.machine import available_memory
 from streamkern.basics.message import mention
 from streamkern.centers.selectors import SELECTORS
 from streamkern.config.run_config import RunConfig
-from streamkern.config.solver import SolverConfig, options_of, set_value
-from streamkern.filesystem.urls import local_path
-from streamkern.kernels.builtin import Kernel
+from streamkern.config.solver import SolverConfig
 from streamkern.kernels.fourier import FourierFeatures, check_sampled
-from streamkern.kernels.points import Grid, point_bytes, point_width, scratch_bytes
+from streamkern.kernels.points import Grid
 from streamkern.losses.base import Loss
 from streamkern.losses.log_link import LogLink
 from streamkern.losses.log_loss import LogLoss
-from streamkern.losses.losses import SQUARES, loss_of
+from streamkern.losses.losses import loss_of
 from streamkern.planning.effort_levels import EFFORT_LEVELS
 from streamkern.planning.memory import Buffers, default_budget, keep_stores
 from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import Sizes
+from streamkern.solver.direct import Direct
 from streamkern.solver.method import Method
 from streamkern.solver.methods import find, resolve
 from streamkern.solver.precondition.noise import NOISE_ROWS
-from streamkern.stream.feed import CheckTargets, transform_dtype
-from streamkern.stream.loader import MAX_THREADS
-from streamkern.stream.sources.base import read_ahead, target_bytes
-from streamkern.stream.sources.mixture import stored_rows
-from streamkern.stream.sources.split import rows_read
-from streamkern.stream.sources.unit_edges import unit_sizes
+from streamkern.stream.feed import CheckTargets
 from streamkern.train.resolve.calibration_split import NO_ROOM_APART, check_calibrate
 from streamkern.train.resolve.check_loss import (
     check_log_link,
@@ -66,10 +60,9 @@ from streamkern.train.resolve.metric_mode import (
     with_room,
 )
 from streamkern.train.resolve.precision import resolve_precision
+from streamkern.train.resolve.problem_shape import problem_shape
 from streamkern.train.resolve.run_inputs import NO_INPUTS, RunInputs, centers_from
 from streamkern.train.resolve.training_data import Data, open_data, with_epochs
-
-SAVING = 128 << 20  # bytes besides the arrays, for the chunks that `checksums` holds at once
 
 KERNELS_TRIED = 16
 """Approximate number of kernels and bandwidths that are tried if both are searched for."""
@@ -115,6 +108,11 @@ class ResolvedRun:
         if isinstance(self.loss, LogLink):
             return self.loss.check_targets
         return check_log_targets if self.config.model.target_transform == "log" else None
+
+    @property
+    def search_precision(self) -> str:
+        """The precision of the models by which kernel and metric are chosen."""
+        return "exact" if self.sizes.widened else self.precision
 
     @property
     def in_order(self) -> bool:
@@ -186,7 +184,16 @@ def _opened(
     """Resolve the run with opened data and the resolved choice of a metric."""
 
     def with_centers(p: int) -> ResolvedRun:
-        return _with_centers(config, given, data, choice, fixed_sizes, whole, p)
+        resolved = partial(_with_centers, config, given, data, choice, fixed_sizes, whole, p)
+        run = resolved()
+        if fixed_sizes is None and _widens(run):
+            with contextlib.suppress(MemoryBudgetError):
+                wide = resolved(widened=True)
+                if wide.in_order:
+                    run.backend.close()
+                    return wide
+                wide.backend.close()
+        return run
 
     if given.centers is not None:
         return with_centers(len(given.centers))
@@ -203,9 +210,9 @@ def _opened(
 
 def _with_centers(
     config: RunConfig, given: RunInputs, data: Data, choice: MetricMode, fixed_sizes: Sizes | None,
-    whole: bool, p: int,
+    whole: bool, p: int, *, widened: bool = False,
 ) -> ResolvedRun:  # fmt: skip
-    """Resolve the run with p centers."""
+    """Resolve the run with p centers. widened : whether "auto" is float64, see `_widens`"""
     kernel, metric = kernel_in_metric(config, given, choice, data.d)
     settings = config.run
     threads = None if settings.threads == "auto" else settings.threads
@@ -226,11 +233,13 @@ def _with_centers(
         if config.model.features == "fourier":
             check_sampled(kernel)
             kernel = FourierFeatures(p, kernel.describe())
+        widened = widened or (fixed_sizes is not None and fixed_sizes.widened)
         precision = resolve_precision(settings.precision, dtype, transforms, backend, kernel)
+        precision = ("float64", None) if widened else precision
         on_cluster = given.client is not None
         if looks_for_categorical(config, data, precision[0], origin):
             kernel = with_room(kernel, data.d)
-        problem = _problem(config, data, p, backend, precision[0], on_cluster, kernel)
+        problem = problem_shape(config, data, p, backend, precision[0], on_cluster, kernel)
         all_of_them = whole and _are_centers(config, origin, data, problem)
         problem = replace(
             problem, whole=whole, rows_are_centers=all_of_them,
@@ -246,6 +255,7 @@ def _with_centers(
         if fixed_sizes is None:
             chosen = resolve(problem, config.solver, budget_bytes)
             why = chosen[0].reason(problem, config.solver, chosen[1])
+            chosen = chosen[0], replace(chosen[1], widened=widened), *chosen[2:]
         else:
             chosen, why = _as_started(problem, config.solver, fixed_sizes), None
         _check_centers(config, origin, data, chosen[0])
@@ -262,6 +272,25 @@ def _with_centers(
         config, given, data, problem, *chosen, why, budget_bytes, backend, *precision, choice,
         metric, kept,
     )  # fmt: skip
+
+
+def _widens(run: ResolvedRun) -> bool:
+    """Return whether "auto" is float64: if the factor of the kernel matrix is, too.
+
+    In float32 the weights multiply the rounding of kernel values, by which functions without noise
+    are missed: friedman1 of 3000 rows by .0033 of the spread, in float64 by .0003.
+    """
+    values, goes_on = not run.problem.classes, run.given.warm or run.given.continued
+    return (
+        run.config.run.precision == "auto"
+        and run.precision == "exact"
+        and run.backend.name == "cpu"
+        and run.in_order
+        and isinstance(run.method, Direct)
+        and run.method.factor_dtype(run.problem) == np.float64
+        and values
+        and not goes_on
+    )
 
 
 def _metric_rows(config: RunConfig, problem: ProblemShape) -> int:
@@ -329,64 +358,3 @@ def _check_centers(config: RunConfig, origin: str, data: Data, method: Method[An
             f"{count}{mention('solver', method.name)} takes all {n} training rows as centers",
             f"leave centers and n_centers out, or use {method.instead}",
         )
-
-
-def _problem(
-    config: RunConfig, data: Data, p: int, backend: Backend, precision: str, on_cluster: bool,
-    kernel: Kernel,
-) -> ProblemShape:  # fmt: skip
-    source, run_dir, levels = data.source, config.run.run_dir, config.model.quantile
-    # Reads wait for a network or a cluster, not for this machine.
-    waits = on_cluster or config.data.dask is not None or source.remote
-    width = point_width(data.d, precision, backend, kernel)
-    itemsize = 8 if precision == "float64" else 4
-    row_bytes = math.prod(source.row_shape) * source.dtype.itemsize + target_bytes(source)
-    unit_rows = int(unit_sizes(source).max())
-    floating = np.dtype(f"f{itemsize}")
-    transformed = transform_dtype(source.dtype, floating, source.feed_transforms).itemsize
-    return ProblemShape(
-        n_rows=source.n_rows,
-        epochs=config.data.passes,
-        d=data.d,
-        c=len(levels) if isinstance(levels, tuple) else source.n_outputs,
-        p=p,
-        batch_size=set_value(config.data.batch_size),
-        row_bytes=row_bytes,
-        unit_rows=unit_rows,
-        itemsize=itemsize,
-        threads=backend.threads,
-        width=width,
-        costs=backend.costs(precision),
-        draws=len(data.fixed) < len(source.feed_transforms),
-        tile_bytes=backend.tile_rows * min(backend.tile_width(width), p) * itemsize,
-        library_bytes=backend.library_bytes,
-        feed_arrays=1 + transformed // itemsize * max(1, len(source.feed_transforms)),
-        transformed=transformed,
-        point_bytes=point_bytes(data.d, precision, backend, kernel),
-        scratch_bytes=backend.prepare_rows * scratch_bytes(data.d, precision, kernel),
-        staging=backend.staging,
-        # If reads wait for a network, `in_flight_bytes` bounds the number of pending reads.
-        readers=MAX_THREADS if waits else 0,
-        units_in_hand=read_ahead(waits),
-        saving=SAVING if run_dir is not None and local_path(run_dir) is None else 0,
-        kept=run_dir is not None,
-        repeats=data.repeats,
-        ridge=config.solver.ridge != 0 and "ridge" in options_of(config.solver.name),
-        finds_ridge=config.solver.ridge == "auto",
-        finds_bandwidth="auto" in (config.model.bandwidth, config.model.kernel),
-        metric=0 if kernel.metric is None else kernel.metric.size * 8,
-        n_stored=stored_rows(source).n_rows,
-        hides_copies=source.hides_copies,
-        float64=1.0 if itemsize == 8 else backend.float64,
-        features=config.model.features,
-        classes=source.classes is not None,
-        several=source.classes is None and source.n_outputs > 1,
-        posterior=config.solver.posterior,
-        squares=config.model.loss == SQUARES,
-        set_aside=0 if data.aside is None else data.aside.n_rows,
-        set_apart=0 if data.apart is None else data.apart.n_rows,
-        ranks=config.run.n_ranks,
-        center_ranks=config.run.center_ranks,
-        goes_on=config.solver.warm_start is not None,
-        read_rows=rows_read(source),
-    )

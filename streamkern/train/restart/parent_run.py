@@ -294,13 +294,17 @@ class ParentRun(RunSnapshot):
         centers, meta : of that setup, see `Assembled`
 
         Raises ConfigError unless centers and `digest` are the same. No center is read if the
-        manifests show that the centers are equal.
+        manifests show that the centers are equal. Those in float64 are rounded to float32 where
+        the others are: scaled features are rounded once, and so are equal.
         """
         order: npt.NDArray[np.int64] | None
+        dtype = min(self.centers.dtype, centers.dtype, key=lambda kind: kind.itemsize)
         if not isinstance(centers, StoredCenters):
-            order = _positions(self._keys(), center_digests(centers))
+            order = _positions(self._keys(dtype), center_digests(centers, dtype))
+        elif self.has(centers):
+            order = self.order
         else:
-            order = self.order if self.has(centers) else _positions(self._keys(), centers.keys())
+            order = _positions(self._keys(dtype), centers.keys(dtype))
         if order is None:
             raise ConfigError(
                 f"{self._mentioned} has other centers than this run: they "
@@ -323,11 +327,11 @@ class ParentRun(RunSnapshot):
         """The setting that names this run; `place` is True for a fit of the caller."""
         return mention(f"solver.warm_start={self.place}")
 
-    def _keys(self) -> npt.NDArray[np.uint8]:
+    def _keys(self, dtype: np.dtype[Any]) -> npt.NDArray[np.uint8]:
         """Return `center_digests` of the centers, as chosen."""
         if isinstance(self.centers, StoredCenters):
-            return np.asarray(self.centers.keys()[np.argsort(self.order)])
-        return center_digests(self.centers)
+            return np.asarray(self.centers.keys(dtype)[np.argsort(self.order)])
+        return center_digests(self.centers, dtype)
 
 
 def _positions(

@@ -22,13 +22,16 @@ from streamkern.rundir.chunked_array import ChunkedArray
 from streamkern.rundir.run_directory import RunDirectory
 
 
-def center_digests(Z: HostArray) -> npt.NDArray[np.uint8]:
+def center_digests(Z: HostArray, dtype: np.dtype[Any] | None = None) -> npt.NDArray[np.uint8]:
     """Return (p, 16) digests of the rows of Z (p, d), equal for rows that are equal bit by bit.
+
+    dtype : rows are rounded to it before; None: as they are
 
     Among a billion distinct rows two digests agree with a probability of about 1e-20.
     """
     keys = (
-        hashlib.blake2b(row, digest_size=CENTER_KEY).digest() for row in np.ascontiguousarray(Z)
+        hashlib.blake2b(row, digest_size=CENTER_KEY).digest()
+        for row in np.ascontiguousarray(Z, dtype)
     )
     return np.frombuffer(b"".join(keys), np.uint8).reshape(len(Z), CENTER_KEY)
 
@@ -38,10 +41,10 @@ class CentersTarget:
 
     shape, dtype : of all centers
     rows : the centers that are wanted, (q, d)
-    keys : `center_digests` of all centers, if requested
+    keys : `center_digests` of all centers, in this dtype, if requested
     """
 
-    def __init__(self, rows: slice = slice(0, 0), *, keyed: bool = False) -> None:
+    def __init__(self, rows: slice = slice(0, 0), *, keyed: np.dtype[Any] | None = None) -> None:
         self._rows, self._keyed = rows, keyed
         self.shape: tuple[int, ...] = ()
 
@@ -54,13 +57,13 @@ class CentersTarget:
         self.shape, self.dtype, self.ndim = shape, dtype, len(shape)
         wanted = self._rows.stop - self._rows.start
         self.rows = np.empty((wanted, *shape[1:]), dtype)
-        self.keys = np.empty((shape[0] * self._keyed, CENTER_KEY), np.uint8)
-        return self if wanted or self._keyed else None
+        self.keys = np.empty((shape[0] * (self._keyed is not None), CENTER_KEY), np.uint8)
+        return self if wanted or self._keyed is not None else None
 
     def wants(self, part: slice) -> bool:
         """Return whether these rows have to be read."""
         first, stop = self._overlap(part)
-        return self._keyed or first < stop
+        return self._keyed is not None or first < stop
 
     def _overlap(self, part: slice) -> tuple[int, int]:
         return max(part.start, self._rows.start), min(part.stop, self._rows.stop)
@@ -73,8 +76,9 @@ class CentersTarget:
         if first < stop:
             start = self._rows.start
             self.rows[first - start : stop - start] = host[first - part.start : stop - part.start]
-        if self._keyed:
-            self.keys[part.start : part.start + len(host)] = center_digests(host)
+        if self._keyed is not None:
+            keys = center_digests(host, self._keyed)
+            self.keys[part.start : part.start + len(host)] = keys
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,12 +109,12 @@ class StoredCenters:
         """
         return self._read(CentersTarget(rows)).rows
 
-    def keys(self) -> npt.NDArray[np.uint8]:
+    def keys(self, dtype: np.dtype[Any] | None = None) -> npt.NDArray[np.uint8]:
         """Return `center_digests` of all centers, reading a chunk at a time.
 
         Raises ConfigError if the run has other centers by now.
         """
-        return self._read(CentersTarget(keyed=True)).keys
+        return self._read(CentersTarget(keyed=self.dtype if dtype is None else dtype)).keys
 
     def _read(self, target: CentersTarget) -> CentersTarget:
         run = RunDirectory(self.place, writable=False, storage_options=self.storage_options)

@@ -118,9 +118,12 @@ def compute_setup(
         metric; `found` has the kernel as well if the bandwidth is open
     """
     config, data = run.config, run.data
-    dtype = np.dtype(np.float64 if run.precision == "float64" else np.float32)
-    loss, inside, facts = setup_targets(run, dtype, warm, report)
-    read_few_rows, learned = choose_kernel_and_metric(run, dtype, inside, report, found)
+    dtype, searched = (
+        np.dtype(np.float64 if precision == "float64" else np.float32)
+        for precision in (run.precision, run.search_precision)
+    )
+    loss, inside, facts = setup_targets(run, searched, warm, report)
+    read_few_rows, learned = choose_kernel_and_metric(run, searched, inside, report, found)
     host_Z, order, kernel, center_rows, shift = choose_centers(
         run, dtype, report, learned.kernel, learned.metric
     )

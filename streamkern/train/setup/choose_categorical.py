@@ -96,7 +96,7 @@ def find_categorical(run: ResolvedRun, rows: SampleRows, kernel: Kernel, report:
         return _Fit(kernel, noise) if noise.tried and math.isfinite(noise.error) else None
 
     def operator(kernel: Kernel) -> KernelOperator:
-        return KernelOperator(kernel, run.backend, run.precision, shift, run.grid)
+        return KernelOperator(kernel, run.backend, run.search_precision, shift, run.grid)
 
     def errors(fit: _Fit) -> Floats:
         return row_errors(operator(fit.kernel), None, rows, fit.noise)[0]

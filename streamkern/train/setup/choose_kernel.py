@@ -144,7 +144,7 @@ def find_kernel(
         return median_bandwidth(points, "cityblock" if geometry == "l1" else "euclidean")
 
     def operator(kernel: Kernel) -> KernelOperator:
-        return KernelOperator(kernel, run.backend, run.precision, shift, run.grid)
+        return KernelOperator(kernel, run.backend, run.search_precision, shift, run.grid)
 
     first, *others = kernels_of(run)
 

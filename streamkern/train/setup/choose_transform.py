@@ -211,7 +211,7 @@ class _TargetColumns:
 
     def _op(self, name: str, width: float) -> KernelOperator:
         made = get_kernel(name, width * self._width)
-        precision = "float64" if self.run.precision == "float64" else "exact"
+        precision = "float64" if self.run.search_precision == "float64" else "exact"
         return KernelOperator(made, self.run.backend, precision, self._shift)
 
     def _values(self) -> _Floats:

@@ -133,7 +133,7 @@ class HeldOut:
 
     def operator(self, kernel: Kernel) -> KernelOperator:
         """Return the operator of a kernel for these rows."""
-        return KernelOperator(kernel, self.run.backend, self.run.precision, self.shift)
+        return KernelOperator(kernel, self.run.backend, self.run.search_precision, self.shift)
 
     def in_metric(
         self, metric: Floats | None, width: int, ridge: int, kernel: Any = "laplace",

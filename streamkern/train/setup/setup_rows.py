@@ -125,7 +125,7 @@ def _are_copies(run: ResolvedRun, rows: SampleRows) -> bool:
     host = run.backend.to_host(rows.X)
     kernel = Laplace(median_bandwidth(host))
     shift = host.mean(axis=0, dtype=np.float64).astype(host.dtype)
-    op = KernelOperator(kernel, run.backend, run.precision, shift)
+    op = KernelOperator(kernel, run.backend, run.search_precision, shift)
     return find_noise(op, None, rows).tells
 
 

@@ -8,7 +8,9 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 
+import streamkern as sk
 from streamkern.planning.effort_levels import EffortLevel
+from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.random_transforms import GaussianNoise
 from streamkern.train.resolve import given_arrays, resolved_run
@@ -92,3 +94,99 @@ def test_all_rows_are_the_solution_of_one_equation(monkeypatch: pytest.MonkeyPat
     fresh = arrays(seed=1)[0]
     expected = ref.laplace(fresh, X, 3.0) @ alpha + Y.mean(axis=0)
     np.testing.assert_allclose(result.model.predict(array_source(seed=1)), expected, atol=1e-4)
+
+
+# --- float64 for few rows ---------------------------------------------------------------------
+
+
+def values(n: int = N, seed: int = 0) -> ArraySource:
+    """Rows of a function without noise."""
+    X, _ = arrays(n, seed)
+    return ArraySource(X, np.sin(2 * X[:, 0]) + X[:, 1])
+
+
+FEW = OPEN | {"solver.ridge": 1e-9}
+
+
+@pytest.mark.parametrize(
+    ("changes", "precision"),
+    [
+        ({}, "float64"),
+        ({"run.precision": "exact"}, "exact"),
+        ({"run.precision": "float64"}, "float64"),
+        ({"solver.name": "block"}, "exact"),
+        ({"model.n_centers": 20}, "exact"),
+        ({"model.loss": "huber"}, "exact"),
+        ({"run.memory": "4 GiB"}, "float64"),
+    ],
+    ids=str,
+)
+def test_few_rows_are_solved_in_float64(changes: dict[str, object], precision: str) -> None:
+    run = opened(values(), **(FEW | changes))
+    assert run.precision == precision
+    chosen = precision == "float64" and "run.precision" not in changes
+    assert run.search_precision == ("exact" if chosen else precision)
+    assert run.problem.itemsize == (8 if precision == "float64" else 4)
+    run.backend.close()
+
+
+def test_classes_and_many_rows_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamkern.solver.direct.NARROW_ROWS", N)
+    for source in (values(), array_source()):
+        run = opened(source, **FEW)
+        assert run.precision == "exact"
+        run.backend.close()
+
+
+@pytest.mark.parametrize("started_wide", [True, False])
+def test_a_run_keeps_its_precision(
+    started_wide: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of a version before began in float32, and its record does not mention the choice."""
+    known = resolved_run._widens
+    config = settings(tmp_path / "run", **(FEW | {"run.checkpoint_every": 1}))
+    whole = settings(tmp_path / "whole", **FEW)
+    monkeypatch.setattr(resolved_run, "_widens", known if started_wide else lambda run: False)
+    finished(whole, source=values(), test=values(10, 5))
+    stopped(config, 1, source=values(), test=values(10, 5))
+    monkeypatch.setattr(resolved_run, "_widens", lambda run: not started_wide)
+    if not started_wide:
+        record = tmp_path / "run" / "run.json"
+        text = record.read_text()
+        assert '"widened": false' in text
+        record.write_text(text.replace(', "widened": false', ""))
+    result = finished(config, source=values(), test=values(10, 5))
+    assert result.model.op.precision == ("float64" if started_wide else "exact")
+    assert_same_bits(final(tmp_path / "run"), final(tmp_path / "whole"))
+
+
+def test_functions_without_noise_are_learned_beyond_float32() -> None:
+    """With the kernel that float32 finds, as the searches stay in it."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(size=(900, 4))
+    y = np.sin(3 * X[:, 0] * X[:, 1]) + (X[:, 2] - 0.5) ** 2 + X[:, 3]
+    fitted = {
+        precision: sk.KernelRegressor(random_state=0, precision=precision).fit(X[:500], y[:500])
+        for precision in ("auto", "exact")
+    }
+    errors = {
+        name: float(np.sqrt(((model.predict(X[500:]) - y[500:]) ** 2).mean()))
+        for name, model in fitted.items()
+    }
+    assert errors["auto"] < 0.8 * errors["exact"]
+    assert repr(fitted["auto"].kernel_) == repr(fitted["exact"].kernel_)
+
+
+def test_a_run_in_float64_can_be_continued_and_warm_started(tmp_path: Path) -> None:
+    """Another solver takes its weights, and the same precision."""
+    source = values()
+    first = settings(tmp_path / "first", **FEW)
+    finished(first, source=source)
+    second = settings(tmp_path / "second", **(FEW | {"solver.name": "block", "data.epochs": 2}))
+    result = finished(second, source=values(N, 1), continues=tmp_path / "first")
+    assert result.model.op.precision == "float64"
+    X, _ = arrays(N)
+    model = sk.KernelRegressor(random_state=0, warm_start=True, epochs=1).fit(X, X[:, 0])
+    assert model._state.precision == "float64"
+    model.set_params(solver="block").fit(X, X[:, 0] + 0.1)
+    assert abs(float((model.predict(X) - X[:, 0]).mean()) - 0.1) < 0.02

@@ -1,0 +1,87 @@
+"""The numbers of a run that its sizes, memory and costs follow from."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from streamkern.backend.base import Backend
+from streamkern.config.run_config import RunConfig
+from streamkern.config.solver import options_of, set_value
+from streamkern.filesystem.urls import local_path
+from streamkern.kernels.base import Kernel
+from streamkern.kernels.points import point_bytes, point_width, scratch_bytes
+from streamkern.losses.losses import SQUARES
+from streamkern.planning.problem import ProblemShape
+from streamkern.stream.feed import transform_dtype
+from streamkern.stream.loader import MAX_THREADS
+from streamkern.stream.sources.base import read_ahead, target_bytes
+from streamkern.stream.sources.mixture import stored_rows
+from streamkern.stream.sources.split import rows_read
+from streamkern.stream.sources.unit_edges import unit_sizes
+from streamkern.train.resolve.training_data import Data
+
+SAVING = 128 << 20  # bytes besides the arrays, for the chunks that `checksums` holds at once
+
+
+def problem_shape(
+    config: RunConfig, data: Data, p: int, backend: Backend, precision: str, on_cluster: bool,
+    kernel: Kernel,
+) -> ProblemShape:  # fmt: skip
+    """Return the shape of the problem with p centers, as the planner takes it."""
+    source, run_dir, levels = data.source, config.run.run_dir, config.model.quantile
+    # Reads wait for a network or a cluster, not for this machine.
+    waits = on_cluster or config.data.dask is not None or source.remote
+    width = point_width(data.d, precision, backend, kernel)
+    itemsize = 8 if precision == "float64" else 4
+    row_bytes = math.prod(source.row_shape) * source.dtype.itemsize + target_bytes(source)
+    unit_rows = int(unit_sizes(source).max())
+    floating = np.dtype(f"f{itemsize}")
+    transformed = transform_dtype(source.dtype, floating, source.feed_transforms).itemsize
+    return ProblemShape(
+        n_rows=source.n_rows,
+        epochs=config.data.passes,
+        d=data.d,
+        c=len(levels) if isinstance(levels, tuple) else source.n_outputs,
+        p=p,
+        batch_size=set_value(config.data.batch_size),
+        row_bytes=row_bytes,
+        unit_rows=unit_rows,
+        itemsize=itemsize,
+        threads=backend.threads,
+        width=width,
+        costs=backend.costs(precision),
+        draws=len(data.fixed) < len(source.feed_transforms),
+        tile_bytes=backend.tile_rows * min(backend.tile_width(width), p) * itemsize,
+        library_bytes=backend.library_bytes,
+        feed_arrays=1 + transformed // itemsize * max(1, len(source.feed_transforms)),
+        transformed=transformed,
+        point_bytes=point_bytes(data.d, precision, backend, kernel),
+        scratch_bytes=backend.prepare_rows * scratch_bytes(data.d, precision, kernel),
+        staging=backend.staging,
+        # If reads wait for a network, `in_flight_bytes` bounds the number of pending reads.
+        readers=MAX_THREADS if waits else 0,
+        units_in_hand=read_ahead(waits),
+        saving=SAVING if run_dir is not None and local_path(run_dir) is None else 0,
+        kept=run_dir is not None,
+        repeats=data.repeats,
+        ridge=config.solver.ridge != 0 and "ridge" in options_of(config.solver.name),
+        finds_ridge=config.solver.ridge == "auto",
+        finds_bandwidth="auto" in (config.model.bandwidth, config.model.kernel),
+        metric=0 if kernel.metric is None else kernel.metric.size * 8,
+        n_stored=stored_rows(source).n_rows,
+        hides_copies=source.hides_copies,
+        float64=1.0 if itemsize == 8 else backend.float64,
+        features=config.model.features,
+        classes=source.classes is not None,
+        several=source.classes is None and source.n_outputs > 1,
+        posterior=config.solver.posterior,
+        squares=config.model.loss == SQUARES,
+        set_aside=0 if data.aside is None else data.aside.n_rows,
+        set_apart=0 if data.apart is None else data.apart.n_rows,
+        ranks=config.run.n_ranks,
+        center_ranks=config.run.center_ranks,
+        goes_on=config.solver.warm_start is not None,
+        read_rows=rows_read(source),
+    )
