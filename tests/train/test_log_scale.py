@@ -154,6 +154,27 @@ def test_intervals_hold_the_truth() -> None:
         assert 0.85 < np.mean((y >= ends[:, 0]) & (y <= ends[:, 1])) < 0.95
 
 
+@pytest.mark.parametrize("normalised", [False, True])
+def test_intervals_widen_with_the_predictions(normalised: bool, tmp_path: Path) -> None:
+    """Noise in proportion: they hold the truth as often where predictions are large or small."""
+    model = fitted(n=2000, calibrate=True)
+    X, y = made("exponential", 2000, 1)
+    values, ends = model.predict(X, interval=0.9, normalised=normalised)
+    inside = (y >= ends[:, 0]) & (y <= ends[:, 1])
+    for part in np.array_split(np.argsort(values), 4):
+        assert 0.8 < inside[part].mean() <= 0.99
+    assert (ends[:, 0] > 0).all()
+    model.save(tmp_path / "saved")
+    again = sk.load(tmp_path / "saved")
+    np.testing.assert_array_equal(again.predict(X, interval=0.9, normalised=normalised)[1], ends)
+    figures = finished(
+        settings(**{"run.calibrate": True}), source=source(2000), test=source(2000, 1)
+    ).metrics
+    before = "test_normalised_" if normalised else "test_"
+    assert 0.85 < figures[f"{before}coverage"] < 0.95
+    assert figures[f"{before}width"] == pytest.approx(np.ptp(ends, axis=1).mean(), rel=0.3)
+
+
 # -- stopped, saved, continued --------------------------------------------------------------------
 
 

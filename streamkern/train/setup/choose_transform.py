@@ -24,6 +24,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from streamkern.basics.log_scale import symmetric_exp, symmetric_log
 from streamkern.centers.random_rows import median_bandwidth
 from streamkern.config.run_config import RunConfig
 from streamkern.kernels.builtin import get_kernel
@@ -32,7 +33,7 @@ from streamkern.losses.losses import SQUARES
 from streamkern.solver.method import Report
 from streamkern.solver.precondition.noise import MIN_ROWS_OF_NOISE, surplus, weighted_gram
 from streamkern.solver.precondition.samples import SampleRows, merged
-from streamkern.stream.target_scale import TargetScale, symmetric_exp, symmetric_log
+from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.restart.scaling import (
     changes_targets,
