@@ -344,6 +344,24 @@ def test_targets_below_zero_are_refused() -> None:
     assert np.isfinite(sk.KernelRegressor(target_transform="log").fit(X, y).predict(X)).all()
 
 
+@pytest.mark.parametrize("given", [{"target_transform": "log"}, {"loss": "poisson"}])
+@pytest.mark.parametrize("apart", ["calibrate", "early_stopping"])
+def test_a_refused_row_has_the_number_of_the_user(given: dict[str, Any], apart: str) -> None:
+    """Also if rows before it are set aside."""
+    X, y = made("exponential", N)
+    y[577] = -3
+    with pytest.raises(DataError, match=r"row 577 has -3"):
+        sk.KernelRegressor(**given, random_state=0, **{apart: True}).fit(X, y)
+
+
+def test_a_refused_row_of_a_store_has_the_number_of_its_input(tmp_path: Path) -> None:
+    X, y = made("exponential", N)
+    y[577] = -3
+    ingest(X, str(tmp_path / "train.zarr"), y=y)
+    with pytest.raises(DataError, match=r"row 577 has -3"):
+        sk.KernelRegressor(target_transform="log").fit(str(tmp_path / "train.zarr"))
+
+
 def test_a_row_below_zero_that_no_sample_has_is_no_error() -> None:
     X, y = made("exponential", 3000)
     y[1234] = -3

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from streamkern.backend.base import Backend
 from streamkern.backend.devices import get_backend
 from streamkern.backend.rank_grid import check_columns
-from streamkern.basics.errors import ConfigError, MemoryBudgetError
+from streamkern.basics.errors import ConfigError, DataError, MemoryBudgetError
 from streamkern.basics.message import mention
 from streamkern.centers.selectors import SELECTORS
 from streamkern.config.run_config import RunConfig
@@ -41,6 +41,7 @@ from streamkern.stream.feed import CheckTargets, transform_dtype
 from streamkern.stream.loader import MAX_THREADS
 from streamkern.stream.sources.base import read_ahead, target_bytes, unit_sizes
 from streamkern.stream.sources.mixture import stored_rows
+from streamkern.stream.sources.sampling import source_rows_of
 from streamkern.stream.sources.split import rows_read
 from streamkern.train.resolve.calibration_split import NO_ROOM_APART, check_calibrate
 from streamkern.train.resolve.check_loss import (
@@ -109,8 +110,21 @@ class ResolvedRun:
     def check_targets(self) -> CheckTargets | None:
         """Check of the targets of a block, which raises DataError; None: all values are right."""
         if isinstance(self.loss, LogLink):
-            return self.loss.check_targets
-        return check_log_targets if self.config.model.target_transform == "log" else None
+            return self._numbered(self.loss.check_targets)
+        asked = self.config.model.target_transform == "log"
+        return self._numbered(check_log_targets) if asked else None
+
+    def _numbered(self, check: CheckTargets) -> CheckTargets:
+        """Return `check`, which names a row by its number in the data as it was given."""
+
+        def checked(Y: npt.NDArray[Any], row_ids: npt.NDArray[np.int64]) -> None:
+            try:
+                check(Y, row_ids)
+            except DataError:
+                check(Y, source_rows_of(self.data.source, row_ids))
+                raise
+
+        return checked
 
     @property
     def in_order(self) -> bool:
