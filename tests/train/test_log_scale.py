@@ -327,6 +327,7 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said("report", run, "--out", tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "squared error of left-out rows" in page
+    assert "squared errors of the logarithms" in page  # in the note of the training loss
     said("predict", run, tmp_path / "new.csv", tmp_path / "out.csv")
     values = pd.read_csv(tmp_path / "out.csv").iloc[:, -1].to_numpy()
     np.testing.assert_allclose(values, sk.load(run).predict(fresh), rtol=1e-2)
