@@ -8,6 +8,9 @@ score, k = ceil((m + 1) level), with probability at least `level`. A row with a 
 many times, and the new row is assumed to be as heavy as the heaviest (Tibshirani, Barber, Candes
 and Ramdas 2019, corollary 1, for a row of any weight up to that).
 
+For targets on a log scale (`stream.target_scale`), s is the distance of their logarithms: the
+intervals are wide where the predictions are large, and hold the truth as often.
+
 Quantiles are shifted: with the score s = y - f, the k-th smallest is added to f, k = ceil((m + 1)
 q) for q >= 1/2 and floor((m + 1) q) below. So a new target is below a quantile q >= 1/2 with
 probability at least q, and below a smaller one with probability at most q (Romano, Patterson and
@@ -27,6 +30,7 @@ import numpy.typing as npt
 
 from streamkern.basics.array_types import Floats
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.log_scale import symmetric_exp, symmetric_log
 from streamkern.basics.message import mention
 from streamkern.basics.warning import warn
 from streamkern.predict.probabilities import (
@@ -147,6 +151,8 @@ class Calibration:
     normalised : intervals in units of the residual scale, of rows that it was not fitted to
     shifts : (c,) added to the outputs of a model of quantiles, whose `intervals` hold y - f; else
         None
+    unit : (c,) of targets on a log scale, times the gain: scores are |log(1 + y / unit) - log(1 +
+        f / unit)|; None: they are |y - f|
     """
 
     intervals: Intervals
@@ -154,6 +160,7 @@ class Calibration:
     residual_scale: ResidualScale | None = None
     normalised: Intervals | None = None
     shifts: Floats | None = None
+    unit: Floats | None = None
 
     @classmethod
     def of_classes(
@@ -172,12 +179,13 @@ class Calibration:
     @classmethod
     def of_values(
         cls, F: npt.NDArray[Any], Y: npt.NDArray[Any], w: Floats | None,
-        origins: npt.NDArray[np.integer] | None = None,
+        origins: npt.NDArray[np.integer] | None = None, unit: Floats | None = None,
     ) -> Calibration:  # fmt: skip
         """Fit to values and targets (m, c), with weights (m,) or None; see `of_classes`."""
         F, Y, w, origins = _counted(F, Y, w, origins)
-        scores, _, w = _one_of_each(np.abs(F - Y), np.zeros(len(F), np.int64), w, origins)
-        return cls(Intervals.of(scores, w))
+        scores = distances(F, Y, unit)
+        scores, _, w = _one_of_each(scores, np.zeros(len(F), np.int64), w, origins)
+        return cls(Intervals.of(scores, w), unit=unit)
 
     @classmethod
     def of_quantiles(
@@ -219,17 +227,20 @@ class Calibration:
         intervals, probabilities = Intervals.from_arrays(stored), probabilities_from_arrays(stored)
         if "shifts" in stored:
             return cls(intervals, shifts=stored["shifts"])
+        found = cls(intervals, probabilities, unit=stored.get("unit"))
         scaled = _without_prefix(stored, _SCALE_PREFIX)
         if not scaled:
-            return cls(intervals, probabilities)
+            return found
         scores = Intervals.from_arrays(_without_prefix(scaled, _SCORES_PREFIX))
-        return cls(intervals, probabilities, ResidualScale.from_arrays(scaled), scores)
+        return replace(found, residual_scale=ResidualScale.from_arrays(scaled), normalised=scores)
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the arrays to store, by prefixed names."""
         stored = self.intervals.arrays()
         if self.shifts is not None:
             stored["shifts"] = self.shifts
+        if self.unit is not None:
+            stored["unit"] = self.unit
         if self.probabilities is not None:
             stored |= self.probabilities.arrays()
         if self.residual_scale is not None and self.normalised is not None:
@@ -249,6 +260,24 @@ class Calibration:
                 slope = float(self.probabilities.arrays()["slope"][0])
                 description["temperature"] = 1 / slope if slope else None
         return description
+
+
+def distances(F: npt.NDArray[Any], Y: npt.NDArray[Any], unit: Floats | None) -> Floats:
+    """Return the scores (m, c) of values F and targets Y; unit : see `Calibration`."""
+    if unit is not None:
+        F, Y = (symmetric_log(np, a, unit) for a in (F, Y))
+    found: Floats = np.abs(F - Y)
+    return found
+
+
+def interval_ends(
+    F: npt.NDArray[Any], reach: Floats, unit: Floats | None
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Return the ends of intervals with a reach (c,) or (m, c) around values F (m, c)."""
+    if unit is None:
+        return F - reach, F + reach
+    logs = symmetric_log(np, F, unit)
+    return symmetric_exp(np, logs - reach, unit), symmetric_exp(np, logs + reach, unit)
 
 
 def lacking(meta: Mapping[str, Any]) -> str:

@@ -34,7 +34,7 @@ from streamkern.basics.array_types import Floats
 from streamkern.basics.errors import DataError
 from streamkern.basics.warning import warn
 from streamkern.losses.base import Loss
-from streamkern.predict.calibration import Calibration, Intervals
+from streamkern.predict.calibration import Calibration, Intervals, distances, interval_ends
 from streamkern.predict.probabilities import log_losses
 from streamkern.store.statistics import ColumnMoments
 
@@ -147,15 +147,18 @@ class CalibratedFigures:
     def _add_values(
         self, F: npt.NDArray[Any], Y: npt.NDArray[Any], w: Floats, spread: Floats | None
     ) -> None:
-        residuals, normalised = np.abs(F - Y), self._calibration.normalised
+        normalised, unit = self._calibration.normalised, self._calibration.unit
+        residuals = distances(F, Y, unit)
+
+        def add(name: str, reach: Floats) -> None:
+            low, high = interval_ends(F, reach, unit)
+            self._add(f"{name}coverage", w @ (residuals <= reach).mean(axis=1))
+            self._add(f"{name}width", w @ (high - low).mean(axis=1))
+
         if self._judges:
-            reach = self._calibration.intervals.reach(LEVEL)
-            self._add("coverage", w @ (residuals <= reach).mean(axis=1))
-            self._add("width", w.sum() * 2 * reach.mean())
+            add("", self._calibration.intervals.reach(LEVEL))
         if self.asks_spread and normalised is not None and spread is not None:
-            reach = normalised.reach(LEVEL) * spread
-            self._add("normalised_coverage", w @ (residuals <= reach).mean(axis=1))
-            self._add("normalised_width", w @ (2 * reach).mean(axis=1))
+            add("normalised_", normalised.reach(LEVEL) * spread)
 
     def _add_classes(self, p: Floats, F: npt.NDArray[Any], Y: npt.NDArray[Any], w: Floats) -> None:
         labels = Y.argmax(axis=1)

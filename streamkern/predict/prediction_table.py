@@ -17,7 +17,7 @@ from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.ingest.original_columns import OriginalColumns
 from streamkern.losses.base import Loss
-from streamkern.predict.calibration import Calibration, Intervals, check_level
+from streamkern.predict.calibration import Calibration, Intervals, check_level, interval_ends
 from streamkern.predict.probabilities import Probabilities
 from streamkern.store.class_labels import labels_of
 
@@ -169,6 +169,7 @@ class OutputFormat:
     normalised : whether `reach` is multiplied by the residual scale of a row
     std : whether standard deviations follow the values
     ends : the outputs which are the ends of intervals at `level`, of a model of quantiles
+    unit : see `Calibration`
     """
 
     probabilities: Probabilities | None = None
@@ -177,6 +178,7 @@ class OutputFormat:
     std: bool = False
     normalised: bool = False
     ends: tuple[int, int] | None = None
+    unit: NDArray[np.float64] | None = None
 
     @classmethod
     def of(
@@ -209,7 +211,8 @@ class OutputFormat:
         if level is None:
             return cls(calibration.probabilities)
         intervals = _normalised_of(calibration) if normalised else calibration.intervals
-        return cls(None, intervals.reach(level), level, normalised=normalised)
+        reach = intervals.reach(level)
+        return cls(None, reach, level, normalised=normalised, unit=calibration.unit)
 
     def with_std(self, known: bool) -> OutputFormat:
         """Return the format with standard deviations.
@@ -259,4 +262,4 @@ class OutputFormat:
         c, reach = len(self.reach), self.reach
         if self.normalised:
             F, reach = F[:, :c], reach * F[:, c:]
-        return np.concatenate((F, F - reach, F + reach), axis=1)
+        return np.concatenate((F, *interval_ends(F, reach, self.unit)), axis=1)

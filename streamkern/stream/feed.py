@@ -16,12 +16,13 @@ import numpy as np
 from streamkern.backend.base import Array, Backend
 from streamkern.backend.batch import Batch
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.log_scale import symmetric_log
 from streamkern.basics.message import mention
 from streamkern.basics.randomness import Empty, Stage
 from streamkern.store.row_block import RowBlock
 from streamkern.stream.loader import Loader
 from streamkern.stream.sources.transforms import Transform, apply_transforms
-from streamkern.stream.target_scale import TargetScale, symmetric_log
+from streamkern.stream.target_scale import TargetScale
 
 CheckTargets = Callable[[np.ndarray, np.ndarray], None]
 """Raises an error on targets (m, c) as stored, of the rows with these numbers (m,)."""

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from streamkern.basics.errors import DataError
+from streamkern.basics.log_scale import symmetric_exp, symmetric_log
 from streamkern.store.statistics import ColumnMoments
 
 if TYPE_CHECKING:
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 CONSTANT_TARGET = 1e-10
 """Standard deviation, relative to the mean, below which a target may be a rounded constant."""
 UNITS_IN_TEXT = 3
-LARGEST_LOGARITHM = 500.0
-"""Largest |log(1 + y / unit)| whose inverse is not cut off."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,16 +120,6 @@ class TargetScale:
             return self.scale
         unit = self.unit if self.gain is None else self.unit * self.gain
         return self.scale * (unit + np.abs(predictions))
-
-
-def symmetric_log(xp: Any, Y: Any, unit: Any) -> Any:
-    """Return log(1 + y / unit), and -log(1 - y / unit) for y below 0. Y : (m, c); unit : (c,)."""
-    return xp.copysign(xp.log1p(xp.abs(Y) / unit), Y)
-
-
-def symmetric_exp(xp: Any, Z: Any, unit: Any) -> Any:
-    """Return the inverse of `symmetric_log`, without overflow."""
-    return xp.copysign(unit * xp.expm1(xp.minimum(xp.abs(Z), LARGEST_LOGARITHM)), Z)
 
 
 def transform_text(facts: Mapping[str, Any]) -> str:

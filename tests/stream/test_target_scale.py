@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamkern.backend.base import Backend
+from streamkern.basics.log_scale import symmetric_exp, symmetric_log
 from streamkern.store.row_block import RowBlock
 from streamkern.stream.feed import prepare
 from streamkern.stream.target_scale import (
     TargetScale,
-    symmetric_exp,
-    symmetric_log,
     transform_text,
 )
 

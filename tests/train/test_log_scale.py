@@ -154,6 +154,27 @@ def test_intervals_hold_the_truth() -> None:
         assert 0.85 < np.mean((y >= ends[:, 0]) & (y <= ends[:, 1])) < 0.95
 
 
+@pytest.mark.parametrize("normalised", [False, True])
+def test_intervals_widen_with_the_predictions(normalised: bool, tmp_path: Path) -> None:
+    """Noise in proportion: they hold the truth as often where predictions are large or small."""
+    model = fitted(n=2000, calibrate=True)
+    X, y = made("exponential", 2000, 1)
+    values, ends = model.predict(X, interval=0.9, normalised=normalised)
+    inside = (y >= ends[:, 0]) & (y <= ends[:, 1])
+    for part in np.array_split(np.argsort(values), 4):
+        assert 0.8 < inside[part].mean() <= 0.99
+    assert (ends[:, 0] > 0).all()
+    model.save(tmp_path / "saved")
+    again = sk.load(tmp_path / "saved")
+    np.testing.assert_array_equal(again.predict(X, interval=0.9, normalised=normalised)[1], ends)
+    figures = finished(
+        settings(**{"run.calibrate": True}), source=source(2000), test=source(2000, 1)
+    ).metrics
+    before = "test_normalised_" if normalised else "test_"
+    assert 0.85 < figures[f"{before}coverage"] < 0.95
+    assert figures[f"{before}width"] == pytest.approx(np.ptp(ends, axis=1).mean(), rel=0.3)
+
+
 # -- stopped, saved, continued --------------------------------------------------------------------
 
 
@@ -306,6 +327,7 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said("report", run, "--out", tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "squared error of left-out rows" in page
+    assert "squared errors of the logarithms" in page  # in the note of the training loss
     said("predict", run, tmp_path / "new.csv", tmp_path / "out.csv")
     values = pd.read_csv(tmp_path / "out.csv").iloc[:, -1].to_numpy()
     np.testing.assert_allclose(values, sk.load(run).predict(fresh), rtol=1e-2)
@@ -321,6 +343,24 @@ def test_targets_below_zero_are_refused() -> None:
         sk.KernelRegressor(target_transform="log").fit(X, y)
     y[7] = 0
     assert np.isfinite(sk.KernelRegressor(target_transform="log").fit(X, y).predict(X)).all()
+
+
+@pytest.mark.parametrize("given", [{"target_transform": "log"}, {"loss": "poisson"}])
+@pytest.mark.parametrize("apart", ["calibrate", "early_stopping"])
+def test_a_refused_row_has_the_number_of_the_user(given: dict[str, Any], apart: str) -> None:
+    """Also if rows before it are set aside."""
+    X, y = made("exponential", N)
+    y[577] = -3
+    with pytest.raises(DataError, match=r"row 577 has -3"):
+        sk.KernelRegressor(**given, random_state=0, **{apart: True}).fit(X, y)
+
+
+def test_a_refused_row_of_a_store_has_the_number_of_its_input(tmp_path: Path) -> None:
+    X, y = made("exponential", N)
+    y[577] = -3
+    ingest(X, str(tmp_path / "train.zarr"), y=y)
+    with pytest.raises(DataError, match=r"row 577 has -3"):
+        sk.KernelRegressor(target_transform="log").fit(str(tmp_path / "train.zarr"))
 
 
 def test_a_row_below_zero_that_no_sample_has_is_no_error() -> None:

@@ -45,6 +45,8 @@ def _charts(runs: Sequence[Facts], names: Sequence[str]) -> list[Html]:
 
     at_ends = all(run.solver in ("direct", "falkon") for run in runs)
     note = "of the model after an epoch" if at_ends else "of rows not learned from yet"
+    if any("target_transform" in run.setup.get("setup", {}) for run in runs):
+        note += "; on a log scale of the targets, squared errors of the logarithms"
     charts = [chart("Training loss", logged(LOSS), y=_SQUARES, note=note)]
     for name in names:
         words = figure_name(name)

@@ -103,6 +103,15 @@ def origins_of(source: BaseSource, rows: np.ndarray, epoch: int = 0) -> np.ndarr
     return origins
 
 
+def source_rows_of(source: BaseSource, rows: np.ndarray) -> np.ndarray:
+    """Return the numbers (n,) of the given rows (n,) in the data as it was given, see
+    `BaseSource.source_rows`."""
+    found = np.empty(len(rows), np.int64)
+    for u, index, inside in by_unit(unit_edges(source), rows):
+        found[index] = source.source_rows(u)[inside]
+    return found
+
+
 def by_unit(edges: np.ndarray, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     """Yield (unit, positions in `rows`, rows counted from its first) for each unit with any."""
     holder = np.searchsorted(edges, rows, side="right") - 1

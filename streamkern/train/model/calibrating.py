@@ -13,7 +13,7 @@ from streamkern.basics.array_types import Floats
 from streamkern.basics.errors import DataError
 from streamkern.losses.log_loss import LogLoss
 from streamkern.planning.memory import EVALUATED_ROWS
-from streamkern.predict.calibration import Calibration, Intervals
+from streamkern.predict.calibration import Calibration, Intervals, distances
 from streamkern.predict.probabilities import Softmax
 from streamkern.solver.kernel_ridge import LeftOut
 from streamkern.stream.sources.base import BaseSource
@@ -46,9 +46,12 @@ def calibrate(model: KernelModel, source: BaseSource) -> Calibration:
         return Calibration.of_classes(F, Y.argmax(axis=1), weights, origins)
     if model.loss is not None and model.loss.quantiles is not None:
         return Calibration.of_quantiles(F, Y, weights, model.loss.quantiles, origins)
-    found = Calibration.of_values(F, Y, weights, origins)
+    targets, unit = model.targets, None
+    if targets.unit is not None and targets.gain is not None:
+        unit = targets.unit * targets.gain
+    found = Calibration.of_values(F, Y, weights, origins, unit)
     with model.backend.active():
-        missed = np.abs(F.astype(np.float64) - Y)
+        missed = distances(F.astype(np.float64), Y, unit)
         return _normalised(found, model, source, missed, weights, origins)
 
 

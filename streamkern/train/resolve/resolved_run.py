@@ -17,7 +17,7 @@ import numpy.typing as npt
 from streamkern.backend.base import Backend
 from streamkern.backend.devices import get_backend
 from streamkern.backend.rank_grid import check_columns
-from streamkern.basics.errors import ConfigError, MemoryBudgetError
+from streamkern.basics.errors import ConfigError, DataError, MemoryBudgetError
 from streamkern.basics.machine import available_memory
 from streamkern.basics.message import mention
 from streamkern.centers.selectors import SELECTORS
@@ -38,6 +38,7 @@ from streamkern.solver.method import Method
 from streamkern.solver.methods import find, resolve
 from streamkern.solver.precondition.noise import NOISE_ROWS
 from streamkern.stream.feed import CheckTargets
+from streamkern.stream.sources.sampling import source_rows_of
 from streamkern.train.resolve.calibration_split import NO_ROOM_APART, check_calibrate
 from streamkern.train.resolve.check_loss import (
     check_log_link,
@@ -106,8 +107,21 @@ class ResolvedRun:
     def check_targets(self) -> CheckTargets | None:
         """Check of the targets of a block, which raises DataError; None: all values are right."""
         if isinstance(self.loss, LogLink):
-            return self.loss.check_targets
-        return check_log_targets if self.config.model.target_transform == "log" else None
+            return self._numbered(self.loss.check_targets)
+        asked = self.config.model.target_transform == "log"
+        return self._numbered(check_log_targets) if asked else None
+
+    def _numbered(self, check: CheckTargets) -> CheckTargets:
+        """Return `check`, which names a row by its number in the data as it was given."""
+
+        def checked(Y: npt.NDArray[Any], row_ids: npt.NDArray[np.int64]) -> None:
+            try:
+                check(Y, row_ids)
+            except DataError:
+                check(Y, source_rows_of(self.data.source, row_ids))
+                raise
+
+        return checked
 
     @property
     def search_precision(self) -> str:
@@ -259,12 +273,9 @@ def _with_centers(
         else:
             chosen, why = _as_started(problem, config.solver, fixed_sizes), None
         _check_centers(config, origin, data, chosen[0])
-        here = not on_cluster and config.data.dask is None
-        host = budget_bytes
-        if backend.name != "cpu":
-            host = default_budget(available_memory()) // _neighbours(config, given)
-        decoded = data.source.decoded_bytes if here else 0
-        kept = keep_stores(chosen[2], problem, decoded, host)
+        kept = 0
+        if not on_cluster and config.data.dask is None:
+            kept = _keep_stores(config, given, data, problem, chosen[2], budget_bytes)
     except BaseException:
         backend.close()
         raise
@@ -272,6 +283,17 @@ def _with_centers(
         config, given, data, problem, *chosen, why, budget_bytes, backend, *precision, choice,
         metric, kept,
     )  # fmt: skip
+
+
+def _keep_stores(
+    config: RunConfig, given: RunInputs, data: Data, problem: ProblemShape, buffers: Buffers,
+    budget_bytes: int,
+) -> int:  # fmt: skip
+    """Return the bytes of the stores that are kept decoded, within the budget of the host."""
+    host = budget_bytes
+    if problem.staging > 0:
+        host = default_budget(available_memory()) // _neighbours(config, given)
+    return keep_stores(buffers, problem, data.source.decoded_bytes, host)
 
 
 def _widens(run: ResolvedRun) -> bool:

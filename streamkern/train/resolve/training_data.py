@@ -261,7 +261,7 @@ def check_targets(config: RunConfig, source: BaseSource, of_data: str = "") -> N
     """Raise DataError if a row in memory has a target that the loss cannot have."""
     loss = loss_of(config.model.loss, config.model.quantile)
     if isinstance(loss, LogLink) and _in_memory(source):
-        for block in source.blocks():
+        for _, block in source.numbered_blocks(0):
             loss.check_targets(block.y, block.row_ids, of_data)
 
 

@@ -118,10 +118,7 @@ def compute_setup(
         metric; `found` has the kernel as well if the bandwidth is open
     """
     config, data = run.config, run.data
-    dtype, searched = (
-        np.dtype(np.float64 if precision == "float64" else np.float32)
-        for precision in (run.precision, run.search_precision)
-    )
+    dtype, searched = map(_floating, (run.precision, run.search_precision))
     loss, inside, facts = setup_targets(run, searched, warm, report)
     read_few_rows, learned = choose_kernel_and_metric(run, searched, inside, report, found)
     host_Z, order, kernel, center_rows, shift = choose_centers(
@@ -176,6 +173,10 @@ def compute_setup(
     meta = _meta(run, kernel, setup.meta, scale_meta)
     work = replace(work, options=options, loss=scaled_loss(run.backend, dtype, meta, arrays))
     return ComputedSetup(work, setup, arrays | scale_arrays, meta)
+
+
+def _floating(precision: str) -> np.dtype[np.floating]:
+    return np.dtype(np.float64 if precision == "float64" else np.float32)
 
 
 def _reported(samples: Samples, report: Report) -> Samples:

@@ -5,6 +5,10 @@ predicted by the others, by kernel ridge regression to y and to log(1 + y / unit
 each with the kernel and the noise that suit it. The predictions are mapped back, multiplied by the
 factor that makes them means (`smearing_factor`), and compared in the unit of y.
 
+The factor of the run's model is another one, as its errors are smaller than those of a model of so
+few rows. Of a left-out residual, the share noise / (noise + variance of f), which kernel ridge
+regression knows, is noise and stays; the square of the rest falls like 1 / rows.
+
 The log scale is taken if the mean squared error falls by `LOG_SCALE_GAIN`, and by `LOG_SCALE_SE`
 standard errors of the paired differences. A few rows would dominate these, so that squares above a
 high quantile (`CAPPED`) of those without a log scale count as that quantile; the mean of all
@@ -20,6 +24,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from streamkern.basics.log_scale import symmetric_exp, symmetric_log
 from streamkern.centers.random_rows import median_bandwidth
 from streamkern.config.run_config import RunConfig
 from streamkern.kernels.builtin import get_kernel
@@ -28,7 +33,7 @@ from streamkern.losses.losses import SQUARES
 from streamkern.solver.method import Report
 from streamkern.solver.precondition.noise import MIN_ROWS_OF_NOISE, surplus, weighted_gram
 from streamkern.solver.precondition.samples import SampleRows, merged
-from streamkern.stream.target_scale import TargetScale, symmetric_exp, symmetric_log
+from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.restart.scaling import (
     changes_targets,
@@ -137,14 +142,15 @@ def _is_considered(run: ResolvedRun) -> bool:
 def _is_skew(y: _Floats) -> bool:
     """Return whether targets (n,) may be simpler on a log scale: none is below 0, most are small.
 
-    Two values are as simple on any scale.
+    One or two values are as simple on any scale.
     """
     if len(y) < MIN_ROWS_OF_TRANSFORM or not np.isfinite(y).all() or y.min() < 0:
         return False
-    if (y == y.max()).sum() + (y == y.min()).sum() == len(y):
+    if len(np.unique(y)) <= 2:
         return False
+    y = y / y.max()  # rows without the largest ones may be tiny: their cubes would underflow
     centred, deviation = y - y.mean(), float(y.std())
-    skewness = float((centred**3).mean()) / deviation**3
+    skewness = float(((centred / deviation) ** 3).mean())
     return deviation >= MIN_VARIATION * float(y.mean()) and skewness >= MIN_SKEWNESS
 
 
@@ -164,7 +170,7 @@ def _units(y: _Floats) -> list[_Floats]:
 class _OfLogScale(NamedTuple):
     """A log scale of one output, compared with the output as it is.
 
-    unit : its unit; gain : see `smearing_factor`
+    unit : its unit; gain : `smearing_factor` of the run's model
     ratio, of_all : of the capped mean squared errors, and of those of all rows
     surely : standard errors by which the capped squares fall
     """
@@ -186,6 +192,8 @@ class _TargetColumns:
 
     rows : equal ones merged, with standardised columns
     y, w : (N, c) and (N,) of the rows before; group : (N,) the row that each of them is now
+    unexplained : the mean square of the errors that more rows would correct, of the run's model
+        over that of a model of these rows
     """
 
     def __init__(
@@ -197,6 +205,7 @@ class _TargetColumns:
         columns = np.concatenate([self.y, *logs], axis=1)
         self.mean, spread = columns.mean(axis=0), columns.std(axis=0)
         self.scale = np.where(spread > 0, spread, 1.0)
+        self.unexplained = min(1.0, len(y) / min(run.problem.p, run.data.base.n_rows))
         inside = backend.asarray((columns - self.mean) / self.scale, rows.Y.dtype)
         self.rows = merged(backend, rows._replace(Y=inside))
         repeats, root = self.rows.repeats, self.rows.root
@@ -214,43 +223,51 @@ class _TargetColumns:
         precision = "float64" if self.run.search_precision == "float64" else "exact"
         return KernelOperator(made, self.run.backend, precision, self._shift)
 
-    def _values(self) -> _Floats:
-        """Return the columns (N, columns) as the other rows predict them.
+    def _values(self) -> tuple[_Floats, _Floats]:
+        """Return the columns (N, columns) as the other rows predict them, and the corrections of
+        these values that the rows of the run would make.
 
         Each with the kernel and the noise of least error.
         """
         to_host = self.run.backend.to_host
         Y = to_host(self.rows.Y).astype(np.float64)
         root = np.ones(len(Y)) if self.rows.root is None else to_host(self.rows.root)
-        least, values = np.full(Y.shape[1], math.inf), np.zeros_like(Y)
+        root = root.astype(np.float64)[:, None]
+        least, found = np.full(Y.shape[1], math.inf), np.zeros((2, *Y.shape))
         for name, width in TRIED_KERNELS:
             op = self._op(name, width)
             K = to_host(weighted_gram(op, None, self.rows.X, self.rows.root))
-            for residuals in left_out_residuals(K, Y, root.astype(np.float64)):
+            for residuals, noise in left_out_residuals(K, Y, root[:, 0]):
                 errors = (residuals**2).mean(axis=0)
                 better = errors < least
                 least[better] = errors[better]
-                values[:, better] = (Y - residuals / root[:, None])[:, better]
-        found: _Floats = values[self.group] * self.scale + self.mean
-        return found
+                left = np.sqrt(noise + (1 - noise) * self.unexplained)[:, None]
+                values, corrections = Y - residuals / root, (1 - left) * residuals / root
+                found[:, :, better] = values[:, better], corrections[:, better]
+        values, corrections = found[:, self.group] * self.scale
+        return values + self.mean, corrections
 
     def verdicts(self) -> list[_OfLogScale]:
         """Return the verdict on the best unit of each output."""
         enough = len(self.rows.X) >= MIN_ROWS_OF_NOISE
-        values = self._values() if enough else np.full(1, np.nan)
+        values, more = self._values() if enough else (np.full(1, np.nan), np.zeros(1))
         if not np.isfinite(values).all():
             return [_OfLogScale(unit, 1.0, math.inf, math.inf, 0.0) for unit in self.units[0]]
         return [
-            min((self._verdict(values, k, at) for at in range(len(self.units))), key=_ratio_of)
+            min(
+                (self._verdict(values, more, k, at) for at in range(len(self.units))), key=_ratio_of
+            )
             for k in range(self.c)
         ]
 
-    def _verdict(self, values: _Floats, k: int, at: int) -> _OfLogScale:
-        """Return the verdict on the unit number `at` of output k. values : (N, columns)"""
-        unit, y, w = float(self.units[at][k]), self.y[:, k], self.w
-        found = symmetric_exp(np, values[:, (at + 1) * self.c + k], unit)
-        gain = smearing_factor(found, y, w)
-        before, after = ((each - y) ** 2 for each in (values[:, k], gain * found))
+    def _verdict(self, values: _Floats, corrections: _Floats, k: int, at: int) -> _OfLogScale:
+        """Return the verdict on the unit number `at` of output k; see `_values`."""
+        unit, y, w, column = float(self.units[at][k]), self.y[:, k], self.w, (at + 1) * self.c + k
+        found = symmetric_exp(np, values[:, column], unit)
+        noisy = symmetric_exp(np, symmetric_log(np, y, unit) - corrections[:, column], unit)
+        gain = smearing_factor(found, noisy, w)
+        own = smearing_factor(found, y, w) * found
+        before, after = ((each - y) ** 2 for each in (values[:, k], own))
         of_all = float(w @ after) / max(float(w @ before), 1e-300)
         cap = float(np.quantile(before, CAPPED))
         before, after = (w * np.minimum(squares, cap) for squares in (before, after))
@@ -273,8 +290,9 @@ def smearing_factor(values: _Floats, y: _Floats, w: _Floats) -> float:
     return factor if math.isfinite(factor) and factor > 0 else 1.0
 
 
-def left_out_residuals(K: _Floats, Y: _Floats, root: _Floats) -> Iterator[_Floats]:
-    """Yield the residuals (n, k) of rows predicted by all others, for each of `TRIED_NOISES`.
+def left_out_residuals(K: _Floats, Y: _Floats, root: _Floats) -> Iterator[tuple[_Floats, _Floats]]:
+    """Yield the residuals (n, k) of rows predicted by all others, and the expected share (n,) of
+    noise in their squares, for each of `TRIED_NOISES`.
 
     They are those of `precondition.noise`, scaled by the roots of the weights, and take one
     eigendecomposition for all noises, some 10 n^3 FLOPs.
@@ -286,4 +304,5 @@ def left_out_residuals(K: _Floats, Y: _Floats, root: _Floats) -> Iterator[_Float
     inside = U.T @ (root[:, None] * Y)
     for noise in TRIED_NOISES:
         inverse = 1 / (np.maximum(spectrum, 0) + noise * scale)
-        yield U @ (inverse[:, None] * inside) / (squares @ inverse)[:, None]
+        diagonal = squares @ inverse
+        yield U @ (inverse[:, None] * inside) / diagonal[:, None], noise * scale * diagonal

@@ -126,6 +126,31 @@ def test_equal_rows_and_weights() -> None:
         assert other.facts["error_ratio"] == pytest.approx(weighted.facts["error_ratio"], rel=0.2)
 
 
+@pytest.mark.parametrize("constant", [0.0, 0.1])
+def test_rare_large_targets_leave_no_choice(constant: float) -> None:
+    """No row of the sample may have one, so that it shows a constant."""
+    X, y = made("exponential", 5000)[0], np.full(5000, constant)
+    y[7] = 1e3
+    assert found(X, y) is None
+    y[7:] *= 1 + 1e-9 * np.arange(4993)
+    assert found(X, y) is None
+
+
+def test_errors_that_more_rows_correct_are_no_noise() -> None:
+    """Targets without noise need no factor, however badly a few rows predict each other."""
+    X = np.random.default_rng(0).uniform(-1.5, 1.5, (6000, 5)).astype(np.float32)
+    y = np.exp(0.7 * np.sin(4 * X.astype(float)).sum(axis=1))
+    asked: dict[str, Any] = {"model.target_transform": "log"}
+    few, many = (found(X[:n], y[:n], **asked | {"model.n_centers": n}) for n in (500, 6000))
+    assert few is not None
+    assert many is not None
+    assert few.targets.gain[0] > 1.2
+    assert many.targets.gain[0] < 1.05
+    same = found(X, y, **asked | {"model.n_centers": 500})
+    assert same is not None
+    assert same.targets.gain[0] > 1.2  # a model of few centers stays so
+
+
 def test_left_out_residuals_are_those_of_fits_without_the_row() -> None:
     rng = np.random.default_rng(0)
     X, Y, w = rng.standard_normal((20, 2)), rng.standard_normal((20, 3)), rng.random(20) + 0.5
@@ -133,12 +158,14 @@ def test_left_out_residuals_are_those_of_fits_without_the_row() -> None:
     root = np.sqrt(w)
     every = list(left_out_residuals(K * np.outer(root, root), Y, root))
     kappas = np.array(choose_transform.TRIED_NOISES) * float((w * K.diagonal()).mean())
-    for kappa, found_there in zip(kappas, every, strict=True):
+    for kappa, (found_there, share) in zip(kappas, every, strict=True):
         for i in range(20):
             on = np.arange(20) != i
-            alpha = np.linalg.solve(K[np.ix_(on, on)] + np.diag(kappa / w[on]), Y[on])
-            expected = root[i] * (Y[i] - K[i, on] @ alpha)
+            inverse = np.linalg.inv(K[np.ix_(on, on)] + np.diag(kappa / w[on]))
+            expected = root[i] * (Y[i] - K[i, on] @ inverse @ Y[on])
             np.testing.assert_allclose(found_there[i], expected, rtol=1e-6, atol=1e-9)
+            of_f, of_noise = K[i, i] - K[i, on] @ inverse @ K[on, i], kappa / w[i]
+            assert share[i] == pytest.approx(of_noise / (of_f + of_noise), rel=1e-6)
 
 
 def test_the_factor_makes_medians_means() -> None:
