@@ -101,7 +101,7 @@ IN_PLACE = ("sgd", "eigenpro1", "eigenpro2", "direct, all rows")
 _SMALL = {
     "batch_size": 20, "block_size": 24, "keep": True, "n_probe": 100, "level": 12, "period": 1,
     "projection": "none", "n_sums": 1, "loader_block_bytes": 1 << 20,
-    "loader_in_flight_bytes": 1 << 20,
+    "loader_in_flight_bytes": 1 << 20, "widened": False,
 }  # fmt: skip
 
 

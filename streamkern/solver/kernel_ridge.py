@@ -45,6 +45,7 @@ from streamkern.planning.memory import MAX_COPIES
 from streamkern.solver.base import State
 from streamkern.solver.equations import EquationSolver, grouped
 from streamkern.solver.precondition.held_out import rounding
+from streamkern.solver.precondition.norm import eps
 from streamkern.solver.refined import conjugate_gradient
 from streamkern.solver.ridge_curve import MAX_FACTORS, better_ridge, inverted
 
@@ -57,6 +58,8 @@ NEAR_RIDGE = 4.0
 steps."""
 LESS_JITTER = 0.1
 """First jitter of the equations, relative to that which a float32 factor needs."""
+MOST_JITTER = 100.0
+"""Largest jitter of the equations, relative to that of the factor, or of rounding in float32."""
 MAX_COPIED_SHARE = 0.01
 """Share of rows that are copies of others, above which leave-one-out errors do not show a ridge."""
 
@@ -196,10 +199,10 @@ class KernelRidgeSolver(EquationSolver):
 
         A : lower factor of about this matrix, in float32. With a jitter that only the rounding of
             the factor needs, it is still a preconditioner; a larger jitter is used in the equations
-            only if they have no solution otherwise.
+            only if they have no solution otherwise, up to `MOST_JITTER` times that of rounding.
         """
         root, precondition = state.pending["root"][:, None], partial(inverted, self.backend, A)
-        jitter = self.factor_jitter
+        jitter, lost = self.factor_jitter, 10 * eps(A.dtype) * self.scale
         self.jitter = self.least_jitter
         if jitter > self.least_jitter:  # the equations need about as much, or a little less
             self.jitter = max(self.least_jitter, LESS_JITTER * jitter)
@@ -212,9 +215,9 @@ class KernelRidgeSolver(EquationSolver):
             alpha = conjugate_gradient(self.backend.xp, times, precondition, Y)
             if alpha is not None:
                 return alpha
-            if self.jitter > jitter:
+            if self.jitter > MOST_JITTER * max(jitter, lost):
                 raise self._failure(state)
-            self.jitter *= 10
+            self.jitter = max(10 * self.jitter, lost)
 
     def _kernel_times(self, v: Array) -> Array:
         """Return K v, (p, w) float64, from the lower part of K. v : (p, w) float64."""

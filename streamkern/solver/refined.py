@@ -22,8 +22,9 @@ REFINED = 1e-6
 
 Predictions of the fitted rows are off by no more than that, those of other rows by up to 1e-4 (2500
 rows, noise of a tenth), and by 1e-2 with ridges of 1e-9, which float32 values hardly resolve."""
-MAX_REFINEMENTS = 25
-"""Steps after which there is no solution. Each reads the matrix, a factor costs n / 6 as much."""
+MAX_REFINEMENTS = 200
+"""Steps after which there is no solution. Each reads the matrix, a factor costs n / 6 as much. 6000
+rows of bike, without noise, took 43."""
 
 
 def conjugate_gradient(

@@ -329,3 +329,22 @@ def test_the_precision_of_a_factor_is_kept(tmp_path: Path, monkeypatch: pytest.M
     assert changed.meta["setup"]["factor"] == "float32"
     with pytest.raises(AssertionError):
         assert_same_bits(final(tmp_path / "a"), final(tmp_path / "b"))
+
+
+@pytest.mark.parametrize(("kernel", "n", "tau"), [("gaussian", 400, 3e-6), ("matern52", 900, 3e-7)])
+def test_equations_near_the_rounding_of_their_factor_are_solved(
+    kernel: str, n: int, tau: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Smooth kernels of many rows without noise: a default fit of 6000 rows once failed."""
+    monkeypatch.setattr(direct, "NARROW_ROWS", 1)
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(n + 300, 3))
+    y = np.sin(X[:, 0]) + X[:, 1] * X[:, 2]
+    options: dict[str, Any] = {
+        "kernel": kernel, "bandwidth": 30.0, "metric": "none", "ridge": tau / n, "random_state": 0,
+    }  # fmt: skip
+    errors = []
+    for precision in ("float64", "exact"):
+        model = KernelRegressor(precision=precision, **options).fit(X[:n], y[:n])
+        errors.append(float(np.sqrt(np.mean((model.predict(X[n:]) - y[n:]) ** 2))))
+    assert errors[1] <= 1.5 * errors[0] + 0.03
