@@ -252,6 +252,7 @@ def modules() -> dict[str, ModuleType]:
                 CUDA_R_64F=TYPES[np.dtype(np.float64)],
                 getDeviceProperties=lambda index: {"name": b"stand-in"},
                 driverGetVersion=lambda: 13000,
+                runtimeGetVersion=lambda: 13000,
             ),
         ),
     )  # fmt: skip
