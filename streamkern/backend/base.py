@@ -108,6 +108,10 @@ class Backend(DenseAlgebra):
         """
         yield
 
+    def stepping(self) -> AbstractContextManager[None]:
+        """Prepare this process for many short steps for a `with` block. Does nothing on the CPU."""
+        return nullcontext()
+
     def __exit__(self, *exc: object) -> None:
         self.close()
 

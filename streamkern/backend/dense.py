@@ -35,6 +35,8 @@ class DenseAlgebra(ABC):
 
     xp: Any
     chunk = PRODUCT_TILE
+    mirror_block = 256
+    """Rows and columns of a block in `mirror_lower`."""
 
     @abstractmethod
     def run(self, fn: Callable[[_T], None], items: Iterable[_T]) -> None:
@@ -173,8 +175,8 @@ class DenseAlgebra(ABC):
 
     def mirror_lower(self, C: Array) -> None:
         """Copy the lower triangle of a square C onto the upper one, in place, in blocks."""
-        for rows in tiles(len(C), 256):
-            for cols in tiles(rows.start, 256):
+        for rows in tiles(len(C), self.mirror_block):
+            for cols in tiles(rows.start, self.mirror_block):
                 C[cols, rows] = C[rows, cols].T
             square = C[rows, rows]
             square[...] = self.xp.tril(square) + self.xp.tril(square, -1).T

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from streamkern.backend.base import Backend
-from streamkern.backend.cupy_backend import CupyBackend
+from streamkern.backend.cupy_backend import CupyBackend, import_cupy
 from streamkern.backend.numba_backend import CompiledBackend, numba_problem
 from streamkern.basics.errors import BackendError, ConfigError
 from streamkern.basics.message import mention
-from streamkern.basics.optional import install, on_demand
+from streamkern.basics.optional import install
 from streamkern.basics.warning import warn
 
 NOT_INSTALLED = f"CuPy is not installed ({install('gpu-cuda12')})"
@@ -24,7 +24,7 @@ _USABLE: dict[int, Any] = {}
 def gpu_problem(index: int = 0) -> str | None:
     """Return why GPU `index` cannot be used, or None. Tests it by computing: drivers can lie."""
     try:
-        cupy = on_demand("cupy")
+        cupy = import_cupy()
     except ModuleNotFoundError as error:
         if error.name == "cupy":
             return NOT_INSTALLED
@@ -51,7 +51,7 @@ def gpu_problem(index: int = 0) -> str | None:
 
 def gpu_count() -> int:
     """Return the number of visible GPUs of this machine; 0 if none can be used."""
-    return 0 if gpu_problem() else int(on_demand("cupy").cuda.runtime.getDeviceCount())
+    return 0 if gpu_problem() else int(import_cupy().cuda.runtime.getDeviceCount())
 
 
 ACCELERATORS = ("auto", "numba", "none")
