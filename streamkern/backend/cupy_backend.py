@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array, Backend, Uploader, tiles
+from streamkern.backend.dense import SharedWorkspaces
 from streamkern.backend.expression import DRAWS_CUDA, NORMALS, WORDS, kernel_value
 from streamkern.backend.row_major import RowMajor
 from streamkern.backend.staging_ring import ByParts, Ring, Transfers
@@ -66,6 +67,7 @@ class CupyBackend(Backend):
 
     def __init__(self, index: int) -> None:
         super().__init__(threads=1)
+        self._workspaces = SharedWorkspaces()
         cupy, cupyx = import_cupy(), on_demand("cupyx")
         if os.environ.get("CUPY_TF32", "0") not in ("", "0"):
             raise BackendError(
@@ -216,10 +218,13 @@ class CupyBackend(Backend):
             self.xp.get_default_pinned_memory_pool().free_all_blocks()
 
     def memory_available(self) -> int:
-        """Return the free device memory in bytes, including unused memory of the pool."""
+        """Return the free device memory in bytes, after the pools were emptied.
+
+        What stays in a pool are parts of blocks in use: too small for a large array.
+        """
+        self.release()
         with self.device:
-            pool = self.xp.get_default_memory_pool()
-            return int(self.device.mem_info[0]) + int(pool.free_bytes())
+            return int(self.device.mem_info[0])
 
     def costs(self, precision: str) -> Costs:
         """Return the costs of an H100; `tools/gpu_check.py` prints those of another card."""

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -199,7 +200,7 @@ class Workspaces:
     """
 
     def __init__(self) -> None:
-        self._local = threading.local()
+        self._local: Any = threading.local()
 
     def lend(self, xp: Any, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Lent:
         """Lend an uninitialised array of `xp` of this shape and dtype, for a `with` block."""
@@ -213,6 +214,19 @@ class Workspaces:
         if piece is None:
             piece = xp.empty(n_bytes, np.uint8)
         return Lent(free, piece, piece[:n_bytes].view(dtype).reshape(shape))
+
+
+class SharedWorkspaces(Workspaces):
+    """Memory that all threads of a backend share, whose work is in order on one stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._local, self._lock = SimpleNamespace(free=[]), threading.Lock()
+
+    def lend(self, xp: Any, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Lent:
+        """Lend an array as `Workspaces` does. It may go back while its work is still queued."""
+        with self._lock:
+            return super().lend(xp, shape, dtype)
 
 
 class Lent:

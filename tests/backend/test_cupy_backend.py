@@ -497,6 +497,19 @@ def test_a_resume_under_other_libraries_is_told(
 
 
 @needs_compiler
+def test_memory_that_a_pool_keeps_is_given_back_before_it_is_counted(
+    cupy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Free parts of blocks in use do not fit a large array."""
+    monkeypatch.setattr(standin.Device, "mem_info", (1 << 20, 1 << 33))
+    pool = cupy.get_default_memory_pool()
+    pool.free_bytes = lambda: 1 << 32
+    pool.free_all_blocks = lambda: setattr(standin.Device, "mem_info", (1 << 30, 1 << 33))
+    with get_backend("gpu") as backend:
+        assert backend.memory_available() == 1 << 30
+
+
+@needs_compiler
 def test_a_mirror_takes_few_launches(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """One for each pair of large blocks, where the CPU copies blocks that fit its cache."""
     launches, assign = [0], standin.Array.__setitem__
