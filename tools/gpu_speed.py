@@ -240,7 +240,7 @@ def _largest_error(op: KernelOperator, x: Points, z: Points, X: np.ndarray, Z: n
 
 
 def _step(clock: Clock, op: KernelOperator, z: Points, host_X: np.ndarray, c: int) -> Figures:
-    """The block solver's step without a ridge, fed through the ring in storage form, as in training.
+    """Time steps without a ridge, fed through the ring in storage form, as in training.
 
     Speed does not depend on the values: identities stand in for the factors.
     """
