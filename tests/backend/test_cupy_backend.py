@@ -405,8 +405,9 @@ def test_wrong_numbers_of_a_device_are_found_before_the_run(
 def test_rounded_operands_are_found_before_the_run(
     cupy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever has allowed it: here our own calls round as TF32 does, to 10 bits."""
+    """Whoever has allowed it, and when: here our own calls round as TF32 does, to 10 bits."""
     plain = RowMajor.gemm
+    usable = gpu_problem() is None
 
     def rounding(self: RowMajor, A: Any, B: Any, out: Any, **options: Any) -> None:
         if A.dtype == np.float32:
@@ -415,6 +416,10 @@ def test_rounded_operands_are_found_before_the_run(
         plain(self, A, B, out, **options)
 
     monkeypatch.setattr(RowMajor, "gemm", rounding)
+    assert usable
+    with pytest.raises(BackendError, match=r"rounds the operands of products in float32 \(TF32\)"):
+        get_backend("gpu")
+    monkeypatch.setattr("streamkern.backend.devices._USABLE", {})
     assert "rounds the operands of products in float32 (TF32)" in str(gpu_problem())
 
 
@@ -545,7 +550,7 @@ def test_a_device_that_reads_host_memory_is_waited_for(
 def test_threads_take_short_turns_while_a_device_steps(
     cupy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And as long ones as before when it ends, also by an error."""
+    """And as long ones as before when it ends."""
     before, seen = sys.getswitchinterval(), list[float]()
     monkeypatch.setattr(
         "streamkern.solver.block_step.BlockSolver._average",
