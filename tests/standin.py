@@ -217,7 +217,7 @@ def modules() -> dict[str, ModuleType]:
     cupy, cupyx = _Cupy("cupy"), ModuleType("cupyx")
     for name in ("empty", "zeros", "ones", "eye", "arange", "ascontiguousarray"):
         setattr(cupy, name, _making(getattr(np, name)))
-    pool = SimpleNamespace(free_all_blocks=lambda: None, free_bytes=lambda: 0)
+    pool = SimpleNamespace(free_all_blocks=lambda: None)
     handle = lambda: HANDLE  # noqa: E731
     vars(cupy).update(
         __version__="0",
@@ -252,6 +252,7 @@ def modules() -> dict[str, ModuleType]:
                 CUDA_R_64F=TYPES[np.dtype(np.float64)],
                 getDeviceProperties=lambda index: {"name": b"stand-in"},
                 driverGetVersion=lambda: 13000,
+                runtimeGetVersion=lambda: 13000,
             ),
         ),
     )  # fmt: skip

@@ -22,6 +22,7 @@ from streamkern.basics.stop import StopRequest
 from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
+from streamkern.solver.precondition.block import SKETCH
 from streamkern.train.rank_work import prepare_run, train_rank
 from tools.gpu_speed import MODES, Clock, _operator
 from tools.rank_threads import Threads
@@ -94,14 +95,15 @@ def step_parts(backend: Any, shapes: Any = STEPS, mode: str = "high") -> Figures
 
 
 def _kernel_parts(backend: Any, mode: str, m: int, p: int, d: int, c: int) -> dict[str, float]:
+    """Return ms of products with K; beside alpha are the sketches of the leverage, as in steps."""
     xp, clock, rng = backend.xp, Clock(backend), np.random.default_rng(0)
     op = _operator(backend, mode, d)
     X, Z, alpha, r = (
         backend.asarray(rng.standard_normal(shape, np.float32))
-        for shape in ((m, d), (p, d), (p, c), (m, c))
+        for shape in ((m, d), (p, d), (p, c + SKETCH), (m, c))
     )
     x, z = op.points(X, left=True), op.points(Z, right=True)
-    K, f, g = (xp.empty(shape, np.float32) for shape in ((m, p), (m, c), (p, c)))
+    K, f, g = (xp.empty(shape, np.float32) for shape in ((m, p), (m, c + SKETCH), (p, c)))
     parts: dict[str, Callable[[], Any]] = {
         "points": lambda: op.points(X, left=True),
         "gemm": lambda: backend.gemm(x.left, z.right, K),
@@ -134,6 +136,7 @@ def costs(backend: Any, shape: Any = COSTS) -> Figures:
     backend.release()
     flops = 2 * m * p * d / ms["exact"]["gemm"]  # a millisecond
     beside = {mode: of["K and K alpha"] + of["K.T r"] - of["gemm"] for mode, of in ms.items()}
+    # Plans count products with c outputs by their FLOPs, and the sketches as a part of an entry.
     entries = {mode: max(0.0, t * flops / (m * p) - 4 * c) for mode, t in beside.items()}
     return {
         "DEVICE_FLOPS": 1e3 * flops,

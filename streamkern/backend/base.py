@@ -108,6 +108,10 @@ class Backend(DenseAlgebra):
         """
         yield
 
+    def stepping(self) -> AbstractContextManager[None]:
+        """Prepare this process for many short steps for a `with` block. Does nothing on the CPU."""
+        return nullcontext()
+
     def __exit__(self, *exc: object) -> None:
         self.close()
 
@@ -230,7 +234,7 @@ class Backend(DenseAlgebra):
     def workspace(
         self, shape: tuple[int, ...], dtype: npt.DTypeLike
     ) -> AbstractContextManager[Array]:
-        """Lend a scratch array of the calling thread for a `with` block; see `Workspaces`."""
+        """Lend a scratch array for a `with` block; see `Workspaces`."""
         return self._workspaces.lend(self.xp, shape, dtype)
 
     def operand_dtype(self, precision: str) -> np.dtype[Any]:

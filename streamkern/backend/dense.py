@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -35,6 +36,8 @@ class DenseAlgebra(ABC):
 
     xp: Any
     chunk = PRODUCT_TILE
+    mirror_block = 256
+    """Rows and columns of a block in `mirror_lower`."""
 
     @abstractmethod
     def run(self, fn: Callable[[_T], None], items: Iterable[_T]) -> None:
@@ -173,8 +176,8 @@ class DenseAlgebra(ABC):
 
     def mirror_lower(self, C: Array) -> None:
         """Copy the lower triangle of a square C onto the upper one, in place, in blocks."""
-        for rows in tiles(len(C), 256):
-            for cols in tiles(rows.start, 256):
+        for rows in tiles(len(C), self.mirror_block):
+            for cols in tiles(rows.start, self.mirror_block):
                 C[cols, rows] = C[rows, cols].T
             square = C[rows, rows]
             square[...] = self.xp.tril(square) + self.xp.tril(square, -1).T
@@ -197,7 +200,7 @@ class Workspaces:
     """
 
     def __init__(self) -> None:
-        self._local = threading.local()
+        self._local: Any = threading.local()
 
     def lend(self, xp: Any, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Lent:
         """Lend an uninitialised array of `xp` of this shape and dtype, for a `with` block."""
@@ -211,6 +214,19 @@ class Workspaces:
         if piece is None:
             piece = xp.empty(n_bytes, np.uint8)
         return Lent(free, piece, piece[:n_bytes].view(dtype).reshape(shape))
+
+
+class SharedWorkspaces(Workspaces):
+    """Memory that all threads of a backend share, whose work is in order on one stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._local, self._lock = SimpleNamespace(free=[]), threading.Lock()
+
+    def lend(self, xp: Any, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Lent:
+        """Lend an array as `Workspaces` does. It may go back while its work is still queued."""
+        with self._lock:
+            return super().lend(xp, shape, dtype)
 
 
 class Lent:

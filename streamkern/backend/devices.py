@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from streamkern.backend.base import Backend
-from streamkern.backend.cupy_backend import CupyBackend
+from streamkern.backend.cupy_backend import CupyBackend, import_cupy
 from streamkern.backend.numba_backend import CompiledBackend, numba_problem
 from streamkern.basics.errors import BackendError, ConfigError
 from streamkern.basics.message import mention
-from streamkern.basics.optional import install, on_demand
+from streamkern.basics.optional import install
 from streamkern.basics.warning import warn
 
 NOT_INSTALLED = f"CuPy is not installed ({install('gpu-cuda12')})"
@@ -24,7 +24,7 @@ _USABLE: dict[int, Any] = {}
 def gpu_problem(index: int = 0) -> str | None:
     """Return why GPU `index` cannot be used, or None. Tests it by computing: drivers can lie."""
     try:
-        cupy = on_demand("cupy")
+        cupy = import_cupy()
     except ModuleNotFoundError as error:
         if error.name == "cupy":
             return NOT_INSTALLED
@@ -51,7 +51,7 @@ def gpu_problem(index: int = 0) -> str | None:
 
 def gpu_count() -> int:
     """Return the number of visible GPUs of this machine; 0 if none can be used."""
-    return 0 if gpu_problem() else int(on_demand("cupy").cuda.runtime.getDeviceCount())
+    return 0 if gpu_problem() else int(import_cupy().cuda.runtime.getDeviceCount())
 
 
 ACCELERATORS = ("auto", "numba", "none")
@@ -83,7 +83,7 @@ def get_backend(
     if device == "auto":
         problem = gpu_problem()
         if problem is None:
-            return CupyBackend(0)
+            return _gpu(0)
         if problem != NOT_INSTALLED:  # who installs CuPy wants a GPU
             warn(
                 f"{mention('device', 'auto')} is the CPU here: {problem}; "
@@ -101,7 +101,14 @@ def get_backend(
             f"{mention('device', device)} cannot be used: {problem}",
             f"use {mention('device', 'cpu')}",
         )
-    return CupyBackend(int(index or 0))  # pragma: no cover - needs one
+    return _gpu(int(index or 0))
+
+
+def _gpu(index: int) -> Backend:
+    """Return the backend of a GPU that was verified, unless its products round by now."""
+    backend = CupyBackend(index)
+    refuse_rounding(backend)
+    return backend
 
 
 def _cpu(threads: int | None, accelerator: str) -> Backend:
@@ -130,23 +137,34 @@ def probe(backend: Any) -> None:
         tile += 2 * points
         positive = backend.cholesky(tile)
         backend.gemm(tile, tile, square)
-        found, rounded = backend.to_host(square), _rounds(backend)
+        found = backend.to_host(square)
+    refuse_rounding(backend)
+    if not positive or not np.allclose(found, [[2, 1], [1, 2]]):
+        raise BackendError(f"CUDA device {backend.device.id} computes wrong numbers: {found}")
+
+
+def refuse_rounding(backend: Any) -> None:
+    """Raise BackendError if products in float32 round their operands, which a process may change.
+
+    CuPy's compute type, and the mode of the handle that all its calls share, apply to later runs.
+    """
+    with backend.active():
+        rounded = _rounds(backend)
     if rounded:
         raise BackendError(
             f"CUDA device {backend.device.id} rounds the operands of products in float32 (TF32)",
             "unset NVIDIA_TF32_OVERRIDE and leave CuPy's compute type at its default",
         )
-    if not positive or not np.allclose(found, [[2, 1], [1, 2]]):
-        raise BackendError(f"CUDA device {backend.device.id} computes wrong numbers: {found}")
 
 
 def _rounds(backend: Any) -> bool:
     """Return whether a float32 product loses 2^-12 of its operands, by CuPy's call or by ours.
 
     The size is one at which a library uses tensor cores if it may. Without rounding it is exact.
+    All rows are the same.
     """
     n, xp = 256, backend.xp
     A, B = (xp.ones((n, n), np.float32) for _ in range(2))
     A += 2**-12
     ours = backend.matmul(A, B, xp.empty((n, n), np.float32))
-    return any(bool((backend.to_host(C) == n).any()) for C in (A @ B, ours))
+    return any(bool((backend.to_host(C[0]) == n).any()) for C in (A @ B, ours))

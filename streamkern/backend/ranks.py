@@ -26,8 +26,10 @@ import numpy.typing as npt
 from streamkern.backend.base import Array, Backend, tiles
 from streamkern.backend.cupy_backend import CupyBackend
 from streamkern.basics.errors import BackendError, RankLostError
+from streamkern.basics.machine import boot_id
 from streamkern.basics.message import mention
-from streamkern.basics.optional import import_optional
+from streamkern.basics.optional import import_optional, install
+from streamkern.basics.warning import warn
 from streamkern.planning.memory import RANK_SLAB_BYTES
 
 
@@ -180,20 +182,22 @@ def process_group(rank: int, tracker: Mapping[str, Any]) -> Iterator[Communicato
 def on_devices(ranks: Communicator, backend: Backend) -> Communicator:
     """Return a communicator that sums arrays on the GPUs by NCCL, or `ranks` itself.
 
-    NCCL is used if every rank has it and a GPU of its own. Collective. Raises BackendError if NCCL
-    is installed but does not start.
+    NCCL is used if every rank has it and a GPU of its own. Rank 0 warns if only NCCL is missing.
+    Collective. Raises BackendError if NCCL is installed but does not start.
     """
     if ranks.is_single:
         return ranks
+    on_gpu = isinstance(backend, CupyBackend)
     library: Any = backend.nccl() if isinstance(backend, CupyBackend) else None
-    device = 0 if library is None else _device_number(backend)
-    has_nccl, devices = ranks.allgather([library is not None, device]).T
-    if not has_nccl.all() or len(set(devices)) < ranks.size:
+    own = [on_gpu, library is not None, _device_number(backend) if on_gpu else 0]
+    on_gpus, has_nccl, devices = ranks.allgather(own).T
+    if not on_gpus.all() or len(set(devices)) < ranks.size:
         return ranks
-    # The id is an array of C chars, which are signed on some machines and unsigned on others.
-    own_id = () if ranks.rank else library.get_unique_id()
-    id_bytes = ranks.broadcast_bytes(np.asarray(own_id, np.int16).tobytes())
-    unique_id = tuple(np.frombuffer(id_bytes, np.int16).tolist())
+    if not has_nccl.all():
+        if not ranks.rank:
+            _warn_without_nccl(np.flatnonzero(has_nccl == 0).tolist(), backend)
+        return ranks
+    unique_id = ranks.broadcast_bytes(b"" if ranks.rank else library.get_unique_id())
     try:
         with backend.active():
             communicator = library.NcclCommunicator(ranks.size, unique_id, ranks.rank)
@@ -206,8 +210,22 @@ def on_devices(ranks: Communicator, backend: Backend) -> Communicator:
 
 
 def _device_number(backend: Any) -> int:
-    """Return a number that identifies the GPU among the GPUs of all machines."""
-    return zlib.crc32(f"{socket.gethostname()} {backend.device.pci_bus_id}".encode())
+    """Return a number that identifies the GPU among the GPUs of all machines.
+
+    Containers on two machines may have equal host names; NCCL tells them apart by the boot as well.
+    """
+    where = f"{socket.gethostname()} {boot_id()} {backend.device.pci_bus_id}"
+    return zlib.crc32(where.encode())
+
+
+def _warn_without_nccl(missing: list[int], backend: Any) -> None:
+    """Warn that all-reduces copy through the host. missing : ranks without NCCL."""
+    cuda = backend.xp.cuda.runtime.runtimeGetVersion() // 1000
+    warn(
+        f"all-reduces between the GPUs copy every array through host memory and TCP: CuPy finds no "
+        f"NCCL on rank {', '.join(map(str, missing))}. Install it there: "
+        f"{install(f'gpu-cuda{cuda}')}"
+    )
 
 
 class Nccl(Communicator):
@@ -222,6 +240,7 @@ class Nccl(Communicator):
         self._types: dict[np.dtype[Any], int] = {
             np.dtype(np.float32): library.NCCL_FLOAT32,
             np.dtype(np.float64): library.NCCL_FLOAT64,
+            np.dtype(np.uint8): library.NCCL_UINT8,
         }
         self._pending_events = deque[tuple[Any, Any]]()
         self._on_device_s = 0.0
@@ -237,7 +256,8 @@ class Nccl(Communicator):
     def sum(self, a: Array, backend: Backend) -> Array:
         """Sum an array over the ranks, see `Communicator.sum`.
 
-        Arrays on the host, and dtypes other than float32 and float64, are summed by the host.
+        Arrays on the host, and dtypes other than float32, float64 and uint8, are summed by the
+        host.
         """
         if not isinstance(a, self._backend.xp.ndarray) or a.dtype not in self._types:
             return self._host.sum(a, backend)

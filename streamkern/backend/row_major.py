@@ -36,6 +36,18 @@ class RowMajor:
             np.dtype(np.float32): cublas.CUBLAS_COMPUTE_32F,
             np.dtype(np.float64): cublas.CUBLAS_COMPUTE_64F,
         }
+        self._numbers: dict[tuple[float, np.dtype[Any]], tuple[Array, int]] = {}
+
+    def _number(self, x: float, dtype: np.dtype[Any]) -> int:
+        """Return the address of a number on the host, which cuBLAS reads during a call.
+
+        The few numbers of a run are kept: to make two took a third of a call's time.
+        """
+        found = self._numbers.get((x, dtype))
+        if found is None:
+            number = np.array(x, dtype)
+            found = self._numbers.setdefault((x, dtype), (number, number.ctypes.data))
+        return found[1]
 
     def gemm(
         self,
@@ -64,14 +76,13 @@ class RowMajor:
             if beta == 0:
                 out[...] = 0
             return
-        one, zero = (np.array(x, out.dtype) for x in (alpha, beta))
         (of_A, A), (of_B, B) = self._oriented(A), self._oriented(B)
         # out.T = B.T A.T, as cuBLAS sees the matrices.
         cublas.gemmEx(
             self._handle(), of_B, of_A, c, r, k,
-            one.ctypes.data, B.data.ptr, self._types[B.dtype], _rows_apart(B),
+            self._number(alpha, out.dtype), B.data.ptr, self._types[B.dtype], _rows_apart(B),
             A.data.ptr, self._types[A.dtype], _rows_apart(A),
-            zero.ctypes.data, out.data.ptr, self._types[out.dtype], _rows_apart(out),
+            self._number(beta, out.dtype), out.data.ptr, self._types[out.dtype], _rows_apart(out),
             self._compute[out.dtype], cublas.CUBLAS_GEMM_DEFAULT,
         )  # fmt: skip
 
@@ -90,14 +101,13 @@ class RowMajor:
         if B.size == 0:
             return
         solve = cublas.strsm if B.dtype == np.float32 else cublas.dtrsm
-        one = np.array(1, B.dtype)
         solve(
             self._handle(),
             cublas.CUBLAS_SIDE_LEFT if right else cublas.CUBLAS_SIDE_RIGHT,
             cublas.CUBLAS_FILL_MODE_UPPER,
             cublas.CUBLAS_OP_T if transposed or right else cublas.CUBLAS_OP_N,
             cublas.CUBLAS_DIAG_NON_UNIT,
-            B.shape[1], len(B), one.ctypes.data, L.data.ptr, _rows_apart(L),
+            B.shape[1], len(B), self._number(1.0, B.dtype), L.data.ptr, _rows_apart(L),
             B.data.ptr, _rows_apart(B),
         )  # fmt: skip
 
@@ -108,11 +118,10 @@ class RowMajor:
         if k == 0:
             return
         update = cublas.ssyrk if C.dtype == np.float32 else cublas.dsyrk
-        factor, one = np.array(scale, C.dtype), np.array(1, C.dtype)
         update(
             self._handle(), cublas.CUBLAS_FILL_MODE_UPPER, cublas.CUBLAS_OP_N, b, k,
-            factor.ctypes.data, W.data.ptr, _rows_apart(W),
-            one.ctypes.data, C.data.ptr, _rows_apart(C),
+            self._number(scale, C.dtype), W.data.ptr, _rows_apart(W),
+            self._number(1.0, C.dtype), C.data.ptr, _rows_apart(C),
         )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
 from typing import TypeVar
 
 
@@ -76,6 +77,14 @@ def is_alive(pid: int) -> bool:
     except PermissionError:
         pass
     return True
+
+
+def boot_id() -> str | None:
+    """Return an id of this boot of this machine, the same in all containers; None if unknown."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return None
 
 
 # Address space that a thread reserves without using it: its stack, and an arena of glibc.

@@ -33,7 +33,7 @@ from streamkern.basics.errors import (
     StorageAccessError,
     StorageError,
 )
-from streamkern.basics.machine import is_alive
+from streamkern.basics.machine import boot_id, is_alive
 from streamkern.basics.text import redact, utc_now
 from streamkern.basics.warning import warn
 from streamkern.filesystem.objects import Objects
@@ -282,11 +282,12 @@ def _identity() -> dict[str, Any]:
 
 def _machine() -> str | None:
     """Identify this boot of this machine and the namespace of process ids; None if unknown."""
+    boot = boot_id()
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
+        space = os.readlink("/proc/self/ns/pid")
     except OSError:
         return None
+    return None if boot is None else f"{socket.gethostname()} {boot} {space}"
 
 
 def _started(pid: int) -> str | None:

@@ -169,6 +169,7 @@ class BlockMethod(Method[BlockSizes]):
             damping=set_value(options.damping), ridge=options.fixed_ridge, seed=work.seed,
             report=report,
             known=work.known, batch=_damped_by(problem, work.sizes.batch_size),
+            max_batch=work.sizes.batch_size,
         )  # fmt: skip
         open_ridge = {} if work.worth is None else {"ridge": pre.ridge}
         critical = min(rule.critical_batch for rule in pre.rules)
@@ -217,9 +218,10 @@ def training_op_counts(
 ) -> tuple[OpCounts, OpCounts, OpCounts]:
     """Return the operations of all steps on the rows of batches, on the centers, and in calls.
 
-    With several blocks, a ridge that is searched for takes an evaluation of K(Z, Z) in every second
-    step on average, from none to all; one that is set is usually weak. With one block its factor is
-    read every 2 to 10 000 steps, on ten tables.
+    With several blocks, a ridge that is searched for takes a block of K(Z, Z) in every second step
+    on average, from none to all; 32 to 125 blocks needed n / 115 to n / 32 of n blocks a step, and
+    setup makes it no more than a batch (`precondition.block`). A ridge that is set is usually weak.
+    With one block its factor is read every 2 to 10 000 steps, on ten tables.
     """
     p, b, n = problem.p, sizes.block_size, problem.n_rows * problem.epochs
     steps = -(-n // sizes.batch_size)
@@ -228,7 +230,8 @@ def training_op_counts(
         rows += OpCounts(entries=p * n)
     centers = OpCounts(swept=p * b * steps)
     if problem.finds_ridge and b < p:
-        centers += OpCounts(entries=p * b * steps / 2)
+        due = max(1 / 2, min(p / b / 32, sizes.batch_size / b))
+        centers += OpCounts(entries=p * b * steps * due)
     return rows, centers, OpCounts(calls=steps * (CALLS + CALLS_OF_BLOCK * -(-p // b)))
 
 

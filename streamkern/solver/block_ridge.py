@@ -10,13 +10,10 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import State
 from streamkern.solver.precondition.block import BlockPreconditioner
 from streamkern.solver.precondition.partition import Partition
+from streamkern.solver.precondition.step_rule import RIDGE_DELAY, blocks_due
 
-RIDGE_AGE, RIDGE_DELAY = 0.5, 4
-"""Constants of `ridge_schedule`.
-
-With 1 for the first, a smooth problem converged later; the second is below pi^2 / 2, and half of it
-is taken for long rounds.
-"""
+RIDGE_AGE = 0.5
+"""Constant of `ridge_schedule`. With 1 a smooth problem converged later."""
 MIN_SHARE = 1e-15
 
 
@@ -32,13 +29,14 @@ def ridge_schedule(n: int, share: float) -> tuple[int, int]:
 
     So a weak ridge is evaluated seldom, with at most `RIDGE_AGE` of the time of one block between
     evaluations (on noisy digits, p = 8000, four blocks, K(Z, Z) alpha was a quarter of the loop),
-    and a strong one with many blocks in rounds that are shorter than n steps.
+    and a strong one with many blocks in rounds that are shorter than n steps. Setup chooses mu such
+    that these blocks take about as many kernel values as the batch, see `blocks_due`.
     """
     share = max(share, MIN_SHARE)
     stride = int(min(RIDGE_AGE / n, RIDGE_DELAY / 2 / n**2) / share)
     if stride >= 1:
         return stride, 1
-    return 1, min(n, math.ceil(n**2 * share / RIDGE_DELAY))
+    return 1, min(n, math.ceil(blocks_due(n, share)))
 
 
 class BlockRidge:

@@ -5,6 +5,7 @@ On a GPU where there is one, and everywhere on the `standin` for CuPy, which tri
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import pytest
 
 import streamkern as sk
 from streamkern.backend.base import Backend
+from streamkern.backend.cupy_backend import CUBLAS_VARIABLES
 from streamkern.backend.devices import get_backend, gpu_problem
 from streamkern.backend.row_major import RowMajor
 from streamkern.basics.errors import BackendError
@@ -403,8 +405,9 @@ def test_wrong_numbers_of_a_device_are_found_before_the_run(
 def test_rounded_operands_are_found_before_the_run(
     cupy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever has allowed it: here our own calls round as TF32 does, to 10 bits."""
+    """Whoever has allowed it, and when: here our own calls round as TF32 does, to 10 bits."""
     plain = RowMajor.gemm
+    usable = gpu_problem() is None
 
     def rounding(self: RowMajor, A: Any, B: Any, out: Any, **options: Any) -> None:
         if A.dtype == np.float32:
@@ -413,6 +416,10 @@ def test_rounded_operands_are_found_before_the_run(
         plain(self, A, B, out, **options)
 
     monkeypatch.setattr(RowMajor, "gemm", rounding)
+    assert usable
+    with pytest.raises(BackendError, match=r"rounds the operands of products in float32 \(TF32\)"):
+        get_backend("gpu")
+    monkeypatch.setattr("streamkern.backend.devices._USABLE", {})
     assert "rounds the operands of products in float32 (TF32)" in str(gpu_problem())
 
 
@@ -467,13 +474,15 @@ def test_tf32_is_refused(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("what", "name"),
-    [("cublas", "cublas"), ("cusolver", "cusolver"), ("driver", "driver"), ("nvrtc", "nvrtc")],
+    "what",
+    ["cublas", "cusolver", "driver", "nvrtc", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE"],
 )
 def test_a_resume_under_other_libraries_is_told(
-    what: str, name: str, cupy: Any, monkeypatch: pytest.MonkeyPatch
+    what: str, cupy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """1.5: the libraries that compute, as they are loaded, are a part of what "same bits" means."""
+    """The libraries that compute, as they are loaded and set, are a part of "same bits"."""
+    for name in CUBLAS_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
     with get_backend("gpu") as backend:
         before = backend.describe()
         if what == "cublas":
@@ -482,11 +491,88 @@ def test_a_resume_under_other_libraries_is_told(
             cupy.cuda.runtime.driverGetVersion = lambda: 13010
         elif what == "nvrtc":
             cupy.cuda.nvrtc.getVersion = lambda: (13, 1)
+        elif what in CUBLAS_VARIABLES:  # a run that was recorded without it is no different
+            assert what not in before
+            monkeypatch.setenv(what, ":4096:8")
         else:
             cupy.cuda.cusolver._getVersion = lambda: (12, 1, 0)
         changed = changed_backend(before, backend.describe())
     assert len(changed) == 1
-    assert changed[0].startswith(f"{name}: was ")
+    assert changed[0].startswith(f"{what}: was ")
+
+
+@needs_compiler
+def test_memory_that_a_pool_keeps_is_given_back_before_it_is_counted(
+    cupy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Free parts of blocks in use do not fit a large array."""
+    monkeypatch.setattr(standin.Device, "mem_info", (1 << 20, 1 << 33))
+    pool = cupy.get_default_memory_pool()
+    pool.free_bytes = lambda: 1 << 32
+    pool.free_all_blocks = lambda: setattr(standin.Device, "mem_info", (1 << 30, 1 << 33))
+    with get_backend("gpu") as backend:
+        assert backend.memory_available() == 1 << 30
+
+
+@needs_compiler
+def test_a_mirror_takes_few_launches(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for each pair of large blocks, where the CPU copies blocks that fit its cache."""
+    launches, assign = [0], standin.Array.__setitem__
+
+    def counted(self: Any, key: Any, value: Any) -> None:
+        launches[0] += 1
+        assign(self, key, value)
+
+    with get_backend("gpu") as backend, backend.active():
+        C = backend.asarray(np.tril(rows(0, 2500, 2500)).astype(np.float32))
+        monkeypatch.setattr(standin.Array, "__setitem__", counted)
+        backend.mirror_lower(C)
+        host = backend.to_host(C)
+    assert launches[0] == 3
+    np.testing.assert_array_equal(host, host.T)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("own", "waits"), [(0, 0), (1, 1)])
+def test_a_device_that_reads_host_memory_is_waited_for(
+    own: int, waits: int, cupy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The array may be gone when the caller goes on; a driver that stages has read it by then."""
+    monkeypatch.setitem(standin.Device.attributes, "PageableMemoryAccess", own)
+    with get_backend("gpu") as backend:
+        waited: list[int] = []
+        monkeypatch.setattr(backend, "synchronize", lambda: waited.append(1))
+        backend.asarray([1.0, 2.0])
+        assert len(waited) == waits
+
+
+@needs_compiler
+def test_threads_take_short_turns_while_a_device_steps(
+    cupy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And as long ones as before when it ends."""
+    before, seen = sys.getswitchinterval(), list[float]()
+    monkeypatch.setattr(
+        "streamkern.solver.block_step.BlockSolver._average",
+        lambda *of: seen.append(sys.getswitchinterval()),
+    )
+    for device, most in (("gpu", 5e-4), ("cpu", before)):
+        finished(settings(**METHODS["block"] | {"run.device": device}), source=stream())
+        assert {round(each, 9) for each in seen} == {most}
+        assert sys.getswitchinterval() == before
+        seen.clear()
+
+
+@needs_compiler
+def test_cupy_compiles_with_precompiled_headers(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the user says otherwise."""
+    for given, found in (("0", "0"), (None, "1")):
+        if given is None:
+            monkeypatch.delenv("CUPY_NVRTC_USE_PCH")
+        else:
+            monkeypatch.setenv("CUPY_NVRTC_USE_PCH", given)
+        with get_backend("gpu"):
+            assert os.environ["CUPY_NVRTC_USE_PCH"] == found
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamkern.backend.dense import Workspaces
+from streamkern.backend.dense import SharedWorkspaces, Workspaces
 
 DTYPES = (np.float32, np.float64, np.bool_, np.float16)
 
@@ -78,3 +78,21 @@ def test_a_thread_has_its_own_and_an_error_gives_back() -> None:
         thread.join()
     use()
     assert taken == [20, 20, 20]
+
+
+def test_threads_of_one_stream_share_memory() -> None:
+    """As many pieces as were in use at once, however many threads there were."""
+    xp, taken = counting()
+    workspaces = SharedWorkspaces()
+
+    def use() -> None:
+        with workspaces.lend(xp, (5,), np.float32):
+            pass
+
+    for _ in range(3):
+        thread = threading.Thread(target=use, name="streamkern-test")
+        thread.start()
+        thread.join()
+    assert taken == [20]
+    with workspaces.lend(xp, (9,), np.uint8) as a, workspaces.lend(xp, (9,), np.uint8) as b:
+        assert not np.shares_memory(a, b)

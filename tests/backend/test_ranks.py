@@ -10,8 +10,10 @@ import queue
 import signal
 import sys
 import time
+import tomllib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
@@ -24,12 +26,14 @@ from streamkern.backend.base import Backend
 from streamkern.backend.cupy_backend import CupyBackend
 from streamkern.backend.ranks import SINGLE, Communicator, Nccl, on_devices, process_group
 from streamkern.basics.errors import BackendError, RankLostError
+from streamkern.solver.precondition.partition import gather_rows
 from tests import standin
 from tests.hostcuda import COMPILER
 from tests.rank_threads import on_threads
 from tools.rank_threads import Threads
 
 PATIENCE_S = 40.0
+ROOT = Path(__file__).parents[2]
 FORKS = multiprocessing.get_context("forkserver")  # whose server has imported everything
 FORKS.set_forkserver_preload([__name__, "xgboost.collective"])
 
@@ -178,8 +182,8 @@ def test_stripes_are_the_whole(n: int, size: int) -> None:
     assert SINGLE.triangle(n) == SINGLE.stripe(n) == slice(0, n)
 
 
-TYPES = {7: np.float32, 8: np.float64}
-IDENTITY = tuple(range(-128, 0))
+TYPES = {1: np.uint8, 7: np.float32, 8: np.float64}
+IDENTITY = bytes(range(1, 128)) + b"\0"
 
 
 class StandIn:
@@ -187,8 +191,10 @@ class StandIn:
 
     threads: ClassVar[list[Threads]] = []
 
-    def __init__(self, size: int, identity: tuple[int, ...], rank: int) -> None:
-        assert identity == IDENTITY, "of rank 0, with its signs"
+    def __init__(self, size: int, identity: bytes, rank: int) -> None:
+        if not isinstance(identity, bytes):  # as CuPy does since version 14
+            raise TypeError("Argument 'commId' has incorrect type")
+        assert identity == IDENTITY, "of rank 0, all 128 bytes"
         self.ranks = self.threads[rank]
 
     def allReduce(  # NCCL's name
@@ -204,8 +210,8 @@ class StandIn:
 def library() -> Any:
     found = ModuleType("cupy.cuda.nccl")
     vars(found).update(
-        available=True, NCCL_FLOAT32=7, NCCL_FLOAT64=8, NCCL_SUM=0, NcclCommunicator=StandIn,
-        get_unique_id=lambda: IDENTITY,
+        available=True, NCCL_UINT8=1, NCCL_FLOAT32=7, NCCL_FLOAT64=8, NCCL_SUM=0,
+        NcclCommunicator=StandIn, get_unique_id=lambda: IDENTITY,
     )  # fmt: skip
     return found
 
@@ -229,6 +235,26 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> Any:
         standin.Device, "pci_bus_id", property(lambda self: f"0:{self.id}"), raising=False
     )
     return CupyBackend
+
+
+def test_rows_in_half_precision_stay_on_the_devices(
+    devices: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All ranks get them without a sum over the host."""
+    rows = np.random.default_rng(0).normal(size=(4, 5)).astype(np.float16)
+
+    def work(ranks: Communicator) -> Any:
+        backend = devices(ranks.rank)
+        with backend.active():
+            between = on_devices(ranks, backend)
+            own = backend.asarray(rows if ranks.rank == 1 else np.zeros_like(rows))
+            waited = ranks.waited_s
+            gather_rows(own, between, backend)
+            assert ranks.waited_s == waited, "the host has no part in it"
+            return backend.to_host(own)
+
+    for found in on_threads(3, work):
+        np.testing.assert_array_equal(found, rows)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -275,14 +301,36 @@ def test_where_it_can_not_be_used_sums_go_through_the_host(
     assert on_devices(SINGLE, devices(0)) is SINGLE
     for without in (SimpleNamespace(available=False), None):
         monkeypatch.setitem(sys.modules, "cupy.cuda.nccl", without)
-        found = on_threads(2, lambda ranks: on_devices(ranks, devices(ranks.rank)))
+        with pytest.warns(UserWarning, match="finds no NCCL on rank 0, 1") as given:
+            found = on_threads(2, lambda ranks: on_devices(ranks, devices(ranks.rank)))
         assert [type(each) for each in found] == [Threads, Threads]
+        assert len(given) == 1, "rank 0 alone warns"
+        assert "gpu-cuda13" in str(given[0].message)
+
+
+def test_gpus_of_two_machines_with_equal_names_are_two(
+    devices: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Containers may all have one host name, and each machine a GPU at the same place."""
+    boots = iter("abc")
+    monkeypatch.setattr("streamkern.backend.ranks.boot_id", lambda: next(boots))
+    found = on_threads(3, lambda ranks: on_devices(ranks, devices(0)))
+    assert [type(each) for each in found] == [Nccl] * 3
+
+
+def test_extras_for_gpus_install_nccl() -> None:
+    """CuPy's own extra leaves it out."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    for cuda in ("12", "13"):
+        assert any(each.startswith(f"nvidia-nccl-cu{cuda}>=") for each in extras[f"gpu-cuda{cuda}"])
 
 
 def test_nccl_that_does_not_begin_is_told(devices: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the rank and what it said."""
 
-    def fails(size: int, identity: tuple[int, ...], rank: int) -> None:
+    def fails(size: int, identity: bytes, rank: int) -> None:
         raise RuntimeError("NCCL_ERROR_SYSTEM_ERROR")
 
     broken = library()
@@ -290,6 +338,15 @@ def test_nccl_that_does_not_begin_is_told(devices: Any, monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "cupy.cuda.nccl", broken)
     with pytest.raises(BackendError, match=r"rank . of 2: NCCL_ERROR_SYSTEM_ERROR; see to"):
         on_threads(2, lambda ranks: on_devices(ranks, devices(ranks.rank)))
+
+
+class OneOfMany(Communicator):
+    """A single rank that asks for sums all the same."""
+
+    is_single = False
+
+    def _total(self, own: Any) -> Any:
+        return own
 
 
 @pytest.mark.gpu
@@ -300,7 +357,11 @@ def test_a_device_sums_with_itself() -> None:
         pytest.skip("needs NCCL")
     backend = CupyBackend(0)
     with backend, backend.active():
-        between = Nccl(SINGLE, nccl.NcclCommunicator(1, nccl.get_unique_id(), 0), nccl, backend)
+        between = on_devices(OneOfMany(), backend)
+        assert isinstance(between, Nccl)
+        rows = backend.asarray(np.ones((3, 5), np.float16))
+        gather_rows(rows, between, backend)
+        assert bool((rows == 1).all())
         for dtype in (np.float32, np.float64):
             given = np.random.default_rng(0).normal(size=(40, 6)).astype(dtype)
             a = backend.asarray(given)

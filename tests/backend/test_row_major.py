@@ -55,6 +55,19 @@ def test_products(
     close(out, truth, tolerance)
 
 
+def test_numbers_are_made_once() -> None:
+    """And each product gets its own, in its precision."""
+    blas = RowMajor(columnmajor, TYPES, lambda: HANDLE)
+    for _ in range(3):
+        for dtype in (np.float32, np.float64):
+            A, B, out = (matrix(k, 3, 3, dtype) for k in range(3))
+            for alpha, beta in ((1.0, 0.0), (0.0, 1.0), (-2.0, 1.0)):
+                truth = alpha * (A @ B) + beta * out
+                blas.gemm(A, B, out, alpha=alpha, beta=beta)
+                close(out, truth, 1e-5)
+    assert len(blas._numbers) == 6
+
+
 @given(SIZES, SIZES, SIZES)
 def test_products_of_half_operands_are_summed_in_float32(
     blas: RowMajor, r: int, k: int, c: int

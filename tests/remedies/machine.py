@@ -27,7 +27,7 @@ NOT_TRIED = {
     "backend/cupy_backend.py:CupyBackend.__init__:1": GPU,
     "backend/ranks.py:on_devices:1": "needs GPUs",
     "backend/devices.py:probe:1": GPU,
-    "backend/devices.py:probe:2": GPU,
+    "backend/devices.py:refuse_rounding:1": GPU,
     "backend/ranks.py:Collective._total:1": LOST,
     "backend/ranks.py:process_group:1": LOST,
 }

@@ -360,3 +360,18 @@ def test_some_methods_need_every_row(solver: str) -> None:
     if solver == "eigenpro1":
         assert (sizes.batch_size, sizes.n_sample, sizes.level) == (256, 4800, 160)
     assert not any("K(Z, Z)" in what or "K(X, Z)" in what for _, what, _ in buffers.lines)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "batch", "due"), [(4, 4096, 1 / 2), (64, 65536, 2), (128, 8192, 1), (128, 65536, 4)]
+)
+def test_a_plan_counts_the_blocks_of_the_ridge(blocks: int, batch: int, due: float) -> None:
+    """More where there are many blocks, and no more than a batch."""
+    b = 8192
+    problem = replace(PLAIN, p=blocks * b, n_rows=1 << 20, epochs=1, finds_ridge=True)
+    sizes = BlockSizes("block", batch, 0, 0, 0, 0, block_size=b, keep=True)
+    found, none = (
+        METHODS["block"][0].op_counts(each, sizes)[1].entries
+        for each in (problem, replace(problem, finds_ridge=False))
+    )
+    assert found - none == due * problem.p * b * (1 << 20) / batch

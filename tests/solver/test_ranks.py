@@ -245,7 +245,7 @@ def test_centers_travel_bit_by_bit() -> None:
         ranks._total = seen  # type: ignore[method-assign]
         part = solver.partition
         with part.gathered(part.part(Z), part.blocks[1]) as whole:
-            assert kinds == {np.dtype(np.uint16)}
+            assert kinds == {np.dtype(np.uint8)}
             return np.array(whole)
 
     for whole in on_threads(4, travelled):

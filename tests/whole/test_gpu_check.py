@@ -26,6 +26,17 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_speed, "SECONDS", 0.0)
 
 
+def test_the_step_is_that_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are weighted by leverages that sketches tell, in blocks whose factors fit."""
+    made = list[Any]()
+    monkeypatch.setattr(gpu_speed.BlockSolver, "_weights", lambda self, *of: made.append(self))
+    for size, n_blocks in ((10**9, 1), (4 * 70 * 20, 4)):
+        monkeypatch.setattr(gpu_speed, "FACTOR_BYTES", size)
+        gpu_speed.measure(Backend(1), 100, **SIZES)
+        assert len(made[-1].preconditioner.blocks) == n_blocks
+        assert made[-1].sketch == 16
+
+
 @pytest.mark.parametrize("backend", [Backend(1), VirtualBackend(0)], ids=["numpy", "virtual"])
 def test_speed_is_reported_in_full(backend: Any) -> None:
     report = gpu_speed.measure(backend, 100, **SIZES)
@@ -43,6 +54,7 @@ def test_speed_is_reported_in_full(backend: Any) -> None:
         assert 0 <= figures["step"]["stall"] < 1
         assert 0 < figures["step"]["busy"] <= 1
         assert figures["step"]["samples_per_s"] > 0
+        assert 0 < figures["step"]["enqueued_ms"] <= figures["step"]["ms"]
     json.dumps(report)
 
 

@@ -30,7 +30,7 @@ from streamkern.solver.precondition.noise import NO_NOISE, Noise
 from streamkern.solver.precondition.norm import check_overlap, noise_floor
 from streamkern.solver.precondition.partition import Centers, apply_root, overlap, triangle_rows
 from streamkern.solver.precondition.samples import CenterTargets, Sample, effective_rows
-from streamkern.solver.precondition.step_rule import StepRule
+from streamkern.solver.precondition.step_rule import StepRule, blocks_due
 
 SKETCH = 16
 """Number of columns of a sketch of a block's leverage.
@@ -48,6 +48,9 @@ rough 1.066 1.066 1.075, 1.187 1.208 1.265, 1.030 1.030 1.034, 1.102 1.106 1.125
 1.047 1.050, 1.099 1.099 1.108, 1.035 1.034 1.035, 1.075 1.074 1.078; worst of ten tables 1.057
 1.054 1.077, 1.120 1.138 1.169, 1.039 1.034 1.037, 1.088 1.095 1.111.
 """
+DAMPING_MARGIN = 1.25
+"""Factor on mu where the ridge's cost requires more: a larger mu allows longer steps, in which
+more of the ridge acts."""
 MIN_PENALTY = 1e-5
 """Smallest mu, relative to the top eigenvalue of the first block's covariance."""
 
@@ -149,7 +152,7 @@ def block_slices(p: int, block_size: int) -> list[slice]:
 def build_block(
     op: KernelOperator, Z: Points | Centers, S: Sample, probe: Sample, blocks: list[slice], *,
     noise: Noise = NO_NOISE, worth: float | None = None, sweeps: int = 0,
-    damping: float | None = None, ridge: float = 0.0, seed: int = 0,
+    damping: float | None = None, ridge: float = 0.0, max_batch: float = math.inf, seed: int = 0,
     known: CenterTargets | None = None, batch: float = math.inf,
     report: Callable[[str, dict[str, Any]], None] = lambda event, fields: None,
 ) -> BlockPreconditioner:  # fmt: skip
@@ -172,6 +175,8 @@ def build_block(
         some.
     batch : rows of a step over the share of their leverage that it damps them by (`block_step`).
     damping : mu over the top eigenvalue of the first block's covariance, in place of `noise`.
+    max_batch : rows of a step; mu is as large as it takes for the ridge of several blocks to need
+        no more kernel values than these rows.
     ridge : coefficient of the ridge, which the solver evaluates on several blocks in turn, and on a
         single block from its factor, which is then kept; with `worth` 0 or an estimate.
 
@@ -204,9 +209,11 @@ def build_block(
         _learn(factor, max(mu, ridge), S, start, several=len(blocks) > 1)
         # A ridge on the weights themselves is evaluated on all blocks every step.
         rounds = 1 if factor.norm.L is None else len(blocks)
-        H_b, mu_b, leverage_b, lambda_1 = factor.damped(probe, mu, ridge, rounds)
+        if i == 0:
+            more = _more_damping(factor, probe, mu, ridge, rounds, max_batch)
+        H_b, mu_b, leverage_b, lambda_1 = factor.damped(probe, mu + more, ridge, rounds)
         leverage += leverage_b
-        mu = mu_b - rounds * ridge  # all blocks are damped alike
+        mu = mu_b - rounds * ridge - more  # all blocks are damped alike
         measured.append({"lambda_1": lambda_1, "mu": mu_b, "jitter": factor.norm.jitter})
         report("block", {"block": i, "blocks": len(blocks)} | measured[-1])
         if ridge and len(blocks) == 1:
@@ -228,6 +235,28 @@ def build_block(
         blocks, H, rules, min(mus), jitters, Z.held(start), S.n_rows, sketches, center_values, L,
         ridge, ranks=ranks,
     )  # fmt: skip
+
+
+def _more_damping(
+    factor: BlockFactor, probe: Sample, mu: float, ridge: float, n: int, max_batch: float
+) -> float:
+    """Return the increase of mu with which the ridge takes as many kernel values as a batch.
+
+    A step evaluates `blocks_due` of the n blocks against all centers, and a batch takes as many
+    values as max_batch / b blocks. All blocks are taken to have the leverage of this one.
+    """
+    afforded, more = max(1.0, max_batch / len(factor.Z)), 0.0
+    if n == 1 or not ridge or blocks_due(n, ridge / (mu + n * ridge)) <= afforded:
+        return more  # even for a step of 1, the longest
+    while True:
+        H, mu_b, leverage, lambda_1 = factor.damped(probe, mu + more, ridge, n)
+        del H
+        (mean,) = factor.ranks.broadcast_scalars([n * float(leverage.sum()) / len(leverage)])
+        eta = StepRule(mean, lambda_1, 1.0, True, mean).eta(max_batch)
+        needed = blocks_due(n, eta * ridge / mu_b) / afforded
+        if needed <= 1:
+            return more
+        more = DAMPING_MARGIN * needed * mu_b - mu - n * ridge
 
 
 def _learn(factor: BlockFactor, penalty: float, S: Sample, start: Array, *, several: bool) -> None:

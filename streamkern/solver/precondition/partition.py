@@ -41,8 +41,9 @@ def overlap(block: slice, stripe: slice) -> tuple[slice, slice]:
 
 def gather_rows(rows: Array, ranks: Communicator, backend: Backend) -> None:
     """Gather the rows of all ranks in `rows`, which has this rank's rows, and zeros elsewhere."""
-    # XGBoost's collective has no half precision. With one nonzero term, the bits can be added.
-    ranks.sum(rows.view(np.uint16) if rows.dtype == np.float16 else rows, backend)
+    # XGBoost's collective has no half precision, and NCCL no integers of 16 bits. With one nonzero
+    # term, the bytes can be added.
+    ranks.sum(rows.view(np.uint8) if rows.dtype == np.float16 else rows, backend)
 
 
 class Partition(CenterPartition):

@@ -84,6 +84,17 @@ if TYPE_CHECKING:
     Operator = Callable[[Array], Array]
 
 EIGENVALUE_STEPS = 32
+RIDGE_DELAY = 4
+"""Largest product of a round's steps and the ridge's rate along a direction of all blocks. It is
+below the stability limit pi^2 / 2, and half of it is taken for long rounds."""
+
+
+def blocks_due(n: int, share: float) -> float:
+    """Return the number of n blocks whose K(Z, Z) alpha has to be evaluated at each step.
+
+    share : largest fraction of the ridge's effect in a block that a step takes, eta ridge / mu.
+    """
+    return n**2 * share / RIDGE_DELAY
 
 
 @dataclass(frozen=True)
@@ -105,7 +116,7 @@ class StepRule:
     damped: bool = False
     mean: float = 0.0
 
-    def eta(self, m: int, variance_ratio: float = 1.0) -> float:
+    def eta(self, m: float, variance_ratio: float = 1.0) -> float:
         """Return the step size for m rows.
 
         variance_ratio : variance of their mean, relative to that of m independent rows.

@@ -99,6 +99,8 @@ class UserSource(BaseSource):
             )
         start, stop = self.unit_bounds(u)
         check_promise(block, self._promised, stop - start, u)
+        if self.classes is not None:  # an id out of range wraps on a GPU
+            encode_labels(block.y, np.arange(self.n_outputs), start)
         if not np.array_equal(block.row_ids, np.arange(start, stop)):
             raise DataError(
                 f"unit {u} of {self._name} gave rows that are not {start} to {stop - 1} in order, "

@@ -19,6 +19,11 @@ from streamkern.train.loop.step_loop import StepLoop
 GATHERED = 32
 """Number of steps between two gatherings of the ranks' sums over rows, within a pass."""
 
+AGREEMENT_S = 0.1
+"""Seconds between two agreements on whether the run is saved or ended. There is one after each step
+that takes longer, and after at most `GATHERED` steps. An agreement takes as long as a small message
+to all ranks, which was a few percent of short steps."""
+
 NO_CHECKPOINT = -1
 """Step number that stands for "no checkpoint"."""
 
@@ -43,6 +48,7 @@ class RankCoordinator:
     def __init__(self, ranks: Communicator, stop: StopRequest) -> None:
         self._ranks, self._stop = ranks, stop
         self._before = self._now = [RankTimings(0.0, 0.0, 0.0, 0.0)] * ranks.size
+        self._agreed_at, self._steps, self._next = time.perf_counter(), 0, 1
 
     def check_step(self, step: int = NO_CHECKPOINT) -> None:
         """Raise RankLostError unless all ranks continue from rank 0's step: a previous rank 0 may
@@ -62,14 +68,17 @@ class RankCoordinator:
         """Return whether a run may be evaluated, saved or ended after this step.
 
         Sums over rows are gathered at fixed steps, so that no save changes the order of summation.
+        Without such sums the ranks agree as often as rank 0 said in `ended`.
         now : gather at this step in any case, because the settings ask for it.
         """
         if self._ranks.is_single:
             return True
         solver, state, at = steps.solver, steps.state, steps.position
+        self._steps += 1
         if not at.batch:
             return True  # the end of the pass has gathered the sums
-        if at.step % GATHERED and not now and solver.sums_of_rows(state):
+        waits = at.step % GATHERED if solver.sums_of_rows(state) else self._steps < self._next
+        if waits and not now:
             return False
         solver.gather(state)
         return True
@@ -91,9 +100,12 @@ class RankCoordinator:
         """
         if self._ranks.is_single:
             return why, saves
-        stopped, ended, saved = self._ranks.broadcast_scalars(
-            [self._stop.requested is not None, why is not None, saves]
-        )
+        step_s = (time.perf_counter() - self._agreed_at) / max(1, self._steps)
+        steps = min(GATHERED, max(1, int(AGREEMENT_S / max(step_s, 1e-9))))
+        stopped, ended, saved, self._next = self._ranks.broadcast_scalars(
+            [self._stop.requested is not None, why is not None, saves, steps]
+        ).tolist()
+        self._agreed_at, self._steps = time.perf_counter(), 0
         if stopped:
             self._stop.requested = self._stop.requested or "rank 0"
             self._stop.check()

@@ -280,11 +280,12 @@ class StepLoop:
 
     def run_through(self, batches: Iterator[Batch], between: Between | None = None) -> None:
         """Take a step for each batch, until `between` returns True."""
-        for batch in batches:
-            before = self.position.samples
-            loss = self.take(batch)
-            if between is not None and between(before, loss):
-                break
+        with self.run.backend.stepping():
+            for batch in batches:
+                before = self.position.samples
+                loss = self.take(batch)
+                if between is not None and between(before, loss):
+                    break
 
     def take(self, batch: Batch) -> float | None:
         """Take one step and, after the last batch, end the pass.

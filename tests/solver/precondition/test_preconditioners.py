@@ -32,7 +32,12 @@ from streamkern.solver.precondition.low_rank import build_low_rank
 from streamkern.solver.precondition.noise import NO_NOISE, Noise
 from streamkern.solver.precondition.norm import jittered_cholesky
 from streamkern.solver.precondition.samples import by_center
-from streamkern.solver.precondition.step_rule import StepRule, fresh_eigenvalue, top_eigenvalue
+from streamkern.solver.precondition.step_rule import (
+    StepRule,
+    blocks_due,
+    fresh_eigenvalue,
+    top_eigenvalue,
+)
 from tests import reference as ref
 from tests.maths import Array, both, featured, operator, rows
 
@@ -268,6 +273,23 @@ class Built:
             self.kernel(self.probe, self.Z[block]) @ self.factors(b).H.T
             for b, block in enumerate(self.pre.blocks)
         ]
+
+
+@pytest.mark.parametrize("max_batch", [1, 4, 1000])
+def test_a_ridge_costs_no_more_than_a_batch(max_batch: int) -> None:
+    """A larger mu allows longer rounds; what the blocks learn from the sample stays."""
+    free = Built(operator(), block_size=1, ridge=10.0, batch=max_batch).pre
+    pre = Built(operator(), block_size=1, ridge=10.0, batch=max_batch, max_batch=max_batch).pre
+    due, before = (
+        blocks_due(30, max(rule.eta(max_batch) for rule in each.rules) * 10.0 / each.mu)
+        for each in (pre, free)
+    )
+    if max_batch == 1000:
+        assert pre.mu == free.mu
+    else:
+        assert due <= max_batch < before
+        assert pre.mu > free.mu
+    np.testing.assert_array_equal(pre.start, free.start)
 
 
 @pytest.mark.parametrize("block_size", [30, 11, 1])

@@ -125,6 +125,8 @@ def test_what_is_lacking_is_named_wherever_it_comes_in(tmp_path: Path) -> None:
             "gave X .* float64; the source promised .* correct one of them",
         ),
         (lambda b: b._replace(y=b.y[:-1]), "gave y"),
+        (lambda b: b._replace(y=b.y - 1), "label -1 of row .* is none of the . classes"),
+        (lambda b: b._replace(y=b.y + 1), "label . of row .* is none of the . classes"),
         (lambda b: b._replace(row_ids=b.row_ids[::-1].copy()), "rows that are not 0 to"),
         (lambda b: b._replace(w=np.ones(len(b.X), np.float32)), "unexpected sample weights"),
     ],

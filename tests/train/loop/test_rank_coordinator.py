@@ -1,0 +1,51 @@
+"""How often ranks agree on whether they go on: as seldom as their steps are short."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from streamkern.backend.ranks import Communicator
+from streamkern.basics.stop import StopRequest
+from streamkern.train.loop import rank_coordinator
+from streamkern.train.loop.rank_coordinator import GATHERED, RankCoordinator
+
+
+class Counting(Communicator):
+    """A rank that others wait for, which counts the messages."""
+
+    is_single, sent = False, 0
+
+    def _total(self, own: Any) -> Any:
+        self.sent += 1
+        return own
+
+
+def messages(
+    step_s: float, n: int, monkeypatch: pytest.MonkeyPatch, at: tuple[int, ...] = ()
+) -> int:
+    """Return the messages of n steps. at : steps after which the settings ask for a checkpoint."""
+    clock, ranks = [0.0], Counting()
+    monkeypatch.setattr(rank_coordinator.time, "perf_counter", lambda: clock[0])
+    agreement = RankCoordinator(ranks, StopRequest(install=False))
+    solver = SimpleNamespace(sums_of_rows=lambda state: (), gather=lambda state: None)
+    for step in range(1, n + 1):
+        clock[0] += step_s
+        position = SimpleNamespace(batch=step, step=step)
+        steps: Any = SimpleNamespace(solver=solver, state=None, position=position)
+        if agreement.at_sync_point(steps, now=step in at):
+            agreement.ended(None)
+    return ranks.sent
+
+
+def test_short_steps_need_few_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step is measured; then there is one for every tenth of a second."""
+    assert messages(0.0125, 81, monkeypatch) == 1 + 10
+    assert messages(1e-5, 1 + 10 * GATHERED, monkeypatch) == 1 + 10
+    assert messages(1e-5, 1 + GATHERED, monkeypatch, at=(2, 7)) == 1 + 2
+
+
+def test_a_long_step_is_followed_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert messages(0.2, 20, monkeypatch) == 20
