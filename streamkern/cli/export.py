@@ -20,9 +20,14 @@ def export_command(
     out: Annotated[
         str, typer.Argument(metavar="OUT", help="The .onnx file; missing folders are made.")
     ],
-    double: Annotated[
-        bool, typer.Option("--double", help="Compute, take and give float64 in place of float32.")
-    ] = False,
+    dtype: Annotated[
+        str,
+        typer.Option(
+            "--dtype",
+            metavar="auto|float32|float64",
+            help="Compute, take and give these numbers; auto: those of the model.",
+        ),
+    ] = "auto",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an older file.")] = False,
     storage_option: StorageOption = None,
 ) -> None:
@@ -37,6 +42,6 @@ def export_command(
     with result.model.backend:
         write_onnx(
             result.model, result.Z, ModelAnswers.of_run(result.model, run.facts), out,
-            dtype="float64" if double else "float32", overwrite=overwrite,
+            dtype=dtype, overwrite=overwrite,
         )  # fmt: skip
     typer.echo(f"the model is in {out}")

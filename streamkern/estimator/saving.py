@@ -49,7 +49,7 @@ class Saving(Predicting):
 
     @hide_traceback
     def to_onnx(
-        self, path: str | os.PathLike[str], *, dtype: str = "float32", overwrite: bool = False
+        self, path: str | os.PathLike[str], *, dtype: str = "auto", overwrite: bool = False
     ) -> None:
         """Write the fitted model to an ONNX file, which onnxruntime evaluates without streamkern.
 
@@ -60,7 +60,8 @@ class Saving(Predicting):
         Parameters
         ----------
         path : of the file; missing folders are made.
-        dtype : "float32" or "float64", of the input of numbers, of the kernel and of the outputs.
+        dtype : "float32" or "float64", of the input of numbers, of the kernel and of the outputs;
+            "auto" is that of the model.
         overwrite : replace a file at `path`.
 
         Raises

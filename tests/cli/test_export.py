@@ -19,7 +19,7 @@ def test_a_run_is_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     options = {"n_centers": 50, "epochs": 2, "random_state": 0, "loss": "log_loss"}
     model = sk.KernelClassifier(run_dir=tmp_path / "run", **options).fit(X, labels)
     out = tmp_path / "new" / "model.onnx"
-    assert run_command(["export", str(tmp_path / "run"), str(out), "--double"]) == 0
+    assert run_command(["export", str(tmp_path / "run"), str(out), "--dtype", "float64"]) == 0
     assert capsys.readouterr().out == f"the model is in {out}\n"
     session = onnxruntime.InferenceSession(out)
     names = [output.name for output in session.get_outputs()]

@@ -45,12 +45,18 @@ def words(n: int) -> None:
     regressor().fit(names, targets).to_onnx(f"words{n}.onnx")
 
 
+def column(name: str) -> None:
+    """Export a model of a table with a column of this name."""
+    table = pd.DataFrame({name: ["a", "b"] * (len(X) // 2)})
+    regressor().fit(table, Y[: len(table)]).to_onnx(f"column{name}.onnx")
+
+
 def remedies() -> list[Remedy]:
     """Return the mistakes."""
     own: dict[str, Any] = {"bandwidth": "auto"}
     arc = {"kernel": "relu_ntk", **own}
     cases = [
-        ("use one of .'float32', 'float64'.", exported("a.onnx", dtype="float16"),
+        ("use one of .'auto', 'float32', 'float64'.", exported("a.onnx", dtype="float16"),
          exported("a.onnx", dtype="float64")),
         ("give another path, or overwrite=True", exported("rides.csv"),
          exported("a.onnx", overwrite=True)),
@@ -63,6 +69,10 @@ def remedies() -> list[Remedy]:
          exported("c.onnx", arc, dtype="float32")),
         ("apply it to the rows before training", exported("d.onnx", {"transforms": [half]}),
          exported("d.onnx")),
+        ("give the path of a file$", exported("s3://bucket/e.onnx"), exported("e.onnx")),
+        ("give the path of a file in it", exported("."), exported("f.onnx")),
+        ("give the column another name", lambda: column("predictions"), lambda: column("X")),
+        ("give the column a name", lambda: column(""), lambda: column("c0")),
         ("give fewer of them", lambda: words(11_000), lambda: words(300)),
     ]  # fmt: skip
     return [Remedy(*case) for case in cases]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.optional import import_optional
+from streamkern.ingest.tables import cells
 from streamkern.ingest.tables.columns import (
     CYCLES,
     ColumnCode,
@@ -19,6 +21,7 @@ from streamkern.ingest.tables.columns import (
     TargetMeans,
 )
 from streamkern.ingest.tables.encoder import Encoder
+from streamkern.ingest.tables.numbers import is_integer, is_number
 from streamkern.stream.sources.quantile_scores import QuantileScores
 from streamkern.stream.sources.transforms import Scale, Transform, transform_name
 from streamkern.train.export.traced import Graph, Traced
@@ -60,7 +63,8 @@ def _missing_number(code: ColumnCode, missing: Traced) -> list[Traced]:
 
 def _number(graph: Graph, code: Number, encoder: Encoder) -> list[Traced]:
     values = graph.input(code.name, np.float64, (1,))
-    missing = graph.node("IsNaN", values, dtype=np.bool_)
+    marks = [float(text) for text in encoder.missing if is_number(text)]
+    missing = _missing(graph, values, marks)
     scaled = (values - code.mean) / code.std
     filled = graph.node("Where", missing, graph.constant(0, np.float64), scaled, dtype=np.float64)
     return [filled, *_missing_number(code, missing)]
@@ -68,7 +72,7 @@ def _number(graph: Graph, code: Number, encoder: Encoder) -> list[Traced]:
 
 def _date(graph: Graph, code: Date, encoder: Encoder) -> list[Traced]:
     days = graph.input(code.name, np.float64, (1,))
-    missing = graph.node("IsNaN", days, dtype=np.bool_)
+    missing = _missing(graph, days, [_days(code, text) for text in encoder.missing])
     nothing = graph.constant(0, np.float64)
     parts = [(days - code.mean) / code.std]
     for cycle in code.cycles:
@@ -80,6 +84,29 @@ def _date(graph: Graph, code: Date, encoder: Encoder) -> list[Traced]:
     return [*filled, *_missing_number(code, missing)]
 
 
+def _days(code: Date, text: str) -> float:
+    arrow = import_optional("pyarrow")
+    try:
+        return float(cells.as_days(arrow.array([text]), code.form)[0])
+    except cells.WrongCellError:
+        return math.nan
+
+
+def _missing(graph: Graph, values: Traced, marks: Iterable[float]) -> Traced:
+    """Return where values are NaN or one of the marks of a missing cell."""
+    missing = graph.node("IsNaN", values, dtype=np.bool_)
+    for mark in filter(math.isfinite, marks):
+        missing = graph.node("Or", missing, values.equals(mark))
+    return missing
+
+
+def _spellings(word: str) -> list[str]:
+    """Return the word, and the usual texts that a column of words takes for the same."""
+    if word in cells.BOOLEAN_WORDS:
+        return [word, word.title(), word.upper()]
+    return [word, f"{word}.0"] if is_integer(word) else [word]
+
+
 def _sine(graph: Graph, turn: Traced) -> Traced:
     # onnxruntime has it in float32 only for some of its versions; float32 is what features are.
     return graph.node("Sin", turn.astype(np.float32)).astype(np.float64)
@@ -88,8 +115,8 @@ def _sine(graph: Graph, turn: Traced) -> Traced:
 def _places(graph: Graph, code: KnownWords, encoder: Encoder, unknown: int) -> Traced:
     """Return the place of each word, (n, 1): 0 if it is missing, `unknown` if it is not known."""
     words = graph.input(code.name, np.str_, (1,))
-    places = dict.fromkeys(["", *encoder.missing], 0)
-    places |= {word: 1 + k for k, word in enumerate(code.known)}
+    places = {text: 0 for mark in ["", *encoder.missing] for text in _spellings(mark)}
+    places |= {text: 1 + k for k, word in enumerate(code.known) for text in _spellings(word)}
     return graph.node(
         "LabelEncoder", words, dtype=np.int64, domain="ai.onnx.ml", keys_strings=list(places),
         values_int64s=list(places.values()), default_int64=unknown,

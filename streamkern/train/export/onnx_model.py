@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,11 @@ import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
-from streamkern.basics.text import size_text
+from streamkern.basics.text import redact, size_text
 from streamkern.basics.version import __version__
+from streamkern.basics.warning import warn
 from streamkern.filesystem.durable import make_folders, write_aside
+from streamkern.filesystem.urls import local_path
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.kernels.base import Kernel
 from streamkern.predict.probabilities import Isotonic, Softmax
@@ -25,7 +26,7 @@ from streamkern.train.export.features import interpolated, plain_rows, scaled, t
 from streamkern.train.export.traced import Graph, Traced, TracedModule
 from streamkern.train.model.kernel_model import KernelModel
 
-EXPORT_DTYPES = ("float32", "float64")
+EXPORT_DTYPES = ("auto", "float32", "float64")
 MOST_BYTES = 2_000_000_000
 """Largest size of a file: protocol buffers hold up to 2 GiB."""
 HALF_SCORE = 0.5
@@ -62,29 +63,47 @@ class ModelAnswers:
 
 def write_onnx(
     model: KernelModel, centers: npt.NDArray[Any], answers: ModelAnswers,
-    path: str | os.PathLike[str], *, dtype: str = "float32", overwrite: bool = False,
+    path: str | os.PathLike[str], *, dtype: str = "auto", overwrite: bool = False,
 ) -> None:  # fmt: skip
     """Write a model to an ONNX file, whole or not at all.
 
     Parameters
     ----------
     centers : (p, d) in the order of the weights, scaled, before the metric
-    dtype : arithmetic of the kernel, "float32" or "float64"
+    dtype : arithmetic of the kernel, "float32" or "float64"; "auto": that of the model. Warns of
+        float32 for a model that was solved in float64, whose weights multiply the rounding.
     overwrite : replace a file at `path`
 
     Raises
     ------
     ConfigError
-        The model has parts that ONNX cannot express, it is above 2 GB, or there is a file.
+        The model has parts that ONNX cannot express, it is above 2 GB, there is a file, or the
+        path is a folder or not on this machine.
     MissingDependencyError
         onnx is not installed.
     """
-    place = Path(path)
+    place = local_path(path)
+    if place is None:
+        raise ConfigError(
+            f"{redact(os.fspath(path))!r} is a URL, and the file is written on this machine",
+            "give the path of a file",
+        )
+    if place.is_dir():
+        raise ConfigError(f"{place} is a folder", "give the path of a file in it")
     if dtype not in EXPORT_DTYPES:
         raise ConfigError(f"{mention('dtype', dtype)} is not known", f"use one of {EXPORT_DTYPES}")
     if place.exists() and not overwrite:
         remedy = f"give another path, or {mention('overwrite', True)}"
         raise ConfigError(f"{place} exists already", remedy)
+    wide = model.op.dtype == np.float64
+    if dtype == "auto":
+        dtype = "float64" if wide else "float32"
+    elif dtype == "float32" and wide:
+        warn(
+            "the model was solved in float64, and its weights may multiply the rounding of float32 "
+            "kernel values until nothing is left of the predictions; compare them, or leave out "
+            f"{mention('dtype', dtype)}"
+        )
     made = onnx_model(model, centers, answers, np.dtype(dtype))
     make_folders(place.parent)
     write_aside(place, made.SerializeToString(), exclusive=not overwrite)

@@ -33,11 +33,21 @@ class Graph:
 
     def input(self, name: str, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> Traced:
         """Return a new input of n rows of this shape. dtype : np.str_ for text"""
+        if not name:
+            raise ConfigError(
+                "the table has a column without a name, and inputs of ONNX have names",
+                "give the column a name before training",
+            )
         self.inputs.append(self._typed(name, np.dtype(dtype), ("n", *shape)))
         return Traced(self, name, np.dtype(dtype))
 
     def output(self, value: Traced, name: str, shape: tuple[int, ...]) -> None:
         """Make a value an output of n rows of this shape."""
+        if name in {known.name for known in self.inputs}:
+            raise ConfigError(
+                f"the table has a column {name!r}, as an output of the exported model is called",
+                "give the column another name before training",
+            )
         self.nodes.append(self.onnx.helper.make_node("Identity", [value.name], [name]))
         self.outputs.append(self._typed(name, value.dtype, ("n", *shape)))
 
@@ -46,7 +56,7 @@ class Graph:
         array = np.asarray(value, object if np.dtype(dtype).kind == "U" else dtype)
         key = (str(dtype), array.shape, array.tobytes() if array.dtype != object else str(value))
         if key not in self._constants:
-            tensor = self.onnx.numpy_helper.from_array(array, f"c{len(self._constants)}")
+            tensor = self.onnx.numpy_helper.from_array(array, f"/c{len(self._constants)}")
             self._constants[key] = tensor
         return Traced(self, self._constants[key].name, np.dtype(dtype))
 
@@ -63,7 +73,7 @@ class Graph:
         names = [
             (v if isinstance(v, Traced) else self.constant(v, first.dtype)).name for v in inputs
         ]
-        made = f"v{len(self.nodes)}"
+        made = f"/v{len(self.nodes)}"  # a column of a table, which is an input, may be called v0
         unused = [f"{made}_{k}" for k in range(1, n_outputs)]
         make = self.onnx.helper.make_node
         self.nodes.append(make(op, names, [made, *unused], domain=domain, **attributes))

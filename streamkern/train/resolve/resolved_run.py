@@ -63,7 +63,13 @@ from streamkern.train.resolve.metric_mode import (
 from streamkern.train.resolve.precision import resolve_precision
 from streamkern.train.resolve.problem_shape import problem_shape
 from streamkern.train.resolve.run_inputs import NO_INPUTS, RunInputs, centers_from
-from streamkern.train.resolve.training_data import Data, open_data, with_epochs
+from streamkern.train.resolve.training_data import (
+    Data,
+    open_data,
+    storage_options_for,
+    with_epochs,
+)
+from streamkern.train.restart.parent_run import ParentRun
 
 KERNELS_TRIED = 16
 """Approximate number of kernels and bandwidths that are tried if both are searched for."""
@@ -203,7 +209,7 @@ def _opened(
         if fixed_sizes is None and _widens(run):
             with contextlib.suppress(MemoryBudgetError):
                 wide = resolved(widened=True)
-                if wide.in_order:
+                if wide.in_order == run.in_order:
                     run.backend.close()
                     return wide
                 wide.backend.close()
@@ -297,21 +303,27 @@ def _keep_stores(
 
 
 def _widens(run: ResolvedRun) -> bool:
-    """Return whether "auto" is float64: if the factor of the kernel matrix is, too.
+    """Return whether "auto" is float64: if the factor of the kernel matrix is, too, or the weights
+    that training starts from.
 
     In float32 the weights multiply the rounding of kernel values, by which functions without noise
     are missed: friedman1 of 3000 rows by .0033 of the spread, in float64 by .0003.
     """
-    values, goes_on = not run.problem.classes, run.given.warm or run.given.continued
+    if (run.config.run.precision, run.precision, run.backend.name) != ("auto", "exact", "cpu"):
+        return False
+    if run.given.continued:
+        return False
+    place, parent = run.config.solver.warm_start, run.given.warm
+    if place is not None:
+        storage_options = storage_options_for(run.config, place)
+        parent = ParentRun.find(place, storage_options, load_centers=False, load_weights=False)
+    if parent is not None:
+        return parent.centers.dtype == np.float64
     return (
-        run.config.run.precision == "auto"
-        and run.precision == "exact"
-        and run.backend.name == "cpu"
-        and run.in_order
+        run.in_order
         and isinstance(run.method, Direct)
         and run.method.factor_dtype(run.problem) == np.float64
-        and values
-        and not goes_on
+        and not run.problem.classes
     )
 
 

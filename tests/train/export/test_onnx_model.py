@@ -15,6 +15,7 @@ from sklearn.metrics.pairwise import laplacian_kernel, polynomial_kernel, rbf_ke
 
 import streamkern as sk
 from streamkern.basics.errors import ConfigError
+from streamkern.cli.main import run_command
 from streamkern.kernels.base import Kernel
 from streamkern.kernels.builtin import KERNELS
 from streamkern.predict.probabilities import isotonic
@@ -34,7 +35,11 @@ def answers(model: Any, path: Path, feed: Any, dtype: str = "float64") -> dict[s
     """The outputs of the exported model by name, for an array or for inputs by name."""
     model.to_onnx(path, dtype=dtype, overwrite=True)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    inputs = feed if isinstance(feed, dict) else {"X": feed.astype(dtype)}
+    inputs = (
+        feed
+        if isinstance(feed, dict)
+        else {"X": feed.astype("float64" if dtype == "auto" else dtype)}
+    )
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(None, inputs), strict=True))
 
@@ -193,6 +198,51 @@ def test_a_table_has_an_input_for_each_column(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, model.predict(new), atol=1e-4)
 
 
+def test_columns_may_be_called_as_values_of_the_graph(tmp_path: Path) -> None:
+    frame, targets = table(300, 0)
+    frame = frame[["a", "shop"]].set_axis(["c0", "v0"], axis=1)
+    model = sk.KernelRegressor(**QUICK | {"bandwidth": "auto", "precision": "float64"})
+    feed = {"c0": frame[["c0"]].to_numpy(float), "v0": frame[["v0"]].to_numpy(object)}
+    found = answers(model.fit(frame, targets), tmp_path / "m.onnx", feed)["predictions"]
+    np.testing.assert_allclose(found, model.predict(frame), atol=1e-6)
+
+
+def test_cells_are_read_as_by_the_encoder(tmp_path: Path) -> None:
+    """Marks of missing cells in any column, and words that have several spellings."""
+    n, rng = 300, np.random.default_rng(0)
+    frame = pd.DataFrame({
+        "a": np.where(rng.random(n) < 0.2, -999, rng.normal(size=n)),
+        "day": rng.choice(["1900-01-01", "2020-01-03", "2020-02-05"], n),
+        "told": rng.choice(["TRUE", "False", "perhaps"], n), "k": rng.choice(["1.0", "2", "x"], n),
+    })  # fmt: skip
+    frame.assign(y=VALUES[:n]).to_csv(tmp_path / "t.csv", index=False)
+    words = ["--categorical", "k", "--na-value=-999", "--na-value=1900-01-01", "--date", "day"]
+    store, run = str(tmp_path / "t.zarr"), str(tmp_path / "run")
+    assert run_command(["ingest", str(tmp_path / "t.csv"), store, "--y", "y", *words]) == 0
+    assert run_command(["train", "--train", store, "--run-dir", run]) == 0
+    model = sk.load(run)
+    days = pd.to_datetime(frame["day"]) - pd.Timestamp("1970-01-01")
+    feed = {name: frame[[name]].to_numpy(object) for name in ("told", "k")}
+    feed |= {"a": frame[["a"]].to_numpy(float)}
+    feed |= {"day": (days / pd.Timedelta("1D")).to_numpy(float)[:, None]}
+    found = answers(model, tmp_path / "m.onnx", feed)["predictions"]
+    np.testing.assert_allclose(found, model.predict(frame), atol=1e-4)
+
+
+def test_a_model_in_float64_is_exported_so_by_default(tmp_path: Path) -> None:
+    """Its large weights multiply the rounding of float32: nothing is left of the predictions."""
+    rows = np.random.default_rng(0).uniform(size=(900, 4))
+    model = sk.KernelRegressor(random_state=0, solver="direct", precision="float64")
+    model.set_params(kernel="gaussian", bandwidth=2.0, metric="none", ridge=1e-12)
+    model.fit(rows, np.sin(3 * rows[:, 0] * rows[:, 1]) + rows[:, 2])
+    new = np.random.default_rng(1).uniform(size=(100, 4))
+    found = answers(model, tmp_path / "m.onnx", new, "auto")["predictions"]
+    np.testing.assert_allclose(found, model.predict(new), atol=1e-6)
+    with pytest.warns(UserWarning, match="multiply the rounding of float32"):
+        narrow = answers(model, tmp_path / "m.onnx", new, "float32")["predictions"]
+    assert float(np.abs(narrow - model.predict(new)).max()) > 1e-4
+
+
 # --- refused ----------------------------------------------------------------------------------
 
 
@@ -220,6 +270,10 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(tmp_path: Pat
     with pytest.raises(ConfigError, match=r"half.* is a function of the user"):
         moved.to_onnx(path)
     assert not path.parent.exists()
+    with pytest.raises(ConfigError, match="is a URL"):
+        model.to_onnx("s3://bucket/m.onnx")
+    with pytest.raises(ConfigError, match="is a folder"):
+        model.to_onnx(tmp_path, overwrite=True)
     model.to_onnx(path)
     before = path.read_bytes()
     with pytest.raises(ConfigError, match="exists already"):

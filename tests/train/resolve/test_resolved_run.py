@@ -185,8 +185,17 @@ def test_a_run_in_float64_can_be_continued_and_warm_started(tmp_path: Path) -> N
     second = settings(tmp_path / "second", **(FEW | {"solver.name": "block", "data.epochs": 2}))
     result = finished(second, source=values(N, 1), continues=tmp_path / "first")
     assert result.model.op.precision == "float64"
+    third = settings(
+        tmp_path / "third",
+        **FEW | {"solver.name": "block", "solver.warm_start": str(tmp_path / "first")},
+    )  # fmt: skip
+    result = finished(third, source=source)
+    assert result.model.op.precision == "float64"
     X, _ = arrays(N)
     model = sk.KernelRegressor(random_state=0, warm_start=True, epochs=1).fit(X, X[:, 0])
     assert model._state.precision == "float64"
+    model.fit(X, X[:, 0])
+    assert model._state.precision == "float64"
     model.set_params(solver="block").fit(X, X[:, 0] + 0.1)
+    assert model._state.precision == "float64"
     assert abs(float((model.predict(X) - X[:, 0]).mean()) - 0.1) < 0.02
