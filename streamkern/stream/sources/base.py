@@ -194,8 +194,10 @@ class BaseSource(ABC):
 
     def transform(self, block: RowBlock, seed: int, epoch: int) -> RowBlock:
         """Return a `block` of `read_rows` after the host transforms."""
+        # Rows that are kept for other replicas can not be written to, and a transform may do so.
+        X, y = (a if a.flags.writeable else a.copy() for a in (block.X, block.y))
         X, y, _ = apply_transforms(
-            np, self.host_transforms, block.X, block.y, rows=block.row_ids, seed=seed, epoch=epoch,
+            np, self.host_transforms, X, y, rows=block.row_ids, seed=seed, epoch=epoch,
             stage=(Stage.HOST_TRANSFORM, self.level),
         )  # fmt: skip
         return block._replace(X=X, y=y)

@@ -109,7 +109,7 @@ class ZarrSource(BaseSource):
             return self._decoded(u)
         rows = self._kept.get(u)
         if rows is None:  # two threads may both read it
-            rows = self._decoded(u)
+            rows = tuple(map(_whole, self._decoded(u)))
             for array in rows:  # which every replica and every epoch will see
                 array.flags.writeable = False
             self._kept[u] = rows
@@ -142,6 +142,13 @@ class ZarrSource(BaseSource):
         for y, w in prefetched(self, calls):
             moments.add(y, w)
         return moments
+
+
+def _whole(array: np.ndarray) -> np.ndarray:
+    """Return the array, or a copy of one that holds on to a larger one, as of a chunk with a few
+    rows."""
+    held = array.base
+    return array.copy() if getattr(held, "nbytes", 0) > array.nbytes else array
 
 
 def stores_of(source: BaseSource) -> list[Store]:
