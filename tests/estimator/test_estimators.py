@@ -334,7 +334,9 @@ def forms(X: Any, y: Any, make_zarr: Any, name: str) -> dict[str, tuple[Any, Any
 
 def test_every_form_of_data(make_zarr: Any) -> None:
     classes = (X[:, 0] > 0).astype(np.int64) + (X[:, 1] > 0)
+    # In float32, where the order in which moments are summed up changes no scaled feature.
     small = SMALL | {"epochs": 2, "kernel": "laplace", "bandwidth": 2.0, "ridge": 1e-3}
+    small |= {"precision": "exact"}
     for kind, y in ((KernelRegressor, Y[:, 0]), (KernelClassifier, classes)):
         expected: Any = kind(**small).fit(X, y)
         score = (r2_score if kind is KernelRegressor else accuracy_score)(y, expected.predict(X))

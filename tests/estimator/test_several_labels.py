@@ -73,9 +73,11 @@ def test_labels_of_any_dtype_are_scored(model: KernelClassifier) -> None:
         model.score(X, Y[:, 0])
 
 
-def test_lazy_targets_are_those_in_memory(model: KernelClassifier) -> None:
+def test_lazy_targets_are_those_in_memory() -> None:
     rows, targets = da.from_array(X, chunks=(70, 4)), da.from_array(Y, chunks=(70, 2))
-    lazy = KernelClassifier(**SMALL).fit(rows, targets)
+    # In float32, where the order in which moments are summed up changes no scaled feature.
+    model = KernelClassifier(**SMALL, precision="exact").fit(X, Y)
+    lazy = KernelClassifier(**SMALL, precision="exact").fit(rows, targets)
     np.testing.assert_array_equal(lazy.dual_coef_, model.dual_coef_)
     assert lazy.score(rows, targets) == model.score(X, Y)
     answer = lazy.predict(rows)

@@ -296,8 +296,12 @@ def test_images_and_values_of_uint8() -> None:
 # -- failures -------------------------------------------------------------------------------------
 
 
-def test_a_corrupt_chunk_in_mid_run(tmp_path: Path) -> None:
-    """Found when an epoch is read; named; and nothing that was computed before is lost."""
+def test_a_corrupt_chunk_in_mid_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found when an epoch is read; named; and nothing that was computed before is lost.
+
+    The store is one that is too large to be kept decoded, and so is read in each epoch.
+    """
+    monkeypatch.setattr("streamkern.planning.memory.KEPT_SHARE", 10**12)
     X, y = arrays()
     ingest(X, tmp_path / "train.zarr", y=y, chunk_mb=0.0005)
     train_url, broken = tmp_path / "train.zarr", []
