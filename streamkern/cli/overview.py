@@ -187,7 +187,7 @@ def _chosen(run: ResolvedRun) -> dict[str, Any]:
     """Return the sizes by the names of their settings, without rows of a setup that is not made,
     and without that of the precision, which the plan has."""
     sizes = {k: v for k, v in asdict(run.sizes).items() if v or k not in ("n_sample", "n_probe")}
-    sizes.pop("widened", None)
+    del sizes["widened"]
     named = {"n_sample": "n_nystrom"} if "n_nystrom" in options_of(run.method.name) else {}
     return {named.get(name, name): size for name, size in sizes.items()}
 

@@ -6,7 +6,7 @@ Pure integers, no arrays.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from streamkern.basics.errors import ConfigError
@@ -35,6 +35,12 @@ class Sizes:
     loader_block_bytes: int
     loader_in_flight_bytes: int
     widened: bool = field(default=False, kw_only=True)
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the sizes as a run records them: without those that have their default, which
+        earlier versions do not know."""
+        defaults = {name: of.default for name, of in self.__dataclass_fields__.items()}
+        return {k: v for k, v in asdict(self).items() if v != defaults[k]}
 
 
 def own_sizes(saved: Mapping[str, Any]) -> dict[str, Any]:

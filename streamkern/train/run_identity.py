@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import platform
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -42,7 +41,7 @@ def run_record(run: ResolvedRun) -> dict[str, Any]:
         identity["continues"] = run.given.continued.ancestry
     return {
         "identity": checked_meta(identity, "identity"),  # as it is read back: tuples become lists
-        "sizes": asdict(run.sizes),
+        "sizes": run.sizes.recorded(),
         "versions": library_versions(),
     }
 

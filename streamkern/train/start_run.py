@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from streamkern.backend.ranks import Communicator, on_devices
@@ -66,7 +66,7 @@ def acquired_run(
         if parent is not None:
             parent_id = parent.ancestry, parent.stored.sha256
         scores = scores_among(run.data.fixed) is not None
-        resolved = [asdict(run.sizes), run.config.model.features, parent_id, scores]
+        resolved = [run.sizes.recorded(), run.config.model.features, parent_id, scores]
         ranks.broadcast_bytes(json.dumps(resolved).encode())
     try:
         ranks = on_devices(given.ranks, run.backend)

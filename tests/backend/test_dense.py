@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
@@ -62,6 +63,14 @@ def test_a_step_that_is_repeated_allocates_nothing() -> None:
     assert sum(taken[-3:]) < 2 * (8 * 8 * 2 * 4 + 100 * 60 * 4 + 100 * 2 * 8)
 
 
+def in_threads(use: Callable[[], None], n: int) -> None:
+    """Call a function on n threads, one after the other."""
+    for _ in range(n):
+        thread = threading.Thread(target=use, name="streamkern-test")
+        thread.start()
+        thread.join()
+
+
 def test_a_thread_has_its_own_and_an_error_gives_back() -> None:
     xp, taken = counting()
     workspaces = Workspaces()
@@ -72,10 +81,7 @@ def test_a_thread_has_its_own_and_an_error_gives_back() -> None:
         with workspaces.lend(xp, (5,), np.float32):
             pass
 
-    for _ in range(2):
-        thread = threading.Thread(target=use, name="streamkern-test")
-        thread.start()
-        thread.join()
+    in_threads(use, 2)
     use()
     assert taken == [20, 20, 20]
 
@@ -89,10 +95,7 @@ def test_threads_of_one_stream_share_memory() -> None:
         with workspaces.lend(xp, (5,), np.float32):
             pass
 
-    for _ in range(3):
-        thread = threading.Thread(target=use, name="streamkern-test")
-        thread.start()
-        thread.join()
+    in_threads(use, 3)
     assert taken == [20]
     with workspaces.lend(xp, (9,), np.uint8) as a, workspaces.lend(xp, (9,), np.uint8) as b:
         assert not np.shares_memory(a, b)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -51,7 +51,7 @@ def checked_record(recorded: Mapping[str, Any] | None, place: str) -> dict[str, 
         record = dict(recorded or {})
         tables = all(isinstance(record[name], dict) for name in ("identity", "sizes", "versions"))
         # Unknown entries, and those that pydantic converts, would not come back unchanged.
-        if tables and len(record) == 3 and asdict(sizes_of(record)) == record["sizes"]:
+        if tables and len(record) == 3 and sizes_of(record).recorded() == record["sizes"]:
             return record
     raise RunError(
         f"{place} holds a run of another version of streamkern",

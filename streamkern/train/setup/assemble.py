@@ -241,7 +241,7 @@ def _meta(
         setup["categorical"] = [[names[j], weight] for j, weight in kernel.categorical]
     return {
         "kernel": kernel.describe(),
-        "sizes": asdict(run.sizes),
+        "sizes": run.sizes.recorded(),
         "setup": setup,
         "classes": None if data.source.classes is None else list(data.source.classes),
         "row_shape": list(data.source.row_shape),
