@@ -1,0 +1,21 @@
+"""The experiments by name, in the order of the papers.
+
+EP1: Ma and Belkin, "Diving into the shallows", arXiv 1703.10622, and the readme of its code.
+EP3: Abedsoltan, Belkin and Pandit, "Toward Large Kernel Models", arXiv 2302.02605.
+FALKON: Rudi, Carratino and Rosasco, slides of 2018 on arXiv 1705.10958.
+Lecture: a lecture on large-scale kernel methods, 2017.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from experiments.results import Experiment
+
+NAMES = ("ep3_fig2",)
+
+
+def experiment_named(name: str) -> Experiment:
+    """Return the experiment of the module `experiments.NAME`."""
+    found: Experiment = import_module(f"experiments.{name}").EXPERIMENT
+    return found

@@ -1,0 +1,176 @@
+"""Files that `--data` may name, and how they become rows.
+
+    FOLDER with train-images-idx3-ubyte[.gz], ...   MNIST, FashionMNIST and the like (IDX)
+    FOLDER with data_batch_1.bin, ..., test_batch.bin   CIFAR-10, its binary version
+    FOLDER with SUSY.csv or HIGGS.csv [.gz]         label first; the last 500 000 rows are tested
+    FOLDER with YearPredictionMSD.txt               year first; the last 51 630 rows are tested
+    FOLDER with train.X and test.X                  X: npz, h5, csv, parquet, svm, libsvm or zarr
+    FOLDER with X_train.npy, y_train.npy, X_test.npy, y_test.npy
+    a Zarr store                                    a quarter is tested without `--test`
+
+npz and h5 files hold the arrays `X` and `y`; csv and parquet files a column `y`. Everything but
+stores is written to Zarr stores in the folder of the results once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+import streamkern as sk
+from experiments.data import MIN_ROWS, TEST_ROWS, Data
+from experiments.results import Array
+
+Part = tuple[Any, Any]
+CIFAR_SHAPE = (3, 32, 32)
+LAST_TESTED = {"SUSY.csv": 500_000, "HIGGS.csv": 500_000, "YearPredictionMSD.txt": 51_630}
+KINDS = ("npz", "h5", "csv", "parquet", "svm", "libsvm")
+
+
+def read_data(path: str, test: str | None, rows: int, folder: Path) -> Data:
+    """Return at most `rows` training rows, and test rows, of a folder or of stores."""
+    train: str | Path
+    held_out: str | Path | None
+    if path.rstrip("/").endswith(".zarr") or test is not None:
+        train, held_out = path, test
+    else:
+        train, held_out = as_stores(Path(path), folder)
+    name = path.rstrip("/").rpartition("/")[2]
+    X, y, classes = first_rows(train, rows + (TEST_ROWS if held_out is None else 0))
+    if len(X) < MIN_ROWS:
+        raise sk.DataError(f"{path}: {len(X)} rows are too few; give {MIN_ROWS} or more")
+    if held_out is None:
+        return Data(name, X, y, classes, None, own=True)
+    X_test, y_test, others = first_rows(held_out, TEST_ROWS)
+    if others != classes:
+        raise sk.DataError(f"{held_out} has other classes than {train}; use data with the same")
+    return Data(name, X, y, classes, (X_test, y_test), own=True)
+
+
+def first_rows(path: str | Path, n: int) -> tuple[Array, Array, tuple[str, ...] | None]:
+    """Return at most n rows of a store, their targets and its classes.
+
+    Rows of a store are in random order, so that the first are a sample.
+    """
+    store = sk.open_store(path)
+    X, y = store.read_rows(np.arange(min(n, store.spec.n_rows)))
+    return X, y, store.spec.classes
+
+
+def as_stores(path: Path, folder: Path) -> tuple[Path, Path]:
+    """Write the files of a folder to a training and a test store, unless they are written."""
+    if not path.is_dir():
+        raise sk.DataError(f"{path} is no folder and no Zarr store; see --help for --data")
+    target = folder / "stores" / f"{path.name}-{crc32(bytes(path.resolve())):08x}"
+    stores = target / "train.zarr", target / "test.zarr"
+    found: tuple[tuple[Part, Part], str] | None = None
+    for k, store in enumerate(stores):
+        try:
+            sk.open_store(store)
+            continue
+        except sk.DataError:  # missing or unfinished: `ingest_store` goes on with it
+            store.parent.mkdir(parents=True, exist_ok=True)
+        found = found or parts_of(path)
+        parts, targets = found
+        X, y = parts[k]
+        spec = sk.ingest_store(X, store, y=y, targets=targets)
+        print(f"{store}: {spec.n_rows:,} rows of shape {spec.row_shape}, {spec.x_dtype}")
+    return stores
+
+
+def parts_of(path: Path) -> tuple[tuple[Part, Part], str]:
+    """Return X and y of the training and the test part, and the kind of targets."""
+    readers: tuple[Callable[[Path], tuple[tuple[Part, Part], str] | None], ...] = (
+        idx, cifar, one_table, arrays, named_parts,
+    )  # fmt: skip
+    for read in readers:
+        if (found := read(path)) is not None:
+            return found
+    raise sk.DataError(f"{path} holds none of the files that --data takes; see --help for them")
+
+
+def idx(path: Path) -> tuple[tuple[Part, Part], str] | None:
+    """Files of MNIST's form."""
+    if not any(path.glob("train-images*")):
+        return None
+
+    def file(name: str) -> Path:
+        found = [p for ending in ("", ".gz") for p in path.glob(name + ending)]
+        if not found:
+            name = name.replace("?", "-")
+            raise sk.DataError(f"there is no {name} or {name}.gz in {path}, which --data needs")
+        return found[0]
+
+    train, test = (
+        (file(f"{part}-images?idx3-ubyte"), file(f"{part}-labels?idx1-ubyte"))
+        for part in ("train", "t10k")
+    )
+    return (train, test), "classes"
+
+
+def cifar(path: Path) -> tuple[tuple[Part, Part], str] | None:
+    """The binary version of CIFAR-10: a byte for the class, 3072 for the image, by channel."""
+    batches = sorted(path.glob("data_batch_*.bin"))
+    if not batches:
+        if any(path.glob("data_batch_*")):
+            raise sk.DataError(
+                f"{path} holds the pickled version of CIFAR-10, which is not read because a "
+                "pickle can run code; use the binary version (cifar-10-binary.tar.gz)"
+            )
+        return None
+
+    def images(files: list[Path]) -> Part:
+        rows = np.concatenate([np.fromfile(f, np.uint8).reshape(-1, 3073) for f in files])
+        pictures = rows[:, 1:].reshape(-1, *CIFAR_SHAPE).transpose(0, 2, 3, 1)
+        return np.ascontiguousarray(pictures), rows[:, 0]
+
+    return (images(batches), images([path / "test_batch.bin"])), "classes"
+
+
+def one_table(path: Path) -> tuple[tuple[Part, Part], str] | None:
+    """SUSY, HIGGS and YearPredictionMSD: the target first, the last rows for the test."""
+    for name, tested in LAST_TESTED.items():
+        for ending in ("", ".gz"):
+            if (file := path / (name + ending)).exists():
+                import pandas as pd
+
+                table = pd.read_csv(file, header=None, dtype=np.float32).to_numpy()
+                X, y = table[:, 1:], table[:, 0]
+                few = min(tested, len(X) // 5)
+                kind = "values" if name.startswith("Year") else "classes"
+                y = y if kind == "values" else y.astype(np.int64)
+                return ((X[:-few], y[:-few]), (X[-few:], y[-few:])), kind
+    return None
+
+
+def arrays(path: Path) -> tuple[tuple[Part, Part], str] | None:
+    """Features of a network or of speech as NumPy files, opened without reading them whole."""
+    if not (path / "X_train.npy").exists():
+        return None
+    loaded = {
+        name: np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+        for name in ("X_train", "y_train", "X_test", "y_test")
+    }
+    train, test = ((loaded[f"X_{part}"], loaded[f"y_{part}"]) for part in ("train", "test"))
+    return (train, test), kind_of(train[1])
+
+
+def named_parts(path: Path) -> tuple[tuple[Part, Part], str] | None:
+    """train.X and test.X in a form that `ingest_store` reads."""
+    for kind in KINDS:
+        train, test = (path / f"{part}.{kind}" for part in ("train", "test"))
+        if train.exists():
+            if not test.exists():
+                raise sk.DataError(f"{train} has no {test.name} beside it, which --data needs")
+            y = None if kind in ("svm", "libsvm") else "y"  # those hold their targets
+            return ((str(train), y), (str(test), y)), "auto"
+    return None
+
+
+def kind_of(y: Array) -> str:
+    """Return "classes" for whole numbers and text, "values" for others."""
+    return "values" if y.dtype.kind == "f" else "classes"

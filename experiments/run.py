@@ -1,0 +1,155 @@
+"""Measure the points of an experiment, keep each, and report.
+
+The numbers are appended to NAME.jsonl as they are measured. The first line holds the settings; a
+later call with the same settings measures only the points that are missing, and one with other
+settings begins anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import streamkern as sk
+from experiments.data import Data
+from experiments.plot import picture
+from experiments.results import Experiment, Measurement, Point, Results
+from streamkern.basics.text import text_table
+
+NOT_COMPARED = ("folder", "name", "device")
+
+
+class Journal:
+    """The measured points in NAME.jsonl.
+
+    settings : JSON values; a file with others is begun anew.
+    """
+
+    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+        """Read the points that an earlier call with the same settings measured."""
+        self.path, self.points = path, dict[str, tuple[float, list[Measurement]]]()
+        lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else []
+        whole = [json.loads(line) for line in lines[:-1]]  # after the last newline: cut by a kill
+        if whole and whole[0] == settings:
+            for entry in whole[1:]:
+                numbers = [Measurement(*m) for m in entry["numbers"]]
+                self.points[entry["key"]] = (entry["seconds"], numbers)
+            lines = lines[:-1]
+        else:
+            lines = [json.dumps(settings)]
+        path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+
+    def measure(self, point: Point) -> float:
+        """Measure a point, keep its numbers, and return the seconds it took."""
+        began = time.perf_counter()
+        numbers = [Measurement(m[0], m[1], float(m[2]), float(m[3])) for m in point.measure()]
+        seconds = time.perf_counter() - began
+        entry = {"key": point.key, "seconds": round(seconds, 3), "numbers": numbers}
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+        self.points[point.key] = (seconds, numbers)
+        return seconds
+
+
+def run(name: str, experiment: Experiment, data: Data, options: argparse.Namespace) -> Results:
+    """Measure what is missing, and return the results in the order of the points."""
+    points = list(experiment.points(data, options))
+    keys = [point.key for point in points]
+    if len(set(keys)) < len(keys):
+        raise ValueError(f"two points of {name} have one key; make the keys of points unique")
+    journal = Journal(options.folder / f"{name}.jsonl", settings_of(name, data, options))
+    missing = [point for point in points if point.key not in journal.points]
+    rate = operations_per_second()
+    print(
+        f"{name}: {len(points)} points, {len(points) - len(missing)} of them measured before; "
+        f"the rest takes about {duration(sum(p.work for p in missing) / rate)}",
+        flush=True,
+    )
+    done, took, last = 0.0, 0.0, time.perf_counter()
+    for k, point in enumerate(missing):
+        took += journal.measure(point)
+        done += point.work
+        if time.perf_counter() - last > 15:
+            last = time.perf_counter()
+            left = sum(p.work for p in missing[k + 1 :]) * took / done
+            print(f"{k + 1} of {len(missing)}; about {duration(left)} left", flush=True)
+    results = Results()
+    for key in keys:
+        for measurement in journal.points[key][1]:
+            results.add(measurement)
+    return results
+
+
+def operations_per_second() -> float:
+    """Return the multiplications and additions a second of a matrix product here, float32."""
+    A = np.ones((1024, 1024), np.float32)
+    A @ A
+    began = time.perf_counter()
+    for _ in range(3):
+        A @ A
+    return 3 * 2 * 1024**3 / (time.perf_counter() - began)
+
+
+def duration(seconds: float) -> str:
+    """Return "40 s", "12 min" or "3.5 h"."""
+    if seconds < 90:
+        return f"{max(seconds, 1):.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def settings_of(name: str, data: Data, options: argparse.Namespace) -> dict[str, Any]:
+    """Return, as JSON values, all that decides the numbers of an experiment."""
+    chosen = {
+        k: v if v is None or isinstance(v, int | float | str) else str(v)
+        for k, v in vars(options).items()
+        if k not in NOT_COMPARED
+    }
+    return {
+        "experiment": name,
+        "streamkern": sk.__version__,
+        "data": {"name": data.name, "rows": len(data.X), "row shape": list(data.X.shape[1:])},
+        "settings": chosen,
+    }
+
+
+def report(
+    name: str, experiment: Experiment, data: Data, options: argparse.Namespace, results: Results
+) -> None:
+    """Print and write the tables, the picture and the verdict."""
+    path, verdict = options.folder / f"{name}.json", experiment.judge(results)
+    line = verdict.line(experiment.claim)
+    tables = {figure: results.rows(figure, experiment.axis(figure)) for figure in results.values}
+    whole = settings_of(name, data, options) | {
+        "source": experiment.source,
+        "tables": tables,
+        "values": results.values,
+        "verdict": {**vars(verdict), "line": line},
+        "published": experiment.published.splitlines(),
+    }
+    path.write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    where = described(experiment, data)
+    picture(experiment, results, f"{experiment.source}: {where}", path.with_suffix(".png"))
+    for figure, rows in tables.items():
+        print(f"\n{figure} ({where}; {options.repetitions} repetitions, mean ± deviation)\n")
+        print(text_table(rows, columns(rows)))
+    if experiment.published:
+        print(f"\npublished:\n{experiment.published}")
+    print(f"\n{line}\n{path}, {path.with_suffix('.png')}")
+
+
+def described(experiment: Experiment, data: Data) -> str:
+    """Return the name of the data, and whether it stands in for the paper's."""
+    if experiment.needs == "nothing":
+        return "a made problem"
+    return data.name if data.own else f"{experiment.stand_in_is}, in place of the paper's data"
+
+
+def columns(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the columns of a table in the order in which they first appear."""
+    return list(dict.fromkeys(key for row in rows for key in row))
