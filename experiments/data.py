@@ -69,8 +69,7 @@ class Split:
     def targets(self) -> Array:
         """(n, c) targets, float64: 0 and 1 for classes, or the values less their mean."""
         if self.classes is None:
-            values: Array = self.y.astype(np.float64).reshape(len(self.y), -1)
-            return np.asarray(values - values.mean())
+            return centred(self.y)
         return np.eye(len(self.classes))[self.y]
 
     def error(self, outputs: Array) -> float:
@@ -79,6 +78,12 @@ class Split:
             outputs = outputs.reshape(len(outputs), -1) + self.y.mean()
             return float(((outputs - self.y_test.reshape(len(outputs), -1)) ** 2).mean())
         return percent_wrong(float((outputs.argmax(axis=1) == self.y_test).mean()))
+
+
+def centred(y: Array) -> Array:
+    """Return values (n,) or (n, c) less their mean, (n, c) float64."""
+    values = np.asarray(y, np.float64).reshape(len(y), -1)
+    return values - values.mean()
 
 
 @dataclass(frozen=True)
