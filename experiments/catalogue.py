@@ -27,7 +27,19 @@ NAMES = (
     "ep1_kep",
     "ep3_algorithm1",
     "ep1_acceleration",
+    "falkon_steps",
+    "falkon_centers_count",
+    "falkon_rates",
+    "falkon_nytro",
+    "falkon_divide",
+    "falkon_leverage",
     "lecture_fourier_nystrom",
+    "lecture_feature_error",
+    "lecture_nystrom_error",
+    "lecture_tensorsketch",
+    "lecture_stacked",
+    "lecture_kernel_pca",
+    "lecture_svm",
 )
 
 

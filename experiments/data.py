@@ -82,8 +82,9 @@ class Split:
 
 def centred(y: Array) -> Array:
     """Return values (n,) or (n, c) less their mean, (n, c) float64."""
-    values = np.asarray(y, np.float64).reshape(len(y), -1)
-    return values - values.mean()
+    values = np.array(y, np.float64).reshape(len(y), -1)
+    values -= float(values.mean())
+    return values
 
 
 @dataclass(frozen=True)
