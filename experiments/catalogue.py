@@ -12,7 +12,12 @@ from importlib import import_module
 
 from experiments.results import Experiment
 
-NAMES = ("ep3_fig2",)
+NAMES = (
+    "ep1_gradient_descent",
+    "ep1_reach",
+    "ep1_kep",
+    "ep3_fig2",
+)
 
 
 def experiment_named(name: str) -> Experiment:
