@@ -13,10 +13,19 @@ from importlib import import_module
 from experiments.results import Experiment
 
 NAMES = (
+    "ep3_fig1",
+    "ep3_fig2",
+    "ep3_fig3",
+    "ep3_fig4",
+    "ep3_fig5",
+    "ep3_table2",
+    "ep3_algorithm1",
+    "ep1_acceleration",
+    "ep1_four_ways",
     "ep1_gradient_descent",
     "ep1_reach",
     "ep1_kep",
-    "ep3_fig2",
+    "lecture_fourier_nystrom",
 )
 
 

@@ -58,19 +58,19 @@ class Split:
     @cached_property
     def scaled(self) -> tuple[Array, Array]:
         """Training and test rows, float64, flat, scaled and divided by the bandwidth."""
-        X, X_test = (
-            (A.reshape(len(A), -1).astype(np.float64) - self.scale.mean)
-            / (self.scale.scale * self.bandwidth)
-            for A in (self.X, self.X_test)
-        )
-        return X, X_test
+
+        def prepared(A: Array) -> Array:
+            flat = A.reshape(len(A), -1).astype(np.float64)
+            return np.asarray((flat - self.scale.mean) / (self.scale.scale * self.bandwidth))
+
+        return prepared(self.X), prepared(self.X_test)
 
     @cached_property
     def targets(self) -> Array:
         """(n, c) targets, float64: 0 and 1 for classes, or the values less their mean."""
         if self.classes is None:
-            return np.asarray(self.y.reshape(len(self.y), -1) - self.y.mean(), np.float64)
-        return np.eye(len(self.classes))[self.y]
+            return centred(self.y)
+        return np.asarray(np.eye(len(self.classes))[self.y])
 
     def error(self, outputs: Array) -> float:
         """Return the test error of (m, c) outputs: wrong classes in %, or mean squared error."""
@@ -78,6 +78,12 @@ class Split:
             outputs = outputs.reshape(len(outputs), -1) + self.y.mean()
             return float(((outputs - self.y_test.reshape(len(outputs), -1)) ** 2).mean())
         return percent_wrong(float((outputs.argmax(axis=1) == self.y_test).mean()))
+
+
+def centred(y: Array) -> Array:
+    """Return values (n,) or (n, c) less their mean, (n, c) float64."""
+    values = np.asarray(y, np.float64).reshape(len(y), -1)
+    return np.asarray(values - values.mean())
 
 
 @dataclass(frozen=True)

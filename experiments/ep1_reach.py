@@ -147,7 +147,8 @@ EXPERIMENT = Experiment(
     source="EP1, Theorems 1 and 2, Corollary 1",
     claim="with a smooth kernel, gradient descent reaches only very smooth functions in a number "
     "of iterations that is polynomial in the accuracy",
-    x={NEEDED: ACCURACY, DECAY: INDEX},
+    x=ACCURACY,
+    x_of={DECAY: INDEX},
     points=points,
     judge=judge,
     stand_in=Sizes(repetitions=3),

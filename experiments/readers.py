@@ -136,7 +136,7 @@ def one_table(path: Path) -> tuple[tuple[Part, Part], str] | None:
     for name, tested in LAST_TESTED.items():
         for ending in ("", ".gz"):
             if (file := path / (name + ending)).exists():
-                import pandas as pd
+                import pandas as pd  # type: ignore[import-untyped]
 
                 table = pd.read_csv(file, header=None, dtype=np.float32).to_numpy()
                 X, y = table[:, 1:], table[:, 0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -145,7 +145,8 @@ class Experiment:
 
     source : where it stands, such as "EP3, Fig. 2".
     claim : the sentence that is judged.
-    x : the horizontal axis; where figures have different ones, by figure.
+    x : the horizontal axis.
+    x_of : the horizontal axis of figures that have another one.
     points, judge : make the measurements and the verdict.
     stand_in, paper : the sizes on built-in data, and those of the paper.
     published : the paper's numbers, as lines of text.
@@ -158,7 +159,7 @@ class Experiment:
 
     source: str
     claim: str
-    x: str | dict[str, str]
+    x: str
     points: Callable[[Data, argparse.Namespace], Iterable[Point]]
     judge: Callable[[Results], Verdict]
     stand_in: Sizes = Sizes()
@@ -168,7 +169,8 @@ class Experiment:
     stand_in_is: str = "scikit-learn's digits"
     options: Callable[[argparse.ArgumentParser], Any] = lambda parser: None
     draw: Callable[[Results, str, Figure], None] | None = None
+    x_of: Mapping[str, str] = field(default_factory=dict)
 
     def axis(self, figure: str) -> str:
         """Return the name of the horizontal axis of a figure."""
-        return self.x if isinstance(self.x, str) else self.x[figure]
+        return self.x_of.get(figure, self.x)

@@ -152,6 +152,7 @@ class ProblemShape:
     posterior : whether a posterior is requested.
     draws : whether random transforms run where X is floating point.
     squares : whether the loss is the squared error.
+    widened : see `Sizes`.
     """
 
     n_rows: int
@@ -203,6 +204,7 @@ class ProblemShape:
     posterior: bool = False
     draws: bool = False
     squares: bool = True
+    widened: bool = False
 
     @property
     def n_samples(self) -> int:

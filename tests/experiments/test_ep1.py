@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import scipy.linalg
@@ -14,7 +16,7 @@ RNG = np.random.default_rng(0)
 X, Z, Y = RNG.standard_normal((60, 3)), RNG.standard_normal((25, 3)), RNG.standard_normal((60, 2))
 
 
-def results(measurements: list[tuple[str, str, float, float]]) -> Results:
+def results(measurements: Sequence[tuple[str, str, float, float]]) -> Results:
     """Return results with one repetition of each measurement."""
     found = Results()
     for each in measurements:

@@ -17,7 +17,16 @@ from experiments.__main__ import main
 from experiments.catalogue import NAMES, experiment_named
 from experiments.data import Data, digits
 from experiments.readers import read_data
-from experiments.results import Experiment, Measurement, Results, clearly, doubled, exponent, shown
+from experiments.results import (
+    Experiment,
+    Measurement,
+    Point,
+    Results,
+    clearly,
+    doubled,
+    exponent,
+    shown,
+)
 from tests.rawfiles import write_idx
 
 pytest.importorskip("matplotlib")
@@ -102,7 +111,7 @@ def counted(kill_at: int | None, measured: list[str]) -> Experiment:
                 measured.append(f"point {k}")
                 return [Measurement("figure", "label", k % 3, math.pi**k)]
 
-            yield run.Point(f"point {k}", 1.0, measure)
+            yield Point(f"point {k}", 1.0, measure)
 
     def judge(results: Results) -> Any:
         raise AssertionError("not asked here")
@@ -160,7 +169,7 @@ def test_a_killed_experiment_ends_with_the_same_numbers(
     assert quick("ep3_fig2", whole) == 0
     measure, count = run.Journal.measure, 0
 
-    def killed(journal: run.Journal, point: run.Point) -> float:
+    def killed(journal: run.Journal, point: Point) -> float:
         nonlocal count
         count += 1
         if count == 4:
@@ -272,8 +281,8 @@ def test_idx_files_are_read(tmp_path: Path, ending: str) -> None:
         write_idx(folder / f"{part}-labels-idx1-ubyte{ending}", y)
         written[part] = as_set(X, y)
     data = read_data(str(folder), None, 1000, tmp_path)
-    assert (data.name, data.X.shape, data.X.dtype, data.classes) == (
-        "mnist", (300, 6, 5, 1), np.uint8, ("0", "1", "2"),
+    assert (data.name, data.X.shape, str(data.X.dtype), data.classes) == (
+        "mnist", (300, 6, 5, 1), "uint8", ("0", "1", "2"),
     )  # fmt: skip
     assert data.held_out is not None
     assert as_set(data.X, data.y) == written["train"]

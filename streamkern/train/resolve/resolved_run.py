@@ -263,7 +263,7 @@ def _with_centers(
         all_of_them = whole and _are_centers(config, origin, data, problem)
         problem = replace(
             problem, whole=whole, rows_are_centers=all_of_them,
-            metric_rows=_metric_rows(config, problem) if choice.learns else 0,
+            metric_rows=_metric_rows(config, problem) if choice.learns else 0, widened=widened,
             reads_stripes=_reads_stripes(problem, given),
         )  # fmt: skip
         if origin in (*SELECTORS, "all") and config.model.features != "fourier":
@@ -303,11 +303,12 @@ def _keep_stores(
 
 
 def _widens(run: ResolvedRun) -> bool:
-    """Return whether "auto" is float64: if the factor of the kernel matrix is, too, or the weights
-    that training starts from.
+    """Return whether "auto" may be float64: for values if all rows are centers, or if the weights
+    that training starts from are.
 
     In float32 the weights multiply the rounding of kernel values, by which functions without noise
-    are missed: friedman1 of 3000 rows by .0027 of the spread, in float64 by .0001.
+    are missed: friedman1 of 3000 rows by .0027 of the spread, in float64 by .0001. When the noise
+    is known, float32 is used where rounding is small beside it, see `Direct.rounding_shows`.
     """
     if (run.config.run.precision, run.precision, run.backend.name) != ("auto", "exact", "cpu"):
         return False
@@ -322,7 +323,7 @@ def _widens(run: ResolvedRun) -> bool:
     return (
         run.in_order
         and isinstance(run.method, Direct)
-        and run.method.factor_dtype(run.problem) == np.float64
+        and run.method.may_widen(run.problem)
         and not run.problem.classes
     )
 

@@ -26,6 +26,7 @@ from streamkern.losses.losses import SQUARES
 from streamkern.losses.own import recorded_loss
 from streamkern.losses.scaled import scaled_loss
 from streamkern.solver.base import Solver
+from streamkern.solver.direct import Direct
 from streamkern.solver.equations import middle, on_grid
 from streamkern.solver.method import Report, Samples, Setup, Work
 from streamkern.solver.precondition.noise import (
@@ -124,9 +125,7 @@ def compute_setup(
     host_Z, order, kernel, center_rows, shift = choose_centers(
         run, dtype, report, learned.kernel, learned.metric
     )
-    op = KernelOperator(kernel, run.backend, run.precision, shift, run.grid)
-    # A device needs only the prepared rows.
-    points = op.points(run.backend.asarray(host_Z), left=True, right=True)
+    op, points = _prepared(run, kernel, run.precision, shift, host_Z)
     rows = np.empty(0, np.int64)
 
     def samples() -> tuple[SampleRows, SampleRows]:
@@ -135,6 +134,9 @@ def compute_setup(
         return sample, probe
 
     noise, n, options, ridges = _estimate_noise(run, op, points, read_few_rows, inside, report)
+    if warm is None and _rounding_is_hidden(run, options):
+        dtype, host_Z = searched, host_Z.astype(searched)
+        op, points = _prepared(run, kernel, run.search_precision, shift, host_Z)
     fit, first = None, None
     if loss is not None:
         fit = fit_loss(run, loss, op, points, inside, read_few_rows(), noise, warm)
@@ -151,7 +153,7 @@ def compute_setup(
     seed, ranks, worth = config.run.random_state, run.given.ranks, n if fit is None else None
     work = Work(op, points, run.problem, run.sizes, options, seed, known, noise, worth, ranks)
     described = {
-        "kernel": kernel.describe(), "precision": run.precision, "grid": _grid(run),
+        "kernel": kernel.describe(), "precision": op.precision, "grid": _grid(run),
         "slope": 1.0 if fit is None else fit.slope,
     }  # fmt: skip
     arrays = {"Z": host_Z, "shift": shift}
@@ -170,9 +172,28 @@ def compute_setup(
     setup.meta |= facts | ({"learned_metric": learned.facts} if learned.facts else {})
     scale_arrays, scale_meta = save_scaling(data.fixed)
     arrays |= {"Z": host_Z, "order": order, "sample_rows": rows} | inside.arrays() | setup.arrays
-    meta = _meta(run, kernel, setup.meta, scale_meta)
+    meta = _meta(run, op, setup.meta, scale_meta)
     work = replace(work, options=options, loss=scaled_loss(run.backend, dtype, meta, arrays))
     return ComputedSetup(work, setup, arrays | scale_arrays, meta)
+
+
+def _prepared(
+    run: ResolvedRun, kernel: Kernel, precision: str, shift: Array, host_Z: Array
+) -> tuple[KernelOperator, Points]:
+    """Return the operator in a precision, and the centers prepared by it: a device needs no more
+    than those."""
+    op = KernelOperator(kernel, run.backend, precision, shift, run.grid)
+    return op, op.points(run.backend.asarray(host_Z), left=True, right=True)
+
+
+def _rounding_is_hidden(run: ResolvedRun, options: SolverConfig) -> bool:
+    """Return whether float32, by which "auto" became float64, is as good for this noise."""
+    method, ridge = run.method, options.fixed_ridge
+    return (
+        run.sizes.widened
+        and isinstance(method, Direct)
+        and not method.rounding_shows(run.problem, ridge)
+    )
 
 
 def _floating(precision: str) -> np.dtype[np.floating]:
@@ -228,11 +249,11 @@ def _estimate_noise(
 
 
 def _meta(
-    run: ResolvedRun, kernel: Kernel, setup: dict[str, Any], scaling: list[dict[str, Any]]
+    run: ResolvedRun, op: KernelOperator, setup: dict[str, Any], scaling: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """Return the metadata of a run after its setup, as JSON values; describe the metric in
     `setup`."""
-    data = run.data
+    data, kernel = run.data, op.kernel
     if kernel.metric is not None:
         with run.backend.single_threaded_blas():
             setup["metric"] = describe_metric(kernel.metric, data.feature_names, kernel.categorical)
@@ -251,7 +272,7 @@ def _meta(
         "file_form": data.source.file_form,
         "n_outputs": run.problem.c,
         "fit_intercept": run.config.model.fit_intercept,
-        "precision": run.precision,
+        "precision": op.precision,
         "grid": _grid(run),
         "scaling": scaling,
         "scale": data.scale,

@@ -10,6 +10,8 @@ import pytest
 
 import streamkern as sk
 from streamkern.planning.effort_levels import EffortLevel
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.solver.direct import Direct
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.random_transforms import GaussianNoise
@@ -131,11 +133,38 @@ def test_few_rows_are_solved_in_float64(changes: dict[str, object], precision: s
 
 
 def test_classes_and_many_rows_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streamkern.solver.direct.NARROW_ROWS", N)
+    monkeypatch.setattr("streamkern.solver.direct.MAX_WIDE_ROWS", N - 1)
     for source in (values(), array_source()):
         run = opened(source, **FEW)
         assert run.precision == "exact"
         run.backend.close()
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+def test_more_rows_are_solved_in_float64_if_their_noise_is_small(
+    noise: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The factor is in float32 in either case, and a resumed run does not decide again."""
+    rng = np.random.default_rng(1)
+    monkeypatch.setattr("streamkern.solver.direct.NARROW_ROWS", 600)
+    X = rng.uniform(size=(600, 5))
+    y = np.sin(3 * X[:, 0]) + X[:, 1] + noise * rng.standard_normal(600)
+    source, test = ArraySource(X, y), ArraySource(X[:10], y[:10])
+    changes = OPEN | {"run.checkpoint_every": 1, "solver.ridge": "auto"}
+    config, whole = (settings(tmp_path / name, **changes) for name in ("run", "whole"))
+    expected = finished(whole, source=source)
+    assert expected.model.op.precision == ("exact" if noise else "float64")
+    stopped(config, 1, source=source, test=test)
+    with monkeypatch.context() as patch:
+        patch.setattr(Direct, "rounding_shows", lambda *given: not noise)
+        result = finished(config, source=source, test=test)
+    assert result.model.op.precision == expected.model.op.precision
+    with RunDirectory(tmp_path / "whole", writable=False) as saved:
+        setup = saved.load_setup()
+    assert setup is not None
+    assert setup.meta["setup"]["factor"] == "float32"
+    assert setup.arrays["Z"].dtype == (np.float32 if noise else np.float64)
+    assert_same_bits(final(tmp_path / "run"), final(tmp_path / "whole"))
 
 
 @pytest.mark.parametrize("started_wide", [True, False])
