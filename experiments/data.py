@@ -70,7 +70,7 @@ class Split:
         """(n, c) targets, float64: 0 and 1 for classes, or the values less their mean."""
         if self.classes is None:
             return centred(self.y)
-        return np.eye(len(self.classes))[self.y]
+        return np.asarray(np.eye(len(self.classes))[self.y])
 
     def error(self, outputs: Array) -> float:
         """Return the test error of (m, c) outputs: wrong classes in %, or mean squared error."""
@@ -82,9 +82,8 @@ class Split:
 
 def centred(y: Array) -> Array:
     """Return values (n,) or (n, c) less their mean, (n, c) float64."""
-    values = np.array(y, np.float64).reshape(len(y), -1)
-    values -= float(values.mean())
-    return values
+    values = np.asarray(y, np.float64).reshape(len(y), -1)
+    return np.asarray(values - values.mean())
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -113,6 +114,7 @@ def settings_of(name: str, data: Data, options: argparse.Namespace) -> dict[str,
     return {
         "experiment": name,
         "streamkern": sk.__version__,
+        "code": crc32((Path(__file__).parent / f"{name}.py").read_bytes()),
         "data": {"name": data.name, "rows": len(data.X), "row shape": list(data.X.shape[1:])},
         "settings": chosen,
     }

@@ -109,7 +109,7 @@ def small_sizes(solver: str = "block", features: str = "kernel", **changes: Any)
     """Return sizes for 24 centers, of the kind that the method has."""
     kind = find(solver, features).sizes
     plain = {**_SMALL, "solver": solver, "n_sample": 120 if solver == "block" else 60, **changes}
-    return kind(**{name: plain[name] for name in kind.__dataclass_fields__})
+    return kind(**{name: plain[name] for name in kind.__dataclass_fields__ if name in plain})
 
 
 @dataclass

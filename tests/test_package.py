@@ -277,7 +277,10 @@ def test_no_file_of_tests_imports_another() -> None:
 
 
 ALL = ("whole", "journey")
-APART = ("tools",)
+APART = (
+    "experiments",
+    "tools",
+)
 
 
 def test_tests_mirror_the_rooms() -> None:

@@ -15,6 +15,7 @@ from streamkern.config.rules import (
     AutoCount,
     AutoNotNegative,
     AutoPositive,
+    Count,
     Flag,
     Fraction,
     OptionalPart,
@@ -24,14 +25,16 @@ from streamkern.config.rules import (
 )
 
 _STEPS, _LOW_RANK = ("average", "step_scale"), ("n_nystrom", "level")
+_INNER = ("projection_epochs", "projection_nystrom", "projection_level")
+_PROJECTED = ("projection", *_INNER)
 SOLVER_OPTIONS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "block": ("block_size", "ridge", "damping", *_STEPS, "warm_start"),
         "sgd": ("ridge", *_STEPS),
         "eigenpro1": (*_LOW_RANK, "ridge", "damping", *_STEPS),
         "eigenpro2": (*_LOW_RANK, *_STEPS),
-        "eigenpro3": (*_LOW_RANK, "period", "projection", *_STEPS, "warm_start"),
-        "eigenpro4": (*_LOW_RANK, "period", "projection", *_STEPS, "warm_start"),
+        "eigenpro3": (*_LOW_RANK, "period", *_PROJECTED, *_STEPS, "warm_start"),
+        "eigenpro4": (*_LOW_RANK, "period", *_PROJECTED, *_STEPS, "warm_start"),
         "direct": ("ridge", "posterior"),
         "falkon": ("ridge", "tolerance", "warm_start"),
     }
@@ -39,7 +42,9 @@ SOLVER_OPTIONS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 """Solver -> settings of [solver] that it takes."""
 KERNEL_ONLY: Final = ("eigenpro2", "eigenpro3", "eigenpro4", "falkon")
 """Solvers that do not train random features."""
-SIZE_OPTIONS: Final = ("block_size", "n_nystrom", "level")
+SIZE_OPTIONS: Final = (
+    "block_size", "n_nystrom", "level", "projection_nystrom", "projection_level",
+)  # fmt: skip
 """Settings that have no meaning for a run of another size."""
 SOLVERS = ("auto", *SOLVER_OPTIONS)
 """Values of solver.name."""
@@ -98,6 +103,12 @@ class SolverConfig(Table):
     period : steps between two projections, for "eigenpro4".
     projection : projection onto the span of the centers, for "eigenpro3" and "eigenpro4". "exact";
         "resident", with K(Z, Z) kept in memory; "inexact", by an inner EigenPro.
+    projection_epochs : passes of the inner EigenPro over the centers in a projection, for
+        projection "resident" and "inexact".
+    projection_nystrom : centers of the sample from which the inner EigenPro's preconditioner is
+        made; "auto": 2000, or all if there are fewer.
+    projection_level : directions that the inner EigenPro's preconditioner damps; "auto": a tenth of
+        the sample.
     average : whether the model has the running average of the weights, or the last ones.
     damping : damping of the preconditioner; "auto": by the noise of the targets. For "block" it is
         mu over the top eigenvalue of the first block's covariance, for "eigenpro1" the factor tau
@@ -119,6 +130,9 @@ class SolverConfig(Table):
     level: AutoCount = "auto"
     period: AutoCount = "auto"
     projection: Literal["auto", "exact", "resident", "inexact"] = "auto"
+    projection_epochs: Count = 1
+    projection_nystrom: AutoCount = "auto"
+    projection_level: AutoCount = "auto"
     average: Flag = True
     damping: AutoPositive = "auto"
     step_scale: Fraction = 1.0
@@ -167,6 +181,14 @@ class SolverConfig(Table):
                 f"{mention('solver.period', self.period)} must be 1 with "
                 f"{mention('solver.name', self.name)}, which projects after every step",
                 'set name = "eigenpro4" to delay the projection',
+            )
+        given = self.first_set(_INNER)
+        if given is not None and self.projection not in ("resident", "inexact"):
+            raise ConfigError(
+                f"{mention(f'solver.{given}', getattr(self, given))} is not defined for "
+                f"{mention('solver.projection', self.projection)}",
+                f"give {mention('solver.projection', 'resident')} or "
+                f"{mention('solver.projection', 'inexact')}",
             )
         if self.name == "eigenpro1" and self.damping != "auto" and self.damping > 1:
             raise ConfigError(

@@ -51,12 +51,17 @@ class ProjectedSizes(LowRankSizes):
 
     period : steps from one projection to the next.
     projection : kind of projection, see `projection`.
+    projection_epochs, projection_nystrom, projection_level : passes over the centers, sample and
+        damped directions, of an iterative projection; level 0: a tenth of the sample.
 
     Batch and period are upper bounds until setup has measured the critical batch.
     """
 
     period: int
     projection: str
+    projection_epochs: int = 1
+    projection_nystrom: int = INNER_NYSTROM
+    projection_level: int = 0
 
 
 class EigenPro3(LowRank[ProjectedSizes]):
@@ -72,6 +77,15 @@ class EigenPro3(LowRank[ProjectedSizes]):
         super().check(problem, options)
         total = steps(problem)
         check_between("period", set_value(options.period), 1, total, "the steps of the run, ")
+        check_between(
+            "solver.projection_nystrom", set_value(options.projection_nystrom), 2, problem.p,
+            "n_centers=",
+        )  # fmt: skip
+        inner = min(set_value(options.projection_nystrom) or INNER_NYSTROM, problem.p)
+        check_between(
+            "solver.projection_level", set_value(options.projection_level), 1, inner - 1,
+            "the centers of its sample less one, ",
+        )  # fmt: skip
 
     def _period(self, problem: ProblemShape, options: SolverConfig, m: int) -> int:
         return 1
@@ -81,13 +95,18 @@ class EigenPro3(LowRank[ProjectedSizes]):
         s, h, level = self._sampled(problem, options)
         best = "exact" if problem.p <= MANY_CENTERS else "resident"
         projections = [best, "inexact"] if options.projection == "auto" else [options.projection]
+        inner = {
+            "projection_epochs": options.projection_epochs,
+            "projection_nystrom": set_value(options.projection_nystrom) or INNER_NYSTROM,
+            "projection_level": set_value(options.projection_level) or 0,
+        }
         return [
             sizes
             for projection in projections
             for m in batches(problem)
             for sizes in self._sized(
                 [m], s, h, level=level, period=self._period(problem, options, m),
-                projection=projection,
+                projection=projection, **inner,
             )
         ]  # fmt: skip
 
@@ -109,9 +128,9 @@ class EigenPro3(LowRank[ProjectedSizes]):
             each += OpCounts(swept=p * p)
         elif sizes.projection == "resident":
             before += OpCounts(kept=p * p)
-            each += OpCounts(swept=p * p, entries=p * s)
+            each += OpCounts(swept=p * p, entries=p * s).scaled(sizes.projection_epochs)
         else:
-            each += OpCounts(entries=p * (p + s))
+            each += OpCounts(entries=p * (p + s)).scaled(sizes.projection_epochs)
         return before, row.scaled(n) + each.scaled(-(-n // m) / sizes.period)
 
     def needs(self, problem: ProblemShape, sizes: ProjectedSizes) -> MemoryNeeds:
@@ -130,7 +149,8 @@ class EigenPro3(LowRank[ProjectedSizes]):
         if sizes.projection != "inexact" and not shared:
             add("always", "K(Z, Z)", p, p, itemsize=item)
         if sizes.projection != "exact":
-            inner, probed = min(INNER_NYSTROM, p), inner_centers(p)
+            inner = min(sizes.projection_nystrom, p)
+            probed = inner_centers(p, sizes.projection_nystrom)
             add("setup", "eigensystem of the projection", 3 * inner, inner, itemsize=item)
             add("setup", "K(probe, probe) of the projection", probed, probed, itemsize=item)
         m = sizes.batch_size
@@ -204,7 +224,7 @@ def _count_shared(
     exact, held, m = sizes.projection == "exact", problem.of_column(p), sizes.batch_size
     told = (sizes.n_sample + sizes.n_probe) * (problem.d + c)
     add("sample", "what rank 0 tells the others", told, itemsize=item)
-    looked = p if exact else inner_centers(p)
+    looked = p if exact else inner_centers(p, sizes.projection_nystrom)
     add("setup", "centers that the projection is made from", 2 * looked, problem.point)
     add("train", "sums over ranks", m + min(p, -(-RANK_SLAB_BYTES // (c * item))), c, itemsize=item)
     if problem.staging == 0:
@@ -219,7 +239,7 @@ def _count_shared(
         add("train", "a part of the factor of K(Z, Z)", held, p, itemsize=item)
         add("train", "solutions on their way", 2 * held, c, itemsize=item)
         return
-    inner, columns = min(INNER_NYSTROM, p), problem.center_ranks
+    inner, columns = min(sizes.projection_nystrom, p), problem.center_ranks
     if sizes.projection == "resident":
         evaluated = problem.of_row(p) + problem.ranks // columns
         add("train", "a part of K(Z, Z)", evaluated, held, itemsize=item)
@@ -232,8 +252,9 @@ def _count_shared(
 
 def _centers_of_projection(work: Work[ProjectedSizes], Z: Centers) -> Points:
     """Return the centers that a projection is made from, on all ranks. Collective call."""
-    exact = work.sizes.projection == "exact"
-    return Z.block(slice(0, len(Z) if exact else inner_centers(len(Z))), left=True)
+    exact, p = work.sizes.projection == "exact", len(Z)
+    looked = p if exact else inner_centers(p, work.sizes.projection_nystrom)
+    return Z.block(slice(0, looked), left=True)
 
 
 def _compute_projection(
@@ -243,9 +264,11 @@ def _compute_projection(
     if work.sizes.projection == "exact":
         L, jitter = jittered_cholesky(op, Z)
         return {"projection.L": L}, {"jitter": jitter}
+    sizes = work.sizes
+    level = sizes.projection_level or max(1, min(sizes.projection_nystrom, p) // 10)
     P, batch = inner_rule(
-        op, Z, p, level=max(1, min(INNER_NYSTROM, p) // 10), n_nystrom=INNER_NYSTROM,
-        max_batch=work.sizes.batch_size, seed=work.seed,
+        op, Z, p, level=level, n_nystrom=sizes.projection_nystrom, max_batch=sizes.batch_size,
+        seed=work.seed,
     )  # fmt: skip
     arrays = {"projection.E": P.E, "projection.D": P.D}
     return arrays, {"projection_rule": asdict(P.rule), "projection_batch": batch}
@@ -260,8 +283,10 @@ def _assemble_projection(
         return ExactProjection(arrays["projection.L"], partition)
     E, D = arrays["projection.E"], arrays["projection.D"]
     rule, resident = StepRule(**meta["projection_rule"]), work.sizes.projection == "resident"
-    batch = meta["projection_batch"]
+    batch, epochs = meta["projection_batch"], work.sizes.projection_epochs
     if share.whole:
         P = LowRankPreconditioner(Z[: len(E)], E, D, rule)
-        return IterativeProjection(op, Z, P, batch=batch, resident=resident)
-    return PartitionedProjection(op, Z, E, D, rule, partition, batch=batch, resident=resident)
+        return IterativeProjection(op, Z, P, batch=batch, resident=resident, epochs=epochs)
+    return PartitionedProjection(
+        op, Z, E, D, rule, partition, batch=batch, resident=resident, epochs=epochs
+    )

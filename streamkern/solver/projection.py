@@ -4,8 +4,8 @@ EP3 Prop. 2: projecting a function u onto span K(., Z) needs only its values h =
 three kinds, with one method `solve(h)`:
 
   exact      Cholesky of K(Z, Z) + jitter, p^2 elements, p^3 / 3 FLOPs once, 2 p^2 c per solve
-  resident   K(Z, Z) kept, p^2 elements; an epoch of EigenPro 2.0 on it, 2 p^2 c
-  inexact    an epoch of EigenPro 2.0, entries evaluated on the fly, O(p) elements, 2 p^2 (d + c)
+  resident   K(Z, Z) kept, p^2 elements; epochs of EigenPro 2.0 on it, 2 p^2 c each
+  inexact    epochs of EigenPro 2.0, entries evaluated on the fly, O(p) elements, 2 p^2 (d + c) each
 
 If the centers are partitioned, each column of the grid of ranks has consecutive centers, as in the
 partition of a single block: h and theta are (q, c), of the centers of a rank's column, and all
@@ -112,22 +112,23 @@ class IterativeProjection:
     Z : points with both sides, in random order, so that consecutive rows are a random batch.
     P : preconditioner whose sample is the first rows of Z.
     resident : keep K(Z, Z).
+    epochs : passes over the centers.
     """
 
     def __init__(
         self, op: KernelOperator, Z: Points, P: LowRankPreconditioner, *, batch: int,
-        resident: bool = False,
+        resident: bool = False, epochs: int = 1,
     ) -> None:  # fmt: skip
-        self.op, self.Z, self.P, self.batch = op, Z, P, batch
+        self.op, self.Z, self.P, self.batch, self.epochs = op, Z, P, batch, epochs
         self.K = op.gram(Z) if resident else None
         self._kept: tuple[Array, Array, Array] | None = None
 
     def solve(self, h: Array) -> Array:
-        """Return theta after one pass over the centers."""
+        """Return theta after `epochs` passes over the centers."""
         theta, g, correction = self._buffers(h)
         theta[...] = 0
         sample = slice(0, len(self.P.X_s))
-        for rows in tiles(len(self.Z), self.batch):
+        for rows in tiles(len(self.Z), self.batch) * self.epochs:
             m = rows.stop - rows.start
             part, moved, sampled = g[:m], theta[rows], theta[sample]
             self._forward(rows, theta, part)
@@ -172,15 +173,16 @@ class PartitionedProjection:
     Z : points of this rank's centers, both sides; the centers of all ranks are in random order.
     E, D, rule : see `LowRankPreconditioner`; its sample is the first centers.
     resident : keep K(Z, Z), of which a rank has p^2 / W elements.
+    epochs : passes over the centers.
     """
 
     def __init__(
         self, op: KernelOperator, Z: Points, E: Array, D: Array, rule: StepRule,
-        partition: Partition, *, batch: int, resident: bool = False,
+        partition: Partition, *, batch: int, resident: bool = False, epochs: int = 1,
     ) -> None:  # fmt: skip
         self.op, self.Z, self.E, self.D, self.rule = op, Z, E, D, rule
         self.partition, self.grid, self.own = partition, partition.grid, partition.in_block[0]
-        self.backend, self.batch = op.backend, batch
+        self.backend, self.batch, self.epochs = op.backend, batch, epochs
         at, here = overlap(slice(0, len(E)), self.own)
         self.head, self.sampled = here.stop, at  # this rank's centers in the sample
         first = RankGrid(0, self.grid.columns, self.grid.columns).of_column(partition.p)
@@ -199,10 +201,16 @@ class PartitionedProjection:
         return self.grid.of_row(length(rows), rows.start // self.batch)
 
     def solve(self, h: Array) -> Array:
-        """Return theta after one pass over the centers; `h` is unchanged."""
+        """Return theta after `epochs` passes over the centers; `h` is unchanged."""
         if self.theta is None or self.theta.shape != h.shape:
             self.theta = self.backend.xp.empty_like(h)
         self.theta[...] = 0
+        for _ in range(self.epochs):
+            self._pass(h)
+        return self.theta
+
+    def _pass(self, h: Array) -> None:
+        """Take the steps of all batches."""
         done = 0
         for batches in self.broadcasts:
             together = slice(batches[0].start, batches[-1].stop)
@@ -214,7 +222,6 @@ class PartitionedProjection:
                     self._step(rows, None if x is None else x[first : first + n], K_part, h)
                     done += n
         self.filled = self.K is not None
-        return self.theta
 
     def _step(self, rows: slice, x: Points | None, K_part: Array | None, h: Array) -> None:
         """Take the step of a batch of centers.

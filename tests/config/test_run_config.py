@@ -127,6 +127,9 @@ SOLVERS = [
     level = 50
     period = 10
     projection = "inexact"
+    projection_epochs = 3
+    projection_nystrom = 400
+    projection_level = 40
     average = false
     step_scale = 0.5
     warm_start = "runs/b"
@@ -281,7 +284,8 @@ TRIED: dict[str, dict[str, Any]] = {
     },
     "solver": {
         "name": "block", "block_size": 10, "ridge": 0.5, "n_nystrom": "auto", "level": "auto",
-        "period": "auto", "projection": "auto", "average": False, "damping": 0.5,
+        "period": "auto", "projection": "auto", "projection_epochs": 1,
+        "projection_nystrom": "auto", "projection_level": "auto", "average": False, "damping": 0.5,
         "step_scale": 0.5, "tolerance": None, "posterior": False, "warm_start": "runs/w",
     },
     "run": {
@@ -481,6 +485,18 @@ def test_a_bad_transform_is_named_by_its_place(transform: object, said: str) -> 
         ),
         ({"solver": {"name": "block", "tolerance": 0.1}}, "tolerance=0.1 is not defined .*falkon"),
         ({"solver": {"name": "eigenpro2", "warm_start": "s3://a"}}, "warm_start is not defined"),
+        (
+            {"solver": {"name": "block", "projection_epochs": 2}},
+            "projection_epochs=2 is not defined",
+        ),
+        (
+            {"solver": {"name": "eigenpro3", "projection_epochs": 2}},
+            "projection_epochs=2 is not defined for solver.projection='auto'",
+        ),
+        (
+            {"solver": {"name": "eigenpro4", "projection": "exact", "projection_level": 2}},
+            "projection_level=2 is not .* give solver.projection='resident' or",
+        ),
     ],
 )
 def test_settings_that_contradict_each_other(tables: dict[str, Any], said: str) -> None:

@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+import streamkern as sk
 from streamkern.backend.base import Backend
 from streamkern.backend.rank_grid import RankGrid
 from streamkern.backend.ranks import Communicator
 from streamkern.basics.errors import ConfigError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
+from streamkern.solver.methods import find
 from streamkern.solver.precondition.low_rank import build_low_rank
 from streamkern.solver.precondition.norm import jittered_cholesky
 from streamkern.solver.precondition.partition import Partition
@@ -26,6 +28,7 @@ from streamkern.solver.projection import (
 )
 from tests import reference as ref
 from tests.maths import both, operator, rows
+from tests.plans import PLAIN, solver_settings
 from tests.rank_threads import on_threads
 
 KERNEL = ref.make_kernel("laplace", 2.0)
@@ -150,6 +153,94 @@ def test_iterative_projection_tends_to_the_exact_one_with_epochs() -> None:
         errors.append(float(np.abs(theta - exact).max() / np.abs(exact).max()))
     assert errors == sorted(errors, reverse=True)
     assert errors[-1] < 1e-8
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_passes_in_one_projection_go_on_with_what_is_left(resident: bool) -> None:
+    one, Z = iterative(16, resident=resident)
+    many = IterativeProjection(one.op, one.Z, one.P, batch=16, resident=resident, epochs=3)
+    h = rows(1, 50, 2)
+    theta = solved(one, Z, h, 3)
+    np.testing.assert_allclose(many.solve(h), theta, rtol=0, atol=1e-12 * np.abs(theta).max())
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_passes_over_ranks_are_those_of_one(resident: bool) -> None:
+    Z, h = rows(0, 50, 3), rows(1, 50, 2)
+    op = operator()
+    P = build_low_rank(op, both(op, Z)[:30], both(op, Z), level=6)
+    theta = IterativeProjection(op, both(op, Z), P, batch=16, epochs=3).solve(h)
+
+    def solved(ranks: Communicator) -> Any:
+        part = partition_of(ranks, 2, 50)
+        own_op, own = operator(backend=part.backend), part.in_block[0]
+        projection = PartitionedProjection(
+            own_op, both(own_op, Z)[own], P.E, P.D, P.rule, part, batch=16, resident=resident,
+            epochs=3,
+        )  # fmt: skip
+        found = [projection.solve(h[own].copy()).copy() for _ in range(2)]
+        np.testing.assert_array_equal(*found)
+        return found[0], own
+
+    for found, own in on_threads(4, solved):
+        np.testing.assert_allclose(found, theta[own], rtol=0, atol=1e-12 * np.abs(theta).max())
+
+
+def trained(**options: Any) -> tuple[ref.Array, dict[str, Any]]:
+    """Return predictions of a run of EigenPro 3, and its recorded sizes."""
+    X = rows(0, 400, 3).astype(np.float32)
+    config = sk.RunConfig.from_tables(
+        {
+            "data": {"train": "in memory", "epochs": 3},
+            "model": {"kernel": "laplace", "bandwidth": 2.0, "n_centers": 80},
+            "solver": {"name": "eigenpro3", "n_nystrom": 100, "level": 10, **options},
+            "run": {"device": "cpu", "precision": "exact"},
+        }
+    )
+    source = sk.ArraySource(X, np.sin(X.sum(axis=1)))
+    result = sk.train_model(config, source=source)
+    with result.model.backend:
+        return result.model.predict(source), result.meta["sizes"]
+
+
+def test_settings_of_a_projection_reach_it_and_are_recorded_only_if_they_are_set() -> None:
+    exact_one, _ = trained(projection="exact")
+    gaps = []
+    for epochs in (1, 4, 64):
+        predicted, sizes = trained(projection="inexact", projection_epochs=epochs)
+        gaps.append(float(np.abs(predicted - exact_one).max()))
+        assert sizes.get("projection_epochs", 1) == epochs
+    assert gaps == sorted(gaps, reverse=True)
+    assert gaps[-1] < 0.02 * gaps[0]
+    assert not [name for name in trained()[1] if name.startswith("projection_")]
+    _, sizes = trained(projection="resident", projection_nystrom=40, projection_level=7)
+    assert (sizes["projection_nystrom"], sizes["projection_level"]) == (40, 7)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"projection_nystrom": 81}, "solver.projection_nystrom=81 must lie between 2 and .*80"),
+        ({"projection_nystrom": 1}, "solver.projection_nystrom=1 must lie between 2"),
+        ({"projection_level": 80}, "solver.projection_level=80 must lie between 1 and .* 79"),
+        (
+            {"projection_nystrom": 20, "projection_level": 20},
+            "solver.projection_level=20 must lie between 1 and .* 19",
+        ),
+    ],
+)
+def test_samples_and_levels_out_of_range_are_refused(options: dict[str, int], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        trained(projection="inexact", **options)
+
+
+def test_passes_are_counted_as_operations() -> None:
+    method, counts = find("eigenpro3", "kernel"), {}
+    for epochs in (1, 2, 3):
+        options = solver_settings("eigenpro3", projection="inexact", projection_epochs=epochs)
+        sizes = method.candidates(PLAIN, options)[0]
+        counts[epochs] = method.op_counts(PLAIN, sizes)[1].entries
+    assert counts[3] - counts[2] == counts[2] - counts[1] > 0
 
 
 def test_build_measures_the_step_on_all_centers_if_they_are_few() -> None:

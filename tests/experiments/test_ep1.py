@@ -1,0 +1,189 @@
+"""EP1: closed forms against iterations that are run, k_EP against its definition, verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import scipy.linalg
+
+from experiments import ep1_gradient_descent, ep1_kep, ep1_reach
+from experiments.exact import gaussian, laplace
+from experiments.results import Measurement, Results
+
+RNG = np.random.default_rng(0)
+X, Z, Y = RNG.standard_normal((60, 3)), RNG.standard_normal((25, 3)), RNG.standard_normal((60, 2))
+
+
+def results(measurements: Sequence[tuple[str, str, float, float]]) -> Results:
+    """Return results with one repetition of each measurement."""
+    found = Results()
+    for each in measurements:
+        found.add(Measurement(*each))
+    return found
+
+
+# ---------------------------------------------------------------------------- gradient descent
+
+
+@pytest.mark.parametrize("q", [0, 12])
+@pytest.mark.parametrize("t", [1, 2, 80])
+def test_the_closed_form_is_the_iteration(q: int, t: int) -> None:
+    K = laplace(X, X)
+    values, V = scipy.linalg.eigh(K)
+    values, V = values[::-1], V[:, ::-1]
+    eta = ep1_gradient_descent.steps(values, q)
+    part = ep1_gradient_descent.learned(values, eta, t)[:, None]
+    alpha = np.zeros((60, 2))
+    # EigenPro's preconditioner on weights: I - sum_i (1 - lambda_q+1 / lambda_i) v_i v_i^T.
+    P = np.eye(60) - (V[:, :q] * (1 - values[q] / values[:q])) @ V[:, :q].T
+    for _ in range(t):
+        alpha -= 1.5 / values[q] * P @ (K @ alpha - Y)
+    np.testing.assert_allclose(V @ (part / values[:, None] * (V.T @ Y)), alpha, atol=1e-10)
+
+
+def test_tiny_eigenvalues_are_learned_in_proportion() -> None:
+    values = np.array([1.0, 1e-20, 0.0])
+    np.testing.assert_allclose(
+        ep1_gradient_descent.learned(values, 1.5, 81_920), [1, 81_920 * 1.5e-20, 0], rtol=1e-9
+    )
+
+
+def test_the_verdict_of_gradient_descent_is_by_the_least_test_loss() -> None:
+    names = ep1_gradient_descent
+
+    def made(best: int) -> Results:
+        rows = [
+            (names.TEST, label, t, 1.0 if t == best else 2.0)
+            for label in (names.DESCENT, "(EigenPro, q = 3)") for t in names.ITERATIONS
+        ]  # fmt: skip
+        rows += [
+            (names.TRAIN, label, t, 1.0 / t)
+            for label in (names.DESCENT, "(EigenPro, q = 3)") for t in names.ITERATIONS
+        ]  # fmt: skip
+        return results(rows)
+
+    assert names.judge(made(10_240)).seen
+    assert names.judge(made(81_920)).seen
+    assert not names.judge(made(1280)).seen
+
+
+# --------------------------------------------------------------------------------------- reach
+
+
+def test_the_heat_kernel_on_a_grid_has_the_harmonics_and_their_eigenvalues() -> None:
+    """Eigenvalues exp(-s j^2); the error of gradient descent in closed form and step by step."""
+    n, s, t = 64, ep1_reach.HEAT, 300
+    x = 2 * np.pi * np.arange(n) / n
+    j = np.arange(1, 40)
+    difference = x[:, None] - x
+    kernel = 1 + 2 * sum(np.exp(-s * k**2) * np.cos(k * difference) for k in j)
+    H = kernel / n
+    for k in (1, 2, 5):
+        np.testing.assert_allclose(H @ np.sin(k * x), np.exp(-s * k**2) * np.sin(k * x), atol=1e-12)
+    target = np.sin(x) + 0.5 * np.sin(3 * x) + 0.25 * np.sin(7 * x)
+    f = np.zeros(n)
+    for _ in range(t):
+        f -= H @ (f - target)
+    a, j = np.array([1.0, 0.5, 0.25]), np.array([1.0, 3.0, 7.0])
+    rates = ep1_reach.log_rates(np.exp(-s * j**2), -s * j**2)
+    left = np.linalg.norm(f - target) / np.linalg.norm(target)
+    assert ep1_reach.relative_error(np.log(t), a, rates) == pytest.approx(left, rel=1e-9)
+
+
+def test_the_iterations_are_those_at_which_the_error_is_reached() -> None:
+    for a, rates in ep1_reach.cases(2000).values():
+        log_t = ep1_reach.log_iterations(0.05, a, rates)
+        assert ep1_reach.relative_error(log_t, a, rates) <= 0.05
+        assert ep1_reach.relative_error(log_t - 1e-6, a, rates) > 0.05
+
+
+def test_a_step_needs_what_the_harmonics_that_are_left_say() -> None:
+    """ln t = s (4 / pi^2)^2 / eps^4 as eps falls; sum over odd j > J of 1 / j^2 is 1 / (2 J)."""
+    a, rates = ep1_reach.cases()[ep1_reach.STEP_HEAT]
+    ratios = [ep1_reach.log_iterations(e, a, rates) / ep1_reach.law(e) for e in (0.1, 0.03, 0.01)]
+    assert abs(ratios[-1] - 1) < 0.05
+    assert (a**2).sum() / 2 == pytest.approx(1, abs=1e-4)  # Parseval: the step has the norm 1
+
+
+def test_a_polynomial_in_the_place_of_an_exponential_is_not_the_claim() -> None:
+    names = ep1_reach
+    x = [2.0 * 1.5**k for k in range(11)]
+    step = {names.STEP_HEAT: [names.law(1 / v) for v in x],
+            names.SMOOTH: list(np.log(x)), names.STEP_ROUGH: list(4 * np.log(x))}  # fmt: skip
+
+    def made(curves: dict[str, list[float]], decay: list[float]) -> Results:
+        rows = [(names.NEEDED, k, v, y) for k, ys in curves.items()
+                for v, y in zip(x, ys, strict=True)]  # fmt: skip
+        return results(rows + [(names.DECAY, "d = 1", 2.0**k, b) for k, b in enumerate(decay)])
+
+    assert names.judge(made(step, [1.0, 2.0, 4.0])).seen
+    assert not names.judge(made(step, [1.0, 2.0, 2.0])).seen
+    assert not names.judge(made(step | {names.SMOOTH: list(9 * np.log(x))}, [1.0, 2.0])).seen
+    assert not names.judge(made(step | {names.STEP_HEAT: list(9 * np.log(x))}, [1.0, 2.0])).seen
+
+
+# ---------------------------------------------------------------------------------------- k_EP
+
+
+@pytest.mark.parametrize("kernel", [gaussian, laplace], ids=["gaussian", "laplace"])
+@pytest.mark.parametrize("q", [1, 7])
+def test_k_ep_is_its_definition(kernel: object, q: int) -> None:
+    """Eigenfunction by eigenfunction, with the unit norm of the kernel's space."""
+    assert callable(kernel)
+    learned = ep1_kep.PreconditionedKernel(kernel, X, q)
+    values, V = np.linalg.eigh(kernel(X, X))
+    values, V = values[::-1], V[:, ::-1]
+    expected = kernel(Z, X)
+    for i in range(q):
+        psi_z, psi_x = (kernel(rows, X) @ V[:, i] / np.sqrt(values[i]) for rows in (Z, X))
+        expected = expected - (1 - values[q] / values[i]) * np.outer(psi_z, psi_x)
+    np.testing.assert_allclose(learned(Z, X), expected, atol=1e-11)
+
+
+def test_the_spectrum_of_k_ep_is_that_of_k_cut_at_its_next_eigenvalue() -> None:
+    q = 9
+    values = np.linalg.eigvalsh(gaussian(X, X))[::-1]
+    cut = np.linalg.eigvalsh(ep1_kep.PreconditionedKernel(gaussian, X, q)(X, X))[::-1]
+    np.testing.assert_allclose(cut[: q + 1], values[q], rtol=1e-9)
+    np.testing.assert_allclose(cut[q:], values[q:], atol=1e-12)
+
+
+def test_k_ep_is_positive_definite_on_other_rows_too() -> None:
+    learned = ep1_kep.PreconditionedKernel(gaussian, X, 9)
+    both = np.concatenate([X, Z])
+    assert np.linalg.eigvalsh(learned(both, both)).min() > -1e-12
+
+
+def test_the_features_have_k_ep_as_their_inner_products() -> None:
+    learned = ep1_kep.PreconditionedKernel(laplace, X, 9)
+    Phi, Phi_z = (ep1_kep.features(learned, X, rows) for rows in (X, Z))
+    np.testing.assert_allclose(Phi @ Phi.T, learned(X, X), atol=1e-10)
+    np.testing.assert_allclose(Phi_z @ Phi.T, learned(Z, X), atol=1e-10)
+
+
+def test_eigenpro_on_k_is_richardson_on_k_ep() -> None:
+    """On the whole function, not only on the rows: alpha_t = P beta_t."""
+    learned = ep1_kep.PreconditionedKernel(gaussian, X, 9)
+    K, K_ep, eta = gaussian(X, X), learned(X, X), 1 / learned.values[9]
+    alpha, beta = np.zeros((2, 60, 2))
+    for _ in range(200):
+        alpha -= eta * learned.damping(K @ alpha - Y)
+        beta -= eta * (K_ep @ beta - Y)
+        np.testing.assert_allclose(gaussian(Z, X) @ alpha, learned(Z, X) @ beta, atol=1e-10)
+
+
+def test_a_difference_beyond_rounding_is_not_the_claim() -> None:
+    names = ep1_kep
+
+    def made(difference: float) -> Results:
+        rows = [
+            (names.DIFFERENCE, label, 1.0, difference) for label in (names.LEARNED, names.LINEAR)
+        ]
+        rows += [(names.SPECTRUM, label, 1.0, 0.5) for label in ("k", "k_EP, q = 2")]
+        labels = (names.EIGENPRO, names.LEARNED, names.DESCENT)
+        return results(rows + [("test error, %", label, 1.0, 3.0) for label in labels])
+
+    assert names.judge(made(1e-12)).seen
+    assert not names.judge(made(1e-8)).seen

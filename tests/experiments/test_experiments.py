@@ -1,0 +1,448 @@
+"""Every experiment runs, is resumed, refuses what it cannot use; and the readers of its data."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import streamkern as sk
+from experiments import run
+from experiments.__main__ import main
+from experiments.catalogue import NAMES, experiment_named
+from experiments.data import Data, digits
+from experiments.readers import read_data
+from experiments.results import (
+    Experiment,
+    Measurement,
+    Point,
+    Results,
+    clearly,
+    doubled,
+    exponent,
+    shown,
+)
+from tests.rawfiles import write_idx
+
+pytest.importorskip("matplotlib")
+
+WORDS = {True: "SEEN", False: "NOT SEEN", None: "MEASURED"}
+
+
+def quick(name: str, folder: Path, *more: str) -> int:
+    """Run an experiment in its small mode."""
+    return main([name, "--quick", "--device", "cpu", "--folder", str(folder), *more])
+
+
+def outcome(name: str, folder: Path, text: str) -> dict[str, Any]:
+    """Return what a run left, checked against what it printed."""
+    found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    verdict = found["verdict"]
+    word = WORDS[verdict["seen"]]
+    assert [s for s in text.splitlines() if s.startswith(f"{word}: ")] == [verdict["line"]]
+    assert found["values"].keys() == found["tables"].keys() != set()
+    for figure, curves in found["values"].items():
+        for label, by_place in curves.items():
+            column = [row[label] for row in found["tables"][figure] if label in row]
+            places = sorted(by_place, key=float)
+            means = [float(np.mean(by_place[x])) for x in places]
+            assert [float(cell.split(" ± ")[0]) for cell in column] == pytest.approx(
+                means, rel=6e-3
+            )
+            assert all(math.isfinite(v) for values in by_place.values() for v in values)
+            if "test error, %" in figure:
+                assert all(0 <= v <= 100 for values in by_place.values() for v in values)
+    return found
+
+
+# ------------------------------------------------------------------------------------ all of them
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_an_experiment_leaves_table_picture_and_verdict(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert quick(name, tmp_path) == 0
+    found = outcome(name, tmp_path, capsys.readouterr().out)
+    experiment = experiment_named(name)
+    assert found["published"] == experiment.published.splitlines()
+    assert found["source"] == experiment.source
+    if experiment.needs != "nothing" and experiment.stand_in_is == "scikit-learn's digits":
+        assert found["data"] == {"name": "digits", "rows": 1797, "row shape": [8, 8, 1]}
+
+
+def test_the_command_lists_all_and_names_what_it_does_not_know(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([]) == 0
+    listed = capsys.readouterr().out.splitlines()[-len(NAMES) :]
+    assert [line.split()[0] for line in listed] == list(NAMES)
+    assert main(["ep9_fig9"]) == 2
+    assert "there is no experiment ep9_fig9" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_figure_of_a_verdict_has_an_axis_and_every_source_a_paper(name: str) -> None:
+    experiment = experiment_named(name)
+    assert experiment.source.startswith(("EP1", "EP3", "FALKON", "Lecture", "readme"))
+    assert not experiment.claim.endswith(".")
+    assert experiment.needs in ("rows", "images", "nothing")
+
+
+# ------------------------------------------------------------------------------------- a kill
+
+
+def counted(kill_at: int | None, measured: list[str]) -> Experiment:
+    """Return an experiment of six points, of which one kills the process that measures it."""
+
+    def points(data: Data, options: Any) -> Any:
+        for k in range(6):
+
+            def measure(k: int = k) -> list[Measurement]:
+                if k == kill_at:
+                    raise KeyboardInterrupt
+                measured.append(f"point {k}")
+                return [Measurement("figure", "label", k % 3, math.pi**k)]
+
+            yield Point(f"point {k}", 1.0, measure)
+
+    def judge(results: Results) -> Any:
+        raise AssertionError("not asked here")
+
+    return Experiment("EP3", "a claim", "x", points, judge, needs="nothing")
+
+
+def a_run(folder: Path, experiment: Experiment, rows: int = 300) -> Results:
+    """Measure the points of an experiment."""
+    import argparse
+
+    data = Data("made", np.empty((0, 1)), np.empty(0), None, None, own=False)
+    options = argparse.Namespace(folder=folder, rows=rows, device="cpu")
+    return run.run("ep3_fig2", experiment, data, options)
+
+
+def test_a_killed_run_measures_only_the_missing_points(tmp_path: Path) -> None:
+    (tmp_path / "whole").mkdir()
+    whole = a_run(tmp_path / "whole", counted(None, [])).values
+    first, second = list[str](), list[str]()
+    with pytest.raises(KeyboardInterrupt):
+        a_run(tmp_path, counted(4, first))
+    journal = tmp_path / "ep3_fig2.jsonl"
+    journal.write_text(journal.read_text() + '{"key": "point 4", "seco')  # a line cut by the kill
+    assert a_run(tmp_path, counted(None, second)).values == whole
+    assert first == [f"point {k}" for k in range(4)]
+    assert second == ["point 4", "point 5"]
+    third = list[str]()
+    assert a_run(tmp_path, counted(None, third)).values == whole
+    assert third == []
+
+
+def test_other_settings_begin_anew(tmp_path: Path) -> None:
+    measured = list[str]()
+    a_run(tmp_path, counted(None, measured))
+    a_run(tmp_path, counted(None, measured), rows=400)
+    assert len(measured) == 12
+
+
+def test_points_with_one_key_are_refused(tmp_path: Path) -> None:
+    experiment = counted(None, [])
+    doubles = Experiment(
+        "EP3", "a claim", "x",
+        lambda data, options: [*experiment.points(data, options)] * 2, experiment.judge,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="one key"):
+        a_run(tmp_path, doubles)
+
+
+@pytest.mark.slow
+def test_a_killed_experiment_ends_with_the_same_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert quick("ep3_fig2", whole) == 0
+    measure, count = run.Journal.measure, 0
+
+    def killed(journal: run.Journal, point: Point) -> float:
+        nonlocal count
+        count += 1
+        if count == 4:
+            raise KeyboardInterrupt
+        return measure(journal, point)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run.Journal, "measure", killed)
+        with pytest.raises(KeyboardInterrupt):
+            quick("ep3_fig2", parts)
+    capsys.readouterr()
+    assert quick("ep3_fig2", parts) == 0
+    assert ", 3 of them measured before;" in capsys.readouterr().out
+    values = [json.loads((p / "ep3_fig2.json").read_text())["values"] for p in (whole, parts)]
+    assert values[0] == values[1]
+
+
+# ------------------------------------------------------------------------------------ refusals
+
+
+def test_an_experiment_refuses_what_it_can_not_use(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = tmp_path / "few.zarr"
+    sk.ingest_store(np.eye(4, dtype=np.float32), few, y=np.arange(4))
+    pickled = tmp_path / "pickled"
+    pickled.mkdir()
+    (pickled / "data_batch_1").write_bytes(b"\x80\x02")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    lonely = tmp_path / "lonely"
+    lonely.mkdir()
+    (lonely / "train.csv").write_text("x,y\n1,2\n")
+    for data, message in (
+        (few, "4 rows are too few"),
+        (tmp_path / "none.zarr", "none.zarr"),
+        (tmp_path / "nowhere", "is no folder and no Zarr store"),
+        (pickled, "pickle can run code"),
+        (empty, "holds none of the files"),
+        (lonely, "has no test.csv beside it"),
+    ):
+        assert quick("ep3_fig2", tmp_path / "out", "--data", str(data)) == 2
+        (sentence,) = capsys.readouterr().err.splitlines()
+        assert sentence.startswith("ep3_fig2: ")
+        assert message in sentence
+    assert not list((tmp_path / "out").glob("*.json"))
+
+
+def test_options_out_of_range_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for options, message in (
+        (["--rows", "100"], "--rows 100 is too few"),
+        (["--repetitions", "0"], "must be at least 1"),
+        (["--test", "test.zarr"], "--test needs --data"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["ep3_fig2", *options])
+        assert message in capsys.readouterr().err
+
+
+def test_flat_rows_are_refused_where_images_are_needed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dataclasses import replace
+
+    import experiments.__main__ as command
+
+    asking = replace(experiment_named("ep3_fig2"), needs="images")
+    monkeypatch.setattr(command, "experiment_named", lambda name: asking)
+    write_arrays(tmp_path / "data")
+    assert quick("ep3_fig2", tmp_path, "--data", str(tmp_path / "data")) == 2
+    assert "which are no images" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------- readers
+
+
+def rows(n: int = 300, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows of three features and their classes, 0 or 1."""
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((n, 3)).astype(np.float32)
+    return X, (X.sum(axis=1) > 0).astype(np.int64)
+
+
+def write_arrays(folder: Path) -> None:
+    """Write the files of features as NumPy arrays."""
+    folder.mkdir()
+    for part, n, seed in (("train", 300, 0), ("test", 50, 1)):
+        X, y = rows(n, seed)
+        np.save(folder / f"X_{part}.npy", X)
+        np.save(folder / f"y_{part}.npy", y)
+
+
+def as_set(X: np.ndarray, y: np.ndarray) -> list[tuple[Any, ...]]:
+    """Return rows and targets in an order that does not depend on the stored one."""
+    flat = X.reshape(len(X), -1).astype(np.float32)
+    return sorted(map(tuple, np.column_stack([flat, y.astype(np.float32)]).tolist()))
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_idx_files_are_read(tmp_path: Path, ending: str) -> None:
+    folder = tmp_path / "mnist"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    written = {}
+    for part, n in (("train", 300), ("t10k", 40)):
+        X = rng.integers(0, 256, (n, 6, 5), dtype=np.uint8)
+        y = np.arange(n, dtype=np.uint8) % 3
+        write_idx(folder / f"{part}-images-idx3-ubyte{ending}", X)
+        write_idx(folder / f"{part}-labels-idx1-ubyte{ending}", y)
+        written[part] = as_set(X, y)
+    data = read_data(str(folder), None, 1000, tmp_path)
+    assert (data.name, data.X.shape, str(data.X.dtype), data.classes) == (
+        "mnist", (300, 6, 5, 1), "uint8", ("0", "1", "2"),
+    )  # fmt: skip
+    assert data.held_out is not None
+    assert as_set(data.X, data.y) == written["train"]
+    assert as_set(*data.held_out) == written["t10k"]
+    # Written once: the second call opens the stores, also without the files.
+    for file in folder.iterdir():
+        file.unlink()
+    again = read_data(str(folder), None, 1000, tmp_path)
+    np.testing.assert_array_equal(again.X, data.X)
+
+
+def test_the_binary_cifar_is_read_with_the_channels_last(tmp_path: Path) -> None:
+    folder = tmp_path / "cifar"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for name, n in (("data_batch_1", 120), ("data_batch_2", 120), ("test_batch", 30)):
+        records = rng.integers(0, 256, (n, 3073), dtype=np.uint8)
+        records[:, 0] = np.arange(n) % 10
+        records[:, 1 : 1 + 1024] = records[:, :1]  # the red channel says the class
+        records.tofile(folder / f"{name}.bin")
+    data = read_data(str(folder), None, 1000, tmp_path)
+    assert data.X.shape == (240, 32, 32, 3)
+    assert (data.X[..., 0] == data.y[:, None, None]).all()
+    assert data.held_out is not None
+    assert data.held_out[0].shape == (30, 32, 32, 3)
+
+
+@pytest.mark.parametrize("name", ["SUSY.csv", "HIGGS.csv.gz"])
+def test_tables_with_the_label_first_are_read(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "table"
+    folder.mkdir()
+    X, y = rows()
+    lines = "".join(
+        ",".join([f"{float(label):.18e}", *(f"{v:.18e}" for v in row)]) + "\n"
+        for label, row in zip(y, X, strict=True)
+    )
+    data = lines.encode()
+    (folder / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    found = read_data(str(folder), None, 1000, tmp_path)
+    assert found.classes == ("0", "1")
+    assert as_set(found.X, found.y) == as_set(X[:240], y[:240])
+    assert found.held_out is not None
+    assert as_set(*found.held_out) == as_set(X[240:], y[240:])
+
+
+def test_years_are_values(tmp_path: Path) -> None:
+    folder = tmp_path / "year"
+    folder.mkdir()
+    X, _ = rows()
+    years = 1922 + np.arange(len(X)) % 90
+    table = np.column_stack([years, X])
+    np.savetxt(folder / "YearPredictionMSD.txt", table, delimiter=",", fmt="%.6g")
+    found = read_data(str(folder), None, 1000, tmp_path)
+    assert found.classes is None
+    assert found.measured == "test mean squared error"
+    assert sorted(found.y.ravel().tolist()) == sorted(years[:240].astype(float).tolist())
+
+
+def write_named(folder: Path, kind: str) -> None:
+    """Write train and test files of a kind."""
+    folder.mkdir()
+    for part, n, seed in (("train", 300, 0), ("test", 50, 1)):
+        X, y = rows(n, seed)
+        if kind == "npz":
+            np.savez(folder / f"{part}.npz", X=X, y=y)
+        elif kind == "csv":
+            lines = [
+                ",".join([*(f"{v:.9g}" for v in row), str(label)])
+                for row, label in zip(X, y, strict=True)
+            ]
+            (folder / f"{part}.csv").write_text("a,b,c,y\n" + "\n".join(lines) + "\n")
+        else:
+            lines = [
+                " ".join([str(label), *(f"{k + 1}:{v:.9g}" for k, v in enumerate(row))])
+                for row, label in zip(X, y, strict=True)
+            ]
+            (folder / f"{part}.svm").write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize("kind", ["npz", "csv", "svm", "npy"])
+def test_named_parts_and_arrays_are_read(tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / "parts"
+    if kind == "npy":
+        write_arrays(folder)
+    else:
+        write_named(folder, kind)
+    found = read_data(str(folder), None, 1000, tmp_path)
+    assert found.classes is not None
+    assert len(found.classes) == 2
+    assert as_set(found.X, found.y) == as_set(*rows(300, 0))
+    assert found.held_out is not None
+    assert as_set(*found.held_out) == as_set(*rows(50, 1))
+
+
+@pytest.mark.slow
+def test_an_experiment_runs_on_the_rows_of_a_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_arrays(tmp_path / "data")
+    assert quick("ep3_fig2", tmp_path, "--data", str(tmp_path / "data")) == 0
+    text = capsys.readouterr().out
+    found = outcome("ep3_fig2", tmp_path, text)
+    assert found["data"] == {"name": "data", "rows": 300, "row shape": [3]}
+    assert "in place of the paper's data" not in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("held_out", [True, False])
+def test_an_experiment_runs_on_stores(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], held_out: bool
+) -> None:
+    X, y = rows()
+    train, test = tmp_path / "train.zarr", tmp_path / "test.zarr"
+    sk.ingest_store(X, train, y=y)
+    sk.ingest_store(X[:50], test, y=y[:50])
+    options = ["--data", str(train), *(["--test", str(test)] if held_out else [])]
+    assert quick("ep3_fig2", tmp_path, *options) == 0
+    found = outcome("ep3_fig2", tmp_path, capsys.readouterr().out)
+    sizes = {float(x) for x in found["values"]["test error, %"]["p = 75" if held_out else "p = 56"]}
+    assert max(sizes) == (300 if held_out else 225)
+
+
+# ------------------------------------------------------------------------------------- results
+
+
+def test_a_difference_is_clear_beyond_twice_its_standard_error() -> None:
+    assert clearly(np.array([1.0, 1.1, 0.9]))
+    assert not clearly(np.array([3.0, -1.0, 0.5]))
+    assert not clearly(np.array([-1.0, -1.1]))
+    assert clearly(np.array([0.5]))
+    assert not clearly(np.array([0.0, 0.0]))
+
+
+def test_sizes_double_up_to_the_largest() -> None:
+    assert doubled(21, 1348, quick=False) == [21, 42, 84, 168, 337, 674, 1348]
+    assert doubled(21, 1348, quick=True) == [21, 1348]
+    assert doubled(5, 5, quick=True) == [5]
+
+
+def test_exponents_of_power_laws() -> None:
+    x = np.array([10.0, 20.0, 80.0])
+    assert exponent(x, 3 * x**1.5) == pytest.approx(1.5)
+    assert shown([2.0, 4.0]) == "3 ± 1"
+    assert shown([2.345]) == "2.35"
+
+
+def test_splits_differ_and_are_repeated() -> None:
+    import argparse
+
+    options = argparse.Namespace(rows=300, repetitions=2, bandwidth=0.7, device="cpu")
+    first, again = (list(digits().splits(options)) for _ in range(2))
+    for a, b in zip(first, again, strict=True):
+        np.testing.assert_array_equal(a.X, b.X)
+        np.testing.assert_array_equal(a.X_test, b.X_test)
+    assert not np.array_equal(first[0].X, first[1].X)
+    one = first[0]
+    assert len(one.X) == 300
+    assert len(one.X_test) == 449
+    X, _ = one.scaled
+    by_hand = (one.X.reshape(300, 64) - one.X.mean()) / one.X.std() / one.bandwidth
+    np.testing.assert_allclose(X, by_hand, atol=1e-12)
+    assert one.error(np.eye(10)[one.y_test]) == 0
+    assert one.error(np.eye(10)[(one.y_test + 1) % 10]) == 100
