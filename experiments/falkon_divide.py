@@ -81,8 +81,8 @@ def judge(results: Results) -> Verdict:
         )
     whole = results.at(AVERAGE, 1, figure)
     return Verdict(
-        "for 4 parts and more the average is clearly better than one of its parts, and no more often "
-        "clearly better than Nystrom's model of the same cost than clearly worse",
+        "for 4 parts and more the average is clearly better than one of its parts, and not more "
+        "often clearly better than Nystrom's model of the same cost than clearly worse",
         seen and lead >= 0,
         f"all rows {shown(whole)}; {'; '.join(numbers)}",
     )

@@ -80,8 +80,8 @@ def judge(results: Results) -> Verdict:
         )
         seen &= clearly(shard - shared) and clearly(shard - own)
         numbers.append(
-            f"m = {m}: shared {shown(shared)}, own {shown(own)}, one shard {shown(shard)}, all rows "
-            f"{shown(whole)}"
+            f"m = {m}: shared {shown(shared)}, own {shown(own)}, one shard {shown(shard)}, "
+            f"all rows {shown(whole)}"
         )
     return Verdict(
         "for 4 shards and more both averages are clearly better than one shard",
@@ -91,7 +91,7 @@ def judge(results: Results) -> Verdict:
 
 
 EXPERIMENT = Experiment(
-    source="lecture, distributed averaging",
+    source="Lecture, distributed averaging",
     claim="models of shards are averaged without exchange, and are better than one shard",
     x="number of shards m",
     points=points,

@@ -1,7 +1,7 @@
 """Error of random features against their number, for four ways to draw them. The lecture.
 
 k(x, z) of a Gaussian kernel is approximated by D features, a cosine and a sine of each of D / 2
-frequencies. With independent ones the largest error is O(D^-1/2) (Rahimi and Recht 2007). Orthogonal
+frequencies. With independent ones the largest error is O(D^-1/2) (Rahimi, Recht 2007). Orthogonal
 ones (Yu and others 2016) and points of a Sobol sequence (Avron and others 2016) lower it at the
 same cost; Fastfood (Le, Sarlos and Smola 2013) draws frequencies whose products take O(D log d)
 operations in place of O(D d): its features are made by the fast Hadamard transform here, and its
@@ -150,8 +150,8 @@ def judge(results: Results) -> Verdict:
     better = [k for k in WAYS if clearly(base - results.at(k, SIZES[-1], ERROR_OF_K))]
     saved = operations("independent", SIZES[-1], 784) / operations("Fastfood", SIZES[-1], 784)
     return Verdict(
-        "the mean and the largest error of independent features fall as D^-0.5 within 0.1, orthogonal "
-        "ones are clearly better, and Fastfood is within 30 % of independent ones",
+        "the mean and the largest error of independent features fall as D^-0.5 within 0.1, "
+        "orthogonal ones are clearly better, and Fastfood is within 30 % of independent ones",
         abs(slope + 0.5) < 0.1
         and abs(largest + 0.5) < 0.1
         and "orthogonal" in better
@@ -163,7 +163,7 @@ def judge(results: Results) -> Verdict:
 
 
 EXPERIMENT = Experiment(
-    source="lecture, random features",
+    source="Lecture, random features",
     claim="D random features approximate a kernel to O(D^-1/2), orthogonal ones better, and "
     "Fastfood as well at fewer operations",
     x="features D",

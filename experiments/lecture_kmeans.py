@@ -37,10 +37,8 @@ COLUMNS, STARTS, ROUNDS = (8, 16, 32, 64, 128, 256), 10, 100
 
 def objective(K: Array, labels: Array) -> float:
     """Return the mean squared distance of phi(x) to the mean of its cluster."""
-    inside = sum(
-        float(K[np.ix_(labels == k, labels == k)].sum()) / (labels == k).sum()
-        for k in np.unique(labels)
-    )
+    members = [np.flatnonzero(labels == k) for k in np.unique(labels)]
+    inside = sum(float(K[np.ix_(rows, rows)].sum()) / len(rows) for rows in members)
     return (float(np.trace(K)) - inside) / len(K)
 
 
@@ -102,7 +100,7 @@ def judge(results: Results) -> Verdict:
 
 
 EXPERIMENT = Experiment(
-    source="lecture, kernel k-means",
+    source="Lecture, kernel k-means",
     claim="k-means of Nystrom features finds clusters as good as kernel k-means",
     x="rows c of the features",
     points=points,

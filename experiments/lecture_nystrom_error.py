@@ -3,10 +3,10 @@
 G is approximated by C W_k^+ C^T with c columns C of G, their rows W and its best approximation of
 rank k. The columns are uniform, those of rows next to k-means means, drawn by RPCholesky (Chen,
 Epperly, Tropp and Webber 2022) or by ridge leverage scores. The reference is the best approximation
-of rank k, from the eigenvalues of G. The theorem of the lecture (Drineas and Mahoney 2005) bounds what
-the Frobenius norm has more than at the best rank k, for fixed k, by O(c^-1/2); with a large eigengap
-it is O(1/c) (Yang and others 2012), which is tried on made rows in ten clusters, with k = 10.
-float64 and NumPy; streamkern's `centers` are "random", "kmeans", "rpcholesky".
+of rank k, from the eigenvalues of G. The theorem of the lecture (Drineas and Mahoney 2005): in the
+Frobenius norm the error exceeds that of the best rank k by O(c^-1/2), k being fixed. With a large
+eigengap it is O(1/c) (Yang and others 2012), which is tried on made rows in ten clusters, with
+k = 10. float64 and NumPy; streamkern's `centers` are "random", "kmeans", "rpcholesky".
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def judge(results: Results) -> Verdict:
 
 
 EXPERIMENT = Experiment(
-    source="lecture, Nystrom's approximation",
+    source="Lecture, Nystrom's approximation",
     claim="the error of Nystrom's approximation falls at least as O(c^-1/2), as O(1/c) under an "
     "eigengap, and columns that are chosen with care need fewer of them",
     x="columns c",
