@@ -38,11 +38,13 @@ SHARDS, RIDGE, D = (1, 2, 4, 8, 16, 32), 1e-4, 400
 def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
     """Error against the number of shards."""
 
+    size = D // 4 if options.quick else D
+
     def run(split: Split, m: int) -> Iterator[Measurement]:
         X, X_test = split.scaled
         Y = split.targets
         rng = np.random.default_rng([split.seed, m])
-        drawn = [independent(D // 2, X.shape[1], rng) for _ in range(m)]
+        drawn = [independent(size // 2, X.shape[1], rng) for _ in range(m)]
         shards = np.array_split(np.arange(len(X)), m)
         test = features(X_test @ drawn[0].T)
         shared = [weights(features(X[rows] @ drawn[0].T), Y[rows]) for rows in shards]
