@@ -19,6 +19,7 @@ NAMES = (
     "ep3_fig4",
     "ep3_fig5",
     "ep3_table2",
+    "ep3_projection",
     "ep3_algorithm1",
     "ep1_acceleration",
     "ep1_four_ways",
