@@ -98,7 +98,7 @@ def data_of(experiment: Experiment, options: argparse.Namespace) -> Data:
     if experiment.needs == "nothing":
         return Data("made", np.empty((0, 1)), np.empty(0), None, None, own=False)
     if options.data is None:
-        return digits()
+        return digits() if experiment.make is None else experiment.make(options)
     data = read_data(options.data, options.test, options.rows, options.folder)
     if experiment.needs == "images" and data.X.ndim < 3:
         raise sk.DataError(

@@ -138,8 +138,8 @@ def judge(results: Results) -> Verdict:
 
 EXPERIMENT = Experiment(
     source="EP3, Algorithms 1 and 2, Lemma 6",
-    claim="Algorithm 1 converges to a projected fixed point, and the stochastic Algorithm 2 follows "
-    "it",
+    claim="Algorithm 1 converges to a projected fixed point, and the stochastic Algorithm 2 "
+    "follows it",
     x="steps of Algorithm 1, or epochs of Algorithm 2",
     points=points,
     judge=judge,

@@ -153,6 +153,7 @@ class Experiment:
     needs : "rows" where `--data` is used, "images" where the rows must be images, "nothing" where
         the problem is made.
     stand_in_is : the data that take the place of the paper's.
+    make : makes these data, where they are not the digits.
     options : adds options of its own to the command.
     draw : draws the picture, where curves are not enough.
     """
@@ -167,6 +168,7 @@ class Experiment:
     published: str = ""
     needs: str = "rows"
     stand_in_is: str = "scikit-learn's digits"
+    make: Callable[[argparse.Namespace], Data] | None = None
     options: Callable[[argparse.ArgumentParser], Any] = lambda parser: None
     draw: Callable[[Results, str, Figure], None] | None = None
     x_of: Mapping[str, str] = field(default_factory=dict)

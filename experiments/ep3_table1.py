@@ -1,0 +1,137 @@
+"""Cost laws of EigenPro 3 and of FALKON, measured: Table 1 of EP3.
+
+One number grows, p, d or n, and the exponent of a power law is fitted to the measured seconds of
+setup and of a sample, and to the memory that `plan` counts, less the memory of the interpreter.
+EigenPro 3 runs with the inexact projection, which keeps no p x p matrix. The rows are normal;
+nothing is learned. Parts that do not grow lower the exponents at these sizes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import streamkern as sk
+from experiments.results import (
+    Experiment,
+    Measurement,
+    Point,
+    Results,
+    Sizes,
+    Verdict,
+    exponent,
+)
+from streamkern.rundir.run_log import read_log
+
+SAMPLE, SETUP, MEMORY = "seconds a sample", "seconds of setup", "planned memory, MiB"
+EP3, FALKON, BLOCK = "EigenPro 3", "FALKON", "default, one block"
+SOLVERS: dict[str, dict[str, Any]] = {
+    EP3: {"name": "eigenpro3", "projection": "inexact", "n_nystrom": 1000, "level": 100},
+    FALKON: {"name": "falkon", "ridge": 1e-6},
+    BLOCK: {"name": "block", "ridge": 1e-6},
+}
+CENTERS, ROWS, FEATURES, CLASSES = 2000, 8000, 20, 10
+GROWING = {"p": (1000, 2000, 4000, 8000), "n": (4000, 8000, 16_000, 32_000)}
+LAWS = {
+    (SAMPLE, EP3, "p"): 1.0, (MEMORY, EP3, "p"): 1.0, (MEMORY, FALKON, "p"): 2.0,
+    (SETUP, EP3, "p"): 0.0, (SETUP, EP3, "n"): 0.0, (SAMPLE, EP3, "n"): 0.0,
+}  # fmt: skip
+"""Exponents of the table: figure, method and the number that grows."""
+SLACK = 0.5
+"""Largest difference of a fitted exponent from the law."""
+PUBLISHED = """\
+EP3, Table 1: EigenPro 3 takes O(p) memory and O(p) FLOPs a sample besides the projection, and a
+setup that does not depend on p or n; FALKON takes O(p^2) memory and a setup of O(p^3)"""
+
+
+def points(data: object, options: argparse.Namespace) -> Iterator[Point]:
+    """Seconds and memory of three methods while p or n grows."""
+
+    def run(label: str, grows: str, size: int) -> Iterator[Measurement]:
+        p, n = (size, ROWS) if grows == "p" else (CENTERS, size)
+        for figure, value in costs(SOLVERS[label], p, n, options.device).items():
+            yield Measurement(figure, f"{label}, {grows} grows", size, value)
+
+    for repetition in range(options.repetitions):
+        for grows, sizes in GROWING.items():
+            for size in sizes[: 2 if options.quick else None]:
+                for label in SOLVERS:
+                    p = size if grows == "p" else CENTERS
+                    key = f"{label}, {grows} {size}, repetition {repetition}"
+                    work = 3e3 * p * max(ROWS, size) + p**3 / 2
+                    yield Point(key, work, partial(run, label, grows, size))
+
+
+def costs(solver: dict[str, Any], p: int, n: int, device: str) -> dict[str, float]:
+    """Return the measured costs by figure. solver : settings of the method.
+
+    One epoch is run, and with FALKON a second one, as its first is no step yet.
+    """
+    rng = np.random.default_rng(0)
+    X, y = rng.standard_normal((n, FEATURES), np.float32), rng.integers(0, CLASSES, n)
+    with tempfile.TemporaryDirectory() as folder:
+        store, run_dir = Path(folder, "rows.zarr"), Path(folder, "run")
+        sk.ingest_store(X, store, y=y)
+        config = sk.RunConfig.from_tables(
+            {
+                "data": {"train": str(store), "epochs": 2 if solver["name"] == "falkon" else 1},
+                "model": {"kernel": "laplace", "bandwidth": 4.0, "n_centers": p},
+                "solver": solver,
+                "run": {"run_dir": str(run_dir), "device": device, "evaluate_every": 0},
+            }
+        )
+        memory = sk.plan(config, measure=False)["memory"]
+        sk.train_model(config).model.backend.close()
+        events = {record["event"]: record for record in read_log(run_dir / "log.jsonl")}
+    fixed = next(
+        b["bytes"] for b in memory["buffers"] if b["buffer"].startswith("interpreter")
+    )  # fmt: skip
+    return {
+        SAMPLE: (began(events["train"]) - began(events["start"])) / events["train"]["samples"],
+        SETUP: events["start"]["setup_s"],
+        MEMORY: (memory["peak_bytes"] - fixed) / 2**20,
+    }
+
+
+def began(record: Mapping[str, Any]) -> float:
+    """Return the time of a record of the log, in seconds."""
+    return datetime.fromisoformat(record["time"]).timestamp()
+
+
+def judge(results: Results) -> Verdict:
+    """Fitted exponents against the table's laws."""
+    fitted = {}
+    for figure, label, grows in LAWS:
+        curve = f"{label}, {grows} grows"
+        places = results.places(curve, figure)
+        medians = [float(np.median(results.at(curve, x, figure))) for x in places]
+        fitted[figure, label, grows] = exponent(places[-3:], medians[-3:])
+    return Verdict(
+        f"exponents fitted to the largest three sizes within {SLACK} of the table's",
+        all(abs(fitted[law] - LAWS[law]) <= SLACK for law in LAWS),
+        "; ".join(
+            f"{label}, {figure} in {grows}: {fitted[figure, label, grows]:.2f} ({law:g})"
+            for (figure, label, grows), law in LAWS.items()
+        ),
+    )
+
+
+EXPERIMENT = Experiment(
+    source="EP3, Table 1",
+    claim="EigenPro 3 needs memory and time a sample in proportion to p, and a setup that does not "
+    "grow with p or n",
+    x="p or n",
+    points=points,
+    judge=judge,
+    stand_in=Sizes(repetitions=1, epochs=1),
+    paper=Sizes(repetitions=3, epochs=1),
+    needs="nothing",
+    published=PUBLISHED,
+)

@@ -1,0 +1,126 @@
+"""Centers drawn by leverage scores against uniform ones. FALKON slides, "adaptive sampling".
+
+The ridge leverage score of row i is (K (K + lambda n I)^-1)_ii. Rows of rare regions have high
+scores, and uniform centers miss them. The scores are approximated in two passes, as BLESS does
+(Rudi, Calandriello, Carratino and Rosasco 2018): scores for a larger lambda are computed with
+uniform centers, centers are drawn by these, and give the scores for the wanted lambda. The made
+problem has rows in clusters of very different sizes; the error counts every cluster alike. float64
+and NumPy.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import scipy.linalg
+
+from experiments.exact import gaussian, nystrom_weights
+from experiments.results import (
+    Array,
+    Experiment,
+    Measurement,
+    Point,
+    Results,
+    Sizes,
+    Verdict,
+    clearly,
+    shown,
+)
+
+ERROR_OF_CLUSTERS, DEGREES = "mean squared error, mean over clusters", "correlation with exact"
+UNIFORM, LEVERAGE, EXACT = "uniform", "approximate leverage scores", "(exact leverage scores)"
+ROWS, CLUSTERS, D, RIDGE = 2000, 16, 2, 1e-4
+SIZES = (25, 50, 100, 200, 400)
+
+
+def problem(rng: np.random.Generator, n: int) -> tuple[Array, Array, Array]:
+    """Return rows (n, D), values (n, 1) and clusters (n,), of sizes that fall geometrically."""
+    centers = 6 * rng.standard_normal((CLUSTERS, D))
+    directions = rng.standard_normal((CLUSTERS, D))
+    share = 0.75 ** np.arange(CLUSTERS)
+    labels = rng.choice(CLUSTERS, n, p=share / share.sum())
+    offsets = rng.standard_normal((n, D))
+    y = np.sin((offsets * directions[labels]).sum(axis=1)) + 0.05 * rng.standard_normal(n)
+    return centers[labels] + offsets, y[:, None], labels
+
+
+def approximate_scores(X: Array, Z: Array, weights: Array, ridge: float) -> Array:
+    """Return the ridge leverage scores of rows X by centers Z, (n,).
+
+    weights : (M,) probabilities of the centers times M, by which they stand for all rows.
+    """
+    n, K_xz = len(X), gaussian(X, Z)
+    A = gaussian(Z, Z) + ridge * n * np.diag(weights)
+    solved = scipy.linalg.solve(A, K_xz.T, assume_a="pos")
+    return np.asarray(np.clip((1 - (K_xz.T * solved).sum(axis=0)) / (ridge * n), 0, 1))
+
+
+def two_passes(X: Array, M: int, rng: np.random.Generator) -> Array:
+    """Return approximate scores (n,) from M uniform centers, and then from M drawn by scores."""
+    n = len(X)
+    chosen, weights = rng.choice(n, M, replace=False), np.full(M, M / n)
+    for ridge in (100 * RIDGE, RIDGE):
+        scores = approximate_scores(X, X[chosen], weights, ridge)
+        share = scores / scores.sum()
+        chosen = np.unique(rng.choice(n, M, p=share))
+        weights = np.minimum(share[chosen] * M, 1)
+    return scores
+
+
+def points(data: object, options: argparse.Namespace) -> Iterator[Point]:
+    """Error against M for both ways, and for exact scores."""
+
+    def run(seed: int) -> Iterator[Measurement]:
+        rng = np.random.default_rng(seed)
+        X, y, labels = problem(rng, 2 * ROWS)
+        X_test, y_test, of = X[ROWS:], y[ROWS:], labels[ROWS:]
+        X, y = X[:ROWS], y[:ROWS]
+        K = gaussian(X, X)
+        exact = 1 - RIDGE * ROWS * np.diag(np.linalg.inv(K + RIDGE * ROWS * np.eye(ROWS)))
+        for M in SIZES:
+            near = two_passes(X, M, rng)
+            yield Measurement(DEGREES, LEVERAGE, M, float(np.corrcoef(near, exact)[0, 1]))
+            for label, scores in ((UNIFORM, np.ones(ROWS)), (LEVERAGE, near), (EXACT, exact)):
+                Z = X[rng.choice(ROWS, M, replace=False, p=scores / scores.sum())]
+                alpha = nystrom_weights(gaussian(X, Z), gaussian(Z, Z), y, RIDGE)
+                residuals = (gaussian(X_test, Z) @ alpha - y_test)[:, 0] ** 2
+                per = [residuals[of == k].mean() for k in range(CLUSTERS) if (of == k).any()]
+                yield Measurement(ERROR_OF_CLUSTERS, label, M, float(np.mean(per)))
+
+    for seed in range(options.repetitions):
+        yield Point(f"repetition {seed}", 6.0 * ROWS**3, partial(run, seed))
+
+
+def judge(results: Results) -> Verdict:
+    """Leverage scores against uniform centers at every M."""
+    clear = [
+        M for M in SIZES
+        if clearly(
+            results.at(UNIFORM, M, ERROR_OF_CLUSTERS) - results.at(LEVERAGE, M, ERROR_OF_CLUSTERS)
+        )
+    ]  # fmt: skip
+    texts = [
+        f"M = {M}: {shown(results.at(LEVERAGE, M, ERROR_OF_CLUSTERS))} against "
+        f"{shown(results.at(UNIFORM, M, ERROR_OF_CLUSTERS))}"
+        for M in SIZES
+    ]
+    return Verdict(
+        "clearly lower error with leverage scores than with uniform centers at most M",
+        2 * len(clear) > len(SIZES),
+        "; ".join(texts),
+    )
+
+
+EXPERIMENT = Experiment(
+    source="FALKON slides, adaptive sampling",
+    claim="centers drawn by leverage scores need fewer of them where the rows are unevenly spread",
+    x="centers M",
+    points=points,
+    judge=judge,
+    stand_in=Sizes(repetitions=10, epochs=1),
+    paper=Sizes(repetitions=10, epochs=1),
+    needs="nothing",
+)

@@ -1,0 +1,160 @@
+"""Error of random features against their number, for four ways to draw them. The lecture.
+
+k(x, z) of a Gaussian kernel is approximated by D features, a cosine and a sine of each of D / 2
+frequencies. Independent frequencies have an error of O(D^-1/2) (Rahimi and Recht 2007). Orthogonal
+ones (Yu and others 2016) and points of a Sobol sequence (Avron and others 2016) lower it at the
+same cost; Fastfood (Le, Sarlos and Smola 2013) draws frequencies whose products take O(D log d)
+operations in place of O(D d). All are small NumPy; streamkern's own Fourier features are the
+independent ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+import scipy.linalg
+import scipy.stats
+
+from experiments.data import Data, Split
+from experiments.exact import gaussian
+from experiments.results import (
+    Array,
+    Experiment,
+    Measurement,
+    Point,
+    Results,
+    Sizes,
+    Verdict,
+    clearly,
+    exponent,
+)
+
+ERROR_OF_K = "root mean square error of kernel values"
+OPERATIONS = "multiplications and additions a row"
+SIZES = (64, 256, 1024, 4096)
+ROWS = 300
+Draw = Callable[[int, int, np.random.Generator], Array]
+
+
+def independent(m: int, d: int, rng: np.random.Generator) -> Array:
+    """Return (m, d) normal frequencies."""
+    return rng.standard_normal((m, d))
+
+
+def orthogonal(m: int, d: int, rng: np.random.Generator) -> Array:
+    """Return (m, d) frequencies, orthogonal in groups of d, with the norms of normal ones."""
+    groups = [np.linalg.qr(rng.standard_normal((d, d)))[0] for _ in range(-(-m // d))]
+    norms = np.sqrt(rng.chisquare(d, m))
+    return np.asarray(np.concatenate(groups)[:m] * norms[:, None])
+
+
+def sobol(m: int, d: int, rng: np.random.Generator) -> Array:
+    """Return (m, d) frequencies at the points of a scrambled Sobol sequence."""
+    sequence = scipy.stats.qmc.Sobol(d, rng=rng)
+    uniform = sequence.random_base2(int(np.ceil(np.log2(m))))[:m]
+    return np.asarray(scipy.stats.norm.ppf(np.clip(uniform, 1e-12, 1 - 1e-12)))
+
+
+def fastfood(m: int, d: int, rng: np.random.Generator) -> Array:
+    """Return the (m, d) frequencies of Fastfood: S H G P H B in groups of a power of two.
+
+    B are signs, H Hadamard matrices, P a permutation, G normal, and S gives the norms. They are
+    written out here; `fastfood_products` multiplies without them.
+    """
+    size = 1 << (d - 1).bit_length()
+    H = scipy.linalg.hadamard(size).astype(np.float64)
+    groups = []
+    for _ in range(-(-m // size)):
+        signs, G = rng.choice([-1.0, 1.0], size), rng.standard_normal(size)
+        order = rng.permutation(size)
+        V = H @ (G[:, None] * (H * signs)[order])
+        norms = np.sqrt(rng.chisquare(size, size)) / np.linalg.norm(G)
+        groups.append(V * (norms / np.sqrt(size))[:, None])
+    return np.concatenate(groups)[:m, :d]
+
+
+def hadamard_transform(X: Array) -> Array:
+    """Return X H of rows (n, 2^k) in O(k 2^k) operations a row."""
+    n, size = X.shape
+    half = 1
+    while half < size:
+        X = X.reshape(n, -1, 2, half)
+        X = np.concatenate([X[:, :, :1] + X[:, :, 1:], X[:, :, :1] - X[:, :, 1:]], axis=2)
+        half *= 2
+    return X.reshape(n, size)
+
+
+def operations(label: str, D: int, d: int) -> float:
+    """Return the operations of the frequencies' products with a row."""
+    if label != "Fastfood":
+        return float(D / 2 * d)
+    size = 1 << (d - 1).bit_length()
+    groups = -(-D // (2 * size))
+    return float(groups * (2 * size * np.log2(size) + 3 * size))
+
+
+WAYS: dict[str, Draw] = {
+    "independent": independent, "orthogonal": orthogonal, "Sobol": sobol, "Fastfood": fastfood,
+}  # fmt: skip
+
+
+def features(X: Array, frequencies: Array) -> Array:
+    """Return the (n, D) cosines and sines, whose products approximate the kernel."""
+    angles = X @ frequencies.T
+    both = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
+    return np.asarray(both / np.sqrt(len(frequencies)))
+
+
+def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
+    """Error and operations against D, for four ways."""
+
+    def run(split: Split, label: str, D: int) -> Iterator[Measurement]:
+        X = split.scaled[0][:ROWS]
+        rng = np.random.default_rng([split.seed, D, list(WAYS).index(label)])
+        F = features(X, WAYS[label](D // 2, X.shape[1], rng))
+        error = float(np.sqrt(((F @ F.T - gaussian(X, X)) ** 2).mean()))
+        yield Measurement(ERROR_OF_K, label, D, error)
+        yield Measurement(OPERATIONS, label, D, operations(label, D, X.shape[1]))
+
+    for split in data.splits(options):
+        for label in WAYS:
+            for D in SIZES:
+                work = 1e6 + 2.0 * ROWS**2 * D
+                yield Point(f"{label}, D {D}, repetition {split.seed}", work,
+                            partial(run, split, label, D))  # fmt: skip
+
+
+def judge(results: Results) -> Verdict:
+    """The exponent of independent features, and the other ways against them."""
+    means = {
+        label: [float(results.at(label, D, ERROR_OF_K).mean()) for D in SIZES] for label in WAYS
+    }
+    slope = exponent(SIZES, means["independent"])
+    base = results.at("independent", SIZES[-1], ERROR_OF_K)
+    better = [k for k in WAYS if clearly(base - results.at(k, SIZES[-1], ERROR_OF_K))]
+    saved = operations("independent", SIZES[-1], 784) / operations("Fastfood", SIZES[-1], 784)
+    return Verdict(
+        "the error of independent features falls as D^-0.5 within 0.1, orthogonal ones are clearly "
+        "better, and Fastfood is within 30 % of independent ones",
+        abs(slope + 0.5) < 0.1
+        and "orthogonal" in better
+        and means["Fastfood"][-1] < 1.3 * means["independent"][-1],
+        f"exponent {slope:.2f}; at D = {SIZES[-1]}: "
+        + ", ".join(f"{label} {values[-1]:.4f}" for label, values in means.items())
+        + f"; of 784 features Fastfood takes {saved:.0f} times fewer operations",
+    )
+
+
+EXPERIMENT = Experiment(
+    source="lecture, random features",
+    claim="D random features approximate a kernel to O(D^-1/2), orthogonal ones better, and "
+    "Fastfood as well at fewer operations",
+    x="features D",
+    points=points,
+    judge=judge,
+    stand_in=Sizes(repetitions=5, epochs=1),
+    paper=Sizes(rows=2000, repetitions=5, epochs=1),
+)
