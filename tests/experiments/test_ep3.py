@@ -45,7 +45,7 @@ def on(where: slice, a: Array) -> Array:
 
 def inner(f: Array, g: Array) -> Array:
     """Return the inner products of functions, column by column."""
-    return f.T @ GRAM @ g
+    return np.asarray(f.T @ GRAM @ g)
 
 
 def eigensystem(where: slice) -> tuple[Array, Array]:
@@ -64,7 +64,7 @@ def preconditioner(where: slice, f: Array) -> Array:
     """Return f - sum_{i <= q} (1 - lambda_q+1 / lambda_i) <psi_i, f> psi_i, eq. 23 and 29."""
     values, _ = eigensystem(where)
     psi = eigenfunctions(where)[:, :Q]
-    return f - psi @ ((1 - values[Q] / values[:Q])[:, None] * inner(psi, f))
+    return np.asarray(f - psi @ ((1 - values[Q] / values[:Q])[:, None] * inner(psi, f)))
 
 
 def loss(f: Array) -> float:
@@ -219,10 +219,10 @@ Curve = Mapping[Any, Sequence[float]]
 Curves = Mapping[str, Curve]
 
 
-def made(curves: Curves, figure: str = ERROR, **more: Curves) -> Results:
-    """Return results of curves: label -> place -> repetitions; `more` by figure."""
+def made(curves: Curves, more: Mapping[str, Curves] | None = None) -> Results:
+    """Return results of error curves: label -> place -> repetitions; `more` by figure."""
     found = Results()
-    for name, each in {figure: curves, **more}.items():
+    for name, each in {ERROR: curves, **(more or {})}.items():
         for label, by_place in each.items():
             for x, values in by_place.items():
                 for value in values:
@@ -270,7 +270,7 @@ def test_larger_models_have_to_beat_falkon_at_its_limit_and_eigenpro_2() -> None
 
     def judged(default: Curve) -> bool | None:
         curves: Curves = {**others, ep3: lower, ours: default}
-        return ep3_fig5.judge(made(curves, **{ep3_fig5.SECONDS: curves})).seen
+        return ep3_fig5.judge(made(curves, {ep3_fig5.SECONDS: curves})).seen
 
     assert judged(lower)
     assert not judged(higher)
@@ -300,7 +300,7 @@ def test_one_pass_has_to_do_as_well_as_many_and_as_the_exact_projection() -> Non
             "q = s/10": {1: one, 8: [3.0, 3.1]},
             ep3_projection.EXACT: {1: [3.0, 3.1]},
         }
-        return ep3_projection.judge(made(curves, **{ep3_projection.SECONDS: curves})).seen
+        return ep3_projection.judge(made(curves, {ep3_projection.SECONDS: curves})).seen
 
     assert judged([3.0, 3.1])
     assert not judged([4.0, 4.1])
