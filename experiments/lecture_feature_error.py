@@ -149,7 +149,7 @@ def judge(results: Results) -> Verdict:
 
 
 EXPERIMENT = Experiment(
-    source="lecture, random features",
+    source="Lecture, random features",
     claim="D random features approximate a kernel to O(D^-1/2), orthogonal ones better, and "
     "Fastfood as well at fewer operations",
     x="features D",

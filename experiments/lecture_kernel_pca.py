@@ -146,7 +146,7 @@ def judge(results: Results) -> Verdict:
 
 
 EXPERIMENT = Experiment(
-    source="lecture, kernel PCA and CCA",
+    source="Lecture, kernel PCA and CCA",
     claim="Nystrom features make kernel PCA and CCA streams of sums",
     x="rows c of the features",
     points=points,

@@ -122,7 +122,7 @@ def judge(results: Results) -> Verdict:
 
 
 EXPERIMENT = Experiment(
-    source="lecture, Nystrom's approximation",
+    source="Lecture, Nystrom's approximation",
     claim="the error of Nystrom's approximation falls at least as O(c^-1/2), and columns that are "
     "chosen with care need fewer of them",
     x="columns c",

@@ -87,7 +87,7 @@ def judge(results: Results) -> Verdict:
 
 
 EXPERIMENT = Experiment(
-    source="lecture, features of several kernels",
+    source="Lecture, features of several kernels",
     claim="features of several kernels can be stacked, and save the choice of one",
     x="features D",
     points=points,

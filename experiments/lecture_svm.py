@@ -75,7 +75,7 @@ def judge(results: Results) -> Verdict:
 
 
 EXPERIMENT = Experiment(
-    source="lecture, support vector machines",
+    source="Lecture, support vector machines",
     claim="a support vector machine can be trained as a streamed kernel model",
     x="training samples n",
     points=points,

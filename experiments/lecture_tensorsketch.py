@@ -84,7 +84,7 @@ def judge(results: Results) -> Verdict:
 
 
 EXPERIMENT = Experiment(
-    source="lecture, dot-product features",
+    source="Lecture, dot-product features",
     claim="random features of polynomial kernels have errors of O(D^-1/2)",
     x="features D",
     points=points,

@@ -55,9 +55,14 @@ class Point:
 
 @dataclass
 class Results:
-    """The numbers of an experiment: figure, label, place on the axis, one value a repetition."""
+    """The numbers of an experiment.
+
+    values : by figure, label and place on the axis, one number for each repetition.
+    seconds : that all points took to measure.
+    """
 
     values: dict[str, dict[str, dict[float, list[float]]]] = field(default_factory=dict)
+    seconds: float = 0.0
 
     def add(self, measurement: Measurement) -> None:
         """Add one repetition of one measurement."""

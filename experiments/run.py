@@ -82,7 +82,9 @@ def run(name: str, experiment: Experiment, data: Data, options: argparse.Namespa
             print(f"{k + 1} of {len(missing)}; about {duration(left)} left", flush=True)
     results = Results()
     for key in keys:
-        for measurement in journal.points[key][1]:
+        seconds, measurements = journal.points[key]
+        results.seconds += seconds
+        for measurement in measurements:
             results.add(measurement)
     return results
 
@@ -131,6 +133,7 @@ def report(
         "source": experiment.source,
         "tables": tables,
         "values": results.values,
+        "seconds": round(results.seconds, 1),
         "verdict": {**vars(verdict), "line": line},
         "published": experiment.published.splitlines(),
     }
@@ -142,7 +145,8 @@ def report(
         print(text_table(rows, columns(rows)))
     if experiment.published:
         print(f"\npublished:\n{experiment.published}")
-    print(f"\n{line}\n{path}, {path.with_suffix('.png')}")
+    took = duration(results.seconds)
+    print(f"\n{line}\n{path}, {path.with_suffix('.png')}; measured in {took}")
 
 
 def described(experiment: Experiment, data: Data) -> str:

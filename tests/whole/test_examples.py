@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import importlib.util
 import json
-import math
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import scipy.linalg
-from scipy.spatial.distance import cdist
 
 import streamkern as sk
 from tests.rawfiles import write_idx
@@ -259,178 +253,3 @@ def test_a_model_of_many_centers_and_eigenpro_in_its_time(tmp_path: Path) -> Non
     again = run()
     assert again.returncode == 0, again.stderr
     assert last_table(again.stdout)[0][-1] == seen[-1]
-
-
-# -------------------------------------------------------------------- experiments of the papers
-
-
-EXPERIMENTS = (
-    *("more_samples", "more_centers", "augmentation", "against_falkon", "kmeans_centers"),
-    *("against_pegasos", "fourier_against_nystrom"),
-)
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    """The modules of examples/, which find each other as when one of them is run."""
-    pytest.importorskip("matplotlib")
-    monkeypatch.syspath_prepend(ROOT / "examples")
-    return importlib.import_module
-
-
-def outcome(module: Any, folder: Path, text: str) -> dict[str, Any]:
-    """What a run of an experiment left, checked against what it printed."""
-    name = module.__name__
-    found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-    assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    verdict = found["verdict"]
-    word = "SEEN" if verdict["seen"] else "NOT SEEN"
-    assert [s for s in text.splitlines() if s.startswith(f"{word}: ")] == [verdict["line"]]
-    for label, by_place in found["values"].items():
-        column = [row[label] for row in found["table"] if label in row]
-        means = [np.mean(by_place[x]) for x in sorted(by_place, key=float)]
-        assert [float(cell.split(" ± ")[0]) for cell in column] == pytest.approx(means, abs=0.006)
-        assert all(0 <= v <= 100 for values in by_place.values() for v in values)
-        assert {len(values) for values in by_place.values()} == {2}
-    return found
-
-
-@pytest.mark.full(all_but_every=3)
-@pytest.mark.slow
-@pytest.mark.parametrize("name", EXPERIMENTS)
-def test_an_experiment_leaves_table_plot_and_verdict(
-    script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    module = script(name)
-    assert module.main(["--quick", "--device", "cpu", "--folder", str(tmp_path)]) == 0
-    found = outcome(module, tmp_path, capsys.readouterr().out)
-    assert found["data"] == {"name": "digits", "rows": 1797, "row shape": [8, 8, 1]}
-
-
-def test_an_experiment_takes_idx_files(
-    script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    module = script("augmentation")
-    write_images(tmp_path / "data", ".gz")
-    assert module.main(["--data", str(tmp_path / "data"), "--quick", "--flip", "--device", "cpu",
-                        "--folder", str(tmp_path)]) == 0  # fmt: skip
-    found = outcome(module, tmp_path, capsys.readouterr().out)
-    assert found["data"] == {"name": "data", "rows": N_IMAGES, "row shape": [6, 5, 1]}
-    assert list(found["values"]) == ["none", "noise", "mix-up", "crop + flip"]
-    assert np.mean(found["values"]["none"]["2"]) < 10  # the classes are told apart easily
-
-
-@pytest.mark.parametrize("held_out", [True, False])
-def test_an_experiment_takes_stores(
-    script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], held_out: bool
-) -> None:
-    module = script("kmeans_centers")
-    rng = np.random.default_rng(0)
-    y = rng.integers(0, 3, 240)
-    X = (rng.standard_normal((240, 5)) + 3 * y[:, None]).astype(np.float32)
-    train, test = tmp_path / "train.zarr", tmp_path / "test.zarr"
-    sk.ingest_store(X, train, y=y)
-    sk.ingest_store(X[:50], test, y=y[:50])
-    options = ["--data", str(train), "--quick", "--device", "cpu", "--folder", str(tmp_path)]
-    assert module.main([*options, *(["--test", str(test)] if held_out else [])]) == 0
-    found = outcome(module, tmp_path, capsys.readouterr().out)
-    assert found["data"] == {"name": "train.zarr", "rows": 240, "row shape": [5]}
-    assert list(found["values"]["k-means"]) == (["10", "40"] if held_out else ["15", "30"])
-    assert all(np.mean(errors) < 10 for errors in found["values"]["k-means"].values())
-
-
-def test_an_experiment_refuses_what_it_can_not_use(
-    script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    main = script("more_centers").main
-    values, classes = tmp_path / "values.zarr", tmp_path / "classes.zarr"
-    sk.ingest_store(np.eye(4, dtype=np.float32), values, y=np.linspace(0, 1, 4))
-    sk.ingest_store(np.eye(4, dtype=np.float32), classes, y=np.arange(4))
-    for data, message in (
-        ([values], "has no classes"),
-        ([tmp_path / "none.zarr"], "none.zarr"),
-        ([classes], "4 rows are too few"),
-    ):
-        assert main(["--data", *map(str, data), "--folder", str(tmp_path)]) == 2
-        (sentence,) = capsys.readouterr().err.splitlines()
-        assert sentence.startswith("more_centers: ")
-        assert message in sentence
-
-
-def test_a_verdict_goes_by_its_criterion(script: Any) -> None:
-    base = script("experiment")
-
-    def results(**values: dict[float, list[float]]) -> Any:
-        return base.Results("x", values={k.replace("_", "-"): v for k, v in values.items()})
-
-    judge = script("kmeans_centers").judge
-    better = results(k_means={10: [4.0, 5.0], 20: [2.0, 3.0]}, random={10: [8, 9.5], 20: [5, 6]})
-    assert judge(better).seen
-    # One size without a difference, one with a difference that its own spread explains.
-    assert not judge(results(k_means={10: [4.0, 5.0]}, random={10: [4.0, 5.0]})).seen
-    assert not judge(results(k_means={10: [4.0, 5.0]}, random={10: [4.5, 9.0]})).seen
-
-    judge = script("augmentation").judge
-    both = results(none={4: [5.0, 6.0]}, noise={4: [3.0, 4.1]}, crop={4: [4.0, 5.1]})
-    assert judge(both, 4, True).seen
-    one = results(none={4: [5.0, 6.0]}, noise={4: [3.0, 4.1]}, crop={4: [9.0, 9.1]})
-    assert judge(one, 4, False).seen
-    assert not judge(one, 4, True).seen
-    assert judge(one, 4, True).line().startswith("NOT SEEN: Fig. 4 of EP3")
-    assert judge(one, 4, True).numbers.endswith("clearly better: noise")
-
-    judge = script("more_centers").judge
-    assert judge(results(n={1: [9.0, 9.1], 2: [5.0, 5.2], 4: [3.0, 3.1]})).seen
-    assert not judge(results(n={1: [9.0, 9.1], 2: [2.0, 2.2], 4: [3.0, 3.1]})).seen
-
-    judge = script("against_pegasos").judge
-    assert judge({"laplace": {"EigenPro": [2, 3, 4], "Pegasos": [18, 20, math.inf]}}, 64).seen
-    assert not judge({"laplace": {"EigenPro": [2, 3, 4], "Pegasos": [6, 9, 99]}}, 64).seen
-    none = {"laplace": {"EigenPro": [math.inf] * 3, "Pegasos": [math.inf] * 3}}
-    assert not judge(none, 64).seen
-    late = {"laplace": {"EigenPro": [20] * 3, "Pegasos": [math.inf] * 3}}
-    assert not judge(late, 64).seen  # more than 64 may be 65
-
-    judge = script("fourier_against_nystrom").judge
-    one = {10: [4.0, 5.0], 20: [3.0, 3.1]}
-    other = {10: [9.0, 9.9], 20: [5.0, 5.2]}
-    pair = {"Nystrom, gaussian": one, "Fourier, gaussian": other}
-    assert (
-        judge(results(**pair, **{"Nystrom, laplace": one, "Fourier, laplace": one})).seen is False
-    )
-    assert judge(results(**pair, **{"Nystrom, laplace": one, "Fourier, laplace": other})).seen
-    assert not judge(results(**pair, **{"Nystrom, laplace": other, "Fourier, laplace": one})).seen
-
-    judge = script("against_falkon").judge
-    ep3, ours = "EigenPro 3", "default, blocks of p/4"
-    errors = {"FALKON": {5: [9.0, 9.1], 10: [3.0, 3.1]}, "EigenPro 2": {10: [8.0, 8.1]}}
-    lower, higher = {10: [4.0, 4.1]}, {10: [8.5, 8.6]}
-    assert judge(results(**errors, **{ep3: lower, ours: lower}), {ours: 1.0}).seen
-    assert not judge(results(**errors, **{ep3: lower, ours: higher}), {ours: 1.0}).seen
-
-    judge = script("more_samples").judge
-    errors = {"(kernel machine on 5 rows)": {5: [9.0, 9.1], 20: [9.0, 9.1]}}
-    assert judge(results(**{"p = 5": {5: [9.0, 9.2], 20: [4.0, 4.1]}}, **errors)).seen
-    assert not judge(results(**{"p = 5": {5: [9.9, 9.9], 20: [9.5, 9.4]}}, **errors)).seen
-
-
-@pytest.mark.parametrize(
-    ("name", "kernel"),
-    [
-        ("laplace", lambda D, b: np.exp(-D / b)),
-        ("gaussian", lambda D, b: np.exp(-(D**2) / (2 * b**2))),
-        ("cauchy", lambda D, b: 1 / (1 + D**2 / b**2)),
-    ],
-    ids=["laplace", "gaussian", "cauchy"],
-)
-def test_the_exact_model_is_the_interpolant(script: Any, name: str, kernel: Any) -> None:
-    options = argparse.Namespace(
-        data=None, samples=200, seeds=1, bandwidth=0.7, device="cpu", quick=True
-    )
-    (split,) = script("experiment").read_data(options).splits(options)
-    X, X_test = (a.reshape(-1, 64).astype(float) for a in (split.X, split.X_test))
-    b = split.bandwidth * split.X.std()
-    alpha = scipy.linalg.solve(kernel(cdist(X, X), b), np.eye(10)[split.y], assume_a="pos")
-    wrong = (kernel(cdist(X_test, X), b) @ alpha).argmax(axis=1) != split.y_test
-    exact = script("against_pegasos").exact_error(split, name)
-    assert exact == pytest.approx(100 * wrong.mean(), abs=1e-8)  # rounded there

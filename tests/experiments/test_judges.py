@@ -1,0 +1,156 @@
+"""Each verdict goes by its criterion: made results on either side of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments.catalogue import experiment_named
+from experiments.results import ERROR, Measurement, Results
+
+Curves = dict[str, dict[float, list[float]]]
+
+
+def made(curves: Curves, figure: str = ERROR, results: Results | None = None) -> Results:
+    """Return results with the curves of a figure."""
+    results = results or Results()
+    for label, by_place in curves.items():
+        for x, values in by_place.items():
+            for value in values:
+                results.add(Measurement(figure, label, x, value))
+    return results
+
+
+def seen(name: str, curves: Curves) -> bool | None:
+    """Return the verdict of an experiment with a single figure."""
+    return experiment_named(name).judge(made(curves)).seen
+
+
+LOW, HIGH = [2.0, 2.1], [5.0, 5.2]
+CASES: list[tuple[str, Curves, bool]] = [
+    ("ep3_table2", {"k-means": {10: [4.0, 5.0]}, "random": {10: [8.0, 9.5]}}, True),
+    ("ep3_table2", {"k-means": {10: [4.0, 5.0]}, "random": {10: [4.0, 5.0]}}, False),
+    # A difference that its own spread explains.
+    ("ep3_table2", {"k-means": {10: [4.0, 5.0]}, "random": {10: [4.5, 9.0]}}, False),
+    ("ep3_fig4", {"none": {4: [5.0, 6.0]}, "noise": {4: [3.0, 4.1]}}, True),
+    ("ep3_fig4", {"none": {4: [5.0, 6.0]}, "noise": {4: [5.0, 6.1]}}, False),
+    ("ep3_fig3", {"n = 9": {1: [9.0, 9.1], 2: [5.0, 5.2], 4: [3.0, 3.1]}}, True),
+    ("ep3_fig3", {"n = 9": {1: [9.0, 9.1], 2: [2.0, 2.2], 4: [3.0, 3.1]}}, False),
+    (
+        "ep3_fig2",
+        {"p = 5": {5: [9.0, 9.2], 20: [4.0, 4.1]}, "(kernel machine on 5 rows)": {20: [9, 9.1]}},
+        True,
+    ),
+    (
+        "ep3_fig2",
+        {"p = 5": {5: [9.9, 9.9], 20: [9.5, 9.4]}, "(kernel machine on 5 rows)": {20: [9, 9.1]}},
+        False,
+    ),
+    ("ep3_fig6", {"noisy replicas": {1: HIGH, 8: LOW}, "the same images again": {8: HIGH}}, True),
+    ("ep3_fig6", {"noisy replicas": {1: LOW, 8: LOW}, "the same images again": {8: HIGH}}, False),
+    (
+        "lecture_fourier_nystrom",
+        {f"{way}, {kernel}": {10: LOW if way == "Nystrom" else HIGH}
+         for way in ("Nystrom", "Fourier") for kernel in ("gaussian", "laplace")},
+        True,
+    ),
+    (
+        "lecture_fourier_nystrom",
+        {f"{way}, {kernel}": {10: LOW if (way == "Nystrom") == (kernel == "laplace") else HIGH}
+         for way in ("Nystrom", "Fourier") for kernel in ("gaussian", "laplace")},
+        False,
+    ),
+    (
+        "ep1_four_ways",
+        {"EigenPro": {1: LOW, 2: LOW}, "Pegasos": {1: HIGH, 2: LOW},
+         "RFF-EigenPro": {1: LOW, 2: LOW}, "RFF-SGD": {1: HIGH, 2: HIGH}},
+        True,
+    ),
+    (
+        "ep1_four_ways",
+        {"EigenPro": {1: LOW, 2: HIGH}, "Pegasos": {1: HIGH, 2: LOW},
+         "RFF-EigenPro": {1: LOW, 2: LOW}, "RFF-SGD": {1: HIGH, 2: HIGH}},
+        False,
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "curves", "expected"), CASES)
+def test_a_verdict_goes_by_its_criterion(name: str, curves: Curves, expected: bool) -> None:
+    assert seen(name, curves) is expected
+
+
+def test_the_verdict_of_colour_images_goes_by_mix_up_and_crops() -> None:
+    none, better = {4: [5.0, 6.0]}, {4: [3.0, 4.1]}
+    colour = "crop + flip of colour images"
+    assert seen("ep3_fig4", {"none": none, "noise": none, "mix-up": better, colour: better})
+    verdict = experiment_named("ep3_fig4").judge(
+        made({"none": none, "noise": better, "mix-up": none, colour: better})
+    )
+    assert verdict.seen is False
+    assert verdict.numbers.endswith(f"clearly better: noise, {colour}")
+    assert verdict.line("a claim").startswith("NOT SEEN: a claim. Criterion: ")
+
+
+def test_epochs_that_are_not_reached_count_as_more_than_all() -> None:
+    """EigenPro needs 6 times fewer; a run that has not arrived may need one epoch more only."""
+    from experiments.ep1_acceleration import EPOCHS_NEEDED
+
+    def judged(fast: float, slow: float, epochs: int = 64) -> Any:
+        labels = ("gaussian", "laplace", "cauchy")
+        results = made({f"EigenPro, {k}": {epochs: [1.0]} for k in labels})
+        curves = {"EigenPro": {key: [fast] for key in range(3)},
+                  "Pegasos": {key: [slow] for key in range(3)}}  # fmt: skip
+        return experiment_named("ep1_acceleration").judge(made(curves, EPOCHS_NEEDED, results))
+
+    assert judged(3, 20).seen
+    assert not judged(3, 9).seen
+    assert judged(3, 128).seen
+    assert "more than 64" in judged(3, 128).numbers
+    assert not judged(20, 128).seen
+    assert not judged(128, 128).seen
+
+
+def test_models_of_few_centers_saturate_at_far_more_rows() -> None:
+    places = (10, 20, 40, 80, 160)
+    grid = {f"p = {p}": {n: [100 / p + 100 / n, 101 / p + 100 / n] for n in places if n >= p}
+            for p in (10, 40, 160)}  # fmt: skip
+    assert seen("ep3_fig1", grid)
+    at_once = {label: {n: [values[0], values[0]] for n in by_place}
+               for (label, by_place), values in zip(
+                   grid.items(), ([9.0], [6.0], [3.0]), strict=True)}  # fmt: skip
+    assert seen("ep3_fig1", at_once) is False
+
+
+def test_falkon_and_its_steps() -> None:
+    from experiments.falkon_steps import BABY, CONDITION, EXCESS, FALKON, PLAIN
+
+    def judged(condition: float, falkon: float, plain: float) -> bool | None:
+        results = made({"B^T H B": {8: [condition]}, "H": {8: [1e6]}}, CONDITION)
+        curves = {FALKON: {4: [falkon], 16: [0.0]}, BABY: {8: [0.01]}, PLAIN: {8: [plain]}}
+        return experiment_named("falkon_steps").judge(made(curves, EXCESS, results)).seen
+
+    assert judged(2.0, 0.01, 0.5)
+    assert not judged(5.0, 0.01, 0.5)
+    assert not judged(2.0, 0.1, 0.5)
+    assert not judged(2.0, 0.01, 0.001)
+
+
+def test_rates_are_compared_with_those_of_theory() -> None:
+    from experiments.falkon_rates import CASES as PROBLEMS
+    from experiments.falkon_rates import RISK, theory
+
+    def judged(off: float) -> bool | None:
+        sizes = np.array([100.0, 400.0, 1600.0])
+        curves = {
+            f"problem {k}": {float(n): [float(n ** -(theory(s, r) + off))] for n in sizes}
+            for k, (s, r) in enumerate(PROBLEMS)
+        }
+        return experiment_named("falkon_rates").judge(made(curves, RISK)).seen
+
+    assert theory(1, 0.5) == pytest.approx(2 / 3)
+    assert judged(0.0)
+    assert judged(0.5)  # faster
+    assert not judged(-0.2)
