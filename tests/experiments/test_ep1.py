@@ -13,13 +13,12 @@ from scipy.spatial.distance import cdist
 
 from experiments import (
     ep1_acceleration,
-    ep1_four_ways,
     ep1_gradient_descent,
     ep1_kep,
     ep1_reach,
 )
 from experiments.data import digits
-from experiments.exact import KERNELS, gaussian, laplace
+from experiments.exact import gaussian, laplace
 from experiments.results import Measurement, Results
 
 RNG = np.random.default_rng(0)
@@ -220,41 +219,3 @@ def test_the_exact_model_is_the_interpolant(name: str, kernel: Any) -> None:
     wrong = (kernel(cdist(tested, rows), b) @ alpha).argmax(axis=1) != split.y_test
     error = ep1_acceleration.interpolant_error(split, name)
     assert error == pytest.approx(100 * wrong.mean(), abs=1e-8)  # rounded there
-
-
-def test_acceleration_is_judged_by_medians_and_not_by_runs_that_were_stopped() -> None:
-    names = ep1_acceleration
-
-    def judged(fast: Sequence[float], slow: Sequence[float]) -> bool | None:
-        rows: list[tuple[str, str, float, float]] = []
-        for at, kernel in enumerate(KERNELS):
-            for label, values in (("EigenPro", fast), ("Pegasos", slow)):
-                rows += [(names.EPOCHS_NEEDED, label, at, v) for v in values]
-                rows += [("test error, %", f"{label}, {kernel}", k, 3.0) for k in (1, 64)]
-        return names.judge(results(rows)).seen
-
-    assert judged([2, 3, 4], [18, 20, 128])
-    assert not judged([2, 3, 4], [6, 9, 99])
-    assert not judged([128] * 3, [128] * 3)  # none gets there
-    assert not judged([20] * 3, [128] * 3)  # more than 64 may be 65
-
-
-def test_four_ways_need_eigenpro_ahead_first_and_not_behind_last() -> None:
-    names = ep1_four_ways
-
-    def judged(first: float, last: float) -> bool | None:
-        rows = [
-            ("test error, %", label, k, value + spread)
-            for label, values in (
-                (names.PEGASOS, (4.0, 2.0)), (names.EIGENPRO, (first, last)),
-                (names.RFF_SGD, (4.0, 2.0)), (names.RFF_EIGENPRO, (first, last)),
-            )
-            for k, value in zip((1, 20), values, strict=True)
-            for spread in (0.0, 0.1)
-        ]  # fmt: skip
-        return names.judge(results(rows)).seen
-
-    assert judged(2.0, 1.0)
-    assert judged(2.0, 2.0)
-    assert not judged(4.0, 1.0)
-    assert not judged(2.0, 3.0)
