@@ -21,6 +21,7 @@ NAMES = (
     "ep3_fig6",
     "ep3_table1",
     "ep3_table2",
+    "ep3_projection",
     "ep3_algorithm1",
     "ep1_gradient_descent",
     "ep1_reach",

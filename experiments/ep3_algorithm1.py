@@ -6,9 +6,10 @@
 
 E and Lambda are the top q eigenpairs of K(X, X), and eta is 1 / lambda_{q+1} of the projected step.
 The stochastic form, Algorithm 2, is streamkern's solver "eigenpro3" on the same rows, centers and
-bandwidth. Lemma 6 gives the fixed point of the former: K(Z, X) P (K(X, Z) alpha - y) = 0 with the
-preconditioner P, which is not the least-squares solution unless P commutes with the projection.
-All but the solver is float64 and NumPy.
+bandwidth, with all rows as its sample, the same q and the exact projection, so that both have one
+fixed point. Lemma 6 says which: K(Z, X) P (K(X, Z) alpha - y) = 0 with the preconditioner P, which
+is not the least-squares solution unless P commutes with the projection. All but the solver is
+float64 and NumPy.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
             gap = float(np.linalg.norm(K_test @ (least - goal))) / norm
             yield Measurement(DISTANCE, LEAST_SQUARES, t, gap)
             yield Measurement(data.measured, LEAST_SQUARES, t, split.error(K_test @ least))
-        yield from stochastic(data, split, p, options.epochs)
+        yield from stochastic(data, split, p, q, options.epochs)
 
     for split in data.splits(options):
         n = len(split.X)
@@ -102,12 +103,13 @@ def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
         yield Point(f"repetition {split.seed}", work, partial(run, split))
 
 
-def stochastic(data: Data, split: Split, p: int, epochs: int) -> Iterator[Measurement]:
+def stochastic(data: Data, split: Split, p: int, q: int, epochs: int) -> Iterator[Measurement]:
     """Yield the test errors of Algorithm 2 after some epochs."""
     n = len(split.X)
     places = [k for k in STEPS if k <= epochs]
     settings = {
-        "solver.name": "eigenpro3", "data.epochs": epochs,
+        "solver.name": "eigenpro3", "solver.n_nystrom": n, "solver.level": q,
+        "solver.projection": "exact", "data.epochs": epochs,
         "run.evaluate_at": [k * n for k in places],
     }  # fmt: skip
     fitted = fit(split, split.source(), settings, split.X[:p])

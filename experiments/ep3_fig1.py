@@ -107,7 +107,8 @@ def draw(results: Results, title: str, figure: Figure) -> None:
     image = left.imshow(errors, origin="lower", aspect="auto", cmap="viridis_r", norm=LogNorm())
     for (i, j), error in np.ndenumerate(errors):
         if np.isfinite(error):
-            left.text(j, i, f"{error:.2g}", ha="center", va="center", fontsize=7, color="white")
+            colour = "white" if image.norm(error) > 0.3 else "black"
+            left.text(j, i, f"{error:.2g}", ha="center", va="center", fontsize=7, color=colour)
     left.set_xticks(range(len(places)), [f"{n:g}" for n in places], fontsize=8)
     left.set_yticks(range(len(sizes)), [str(p) for p in sizes], fontsize=8)
     left.set(xlabel="training samples n", ylabel="centers p")

@@ -27,7 +27,7 @@ def picture(experiment: Experiment, results: Results, title: str, path: Path) ->
         for axes, name in zip(panels, results.values, strict=True):
             curves(axes, results, name, experiment.axis(name))
         figure.suptitle(title, fontsize=10)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=90)
 
 
 def curves(axes: Axes, results: Results, name: str, x_name: str) -> None:

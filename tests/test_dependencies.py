@@ -54,7 +54,7 @@ def imported(folder: str) -> dict[Path, set[str]]:
 
 def undeclared(folder: str, declared: set[str]) -> dict[str, list[str]]:
     """Package -> the files of a folder that import it, of those that are not declared."""
-    ours = {"streamkern", "tests", "benchmarks", "examples", "tools"}
+    ours = {"streamkern", "tests", "benchmarks", "examples", "experiments", "tools"}
     ours |= {path.stem for path in (ROOT / folder).glob("*.py")} if folder == "examples" else set()
     found: dict[str, list[str]] = {}
     for path, names in imported(folder).items():
@@ -75,7 +75,7 @@ def test_the_package_imports_what_it_declares() -> None:
     assert undeclared("streamkern", for_users()) == {}
 
 
-@pytest.mark.parametrize("folder", ["tests", "benchmarks", "examples", "tools", "docs"])
+@pytest.mark.parametrize("folder", ["tests", "benchmarks", "examples", "experiments", "tools", "docs"])
 def test_what_goes_with_it_imports_what_is_declared(folder: str) -> None:
     groups = ["test", "peers", "raw-tables"] if folder == "benchmarks" else ["test"]
     declared = for_users().union(*(packages(PROJECT["dependency-groups"][g]) for g in groups))

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 import scipy.linalg
+from scipy.spatial.distance import cdist
 
-from experiments import ep1_gradient_descent, ep1_kep, ep1_reach
+from experiments import (
+    ep1_acceleration,
+    ep1_gradient_descent,
+    ep1_kep,
+    ep1_reach,
+)
+from experiments.data import digits
 from experiments.exact import gaussian, laplace
 from experiments.results import Measurement, Results
 
@@ -187,3 +196,26 @@ def test_a_difference_beyond_rounding_is_not_the_claim() -> None:
 
     assert names.judge(made(1e-12)).seen
     assert not names.judge(made(1e-8)).seen
+
+
+# -------------------------------------------------------------------------------- acceleration
+
+
+@pytest.mark.parametrize(
+    ("name", "kernel"),
+    [
+        ("laplace", lambda D, b: np.exp(-D / b)),
+        ("gaussian", lambda D, b: np.exp(-(D**2) / (2 * b**2))),
+        ("cauchy", lambda D, b: 1 / (1 + D**2 / b**2)),
+    ],
+    ids=["laplace", "gaussian", "cauchy"],
+)
+def test_the_exact_model_is_the_interpolant(name: str, kernel: Any) -> None:
+    options = argparse.Namespace(rows=200, repetitions=1, bandwidth=0.7, device="cpu")
+    (split,) = digits().splits(options)
+    rows, tested = (a.reshape(-1, 64).astype(float) for a in (split.X, split.X_test))
+    b = split.bandwidth * split.X.std()
+    alpha = scipy.linalg.solve(kernel(cdist(rows, rows), b), np.eye(10)[split.y], assume_a="pos")
+    wrong = (kernel(cdist(tested, rows), b) @ alpha).argmax(axis=1) != split.y_test
+    error = ep1_acceleration.interpolant_error(split, name)
+    assert error == pytest.approx(100 * wrong.mean(), abs=1e-8)  # rounded there
