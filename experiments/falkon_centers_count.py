@@ -56,7 +56,7 @@ def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
 
 
 def judge(results: Results) -> Verdict:
-    """The least M against sqrt(n) log n."""
+    """Judge the least M against sqrt(n) log n."""
     places = results.places("measured", LEAST)
     least = [float(results.at("measured", n, LEAST).mean()) for n in places]
     bounds = [float(np.sqrt(n) * np.log(n)) for n in places]

@@ -67,7 +67,7 @@ def alone(X: Array, Y: Array, K_test: Array) -> Array:
 
 
 def judge(results: Results) -> Verdict:
-    """The average against one part, and against Nystrom."""
+    """Judge the average against one part, and against Nystrom."""
     (figure,) = results.values
     seen, lead, numbers = True, 0, []
     for m in PARTS[2:]:

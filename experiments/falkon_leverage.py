@@ -9,7 +9,8 @@ alike; the mean over rows, in which large clusters count most, stands beside it.
 for about as many centers as the scores' sum, here 190, where uniform ones need n times the largest
 score, 1650.
 The ridge is the power of ten with the least error of all rows as centers; with smaller ridges that
-model overfits, and few centers are no loss. float64 and NumPy.
+model overfits, and few centers are no loss. Beside them stands streamkern's `centers="rpcholesky"`,
+pivots among 8 M random rows. float64 and NumPy.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import numpy as np
 import scipy.linalg
 
 from experiments.exact import gaussian, nystrom_weights, ridge_weights
+from experiments.lecture_nystrom_error import rpcholesky
 from experiments.results import (
     Array,
     Experiment,
@@ -38,6 +40,7 @@ ERROR_OF_CLUSTERS, DEGREES = "mean squared error, mean over clusters", "correlat
 ERROR_OF_ROWS = "mean squared error, mean over rows"
 ALL_ROWS = "(all rows as centers)"
 UNIFORM, LEVERAGE, EXACT = "uniform", "approximate leverage scores", "exact leverage scores"
+PIVOTS = "RPCholesky of 8 M rows"
 ROWS, CLUSTERS, D, RIDGE = 2000, 16, 2, 1e-4
 SIZES = (25, 50, 100, 200, 400)
 
@@ -84,7 +87,7 @@ def errors_of(residuals: Array, clusters: Array) -> dict[str, float]:
 
 
 def points(data: object, options: argparse.Namespace) -> Iterator[Point]:
-    """Errors against M for both ways, and for exact scores."""
+    """Yield points of the errors against M for both ways, and for exact scores."""
     n = ROWS // 4 if options.quick else ROWS
 
     def run(seed: int) -> Iterator[Measurement]:
@@ -98,9 +101,14 @@ def points(data: object, options: argparse.Namespace) -> Iterator[Point]:
         whole = errors_of(gaussian(X_test, X) @ weights - y_test, of)
         for M in SIZES:
             near = two_passes(X, M, rng)
-            for label, scores in ((UNIFORM, np.ones(n)), (LEVERAGE, near), (EXACT, exact)):
-                Z = X[rng.choice(n, M, replace=False, p=scores / scores.sum())]
-                alpha = nystrom_weights(gaussian(X, Z), gaussian(Z, Z), y, RIDGE)
+            few = rng.choice(n, min(n, 8 * M), replace=False)
+            ways = {
+                label: rng.choice(n, M, replace=False, p=scores / scores.sum())
+                for label, scores in ((UNIFORM, np.ones(n)), (LEVERAGE, near), (EXACT, exact))
+            } | {PIVOTS: few[rpcholesky(X, K[np.ix_(few, few)], M, rng)]}
+            for label, chosen in ways.items():
+                Z = X[chosen]
+                alpha = nystrom_weights(K[:, chosen], K[np.ix_(chosen, chosen)], y, RIDGE)
                 found = errors_of(gaussian(X_test, Z) @ alpha - y_test, of)
                 for figure, value in found.items():
                     yield Measurement(figure, label, M, value)
@@ -121,6 +129,7 @@ def judge(results: Results) -> Verdict:
         )
     ]  # fmt: skip
     whole = results.at(ALL_ROWS, SIZES[-1], ERROR_OF_CLUSTERS)
+    pivots = results.at(PIVOTS, SIZES[-2], ERROR_OF_CLUSTERS)
     texts = [
         f"M = {M}: {shown(results.at(LEVERAGE, M, ERROR_OF_CLUSTERS))} against "
         f"{shown(results.at(UNIFORM, M, ERROR_OF_CLUSTERS))}"
@@ -129,7 +138,8 @@ def judge(results: Results) -> Verdict:
     return Verdict(
         "clearly lower error with leverage scores than with uniform centers at most M",
         2 * len(clear) > len(SIZES),
-        f"{'; '.join(texts)}; all rows as centers {shown(whole)}",
+        f"{'; '.join(texts)}; RPCholesky {shown(pivots)} at M = {SIZES[-2]}; all rows as centers "
+        f"{shown(whole)}",
     )
 
 

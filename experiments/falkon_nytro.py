@@ -61,7 +61,7 @@ def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
 
 
 def judge(results: Results) -> Verdict:
-    """The least errors of both paths, and the ends of the paths."""
+    """Judge the least errors of both paths, and the ends of the paths."""
     (figure,) = results.values
     paths = {
         label: np.array([results.at(label, x, figure) for x in results.places(label, figure)])

@@ -84,7 +84,7 @@ def points(data: object, options: argparse.Namespace) -> Iterator[Point]:
 
 
 def judge(results: Results) -> Verdict:
-    """The fitted exponents against the theory's."""
+    """Judge the fitted exponents against the theory's."""
     found = []
     for (s, r), label in zip(CASES, results.labels(RISK), strict=True):
         places = results.places(label, RISK)

@@ -129,7 +129,7 @@ def needed(results: Results, label: str) -> float:
 
 
 def judge(results: Results) -> Verdict:
-    """The condition numbers of the lemma, and the steps of the three ways."""
+    """Judge the condition numbers of the lemma, and the steps of the three ways."""
     places = results.places(LEMMA, CONDITION)
     largest = max(float(results.at(LEMMA, M, CONDITION).max()) for M in places)
     steps = {label: needed(results, label) for label in (BABY, FALKON, PLAIN)}

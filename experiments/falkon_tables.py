@@ -74,7 +74,7 @@ def area(y: np.ndarray, scores: np.ndarray) -> float:
 
 
 def judge(results: Results) -> Verdict:
-    """FALKON against the other methods at the largest n."""
+    """Judge FALKON against the other methods at the largest n."""
     figure = next(name for name in results.values if name not in (SECONDS, AUC))
     n = results.places(FALKON, figure)[-1]
     errors = {label: results.at(label, n, figure) for label in results.labels(figure)}

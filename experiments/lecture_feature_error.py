@@ -141,7 +141,7 @@ def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
 
 
 def judge(results: Results) -> Verdict:
-    """The exponent of independent features, and the other ways against them."""
+    """Judge the exponent of independent features, and the other ways against them."""
     means = {
         label: [float(results.at(label, D, ERROR_OF_K).mean()) for D in SIZES] for label in WAYS
     }

@@ -85,7 +85,7 @@ def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
 
 
 def judge(results: Results) -> Verdict:
-    """The objective at the largest c."""
+    """Judge the objective at the largest c."""
     places = results.places(FEATURES, OBJECTIVE)
     ratios = {c: results.at(FEATURES, c, OBJECTIVE) for c in (places[0], places[-1])}
     c = places[-1]

@@ -108,7 +108,7 @@ def excess(G: Array, chosen: Array, values: Array) -> float:
 
 
 def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
-    """Errors against c, for four ways, and for rows in clusters."""
+    """Yield points of the errors against c, for four ways, and for rows in clusters."""
 
     def gap(n: int, seed: int) -> Iterator[Measurement]:
         rng = np.random.default_rng([seed, n])

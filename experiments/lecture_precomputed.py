@@ -108,7 +108,7 @@ def predictions(X: Array, X_test: Array, y: Array, device: str) -> Array:
 
 
 def judge(results: Results) -> Verdict:
-    """The predictions against scikit-learn's, and the errors at the largest n."""
+    """Judge the predictions against scikit-learn's, and the errors at the largest n."""
     gap = max(float(results.at(OURS, n, GAP).max()) for n in results.places(OURS, GAP))
     n = results.places(OURS, WRONG)[-1]
     ours, plain = (results.at(label, n, WRONG) for label in (OURS, LETTERS))

@@ -63,7 +63,7 @@ def classifier(label: str, split: Split) -> Any:
 
 
 def judge(results: Results) -> Verdict:
-    """The squared hinge against the dual's error at the largest n."""
+    """Judge the squared hinge against the dual's error at the largest n."""
     (figure,) = results.values
     n = results.places(OURS, figure)[-1]
     errors = {label: results.at(label, n, figure) for label in (OURS, SQUARES, SVC)}

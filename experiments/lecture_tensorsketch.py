@@ -70,7 +70,7 @@ def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
 
 
 def judge(results: Results) -> Verdict:
-    """The exponents of both, and which is better."""
+    """Judge the exponents of both, and which is better."""
     means = {k: [float(results.at(k, D, ERROR_OF_K).mean()) for D in SIZES] for k in WAYS}
     slopes = {label: exponent(SIZES, values) for label, values in means.items()}
     return Verdict(
