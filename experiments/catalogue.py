@@ -40,7 +40,9 @@ NAMES = (
     "lecture_nystrom_error",
     "lecture_tensorsketch",
     "lecture_stacked",
+    "lecture_averaging",
     "lecture_kernel_pca",
+    "lecture_kmeans",
     "lecture_svm",
 )
 

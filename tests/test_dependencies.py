@@ -75,7 +75,9 @@ def test_the_package_imports_what_it_declares() -> None:
     assert undeclared("streamkern", for_users()) == {}
 
 
-@pytest.mark.parametrize("folder", ["tests", "benchmarks", "examples", "experiments", "tools", "docs"])
+@pytest.mark.parametrize(
+    "folder", ["tests", "benchmarks", "examples", "experiments", "tools", "docs"]
+)
 def test_what_goes_with_it_imports_what_is_declared(folder: str) -> None:
     groups = ["test", "peers", "raw-tables"] if folder == "benchmarks" else ["test"]
     declared = for_users().union(*(packages(PROJECT["dependency-groups"][g]) for g in groups))

@@ -125,10 +125,10 @@ def test_models_of_few_centers_saturate_at_far_more_rows() -> None:
 
 
 def test_falkon_and_its_steps() -> None:
-    from experiments.falkon_steps import BABY, CONDITION, EXCESS, FALKON, PLAIN
+    from experiments.falkon_steps import BABY, CONDITION, EXCESS, FALKON, LEMMA, PLAIN
 
     def judged(condition: float, falkon: float, plain: float) -> bool | None:
-        results = made({"B^T H B": {8: [condition]}, "H": {8: [1e6]}}, CONDITION)
+        results = made({LEMMA: {4: [condition], 8: [1.1]}}, CONDITION)
         curves = {FALKON: {4: [falkon], 16: [0.0]}, BABY: {8: [0.01]}, PLAIN: {8: [plain]}}
         return experiment_named("falkon_steps").judge(made(curves, EXCESS, results)).seen
 

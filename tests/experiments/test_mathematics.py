@@ -127,8 +127,8 @@ def test_random_features_are_unbiased(label: str) -> None:
     A = X[:10]
     total = np.zeros((10, 10))
     for seed in range(40):
-        draw = random_features.WAYS[label](256, 5, np.random.default_rng(seed))
-        F = random_features.features(A, draw)
+        angles = random_features.WAYS[label](A, 256, np.random.default_rng(seed))
+        F = random_features.features(angles)
         total += F @ F.T / 40
     np.testing.assert_allclose(total, exact.gaussian(A, A), atol=0.03)
 

@@ -1,0 +1,275 @@
+"""FALKON's slides: the lemma, rates, NYTRO's path, divide and conquer, leverage, verdicts."""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+import pytest
+
+from experiments import (
+    falkon_centers_count,
+    falkon_divide,
+    falkon_leverage,
+    falkon_nytro,
+    falkon_rates,
+    falkon_steps,
+    falkon_tables,
+)
+from experiments.data import Data, Split, digits
+from experiments.exact import gaussian, nystrom_weights, ridge_weights
+from experiments.results import Array, Measurement, Results
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.standard_normal((80, 2)), RNG.standard_normal((80, 3))
+
+
+def results(*measurements: tuple[str, str, float, float]) -> Results:
+    """Return results with these measurements."""
+    found = Results()
+    for each in measurements:
+        found.add(Measurement(*each))
+    return found
+
+
+def options(**more: object) -> argparse.Namespace:
+    """Return the options of a small run."""
+    shared = {"rows": 200, "repetitions": 1, "bandwidth": 1.0, "device": "cpu", "quick": True}
+    return argparse.Namespace(**shared | more)
+
+
+def split_of(data: Data, **more: object) -> Split:
+    """Return the first split of a small run."""
+    return next(data.splits(options(**more)))
+
+
+# -------------------------------------------------------------------------- preconditioner, steps
+
+
+def test_with_all_rows_as_centers_the_preconditioner_is_exact() -> None:
+    """Then C_n = C_M, and B^T H B = I + E with E = 0."""
+    K = gaussian(X, X) + 1e-6 * np.eye(80)
+    G = falkon_steps.system(K, K, 1e-3)[2]
+    np.testing.assert_allclose(G, np.eye(80), atol=1e-3)
+    assert falkon_steps.condition(G) == pytest.approx(1, abs=2e-3)
+
+
+def test_the_error_of_the_slides_is_the_difference_of_covariances() -> None:
+    """B^T H B = I + A^-T T^-T (K_nM^T K_nM / n - K_MM^2 / M) T^-1 A^-1."""
+    n, M, ridge = 80, 20, 1e-2
+    K_nm, K_mm = gaussian(X, X[:M]), gaussian(X[:M], X[:M])
+    B = falkon_steps.preconditioner(K_mm, n, ridge)(np.eye(M))
+    E = n * B.T @ (K_nm.T @ K_nm / n - K_mm @ K_mm / M) @ B
+    G = falkon_steps.system(K_nm, K_mm, ridge)[2]
+    np.testing.assert_allclose(G, np.eye(M) + E, atol=1e-5)
+
+
+def test_the_condition_number_is_that_of_the_eigenvalues() -> None:
+    Q = np.linalg.qr(RNG.standard_normal((6, 6)))[0]
+    H = Q * np.array([1.0, 2, 3, 4, 5, 7]) @ Q.T
+    assert falkon_steps.condition((H + H.T) / 2) == pytest.approx(7)
+
+
+# ----------------------------------------------------------------------------------------- rates
+
+
+@pytest.mark.parametrize(("s", "r"), falkon_rates.CASES)
+def test_targets_are_in_the_range_of_the_power(s: int, r: float) -> None:
+    """f = L^r g, where g has the coefficients of f over eigenvalues^r: square-summable ones."""
+    x = (np.arange(4000) + 0.5) / 4000
+    f, i = falkon_rates.target(x, s, r), falkon_rates.FREQUENCIES
+    found = 2 * np.cos(2 * np.pi * i[:, None] * x) @ f / len(x)
+    g = found * i ** (2.0 * s * r)
+    # Coefficients are as small as 400^-3.5 = 1e-9 beside values of 1.
+    np.testing.assert_allclose(g, g[0] * i**-0.51, rtol=1e-4)
+    assert (f**2).mean() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("s", [1, 2])
+def test_the_capacity_condition_has_the_exponent_of_the_order(s: int) -> None:
+    """N(lambda) = sum_i mu_i / (mu_i + lambda) = O(lambda^(-1 / 2s))."""
+    mu = np.repeat(np.arange(1.0, 2e5) ** (-2 * s), 2)
+    ridges = np.array([1e-4, 1e-6])
+    sizes = [(mu / (mu + ridge)).sum() for ridge in ridges]
+    fitted = -np.polyfit(np.log(ridges), np.log(sizes), 1)[0]
+    assert fitted == pytest.approx(1 / (2 * s), abs=0.03)
+
+
+# --------------------------------------------------------------- NYTRO, number of centers, parts
+
+
+def test_the_path_of_nytro_is_gradient_descent_without_penalty() -> None:
+    """The closed form against steps that are run, in Nystrom features."""
+    split = split_of(digits())
+    (point,) = falkon_nytro.points(digits(), options())
+    found = Results()
+    for measurement in point.measure():
+        found.add(measurement)
+    (figure,) = found.values
+    places = found.places(falkon_nytro.NYTRO, figure)
+    F, F_test, labels = nystrom_problem(split)
+    eta = 1 / np.linalg.norm(F, 2) ** 2
+    W = np.zeros((F.shape[1], labels.shape[1]))
+    done = 0
+    for t in [t for t in places if t < 3000 and t == int(t)]:
+        while done < t:
+            W -= eta * F.T @ (F @ W - labels)
+            done += 1
+        assert found.at(falkon_nytro.NYTRO, t, figure) == pytest.approx(split.error(F_test @ W))
+    assert done >= 1
+
+
+def nystrom_problem(split: Split) -> tuple[Array, Array, Array]:
+    """Return features of training and test rows, and the noisy targets of the experiment."""
+    X, X_test = split.scaled
+    n, rng, M = len(X), np.random.default_rng(split.seed), len(X) // 4
+    labels = split.targets.copy()
+    drawn = rng.uniform(size=n) < falkon_nytro.NOISE
+    labels[drawn] = labels[rng.permutation(n)][drawn]
+    values, U = np.linalg.eigh(gaussian(X[:M], X[:M]))
+    root = U / np.sqrt(np.maximum(values, 1e-12 * values[-1]))
+    return gaussian(X, X[:M]) @ root, gaussian(X_test, X[:M]) @ root, labels
+
+
+def test_the_verdict_of_nytro_is_by_the_least_error_and_the_end() -> None:
+    names = falkon_nytro
+
+    def judged(best: float, end: float) -> bool | None:
+        curves = ((names.NYTRO, 1, 9.0), (names.NYTRO, 2, best), (names.NYTRO, 3, end),
+                  (names.RIDGE, 1, 3.0), (names.RIDGE, 2, 2.0), (names.RIDGE, 3, 4.0))  # fmt: skip
+        return names.judge(results(*(("error", *curve) for curve in curves))).seen
+
+    assert judged(2.0, 5.0)
+    assert not judged(2.5, 5.0)  # worse than the ridge
+    assert not judged(2.0, 2.0)  # stopping gains nothing
+
+
+def test_one_part_is_the_model_of_all_rows() -> None:
+    names, data = falkon_divide, digits()
+    point = next(iter(names.points(data, options())))
+    found = {label: value for _, label, _, value in point.measure()}
+    split = split_of(data)
+    X, X_test = split.scaled
+    alpha = ridge_weights(gaussian(X, X), split.targets, names.RIDGE)
+    expected = split.error(gaussian(X_test, X) @ alpha)
+    assert found[names.AVERAGE] == found[names.ONE_PART] == pytest.approx(expected)
+    assert found[names.NYSTROM] == pytest.approx(expected, abs=1)
+
+
+def test_the_verdict_of_divide_and_conquer_is_by_a_part_and_by_nystrom() -> None:
+    names = falkon_divide
+
+    def judged(part: float, nystrom: float) -> bool | None:
+        rows = [
+            ("error", label, float(m), value)
+            for m in names.PARTS
+            for label, value in (
+                (names.AVERAGE, 3.0), (names.ONE_PART, part), (names.NYSTROM, nystrom)
+            )
+        ]  # fmt: skip
+        return names.judge(results(*rows)).seen
+
+    assert judged(4.0, 2.0)
+    assert judged(4.0, 3.0)
+    assert not judged(3.0, 2.0)
+    assert not judged(4.0, 3.5)  # the average beats Nystrom
+
+
+def test_the_least_number_of_centers_is_compared_with_the_theory() -> None:
+    names = falkon_centers_count
+
+    def judged(M: float) -> bool | None:
+        return names.judge(results((names.LEAST, "measured", 100.0, M))).seen
+
+    assert judged(46)  # sqrt(100) log 100 = 46.05
+    assert not judged(47)
+
+
+# -------------------------------------------------------------------------- leverage, the tables
+
+
+def test_leverage_scores_of_two_passes_are_near_the_exact_ones() -> None:
+    rng = np.random.default_rng(0)
+    rows, _, _ = falkon_leverage.problem(rng, 1500)
+    n, ridge = len(rows), falkon_leverage.RIDGE
+    K = gaussian(rows, rows)
+    exact = 1 - ridge * n * np.diag(np.linalg.inv(K + ridge * n * np.eye(n)))
+    near = falkon_leverage.two_passes(rows, 500, rng)
+    assert np.median(np.abs(np.log(near / exact))) < 0.5  # within a factor of 1.6
+    assert np.corrcoef(near, exact)[0, 1] > 0.7
+
+
+def test_the_theory_asks_for_the_centers_that_the_experiment_says() -> None:
+    """Its docstring: 190 by the sum of the scores, 1650 by n times the largest."""
+    n, ridge = falkon_leverage.ROWS, falkon_leverage.RIDGE
+    rows = falkon_leverage.problem(np.random.default_rng(0), 2 * n)[0][:n]
+    K = gaussian(rows, rows)
+    exact = 1 - ridge * n * np.diag(np.linalg.inv(K + ridge * n * np.eye(n)))
+    assert exact.sum() == pytest.approx(190, rel=0.1)
+    assert n * exact.max() == pytest.approx(1650, rel=0.1)
+
+
+def test_the_error_of_clusters_counts_each_alike() -> None:
+    residuals, clusters = np.array([[1.0], [1], [1], [3]]), np.array([0, 0, 0, 5])
+    assert falkon_leverage.errors_of(residuals, clusters) == {
+        falkon_leverage.ERROR_OF_CLUSTERS: 5.0, falkon_leverage.ERROR_OF_ROWS: 3.0
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_ridge_of_the_leverage_experiment_is_the_best_of_all_rows() -> None:
+    """As its docstring says: it is not chosen in favour of either way to draw centers."""
+    errors = []
+    ridges = [falkon_leverage.RIDGE * factor for factor in (0.1, 1, 10)]
+    for seed in range(3):
+        rows, y, of = falkon_leverage.problem(np.random.default_rng(seed), 4000)
+        X, X_test = rows[:2000], rows[2000:]
+        K, K_test = gaussian(X, X), gaussian(X_test, X)
+        gaps = (K_test @ ridge_weights(K, y[:2000], ridge) - y[2000:] for ridge in ridges)
+        errors.append(
+            [falkon_leverage.errors_of(gap, of[2000:])[falkon_leverage.ERROR_OF_ROWS]
+             for gap in gaps]
+        )  # fmt: skip
+    assert np.mean(errors, axis=0).argmin() == 1
+
+
+def test_the_made_problem_of_susys_shape_has_its_least_error() -> None:
+    data = falkon_tables.made(argparse.Namespace(rows=20_000))
+    assert data.X.shape[1] == 18
+    assert data.classes == ("0", "1")
+    score = falkon_tables.LEAST_ERROR
+    X = data.X
+    right = X[:, 0] * X[:, 1] + np.sin(2 * X[:, 2]) + X[:, 3] ** 2 - 1 + X[:, 4] * X[:, 12] / 2 > 0
+    assert (right != data.y).mean() == pytest.approx(score, abs=0.01)
+
+
+def test_the_area_under_the_curve_is_the_share_of_ordered_pairs() -> None:
+    y, scores = RNG.integers(0, 2, 50), RNG.standard_normal(50)
+    pairs = scores[y == 1][:, None] > scores[y == 0]
+    assert falkon_tables.area(y, scores) == pytest.approx(pairs.mean())
+
+
+def test_the_verdict_of_the_tables_is_by_the_largest_number_of_rows() -> None:
+    names = falkon_tables
+
+    def judged(falkon: float, other: float) -> bool | None:
+        rows = [
+            row
+            for label in (names.FALKON, names.DEFAULT, names.EIGENPRO, names.FOURIER)
+            for row in (
+                ("error", label, 10.0, 9.0),
+                ("error", label, 20.0, falkon if label == names.FALKON else other),
+                (names.SECONDS, label, 20.0, 1.0),
+            )
+        ]
+        return names.judge(results(*rows)).seen
+
+    assert judged(3.0, 3.0)
+    assert not judged(3.0, 2.0)
+
+
+def test_the_reference_of_the_centers_is_reached_with_all_of_them() -> None:
+    K = gaussian(X, X)
+    np.testing.assert_allclose(
+        K @ nystrom_weights(K, K, Y, 0.05), K @ ridge_weights(K, Y, 0.05), atol=1e-6
+    )

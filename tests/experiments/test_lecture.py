@@ -1,0 +1,247 @@
+"""The lecture: features, Nystrom's error at fixed rank, averages, kernel k-means, verdicts."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import scipy.linalg
+
+from experiments import lecture_averaging as averaging
+from experiments import lecture_feature_error as random_features
+from experiments import lecture_kernel_pca as components
+from experiments import lecture_kmeans as clusters
+from experiments import lecture_nystrom_error as nystrom
+from experiments import lecture_svm as machines
+from experiments import lecture_tensorsketch as sketches
+from experiments.exact import gaussian
+from experiments.results import Array, Measurement, Results
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.standard_normal((60, 5)), RNG.standard_normal((60, 2))
+
+
+def results(*measurements: tuple[str, str, float, float]) -> Results:
+    """Return results with these measurements."""
+    found = Results()
+    for each in measurements:
+        found.add(Measurement(*each))
+    return found
+
+
+# -------------------------------------------------------------------------------- random features
+
+
+def test_fastfood_is_the_product_of_its_matrices() -> None:
+    """S H G P H B, written out with the same draws."""
+    d, m, size = 5, 20, 8
+    found = random_features.fastfood(X, m, np.random.default_rng(3))
+    rng, groups = np.random.default_rng(3), []
+    H = scipy.linalg.hadamard(size).astype(np.float64)
+    for _ in range(3):
+        B, G = np.diag(rng.choice([-1.0, 1.0], size)), rng.standard_normal(size)
+        P = np.eye(size)[rng.permutation(size)]
+        S = np.sqrt(rng.chisquare(size, size)) / np.linalg.norm(G)
+        groups.append(np.diag(S) @ H @ np.diag(G) @ P @ H @ B / np.sqrt(size))
+    V = np.concatenate(groups)[:m, :d]
+    np.testing.assert_allclose(found, X @ V.T, atol=1e-12)
+
+
+def test_rows_of_fastfood_have_the_norms_of_normal_frequencies() -> None:
+    size = 64
+    rng = np.random.default_rng(0)
+    V = random_features.fastfood(np.eye(size), 64 * 50, rng).T
+    squares = (V**2).sum(axis=1)
+    assert squares.mean() == pytest.approx(size, rel=0.02)
+    assert squares.var() == pytest.approx(2 * size, rel=0.15)
+
+
+def test_orthogonal_frequencies_are_orthogonal_in_groups() -> None:
+    W = random_features.orthogonal(12, 5, np.random.default_rng(0))
+    for group in (W[:5], W[5:10], W[10:]):
+        products = group @ group.T
+        np.testing.assert_allclose(products, np.diag(np.diag(products)), atol=1e-12)
+
+
+@pytest.mark.parametrize(("d", "size"), [(1, 1), (2, 2), (5, 8), (64, 64), (65, 128)])
+def test_rows_are_padded_to_a_power_of_two(d: int, size: int) -> None:
+    assert random_features.padded(d) == size
+
+
+@pytest.mark.parametrize("label", list(sketches.WAYS))
+def test_features_of_polynomial_kernels_are_unbiased(label: str) -> None:
+    A = X[:8] / np.linalg.norm(X[:8], axis=1, keepdims=True)
+    total = np.zeros((8, 8))
+    for seed in range(60):
+        F = sketches.WAYS[label](A, 512, np.random.default_rng(seed))
+        total += F @ F.T / 60
+    # The error of one draw is about sqrt(15 / 512) for signs, so a standard error of .02.
+    np.testing.assert_allclose(total, (A @ A.T) ** sketches.DEGREE, atol=0.1)
+
+
+def feature_errors(slope: float, fastfood: float, orthogonal: float = 0.5) -> bool | None:
+    """Return the verdict for errors that fall by a power of D."""
+    names = random_features
+    scale = {"independent": 1.0, "orthogonal": orthogonal, "Sobol": 1.0, "Fastfood": fastfood}
+    rows = [
+        (figure, label, float(D), scale[label] * float(D) ** slope)
+        for figure in (names.ERROR_OF_K, names.LARGEST)
+        for label in names.WAYS
+        for D in names.SIZES
+    ]
+    return names.judge(results(*rows)).seen
+
+
+def test_the_verdict_of_random_features_is_by_all_of_its_parts() -> None:
+    assert feature_errors(-0.5, 1.2)
+    assert not feature_errors(-0.3, 1.2)
+    assert not feature_errors(-0.5, 1.5)
+    assert not feature_errors(-0.5, 1.2, orthogonal=1.0)
+
+
+# ---------------------------------------------------------------------------------------- Nystrom
+
+
+def test_the_error_at_fixed_rank_is_that_of_the_written_matrix() -> None:
+    """G_nys = C W_k^+ C^T, with the pseudo-inverse of the best approximation of rank k."""
+    G, chosen, k = gaussian(X, X), np.arange(25), nystrom.RANK
+    values, U = np.linalg.eigh(G[:25, :25])
+    W_k = (U[:, -k:] * values[-k:]) @ U[:, -k:].T
+    near = G[:, :25] @ np.linalg.pinv(W_k, rcond=1e-8) @ G[:25]
+    V, s, _ = np.linalg.svd(G)
+    best = (V[:, :k] * s[:k]) @ V[:, :k].T
+    expected = np.linalg.norm(G - near) - np.linalg.norm(G - best)
+    found = nystrom.excess(G, chosen, np.linalg.eigvalsh(G)[::-1])
+    assert found == pytest.approx(expected / np.linalg.norm(G), rel=1e-6)
+    assert nystrom.excess(G, np.arange(60), s) == pytest.approx(0, abs=1e-9)
+
+
+def test_rows_in_ten_clusters_have_an_eigengap_after_ten() -> None:
+    values = np.linalg.eigvalsh(gaussian(*2 * [nystrom.clustered(800, RNG)]))[::-1]
+    ratios = values[:20] / values[1:21]
+    assert ratios[nystrom.RANK - 1] > 2
+    assert ratios.argmax() == nystrom.RANK - 1
+
+
+def test_nystrom_features_are_the_kernel_of_their_own_rows() -> None:
+    F = components.Nystrom(X[:20])(X[:20])
+    np.testing.assert_allclose(F @ F.T, gaussian(X[:20], X[:20]), atol=1e-8)
+
+
+# --------------------------------------------------------------------------------------- averages
+
+
+def test_an_average_of_weights_is_an_average_of_predictions() -> None:
+    F, F_test = X, RNG.standard_normal((9, 5))
+    parts = [averaging.weights(F[rows], Y[rows]) for rows in np.split(np.arange(60), 3)]
+    np.testing.assert_allclose(
+        F_test @ np.mean(parts, axis=0), np.mean([F_test @ W for W in parts], axis=0), atol=1e-12
+    )
+
+
+def test_the_weights_of_a_shard_minimise_its_loss() -> None:
+    W = averaging.weights(X, Y)
+    gradient = X.T @ (X @ W - Y) + averaging.RIDGE * 60 * W
+    assert np.abs(gradient).max() < 1e-10
+
+
+def test_the_verdict_of_averages_is_by_one_shard() -> None:
+    def judged(shared: float, own: float) -> bool | None:
+        rows = [
+            ("error", label, float(m), value)
+            for m in averaging.SHARDS
+            for label, value in (
+                (averaging.SHARED, shared), (averaging.OWN, own), (averaging.SHARD, 5.0),
+                (averaging.WHOLE, 1.0),
+            )
+        ]  # fmt: skip
+        return averaging.judge(results(*rows)).seen
+
+    assert judged(2.0, 2.0)
+    assert not judged(5.0, 2.0)
+    assert not judged(2.0, 6.0)
+
+
+# ---------------------------------------------------------------------------------------- k-means
+
+
+def brute_objective(F: Array, labels: Array) -> float:
+    """Return the mean squared distance of features to the mean of their cluster."""
+    return sum(
+        float(((F[labels == k] - F[labels == k].mean(axis=0)) ** 2).sum()) for k in set(labels)
+    ) / len(F)
+
+
+def test_the_objective_of_kernel_k_means_is_that_of_its_features() -> None:
+    labels = RNG.integers(0, 4, 60)
+    assert clusters.objective(X @ X.T, labels) == pytest.approx(brute_objective(X, labels))
+
+
+def test_lloyds_algorithm_on_a_kernel_is_k_means_of_its_features() -> None:
+    from sklearn.cluster import KMeans
+
+    labels = RNG.integers(0, 3, 60)
+    start = np.array([X[labels == k].mean(axis=0) for k in range(3)])
+    theirs = KMeans(3, init=start, n_init=1, tol=0, algorithm="lloyd").fit(X).labels_
+    np.testing.assert_array_equal(clusters.lloyd(X @ X.T, labels, 3), theirs)
+
+
+def test_lloyds_algorithm_never_raises_the_objective_and_may_leave_a_cluster_empty() -> None:
+    K = gaussian(X, X)
+    labels = RNG.integers(0, 3, 60)
+    found = clusters.lloyd(K, labels, 5)
+    assert clusters.objective(K, found) <= clusters.objective(K, labels)
+    assert set(found) <= {0, 1, 2}
+
+
+def test_few_rows_are_clustered_as_by_trying_all_ways() -> None:
+    rows = np.array([[0.0], [0.1], [0.2], [5.0], [5.1], [9.0]])
+    ways = itertools.product(range(2), repeat=6)
+    least = min(brute_objective(rows, np.array(way)) for way in ways)
+    starts = (np.random.default_rng(seed).integers(0, 2, 6) for seed in range(10))
+    K = rows @ rows.T
+    found = min(clusters.objective(K, clusters.lloyd(K, start, 2)) for start in starts)
+    assert found == pytest.approx(least)
+
+
+def test_the_verdict_of_k_means_is_by_the_largest_number_of_rows() -> None:
+    def judged(ratio: float) -> bool | None:
+        rows = [
+            (figure, label, c, value)
+            for c, value in ((8.0, 1.5), (64.0, ratio))
+            for figure in (clusters.OBJECTIVE, clusters.RAND)
+            for label in (clusters.FEATURES, clusters.WHOLE, clusters.LINEAR)
+        ]
+        return clusters.judge(results(*rows)).seen
+
+    assert judged(1.005)
+    assert not judged(1.02)
+
+
+# ---------------------------------------------------------------------------- support vectors, PCA
+
+
+def test_the_verdict_of_support_vector_machines_is_by_the_dual() -> None:
+    def judged(ours: float) -> bool | None:
+        values = {machines.OURS: ours, machines.SQUARES: 9.0, machines.SVC: 2.0}
+        return machines.judge(results(*(("error", k, 10.0, v) for k, v in values.items()))).seen
+
+    assert judged(2.0)
+    assert not judged(3.0)
+
+
+def test_the_verdict_of_streamed_components_is_by_all_rows_and_by_linear_cca() -> None:
+    def judged(streamed: float, kernel: float) -> bool | None:
+        return components.judge(
+            results(
+                (components.EXPLAINED, components.STREAMED, 8.0, streamed),
+                (components.EXPLAINED, components.WHOLE, 8.0, 50.0),
+                (components.CORRELATION, components.KERNEL, 8.0, kernel),
+                (components.CORRELATION, components.LINEAR, 8.0, 0.7),
+            )
+        ).seen
+
+    assert judged(49.8, 0.9)
+    assert not judged(49.0, 0.9)
+    assert not judged(49.8, 0.6)
