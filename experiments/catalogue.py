@@ -44,6 +44,7 @@ NAMES = (
     "lecture_kernel_pca",
     "lecture_kmeans",
     "lecture_svm",
+    "lecture_precomputed",
 )
 
 

@@ -37,7 +37,7 @@ from experiments.results import (
 ERROR_OF_CLUSTERS, DEGREES = "mean squared error, mean over clusters", "correlation with exact"
 ERROR_OF_ROWS = "mean squared error, mean over rows"
 ALL_ROWS = "(all rows as centers)"
-UNIFORM, LEVERAGE, EXACT = "uniform", "approximate leverage scores", "(exact leverage scores)"
+UNIFORM, LEVERAGE, EXACT = "uniform", "approximate leverage scores", "exact leverage scores"
 ROWS, CLUSTERS, D, RIDGE = 2000, 16, 2, 1e-4
 SIZES = (25, 50, 100, 200, 400)
 
@@ -98,7 +98,6 @@ def points(data: object, options: argparse.Namespace) -> Iterator[Point]:
         whole = errors_of(gaussian(X_test, X) @ weights - y_test, of)
         for M in SIZES:
             near = two_passes(X, M, rng)
-            yield Measurement(DEGREES, LEVERAGE, M, float(np.corrcoef(near, exact)[0, 1]))
             for label, scores in ((UNIFORM, np.ones(n)), (LEVERAGE, near), (EXACT, exact)):
                 Z = X[rng.choice(n, M, replace=False, p=scores / scores.sum())]
                 alpha = nystrom_weights(gaussian(X, Z), gaussian(Z, Z), y, RIDGE)
@@ -107,6 +106,7 @@ def points(data: object, options: argparse.Namespace) -> Iterator[Point]:
                     yield Measurement(figure, label, M, value)
             for figure, value in whole.items():
                 yield Measurement(figure, ALL_ROWS, M, value)
+            yield Measurement(DEGREES, LEVERAGE, M, float(np.corrcoef(near, exact)[0, 1]))
 
     for seed in range(options.repetitions):
         yield Point(f"repetition {seed}", 6.0 * n**3, partial(run, seed))

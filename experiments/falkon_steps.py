@@ -100,10 +100,10 @@ def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
             K_nm, K_mm = gaussian(X, X[:M]), gaussian(X[:M], X[:M])
             large = 2 * np.log(n) / M
             yield Measurement(CONDITION, LEMMA, M, condition(system(K_nm, K_mm, large)[2]))
+            yield Measurement(CONDITION, "(the lemma's bound)", M, MAX_CONDITION)
             H, B, G = system(K_nm, K_mm, ridge)
             yield Measurement(CONDITION, "B^T H B, lambda = 0.1 / sqrt(n)", M, condition(G))
             yield Measurement(CONDITION, "H, lambda = 0.1 / sqrt(n)", M, condition(H))
-            yield Measurement(CONDITION, "(the lemma's bound)", M, MAX_CONDITION)
         b, K_test = K_nm.T @ split.targets, gaussian(X_test, X[:M])
         exact = K_test @ nystrom_weights(K_nm, K_mm, split.targets, ridge)
         norm = float(np.linalg.norm(exact))

@@ -31,7 +31,7 @@ from experiments.results import (
 )
 
 OBJECTIVE, RAND = "objective / that of all rows", "1 - adjusted Rand index with the classes"
-FEATURES, WHOLE, LINEAR = "Nystrom features", "(kernel of all rows)", "(k-means of the rows)"
+FEATURES, WHOLE, LINEAR = "Nystrom features", "(kernel of all rows)", "k-means of the rows"
 COLUMNS, STARTS, ROUNDS = (8, 16, 32, 64, 128, 256), 10, 100
 
 

@@ -32,7 +32,7 @@ from experiments.results import (
 )
 
 FULL, LOW = "relative error, trace norm, rank k = c", "relative error, trace norm, rank k = c / 4"
-FIXED = "Frobenius norm of the error, less the least of rank 10, relative"
+FIXED = "relative Frobenius error less that of best rank 10"
 RANK, GAP = 10, "uniform, ten clusters"
 COLUMNS = (8, 16, 32, 64, 128, 256)
 BEST = "(best of that rank)"

@@ -25,7 +25,7 @@ from experiments.results import (
     exponent,
 )
 
-ERROR_OF_K = "root mean square error of kernel values / root mean square of them"
+ERROR_OF_K = "relative root mean square error of kernel values"
 DEGREE, SIZES, ROWS = 3, (64, 256, 1024, 4096), 300
 KAR, SKETCH = "Kar and Karnick", "TensorSketch"
 

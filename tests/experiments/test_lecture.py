@@ -13,6 +13,7 @@ from experiments import lecture_feature_error as random_features
 from experiments import lecture_kernel_pca as components
 from experiments import lecture_kmeans as clusters
 from experiments import lecture_nystrom_error as nystrom
+from experiments import lecture_precomputed as strings
 from experiments import lecture_svm as machines
 from experiments import lecture_tensorsketch as sketches
 from experiments.exact import gaussian
@@ -245,3 +246,57 @@ def test_the_verdict_of_streamed_components_is_by_all_rows_and_by_linear_cca() -
     assert judged(49.8, 0.9)
     assert not judged(49.0, 0.9)
     assert not judged(49.8, 0.6)
+
+
+# ------------------------------------------------------------------------------ kernels of strings
+
+
+def brute_subsequences(a: Array, b: Array) -> float:
+    """Return the sum over all pairs of three places with equal letters, by trying all."""
+    places = list(itertools.combinations(range(len(a)), 3))
+    return sum(
+        strings.DECAY ** (i[2] - i[0] + j[2] - j[0])
+        for i in places
+        for j in places
+        if (a[list(i)] == b[list(j)]).all()
+    )
+
+
+def test_the_kernel_of_strings_counts_common_subsequences() -> None:
+    A, _ = strings.strings(3, np.random.default_rng(0))
+    raw = np.array([[brute_subsequences(a, b) for b in A[:2]] for a in A])
+    own = np.array([brute_subsequences(a, a) for a in A])
+    np.testing.assert_allclose(
+        strings.subsequences(A, A[:2]), raw / np.sqrt(np.outer(own, own[:2])), rtol=1e-12
+    )
+
+
+def test_the_classes_of_strings_are_not_in_the_counts_of_letters() -> None:
+    A, classes = strings.strings(500, np.random.default_rng(0))
+    for letter in range(3):
+        assert (np.equal(A, letter).sum(axis=1) == 1).all()
+    order = (A == 0).argmax(axis=1) < (A == 2).argmax(axis=1)
+    np.testing.assert_array_equal(order, classes == 0)
+
+
+def test_products_of_the_root_are_the_matrix() -> None:
+    K = gaussian(X, X)
+    F, F_test = strings.root(K[:40, :40], K[40:, :40])
+    np.testing.assert_allclose(F @ F.T, K[:40, :40], atol=1e-8)
+    # The matrix has full rank, so that the products with new objects are exact as well.
+    np.testing.assert_allclose(F_test @ F.T, K[40:, :40], atol=1e-8)
+
+
+def test_the_verdict_of_a_given_matrix_is_by_predictions_and_errors() -> None:
+    def judged(gap: float, ours: float) -> bool | None:
+        return strings.judge(
+            results(
+                (strings.GAP, strings.OURS, 50.0, gap),
+                (strings.WRONG, strings.OURS, 50.0, ours),
+                (strings.WRONG, strings.LETTERS, 50.0, 50.0),
+            )
+        ).seen
+
+    assert judged(1e-6, 10.0)
+    assert not judged(1e-2, 10.0)
+    assert not judged(1e-6, 50.0)
