@@ -68,7 +68,7 @@ def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
 
 
 def judge(results: Results) -> Verdict:
-    """EigenPro against SGD after the first epoch and after the last."""
+    """Compare EigenPro with SGD after the first epoch and after the last."""
     (figure,) = results.values
     places = results.places(EIGENPRO, figure)
     seen = True

@@ -84,7 +84,7 @@ def test_loss(split: Split, outputs: Array) -> float:
 
 
 def judge(results: Results) -> Verdict:
-    """The iterations to the least test loss, and those to the training loss at the end."""
+    """Compare the iterations to the least test loss and to the training loss at the end."""
     t = results.places(DESCENT, TEST)
     test = [results.at(DESCENT, k, TEST).mean() for k in t]
     best = t[int(np.argmin(test))]

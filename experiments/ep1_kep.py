@@ -117,7 +117,7 @@ def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
 
 
 def judge(results: Results) -> Verdict:
-    """The largest difference of all iterations, and the top of the spectrum."""
+    """Judge the largest difference of all iterations, and the top of the spectrum."""
     curves = results.values[DIFFERENCE]
     worst = {
         label: max(max(values) for values in curve.values()) for label, curve in curves.items()

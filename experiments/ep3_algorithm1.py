@@ -118,7 +118,7 @@ def stochastic(data: Data, split: Split, p: int, q: int, epochs: int) -> Iterato
 
 
 def judge(results: Results) -> Verdict:
-    """The fixed point of Algorithm 1, and the error of Algorithm 2 beside it."""
+    """Judge the fixed point of Algorithm 1, and compare the error of Algorithm 2 with it."""
     figure = next(name for name in results.values if name != DISTANCE)
     first, last = (results.at(EXACT, t, DISTANCE).mean() for t in (STEPS[0], STEPS[-1]))
     apart = results.at(LEAST_SQUARES, STEPS[-1], DISTANCE).mean()

@@ -41,7 +41,7 @@ def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
 
 
 def judge(results: Results) -> Verdict:
-    """From the smallest model to the largest."""
+    """Compare the models from the smallest to the largest."""
     (figure,) = results.values
     seen, numbers = True, []
     for label in results.labels(figure):

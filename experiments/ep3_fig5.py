@@ -65,7 +65,7 @@ def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
 
 
 def judge(results: Results) -> Verdict:
-    """EigenPro 3 and the default at the largest p against the others."""
+    """Compare EigenPro 3 and the default at the largest p with the others."""
     figure = next(iter(results.values))
     *_, half, largest = results.places(FALKON, figure)
     falkon, old = results.at(FALKON, half, figure), results.at(EP2, largest, figure)

@@ -76,7 +76,7 @@ def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
 
 
 def judge(results: Results) -> Verdict:
-    """One pass with the default level, against all passes and the exact projection."""
+    """Compare one pass with the default level with all passes and the exact projection."""
     figure = next(name for name in results.values if name != SECONDS)
     label = f"q = s/{DEFAULT}"
     places = results.places(label, figure)

@@ -68,7 +68,7 @@ T_ep2 = O(p^2) and M_ep2 = O(p) for one epoch of EigenPro 2"""
 
 
 def points(data: object, options: argparse.Namespace) -> Iterator[Point]:
-    """Seconds and memory of three methods while p or n grows."""
+    """Yield seconds and memory of three methods while p or n grows."""
 
     def run(label: str, grows: str, size: int) -> Iterator[Measurement]:
         p, n = (size, ROWS) if grows == "p" else (CENTERS, size)

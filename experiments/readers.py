@@ -113,7 +113,7 @@ def idx(path: Path) -> tuple[tuple[Part, Part], str] | None:
 
 
 def cifar(path: Path) -> tuple[tuple[Part, Part], str] | None:
-    """The binary version of CIFAR-10: a byte for the class, 3072 for the image, by channel."""
+    """Read the binary version of CIFAR-10: a byte for the class, 3072 for the image, by channel."""
     batches = sorted(path.glob("data_batch_*.bin"))
     if not batches:
         if any(path.glob("data_batch_*")):
@@ -132,7 +132,7 @@ def cifar(path: Path) -> tuple[tuple[Part, Part], str] | None:
 
 
 def one_table(path: Path) -> tuple[tuple[Part, Part], str] | None:
-    """SUSY, HIGGS and YearPredictionMSD: the target first, the last rows for the test."""
+    """Read SUSY, HIGGS or YearPredictionMSD: the target first, the last rows for the test."""
     for name, tested in LAST_TESTED.items():
         for ending in ("", ".gz"):
             if (file := path / (name + ending)).exists():
@@ -148,7 +148,7 @@ def one_table(path: Path) -> tuple[tuple[Part, Part], str] | None:
 
 
 def arrays(path: Path) -> tuple[tuple[Part, Part], str] | None:
-    """Features of a network or of speech as NumPy files, opened without reading them whole."""
+    """Open features of a network or of speech as NumPy files, without reading them whole."""
     if not (path / "X_train.npy").exists():
         return None
     loaded = {
@@ -160,7 +160,7 @@ def arrays(path: Path) -> tuple[tuple[Part, Part], str] | None:
 
 
 def named_parts(path: Path) -> tuple[tuple[Part, Part], str] | None:
-    """train.X and test.X in a form that `ingest_store` reads."""
+    """Name train.X and test.X in a form that `ingest_store` reads."""
     for kind in KINDS:
         train, test = (path / f"{part}.{kind}" for part in ("train", "test"))
         if train.exists():

@@ -1,4 +1,4 @@
-"""What an experiment is, and what it finds: points, results and a verdict.
+"""An experiment consists of points, and it finds results and a verdict.
 
 An experiment is a list of points. A point is one measurement that can be repeated alone, such as
 one training run; the runner measures the points one after the other and keeps each in a file, so
@@ -93,7 +93,7 @@ class Results:
 
 
 def shown(values: Sequence[float] | Array) -> str:
-    """ "2.31 ± 0.12": mean and standard deviation over the repetitions."""
+    """Return mean and standard deviation over the repetitions, such as "2.31 ± 0.12"."""
     mean = f"{np.mean(values):.3g}"
     return f"{mean} ± {np.std(values, ddof=1):.1g}" if len(values) > 1 else mean
 
@@ -118,7 +118,7 @@ def doubled(low: int, high: int, quick: bool) -> list[int]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether the claim was seen.
+    """A verdict says whether the claim was seen.
 
     criterion : the rule by which this run judges it.
     seen : the outcome; None where the experiment shows numbers and judges nothing.
