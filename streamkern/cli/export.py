@@ -1,4 +1,4 @@
-"""The command `export_command`: a trained model as an ONNX file."""
+"""The command `export_command`: a trained model as an ONNX file or a C file."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import typer
 from streamkern.basics.errors import ConfigError
 from streamkern.cli.model import ModelOf
 from streamkern.cli.options import StorageOption, options_for, parse_options
-from streamkern.train.export.onnx_model import ModelAnswers, write_onnx
+from streamkern.train.export.onnx_model import ModelAnswers, write_c, write_onnx
 from streamkern.train.saved_model import load_result
 
-ENDING = ".onnx"
+WRITERS = {".onnx": write_onnx, ".c": write_c}
+"""Ending of the file -> function that writes it."""
 
 
 def export_command(
     run_dir: ModelOf,
     out: Annotated[
-        str, typer.Argument(metavar="OUT", help="The .onnx file; missing folders are made.")
+        str, typer.Argument(metavar="OUT", help="The .onnx or .c file; missing folders are made.")
     ],
     dtype: Annotated[
         str,
@@ -31,16 +32,19 @@ def export_command(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an older file.")] = False,
     storage_option: StorageOption = None,
 ) -> None:
-    """Write a trained model to an ONNX file, for programs without streamkern.
+    """Write a trained model to an ONNX file or a C file, for programs without streamkern.
 
     It holds everything from a row to the answer: encoder, scaling, kernel, weights, probabilities.
+    The C file needs no library; its function computes the answer for one row a call.
     """
-    if not out.endswith(ENDING):
-        raise ConfigError(f"OUT {out!r} does not end in {ENDING}", f"write {out}{ENDING}")
+    write = next((w for ending, w in WRITERS.items() if out.endswith(ending)), None)
+    if write is None:
+        endings = " or ".join(WRITERS)
+        raise ConfigError(f"OUT {out!r} does not end in {endings}", f"write {out}.onnx or {out}.c")
     options = options_for(parse_options(storage_option), run_dir)
     run, result = load_result(run_dir, options)
     with result.model.backend:
-        write_onnx(
+        write(
             result.model, result.Z, ModelAnswers.of_run(result.model, run.facts), out,
             dtype=dtype, overwrite=overwrite,
         )  # fmt: skip

@@ -1,9 +1,9 @@
-"""Fitted models on disk: as a run directory, and as an ONNX file."""
+"""Fitted models on disk: as a run directory, an ONNX file, or a C file."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -12,7 +12,7 @@ from streamkern.estimator.mistakes import hide_traceback
 from streamkern.estimator.parameter_values import transform_tables
 from streamkern.estimator.parameters import Parameters, own_names
 from streamkern.estimator.predicting import Predicting
-from streamkern.train.export.onnx_model import ModelAnswers, write_onnx
+from streamkern.train.export.onnx_model import ModelAnswers, write_c, write_onnx
 from streamkern.train.online import Online
 from streamkern.train.saved_model import save_model, without_solver
 
@@ -72,6 +72,34 @@ class Saving(Predicting):
         MissingDependencyError
             onnx is not installed.
         """
+        self._export(write_onnx, path, dtype, overwrite)
+
+    @hide_traceback
+    def to_c(
+        self, path: str | os.PathLike[str], *, dtype: str = "auto", overwrite: bool = False
+    ) -> None:
+        """Write the fitted model to a C file, which any C compiler takes, without a library.
+
+        Its function computes the answer for one row a call, in a workspace that the caller gives;
+        it is named after the file: `digits_predict` in digits.c. See docs/howto/export.md.
+
+        Parameters
+        ----------
+        path : of the file; missing folders are made.
+        dtype : as of `to_onnx`.
+        overwrite : replace a file at `path`.
+
+        Raises
+        ------
+        ConfigError
+            As `to_onnx`, or the text would be above 250 MB.
+        MissingDependencyError
+            onnx is not installed, by whose graph the code is written.
+        """
+        self._export(write_c, path, dtype, overwrite)
+
+    def _export(self, write: Callable[..., None], path: Any, dtype: str, overwrite: bool) -> None:
+        """Write the fitted model by `write_onnx` or `write_c`."""
         now = self._snapshot()
         fitted = now._state
         labels = fitted.schema.labels
@@ -80,7 +108,7 @@ class Saving(Predicting):
             several = labels.indicator is not None
             answers = ModelAnswers(None if several else labels.classes, labels.order, several)
         with now._model() as model:
-            write_onnx(model, fitted.centers, answers, path, dtype=dtype, overwrite=overwrite)
+            write(model, fitted.centers, answers, path, dtype=dtype, overwrite=overwrite)
 
     def _save(self, fitted: FittedModel, place: Any, storage_options: Any) -> None:
         fit = fitted.attributes

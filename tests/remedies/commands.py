@@ -57,7 +57,7 @@ def remedies() -> list[Remedy]:
          "append rides.csv k.zarr", "append k.zarr rides.csv --x a,b"),
         ("--out parts cannot be replaced .*name another file", "report run --out parts",
          "report run --out parts.html"),
-        ("does not end in .onnx; write m.onnx", "export run m", "export run m.onnx"),
+        ("does not end in .onnx or .c; write m.onnx", "export run m", "export run m.onnx"),
         ("is a folder of runs; list them with streamkern runs .,", "info .", "runs ."),
         ("or describe one with streamkern info ./bad_checkpoint", "info .",
          "info ./bad_checkpoint"),

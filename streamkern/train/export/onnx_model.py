@@ -1,4 +1,4 @@
-"""Write a model as an ONNX file."""
+"""Write a model as an ONNX file, or as a C file made from the same graph."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ from streamkern.ingest.tables.encoder import Encoder
 from streamkern.kernels.base import Kernel
 from streamkern.predict.probabilities import Isotonic, Softmax
 from streamkern.store.class_labels import labels_of
+from streamkern.train.export.c_operators import c_text
+from streamkern.train.export.c_source import check_size, identifier
 from streamkern.train.export.features import interpolated, plain_rows, scaled, table_rows
 from streamkern.train.export.traced import Graph, Traced, TracedModule
 from streamkern.train.model.kernel_model import KernelModel
@@ -82,6 +85,31 @@ def write_onnx(
     MissingDependencyError
         onnx is not installed.
     """
+    place = checked_place(path, overwrite)
+    made = onnx_model(model, centers, answers, export_dtype(model, dtype))
+    _write(place, made.SerializeToString(), overwrite)
+
+
+def write_c(
+    model: KernelModel, centers: npt.NDArray[Any], answers: ModelAnswers,
+    path: str | os.PathLike[str], *, dtype: str = "auto", overwrite: bool = False,
+) -> None:  # fmt: skip
+    """Write a model to a C file without dependencies, as `write_onnx` does to an ONNX file.
+
+    Raises ConfigError also if the text would be so long that compilers take very long.
+    """
+    place = checked_place(path, overwrite)
+    made = onnx_model(model, centers, answers, export_dtype(model, dtype))
+    check_size(made)
+    kernel = repr(model.op.kernel).replace("*/", "* /")
+    about = f"A model of streamkern {__version__} with the kernel {kernel}."
+    stem = identifier(place.stem)
+    text = c_text(made, stem if stem[:1].isalpha() else f"model_{stem}", about)
+    _write(place, text.encode(), overwrite)
+
+
+def checked_place(path: str | os.PathLike[str], overwrite: bool) -> Path:
+    """Return the path of the file, on this machine. Raises ConfigError as `write_onnx`."""
     place = local_path(path)
     if place is None:
         raise ConfigError(
@@ -90,11 +118,16 @@ def write_onnx(
         )
     if place.is_dir():
         raise ConfigError(f"{place} is a folder", "give the path of a file in it")
-    if dtype not in EXPORT_DTYPES:
-        raise ConfigError(f"{mention('dtype', dtype)} is not known", f"use one of {EXPORT_DTYPES}")
     if place.exists() and not overwrite:
         remedy = f"give another path, or {mention('overwrite', True)}"
         raise ConfigError(f"{place} exists already", remedy)
+    return place
+
+
+def export_dtype(model: KernelModel, dtype: str) -> np.dtype[Any]:
+    """Return the arithmetic of an export. Raises ConfigError, and warns, as `write_onnx`."""
+    if dtype not in EXPORT_DTYPES:
+        raise ConfigError(f"{mention('dtype', dtype)} is not known", f"use one of {EXPORT_DTYPES}")
     wide = model.op.dtype == np.float64
     if dtype == "auto":
         dtype = "float64" if wide else "float32"
@@ -104,9 +137,12 @@ def write_onnx(
             "kernel values until nothing is left of the predictions; compare them, or leave out "
             f"{mention('dtype', dtype)}"
         )
-    made = onnx_model(model, centers, answers, np.dtype(dtype))
+    return np.dtype(dtype)
+
+
+def _write(place: Path, data: bytes, overwrite: bool) -> None:
     make_folders(place.parent)
-    write_aside(place, made.SerializeToString(), exclusive=not overwrite)
+    write_aside(place, data, exclusive=not overwrite)
 
 
 def onnx_model(

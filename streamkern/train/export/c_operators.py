@@ -1,0 +1,226 @@
+"""The statements of each ONNX operator in C, for one row: see `c_source`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from streamkern.basics.errors import ConfigError
+from streamkern.train.export.c_source import CFile, Value, kind_of, literal, loops
+
+_UNARY = {
+    "Neg": "-{0}", "Sqrt": "sqrt{f}({0})", "Exp": "exp{f}({0})", "Log": "log{f}({0})",
+    "Abs": "fabs{f}({0})", "Reciprocal": "1 / {0}", "Sin": "sin{f}({0})", "Cos": "cos{f}({0})",
+    "Tanh": "tanh{f}({0})", "Sign": "({0} > 0) - ({0} < 0)", "Floor": "floor{f}({0})",
+    "Acos": "acos{f}({0})", "IsNaN": "isnan({0})", "Identity": "{0}", "Cast": "{0}",
+}  # fmt: skip
+_BINARY = {
+    "Add": "{0} + {1}", "Sub": "{0} - {1}", "Mul": "{0} * {1}", "Div": "{0} / {1}",
+    "Pow": "pow{f}({0}, {1})", "Max": "{0} > {1} ? {0} : {1}", "Min": "{0} < {1} ? {0} : {1}",
+    "Less": "{0} < {1}", "Greater": "{0} > {1}", "Equal": "{0} == {1}", "Or": "{0} || {1}",
+}  # fmt: skip
+_ELEMENTWISE = _UNARY | _BINARY | {"Where": "{0} ? {1} : {2}"}
+_TRUTH = ("IsNaN", "Less", "Greater", "Equal", "Or")
+
+
+def add_node(file: CFile, node: Any) -> None:
+    """Write the statements of a node. Raises ConfigError for an operator that is not here."""
+    inputs = [file.values[name] for name in node.input]
+    attributes = {a.name: file.onnx.helper.get_attribute_value(a) for a in node.attribute}
+    if node.op_type in _ELEMENTWISE:
+        _elementwise(file, node, inputs, attributes)
+        return
+    write = _WRITERS.get(node.op_type)
+    if write is None:
+        raise ConfigError(
+            f"the model needs the operator {node.op_type}, which the export to C does not know",
+            "export to ONNX",
+        )
+    write(file, node.output[0], inputs, attributes)
+
+
+def _elementwise(file: CFile, node: Any, inputs: list[Value], attributes: dict[str, Any]) -> None:
+    shape = np.broadcast_shapes(*(value.shape for value in inputs))
+    kind = inputs[-1].kind
+    if node.op_type in _TRUTH:
+        kind = "b1"
+    elif node.op_type == "Cast":
+        kind = kind_of(file.onnx.helper.tensor_dtype_to_np_dtype(attributes["to"]))
+    out = file.new(node.output[0], shape, kind)
+    suffix = "f" if inputs[0].kind == "f4" else ""
+    entries = [value.at(shape) for value in inputs]
+    result = _ELEMENTWISE[node.op_type].format(*entries, f=suffix)
+    file.statements.append(f"{loops(shape)}{out.at(shape)} = {result};")
+
+
+def _matmul(file: CFile, name: str, inputs: list[Value], attributes: dict[str, Any]) -> None:
+    a, b = inputs
+    (m, k), n = a.shape[-2:], b.shape[-1]
+    out = file.new(name, (m, n), a.kind)
+    if k > n:  # sums over all centers, which float32 would round too often
+        file.statements += [
+            f"for (size_t i = 0; i < {m}; i++) for (size_t j = 0; j < {n}; j++) {{",
+            "    double total = 0;",
+            f"    for (size_t k = 0; k < {k}; k++) "
+            f"total += (double){a.code}[i * {k} + k] * {b.code}[k * {n} + j];",
+            f"    {out.code}[i * {n} + j] = ({a.type})total;",
+            "}",
+        ]
+        return
+    file.statements += [
+        f"for (size_t i = 0; i < {m * n}; i++) {out.code}[i] = 0;",
+        f"for (size_t i = 0; i < {m}; i++) for (size_t k = 0; k < {k}; k++) {{",
+        f"    const {a.type} factor = {a.code}[i * {k} + k];",
+        f"    for (size_t j = 0; j < {n}; j++) "
+        f"{out.code}[i * {n} + j] += factor * {b.code}[k * {n} + j];",
+        "}",
+    ]
+
+
+def _split(shape: tuple[int, ...], axis: int) -> tuple[int, int, int]:
+    """Return the entries before, along and behind an axis."""
+    return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+
+
+def _axis(value: Value, axis: int) -> int:
+    return axis % len(value.shape)
+
+
+def _reduce(file: CFile, name: str, value: Value, axis: int, keep: bool, step: str) -> None:
+    """Write a reduction. step : statement that takes {0} into `found`."""
+    outer, length, inner = _split(value.shape, axis)
+    kept = (*value.shape[:axis], *((1,) if keep else ()), *value.shape[axis + 1 :])
+    out = file.new(name, kept, value.kind)
+    entry = f"{value.code}[(i * {length} + k) * {inner} + j]"
+    file.statements += [
+        f"for (size_t i = 0; i < {outer}; i++) for (size_t j = 0; j < {inner}; j++) {{",
+        f"    {value.type} found = {value.code}[i * {length * inner} + j];",
+        f"    for (size_t k = 1; k < {length}; k++) {step.format(entry)}",
+        f"    {out.code}[i * {inner} + j] = found;",
+        "}",
+    ]
+
+
+def _reduce_sum(file: CFile, name: str, inputs: list[Value], attributes: dict[str, Any]) -> None:
+    axis = _constant_axis(inputs)
+    _reduce(file, name, inputs[0], axis, bool(attributes["keepdims"]), "found += {0};")
+
+
+def _reduce_max(file: CFile, name: str, inputs: list[Value], attributes: dict[str, Any]) -> None:
+    axis = _constant_axis(inputs)
+    step = "if ({0} > found) found = {0};"
+    _reduce(file, name, inputs[0], axis, bool(attributes["keepdims"]), step)
+
+
+def _constant_axis(inputs: list[Value]) -> int:
+    axes = inputs[1].constant
+    assert axes is not None
+    return _axis(inputs[0], int(axes[0]))
+
+
+def _argmax(file: CFile, name: str, inputs: list[Value], attributes: dict[str, Any]) -> None:
+    (value,) = inputs
+    n = value.shape[1]
+    out = file.new(name, (1,), "i8")
+    file.statements += [
+        f"{out.code}[0] = 0;",
+        f"for (size_t i = 1; i < {n}; i++) "
+        f"if ({value.code}[i] > {value.code}[{out.code}[0]]) {out.code}[0] = (int64_t)i;",
+    ]
+
+
+def _gather(file: CFile, name: str, inputs: list[Value], attributes: dict[str, Any]) -> None:
+    value, index = inputs
+    axis = _axis(value, attributes.get("axis", 0))
+    outer, length, inner = _split(value.shape, axis)
+    shape = (*value.shape[:axis], *index.shape, *value.shape[axis + 1 :])
+    out = file.new(name, shape, value.kind)
+    file.statements.append(
+        f"for (size_t i = 0; i < {outer}; i++) for (size_t k = 0; k < {index.size}; k++) "
+        f"for (size_t j = 0; j < {inner}; j++) {out.code}[(i * {index.size} + k) * {inner} + j] = "
+        f"{value.code}[(i * {length} + (size_t){index.code}[k]) * {inner} + j];"
+    )
+
+
+def _reshape(file: CFile, name: str, inputs: list[Value], attributes: dict[str, Any]) -> None:
+    value, wanted = inputs
+    assert wanted.constant is not None
+    shape = np.empty(value.shape, np.bool_).reshape(wanted.constant.tolist()).shape
+    file.values[name] = Value(value.code, shape, value.kind, value.constant)
+
+
+def _concat(file: CFile, name: str, inputs: list[Value], attributes: dict[str, Any]) -> None:
+    total = sum(value.shape[1] for value in inputs)
+    out, start = file.new(name, (1, total), inputs[0].kind), 0
+    for value in inputs:
+        file.statements.append(
+            f"for (size_t i = 0; i < {value.size}; i++) {out.code}[{start} + i] = {value.code}[i];"
+        )
+        start += value.size
+
+
+def _softmax(file: CFile, name: str, inputs: list[Value], attributes: dict[str, Any]) -> None:
+    (value,) = inputs
+    n, suffix = value.shape[1], "f" if value.kind == "f4" else ""
+    out = file.new(name, value.shape, value.kind)
+    file.statements += [
+        "{",
+        f"    {value.type} most = {value.code}[0], total = 0;",
+        f"    for (size_t i = 1; i < {n}; i++) if ({value.code}[i] > most) most = {value.code}[i];",
+        f"    for (size_t i = 0; i < {n}; i++) "
+        f"total += {out.code}[i] = exp{suffix}({value.code}[i] - most);",
+        f"    for (size_t i = 0; i < {n}; i++) {out.code}[i] /= total;",
+        "}",
+    ]
+
+
+def _top_k(file: CFile, name: str, inputs: list[Value], attributes: dict[str, Any]) -> None:
+    """Sort the entries of the row in ascending order, which is all that the exports ask for."""
+    value = inputs[0]
+    out = file.new(name, value.shape, value.kind)
+    file.statements += [
+        f"for (size_t i = 0; i < {value.size}; i++) {{",
+        "    size_t k = i;",
+        f"    for (; k > 0 && {out.code}[k - 1] > {value.code}[i]; k--) "
+        f"{out.code}[k] = {out.code}[k - 1];",
+        f"    {out.code}[k] = {value.code}[i];",
+        "}",
+    ]
+
+
+def _shape(file: CFile, name: str, inputs: list[Value], attributes: dict[str, Any]) -> None:
+    """Note the shape, which is known here: only `_top_k` is given it."""
+    numbers = np.array(inputs[0].shape, np.int64)
+    file.values[name] = Value(f"c{len(file.values)}", numbers.shape, "i8", numbers)
+
+
+def _label_encoder(file: CFile, name: str, inputs: list[Value], attributes: dict[str, Any]) -> None:
+    (value,) = inputs
+    out = file.new(name, value.shape, "i8")
+    file.statements.append(f"{out.code}[0] = {attributes['default_int64']};")
+    pairs = zip(attributes["keys_strings"], attributes["values_int64s"], strict=True)
+    for key, place in pairs:
+        text = literal(key.decode() if isinstance(key, bytes) else key, "U")
+        file.statements.append(
+            f"if (strcmp({value.code}[0], {text}) == 0) {out.code}[0] = {place};"
+        )
+
+
+_WRITERS: dict[str, Callable[[CFile, str, list[Value], dict[str, Any]], None]] = {
+    "MatMul": _matmul, "ReduceSum": _reduce_sum, "ReduceMax": _reduce_max, "ArgMax": _argmax,
+    "Gather": _gather, "Reshape": _reshape, "Concat": _concat, "Softmax": _softmax,
+    "TopK": _top_k, "Shape": _shape, "LabelEncoder": _label_encoder,
+}  # fmt: skip
+
+
+def c_text(model: Any, name: str, about: str) -> str:
+    """Return the C file of an ONNX model. name : begins all names. about : a line of its comment"""
+    file = CFile(model, name)
+    for node in file.graph.node:
+        add_node(file, node)
+    for output in file.graph.output:
+        file.output(output)
+    return file.text(about)

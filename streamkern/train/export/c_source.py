@@ -1,0 +1,211 @@
+"""A C file without dependencies, from the ONNX graph of a model: the answer for one row a call.
+
+Every value of the graph is an array of a workspace that the caller gives, so the code allocates
+nothing and may run in several threads. `c_operators` writes the statements of each operator.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.basics.errors import ConfigError
+from streamkern.basics.optional import import_optional
+from streamkern.basics.text import size_text
+from streamkern.train.export.features import ROWS
+
+C_TYPES = {
+    "f4": "float", "f8": "double", "i8": "int64_t", "b1": "unsigned char", "U": "const char *",
+}  # fmt: skip
+MOST_TEXT = 250_000_000
+"""Largest size of a C file, in bytes: compilers take long for more."""
+NUMBERS_A_LINE = 8
+BYTES_A_NUMBER = 21
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value of the graph in the C file.
+
+    code : the C expression of its array.
+    shape : for one row.
+    kind : key of `C_TYPES`.
+    constant : its numbers or texts, if it is part of the model.
+    """
+
+    code: str
+    shape: tuple[int, ...]
+    kind: str
+    constant: npt.NDArray[Any] | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of entries."""
+        return math.prod(self.shape)
+
+    @property
+    def type(self) -> str:
+        """The C type of an entry."""
+        return C_TYPES[self.kind]
+
+    def at(self, shape: tuple[int, ...]) -> str:
+        """Return the C expression of an entry in `loops` over a shape that it is broadcast to."""
+        own = (1,) * (len(shape) - len(self.shape)) + self.shape
+        terms, stride = [], 1
+        for axis in reversed(range(len(shape))):
+            if own[axis] > 1:
+                terms.append(f"i{axis}" if stride == 1 else f"i{axis} * {stride}")
+            stride *= own[axis]
+        return f"{self.code}[{' + '.join(reversed(terms)) or '0'}]"
+
+
+def loops(shape: tuple[int, ...]) -> str:
+    """Return the heads of loops over a shape, with the counters i0, i1, ... of axes above 1."""
+    heads = [
+        f"for (size_t i{axis} = 0; i{axis} < {length}; i{axis}++) "
+        for axis, length in enumerate(shape)
+        if length > 1
+    ]
+    return "".join(heads)
+
+
+def kind_of(dtype: np.dtype[Any]) -> str:
+    """Return the key of `C_TYPES`."""
+    return "U" if dtype.kind in "UO" else f"{dtype.kind}{dtype.itemsize}"
+
+
+class CFile:
+    """The text of a C file under construction.
+
+    values : the values of the graph so far, by their names in it.
+    """
+
+    def __init__(self, model: Any, name: str) -> None:
+        """Take the inputs and the constants of an ONNX model. name : begins all names in C."""
+        onnx = import_optional("onnx", "an export to C", "onnx")
+        self.onnx, self.graph, self.name = onnx, model.graph, name
+        self.values: dict[str, Value] = {}
+        self.constants: list[str] = []
+        self.fields: list[str] = []
+        self.statements: list[str] = []
+        self.parameters: list[str] = []
+        for tensor in self.graph.initializer:
+            self._add_constant(tensor.name, onnx.numpy_helper.to_array(tensor))
+        for k, given in enumerate(self.graph.input):
+            self._add_input(k, given)
+
+    def _add_constant(self, name: str, array: npt.NDArray[Any]) -> None:
+        if array.dtype == object:
+            array = np.array([
+                text.decode() if isinstance(text, bytes) else str(text) for text in array.ravel()
+            ]).reshape(array.shape)  # fmt: skip
+        kind = kind_of(array.dtype)
+        self.values[name] = Value(f"c{len(self.values)}", array.shape, kind, array)
+
+    def _add_input(self, k: int, given: Any) -> None:
+        tensor = given.type.tensor_type
+        shape = (1, *(axis.dim_value for axis in tensor.shape.dim[1:]))
+        text = tensor.elem_type == self.onnx.TensorProto.STRING
+        dtype = np.dtype(
+            str if text else self.onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+        )
+        kind, size = kind_of(dtype), math.prod(shape)
+        # A column may be called as a word of C, or as another one but for a sign.
+        own = given.name if given.name == ROWS else f"in{k}_{identifier(given.name)}"
+        value = Value(own, shape, kind)
+        const = "" if text else "const "
+        self.parameters.append(f"{const}{value.type} {value.code}[{size}]")
+        self.values[given.name] = value
+
+    def new(self, name: str, shape: tuple[int, ...], kind: str) -> Value:
+        """Return a new value, an array of the workspace."""
+        value = Value(f"w->v{len(self.fields)}", shape, kind)
+        self.fields.append(f"{value.type} v{len(self.fields)}[{max(value.size, 1)}];")
+        self.values[name] = value
+        return value
+
+    def output(self, given: Any) -> None:
+        """Write the statements that copy a value to the caller's array."""
+        value = self.values[given.name]
+        name = given.name
+        self.parameters.append(f"{value.type} {name}[{value.size}]")
+        self.statements.append(
+            f"for (size_t i = 0; i < {value.size}; i++) {name}[i] = {value.code}[i];"
+        )
+
+    def text(self, about: str) -> str:
+        """Return the file. about : a line of its first comment."""
+        used = "\n".join(self.statements)
+        arrays = [
+            array_text(value) for value in self.values.values()
+            if value.constant is not None and re.search(rf"\b{value.code}\b", used)
+        ]  # fmt: skip
+        parameters = ",\n    ".join([*self.parameters, f"struct {self.name}_workspace *w"])
+        return (
+            f"/* {about}\n\n"
+            f"   {self.name}_predict computes the answer for one row. It allocates nothing and\n"
+            f"   keeps nothing: threads may call it, each with a workspace of its own.\n"
+            f"   cc -O3 -c {self.name}.c, and link with -lm. */\n\n"
+            "#include <math.h>\n#include <stddef.h>\n#include <stdint.h>\n#include <string.h>\n\n"
+            + "\n".join(arrays)
+            + f"\n\nstruct {self.name}_workspace {{\n    "
+            + "\n    ".join(self.fields)
+            + f"\n}};\n\nvoid {self.name}_predict(\n    {parameters})\n{{\n    "
+            + "\n    ".join(self.statements)
+            + "\n}\n"
+        )
+
+
+def array_text(value: Value) -> str:
+    """Return the definition of a constant array."""
+    assert value.constant is not None
+    numbers = [literal(entry, value.kind) for entry in value.constant.ravel().tolist()]
+    if value.kind == "f4":  # the shortest texts that give the float32 back
+        numbers = [literal(entry, "f4") for entry in value.constant.ravel()]
+    lines = [
+        ", ".join(numbers[k : k + NUMBERS_A_LINE]) for k in range(0, len(numbers), NUMBERS_A_LINE)
+    ]
+    const = "" if value.kind == "U" else "const "
+    inside = ",\n".join(lines)
+    return f"static {const}{value.type} {value.code}[{max(value.size, 1)}] = {{\n{inside}}};"
+
+
+def literal(entry: Any, kind: str) -> str:
+    """Return a number or a text as C writes it, exactly."""
+    if kind == "U":
+        return '"' + "".join(c_bytes(str(entry))) + '"'
+    if kind not in ("f4", "f8"):
+        return str(int(entry))
+    if not math.isfinite(entry):
+        return "NAN" if math.isnan(entry) else ("-" if entry < 0 else "") + "INFINITY"
+    text = str(entry)
+    return (text if set(text) & set(".e") else f"{text}.0") + ("f" if kind == "f4" else "")
+
+
+def c_bytes(text: str) -> Iterator[str]:
+    """Yield the bytes of a text as C writes them in a string."""
+    for byte in text.encode():
+        plain = 32 <= byte < 127 and chr(byte) not in '"\\?'
+        yield chr(byte) if plain else f"\\{byte:03o}"
+
+
+def identifier(name: str) -> str:
+    """Return a name with the signs that C takes behind a first letter."""
+    return re.sub(r"\W", "_", name, flags=re.ASCII)
+
+
+def check_size(model: Any) -> None:
+    """Raise ConfigError if the C file would be too large."""
+    numbers = sum(math.prod(tensor.dims) for tensor in model.graph.initializer)
+    if numbers * BYTES_A_NUMBER > MOST_TEXT:
+        raise ConfigError(
+            f"the C file would take about {size_text(numbers * BYTES_A_NUMBER)}, which compilers "
+            "take long for",
+            "export to ONNX, or train with fewer centers",
+        )

@@ -1,0 +1,215 @@
+"""Models exported to C, compiled and called row by row, against `predict`."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import streamkern as sk
+from streamkern.basics.errors import ConfigError
+from streamkern.cli.main import run_command
+from streamkern.train.export.c_source import identifier, literal
+
+COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+compiled = pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(300, 3))
+VALUES = np.sin(2 * X[:, 0]) + X[:, 1] + 100
+NEW = np.random.default_rng(1).normal(size=(40, 3))
+QUICK: dict[str, Any] = {
+    "n_centers": 50, "epochs": 1, "bandwidth": 2.0, "metric": "none", "ridge": 1e-3,
+    "random_state": 0,
+}  # fmt: skip
+SPREAD = float(VALUES.std())
+C_OF = {"float": ctypes.c_float, "double": ctypes.c_double, "int64_t": ctypes.c_int64,
+        "const char *": ctypes.c_char_p, "unsigned char": ctypes.c_ubyte}  # fmt: skip
+
+
+class Compiled:
+    """The function of a C file, by its parameters."""
+
+    def __init__(self, path: Path) -> None:
+        text = path.read_text()
+        name = path.stem
+        signature = re.search(rf"void {name}_predict\(\n(.*?)\)\n{{", text, re.S)
+        assert signature is not None
+        self.parameters = re.findall(
+            r"(const )?(const char \*|float|double|int64_t|unsigned char) (\w+)\[(\d+)\]",
+            signature[1],
+        )
+        whole = path.with_name("whole.c")
+        size = f"size_t size_of_workspace(void) {{ return sizeof(struct {name}_workspace); }}\n"
+        whole.write_text(text + size)
+        made = path.with_suffix(".so")
+        assert COMPILER is not None
+        subprocess.run(
+            [COMPILER, "-std=c11", "-O2", "-Wall", "-Werror", "-pedantic", "-shared", "-fPIC",
+             "-o", str(made), str(whole), "-lm"],
+            check=True, capture_output=True, text=True,
+        )  # fmt: skip
+        library = ctypes.CDLL(str(made))
+        library.size_of_workspace.restype = ctypes.c_size_t
+        self.call = library[f"{name}_predict"]
+        self.workspace = ctypes.create_string_buffer(library.size_of_workspace())
+
+    def __call__(self, *inputs: Any) -> dict[str, Any]:
+        """Return the outputs for one row, by name."""
+        arrays, outputs = [], {}
+        for k, (_, kind, name, size) in enumerate(self.parameters):
+            array = (C_OF[kind] * int(size))()
+            if k < len(inputs):
+                array[:] = list(inputs[k])
+            else:
+                outputs[name] = array
+            arrays.append(array)
+        self.call(*arrays, self.workspace)
+        return {
+            name: list(array) if array._type_ is ctypes.c_char_p else np.array(array)
+            for name, array in outputs.items()
+        }
+
+
+def rows_of(function: Compiled, name: str, rows: np.ndarray) -> np.ndarray:
+    """Return one output for every row."""
+    return np.array([function(row)[name] for row in rows.reshape(len(rows), -1)])
+
+
+@compiled
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"kernel": "gaussian"},
+        {"kernel": "laplace"},
+        {"kernel": "laplace_l1"},
+        {"kernel": "polynomial"},
+        {"kernel": "matern52", "metric": [[1.0, 0.5], [0.0, 2.0], [0.3, 0.0]]},
+        {"kernel": {"kind": "laplace", "categorical": [[2, 3.0]]}},
+        {"features": "fourier", "n_features": 50, "kernel": "gaussian", "n_centers": "auto"},
+        {"loss": "quantile", "quantile": [0.1, 0.5, 0.9]},
+        {"loss": "poisson"},
+        {"target_transform": "log"},
+        {"scale": "quantiles"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_row_is_predicted_as_by_the_model(changes: dict[str, Any], tmp_path: Path) -> None:
+    """In float64, on a heavy-tailed feature and one of few values."""
+    rows, new = (np.column_stack((a[:, 0], np.exp(2 * a[:, 1]), a[:, 2].round())) for a in (X, NEW))
+    options = {k: v for k, v in QUICK.items() if k not in changes} | {"precision": "float64"}
+    if changes.get("kernel") == "polynomial":
+        del options["bandwidth"]
+    model = sk.KernelRegressor(**options | changes).fit(rows, VALUES.round(1) - 90)
+    model.to_c(tmp_path / "m.c")
+    found = rows_of(Compiled(tmp_path / "m.c"), "predictions", new)
+    expected = model.predict(new)
+    np.testing.assert_allclose(
+        found.reshape(expected.shape), expected, atol=1e-9 * SPREAD, rtol=1e-9
+    )
+
+
+@compiled
+@pytest.mark.parametrize("labels", [["b", "a", "c?"], [3, 1, 2]], ids=str)
+def test_classes_have_labels_probabilities_and_scores(labels: list[Any], tmp_path: Path) -> None:
+    y = np.array(labels)[np.digitize(X[:, 0], [-0.5, 0.5])]
+    model = sk.KernelClassifier(**QUICK, loss="log_loss", precision="float64").fit(X, y)
+    model.to_c(tmp_path / "m.c")
+    function, expected = Compiled(tmp_path / "m.c"), model.predict_proba(NEW)
+    for row, p, label in zip(NEW, expected, model.predict(NEW), strict=True):
+        found = function(row)
+        assert np.allclose(found["probabilities"], p, atol=1e-8)
+        text = found["labels"][0]
+        assert (text.decode() if isinstance(text, bytes) else text) == label
+
+
+@compiled
+def test_float32_is_as_good_as_the_models_own(tmp_path: Path) -> None:
+    """By the distance to the same sum in float64, of the same weights."""
+    model = sk.KernelRegressor(**QUICK, precision="exact").fit(X, VALUES)
+    rows = NEW.astype(np.float32)
+    found = {}
+    for dtype, kind in (("float32", "float"), ("float64", "double")):
+        model.to_c(tmp_path / f"{kind}s.c", dtype=dtype)
+        function = Compiled(tmp_path / f"{kind}s.c")
+        assert function.parameters[0][1:] == (kind, "X", "3")
+        found[dtype] = rows_of(function, "predictions", rows)[:, 0]
+    own, truth = np.abs(model.predict(rows) - found["float64"]).max(), found["float64"]
+    assert 0 < np.abs(found["float32"] - truth).max() < max(2 * own, 1e-4 * SPREAD)
+
+
+@compiled
+def test_a_table_has_an_argument_for_each_column(tmp_path: Path) -> None:
+    """Numbers with gaps, dates, words, and names that C does not take."""
+    n = 200
+    table = pd.DataFrame({
+        "a number": RNG.normal(size=n), "town": RNG.choice(["x", "y", 'z"\\ü'], n),
+        "day": pd.date_range("2020-01-01", periods=n), "1st": RNG.integers(0, 9, n) / 2,
+    })  # fmt: skip
+    table.loc[::9, "a number"] = np.nan
+    table.loc[::7, "town"] = None
+    y = table["1st"] + (table["town"] == "x")
+    model = sk.KernelRegressor(**QUICK, precision="float64").fit(table, y)
+    model.to_c(tmp_path / "m.c")
+    function = Compiled(tmp_path / "m.c")
+    assert [p[2] for p in function.parameters][:4] == [
+        "in0_a_number",
+        "in1_town",
+        "in2_day",
+        "in3_1st",
+    ]
+    days = (table["day"] - pd.Timestamp("1970-01-01")).dt.total_seconds() / 86400
+    towns = [town.encode() if isinstance(town, str) else b"" for town in table["town"]]
+    columns = zip(table["a number"], towns, days, table["1st"], strict=True)
+    found = [function(*([cell] for cell in row))["predictions"][0] for row in columns]
+    np.testing.assert_allclose(found, model.predict(table), atol=1e-6)
+
+
+@compiled
+def test_the_command_writes_c(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = QUICK | {"precision": "float64"}
+    model = sk.KernelRegressor(run_dir=tmp_path / "run", **options).fit(X, VALUES)
+    out = tmp_path / "deep" / "my model.c"
+    assert run_command(["export", str(tmp_path / "run"), str(out)]) == 0
+    assert "void my_model_predict(" in out.read_text()
+    plain = out.rename(out.with_name("my_model.c"))
+    found = rows_of(Compiled(plain), "predictions", NEW)
+    np.testing.assert_allclose(found[:, 0], model.predict(NEW), rtol=1e-9)
+    assert run_command(["export", str(tmp_path / "run"), str(plain)]) == 2
+    assert "exists already" in capsys.readouterr().err
+
+
+def test_a_file_that_compilers_choke_on_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = sk.KernelRegressor(**QUICK).fit(X, VALUES)
+    monkeypatch.setattr("streamkern.train.export.c_source.MOST_TEXT", 100)
+    with pytest.raises(ConfigError, match="export to ONNX, or train with fewer centers"):
+        model.to_c(tmp_path / "m.c")
+    assert not list(tmp_path.iterdir())
+
+
+def test_numbers_and_texts_are_written_exactly() -> None:
+    for value in (0.1, -1e-300, 3.0, 1e22, np.pi):
+        assert float(literal(value, "f8")) == value
+    single = np.float32(0.1)
+    assert literal(single, "f4") == "0.1f"
+    assert np.float32(literal(np.float32(1 / 3), "f4")[:-1]) == np.float32(1 / 3)
+    assert [literal(v, "f8") for v in (np.inf, -np.inf, np.nan)] == ["INFINITY", "-INFINITY", "NAN"]
+    assert literal('a"\\é?', "U") == r'"a\042\134\303\251\077"'
+
+
+def test_names_are_those_of_c() -> None:
+    assert [identifier(name) for name in ("a number", "1st", "", "ü")] == [
+        "a_number",
+        "1st",
+        "",
+        "_",
+    ]
