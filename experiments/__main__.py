@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +45,7 @@ def one(name: str, arguments: Sequence[str]) -> int:
     options = parsed(name, experiment, arguments)
     try:
         import_optional("matplotlib.figure", "the plot", "report")
-        options.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(options.folder)
         data = data_of(experiment, options)
         results = run(name, experiment, data, options)
     except sk.StreamkernError as error:
@@ -52,6 +53,18 @@ def one(name: str, arguments: Sequence[str]) -> int:
         return error.exit_code
     report(name, experiment, data, options, results)
     return 0
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder of the results, and raise ConfigError if nothing can be written there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise sk.ConfigError(
+            f"--folder {folder} cannot be written to: {error.strerror}", "give another folder"
+        ) from error
 
 
 def parsed(name: str, experiment: Experiment, arguments: Sequence[str]) -> argparse.Namespace:

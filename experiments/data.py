@@ -169,14 +169,18 @@ def fit(
 ) -> Fitted:
     """Train one model.
 
-    settings : as `RunConfig.with_overrides` takes them; by default a Laplace kernel without
-        intercept, as in the papers, for one epoch.
+    settings : as `RunConfig.with_overrides` takes them; by default a Laplace kernel for one epoch,
+        without an intercept for classes, as in the papers; values, such as years, have a mean.
     centers : (p, ...) rows as stored; None lets `model.centers` choose.
     """
     config = sk.RunConfig.from_tables(
         {
             "data": {"train": "in memory", "epochs": 1},
-            "model": {"kernel": "laplace", "bandwidth": split.bandwidth, "fit_intercept": False},
+            "model": {
+                "kernel": "laplace",
+                "bandwidth": split.bandwidth,
+                "fit_intercept": split.classes is None,
+            },
             "run": {"random_state": split.seed, "device": split.device, "evaluate_every": 0},
         }
     ).with_overrides(settings)

@@ -23,6 +23,8 @@ from experiments.plot import picture
 from experiments.results import Experiment, Measurement, Point, Results
 from streamkern.basics.text import text_table
 
+DECIDING = ("data", "exact", "readers")
+"""Modules, besides its own, by which an experiment gets its numbers."""
 NOT_COMPARED = ("folder", "name", "device")
 
 
@@ -116,10 +118,17 @@ def settings_of(name: str, data: Data, options: argparse.Namespace) -> dict[str,
     return {
         "experiment": name,
         "streamkern": sk.__version__,
-        "code": crc32((Path(__file__).parent / f"{name}.py").read_bytes()),
+        "code": code_of(name),
         "data": {"name": data.name, "rows": len(data.X), "row shape": list(data.X.shape[1:])},
         "settings": chosen,
     }
+
+
+def code_of(name: str) -> int:
+    """Return a checksum of the files that decide the numbers of an experiment."""
+    place = Path(__file__).parent
+    texts = [(place / f"{part}.py").read_bytes() for part in (name, *DECIDING)]
+    return crc32(b"".join(texts))
 
 
 def report(

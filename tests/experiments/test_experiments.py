@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import json
 import math
@@ -15,7 +16,7 @@ import streamkern as sk
 from experiments import run
 from experiments.__main__ import main
 from experiments.catalogue import NAMES, experiment_named
-from experiments.data import Data, digits
+from experiments.data import Data, digits, fit
 from experiments.readers import read_data
 from experiments.results import (
     Experiment,
@@ -216,6 +217,9 @@ def test_an_experiment_refuses_what_it_can_not_use(
         assert sentence.startswith("ep3_fig2: ")
         assert message in sentence
     assert not list((tmp_path / "out").glob("*.json"))
+    (tmp_path / "file").touch()
+    assert quick("ep3_fig2", tmp_path / "file") == 2
+    assert "file cannot be written to: " in capsys.readouterr().err
 
 
 def test_options_out_of_range_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -446,3 +450,16 @@ def test_splits_differ_and_are_repeated() -> None:
     np.testing.assert_allclose(X, by_hand, atol=1e-12)
     assert one.error(np.eye(10)[one.y_test]) == 0
     assert one.error(np.eye(10)[(one.y_test + 1) % 10]) == 100
+
+
+def test_values_far_from_zero_are_trained_with_an_intercept() -> None:
+    """Years around 2000 would otherwise take most of the model."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((400, 3))
+    y = X[:, 0] + 2000
+    data = Data("years", X, y, None, None, own=True)
+    options = argparse.Namespace(repetitions=1, rows=300, bandwidth=1.0, device="cpu")
+    (split,) = data.splits(options)
+    fitted = fit(split, split.source(), {"data.epochs": 5, "solver.name": "falkon"}, split.X[:50])
+    assert fitted.error < 0.2
+    assert fitted.outputs.mean() == pytest.approx(2000, abs=0.5)
