@@ -71,10 +71,12 @@ def for_users() -> set[str]:
     return named | {package for package, other in BROUGHT.items() if other in named}
 
 
+@pytest.mark.slow
 def test_the_package_imports_what_it_declares() -> None:
     assert undeclared("streamkern", for_users()) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "folder", ["tests", "benchmarks", "examples", "experiments", "tools", "docs"]
 )

@@ -121,6 +121,7 @@ def test_the_public_list_is_complete_and_sorted() -> None:
     assert kinds <= set(streamkern.__all__)
 
 
+@pytest.mark.slow
 def test_type_checkers_see_the_same_names() -> None:
     """What is imported `as` itself is exported, and what is assigned."""
     block = next(node for node in LAYOUT.trees[""].body if isinstance(node, ast.If))
@@ -267,6 +268,7 @@ def test_a_room_says_what_belongs_there_and_holds_no_code() -> None:
         assert not name or len(tree.body) == 1, name
 
 
+@pytest.mark.slow
 def test_no_file_of_tests_imports_another() -> None:
     tests = Path(__file__).parent
     importing = {
@@ -310,6 +312,7 @@ def test_the_page_names_modules_that_there_are() -> None:
     assert named == here
 
 
+@pytest.mark.slow
 def test_a_setting_passes_few_modules_and_records() -> None:
     for setting in SETTINGS:
         path = setting_path(setting)

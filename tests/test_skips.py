@@ -34,6 +34,7 @@ def test_expected_to_fail():
 FILE = 'import pytest; pytest.importorskip("there_is_no_such_package")'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ci", "code", "ended"),
     [
@@ -49,6 +50,7 @@ def test_a_file_without_its_package_fails_in_ci(
     assert_ends(tmp_path, ci, code, ended)
 
 
+@pytest.mark.slow
 def test_a_test_without_its_package_fails_in_ci(tmp_path: Path) -> None:
     (tmp_path / "test_module.py").write_text(MODULE)
     said = assert_ends(tmp_path, "true", 1, "1 failed, 1 skipped, 1 xfailed, 1 error")
@@ -80,6 +82,7 @@ def test_cases_at_night(a):
 """
 
 
+@pytest.mark.slow
 def test_a_grid_is_pairwise_and_what_is_full_runs_at_night(tmp_path: Path) -> None:
     (tmp_path / "test_module.py").write_text(TIERS)
     said = assert_ends(tmp_path, "true", 0, "deselected", "-s")

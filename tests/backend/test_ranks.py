@@ -132,6 +132,7 @@ def test_threads_add_up(size: int) -> None:
     check_sums(on_threads(size, summed))
 
 
+@pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("size", [2, 3])
 def test_processes_add_up(size: int) -> None:

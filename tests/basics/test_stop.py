@@ -316,6 +316,7 @@ def test_a_run_that_keeps_nothing_ends_with_130(store: Path, number: signal.Sign
     assert err == f"streamkern: stopped by {number.name}\n"
 
 
+@pytest.mark.slow
 def test_ingest_ends_with_75_and_the_same_command_goes_on(tmp_path: Path) -> None:
     X = rng.standard_normal((400_000, 40)).astype(np.float32)
     np.savez(tmp_path / "x.npz", X=X, y=np.arange(len(X)) % 2)
@@ -442,6 +443,7 @@ except stop.Stopped:
     assert done.stderr.count("AttributeError: _ssock") == 2, done.stderr
 
 
+@pytest.mark.slow
 @posix
 @pytest.mark.parametrize("inside", ["request.later()", "request.at_once(saves=True)"])
 def test_what_is_to_be_saved_is_ended_in_a_library_by_a_second_signal_only(inside: str) -> None:

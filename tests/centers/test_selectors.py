@@ -98,6 +98,7 @@ def test_balanced_counts_are_exact(
     assert looked_at <= n
 
 
+@pytest.mark.slow
 def test_every_row_of_a_class_is_as_likely() -> None:
     """Chi-square of 400 choices of 5 of 25 rows; 24 degrees of freedom."""
     source = labelled(np.repeat([0, 1], 25), 16, 2)

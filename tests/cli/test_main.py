@@ -373,6 +373,7 @@ def test_training_and_info_say_where_a_run_is(
     assert "\n      what is read, checked and decompressed in one piece" in out
 
 
+@pytest.mark.slow
 def test_a_run_file_and_what_is_set_over_it(run: Run, stores: Path, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(f"""
         [data]
@@ -913,6 +914,7 @@ def end(process: subprocess.Popen[str], code: int) -> str:
     return err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs prlimit, as Linux has it")
 def test_killed_stopped_out_of_disk_and_gone_on_with(
     run: Run, stores: Path, tmp_path: Path

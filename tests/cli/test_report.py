@@ -95,6 +95,7 @@ def rows_of(page: Any, title: str) -> dict[str, list[str]]:
     raise AssertionError(f"no section {title}")
 
 
+@pytest.mark.slow
 def test_the_page_says_what_the_runs_say(run: Command, folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "page.html"
     before = tree(folder)
@@ -120,6 +121,7 @@ def test_the_page_says_what_the_runs_say(run: Command, folder: Path, tmp_path: P
     assert rows_of(page, "Machine and versions")["streamkern"][0] == streamkern.__version__
 
 
+@pytest.mark.slow
 def test_settings_that_differ_are_listed_and_no_others(
     run: Command, folder: Path, tmp_path: Path
 ) -> None:
@@ -181,6 +183,7 @@ def test_names_of_others_are_text(run: Command, tmp_path: Path) -> None:
     assert [list(page.iter(tag)) for tag in ("b", "u")] == [[], []]
 
 
+@pytest.mark.slow
 def test_damage_is_said_and_the_rest_is_shown(run: Command, folder: Path, tmp_path: Path) -> None:
     place = tmp_path / "run"
     shutil.copytree(folder / "one", place)
@@ -325,6 +328,7 @@ def section_text(page: Any, title: str) -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_held_out_rows_are_counted_by_class_or_drawn_against_the_truth(
     run: Command, folder: Path, tmp_path: Path
 ) -> None:

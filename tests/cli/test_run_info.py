@@ -107,6 +107,7 @@ def _only_when_due(trainer: Any) -> None:
         trainer.checkpoints.save(trainer.steps, {"order": order, "metrics": metrics}, lambda: None)
 
 
+@pytest.mark.slow
 def test_a_run_at_rest_says_which_ranks_trained_it(tmp_path: Path) -> None:
     """As long as others do not go on with it."""
     (tmp_path / "run").mkdir()

@@ -46,6 +46,7 @@ def out(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_plan_shows_the_loss(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = out(capsys, "plan", folder / "quantile.toml")
     assert "\nloss quantile(quantile 0.9), evaluated as pinball_loss\n" in text

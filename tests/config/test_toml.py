@@ -55,6 +55,7 @@ def test_numbers_and_dates_are_no_long_keys() -> None:
     assert len(parse_toml(text)["a"]["b"]["c"]["d"]) == 3000
 
 
+@pytest.mark.slow
 def test_long_words_are_searched_once() -> None:
     for word in ("a" * 10**7, "a." * 20 + "a" * 10**7, "\"' " * 10**6):
         assert len(parse_toml(f"y = 1 # {word}")) == 1

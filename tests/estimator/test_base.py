@@ -29,6 +29,7 @@ def test_a_classifier_has_scores_and_history_without_a_test_set() -> None:
     assert model.report_["samples"] == model.n_iter_ * (len(X) - 180)
 
 
+@pytest.mark.slow
 def test_a_regressor_has_them_only_with_it() -> None:
     X, y = load_diabetes(return_X_y=True)
     frame = pd.DataFrame(X).rename(columns=str)

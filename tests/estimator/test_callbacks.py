@@ -153,6 +153,7 @@ def test_ours_are_a_parameter() -> None:
     np.testing.assert_array_equal(model.predict(X), KernelRegressor(**SMALL).fit(X, Y).predict(X))
 
 
+@pytest.mark.slow
 def test_before_scikit_learn_has_them() -> None:
     code = (
         "import sys; sys.modules['sklearn.callback'] = None\n"

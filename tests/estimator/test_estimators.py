@@ -78,6 +78,7 @@ CHECKED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.full(all_but_every=3)
 @parametrize_with_checks(CHECKED, expected_failed_checks=expected_failures)
 def test_scikit_learns_checks(estimator: Any, check: Any) -> None:
@@ -105,6 +106,7 @@ def checks_of_array_libraries() -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_small_fit_waits_for_no_compiler() -> None:
     code = """
 import sys
@@ -206,6 +208,7 @@ def test_a_kernel_of_ones_own() -> None:
         KernelRegressor(Laplace(1.0), bandwidth=2).fit(X, Y)
 
 
+@pytest.mark.slow
 def test_same_seed_same_bits_and_generators_as_in_scikit_learn() -> None:
     small = {"n_centers": 200, **SMALL}
     make = lambda seed: KernelRegressor(epochs=1, random_state=seed, **small).fit(X, Y)  # noqa: E731
@@ -392,6 +395,7 @@ def test_predictions_written_to_zarr(tmp_path: Path) -> None:
     np.testing.assert_array_equal(written[:], regressor.predict(X))
 
 
+@pytest.mark.slow
 def test_scaling_is_part_of_the_model_and_noise_is_not() -> None:
     raw = X * [1, 10, 100, 1000] + 5
     scaled = (raw - raw.mean(axis=0)) / raw.std(axis=0)
@@ -702,6 +706,7 @@ def test_a_fit_that_was_done_before_has_its_loss_curve(tmp_path: Path) -> None:
         assert (again.loss_curve_, again.n_iter_) == (first.loss_curve_, 3)
 
 
+@pytest.mark.slow
 def test_small_fits_print_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     for verbose in (0, False, "auto"):
         model = KernelRegressor(n_centers=20, epochs=1, verbose=verbose, **SMALL)

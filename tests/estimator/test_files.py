@@ -37,6 +37,7 @@ def test_several_files_are_predicted_and_scored(
     assert np.array_equal(classes.predict(["x.csv"]), classes.predict(frame))
 
 
+@pytest.mark.slow
 def test_places_of_targets_and_weights_in_files_without_names_are_remembered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

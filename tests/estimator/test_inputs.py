@@ -31,6 +31,7 @@ def model() -> sk.KernelRegressor:
     return sk.KernelRegressor(**FAST).fit(*data())
 
 
+@pytest.mark.slow
 def test_a_frame_trains_as_its_csv_does(tmp_path: Path, model: sk.KernelRegressor) -> None:
     write_csv(troubled(N).drop(columns="nothing"), tmp_path / "t.csv")
     spec = ingest(tmp_path / "t.csv", tmp_path / "s.zarr", y=TARGET, drop=ID)
@@ -71,6 +72,7 @@ def test_a_saved_model_takes_raw_rows(tmp_path: Path, model: sk.KernelRegressor)
         again.predict(X.assign(**{ID: 0}))
 
 
+@pytest.mark.slow
 def test_a_classifier_and_its_habits() -> None:
     X, y = data()
     labels = np.where(y > y.median(), "dear", "cheap")

@@ -131,6 +131,7 @@ MISSING: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_labels_of_every_dtype_are_what_they_were(tmp_path: Path) -> None:
     for number, (name, y) in enumerate(KEPT.items()):
         given = np.asarray(y)

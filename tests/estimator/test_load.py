@@ -150,6 +150,7 @@ def test_a_run_directory_is_the_estimator_that_trained_it(
     same(load(str(tmp_path / "run")), fitted)
 
 
+@pytest.mark.slow
 def test_an_array_is_not_kept_and_a_place_called_so_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,6 +337,7 @@ def test_a_model_that_needs_code_is_not_saved(tmp_path: Path) -> None:
     assert not (tmp_path / "saved").exists()
 
 
+@pytest.mark.slow
 def test_a_model_with_an_own_kernel_is_loaded_where_its_class_is(tmp_path: Path) -> None:
     model = KernelRegressor(**SMALL | {"kernel": Odd(2.0), "bandwidth": "auto"}).fit(X, Y)
     model.save(tmp_path / "saved")
@@ -399,6 +401,7 @@ def test_what_is_no_run_is_not_loaded(tmp_path: Path) -> None:
         load(tmp_path / "rows.zarr")
 
 
+@pytest.mark.slow
 def test_damage_is_not_loaded(tmp_path: Path) -> None:
     fitted = KernelRegressor(**SMALL).fit(X, Y)
     fitted.save(tmp_path / "saved")
@@ -413,6 +416,7 @@ def test_damage_is_not_loaded(tmp_path: Path) -> None:
     assert counts["CheckpointError"] > 20
 
 
+@pytest.mark.slow
 def test_a_save_that_was_killed_is_finished_by_the_next(tmp_path: Path) -> None:
     """At every write: what is left is refused or whole, and the same call completes it."""
     fitted = KernelRegressor(**SMALL).fit(X, Y)

@@ -32,6 +32,7 @@ def test_score_is_r2_or_accuracy_whatever_the_loss() -> None:
         assert classifier.score(X, LABELS) == accuracy_score(LABELS, classifier.predict(X))
 
 
+@pytest.mark.slow
 def test_the_loss_that_is_minimised_has_the_best_score_of_its_kind() -> None:
     def scores(scoring: Any, **parameters: Any) -> float:
         model = sk.KernelRegressor(**SMALL, **parameters)

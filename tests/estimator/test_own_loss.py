@@ -66,6 +66,7 @@ def test_a_saved_model_is_loaded_where_its_class_is(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again.predict(X), model.predict(X))
 
 
+@pytest.mark.slow
 def test_a_model_predicts_where_the_class_is_not(tmp_path: Path) -> None:
     """Its predictions do not depend on it; its figure and another fit do, and code of a run
     directory is never imported."""
@@ -111,6 +112,7 @@ def test_a_run_goes_on_with_the_same_loss_only(tmp_path: Path) -> None:
         fit(LogCosh)
 
 
+@pytest.mark.slow
 def test_a_model_of_an_own_loss_goes_on_where_its_class_is(tmp_path: Path) -> None:
     tables = {
         "data": {"train": str(tmp_path / "rows.zarr"), "epochs": 1},

@@ -65,6 +65,7 @@ def refusal(fit: Callable[[Any], Any], model: Any) -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_numbers_in_another_writing_are_refused_as_classes_at_every_door(tmp_path: Path) -> None:
     for kind, y in OTHERWISE.items():
         for name, fit in doors(y, tmp_path).items():

@@ -184,6 +184,7 @@ def essence(found: Any) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if k not in drop} for row in found.table]
 
 
+@pytest.mark.slow
 def test_data_frames_and_stores_are_taken_as_fit_takes_them(tmp_path: Path) -> None:
     X = some_rows()
     y = labels_of(X)

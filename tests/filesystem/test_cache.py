@@ -447,6 +447,7 @@ def batches(source: ZarrSource, epoch: int) -> list[RowBlock]:
         return kept(loader.epoch(epoch))
 
 
+@pytest.mark.slow
 def test_the_second_epoch_does_not_touch_s3(s3: S3Server, bucket: str, tmp_path: Path) -> None:
     url = f"s3://{bucket}/train.zarr"
     ingest(X, url, y=Y, chunk_mb=50 * 6 / 2**20, storage_options=s3.options())

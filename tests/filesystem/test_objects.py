@@ -147,6 +147,7 @@ def test_zarr_arrays_are_those_of_zarr_itself(place: Place) -> None:
         zarr.create_group(ObjectsStore(place.open(), "g2", read_only=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("writer", PLACES)
 def test_a_store_has_the_same_bytes_through_every_engine(
     writer: str, s3: S3Server, bucket: str, tmp_path: Path
@@ -172,6 +173,7 @@ def test_a_store_has_the_same_bytes_through_every_engine(
                 np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_raw_files_are_ingested_through_faults(
     engine: str, s3: S3Server, bucket: str, tmp_path: Path
@@ -277,6 +279,7 @@ def test_no_fault_that_passes_changes_a_byte(engine: str, s3: S3Server, bucket: 
     open_store(url, storage_options=s3.options()).verify()
 
 
+@pytest.mark.slow
 @settings(max_examples=6)
 @given(seed=st.integers(0, 1000), engine=st.sampled_from(ENGINES))
 def test_a_create_whose_reply_is_lost_is_still_ours(s3: S3Server, seed: int, engine: str) -> None:
@@ -291,6 +294,7 @@ def test_a_create_whose_reply_is_lost_is_still_ours(s3: S3Server, seed: int, eng
         assert bytes(objects.get("lock")) == b"first"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_storage_that_stays_away_is_named(engine: str, s3: S3Server, bucket: str) -> None:
     url = make_store(s3, bucket)
@@ -324,6 +328,7 @@ def test_bytes_that_stay_wrong_are_an_error(engine: str, s3: S3Server, bucket: s
     store.read_chunk(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_altered_metadata_is_read_again_and_then_refused(
     engine: str, s3: S3Server, bucket: str
@@ -354,6 +359,7 @@ def test_a_store_replaced_during_use_is_noticed(s3: S3Server, bucket: str) -> No
         store.check_unchanged()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_expired_credentials_are_read_again_and_then_explained(
     engine: str, s3: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
@@ -432,6 +438,7 @@ def test_settings_only_s3fs_knows_choose_it(s3: S3Server, bucket: str) -> None:
         np.testing.assert_array_equal(X, open_store(url, storage_options=plain).read_chunk(0)[0])
 
 
+@pytest.mark.slow
 def test_a_store_is_read_from_other_clouds_by_obstore(s3: S3Server) -> None:
     """Google's objects speak S3's language when they are read without credentials."""
     s3.client().create_bucket(Bucket="plain")
@@ -489,6 +496,7 @@ def run_on(s3: S3Server, bucket: str, **options: Any) -> RunConfig:
     )
 
 
+@pytest.mark.slow
 def test_no_checkpoint_is_made_of_two_stores(s3: S3Server, bucket: str) -> None:
     config = run_on(s3, bucket)
     train_model(config.with_overrides({"data.epochs": 1, "run.run_dir": None}))
@@ -539,6 +547,7 @@ def test_a_reader_that_is_stopped_does_not_wait_for_a_silent_server(engine: str)
     assert not waiting._pending
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_interrupted_request_does_not_land_later(engine: str, s3: S3Server, bucket: str) -> None:
     code = f"""
@@ -614,6 +623,7 @@ for new in (False, True):
         assert new == "b'1'"
 
 
+@pytest.mark.slow
 def test_a_cache_keeps_nothing_of_a_store_that_took_the_place(
     s3: S3Server, bucket: str, tmp_path: Path
 ) -> None:

@@ -124,6 +124,7 @@ def files_of(root: Path) -> dict[str, str]:
 # ------------------------------------------------------------------------------- all rows are there
 
 
+@pytest.mark.slow
 @given(
     st.integers(3, 40), st.lists(st.integers(1, 30), min_size=1, max_size=3), st.integers(1, 12),
     st.booleans(), st.booleans(), st.sampled_from([1 << 16, 1 << 30]),
@@ -324,6 +325,7 @@ GROWN = Command(
 )
 
 
+@pytest.mark.slow
 def test_whatever_a_kill_leaves_is_the_old_store_or_the_new_one(tmp_path: Path) -> None:
     """As after a kill -9, and as after a power cut; the same command ends with the new one."""
     instants, counts = replay(GROWN, tmp_path / "d", sample=12)

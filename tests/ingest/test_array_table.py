@@ -283,6 +283,7 @@ def plain() -> dict[str, Any]:
     return {"X": RNG.normal(size=(N, D)), "y": LABELS, "w": W}
 
 
+@pytest.mark.slow
 def test_each_dtype_of_each_format_is_read_exactly_or_refused(tmp_path: Path) -> None:
     assert check(dtype_cases(tmp_path)) > 900
 
@@ -417,6 +418,7 @@ class Attributed:
         return read(self.place, sample_weight="w")
 
 
+@pytest.mark.slow
 @pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("part", range(3))
 def test_attributes_that_say_how_numbers_are_packed_are_heeded(part: int, tmp_path: Path) -> None:
@@ -455,6 +457,7 @@ def text_cases(path: Path) -> Iterator[Case]:
                 yield Case(f"{layout}, {kind} as {role}", role, case, truth)
 
 
+@pytest.mark.slow
 def test_labels_of_text_are_read_and_text_elsewhere_refused(tmp_path: Path) -> None:
     assert check(text_cases(tmp_path)) > 120
 
@@ -530,6 +533,7 @@ def xarray_cases(path: Path) -> Iterator[Case]:
                 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_what_xarray_writes_is_read_as_xarray_reads_it(tmp_path: Path) -> None:
     n = 0

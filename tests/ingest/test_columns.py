@@ -447,6 +447,7 @@ def stored(array: Any) -> NDArray[Any]:
 WRITERS = {"npz": npz, "hdf5": hdf5, "netcdf": netcdf, "zarr": group, "Dataset": dataset}
 
 
+@pytest.mark.slow
 @pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("first", WRITERS)
 def test_the_names_given_of_the_first_data_are_those_of_later_data_in_any_form(

@@ -158,6 +158,7 @@ def test_a_dtype_that_was_asked_for_is_taken(tmp_path: Path) -> None:
     assert ingest(path, memory_url(), y="y", dtype="float32").x_dtype == FLOAT32
 
 
+@pytest.mark.slow
 def test_whether_a_csv_is_refused_depends_on_no_memory(tmp_path: Path) -> None:
     """Also where what is lost is seen after many blocks only."""
     rows = [(k, k) for k in range(60_000)] + [(k, 2**40 + k) for k in range(60_000)]

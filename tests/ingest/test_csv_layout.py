@@ -167,6 +167,7 @@ def grouped(number: int, mark: str) -> str:
     return f"{number:,}".replace(",", mark)
 
 
+@pytest.mark.slow
 def test_grouped_digits_are_read_where_they_are_said(tmp_path: Path) -> None:
     for mark, delimiter in (
         (".", ";"),
@@ -310,6 +311,7 @@ def as_r_writes(names: list[str], mark: str, quote: str, header: list[str]) -> s
     return "\n".join(lines)
 
 
+@pytest.mark.slow
 def test_row_names_of_r_are_left_out(tmp_path: Path) -> None:
     for names in ([str(k + 1) for k in range(N)], [f"Mazda RX{k}" for k in range(N)]):
         for mark in (" ", ",", ";", "\t"):

@@ -28,6 +28,7 @@ def written(tmp_path: Path, rows: list[list[str]], ending: str = "\n", **said: A
     return path
 
 
+@pytest.mark.slow
 def test_fields_with_line_breaks_are_what_the_csv_module_reads(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for _ in range(150):

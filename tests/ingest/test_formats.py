@@ -57,6 +57,7 @@ def rows_of(store: Path) -> Any:
     return np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])[:, 0]
 
 
+@pytest.mark.slow
 def test_later_files_are_read_as_those_that_the_store_was_made_of(tmp_path: Path) -> None:
     for k, form in enumerate(FORMS):
         ending = "log" if "format" in form else "csv"
@@ -195,6 +196,7 @@ def stored(path: Path, **asked: Any) -> tuple[Any, Any]:
     return X, y[:, 0]
 
 
+@pytest.mark.slow
 def test_a_name_that_says_nothing_leaves_it_to_the_content(tmp_path: Path) -> None:
     for kind, write in WRITERS.items():
         for name in ("file", "file.bin", "file.json", "table.2024", "x.v1"):
@@ -210,6 +212,7 @@ def test_an_arrow_stream_is_read_under_every_name_of_arrow(tmp_path: Path) -> No
         np.testing.assert_array_equal(stored(tmp_path / f"d{ending}", y="y")[0], CELLS)
 
 
+@pytest.mark.slow
 def test_another_format_than_the_name_says_is_named_and_can_be_given(tmp_path: Path) -> None:
     endings = [e for e, kind in ENDINGS.items() if kind not in ("zarr", "idx")]
     for kind, write in WRITERS.items():
@@ -230,6 +233,7 @@ def test_another_format_than_the_name_says_is_named_and_can_be_given(tmp_path: P
         np.testing.assert_array_equal(stored(path, format=kind, **y_of(kind))[0], CELLS)
 
 
+@pytest.mark.slow
 def test_a_compression_that_the_name_hides_or_claims_is_named(tmp_path: Path) -> None:
     text = FRAME.to_csv(index=False).encode()
     archive = io.BytesIO()

@@ -54,6 +54,7 @@ def check(kind: str, first: int, count: int, folder: Path) -> None:
     assert crashes <= 1 + CRASHES.get(kind, 0) * count
 
 
+@pytest.mark.slow
 @pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("kind", SEEDS)
 def test_mutated_files_are_read_right_or_refused(kind: str, tmp_path: Path) -> None:

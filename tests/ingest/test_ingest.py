@@ -116,6 +116,7 @@ def make_spool(folder: Path, identity: str = "t") -> Iterator[Spool]:
         )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_buckets_that_came_out_too_large_are_split(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

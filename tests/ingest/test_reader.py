@@ -68,6 +68,7 @@ def test_rows_without_a_target_are_refused_or_left_out(tmp_path: Path, kind: str
     assert (spec.n_rows, spec.n_left_out) == (4, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", ["", " ", "NA", "NULL", "null", "nan"])
 @pytest.mark.parametrize("row", [0, 3])
 def test_what_says_that_there_is_no_target_is_no_label(
@@ -323,6 +324,7 @@ class Killed(BaseException):
     """Where a process would be gone."""
 
 
+@pytest.mark.slow
 def test_a_killed_call_goes_on_with_the_rows_it_has_encoded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

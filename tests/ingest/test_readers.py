@@ -247,6 +247,7 @@ WORDS = st.text(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @pytest.mark.filterwarnings("ignore:.*whole numbers above 2")
 @given(

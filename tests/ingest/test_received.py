@@ -46,6 +46,7 @@ def assert_same_model(model: Any, other: Any) -> None:
 # ------------------------------------------------------------------------------------- sparse
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [sp.csr_array, sp.csr_matrix, sp.csc_array, sp.csc_matrix])
 def test_sparse_rows_are_the_dense_ones(kind: Any, dense: KernelRegressor) -> None:
     X = kind(DENSE)
@@ -79,6 +80,7 @@ def test_sparse_blocks_add_up_as_dense_ones(tmp_path: Any) -> None:
     assert len(np.load(tmp_path / "labels.npy")) == 300
 
 
+@pytest.mark.slow
 def test_tuned_on_sparse_rows_as_on_dense_ones() -> None:
     few: dict[str, Any] = {"bandwidths": [1.0, 2.0], "ridges": [0.0], "epochs": 1, "refine": 0}
     dense, sparse = (tune(X, LABELS, **few) for X in (DENSE, sp.csr_array(DENSE)))
@@ -115,6 +117,7 @@ def dask_frame(frame: Any = FRAME) -> Any:
     return dd.from_pandas(frame, npartitions=3, sort=False).map_partitions(lambda part: part)
 
 
+@pytest.mark.slow
 def test_a_dask_data_frame_is_the_data_frame(dense: KernelRegressor) -> None:
     table, targets = (
         dask_frame(),
@@ -203,6 +206,7 @@ class Tensor:
         return self._held.__dlpack_device__()
 
 
+@pytest.mark.slow
 def test_what_comes_by_dlpack(dense: KernelRegressor) -> None:
     wide = np.zeros((300, 12))
     wide[:, ::2] = DENSE
@@ -234,6 +238,7 @@ def test_what_dask_knows_no_shape_of_is_refused() -> None:
         regressor().fit(DENSE, delayed(Y))
 
 
+@pytest.mark.slow
 def test_arrays_of_xarray(dense: KernelRegressor, tmp_path: Any) -> None:
     xr = pytest.importorskip("xarray")
     rows = xr.DataArray(DENSE, dims=("row", "column"))

@@ -192,6 +192,7 @@ def cases() -> Iterator[tuple[str, Any, list[Any], str, str]]:
                 yield label, arrow, changed, role, targets
 
 
+@pytest.mark.slow
 @pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("part", range(3))
 def test_every_cell_is_read_as_it_was_meant_or_refused(part: int, tmp_path: Path) -> None:

@@ -135,6 +135,7 @@ def test_a_first_line_of_words_and_numbers_is_no_header_by_guess(
         ingest(path, memory_url(), y=0)
 
 
+@pytest.mark.slow
 def test_targets_are_looked_at_as_features_are(tmp_path: Path) -> None:
     for name, cells in TEXTS.items():
         if name in ("integers", "fractions", "missing", "codes"):

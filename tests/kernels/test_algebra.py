@@ -124,6 +124,7 @@ def metrics(d: int) -> st.SearchStrategy[Array | None]:
     return st.sampled_from([None, np.abs(rows(8, d)), rows(9, d, 2), rows(9, d, d + 2)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "precision", "examples"),
     # Compiled, every kernel is a function of its own, which takes half a second to make.

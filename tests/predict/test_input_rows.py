@@ -481,6 +481,7 @@ def answered(path: Path) -> Array:
         return np.array([float(row[-1]) for row in list(csv.reader(file))[1:]])
 
 
+@pytest.mark.slow
 def test_a_table_is_predicted_as_it_is(encoded: Path, run: Run, tmp_path: Path) -> None:
     new = encoded / "new.csv"
     store = tmp_path / "new.zarr"

@@ -519,6 +519,7 @@ def _predict_and_die(run_dir: Path, url: Path, event: int) -> None:
     model.predict_to(shuffled()[0], url, overwrite=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", FORMATS)
 def test_killed_predictions_go_on_to_the_same_bytes(
     run_dir: Path, result: Result, ending: str, tmp_path: Path

@@ -118,6 +118,7 @@ def survey(run: Path, look: Look, n: int, seed: int) -> None:
     assert count.total() == n > count["the same"]  # what was changed is seen now and then
 
 
+@pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize(("look", "n"), [(loaded, 50), (shown, 50), (resumed, 10)])
 def test_no_flipped_bit_changes_a_result_in_silence(look: Look, n: int, run: Path) -> None:

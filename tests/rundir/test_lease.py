@@ -490,6 +490,7 @@ def started(*arguments: Any) -> tuple[Any, Any]:
     return life, ours
 
 
+@pytest.mark.slow
 def test_a_killed_holder_is_followed_at_once(place: tuple[str, dict[str, Any]]) -> None:
     url, options = place
     life, _ = started(url, options, False, 60.0)
@@ -509,6 +510,7 @@ def test_a_killed_holder_is_followed_at_once(place: tuple[str, dict[str, Any]]) 
     assert run.holder() is None
 
 
+@pytest.mark.slow
 def test_a_stopped_holder_publishes_nothing_once_it_wakes(
     place: tuple[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

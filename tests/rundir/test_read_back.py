@@ -597,6 +597,7 @@ def test_a_list_of_files_that_makes_no_sense_is_damage(entry: Any, run: Path) ->
     assert (saved.step, len(saved.skipped)) == (10, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("look", LOOKS)
 @pytest.mark.parametrize("name", ["setup.json", f"checkpoints/{8:012d}.json"])

@@ -133,6 +133,7 @@ def bucket_place(s3: S3Server, bucket: str) -> Place:
 # -- what every place does ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_bit_comes_back(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_format, "_CHUNK_BYTES", (1000, 2000))
     rng = np.random.default_rng(0)
@@ -159,6 +160,7 @@ def test_every_bit_comes_back(place: Place, monkeypatch: pytest.MonkeyPatch) -> 
     assert repr(place.latest().meta) == repr({"text": "\u00e9", "big": 2**70})  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_the_newest_are_kept(place: Place) -> None:
     with pytest.raises(ConfigError, match="keep=0"):
         place.run(keep=0)
@@ -170,6 +172,7 @@ def test_the_newest_are_kept(place: Place) -> None:
     assert_is_state(place.latest(), 31)
 
 
+@pytest.mark.slow
 def test_a_step_may_be_saved_again_but_not_go_back(place: Place) -> None:
     with place.run() as run:
         for value in (3.0, 4.0):
@@ -183,6 +186,7 @@ def test_a_step_may_be_saved_again_but_not_go_back(place: Place) -> None:
     assert place.published() == [2]
 
 
+@pytest.mark.slow
 def test_setup_is_replaced_whole(place: Place) -> None:
     assert place.run(writable=False).load_setup() is None
     for value in (1.0, 2.0, 3.0):
@@ -201,6 +205,7 @@ def test_setup_is_replaced_whole(place: Place) -> None:
         place.run(writable=False).load_setup()
 
 
+@pytest.mark.slow
 def test_configuration_and_log(place: Place) -> None:
     with place.run() as run:
         assert run.read_config() is None
@@ -222,6 +227,7 @@ def test_configuration_and_log(place: Place) -> None:
         reader.read_config()
 
 
+@pytest.mark.slow
 def test_a_log_that_ends_too_early_is_said_wherever_it_ends(place: Place) -> None:
     """Bound by the newest checkpoint; and a gap is told from its lines alone."""
     with place.run() as run, run.open_log() as log:
@@ -253,6 +259,7 @@ def test_a_log_that_ends_too_early_is_said_wherever_it_ends(place: Place) -> Non
     assert reader.read_log() == ([], f"3 line(s) of the run log in {reader.place} are lost")
 
 
+@pytest.mark.slow
 def test_leftovers_of_a_killed_save_are_cleared(place: Place) -> None:
     place.with_steps(1, 2)
     folder = place.folder
@@ -291,6 +298,7 @@ def test_only_the_writer_writes(place: Place) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_places_that_hold_something_else_are_refused(place: Place) -> None:
     with pytest.raises(RunError, match="there is no run in"):
         place.run(writable=False).acquire()
@@ -311,6 +319,7 @@ def test_places_that_hold_something_else_are_refused(place: Place) -> None:
     assert set(place.files()) == {*before, "zarr.json"}
 
 
+@pytest.mark.slow
 def test_plain_zarr_opens_a_checkpoint(place: Place) -> None:
     if place.url.startswith("memory:"):
         pytest.skip("needs a place that zarr finds by its URL; it has memory:// URLs of its own")
@@ -353,6 +362,7 @@ def two_steps() -> Place:
     return Place("memory://damage/two-steps", {}).with_steps(1, 2)
 
 
+@pytest.mark.slow
 @examples(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damage_is_never_loaded(two_steps: Place, data: st.DataObject) -> None:
@@ -471,6 +481,7 @@ def test_requests_of_a_save_and_a_load(spied: tuple[RunDirectory, Spied]) -> Non
     assert sorted(spy.requests) == sorted(["list checkpoints", *(f"get {f}" for f in files)])
 
 
+@pytest.mark.slow
 def test_chunks_travel_together_within_bounds(spied: tuple[RunDirectory, Spied]) -> None:
     """Eight of 8 MiB at once, and each copied twice at most."""
     run, spy = spied
@@ -580,6 +591,7 @@ def copy(source: Place, target: Place) -> None:
             target.folder.write(name, source.folder.read(name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["obstore", "s3fs"])
 def test_places_that_can_not_be_used(engine: str, s3: S3Server) -> None:
     options = s3.options() | {"engine": engine}
@@ -623,6 +635,7 @@ def final_of(place: Place) -> dict[str, Array]:
     return saved.arrays
 
 
+@pytest.mark.slow
 def test_training_is_the_same_everywhere(place: Place) -> None:
     result = finished(
         remote_settings(place, **{"run.evaluate_every": 4}),
@@ -713,6 +726,7 @@ def test_a_run_that_was_taken_over_stops(tmp_path: Path, monkeypatch: pytest.Mon
     assert_same_bits(final_of(place), undisturbed())
 
 
+@pytest.mark.slow
 def test_the_command_line(
     s3: S3Server, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

@@ -398,6 +398,7 @@ def test_everything_is_on_the_disk_before_the_manifest_names_it(
 # -- kill -9 -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @posix
 def test_killed_at_random_instants(children: Children, tmp_path: Path) -> None:
     run, acks = tmp_path / "run", tmp_path / "acks"
@@ -423,6 +424,7 @@ def test_killed_at_random_instants(children: Children, tmp_path: Path) -> None:
         assert leftovers(run) == set()
 
 
+@pytest.mark.slow
 @posix
 @pytest.mark.parametrize("step", [4, 3], ids=["next step", "same step again"])
 def test_killed_before_a_file_system_call(step: int, children: Children, tmp_path: Path) -> None:

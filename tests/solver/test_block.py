@@ -234,6 +234,7 @@ def fixed_point(scale: float, sketched: bool) -> tuple[BlockSolver, Case, Array]
     return solver, case, -np.linalg.solve(np.stack([each[:, 0] for each in moved], axis=1), push)
 
 
+@pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("sketched", [False, True])
 def test_two_blocks_end_at_least_squares_of_damped_rows(
@@ -277,6 +278,7 @@ def test_two_blocks_are_nearer_to_least_squares_the_shorter_the_steps(
     assert gaps[1] == pytest.approx(gaps[0] / 10, rel=0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_blocks", [1, 8])
 def test_minibatches_meet_a_realisable_target(
     n_blocks: int, monkeypatch: pytest.MonkeyPatch
@@ -429,6 +431,7 @@ def test_a_back_off_has_the_ridge_of_the_weights_it_goes_back_to() -> None:
     close(state.pending["ridge_values"], KERNEL(case.Z, case.Z) @ good, 1e-10)
 
 
+@pytest.mark.slow
 @given(n=st.integers(1, 64), weak=st.floats(1, 1000))
 def test_ridge_is_stable_along_a_direction_that_all_blocks_share(n: int, weak: float) -> None:
     """Where there are no rows: f, the sum of the blocks' parts, and v, what each block has seen."""

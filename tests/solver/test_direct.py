@@ -163,6 +163,7 @@ def test_a_ridge_is_measured_on_rows_that_did_not_train(weighted: bool) -> None:
     close(K @ solver.weights(state), K @ truth, 1e-7)  # normal equations square the condition
 
 
+@pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("noise", [0.0, 0.1, 1.0])
 def test_a_ridge_found_is_never_worse_than_none(noise: float) -> None:

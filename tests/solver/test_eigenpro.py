@@ -117,6 +117,7 @@ def test_period_one_is_algorithm_2() -> None:
         close(state.alpha, alpha)
 
 
+@pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("noisy", [True, False])
 def test_full_batch_reaches_the_fixed_point(noisy: bool) -> None:

@@ -139,6 +139,7 @@ def test_the_factor_that_is_kept_leaves_rows_out_to_the_same_bits() -> None:
     np.testing.assert_array_equal(*found)
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 1000), ridge=st.floats(1e-6, 1), narrow=st.sampled_from([0.3, 2.0, 20]))
 def test_a_factor_in_float32_is_refined(seed: int, ridge: float, narrow: float) -> None:
     """With weights that may be zero and a ridge of its own for an output."""

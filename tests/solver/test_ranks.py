@@ -76,6 +76,7 @@ def test_any_number_of_ranks_takes_the_steps_of_one(name: str, ridge: float, siz
         assert all((s.alpha == many[0][1].alpha).all() for _, s, _ in many)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.integers(2, 5), st.integers(0, 2**31), st.sampled_from(["block", "blocks"]))
 def test_rows_may_be_anybodys(size: int, seed: int, name: str) -> None:

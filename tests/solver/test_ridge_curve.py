@@ -34,6 +34,7 @@ def exact(K: Floats, Y: Floats, counted: Floats, tau: float) -> float:
     return float(len(kept) * ((inverse @ Y[kept]) ** 2).sum() / np.trace(inverse) ** 2)
 
 
+@pytest.mark.slow
 @given(
     seed=st.integers(0, 1000), c=st.sampled_from([1, 3, 20]),
     tau=st.sampled_from([1e-3, 0.1, 10.0]),

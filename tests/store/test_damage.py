@@ -81,6 +81,7 @@ STORES = [float32_store, uint8_store]
 # -------------------------------------------------------------------------------------- bit flips
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", STORES)
 @pytest.mark.parametrize(
     "n", [pytest.param(100, id="some"), pytest.param(5000, id="many", marks=pytest.mark.full)]
@@ -97,6 +98,7 @@ def test_a_flipped_bit_anywhere_is_an_error_or_harmless(
     assert set(counts) <= {"same", "CorruptChunkError", "DataError", "StoreNotFoundError"}
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_in_a_store_that_rows_were_appended_to(tmp_path: Path) -> None:
     """Also in what its old readers have, and in what only other programs read."""
     root = appended_store(tmp_path / "s")
@@ -105,6 +107,7 @@ def test_a_flipped_bit_in_a_store_that_rows_were_appended_to(tmp_path: Path) -> 
     assert set(counts) <= {"same", "CorruptChunkError", "DataError", "StoreNotFoundError"}
 
 
+@pytest.mark.slow
 def test_every_bit_of_the_metadata_may_flip(tmp_path: Path) -> None:
     """W6, fill_value, codecs, chunk keys: each bit of the group's zarr.json and of one array's."""
     root = float32_store(tmp_path / "s")
@@ -336,6 +339,7 @@ def is_as_zarr_has_it(root: Path) -> bool:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("foreign", [False, True])
 @pytest.mark.parametrize(
     "n", [pytest.param(150, id="some"), pytest.param(50_000, id="many", marks=pytest.mark.full)]

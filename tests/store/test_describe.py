@@ -75,6 +75,7 @@ def test_small_chunks_sorted_rows_and_rare_classes(tmp_path: Path) -> None:
     assert text.count("  note: ") == 3
 
 
+@pytest.mark.slow
 def test_a_large_store_on_s3_costs_a_few_requests(
     s3: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,7 @@ def loaded(source: Source, share: Share, *, start: int = 0, **kwargs: Any) -> li
         return kept(loader.epochs(0, 2, start))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     size=st.integers(2, 5), unit_rows=st.integers(1, 60), mix=st.integers(1, 60),

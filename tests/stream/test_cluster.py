@@ -86,6 +86,7 @@ def tasks(client: Any) -> int:
 # ---------------------------------------------------------------------------------- reading
 
 
+@pytest.mark.slow
 def test_workers_read_what_threads_read(client: Any, make_zarr: MakeZarr, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     X, y = rng.integers(0, 99, (240, 8)).astype(np.uint8), rng.integers(0, 3, 240)
@@ -248,6 +249,7 @@ def test_results_lost_with_their_worker(client: Any, cluster: Cluster) -> None:
     assert_same(found, epochs(clusters.source()))
 
 
+@pytest.mark.slow
 def test_a_task_that_too_many_workers_died_of_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,6 +271,7 @@ def test_a_task_that_too_many_workers_died_of_is_tried_again(
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_without_workers_a_read_waits_and_then_gives_up(own: Cluster) -> None:
     with connect(own.address) as client:
         check_cluster(client, clusters.source())  # they may join later
@@ -283,6 +286,7 @@ def test_without_workers_a_read_waits_and_then_gives_up(own: Cluster) -> None:
 # --------------------------------------------------------------------- a scheduler that dies
 
 
+@pytest.mark.slow
 def test_a_run_outlives_its_scheduler(
     own: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -315,6 +319,7 @@ def test_a_run_outlives_its_scheduler(
     assert_same_bits(final(run_dir), final(tmp_path / "plain"))
 
 
+@pytest.mark.slow
 def test_a_hung_scheduler_is_no_hang(own: Cluster, tmp_path: Path) -> None:
     worker = own.worker()
     fn = Misbehaving(tmp_path, Waits(), at=100)
@@ -392,6 +397,7 @@ def test_what_a_worker_can_not_import_is_named(
         epochs(clusters.source(OnlyHere()), client=client)
 
 
+@pytest.mark.slow
 def test_secrets_travel_in_the_source_only(own: Cluster, tmp_path: Path) -> None:
     own.worker()
     fn = Misbehaving(tmp_path, Fails(OSError("refused")), at=30, storage_options="hunter2")

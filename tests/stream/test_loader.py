@@ -247,6 +247,7 @@ def promised_bytes(loader: Loader) -> int:
     return (2 * loader._block_rows + loader.batch_size) * row + in_flight + units + (1 << 20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 3])
 def test_memory_keeps_its_promise_and_is_flat_in_n(tmp_path: Path, threads: int) -> None:
     with Loader(chunked(tmp_path / "warm.zarr", 3000), batch_size=700, seed=0) as loader:

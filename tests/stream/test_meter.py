@@ -76,6 +76,7 @@ def test_the_words_fit_the_line() -> None:
     assert Flow(7.0, 0.0, 0.0, 0, 0).words() == "7 samples/s"  # nothing that would worry
 
 
+@pytest.mark.slow
 def test_a_run_says_what_its_storage_does(s3: S3Server, bucket: str, tmp_path: Path) -> None:
     X = np.random.default_rng(0).normal(size=(400, 5)).astype(np.float32)
     url = f"s3://{bucket}/train.zarr"

@@ -161,6 +161,7 @@ class Measured(VirtualBackend):
         return ring
 
 
+@pytest.mark.slow
 @pytest.mark.full(all_but_every=5)
 @pytest.mark.parametrize("precision", ["exact", "integer"])
 @pytest.mark.parametrize(

@@ -65,6 +65,7 @@ def error(model: Any) -> float:
 # -- by every solver, stopped and resumed ---------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOLVERS)
 def test_a_stop_leaves_no_trace(name: str, tmp_path: Path) -> None:
     changes = SOLVERS[name]
@@ -92,6 +93,7 @@ def test_other_settings(given: dict[str, Any]) -> None:
     assert error(fitted(**given)) < 0.5
 
 
+@pytest.mark.slow
 def test_classes_by_the_log_loss() -> None:
     (X, y), (fresh, truth) = panel(900), panel(500, 1)
     model = sk.KernelClassifier(random_state=0, loss="log_loss").fit(X, y > 0)
@@ -121,6 +123,7 @@ def test_a_given_kernel_with_levels_is_saved_and_loaded(tmp_path: Path) -> None:
     np.testing.assert_array_equal(both.predict(fresh), model.predict(fresh))
 
 
+@pytest.mark.slow
 def test_partial_fit_keeps_the_levels_of_the_first_block(tmp_path: Path) -> None:
     (X, y), fresh = panel(3 * N), panel(500, 1)[0]
     model = sk.KernelRegressor(random_state=0)
@@ -182,6 +185,7 @@ def test_ranks_find_and_share_them(columns: int, tmp_path: Path) -> None:
 # -- searched -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_search_keeps_them() -> None:
     """The settings as given have categorical features, and no named kernel is better."""
     X, y = panel(N)
@@ -205,6 +209,7 @@ def test_a_search_for_a_kernel_with_categorical() -> None:
 # -- the command line -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def said(*words: object) -> str:
         code, out = run_command([str(word) for word in words]), capsys.readouterr()

@@ -77,6 +77,7 @@ def test_full_batches_end_at_the_least_penalised_loss(
     assert best - 1e-9 <= reached <= best + 0.01 * (objective(zero)[0] - best)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOSSES)
 def test_rates_are_found_better_than_by_boosting(name: str) -> None:
     rng = np.random.default_rng(1)

@@ -73,6 +73,7 @@ def going_on(old: dict[str, str], way: str, place: str) -> tuple[dict[str, Any],
     return SMALL | changes | {"solver.warm_start": old[place]}, None
 
 
+@pytest.mark.slow
 @pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("rows", "columns", "changes"), [
@@ -130,6 +131,7 @@ FOURIER = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("changes", [
     FOURIER, {"model.metric": "learn", "model.bandwidth": "auto"},
@@ -154,6 +156,7 @@ def test_what_a_run_has_found_is_gone_on_with(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.filterwarnings("ignore:resumed with other ranks")
 @pytest.mark.parametrize("way", WAYS)
@@ -245,6 +248,7 @@ def test_no_rank_has_all_weights_of_the_other_run(
     assert isinstance(kept, StoredCenters)
 
 
+@pytest.mark.slow
 @pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize(("way", "columns", "read"), [
     ("continued", 1, [7] * 8 + [4]), ("continued", 2, [7] * 9 + [4]),
@@ -278,6 +282,7 @@ def test_centers_are_read_once(
     assert sorted(came) == sorted(read)
 
 
+@pytest.mark.slow
 def test_an_order_of_chunks_that_is_another_is_looked_through(
     store: str, old: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -131,6 +131,7 @@ def test_solvers_end_at_least_squares_of_the_centred_targets(solver: str) -> Non
     np.testing.assert_allclose(fitted.predict(test), exact, rtol=0, atol=atol)
 
 
+@pytest.mark.slow
 @pytest.mark.full(all_but_every=3)
 @pytest.mark.filterwarnings("ignore:batch_size=")  # lowered, as EigenPro says
 @pytest.mark.parametrize("solver", ["sgd", "eigenpro1", "eigenpro2", "eigenpro3", "eigenpro4"])
@@ -242,6 +243,7 @@ def test_a_constant_target_is_learned_without_a_kernel(value: float) -> None:
         np.testing.assert_allclose(fitted.predict(X[:9]), value, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_no_figure_of_a_run_is_infinite(tmp_path: Path) -> None:
     """W5: neither in the log nor in the guard of a checkpoint, which JSON could not hold."""
     X, y = data()

@@ -64,6 +64,7 @@ def transform_of(model: sk.KernelRegressor) -> dict[str, Any] | None:
 # -- fits -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_log_scale_predicts_better() -> None:
     model, plain = fitted(), fitted(target_transform="none")
     assert transform_of(model) is not None
@@ -99,6 +100,7 @@ def test_counts_with_zeros_and_several_outputs() -> None:
     assert abs(found[:, 0].mean() / fresh[1].mean() - 1) < 0.1
 
 
+@pytest.mark.slow
 def test_figures_are_in_the_units_of_the_targets() -> None:
     X, y = made("exponential", 300, 1)
     test = ArraySource(X, y)
@@ -111,6 +113,7 @@ def test_figures_are_in_the_units_of_the_targets() -> None:
     assert early.validation_scores_[-1] > 0.9
 
 
+@pytest.mark.slow
 def test_weights_count() -> None:
     X, y = made("exponential", N)
     model = sk.KernelRegressor(calibrate=False).fit(X, y, sample_weight=np.r_[np.ones(N)])
@@ -145,6 +148,7 @@ def test_standard_deviations_by_the_delta_method() -> None:
     np.testing.assert_allclose(std, moved, rtol=2e-2)
 
 
+@pytest.mark.slow
 def test_intervals_hold_the_truth() -> None:
     model = fitted(n=2000, calibrate=True)
     assert transform_of(model) is not None
@@ -154,6 +158,7 @@ def test_intervals_hold_the_truth() -> None:
         assert 0.85 < np.mean((y >= ends[:, 0]) & (y <= ends[:, 1])) < 0.95
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("normalised", [False, True])
 def test_intervals_widen_with_the_predictions(normalised: bool, tmp_path: Path) -> None:
     """Noise in proportion: they hold the truth as often where predictions are large or small."""
@@ -178,6 +183,7 @@ def test_intervals_widen_with_the_predictions(normalised: bool, tmp_path: Path) 
 # -- stopped, saved, continued --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOLVERS)
 def test_a_stop_leaves_no_trace(name: str, tmp_path: Path) -> None:
     changes = SOLVERS[name] | {"run.evaluate_every": 0}
@@ -190,6 +196,7 @@ def test_a_stop_leaves_no_trace(name: str, tmp_path: Path) -> None:
     assert_same_bits(final(tmp_path / "run"), final(tmp_path / "whole"))
 
 
+@pytest.mark.slow
 def test_saved_loaded_and_pickled(tmp_path: Path) -> None:
     model, fresh = fitted(run_dir=tmp_path / "run"), made("exponential", 100, 1)[0]
     model.save(tmp_path / "saved")
@@ -212,6 +219,7 @@ def test_the_digest_is_of_the_scale_too() -> None:
     assert result.model.digest() != before
 
 
+@pytest.mark.slow
 def test_a_run_continues_another(tmp_path: Path) -> None:
     first = finished(settings(tmp_path / "a"), source=source())
     then = finished(
@@ -227,6 +235,7 @@ def test_a_run_continues_another(tmp_path: Path) -> None:
     assert_same_bits(final(tmp_path / "c"), final(tmp_path / "b"))
 
 
+@pytest.mark.slow
 def test_a_continued_run_without_a_log_scale_gets_none(tmp_path: Path) -> None:
     finished(settings(tmp_path / "a", **{"model.target_transform": "none"}), source=source())
     changes = {"model.target_transform": "none"}
@@ -236,6 +245,7 @@ def test_a_continued_run_without_a_log_scale_gets_none(tmp_path: Path) -> None:
     assert then.model.targets.gain is None
 
 
+@pytest.mark.slow
 def test_a_warm_start_keeps_the_scale(tmp_path: Path) -> None:
     fitted(solver="block", run_dir=tmp_path / "a")
     model = fitted(solver="block", warm_start=True)
@@ -248,6 +258,7 @@ def test_a_warm_start_keeps_the_scale(tmp_path: Path) -> None:
     assert transform_of(other) == facts
 
 
+@pytest.mark.slow
 def test_partial_fit_goes_on_with_the_scale(tmp_path: Path) -> None:
     fitted(solver="block", run_dir=tmp_path / "run")
     loaded = sk.load(tmp_path / "run")
@@ -296,6 +307,7 @@ def test_ranks_share_the_scale(columns: int, tmp_path: Path) -> None:
     np.testing.assert_allclose(found[1], found[0], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_search_decides_once() -> None:
     X, y = made("exponential", N)
     tuned = sk.tune(
@@ -309,6 +321,7 @@ def test_a_search_decides_once() -> None:
     assert error(tuned.estimator) < error(fitted(target_transform="none"))
 
 
+@pytest.mark.slow
 def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def said(*words: object) -> str:
         code, out = run_command([str(word) for word in words]), capsys.readouterr()
@@ -363,6 +376,7 @@ def test_a_refused_row_of_a_store_has_the_number_of_its_input(tmp_path: Path) ->
         sk.KernelRegressor(target_transform="log").fit(str(tmp_path / "train.zarr"))
 
 
+@pytest.mark.slow
 def test_a_row_below_zero_that_no_sample_has_is_no_error() -> None:
     X, y = made("exponential", 3000)
     y[1234] = -3
@@ -379,6 +393,7 @@ def test_other_losses_and_classes_are_refused(tmp_path: Path) -> None:
         finished(settings(**{"model.target_transform": "log"}), source=labels)
 
 
+@pytest.mark.slow
 def test_weights_on_another_scale_are_refused(tmp_path: Path) -> None:
     X, y = made("exponential", N)
     for name, transform in (("log", "log"), ("none", "none")):

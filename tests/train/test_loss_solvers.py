@@ -124,6 +124,7 @@ def test_eigenpro_between_centers_falls_near_the_least_loss(solver: str, loss: s
     assert found[1] < min(found[0], 0.25)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", ["sgd", "eigenpro4", "direct", "falkon"])
 def test_a_resumed_run_ends_with_the_same_bits(solver: str, tmp_path: Path) -> None:
     """The ramp of a quantile narrows with the rows that were seen."""
@@ -189,6 +190,7 @@ def test_direct_on_features_is_the_slow_solver_at_its_end(features: str) -> None
     np.testing.assert_allclose(fast, slow, atol=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", ["direct", "falkon"])
 def test_a_step_that_went_too_far_is_taken_back(solver: str) -> None:
     """The weights of the model never have a larger loss than those of a pass before."""

@@ -45,6 +45,7 @@ def source(name: str) -> sk.ArraySource:
     return sk.ArraySource(X, VALUES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOSSES)
 def test_full_batches_end_at_the_least_penalised_loss(name: str) -> None:
     """Against SciPy's minimum of the same objective, in float64."""
@@ -84,6 +85,7 @@ def _integral(loss: Any, errors: np.ndarray, Y: np.ndarray, scale: np.ndarray) -
     return float((slopes.sum(axis=0) * errors / scale).sum()) / len(t) / N
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quantile", [0.05, 0.5, 0.9])
 def test_quantiles_of_uneven_noise_are_found(quantile: float) -> None:
     """About as well as by boosting, and with the share of rows below them."""
@@ -99,6 +101,7 @@ def test_quantiles_of_uneven_noise_are_found(quantile: float) -> None:
     assert (y[2000:] <= F).mean() == pytest.approx(quantile, abs=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["huber", "absolute_error"])
 def test_outliers_hardly_move_a_robust_model(name: str) -> None:
     rng = np.random.default_rng(2)

@@ -155,6 +155,7 @@ def test_from_the_weights_of_squares_it_ends_at_the_least_penalised_loss(
     assert figures[0] - figures[-1] < 0.5 * (zero - figures[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["log_loss", "huber", "expectile"])
 def test_partial_fit_ends_near_the_least_penalised_loss(name: str) -> None:
     """Of all rows, which come in four parts again and again."""
@@ -206,6 +207,7 @@ def test_a_run_of_a_loss_is_gone_on_with_by_partial_fit(tmp_path: Path) -> None:
     np.testing.assert_allclose(after.sum(axis=1), 1, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_fits_that_begin_from_a_fit(tmp_path: Path) -> None:
     """Of the same loss, or of squares; also of so many rows that squares set some aside."""
     rng = np.random.default_rng(2)

@@ -48,6 +48,7 @@ def settings(store: str, place: Path, name: str, rows: int, columns: int) -> Any
     return runs.settings(store, place, **SMALL | LOSSES[name] | grid)
 
 
+@pytest.mark.slow
 @pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize(("name", "rows", "columns"), [
     ("log_loss", 1, 2), ("log_loss", 2, 1), ("log_loss", 2, 2), ("quantile", 3, 1),
@@ -65,6 +66,7 @@ def test_the_run_is_that_of_one_rank(
     assert all(abs(ended["metrics"][k] - v) < 1e-10 for k, v in one.metrics.items())
 
 
+@pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize(("old", "name"), [
     ("squared_error", "log_loss"), ("log_loss", "log_loss"), ("squared_error", "quantile"),
@@ -90,6 +92,7 @@ def stopped(self: RankCoordinator, taken: StepLoop, *, now: bool) -> bool:
     return MEETS(self, taken, now=now)
 
 
+@pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize(("name", "rows", "columns"), [
     ("log_loss", 1, 2), ("quantile", 2, 1), ("huber", 2, 2)

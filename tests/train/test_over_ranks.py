@@ -114,6 +114,7 @@ EIGENPRO = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.full(all_but_every=5)
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("changes", [
@@ -151,6 +152,7 @@ def test_the_run_is_that_of_one_rank(
     assert again.samples == result.samples
 
 
+@pytest.mark.slow
 @pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize(("before", "then", "changes"), [
     (2, 1, {}), (3, 2, {}), (2, 2, {}), (2, 3, FALKON), (2, 2, FALKON), (3, 2, EIGENPRO),
@@ -177,6 +179,7 @@ def test_it_goes_on_with_any_number(
     np.testing.assert_allclose(ended, alpha(tmp_path / "one"), atol=1e-11 * (before != then))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [1, 2])
 def test_a_run_that_has_ended_starts_no_ranks(
     store: str, tmp_path: Path, columns: int, monkeypatch: pytest.MonkeyPatch
@@ -248,6 +251,7 @@ def test_a_solver_that_ranks_can_not_share_starts_none(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_what_is_kept_of_ranks_that_are_lost(store: str, tmp_path: Path) -> None:
     """Nothing, until there is a setup, and then until the first checkpoint that alone."""
     config = settings(store, tmp_path / "run", **FALKON)
@@ -275,6 +279,7 @@ def test_ranks_need_a_setup(store: str, tmp_path: Path) -> None:
         on_threads(2, lambda ranks: train_rank(config, ranks, StopRequest(install=False)))
 
 
+@pytest.mark.slow
 def test_ranks_with_less_memory_have_the_sizes_of_the_first(store: str, tmp_path: Path) -> None:
     """Which would be others where each of them chose."""
     left = {"solver.name": "block", "solver.block_size": "auto", "model.n_centers": 1000}
@@ -293,6 +298,7 @@ def test_ranks_with_less_memory_have_the_sizes_of_the_first(store: str, tmp_path
     np.testing.assert_allclose(alpha(tmp_path / "run"), alpha(tmp_path / "one"), atol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_log_names_the_slowest_rank(
     store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

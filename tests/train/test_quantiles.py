@@ -45,6 +45,7 @@ def pinball(F: Any, q: float) -> float:
     return float(mean_pinball_loss(Y[HELD_OUT], F, alpha=q))
 
 
+@pytest.mark.slow
 def test_each_is_as_good_as_a_model_of_its_own(fitted: sk.KernelRegressor) -> None:
     F = fitted.predict(X[HELD_OUT])
     assert F.shape == (1000, 3)
@@ -131,6 +132,7 @@ def test_a_list_of_one_is_a_column() -> None:
     assert one.predict(X).shape == (3000, 1)
 
 
+@pytest.mark.slow
 def test_rows_may_come_from_a_store(tmp_path: Path) -> None:
     store = str(tmp_path / "rows.zarr")
     sk.ingest_store(X[FIT], store, y=Y[FIT])
@@ -149,6 +151,7 @@ def test_a_killed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
     assert_same_bits(final(tmp_path / "whole"), final(tmp_path / "parts"))
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_same_quantiles(tmp_path: Path) -> None:
     """Continued, and from its weights: the same outputs at first, and better ones later."""
     place = str(tmp_path / "run")

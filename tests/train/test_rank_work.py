@@ -53,6 +53,7 @@ def grid(rows: int, columns: int) -> dict[str, int]:
     return {"run.ranks": rows * columns, "run.center_ranks": columns}
 
 
+@pytest.mark.slow
 @pytest.mark.full(all_but_every=5)
 @pytest.mark.parametrize(("rows", "columns", "changes"), [
     (1, 3, {"solver.block_size": 60, "data.batch_size": 599}),  # and then 1, for all of them
@@ -91,6 +92,7 @@ def test_the_run_is_that_of_one_rank(
 THENS = {(2, 2): [(2, 2), (1, 1)], (1, 2): [(2, 2)], (2, 1): [(1, 2)]}
 
 
+@pytest.mark.slow
 @pytest.mark.full(all_but_every=4)
 @pytest.mark.filterwarnings("ignore:resumed with other ranks")
 @pytest.mark.parametrize(("changes", "thens"), [

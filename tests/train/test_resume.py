@@ -87,6 +87,7 @@ def uninterrupted(method: str) -> dict[str, Array]:
 # -- stopped between two steps --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.full(all_but_every=4)
 @pytest.mark.parametrize("method", METHODS)
 def test_stops_at_chosen_steps_leave_no_trace(method: str, tmp_path: Path) -> None:
@@ -229,6 +230,7 @@ def _run_and_wait(run_dir: Path, at: int, conn: Any) -> None:
     train(config, source=stream(), test=array_source(10, 5), on_evaluation=on_evaluation)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("signals", "exit_code", "steps"),
     [
@@ -299,6 +301,7 @@ def test_the_losses_of_a_run_are_the_same_wherever_it_was_stopped(
     assert finished(config, source=stream()).losses == whole.losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("waits_in", "steps"),
     [((1, 1), [5, 5]), ((2, 1, 2), [10, 10, 14]), ((3, 1, 1), [14, 14, 14])],
@@ -349,6 +352,7 @@ def uncompiled(run_dir: Path, method: str, **overrides: Any) -> RunConfig:
     return settings(run_dir, **METHODS[method], **{"run.accelerator": "none"}, **overrides)
 
 
+@pytest.mark.slow
 @pytest.mark.full(all_but_every=5)
 @pytest.mark.parametrize("method", METHODS)
 def test_killed_in_the_middle_of_passes(method: str, tmp_path: Path) -> None:
@@ -407,6 +411,7 @@ def test_killed_while_saving(what: str, moment: str, tmp_path: Path) -> None:
     assert leftovers == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["blocks", "eigenpro4", "direct", "falkon"])
 def test_random_kills(method: str, tmp_path: Path) -> None:
     draw = random.Random(method)
@@ -573,6 +578,7 @@ def test_a_setup_that_failed_binds_nothing(tmp_path: Path) -> None:
     assert_same_bits(final(tmp_path), uninterrupted("block"))
 
 
+@pytest.mark.slow
 @pytest.mark.full(all_but_every=5)
 @pytest.mark.skipif(numba_problem() is not None, reason=str(numba_problem()))
 @pytest.mark.parametrize("method", sorted(set(METHODS) - {"sgd", "eigenpro1", "eigenpro2"}))

@@ -62,6 +62,7 @@ from tests.runs import (
 # -- what it computes -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block_size", [200, 70])
 def test_training_reaches_least_squares(block_size: int) -> None:
     """Against the exact solution in float64, on the training loss that both minimise."""
@@ -143,6 +144,7 @@ def test_centers_and_their_order() -> None:
 # -- what must not matter -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["blocks", "eigenpro4"])
 def test_watching_does_not_change_what_is_seen(method: str, tmp_path: Path) -> None:
     """Evaluations, checkpoints, the log, the progress line, reading threads, a run directory."""
@@ -506,6 +508,7 @@ def commit(made: Any, shift: float) -> str:
     return str(session.commit("rows"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("several", [False, True])
 def test_a_resumed_run_reads_the_snapshot_that_it_began_with(tmp_path: Path, several: bool) -> None:
     """With the same bits, by several threads, also of several repositories."""

@@ -22,6 +22,7 @@ def value_of(label: Any) -> float:
     return float(label.get_text() or "nan")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.3, 3.0, 30.0, 1e4])
 def test_numbers_stand_at_the_marks(factor: float) -> None:
     table = [row("laplace", 2.0 * factor**k, 0.0, 0.5 * factor**-k) for k in range(3)]

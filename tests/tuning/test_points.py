@@ -31,6 +31,7 @@ def essence(found: Tuned) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if k != "seconds"} for row in found.table]
 
 
+@pytest.mark.slow
 def test_it_finds_what_is_better_within_the_ends_and_proposes_the_same_again() -> None:
     pytest.importorskip("optuna")
     found = search_settings(run(), source=array_source(), **ASKED)
@@ -54,6 +55,7 @@ def test_the_ends_may_be_given() -> None:
     assert len({row["bandwidth"] for row in proposed}) > 8
 
 
+@pytest.mark.slow
 def test_a_search_that_was_stopped_goes_on_to_the_same_table(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     whole = search_settings(run(), source=array_source(), **ASKED)

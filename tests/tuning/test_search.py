@@ -123,6 +123,7 @@ def test_the_bandwidth_of_a_gaussian_process_is_found() -> None:
     assert found.best["held_out_mse"] == pytest.approx(exact[0.3], rel=0.05)  # of 40 passes
 
 
+@pytest.mark.slow
 def test_the_refinement_goes_towards_a_minimum_beyond_the_grid() -> None:
     run, source = smooth(0.05, 5e-4)
     more: list[dict[str, Any]] = []
@@ -1013,6 +1014,7 @@ def test_the_bandwidth_is_written_with_six_digits(call: Command, run_file: Path)
     assert "bandwidth = 1.23457\n" in out
 
 
+@pytest.mark.slow
 def test_the_plan_explains_the_automatic_bandwidth(
     run_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

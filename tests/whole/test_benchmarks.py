@@ -127,6 +127,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return json.loads(path.read_text())
 
 
+@pytest.mark.slow
 def test_every_subject_is_there(results: dict[str, Any]) -> None:
     assert {f["subject"] for f in results["figures"]} == set(command.SUBJECTS)
     assert results["wrong"] == []

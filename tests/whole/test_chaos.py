@@ -62,6 +62,7 @@ def test_ten_thousand_faults(tmp_path: Path) -> None:
 # -- what is found out about single requests -----------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", chaos.ENGINES)
 def test_many_keys_are_deleted_although_no_attempt_takes_all(
     engine: str, s3: S3Server, bucket: str
@@ -76,6 +77,7 @@ def test_many_keys_are_deleted_although_no_attempt_takes_all(
         assert objects.list() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", chaos.ENGINES)
 def test_expired_credentials_are_noticed_without_a_body(
     engine: str, s3: S3Server, bucket: str
@@ -92,6 +94,7 @@ def test_expired_credentials_are_noticed_without_a_body(
             objects.stat("a")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", chaos.ENGINES)
 def test_a_create_is_ours_although_it_is_read_back_altered(
     engine: str, s3: S3Server, bucket: str
@@ -106,6 +109,7 @@ def test_a_create_is_ours_although_it_is_read_back_altered(
         assert Counter(proxy.stats()["faults"])["badbytes"] > 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", chaos.ENGINES)
 def test_credentials_that_expire_for_many_requests_are_read_again_once(
     engine: str, s3: S3Server, bucket: str

@@ -84,6 +84,7 @@ def test_the_same_samples_from_both_front_ends() -> None:
     assert result.samples == model.report_["samples"] == 20 * 400
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_epochs_it_began_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

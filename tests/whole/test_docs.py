@@ -104,6 +104,7 @@ LONG_PAGES = ("ranks", "probabilities", "resume", "solver", "centers", "report",
 """Pages whose blocks take longest; what they show is tested by its own tests as well."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "page",
     [

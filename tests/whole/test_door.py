@@ -136,6 +136,7 @@ def assert_same(found: tuple[Any, ...], wanted: tuple[Any, ...]) -> None:
     assert found[2:] == wanted[2:]
 
 
+@pytest.mark.slow
 def test_ingest_and_append_take_every_kind_of_rows(tmp_path: Path) -> None:
     plain: dict[int, tuple[Any, ...]] = {}
     for name, (make, same) in KINDS.items():
@@ -166,12 +167,14 @@ def test_targets_of_every_kind_lie_beside_rows_of_every_kind() -> None:
             np.testing.assert_array_equal(np.ravel(y), same, err_msg=name)
 
 
+@pytest.mark.slow
 def test_ingest_takes_every_kind_of_targets(tmp_path: Path) -> None:
     for make, same in TARGETS.values():
         spec = sk.ingest_store(X, tmp_path / "t.zarr", y=make(), shuffle=False, overwrite=True)
         assert spec.classes == (("ann", "bob", "cyd") if same is W else None)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:X does not have valid feature names")
 def test_estimators_take_every_kind_of_rows(tmp_path: Path) -> None:
     models: dict[int, Any] = {}
@@ -323,6 +326,7 @@ def test_memory_is_spelled_alike(tmp_path: Path) -> None:
             sk.KernelRegressor(**FAST, memory=memory).fit(X, Y)
 
 
+@pytest.mark.slow
 def test_columns_of_targets_and_weights_may_stay_in_the_table(tmp_path: Path) -> None:
     """As the model was trained, or loaded; by whatever door it was."""
     csv, parquet, store = tmp_path / "t.csv", tmp_path / "t.parquet", tmp_path / "s.zarr"

@@ -113,6 +113,7 @@ def last_table(text: str) -> list[list[str]]:
     return [line.split() for line in lines]
 
 
+@pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("ending", ["", ".gz"])
 def test_the_long_run_takes_idx_files_and_is_resumed(

@@ -329,6 +329,7 @@ def outcomes(proxy: FaultProxy, bucket: str, keys: list[str]) -> list[str | None
     return [fault for _, _, fault in proxy.log()]
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_faults(s3: S3Server, make_proxy: MakeProxy) -> None:
     keys = ["a", "b", "a"] * 40
     found = []
@@ -390,6 +391,7 @@ def test_a_wrong_table_is_refused(plain: FaultProxy, wrong: dict[str, Any], says
 # ------------------------------------------------------------------------- through real libraries
 
 
+@pytest.mark.slow
 def test_libraries_that_retry_get_the_right_bytes(
     s3: S3Server, bucket: str, make_proxy: MakeProxy
 ) -> None:

@@ -99,6 +99,7 @@ def test_a_part_that_fails_is_reported_and_stops_nothing(tmp_path: Path) -> None
     assert gpu_check.run({"two": parts["two"]}, {}, None)["passed"]
 
 
+@pytest.mark.slow
 def test_two_backends_agree() -> None:
     """The checks themselves, where both sides are NumPy and tiles are walked in two ways."""
     other = Backend(1)

@@ -63,6 +63,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("kind", ["sparse", "frame"])
 def test_rows_that_are_read_in_pieces_fit_the_budget(kind: str) -> None:

@@ -65,6 +65,7 @@ def doors(frame: pd.DataFrame, place: Path) -> dict[str, Callable[[], tuple[Any,
     }
 
 
+@pytest.mark.slow
 @pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("kind", LABELS)
 def test_labels_have_one_value_and_type_by_every_door(tmp_path: Path, kind: str) -> None:
@@ -90,6 +91,7 @@ def test_labels_have_one_value_and_type_by_every_door(tmp_path: Path, kind: str)
             assert sk.evaluate(loaded, X, y)["accuracy"] == 1.0, (name, other)
 
 
+@pytest.mark.slow
 @pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("kind", LABELS)
 def test_rows_of_some_classes_are_enough_to_judge_and_to_go_on(tmp_path: Path, kind: str) -> None:

@@ -124,6 +124,7 @@ def measured(
     return report
 
 
+@pytest.mark.slow
 @pytest.mark.full(all_but_every=8)
 @pytest.mark.parametrize(
     ("rows", "solver", "memory", "accelerator"),
@@ -151,6 +152,7 @@ def test_the_peak_is_what_was_planned(
     assert report["peak"] >= 0.5 * (report["planned"] - report["compiler"]), report
 
 
+@pytest.mark.slow
 @pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("centers", ["balanced", "kmeans", "rpcholesky"])
 def test_choosing_centers_is_planned_too(centers: str, folder: Path) -> None:

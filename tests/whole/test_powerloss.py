@@ -9,6 +9,7 @@ import pytest
 from tests.powerloss import COMMANDS, replay
 
 
+@pytest.mark.slow
 @pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_power_cut_leaves_what_is_right_refused_or_goes_on(name: str, tmp_path: Path) -> None:

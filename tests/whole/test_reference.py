@@ -207,6 +207,7 @@ def test_inexact_projection_tends_to_the_exact_one() -> None:
     assert errors[2] < 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("noisy", [True, False])
 def test_full_batch_eigenpro_converges_to_its_fixed_point(noisy: bool) -> None:

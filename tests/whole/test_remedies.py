@@ -120,6 +120,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__.rpartition(".")[2])
 def test_every_remedy_works(
     kind: ModuleType, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
@@ -147,6 +148,7 @@ def test_every_remedy_works(
     assert not missing, f"{len(missing)} of {len(places)} in no table: {sorted(missing)}"
 
 
+@pytest.mark.slow
 def test_every_place_that_makes_an_error_is_covered() -> None:
     """A new file needs a module of remedies, and no place is counted twice."""
     counts = Counter(place for kind in KINDS for place in covered(kind))

@@ -130,6 +130,7 @@ def test_no_command_touches_strangers_files_in_what_it_made(
     assert {name: after.get(name) for name in mine} == mine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fill", [plain, documents, group, None])
 def test_a_cache_of_a_remote_store_leaves_strangers_files(
     fill: Callable[[Path], None] | None, s3: S3Server, bucket: str, tmp_path: Path,
@@ -171,6 +172,7 @@ def test_a_cache_of_a_remote_store_leaves_strangers_files(
         assert after.keys() == before.keys()
 
 
+@pytest.mark.slow
 def test_a_run_on_s3_leaves_strangers_objects(
     s3: S3Server, bucket: str, given: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -143,6 +143,7 @@ def test_stores_and_files_take_several_labels_as_arrays_do(tmp_path: Path) -> No
     assert "targets='classes'" in refusal(lambda: classifier().fit(tmp_path / "one.zarr"))
 
 
+@pytest.mark.slow
 def test_weights_of_one_column_and_one_number_are_taken_by_every_door(tmp_path: Path) -> None:
     place = tmp_path / "rows.zarr"
     for form, truth in (

@@ -72,6 +72,7 @@ def write(name: str, **arrays: Any) -> Any:
     return name
 
 
+@pytest.mark.slow
 def test_an_array_w_of_another_program_is_said_to_be_unused_by_every_reader() -> None:
     for name in ("a.npz", "a.h5", "a.nc", "a.zarr", "group", "dataset"):
         data = write(name, X=X, y=Y, w=W)
@@ -137,6 +138,7 @@ def test_text_targets_of_another_program_are_labels_at_the_door_of_fit() -> None
         assert model.score("t.zarr", sample_weight="w") == pytest.approx(score)
 
 
+@pytest.mark.slow
 def test_the_column_of_weights_counts_in_every_table_that_has_it() -> None:
     TABLE.to_csv("t.csv", index=False)
     TABLE.to_parquet("t.parquet")

@@ -104,6 +104,7 @@ def forms(place: Path) -> dict[str, Callable[[Any], Any]]:
     return named | {name: lambda do, X=given: do(X, Y) for name, given in held.items()}
 
 
+@pytest.mark.slow
 def test_keys_beside_numbers_are_never_rounded_in_silence(tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     fast: dict[str, Any] = {"n_centers": 10, "bandwidth": 1.0, "ridge": 1e-3, "metric": "none"}
@@ -164,6 +165,7 @@ def said(call: Any, *given: Any, **asked: Any) -> list[str]:
     return [str(k.message) for k in found if "counts the rows" in str(k.message)]
 
 
+@pytest.mark.slow
 def test_a_column_that_counts_is_said_once_at_every_door(tmp_path: Path) -> None:
     model, out = sk.KernelRegressor(n_centers=9, epochs=1), tmp_path / "s.zarr"
     csv, parquet, two = tmp_path / "t.csv", tmp_path / "t.parquet", tmp_path / "two"

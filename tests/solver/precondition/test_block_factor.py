@@ -146,6 +146,7 @@ def test_a_ridge_that_is_given_stays() -> None:
     assert pre.ridge == 1e-4
 
 
+@pytest.mark.slow
 def test_noise_that_a_thousand_rows_hide_is_found_by_a_run() -> None:
     """A smooth function in 20 dimensions, a rough kernel: all small penalties look alike to rows
     that are each a center. The default is as good as the best ridge of some."""

@@ -356,6 +356,7 @@ def test_duplicate_centers_are_factored_with_a_reported_jitter(precision: str) -
     assert rule.lambda_1 == pytest.approx(once.lambda_1, rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("n_outputs", [1, 300])
 @pytest.mark.parametrize("n_blocks", [1, 4])

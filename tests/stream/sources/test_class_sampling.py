@@ -130,6 +130,7 @@ def test_a_fit_is_that_with_the_shares_as_weights(one_blas_thread: None) -> None
     assert np.abs(K @ plain - wanted).max() > 0.2 * np.abs(wanted).max()  # it would be told apart
 
 
+@pytest.mark.slow
 def test_rare_classes_are_found() -> None:
     rng = np.random.default_rng(0)
     y = (rng.random(1500) < 0.05).astype(int)

@@ -62,6 +62,7 @@ def test_of_an_array(share: float, n: int) -> None:
     assert left.describe() != rows(n).describe()
 
 
+@pytest.mark.slow
 def test_of_many_units_few_are_read() -> None:
     source = rows(7 * 3000)
     left, aside = check(source, 0.1)

@@ -282,6 +282,7 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(tmp_path: Pat
     assert [file.name for file in path.parent.iterdir()] == ["m.onnx"]
 
 
+@pytest.mark.slow
 def test_hashed_words_are_refused(tmp_path: Path) -> None:
     words = pd.DataFrame({"id": [f"w{k}" for k in range(11_000)]}, dtype="category")
     targets = np.arange(11_000) % 7.0

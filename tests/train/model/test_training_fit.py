@@ -57,6 +57,7 @@ def test_targets_that_are_all_the_same_are_no_fault() -> None:
     assert warnings_of(X, np.full(N, 2.5)) == []
 
 
+@pytest.mark.slow
 def test_a_feature_that_a_few_values_squeeze_is_told() -> None:
     """A code for missing values makes the standard deviation; log-normal features do not."""
     coded = X.copy()

@@ -81,6 +81,7 @@ def test_a_rank_may_be_silent_for_longer_than_one_that_is_well() -> None:
     assert order.every_s + task._ANSWER_S <= task.QUIET_S < generation._SILENT_S - 3
 
 
+@pytest.mark.slow
 def test_arrays_of_the_caller_travel_to_ranks(tmp_path: Path) -> None:
     """What comes back is what one process finds: the model, its figures and its history."""
     rng = np.random.default_rng(0)
@@ -117,6 +118,7 @@ class Locked:
         return X, y
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("settings", "said"), [
     ({"run_dir": None}, "ranks=2 needs a run_dir that all ranks see"),
     ({"solver": "sgd"}, "ranks=2 cannot share the steps of solver='sgd'"),

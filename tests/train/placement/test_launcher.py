@@ -89,6 +89,7 @@ def alive(pid: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_two_ranks_after_one_prepared(client: Any, tmp_path: Path) -> None:
     """Each in its process; twice on the same workers."""
     for folder in (tmp_path / "a", tmp_path / "b"):
@@ -217,6 +218,7 @@ def test_only_what_is_known_to_be_in_vain_counts(
     assert [tries.fruitless(each) for each in began] == fruitless
 
 
+@pytest.mark.slow
 def test_a_stop_is_rank_0s_to_grant(client: Any, tmp_path: Path) -> None:
     """The driver waits for what it saves, and for what it says."""
     stop = StopRequest(install=False)
@@ -252,6 +254,7 @@ def test_a_stop_waits_for_a_rank_whose_answers_are_late(client: Any, tmp_path: P
     assert toys.notes(tmp_path)[-1] == "saved"
 
 
+@pytest.mark.slow
 def test_what_has_nothing_to_save_is_ended_at_once(client: Any, tmp_path: Path) -> None:
     """A setup, say, which may take long."""
     stop, began = StopRequest(install=False), list[float]()
@@ -331,6 +334,7 @@ def test_a_process_is_a_rank_of_one_run(monkeypatch: pytest.MonkeyPatch) -> None
         run_rank(replace(order, name="one"), {})
 
 
+@pytest.mark.slow
 def test_settings_are_not_shown(client: Any, tmp_path: Path) -> None:
     result = placed(client, tmp_path, secret="hunter2")
     assert result["secret"] == 7
@@ -380,6 +384,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_ranks_save_and_end_without_their_driver(client: Any, tmp_path: Path) -> None:
     """Within a while; the cluster is as good as before."""
     (tmp_path / "drive.py").write_text(DRIVER)

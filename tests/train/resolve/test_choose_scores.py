@@ -55,6 +55,7 @@ def test_a_kernel_or_a_bandwidth_that_is_given_keeps_its_features() -> None:
         assert len(model.get_feature_names_out()) == 3
 
 
+@pytest.mark.slow
 def test_numeric_columns_of_a_table_have_scores_too() -> None:
     frame = pd.DataFrame(HEAVY, columns=["a", "b", "c"]).assign(word=["x", "y"] * N)
     model = sk.KernelRegressor(**SMALL).fit(frame[:N], WAVES[:N])
@@ -64,6 +65,7 @@ def test_numeric_columns_of_a_table_have_scores_too() -> None:
     )
 
 
+@pytest.mark.slow
 def test_importances_are_those_of_the_columns(tmp_path: Path) -> None:
     y = np.sin(np.log(HEAVY[:, 1]))
     model = sk.KernelRegressor(n_centers=200, metric="learn", random_state=0).fit(HEAVY[:N], y[:N])
@@ -75,6 +77,7 @@ def test_importances_are_those_of_the_columns(tmp_path: Path) -> None:
         np.testing.assert_array_equal(each.predict(HEAVY[N:]), model.predict(HEAVY[N:]))
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     def source() -> BaseSource:
         return sk.ArraySource(HEAVY[:N].astype(np.float32), WAVES[:N], unit_rows=100)
@@ -106,6 +109,7 @@ def test_a_resumed_run_keeps_its_choice(
     assert (scores_among(result.model.fixed) is not None) == taken
 
 
+@pytest.mark.slow
 def test_a_warm_start_and_partial_fit_keep_the_features_they_begin_with(tmp_path: Path) -> None:
     model = sk.KernelRegressor(warm_start=True, epochs=2, **SMALL).fit(HEAVY[:N], WAVES[:N])
     before = model.get_feature_names_out().tolist()
@@ -127,6 +131,7 @@ def test_images_have_no_scores() -> None:
         finished(settings(**{"data.scale": "quantiles"}), source=sk.ArraySource(X, X[:, 0, 0, 0]))
 
 
+@pytest.mark.slow
 def test_a_tuned_kernel_stays_with_its_features() -> None:
     found = sk.tune(
         HEAVY[:N], WAVES[:N], estimator=sk.KernelRegressor(**SMALL), refine=0, progress=False

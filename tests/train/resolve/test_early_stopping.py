@@ -167,6 +167,7 @@ def test_rows_set_aside_are_never_trained_on(monkeypatch: pytest.MonkeyPatch) ->
     assert result.epochs == EPOCHS
 
 
+@pytest.mark.slow
 def test_it_goes_on_anywhere_to_the_same_bits(tmp_path: Path) -> None:
     whole = finished(early(tmp_path / "whole"), source=noisy())
     expected, steps = final(tmp_path / "whole"), latest_step(tmp_path / "whole")
@@ -209,6 +210,7 @@ def test_an_evaluation_that_a_signal_ends_is_made_again(
         assert again.validation_scores == whole.validation_scores
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_from_any_checkpoint(tmp_path: Path) -> None:
     often = {"run.checkpoint_every": 1, "run.keep_checkpoints": 500}
     whole = finished(early(tmp_path / "whole", **often), source=noisy())
@@ -340,6 +342,7 @@ class Failing(Callback):
         self.record({"event": "pass ended", "step": passed.step})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("event", ["train", "evaluation", "pass ended", "finished"])
 def test_a_callback_that_fails_at_the_end_of_a_pass_takes_no_score_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: str

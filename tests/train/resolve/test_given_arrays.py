@@ -276,6 +276,7 @@ def test_what_can_not_be_is_a_sentence(array: Any, text: str, tmp_path: Path) ->
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_info_names_the_columns_and_draws(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -186,6 +186,7 @@ def test_a_run_keeps_its_precision(
     assert_same_bits(final(tmp_path / "run"), final(tmp_path / "whole"))
 
 
+@pytest.mark.slow
 def test_functions_without_noise_are_learned_beyond_float32() -> None:
     """With the kernel that float32 finds, as the searches stay in it."""
     rng = np.random.default_rng(0)

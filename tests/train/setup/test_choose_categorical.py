@@ -21,6 +21,7 @@ def columns_of(model: Any) -> list[int]:
     return [column for column, _ in model.kernel_.categorical]
 
 
+@pytest.mark.slow
 def test_those_of_a_given_kernel_stay_when_a_metric_is_learned() -> None:
     X, y = panel(2200)
     for bandwidth in ("auto", 5.0):
@@ -31,6 +32,7 @@ def test_those_of_a_given_kernel_stay_when_a_metric_is_learned() -> None:
         assert np.mean((model.predict(fresh) - truth) ** 2) < 0.5
 
 
+@pytest.mark.slow
 def test_an_effect_of_a_level_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error is far below that without them, and not far from that of the noise."""
     (X, y), (fresh, truth) = panel(1200), panel(1000, 1)
@@ -81,6 +83,7 @@ def test_nothing_is_found_where_nothing_is(kind: str) -> None:
     assert columns_of(model) == []
 
 
+@pytest.mark.slow
 def test_classes_have_categorical() -> None:
     X, y = panel(900)
     labels = np.digitize(y, np.quantile(y, [1 / 3, 2 / 3]))
@@ -100,6 +103,7 @@ def test_what_is_given_is_not_looked_for(given: dict[str, Any]) -> None:
     assert columns_of(sk.KernelRegressor(random_state=0, **given).fit(X, y)) == []
 
 
+@pytest.mark.slow
 def test_rows_count_by_their_weight() -> None:
     """The noise of rows of little weight hides no effect."""
     X, y = panel(900)
@@ -109,6 +113,7 @@ def test_rows_count_by_their_weight() -> None:
     assert columns_of(model) == [LEVEL]
 
 
+@pytest.mark.slow
 def test_no_more_levels_than_there_may_be() -> None:
     rng = np.random.default_rng(0)
     X = rng.integers(0, 8, (1000, MAX_CATEGORICAL + 2)).astype(np.float32)

@@ -98,6 +98,7 @@ def test_a_wide_kernel_for_a_smooth_function(tmp_path: Path) -> None:
     assert errors[0] < 0.8 * errors[1]
 
 
+@pytest.mark.slow
 def test_a_solver_is_given_what_it_learns_fast() -> None:
     """The equations tell all that a Gaussian kernel can say of a function without noise. One pass
     of steps does not get that far, and takes a rougher kernel."""
@@ -162,6 +163,7 @@ def test_a_run_that_was_stopped_goes_on_with_it(kernel: str, tmp_path: Path) -> 
     assert_same_bits(final(tmp_path / "parts"), final(tmp_path / "whole"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("features", ["fourier", "nystrom"])
 def test_of_features_too(features: str) -> None:
     X, y = smooth(300)

@@ -101,6 +101,7 @@ def test_where_nothing_is_to_be_gained_there_is_none() -> None:
         _ = model.feature_importances_
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "noise"), [(300, 0.1), (800, 1.0)])
 def test_noise_and_few_rows_do_not_hide_a_gain(n: int, noise: float) -> None:
     """The error without a metric falls with more rows, but not below the noise."""
@@ -124,6 +125,7 @@ def test_the_kernel_without_a_metric_is_that_of_a_run_without() -> None:
     np.testing.assert_array_equal(learned.dual_coef_, none.dual_coef_)
 
 
+@pytest.mark.slow
 def test_pure_noise_gets_hardly_a_metric_and_no_worse_a_model() -> None:
     """However many rounds and ways fit it: the targets of the held-out rows are in none of them.
 
@@ -160,6 +162,7 @@ def test_classes_and_sample_weights() -> None:
     assert model.feature_importances_[:2].sum() > 0.8
 
 
+@pytest.mark.slow
 def test_weights_are_rows_that_come_more_often() -> None:
     """Of the fit, of the error and of the gradients: twice all weights is the same model."""
     X, w = numbers(0), np.random.default_rng(0).uniform(0.5, 2, ROWS)
@@ -208,6 +211,7 @@ def test_constant_and_equal_columns() -> None:
     assert model.feature_importances_[-1] == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("solver", ["direct", "falkon", "eigenpro4", "block"])
 def test_every_solver_works_in_it(solver: str) -> None:
@@ -234,6 +238,7 @@ def source() -> sk.ArraySource:
     return sk.ArraySource(numbers(0), of_two(numbers(0)))
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_ends_with_the_same_bits(tmp_path: Path) -> None:
     sk.train_model(config(tmp_path / "whole"), source=source()).model.backend.close()
     for step in (1, 12, 20):
@@ -248,6 +253,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(tmp_path: Path) -> None:
         model.backend.close()
 
 
+@pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("accelerator", ["none", "auto"])
 def test_any_number_of_threads_finds_the_same(accelerator: str) -> None:
