@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 from scipy.spatial.distance import pdist
@@ -104,6 +105,13 @@ class Data:
     def measured(self) -> str:
         """The figure that a run is judged by."""
         return "test error, %" if self.classes is not None else "test mean squared error"
+
+    def checksum(self) -> int:
+        """Return a checksum of all rows and targets."""
+        found = 0
+        for array in (self.X, self.y, *(self.held_out or ())):
+            found = crc32(np.ascontiguousarray(array).data, found)
+        return found
 
     def splits(self, options: argparse.Namespace) -> Iterator[Split]:
         """Yield one split for each repetition, with its own order, centers and test rows."""

@@ -9,7 +9,7 @@
     a Zarr store                                    a quarter is tested without `--test`
 
 npz and h5 files hold the arrays `X` and `y`; csv and parquet files a column `y`. Everything but
-stores is written to Zarr stores in the folder of the results once.
+stores is written to Zarr stores in the folder of the results, once for each state of the files.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import numpy as np
 import streamkern as sk
 from experiments.data import MIN_ROWS, TEST_ROWS, Data
 from experiments.results import Array
+from streamkern.basics.optional import import_optional
 
 Part = tuple[Any, Any]
 CIFAR_SHAPE = (3, 32, 32)
@@ -65,7 +66,7 @@ def as_stores(path: Path, folder: Path) -> tuple[Path, Path]:
     """Write the files of a folder to a training and a test store, unless they are written."""
     if not path.is_dir():
         raise sk.DataError(f"{path} is no folder and no Zarr store; see --help for --data")
-    target = folder / "stores" / f"{path.name}-{crc32(bytes(path.resolve())):08x}"
+    target = folder / "stores" / f"{path.name}-{state_of(path):08x}"
     stores = target / "train.zarr", target / "test.zarr"
     found: tuple[tuple[Part, Part], str] | None = None
     for k, store in enumerate(stores):
@@ -80,6 +81,12 @@ def as_stores(path: Path, folder: Path) -> tuple[Path, Path]:
         spec = sk.ingest_store(X, store, y=y, targets=targets)
         print(f"{store}: {spec.n_rows:,} rows of shape {spec.row_shape}, {spec.x_dtype}")
     return stores
+
+
+def state_of(path: Path) -> int:
+    """Return a checksum of a folder's place, and of the sizes and times of its files."""
+    files = [(p.name, s.st_size, s.st_mtime_ns) for p in sorted(path.iterdir()) for s in [p.stat()]]
+    return crc32(repr((str(path.resolve()), files)).encode())
 
 
 def parts_of(path: Path) -> tuple[tuple[Part, Part], str]:
@@ -136,9 +143,8 @@ def one_table(path: Path) -> tuple[tuple[Part, Part], str] | None:
     for name, tested in LAST_TESTED.items():
         for ending in ("", ".gz"):
             if (file := path / (name + ending)).exists():
-                import pandas as pd  # type: ignore[import-untyped]
-
-                table = pd.read_csv(file, header=None, dtype=np.float32).to_numpy()
+                pandas = import_optional("pandas", f"reading {file.name}", "frames")
+                table = pandas.read_csv(file, header=None, dtype=np.float32).to_numpy()
                 X, y = table[:, 1:], table[:, 0]
                 few = min(tested, len(X) // 5)
                 kind = "values" if name.startswith("Year") else "classes"

@@ -1,14 +1,15 @@
 """Measure the points of an experiment, keep each, and report.
 
-The numbers are appended to NAME.jsonl as they are measured. The first line holds the settings; a
-later call with the same settings measures only the points that are missing, and one with other
-settings begins anew.
+The numbers are appended to a journal as they are measured: NAME-CHECKSUM.jsonl, with a checksum of
+the settings, the data and the code, which its first line holds. A later call with the same ones
+measures only the points that are missing. One with others has a journal of its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,24 +30,26 @@ NOT_COMPARED = ("folder", "name", "device")
 
 
 class Journal:
-    """The measured points in NAME.jsonl.
+    """The measured points of an experiment with some settings, in a file of the folder.
 
-    settings : JSON values; a file with others is begun anew.
+    settings : JSON values that decide the numbers.
     """
 
-    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, name: str, settings: dict[str, Any]) -> None:
         """Read the points that an earlier call with the same settings measured."""
-        self.path, self.points = path, dict[str, tuple[float, list[Measurement]]]()
-        lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else []
-        whole = [json.loads(line) for line in lines[:-1]]  # after the last newline: cut by a kill
-        if whole and whole[0] == settings:
-            for entry in whole[1:]:
-                numbers = [Measurement(*m) for m in entry["numbers"]]
-                self.points[entry["key"]] = (entry["seconds"], numbers)
-            lines = lines[:-1]
-        else:
-            lines = [json.dumps(settings)]
-        path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        head = json.dumps(settings).encode()
+        self.path = folder / f"{name}-{crc32(head):08x}.jsonl"
+        self.points: dict[str, tuple[float, list[Measurement]]] = {}
+        kept = self.path.read_bytes() if self.path.exists() else b""
+        whole = kept[: kept.rfind(b"\n") + 1]  # behind it is a line that a kill cut
+        if not whole:
+            self.path.write_bytes(head + b"\n")
+        elif len(whole) < len(kept):
+            os.truncate(self.path, len(whole))
+        for line in whole.splitlines()[1:]:
+            entry = json.loads(line)
+            numbers = [Measurement(*m) for m in entry["numbers"]]
+            self.points[entry["key"]] = (entry["seconds"], numbers)
 
     def measure(self, point: Point) -> float:
         """Measure a point, keep its numbers, and return the seconds it took."""
@@ -66,7 +69,7 @@ def run(name: str, experiment: Experiment, data: Data, options: argparse.Namespa
     keys = [point.key for point in points]
     if len(set(keys)) < len(keys):
         raise ValueError(f"two points of {name} have one key; make the keys of points unique")
-    journal = Journal(options.folder / f"{name}.jsonl", settings_of(name, data, options))
+    journal = Journal(options.folder, name, settings_of(name, data, options))
     missing = [point for point in points if point.key not in journal.points]
     rate = operations_per_second()
     print(
@@ -119,7 +122,12 @@ def settings_of(name: str, data: Data, options: argparse.Namespace) -> dict[str,
         "experiment": name,
         "streamkern": sk.__version__,
         "code": code_of(name),
-        "data": {"name": data.name, "rows": len(data.X), "row shape": list(data.X.shape[1:])},
+        "data": {
+            "name": data.name,
+            "rows": len(data.X),
+            "row shape": list(data.X.shape[1:]),
+            "checksum": data.checksum(),
+        },
         "settings": chosen,
     }
 

@@ -76,7 +76,8 @@ def test_an_experiment_leaves_table_picture_and_verdict(
     assert found["published"] == experiment.published.splitlines()
     assert found["source"] == experiment.source
     if experiment.needs != "nothing" and experiment.stand_in_is == "scikit-learn's digits":
-        assert found["data"] == {"name": "digits", "rows": 1797, "row shape": [8, 8, 1]}
+        shape = {"name": "digits", "rows": 1797, "row shape": [8, 8, 1]}
+        assert found["data"] == shape | {"checksum": digits().checksum()}
 
 
 def test_the_command_lists_all_and_names_what_it_does_not_know(
@@ -135,7 +136,7 @@ def test_a_killed_run_measures_only_the_missing_points(tmp_path: Path) -> None:
     first, second = list[str](), list[str]()
     with pytest.raises(KeyboardInterrupt):
         a_run(tmp_path, counted(4, first))
-    journal = tmp_path / "ep3_fig2.jsonl"
+    (journal,) = tmp_path.glob("ep3_fig2-*.jsonl")
     journal.write_text(journal.read_text() + '{"key": "point 4", "seco')  # a line cut by the kill
     assert a_run(tmp_path, counted(None, second)).values == whole
     assert first == [f"point {k}" for k in range(4)]
@@ -145,11 +146,29 @@ def test_a_killed_run_measures_only_the_missing_points(tmp_path: Path) -> None:
     assert third == []
 
 
-def test_other_settings_begin_anew(tmp_path: Path) -> None:
+def test_other_settings_are_measured_anew_and_keep_what_was_measured(tmp_path: Path) -> None:
     measured = list[str]()
     a_run(tmp_path, counted(None, measured))
     a_run(tmp_path, counted(None, measured), rows=400)
     assert len(measured) == 12
+    a_run(tmp_path, counted(None, measured))
+    assert len(measured) == 12
+
+
+def test_files_that_changed_are_read_again(tmp_path: Path) -> None:
+    place = tmp_path / "files"
+    place.mkdir()
+    seen = []
+    for seed in range(2):
+        rng = np.random.default_rng(seed)
+        for part, n in (("train", 300), ("test", 50)):
+            np.save(place / f"X_{part}.npy", rng.standard_normal((n, 3)).astype(np.float32))
+            np.save(place / f"y_{part}.npy", rng.integers(0, 2, n))
+        data = read_data(str(place), None, 400, tmp_path)
+        again = read_data(str(place), None, 400, tmp_path)
+        assert data.checksum() == again.checksum()
+        seen.append(data.checksum())
+    assert seen[0] != seen[1]
 
 
 def test_points_with_one_key_are_refused(tmp_path: Path) -> None:
@@ -291,11 +310,11 @@ def test_idx_files_are_read(tmp_path: Path, ending: str) -> None:
     assert data.held_out is not None
     assert as_set(data.X, data.y) == written["train"]
     assert as_set(*data.held_out) == written["t10k"]
-    # Written once: the second call opens the stores, also without the files.
-    for file in folder.iterdir():
-        file.unlink()
+    # Written once: the second call opens the stores.
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "stores").rglob("*")}
     again = read_data(str(folder), None, 1000, tmp_path)
     np.testing.assert_array_equal(again.X, data.X)
+    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "stores").rglob("*")} == before
 
 
 def test_the_binary_cifar_is_read_with_the_channels_last(tmp_path: Path) -> None:
@@ -389,6 +408,7 @@ def test_an_experiment_runs_on_the_rows_of_a_folder(
     assert quick("ep3_fig2", tmp_path, "--data", str(tmp_path / "data")) == 0
     text = capsys.readouterr().out
     found = outcome("ep3_fig2", tmp_path, text)
+    del found["data"]["checksum"]
     assert found["data"] == {"name": "data", "rows": 300, "row shape": [3]}
     assert "in place of the paper's data" not in text
 

@@ -165,9 +165,10 @@ class CFile:
 def array_text(value: Value) -> str:
     """Return the definition of a constant array."""
     assert value.constant is not None
-    numbers = [literal(entry, value.kind) for entry in value.constant.ravel().tolist()]
-    if value.kind == "f4":  # the shortest texts that give the float32 back
-        numbers = [literal(entry, "f4") for entry in value.constant.ravel()]
+    flat = value.constant.ravel()
+    # A float32 of NumPy is shown by the shortest text that gives it back.
+    entries = flat if value.kind == "f4" else flat.tolist()
+    numbers = [literal(entry, value.kind) for entry in entries]
     lines = [
         ", ".join(numbers[k : k + NUMBERS_A_LINE]) for k in range(0, len(numbers), NUMBERS_A_LINE)
     ]

@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.datasets import load_digits
 
 import streamkern as sk
 from streamkern.basics.errors import ConfigError
 from streamkern.cli.main import run_command
 from streamkern.train.export.c_source import identifier, literal
 
+ROOT = Path(__file__).resolve().parents[3]
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 compiled = pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
 
@@ -184,6 +186,33 @@ def test_the_command_writes_c(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     np.testing.assert_allclose(found[:, 0], model.predict(NEW), rtol=1e-9)
     assert run_command(["export", str(tmp_path / "run"), str(plain)]) == 2
     assert "exists already" in capsys.readouterr().err
+
+
+@compiled
+def test_the_example_of_the_page_compiles_and_answers(tmp_path: Path) -> None:
+    """The C text of docs/howto/export.md, with the model of that page."""
+    page = (ROOT / "docs" / "howto" / "export.md").read_text()
+    (example,) = re.findall(r"^```c\n(.*?)^```", page, re.M | re.S)
+    *above, call = example.strip().splitlines()
+    X, y = load_digits(return_X_y=True)
+    model = sk.KernelClassifier(random_state=0).fit(X[:1400], y[:1400])
+    model.to_c(tmp_path / "digits.c")
+    pixels = ", ".join(map(str, X[1400]))
+    set_pixels = f"const float row[64] = {{{pixels}}}; memcpy(pixels, row, sizeof row);"
+    show = 'printf("%d %.9g", (int)label[0], probabilities[0]);'
+    text = ["#include <stdio.h>", *above, "int main(void) {", set_pixels, call, show, "}"]
+    (tmp_path / "main.c").write_text("\n".join(text))
+    assert COMPILER is not None
+    subprocess.run(
+        [COMPILER, "-Wall", "-Werror", "-O1", "-o", "main", "main.c", "-lm"],
+        cwd=tmp_path,
+        check=True,
+    )
+    label, p = subprocess.run(
+        [tmp_path / "main"], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert int(label) == model.predict(X[1400:1401])[0]
+    assert float(p) == pytest.approx(model.predict_proba(X[1400:1401])[0, 0], abs=1e-4)
 
 
 def test_a_file_that_compilers_choke_on_is_refused(
