@@ -18,20 +18,14 @@ import streamkern as sk
 from streamkern.basics.errors import ConfigError
 from streamkern.cli.main import run_command
 from streamkern.train.export.c_source import identifier, literal
+from tests.exported import CHANGES, NEW, QUICK, SPREAD, VALUES, X, in_float64, with_tails
 
 ROOT = Path(__file__).resolve().parents[3]
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 compiled = pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
 
 RNG = np.random.default_rng(0)
-X = RNG.normal(size=(300, 3))
-VALUES = np.sin(2 * X[:, 0]) + X[:, 1] + 100
-NEW = np.random.default_rng(1).normal(size=(40, 3))
-QUICK: dict[str, Any] = {
-    "n_centers": 50, "epochs": 1, "bandwidth": 2.0, "metric": "none", "ridge": 1e-3,
-    "random_state": 0,
-}  # fmt: skip
-SPREAD = float(VALUES.std())
+FEW = NEW[:40]
 C_OF = {"float": ctypes.c_float, "double": ctypes.c_double, "int64_t": ctypes.c_int64,
         "const char *": ctypes.c_char_p, "unsigned char": ctypes.c_ubyte}  # fmt: skip
 
@@ -88,28 +82,11 @@ def rows_of(function: Compiled, name: str, rows: np.ndarray) -> np.ndarray:
 @compiled
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"kernel": "gaussian"},
-        {"kernel": "laplace"},
-        {"kernel": "laplace_l1"},
-        {"kernel": "polynomial"},
-        {"kernel": "matern52", "metric": [[1.0, 0.5], [0.0, 2.0], [0.3, 0.0]]},
-        {"kernel": {"kind": "laplace", "categorical": [[2, 3.0]]}},
-        {"features": "fourier", "n_features": 50, "kernel": "gaussian", "n_centers": "auto"},
-        {"loss": "quantile", "quantile": [0.1, 0.5, 0.9]},
-        {"loss": "poisson"},
-        {"target_transform": "log"},
-        {"scale": "quantiles"},
-    ],
+    [*CHANGES, *({"kernel": k} for k in ("gaussian", "laplace", "laplace_l1", "polynomial"))],
     ids=str,
-)  # fmt: skip
+)
 def test_a_row_is_predicted_as_by_the_model(changes: dict[str, Any], tmp_path: Path) -> None:
-    """In float64, on a heavy-tailed feature and one of few values."""
-    rows, new = (np.column_stack((a[:, 0], np.exp(2 * a[:, 1]), a[:, 2].round())) for a in (X, NEW))
-    options = {k: v for k, v in QUICK.items() if k not in changes} | {"precision": "float64"}
-    if changes.get("kernel") == "polynomial":
-        del options["bandwidth"]
-    model = sk.KernelRegressor(**options | changes).fit(rows, VALUES.round(1) - 90)
+    model, new = in_float64(changes), with_tails(FEW)
     model.to_c(tmp_path / "m.c")
     found = rows_of(Compiled(tmp_path / "m.c"), "predictions", new)
     expected = model.predict(new)
@@ -124,8 +101,8 @@ def test_classes_have_labels_probabilities_and_scores(labels: list[Any], tmp_pat
     y = np.array(labels)[np.digitize(X[:, 0], [-0.5, 0.5])]
     model = sk.KernelClassifier(**QUICK, loss="log_loss", precision="float64").fit(X, y)
     model.to_c(tmp_path / "m.c")
-    function, expected = Compiled(tmp_path / "m.c"), model.predict_proba(NEW)
-    for row, p, label in zip(NEW, expected, model.predict(NEW), strict=True):
+    function, expected = Compiled(tmp_path / "m.c"), model.predict_proba(FEW)
+    for row, p, label in zip(FEW, expected, model.predict(FEW), strict=True):
         found = function(row)
         assert np.allclose(found["probabilities"], p, atol=1e-8)
         text = found["labels"][0]
@@ -136,7 +113,7 @@ def test_classes_have_labels_probabilities_and_scores(labels: list[Any], tmp_pat
 def test_float32_is_as_good_as_the_models_own(tmp_path: Path) -> None:
     """By the distance to the same sum in float64, of the same weights."""
     model = sk.KernelRegressor(**QUICK, precision="exact").fit(X, VALUES)
-    rows = NEW.astype(np.float32)
+    rows = FEW.astype(np.float32)
     found = {}
     for dtype, kind in (("float32", "float"), ("float64", "double")):
         model.to_c(tmp_path / f"{kind}s.c", dtype=dtype)
@@ -182,8 +159,8 @@ def test_the_command_writes_c(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert run_command(["export", str(tmp_path / "run"), str(out)]) == 0
     assert "void my_model_predict(" in out.read_text()
     plain = out.rename(out.with_name("my_model.c"))
-    found = rows_of(Compiled(plain), "predictions", NEW)
-    np.testing.assert_allclose(found[:, 0], model.predict(NEW), rtol=1e-9)
+    found = rows_of(Compiled(plain), "predictions", FEW)
+    np.testing.assert_allclose(found[:, 0], model.predict(FEW), rtol=1e-9)
     assert run_command(["export", str(tmp_path / "run"), str(plain)]) == 2
     assert "exists already" in capsys.readouterr().err
 

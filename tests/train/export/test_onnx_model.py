@@ -19,16 +19,9 @@ from streamkern.cli.main import run_command
 from streamkern.kernels.base import Kernel
 from streamkern.kernels.builtin import KERNELS
 from streamkern.predict.probabilities import isotonic
+from tests.exported import CHANGES, NEW, QUICK, SPREAD, VALUES, X, in_float64, with_tails
 
 RNG = np.random.default_rng(0)
-X = RNG.normal(size=(400, 3))
-VALUES = np.sin(2 * X[:, 0]) + X[:, 1] + 100
-NEW = np.random.default_rng(1).normal(size=(150, 3))
-QUICK: dict[str, Any] = {
-    "n_centers": 60, "epochs": 1, "bandwidth": 2.0, "metric": "none", "ridge": 1e-3,
-    "random_state": 0,
-}  # fmt: skip
-SPREAD = float(VALUES.std())
 
 
 def answers(model: Any, path: Path, feed: Any, dtype: str = "float64") -> dict[str, np.ndarray]:
@@ -102,25 +95,16 @@ def test_values_are_those_of_the_sum_in_float64(name: str, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "changes",
     [
+        *CHANGES,
         {"metric": "learn"},
-        {"metric": [[1.0, 0.5], [0.0, 2.0], [0.3, 0.0]]},
-        {"kernel": {"kind": "laplace", "categorical": [[2, 3.0]]}},
         {"kernel": {"kind": "sum", "parts": ["laplace", "gaussian"]}, "bandwidth": "auto"},
-        {"features": "fourier", "n_features": 50, "kernel": "gaussian", "n_centers": "auto"},
         {"features": "nystrom", "kernel": "gaussian"},
-        {"loss": "quantile", "quantile": [0.1, 0.5, 0.9]},
-        {"loss": "poisson"},
         {"loss": "huber"},
-        {"target_transform": "log"},
-        {"scale": "quantiles"},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_model_in_float64_predicts_the_same(changes: dict[str, Any], tmp_path: Path) -> None:
-    """Of a heavy-tailed feature, and one of few values."""
-    rows, new = (np.column_stack((a[:, 0], np.exp(2 * a[:, 1]), a[:, 2].round())) for a in (X, NEW))
-    options = {k: v for k, v in QUICK.items() if k not in changes} | {"precision": "float64"}
-    model = sk.KernelRegressor(**options | changes).fit(rows, VALUES.round(1) - 90)
+    model, new = in_float64(changes), with_tails(NEW)
     found = answers(model, tmp_path / "m.onnx", new)["predictions"]
     expected = model.predict(new)
     assert found.shape == expected.shape
