@@ -185,16 +185,10 @@ def _in_order(phases: list[str]) -> list[str]:
 
 def _chosen(run: ResolvedRun) -> dict[str, Any]:
     """Return the sizes by the names of their settings, without rows of a setup that is not made,
-    without that of the precision, which the plan has, and without those of an inner projection that
-    are at their defaults."""
-    own, recorded = asdict(run.sizes), run.sizes.recorded()
-    sizes = {
-        name: size
-        for name, size in own.items()
-        if (size or name not in ("n_sample", "n_probe"))
-        and (name in recorded or not name.startswith("projection_"))
-    }
-    del sizes["widened"]
+    and without that of the precision, which the plan has."""
+    recorded = run.sizes.recorded()
+    sizes = {k: v for k, v in recorded.items() if v or k not in ("n_sample", "n_probe")}
+    sizes.pop("widened", None)
     named = {"n_sample": "n_nystrom"} if "n_nystrom" in options_of(run.method.name) else {}
     return {named.get(name, name): size for name, size in sizes.items()}
 
