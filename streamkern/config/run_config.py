@@ -104,7 +104,7 @@ class ExecutionConfig(Table):
         nothing is saved.
     precision : precision of the arithmetic; "auto": the fastest that is as good as float32, and
         float64 for values where all rows are centers: of fewer than 4096 rows, and of up to 16 384
-        in whose noise the rounding of float32 would not be hidden. "exact" is float32,
+        with so little noise that the rounding of float32 would show. "exact" is float32,
         "float64" is float64, "high", "integer" and "fast" are GPU modes.
     device : device of the computation; "auto": a GPU that CuPy can use, else the CPU.
     accelerator : accelerator of the CPU; "auto": Numba if it is installed and the work outweighs

@@ -120,10 +120,10 @@ class Direct(Method[DirectSizes]):
     def rounding_shows(problem: ProblemShape, ridge: float) -> bool:
         """Return whether predictions are better with kernel values in float64 than in float32.
 
-        By the equations, the residual of row i is r_i = n ridge alpha_i. Independent errors of
-        eps in the kernel values change a prediction by about eps sqrt(n) times the root mean square
-        of alpha, so by eps sqrt(n) / (n ridge) times that of the residuals. With fewer rows than
-        are factored in float32, float64 costs little.
+        By the equations, the residual of row i is r_i = n ridge alpha_i. Independent errors of at
+        most eps in kernel values up to 1 change a prediction by at most about eps sqrt(n) times the
+        root mean square of alpha, so by eps sqrt(n) / (n ridge) times that of the residuals. With
+        fewer rows than are factored in float32, float64 costs little.
         """
         n = problem.p
         few = n < NARROW_ROWS or problem.posterior

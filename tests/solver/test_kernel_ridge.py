@@ -185,6 +185,25 @@ def test_float32_for_many_rows_that_need_no_posterior() -> None:
         assert Direct.factor_dtype(maths.replace(problem, **changes)) == dtype
 
 
+@pytest.mark.parametrize("tau", [1e-4, 1e-2])
+@pytest.mark.parametrize("n", [200, 800])
+def test_rounding_shows_where_it_is_large_beside_the_residuals(n: int, tau: float) -> None:
+    """The bound of the rule against kernel values that are rounded, with weights in float64."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((n, 4))
+    y = np.sin(X[:, 0]) + 0.3 * rng.standard_normal(n)
+    K = ref.laplace(X, X, 2.0)
+    alpha = np.linalg.solve(K + tau * np.eye(n), y)
+    change = (K.astype(np.float32) - K) @ alpha
+    measured = np.linalg.norm(change) / np.linalg.norm(tau * alpha)
+    bound = direct.ROUNDOFF * np.sqrt(n) / tau
+    assert 0.05 * bound < measured < bound
+    problem = maths.replace(maths.problem_of(X, 1, cycled=n), rows_are_centers=True, p=n)
+    with patch.object(direct, "NARROW_ROWS", 1):
+        shows = Direct.rounding_shows(problem, tau / n)
+    assert shows == (bound >= direct.MIN_ROUNDING)
+
+
 def test_without_a_ridge_it_goes_through_all_targets() -> None:
     case = case_of(0.0)
     solver = case.solver()
