@@ -21,6 +21,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
+import scipy.sparse
 from threadpoolctl import ThreadpoolController
 
 from streamkern.backend import lapack
@@ -98,6 +99,11 @@ class Backend(DenseAlgebra):
 
     def __enter__(self) -> Backend:
         return self
+
+    @property
+    def sparse(self) -> Any:
+        """The library of sparse matrices for arrays of `xp`."""
+        return scipy.sparse
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -276,6 +282,15 @@ class Backend(DenseAlgebra):
                     self.xp.subtract(a[:, k, None], B[:, k], out=part)
                     self.xp.absolute(part, out=part)
                     total += part
+
+    def multiply_sparse(self, rows: Sequence[Array], columns: Sequence[Array], out: Array) -> None:
+        """Set out to a product of two sparse matrices in CSR form, (m, v) and (v, p).
+
+        rows, columns : values, column numbers, and starts of the rows in both. out : (m, p).
+        """
+        csr, (m, p) = self.sparse.csr_matrix, out.shape
+        v = len(columns[2]) - 1
+        out[...] = (csr(tuple(rows), shape=(m, v)) @ csr(tuple(columns), shape=(v, p))).toarray()
 
     def add_unequal(self, A: Array, B: Array, weights: Sequence[float], out: Array) -> None:
         """Add to out the weights of the columns in which rows differ.

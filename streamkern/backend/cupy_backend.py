@@ -139,6 +139,11 @@ class CupyBackend(Backend):
         self.release()  # the pool keeps an arena per stream, and the next backend has another one
         super().close()
 
+    @property
+    def sparse(self) -> Any:
+        """The library of sparse matrices for arrays of `xp`."""
+        return on_demand("cupyx.scipy.sparse")
+
     def describe(self) -> dict[str, object]:
         """Return the device and everything that may choose another algorithm or order of sums."""
         cuda_api = self.xp.cuda

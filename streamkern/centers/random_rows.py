@@ -11,9 +11,17 @@ from streamkern.basics.array_types import Ints
 from streamkern.basics.errors import DataError, NonFiniteError
 from streamkern.basics.optional import on_demand
 from streamkern.centers.selector import CenterSelector
+from streamkern.ingest.numeric import is_sparse
 from streamkern.store.row_block import RowBlock, concatenated
 from streamkern.store.sample_weights import weights_of
-from streamkern.stream.sources.alignment import check_row_shape
+from streamkern.store.sparse_rows import (
+    PackedRows,
+    is_packed,
+    packed_distances,
+    stays_sparse,
+    widened,
+)
+from streamkern.stream.sources.alignment import AS_SPARSE, check_row_shape
 from streamkern.stream.sources.base import BaseSource, read_units
 from streamkern.stream.sources.sampling import MANY_UNITS, choose_rows, origins_of, read_rows
 
@@ -97,9 +105,14 @@ def all_rows(source: BaseSource, seed: int) -> RowBlock:
     return concatenated(list(read_units(source, range(source.n_units), seed, 0)))
 
 
-def as_centers(array: npt.ArrayLike) -> npt.NDArray[Any]:
-    """Return centers given by the user as an array: (p, ...), finite numbers."""
-    X = np.asarray(array)
+def as_centers(array: Any) -> npt.NDArray[Any]:
+    """Return centers given by the user as an array: (p, ...), finite numbers; packed if sparse."""
+    if is_sparse(array):
+        rows = PackedRows.of_matrix(array)
+        long = stays_sparse(rows.n_features, rows.shape[2])
+        X = rows[:] if long else np.asarray(array.toarray())
+    else:
+        X = np.asarray(array)
     if X.dtype.kind not in "fiu":
         raise DataError(f"centers have dtype {X.dtype}", "convert them to a floating type")
     if X.ndim < 2 or len(X) == 0:
@@ -112,6 +125,8 @@ def as_centers(array: npt.ArrayLike) -> npt.NDArray[Any]:
 
 def check_center_features(shape: tuple[int, ...], row_shape: tuple[int, ...]) -> None:
     """Raise an error unless centers of a shape (p, ...) have the shape of rows of the data."""
+    if is_packed(shape[1:]) and len(row_shape) == 1:
+        raise DataError("centers are sparse rows, and the data has dense ones", f"{AS_SPARSE}")
     check_row_shape("centers have", shape[1:], "the data has rows of shape", row_shape)
 
 
@@ -119,6 +134,8 @@ def given_centers(array: npt.ArrayLike, row_shape: tuple[int, ...], n_outputs: i
     """Return a block of centers given by the user, checked; its targets are not used."""
     X = as_centers(array)
     check_center_features(X.shape, row_shape)
+    if is_packed(row_shape):
+        X = widened(X, row_shape)
     if X.dtype.kind == "i" or X.dtype.itemsize > 8:
         X = X.astype(np.float64)
     rows = np.arange(len(X), dtype=np.int64)
@@ -131,15 +148,19 @@ def random_order(p: int, seed: int) -> npt.NDArray[np.int64]:
     return np.random.default_rng([seed, CENTER_ORDER_STAGE]).permutation(p)
 
 
-def median_bandwidth(Z: npt.NDArray[Any], norm: str = "euclidean") -> float:
+def median_bandwidth(
+    Z: npt.NDArray[Any], norm: str = "euclidean", *, sparse: bool = False
+) -> float:
     """Return the median distance of pairs of up to 1 000 centers (Gretton et al. 2012, section 8).
 
     Z : (p, d) host array in random order. Equal rows do not count; if all are equal, any bandwidth
         is as good, and 1 is returned.
     norm : "euclidean", or "cityblock" for the L1 distance.
+    sparse : whether Z holds packed sparse rows; their distances are Euclidean
     """
-    distances = on_demand("scipy.spatial.distance").pdist(
-        np.asarray(Z[:BANDWIDTH_ROWS], np.float64), norm
+    Z = np.asarray(Z[:BANDWIDTH_ROWS], np.float64)
+    distances = (
+        packed_distances(Z) if sparse else on_demand("scipy.spatial.distance").pdist(Z, norm)
     )
     distances = distances[distances > 0]
     return float(np.median(distances)) if len(distances) else 1.0

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from streamkern.basics.text import singular, size_text
 from streamkern.cli.glossary import STORE_MEANINGS, with_meaning
 from streamkern.ingest.tables.encoder import Encoder
+from streamkern.store.sparse_rows import is_packed
 
 
 def store_text(store: Mapping[str, Any], *, explain: bool = False) -> str:
@@ -23,7 +24,7 @@ def store_text(store: Mapping[str, Any], *, explain: bool = False) -> str:
 
 def _facts(store: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the lines, by their names in the glossary."""
-    shape = " x ".join(str(k) for k in store["row_shape"])
+    shape = row_shape_text(store["row_shape"], store.get("sparse_features"))
     targets = store["targets"] if store["targets"] != "classes" else "classes: " + _few(store)
     facts = [
         ("rows", f"{store['n_rows']:,} rows of {shape} {store['dtype']}, "
@@ -40,6 +41,13 @@ def _facts(store: Mapping[str, Any]) -> list[tuple[str, str]]:
     if store.get("verified"):
         facts.append(("verified", "every chunk matches its digest"))
     return facts + [("note", f"note: {warning}") for warning in store["warnings"]]
+
+
+def row_shape_text(row_shape: Sequence[int], n_features: int | None) -> str:
+    """Return the shape of a row in words. n_features : of sparse rows"""
+    if is_packed(row_shape):
+        return f"{n_features:,} features, at most {row_shape[1]:,} of them not 0, sparse"
+    return " x ".join(map(str, row_shape))
 
 
 def encoder_facts(encoder: Mapping[str, Any] | None, where: str) -> list[tuple[str, str]]:

@@ -284,7 +284,8 @@ class KernelEstimator(CallbackSupport, FeatureImportances, Saving, BaseEstimator
             rows = inputs.checked_rows(holder, X, reset=True, numbers=numbers)
             names = getattr(holder, "feature_names_in_", None)
             columns = None if names is None else tuple(map(str, names))
-            return rows, Schema(rows.shape[1:], columns)
+            rows, form = inputs.sparse_if_long(rows)
+            return rows, Schema(rows.shape[1:], columns, file_form=form)
         one_class_each = is_classifier(self) and np.ndim(y) == 1
         y = checked_labels(y, len(X)) if one_class_each else targets.checked_values(y, len(X))
         seed = int(self._config(1).run.random_state)

@@ -57,7 +57,8 @@ _MORE = {
 
 ATTRIBUTES = """\
 centers_ : (p, d) the centers, in the order given or drawn, in the units the kernel sees: those
-    of X after scaling. With Fourier features (p, d + 1), their frequencies and phases.
+    of X after scaling. With Fourier features (p, d + 1), their frequencies and phases; of rows
+    that stay sparse, a sparse array of SciPy's.
 dual_coef_ : (p, c) their weights: f(X) = K(scaled X, centers_) @ dual_coef_ + intercept_.
     float64, but for classes in the precision of the training. On a log scale (`target_transform`)
     the sum s is log(1 + y / unit), and f(X) = gain * unit * (exp(s) - 1).

@@ -28,6 +28,7 @@ from streamkern.predict.calibration import Calibration
 from streamkern.rundir.checkpoint_format import Saved
 from streamkern.solver.posterior import Posterior
 from streamkern.solver.precondition.step_rule import StepRule, max_over_blocks
+from streamkern.store.sparse_rows import as_csr, is_packed, packed, sparse_features
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.transforms import Scale, Transform, is_deterministic
 from streamkern.stream.target_scale import TargetScale
@@ -149,10 +150,15 @@ class Schema:
         return facts
 
     @property
+    def n_features(self) -> int:
+        """Number of features of a row, encoded if it is of a table."""
+        return sparse_features(self.file_form) or math.prod(self.row_shape)
+
+    @property
     def attributes(self) -> dict[str, Any]:
         """The public attributes of an estimator that was trained on such data, by name."""
         encoded = self.encoder is not None and self.given_columns is not None
-        n_features = len(self.given_columns or ()) if encoded else math.prod(self.row_shape)
+        n_features = len(self.given_columns or ()) if encoded else self.n_features
         attributes: dict[str, Any] = {"n_features_in_": n_features}
         if self.given_columns is not None:
             attributes["feature_names_in_"] = np.array(self.given_columns, dtype=object)
@@ -236,9 +242,12 @@ class FittedModel:
 
     @property
     def centers(self) -> npt.NDArray[Any]:
-        """(p, d) the centers in the order of the run."""
-        in_order: npt.NDArray[Any] = self.attributes["centers_"][self.order]
-        return in_order
+        """(p, d) the centers in the order of the run; sparse ones packed, (p, 2 k)."""
+        in_order: Any = self.attributes["centers_"][self.order]
+        if is_packed(self.schema.row_shape):
+            in_order = packed(in_order, dtype=in_order.dtype).reshape(len(self.order), -1)
+        centers: npt.NDArray[Any] = in_order
+        return centers
 
     @classmethod
     def of_result(
@@ -260,8 +269,9 @@ class FittedModel:
             arrays["metric"] = kernel.metric
         setup = Saved(0, arrays, meta)
         warm = ParentRun("True", setup, None, centers, alpha, samples=result.samples)
+        sparse = is_packed(schema.row_shape)
         attributes = schema.attributes | {
-            "centers_": centers,
+            "centers_": as_csr(centers, schema.n_features) if sparse else centers,
             # Powers of two: nothing is rounded, and float64 holds values that float32 may not.
             "dual_coef_": alpha * (scale.astype(alpha.dtype) if model.classes else scale),
             "intercept_": _intercept(model),

@@ -29,6 +29,7 @@ from streamkern.ingest.tables.scan import Declared
 from streamkern.ingest.targets import TargetConverter
 from streamkern.store.layout import X_DTYPES
 from streamkern.store.packing import refuse_packed
+from streamkern.store.sparse_rows import PackedRows, stays_sparse
 from streamkern.store.store import Store
 from streamkern.stream.sources.alignment import check_row_shape
 from streamkern.stream.sources.arrays import ArraySource
@@ -218,13 +219,24 @@ def not_numbers(frame: Any) -> list[str]:
     ]
 
 
+def sparse_if_long(rows: Any) -> tuple[Any, dict[str, Any] | None]:
+    """Return checked rows, packed if they are sparse and long, and the form that records it."""
+    if not is_sparse(rows):
+        return rows, None
+    packed = PackedRows.of_matrix(rows)
+    if not stays_sparse(packed.n_features, packed.shape[2]):
+        return rows, None
+    return packed, {"sparse": packed.n_features}
+
+
 def sparse_note(X: Any) -> dict[str, str]:
     """Return the entry of a report for sparse rows; empty for dense ones."""
     if not is_sparse(X):
         return {}
     made = "" if X.format == "csr" else f", of {X.format.upper()} made CSR once"
     share = X.nnz / max(1, math.prod(X.shape))
-    return {"sparse": f"{share:.2%} of the entries are stored; batches are made dense{made}"}
+    form = "batches are made dense" if sparse_if_long(X)[1] is None else "rows stay sparse"
+    return {"sparse": f"{share:.2%} of the entries are stored; {form}{made}"}
 
 
 @contextlib.contextmanager

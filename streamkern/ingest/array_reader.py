@@ -27,12 +27,13 @@ from streamkern.ingest.columns import ReadRequest, split_columns
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.decompress import DAMAGE
 from streamkern.ingest.frames import is_frame, names_of_columns
-from streamkern.ingest.group_arrays import decoded_array
+from streamkern.ingest.group_arrays import SparseRows, decoded_array
 from streamkern.ingest.numeric import is_sparse, no_rows, numbers_of, numeric, with_lengths
 from streamkern.ingest.reader import Reader, with_targets
 from streamkern.ingest.received import received, received_targets
 from streamkern.store.conventions import check_dimensions
 from streamkern.store.sample_weights import warn_of_unused
+from streamkern.store.sparse_rows import PackedRows, longest_row
 
 _ENDS = (slice(0, 256), slice(-256, None))
 _SLAB = 2**20  # bytes of an array that are made contiguous and digested at a time
@@ -93,10 +94,20 @@ class ArrayReader(Reader):
         self.natural_dtype, self.identity = np.dtype(X.dtype), identity
         self._X, self._y, self._w, self._where = X, y, w, where
         self._aligned, self._labels = aligned, labels
+        if is_sparse(X) or isinstance(X, SparseRows):
+            longest = longest_row(X.indptr, X.shape[1]) if is_sparse(X) else X.longest
+            self.sparse_shape = int(X.shape[1]), longest
         self._order = None if order is None else np.array(order)
         self.encoder = encoder
         self.columns = None if columns is None else tuple(columns)
         self.target_columns = None if target_columns is None else tuple(target_columns)
+
+    def pack(self, width: int) -> None:
+        super().pack(width)
+        X, csr = self._X, getattr(self._X, "csr", None)
+        csr = csr or (lambda start, stop: X[start:stop])
+        self._X = PackedRows(csr, X.shape, width, X.dtype)
+        self.natural_dtype = self._X.dtype
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
         n_rows = int(self._X.shape[0])

@@ -21,6 +21,7 @@ from streamkern.ingest.tables.numbers import is_number, numbers
 from streamkern.store import layout
 from streamkern.store.packing import native
 from streamkern.store.sample_weights import as_weights
+from streamkern.store.sparse_rows import is_packed, widened
 
 
 class RawBlock(NamedTuple):
@@ -111,15 +112,18 @@ class FeatureConverter:
         first rows; later rows of a dtype that it cannot represent raise DataError.
     input_dtype : the dtype of all rows if it is known, otherwise that of `first`
     can_widen : whether error messages may suggest a wider dtype
+    packed : whether rows are packed sparse rows
     """
 
     def __init__(
-        self, first: RawBlock, dtype: Any = None, input_dtype: Any = None, *, can_widen: bool = True
-    ) -> None:
+        self, first: RawBlock, dtype: Any = None, input_dtype: Any = None, *,
+        can_widen: bool = True, packed: bool = False,
+    ) -> None:  # fmt: skip
         shape = first.X.shape[1:]
         self._source_shape = shape
         # (n, h, w) images get their one channel.
-        self.row_shape: tuple[int, ...] = (*shape, 1) if len(shape) == 2 else shape
+        images = len(shape) == 2 and not packed
+        self.row_shape: tuple[int, ...] = (*shape, 1) if images else shape
         self._dtype_inferred, self._can_widen = dtype is None, can_widen
         self.dtype: np.dtype[Any] = (
             _storage_dtype(first.X.dtype if input_dtype is None else input_dtype, first.where)
@@ -127,6 +131,12 @@ class FeatureConverter:
             else layout.wanted_dtype(dtype)
         )
         layout.check_row_layout(self.row_shape, self.dtype, f"X of {first.where}")
+        if packed and self.dtype not in (np.float32, np.float64):
+            raise DataError(
+                f"X of {first.where} is sparse, and {self.dtype} does not hold feature numbers",
+                f"give {mention('dtype', 'float32')}, or leave it out",
+            )
+        self._packed = packed
 
     def convert(self, block: RawBlock) -> NDArray[Any]:
         """Convert to (k, *row_shape) of `dtype`, C order, finite.
@@ -153,6 +163,8 @@ class FeatureConverter:
         if self._dtype_inferred:
             warn_of_rounding(X, block)
         with np.errstate(over="ignore", invalid="ignore"):
+            if self._packed:
+                X = widened(X, self.row_shape)
             out = np.ascontiguousarray(X, dtype=self.dtype).reshape(len(X), *self.row_shape)
         if self.dtype.kind == "u" and X.dtype.newbyteorder("=") != self.dtype:
             flat = X.reshape(len(X), -1)
@@ -174,6 +186,18 @@ class FeatureConverter:
                 f"{wider}divide the column by a constant",
             )  # fmt: skip
         return out
+
+    def fit_to(self, row_shape: tuple[int, ...]) -> None:
+        """Give packed rows the length of those of a store. DataError if they are longer."""
+        if not (self._packed and is_packed(row_shape)):
+            return
+        if self.row_shape[1] > row_shape[1]:
+            raise DataError(
+                f"X has a row with {self.row_shape[1]} entries that are not 0, and the rows of the "
+                f"store have at most {row_shape[1]}",
+                "ingest all rows together, to a new store",
+            )
+        self.row_shape = row_shape
 
     def _refuse_wider(self, block: RawBlock) -> None:
         wanted = _storage_dtype(block.X.dtype, block.where)

@@ -33,6 +33,7 @@ from streamkern.ingest.tables.key_columns import RowCounter
 from streamkern.ingest.targets import TargetConverter
 from streamkern.store.class_labels import KnownClasses
 from streamkern.store.layout import StoreSpec
+from streamkern.store.sparse_rows import is_packed
 
 _SAVE_EVERY = 1 << 28  # bytes spooled between two points from which an interrupted pass can resume
 
@@ -110,9 +111,7 @@ def spool_rows(
     if first is None or len(first.X) == 0:
         raise DataError("the input has no rows", "give at least one")
     narrow = dtype is None and reader.as_text
-    natural = reader.natural_dtype if like is None else like.x_dtype
-    text = np.float32 if like is None else like.x_dtype
-    features = FeatureConverter(first, text if narrow else dtype, natural, can_widen=like is None)
+    features = _features(reader, first, dtype, like)
     known = None
     if like is not None and like.classes is not None:
         known = KnownClasses(like.classes, like.label_dtype)
@@ -159,6 +158,22 @@ def spool_rows(
     return rows
 
 
+def _features(
+    reader: Reader, first: RawBlock, dtype: Any, like: StoreSpec | None
+) -> FeatureConverter:
+    """Return the converter of the features. like : as of `spool_rows`"""
+    natural, text = reader.natural_dtype, np.dtype(np.float32)
+    if like is not None:
+        natural = text = like.x_dtype
+    features = FeatureConverter(
+        first, text if dtype is None and reader.as_text else dtype, natural,
+        can_widen=like is None, packed=reader.width is not None,
+    )  # fmt: skip
+    if like is not None:
+        features.fit_to(like.row_shape)
+    return features
+
+
 def _counter(reader: Reader, features: FeatureConverter, spool: Spool) -> RowCounter | None:
     """Return a counter that checks the first of several columns of a table for an index.
 
@@ -171,6 +186,8 @@ def _counter(reader: Reader, features: FeatureConverter, spool: Spool) -> RowCou
 
 def _check_shape(first: RawBlock, features: FeatureConverter, wanted: tuple[int, ...]) -> None:
     """Raise DataError unless rows have the shape that `like` requires."""
+    if is_packed(features.row_shape) and is_packed(wanted):
+        return
     if features.row_shape != wanted:
         raise DataError(
             f"{first.where} has rows of shape {features.row_shape}, and those of the store that "

@@ -7,6 +7,7 @@ These are the groups of AnnData, in Zarr and HDF5 alike, and sparse groups with 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,14 @@ from streamkern.basics.text import size_text, some
 from streamkern.basics.warning import warn
 from streamkern.store.conventions import CSR_MEMBERS, is_group
 from streamkern.store.packing import Unpacked, mask_to_nan, native, packing_of
+from streamkern.store.sparse_rows import longest_row
 
 Get = Callable[[str], Any]
 """Function that returns a member of the group by name, checked like an array of the file."""
 
 
 class SparseRows:
-    """Rows (n, d) of a CSR matrix whose parts are read by slices; the rows read are dense.
+    """Rows (n, d) of a CSR matrix whose parts are read by slices; a slice of rows is dense.
 
     data, indices : (nnz,) and indptr : (n + 1,), anything with slices
     """
@@ -55,10 +57,24 @@ class SparseRows:
                 f"and the matrix {shape}"
             )
 
+    @cached_property
+    def longest(self) -> int:
+        """The length of the packed rows; reads indptr."""
+        most, step = 1, 1 << 20
+        for start in range(0, self.shape[0], step):
+            indptr = np.asarray(self._indptr[start : start + step + 1]).astype(np.int64)
+            most = max(most, longest_row(indptr, self.shape[1]))
+        return most
+
     def __getitem__(self, rows: slice) -> NDArray[Any]:
         start, stop, _ = rows.indices(self.shape[0])
         if stop <= start:
             return np.empty((0, self.shape[1]), self.dtype)
+        dense: NDArray[Any] = self.csr(start, stop).toarray()
+        return dense
+
+    def csr(self, start: int, stop: int) -> Any:
+        """Return rows `start` to `stop` as a CSR array of SciPy's; at least one row."""
         indptr = np.asarray(self._indptr[start : stop + 1]).astype(np.int64)
         low, high = int(indptr[0]), int(indptr[-1])
         if (np.diff(indptr) < 0).any() or low < 0 or high > self._data.shape[0]:
@@ -77,8 +93,7 @@ class SparseRows:
                 f"{self._name} has a column twice in one of the rows {start} to {stop - 1}",
                 "add them up with sum_duplicates() of SciPy",
             )
-        dense: NDArray[Any] = matrix.toarray()
-        return dense
+        return matrix
 
     def _damaged(self, why: str) -> DataError:
         return DataError(f"{self._name} is no CSR matrix: {why}", "write it again")

@@ -26,6 +26,8 @@ class Reader:
 
     n_rows : None if it is known only after the last row was read
     n_dropped : number of rows without a target that were left out so far
+    sparse_shape : features, and length of the packed rows, of rows that are sparse; else None
+    width : length of the rows if they are packed sparse rows, see `pack`
     natural_dtype : dtype of all of X; None if it is unknown before X is read
     as_text : whether numbers are text, whose natural dtype is wider than usually needed
     targets_as_text : whether all targets are text, as in a CSV
@@ -41,6 +43,8 @@ class Reader:
     typed : whether columns have types, so that text is never a number
     """
 
+    sparse_shape: tuple[int, int] | None = None
+    width: int | None = None
     natural_dtype: np.dtype[Any] | None = None
     as_text = targets_as_text = has_cells = typed = False
     identity: Any = None
@@ -71,12 +75,19 @@ class Reader:
         """Yield blocks of rows from row `start` to the end."""
         raise NotImplementedError
 
+    def pack(self, width: int) -> None:
+        """Yield packed sparse rows (2, width) from now on; for readers with a `sparse_shape`."""
+        assert self.sparse_shape is not None
+        self.width = width
+        self.file_form = {**(self.file_form or {}), "sparse": self.sparse_shape[0]}
+
     def _describe_as(self, other: Reader) -> None:
         """Copy the description of the rows of another reader."""
         self.natural_dtype, self.as_text = other.natural_dtype, other.as_text
         self.targets_as_text, self.typed = other.targets_as_text, other.typed
         self.identity, self.encoder = other.identity, other.encoder
         self.has_cells, self.file_form = other.has_cells, other.file_form
+        self.sparse_shape, self.width = other.sparse_shape, other.width
         self.columns, self.target_columns = other.columns, other.target_columns
         self.weight_column = other.weight_column
 
@@ -101,6 +112,11 @@ class FileReader(Reader):
         with explained_damage(self._url):
             yield from self.reader.blocks(start, block_bytes)
 
+    def pack(self, width: int) -> None:
+        super().pack(width)
+        self.reader.pack(width)
+        self.natural_dtype, self.as_text = self.reader.natural_dtype, self.reader.as_text
+
 
 class ManyReader(Reader):
     """Several files with the same columns, one after another."""
@@ -114,6 +130,10 @@ class ManyReader(Reader):
         for name in ("as_text", "targets_as_text", "has_cells", "typed"):
             setattr(self, name, all(getattr(reader, name) for reader in readers))
         self.identity = [reader.identity for reader in readers]
+        shapes = [reader.sparse_shape or (0, 0) for reader in readers]
+        if self.sparse_shape is not None:
+            alike = len({d for d, _ in shapes}) == 1
+            self.sparse_shape = max(shapes, key=lambda shape: shape[1]) if alike else None
         if any(reader.encoder != self.encoder for reader in readers):
             raise DataError(
                 f"{some([name for name, _ in self.files])} were encoded in different ways",
@@ -142,6 +162,13 @@ class ManyReader(Reader):
                 row += len(block.X)
                 if skip < len(block.X) or block.dropped:
                     yield block.part(skip)
+
+    def pack(self, width: int) -> None:
+        super().pack(width)
+        for reader in self._readers:
+            reader.pack(width)
+        self.natural_dtype = np.result_type(*(reader.natural_dtype for reader in self._readers))
+        self.as_text = self._readers[0].as_text
 
 
 def with_targets(block: RawBlock, marks: Marks | None) -> RawBlock:

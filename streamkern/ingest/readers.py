@@ -40,6 +40,7 @@ from streamkern.ingest.reader import FileReader, KeptRows, ManyReader, Reader
 from streamkern.ingest.svmlight_files import open_svmlight, read_alike
 from streamkern.ingest.tables.missing import Marks
 from streamkern.ingest.zarr_groups import arrays_of_group, has_array, open_zarr, own_state
+from streamkern.store.sparse_rows import sparse_features, stays_sparse
 
 
 def open_reader(
@@ -94,7 +95,29 @@ def open_reader(
         x, y, sample_weight, targets, wanted, tuple(dropped), cells, marks, drop_missing
     )
     reader = _reader(inputs, request, opener)
+    _pack_sparse(reader, opener.form.recorded)
     return KeptRows(reader, request) if drop_missing else reader
+
+
+def _pack_sparse(reader: Reader, recorded: Mapping[str, Any] | None) -> None:
+    """Keep sparse rows sparse if those before are, or if they are long; else they become dense.
+
+    recorded : the form of earlier files of the same data, if there are some
+    """
+    if reader.sparse_shape is None:
+        return
+    n_features, longest = reader.sparse_shape
+    before = sparse_features(recorded)
+    if before is None:
+        if recorded is None and stays_sparse(n_features, longest):
+            reader.pack(longest)
+    elif before != n_features:
+        raise DataError(
+            f"the rows have {n_features:,} features, and those before {before:,}",
+            "give rows with the same features",
+        )
+    else:
+        reader.pack(longest)
 
 
 def _reader(inputs: Any, request: ReadRequest, opener: FileOpener) -> Reader:

@@ -1,7 +1,7 @@
 """Read svmlight and libsvm files, whose rows are a label and the features that are not 0.
 
-A first pass finds the number of features, whether they are counted from 0 or from 1, and whether
-all labels are integers; then rows are made dense in pieces.
+A first pass finds the number of features, whether they are counted from 0 or from 1, the longest
+row, and whether all labels are integers; then rows are made dense, or packed, in pieces.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.input_files import FileOpener, Url
 from streamkern.ingest.reader import FileReader, Reader
 from streamkern.ingest.tables.key_columns import text_is_rounded, warn_of_rounded
+from streamkern.store.sparse_rows import MAX_GAP, longest_row, packed
 
 _PIECE = 4 << 20  # bytes of text that are parsed at a time
 _MAX_FEATURES = 1 << 24
@@ -95,16 +96,23 @@ class SvmlightReader(Reader):
             "first": 1 - self._zero_based,
             "n_features": self._width,
         }
-        if self._width > _MAX_FEATURES:
-            raise DataError(
-                f"{self._where} has the feature {highest}",
-                f"rows are made dense, and at most {_MAX_FEATURES:,} features can be: hash or "
-                "choose features first",
-            )
+        self.sparse_shape = self._width, self._longest + self._width // MAX_GAP
+
+    def pack(self, width: int) -> None:
+        super().pack(width)
+        self.natural_dtype, self.as_text = np.dtype(np.float32), False
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
-        step = max(1, block_bytes // (8 * self._width))
-        check_row_bytes(8 * self._width, 1, self._where, block_bytes)
+        row_bytes = 8 * (2 * self.width if self.width is not None else self._width)
+        if self.width is None and self._width > _MAX_FEATURES:
+            raise DataError(
+                f"{self._where} has {self._width:,} features, and a row with {self._longest:,} "
+                "that are not 0",
+                f"such rows are made dense, and at most {_MAX_FEATURES:,} features can be: hash or "
+                "choose features first",
+            )
+        step = max(1, block_bytes // row_bytes)
+        check_row_bytes(row_bytes, 1, self._where, block_bytes)
         for first, lines in self._pieces():
             if first + len(lines) <= start:
                 continue
@@ -113,8 +121,9 @@ class SvmlightReader(Reader):
                 X, y = self._parsed(part, first + a, self._width, self._zero_based)
                 self._look_for_rounding(X, part)
                 labels = y.astype(np.int64) if self._whole else y
+                rows = X.toarray() if self.width is None else packed(X, self.width)
                 yield RawBlock(
-                    X.toarray(), labels if self._targets else np.empty((len(y), 0)),
+                    rows, labels if self._targets else np.empty((len(y), 0)),
                     self._where, first + a,
                 )  # fmt: skip
 
@@ -138,9 +147,11 @@ class SvmlightReader(Reader):
     def _look(self) -> None:
         """Count the rows, and find the lowest and highest index and whether labels are integers."""
         n_rows, lowest, highest, integers = 0, np.iinfo(np.int64).max, -1, True
+        self._longest = 1
         for first, lines in self._pieces():
             X, y = self._parsed(lines, first, None, True)
             n_rows += len(y)
+            self._longest = max(self._longest, longest_row(X.indptr, 0))
             if X.nnz:
                 lowest = min(lowest, int(X.indices.min()))
                 highest = max(highest, int(X.indices.max()))

@@ -66,6 +66,8 @@ class Kernel:
     metric: npt.NDArray[np.float64] | None = None
     categorical: CategoricalFeatures = ()
     """Features that are also compared for equality, and their weights: see `categorical`."""
+    sparse: bool = False
+    """Whether points are packed sparse rows, see `sparse`."""
     explicit: bool = False
     """Whether the columns are explicit features, whose weights have the Euclidean norm, rather
     than k(., z), whose weights have that of the RKHS."""
@@ -202,11 +204,11 @@ class Kernel:
             described["metric"] = {"shape": list(self.metric.shape), "sha256": digest}
         if self.categorical:
             described["categorical"] = [list(pair) for pair in self.categorical]
-        return described
+        return described | ({"sparse": True} if self.sparse else {})
 
     def parameters(self) -> dict[str, object]:
         """Return the plain values among the attributes, without derived ones."""
-        hidden = ("metric", "expression", "geometry")
+        hidden = ("metric", "expression", "geometry", "sparse")
         plain = str | int | float | None
         return {k: v for k, v in vars(self).items() if isinstance(v, plain) and k not in hidden}
 
@@ -218,10 +220,9 @@ class Kernel:
         return f"{type(self).__name__}({', '.join(shown)}){self._metric_text()}"
 
     def _metric_text(self) -> str:
-        metric = "" if self.metric is None else f" in a metric of shape {self.metric.shape}"
-        return metric + (
-            f" with categorical features {self.categorical}" if self.categorical else ""
-        )
+        text = " of sparse rows" if self.sparse else ""
+        text += "" if self.metric is None else f" in a metric of shape {self.metric.shape}"
+        return text + (f" with categorical features {self.categorical}" if self.categorical else "")
 
 
 class _Composite(Kernel):

@@ -24,6 +24,7 @@ from streamkern.kernels.parameters import (
     positive_parameter,
     sample_values,
 )
+from streamkern.kernels.sparse import of_sparse_rows
 
 if TYPE_CHECKING:
     from streamkern.backend.base import Array
@@ -275,9 +276,10 @@ def get_kernel(
             f"give {mention('metric=')} beside it, or a Kernel object with its metric as the "
             f"estimator's kernel or as {mention('model.kernel')}",
         )
-    categorical = table.pop("categorical", ())
+    categorical, sparse = table.pop("categorical", ()), table.pop("sparse", False)
     made = _made(table, bandwidth)
     made = made.with_categorical(categorical) if categorical else made
+    made = of_sparse_rows(made) if sparse else made
     return made if metric is None else made.with_metric(metric)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from streamkern.backend.base import Array, Backend
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.kernels.base import Kernel
+from streamkern.kernels.postings import Postings
 
 PRECISIONS = ("exact", "high", "fast", "integer", "float64")
 
@@ -24,6 +25,7 @@ class Points:
     left : (n, k) rows [l, -2 a, |a|^2, 1], or None; l : the values of categorical features.
     right : (n, k) rows [l, b, 1, |b|^2], or None.
     norms : (n,), if kept separately; rows are then a and b alone. See `norms_in_columns`.
+    postings : of `right`, if it holds packed sparse rows that nothing else writes to
 
     Only the side in use is kept: a batch and a block of centers never change sides.
     """
@@ -31,6 +33,7 @@ class Points:
     left: Array | None
     right: Array | None
     norms: Array | None = None
+    postings: Postings | None = None
 
     def __len__(self) -> int:
         return int(self._side.shape[0])
@@ -66,7 +69,17 @@ class Points:
 
     def columns(self) -> Points:
         """Return the right side alone."""
-        return Points(None, self.right, self.norms)
+        return Points(None, self.right, self.norms, self.postings)
+
+
+def with_postings(backend: Backend, points: Points) -> Points:
+    """Return points of packed sparse rows with the postings of their right side, if they have one.
+
+    Nothing may write to that side afterwards.
+    """
+    if points.right is None or points.postings is not None:
+        return points
+    return replace(points, postings=Postings.of_rows(backend, points.right))
 
 
 @dataclass(frozen=True)
@@ -79,7 +92,7 @@ class Grid:
 
 def norms_in_columns(backend: Backend, kernel: Kernel) -> bool:
     """Return whether the GEMM adds the norms: the backend prefers it, and distances are needed."""
-    return backend.norms_in_columns and kernel.geometry == "distance"
+    return backend.norms_in_columns and kernel.geometry == "distance" and not kernel.sparse
 
 
 def point_columns(d: int, precision: str, kernel: Kernel) -> int:
@@ -101,6 +114,8 @@ def point_width(d: int, precision: str, backend: Backend, kernel: Kernel) -> int
 def point_bytes(d: int, precision: str, backend: Backend, kernel: Kernel) -> int:
     """Return bytes of a prepared row on one side, with its norm if kept separately."""
     row = point_width(d, precision, backend, kernel) * backend.operand_dtype(precision).itemsize
+    if kernel.sparse:  # of the postings: a feature, its place, the row and the value of each entry
+        row += d // 2 * (20 + backend.operand_dtype(precision).itemsize)
     apart = not norms_in_columns(backend, kernel)
     return row + ((8 if precision == "float64" else 4) if apart else 0)
 
@@ -133,6 +148,11 @@ def check_precision(precision: str, kernel: Kernel) -> None:
             f"{mention('precision', 'integer')} is for features as they are, and {kernel} moves "
             f"them",
             "use 'auto'",
+        )
+    if precision not in ("exact", "float64") and kernel.sparse:
+        raise ConfigError(
+            f"{mention('precision', precision)} rounds features, and {kernel} reads their numbers",
+            "use 'exact' or 'float64'",
         )
     if precision not in ("exact", "float64") and kernel.categorical:
         raise ConfigError(

@@ -42,7 +42,9 @@ from streamkern.kernels.points import (
     norms_in_columns,
     point_columns,
     point_width,
+    with_postings,
 )
+from streamkern.kernels.postings import SPARSE_TILE, prepare_sparse, sparse_products
 from streamkern.planning.memory import n_groups
 
 SNAP = 2.0**-6
@@ -104,12 +106,12 @@ class KernelOperator:
             self.metric = backend.asarray(kernel.metric.T / kernel.bandwidth, self.dtype)
         self.operand_dtype = backend.operand_dtype(precision)
         self.origin = shift
-        self.scale = 1.0
+        self.scale = 1 / float(kernel.bandwidth) ** 2 if kernel.sparse else 1.0
         if grid is not None:
             self.scale = (grid.step / kernel.bandwidth) ** 2
             if shift is not None:
                 shift = np.rint((np.asarray(shift, np.float64) - grid.offset) / grid.step)
-        if kernel.geometry == "inner":
+        if kernel.geometry == "inner" or kernel.sparse:
             shift = None
         self.shift = None if shift is None else backend.asarray(shift, self.dtype)
 
@@ -124,7 +126,7 @@ class KernelOperator:
             split by `Kernel.columns`.
         """
         xp = self.backend.xp
-        X, numbers = xp.asarray(X, self.dtype), None
+        X, numbers, given = xp.asarray(X, self.dtype), None, out is not None
         if right or (out is not None and out.right is not None):
             X, numbers = self.kernel.columns(X)
         if out is None:
@@ -137,7 +139,7 @@ class KernelOperator:
         if numbers is not None:
             assert out.norms is not None
             out.norms[...] = numbers
-        return out
+        return out if given or not self.kernel.sparse else with_postings(self.backend, out)
 
     def empty_points(
         self, n: int, width: int, *, left: bool = False, right: bool = False
@@ -160,6 +162,10 @@ class KernelOperator:
 
     def _prepare(self, X: Array, out: Points) -> None:
         """Shift, scale, round and extend a few rows, few enough to stay in cache."""
+        if self.kernel.sparse:
+            assert out.norms is not None
+            prepare_sparse(self.backend, X, out.left, out.right, out.norms)
+            return
         backend, shape = self.backend, (len(X), self.kernel.features(X.shape[1]))
         splits, own = self.precision not in ("exact", "float64"), out.norms
         with (
@@ -280,6 +286,9 @@ class KernelOperator:
         in_place = keep is not None and backend.kept_in_place
         width = p if in_place else backend.tile_width(B.width)
         slabs = tiles(m, backend.tile_rows)
+        if self.kernel.sparse:
+            width, slabs = max(p, 1), tiles(m, max(1, SPARSE_TILE // max(p, 1)))
+            B = with_postings(backend, B)
         groups = self._column_groups(p, width, len(slabs), 1 if W is None else W.shape[1])
 
         def walk(sums: Array | None) -> None:
@@ -287,7 +296,8 @@ class KernelOperator:
                 rows, g = item
                 share = None if sums is None else sums[g, rows]
                 for cols in groups[g]:
-                    self._tile(A[rows], B[cols], rows, cols, W, share, keep, same)
+                    columns = B if self.kernel.sparse else B[cols]
+                    self._tile(A[rows], columns, rows, cols, W, share, keep, same)
 
             if sums is not None:
                 sums[...] = 0
@@ -325,7 +335,9 @@ class KernelOperator:
         norms = None if A.norms is None else (A.norms, B.norms)
         lent = nullcontext(keep) if in_place else backend.workspace((len(A), len(B)), self.dtype)
         with lent as tile:
-            if self.kernel.geometry == "l1":
+            if B.postings is not None:
+                sparse_products(backend, A.left, B.postings, tile)
+            elif self.kernel.geometry == "l1":
                 backend.l1_distances(A.left, B.right, tile)
             else:
                 start = len(self.categorical_columns)
@@ -338,9 +350,8 @@ class KernelOperator:
                     )  # fmt: skip
             if same is not None:
                 self._mark_same(tile, A, rows, cols, same)
-            backend.finish_tile(
-                self.kernel, tile, norms, self.scale, None if W is None else W[cols], share, keep
-            )
+            W = None if W is None else W[cols]
+            backend.finish_tile(self.kernel, tile, norms, self.scale, W, share, keep)
 
     def matrix(self, A: Points, B: Points, out: Array | None = None) -> Array:
         """Return K(A, B), (m, p)."""

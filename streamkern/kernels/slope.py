@@ -36,7 +36,7 @@ class Slope(Kernel):
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel.bandwidth, metric=kernel.metric)
-        if kernel.geometry != "distance" or kernel.explicit:
+        if kernel.geometry != "distance" or kernel.explicit or kernel.sparse:
             raise ConfigError(
                 f"{kernel} is no function of the Euclidean distance of two points, and has no "
                 "gradient that comes of distances",

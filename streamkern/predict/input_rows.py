@@ -61,7 +61,9 @@ class FileRows:
             raise DataError("the input has no rows", "give a file with one at least")
         # Nothing is rounded, whatever the dtype of the store that the model was trained on.
         natural = reader.natural_dtype
-        self._features = FeatureConverter(first, np.float64 if natural is None else None, natural)
+        self._features = FeatureConverter(
+            first, np.float64 if natural is None else None, natural, packed=reader.width is not None
+        )
         self._targets = None
         self.row_shape, self.n_rows = self._features.row_shape, reader.n_rows
         self.columns, self.files, self.encoder = reader.columns, reader.files, reader.encoder

@@ -180,7 +180,7 @@ def create_array(
         chunks=(chunk_rows, *shape[1:]),
         dtype=dtype,
         filters=None,
-        compressors=layout.codecs(dtype, compress),
+        compressors=layout.codecs(dtype, compress, shape[1:]),
         fill_value=0,
         dimension_names=names,
         config={"write_empty_chunks": True},

@@ -20,6 +20,7 @@ from streamkern.basics.errors import DataError, StreamkernError
 from streamkern.basics.text import redact, size_text
 from streamkern.filesystem.urls import local_path, zarr_store
 from streamkern.store.sample_weights import class_notes
+from streamkern.store.sparse_rows import is_packed, sparse_features
 from streamkern.store.zarr_json import store_mark
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def describe_store(store: Store, *, exact: bool = False) -> dict[str, Any]:
     estimated = None if stored is not None else _estimated_bytes(store)
     stored = stored if estimated is None else estimated
     decoded = spec.n_rows * (spec.row_bytes + _target_bytes(store))
-    counts = spec.class_counts
+    counts, sparse = spec.class_counts, is_packed(spec.row_shape)
     kind = "values" if spec.classes is None else "classes"
     if spec.n_outputs == 0:
         kind = "none"
@@ -76,9 +77,12 @@ def describe_store(store: Store, *, exact: bool = False) -> dict[str, Any]:
         "compression_ratio": None if not stored else decoded / stored,
         "global_mean": spec.global_mean,
         "global_scale": spec.global_scale,
-        "constant_features": None if spec.scale is None else int((spec.scale == 0).sum()),
+        "constant_features": (
+            None if spec.scale is None or sparse else int((spec.scale == 0).sum())
+        ),
         "foreign": spec.foreign,
         "encoder": spec.encoder,
+        "sparse_features": sparse_features(spec.file_form),
         "n_left_out": spec.n_left_out,
         "fingerprint": spec.fingerprint,
         "warnings": [

@@ -3,6 +3,7 @@
 A store is a Zarr v3 group:
 
     X        (n, d) or (n, h, w, ch)   uint8, uint16, float16, float32 or float64
+             (n, 2, k) sparse rows     float32 or float64, see `sparse_rows`
     y        (n,) class ids 0..c-1, or (n, c) float targets; the same row chunks as X
     w        (n,) float32              sample weights, if the rows have some; chunks as y
     row      (n,) uint64               number of the row in the source, over all files; chunks as y
@@ -33,6 +34,7 @@ from zarr.codecs import Crc32cCodec, ZstdCodec
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.message import mention
 from streamkern.basics.values import json_digest
+from streamkern.store.sparse_rows import is_packed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -56,7 +58,7 @@ class StoreSpec:
     Attributes
     ----------
     n_rows, row_shape, x_dtype, chunk_rows
-        Rows, shape of one row ((d,) or (h, w, ch)), dtype of X, rows in a chunk.
+        Rows, shape of one row ((d,), (h, w, ch) or (2, k)), dtype of X, rows in a chunk.
     n_outputs : int
         c: classes, or columns of float targets; 0 for a store opened without targets.
     classes : tuple of str or None
@@ -91,7 +93,8 @@ class StoreSpec:
     encoder : JSON or None
         The encoder that made the features from the columns of a table, as in `Encoder.json`.
     file_form : JSON or None
-        How the files of the rows are read (`FileForm.record`), for later files of the same format.
+        How the files of the rows are read (`FileForm.record`), for later files of the same format;
+        and the number of features of sparse rows (`sparse_features`).
     n_counted : int or None
         Rows with a sample weight above 0, if some have none.
     n_left_out : int
@@ -152,7 +155,7 @@ class StoreSpec:
 
 def check_row_layout(row_shape: Sequence[int], dtype: np.dtype[Any], name: str = "X") -> None:
     """Raise DataError for a row shape or dtype that a store cannot hold."""
-    if len(row_shape) not in (1, 3) or min(row_shape) < 1:
+    if not (len(row_shape) in (1, 3) or is_packed(row_shape)) or min(row_shape) < 1:
         raise DataError(
             f"{name} has rows of shape {tuple(row_shape)}",
             "a store holds (n, d) or (n, height, width, channels) with every dimension at least 1",
@@ -196,17 +199,20 @@ def id_dtype(n_classes: int) -> np.dtype[Any]:
     return np.min_scalar_type(max(n_classes - 1, 0))
 
 
-def codecs(dtype: np.dtype[Any], compress: str) -> list[BytesBytesCodec]:
+def codecs(
+    dtype: np.dtype[Any], compress: str, row_shape: Sequence[int] = ()
+) -> list[BytesBytesCodec]:
     """Return the codecs after the bytes codec: zstd level 3 if it pays, and a checksum, last.
 
-    ``auto`` compresses integers only: float32/64 noise does not shrink, and decoding it costs more
-    than reading it.
+    ``auto`` compresses integers and packed sparse rows only: float32/64 noise does not shrink, and
+    decoding it costs more than reading it.
     """
     if compress not in ("auto", "zstd", "none"):
         raise ConfigError(
             f"{mention('compress', compress)} is unknown", 'use "auto", "zstd" or "none"'
         )
-    zstd = compress == "zstd" or (compress == "auto" and dtype.kind == "u")
+    pays = dtype.kind == "u" or is_packed(row_shape)
+    zstd = compress == "zstd" or (compress == "auto" and pays)
     return [*([ZstdCodec(level=ZSTD_LEVEL)] if zstd else []), Crc32cCodec()]
 
 
@@ -229,6 +235,8 @@ def array_names(mark: Mapping[str, Any]) -> tuple[str, ...]:
 
 def dimension_names(row_shape: Sequence[int]) -> tuple[str, ...]:
     """Return the dimension names for xarray: X and y share "row"."""
+    if is_packed(row_shape):
+        return ("row", "part", "entry")
     return ("row", "feature") if len(row_shape) == 1 else ("row", "height", "width", "channel")
 
 

@@ -17,9 +17,12 @@ from streamkern.ingest.columns import in_order
 from streamkern.ingest.tables.encoder import check_encoder
 from streamkern.store.class_labels import KnownClasses
 from streamkern.store.row_block import RowBlock
+from streamkern.store.sparse_rows import is_packed
 from streamkern.store.statistics import ColumnMoments
 from streamkern.stream.sources.base import BaseSource, DerivedSource
 from streamkern.stream.sources.transforms import Moments
+
+AS_SPARSE = "give both as sparse rows, or both as dense ones"
 
 
 def check_row_shape(subject: str, shape: Sequence[int], whose: str, wanted: Sequence[int]) -> None:
@@ -30,6 +33,12 @@ def check_row_shape(subject: str, shape: Sequence[int], whose: str, wanted: Sequ
 
     subject, whose : beginnings of the clauses of the message, "X has", "the model was trained on"
     """
+    if is_packed(wanted):
+        if not is_packed(shape):
+            raise ConfigError(
+                f"{subject} rows of shape {tuple(shape)}, {whose} sparse ones", f"{AS_SPARSE}"
+            )
+        return  # of any lengths: the entries tell their features
     full, full_wanted = _full(shape), _full(wanted)
     if full == full_wanted or (
         math.prod(full) == math.prod(full_wanted) and 1 in (len(full), len(full_wanted))

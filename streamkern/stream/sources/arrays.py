@@ -19,6 +19,7 @@ from streamkern.store.class_labels import TEXT, encode_labels
 from streamkern.store.layout import X_DTYPES
 from streamkern.store.row_block import check_finite
 from streamkern.store.sample_weights import add_totals, as_weights
+from streamkern.store.sparse_rows import PackedRows
 from streamkern.store.statistics import ColumnMoments, RunningStatistics
 from streamkern.stream.sources.base import UNIT_BYTES, BaseSource, check_dtype
 from streamkern.stream.sources.repeated_rows import row_hashes
@@ -35,7 +36,8 @@ class ArraySource(BaseSource):
     ----------
     X : (n, d) or (n, h, w, ch), uint8, uint16, float16, float32 or float64; or one of SciPy's
         sparse arrays (n, d), whose rows are made dense a unit at a time, with other dtypes as
-        float64. A sparse array in another format is converted to CSR once.
+        float64, or stay sparse as `PackedRows`. A sparse array in another format is converted to
+        CSR once.
     y : (n,) labels (integers, booleans or strings), (n,) or (n, c) values, or None
         Labels become ids of the sorted classes.
     classes : class names, if y already holds ids 0..c-1 or some of these names
@@ -58,6 +60,8 @@ class ArraySource(BaseSource):
         self._X, self._y = _as_rows(X), None if y is None else _as_array(y)
         self.dtype = _row_dtype(self._X).newbyteorder("=")
         _check_layout(self._X, self._y, self.dtype)
+        if isinstance(self._X, PackedRows):
+            self.file_form = {"sparse": self._X.n_features}
         self.n_rows, self.row_shape = int(self._X.shape[0]), tuple(self._X.shape[1:])
         y_bytes = 0 if self._y is None else math.prod(self._y.shape[1:]) * self._y.dtype.itemsize
         rows = max(1, UNIT_BYTES // max(self.row_bytes, y_bytes))
@@ -214,7 +218,8 @@ def _chunked_edges(X: Any, unit_rows: int) -> np.ndarray:
 
 
 def _as_array(a: Any) -> Any:
-    return a if isinstance(a, zarr.Array) or hasattr(a, "__dask_graph__") else np.asarray(a)
+    kept = isinstance(a, zarr.Array | PackedRows) or hasattr(a, "__dask_graph__")
+    return a if kept else np.asarray(a)
 
 
 def _as_rows(X: Any) -> Any:
@@ -234,7 +239,7 @@ def _row_dtype(X: Any) -> np.dtype[Any]:
 
 
 def _in_memory(a: Any) -> bool:
-    return isinstance(a, np.ndarray) or is_sparse(a)
+    return isinstance(a, np.ndarray) or is_sparse(a) or isinstance(a, PackedRows)
 
 
 def rows_of(a: Any, start: int, stop: int | None) -> np.ndarray:
@@ -250,7 +255,8 @@ def rows_of(a: Any, start: int, stop: int | None) -> np.ndarray:
 
 
 def _check_layout(X: Any, y: Any, dtype: np.dtype[Any]) -> None:
-    if len(X.shape) not in (2, 4) or not all(k >= 1 for k in X.shape):  # also catches NaN
+    axes = (3,) if isinstance(X, PackedRows) else (2, 4)
+    if len(X.shape) not in axes or not all(k >= 1 for k in X.shape):  # also catches NaN
         raise DataError(
             f"X has shape {X.shape}",
             "it must be (n, d) or (n, height, width, channels) with every "
@@ -304,4 +310,6 @@ def _mapped_files(*given: Any) -> dict[Any, tuple[int, ...] | None]:
 
 def _stored_parts(a: Any) -> tuple[Any, ...]:
     """Return the arrays that an array consists of."""
+    if isinstance(a, PackedRows):
+        return a.parts
     return (np.array(a.shape), a.indptr, a.indices, a.data) if is_sparse(a) else (a,)

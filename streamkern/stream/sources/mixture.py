@@ -25,6 +25,7 @@ from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import Moments, Transform, bind_transforms, transform_name
 from streamkern.stream.sources.unit_edges import unit_sizes
 from streamkern.stream.sources.user import as_source
+from streamkern.stream.sources.widened import of_one_length
 
 
 class MixtureSource(BaseSource):
@@ -67,7 +68,7 @@ class MixtureSource(BaseSource):
         transforms: Sequence[Transform] = (),
     ) -> None:
         _check_counts(sources, weights, n_rows)
-        members = [as_source(source) for source in sources]
+        members = of_one_length([as_source(source) for source in sources])
         self._set_rows_like(members[0])
         self.parts = tuple(
             in_columns(

@@ -22,6 +22,7 @@ from streamkern.ingest.tables.columns import (
 )
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.ingest.tables.numbers import is_integer, is_number
+from streamkern.store.sparse_rows import is_packed
 from streamkern.stream.sources.quantile_scores import QuantileScores
 from streamkern.stream.sources.transforms import Scale, Transform, transform_name
 from streamkern.train.export.traced import Graph, Traced
@@ -31,7 +32,15 @@ ROWS = "X"
 
 
 def plain_rows(graph: Graph, row_shape: tuple[int, ...], dtype: np.dtype[Any]) -> Traced:
-    """Return the rows of a model of numbers as an input, flat: (n, d)."""
+    """Return the rows of a model of numbers as an input, flat: (n, d).
+
+    Raises ConfigError for a model of sparse rows.
+    """
+    if is_packed(row_shape):
+        raise ConfigError(
+            "the model was trained on sparse rows, which have no operator in ONNX",
+            "serve it by streamkern.load",
+        )
     rows = graph.input(ROWS, dtype, row_shape)
     return rows if len(row_shape) == 1 else rows.reshape(-1, math.prod(row_shape))
 

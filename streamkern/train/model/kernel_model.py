@@ -35,6 +35,7 @@ from streamkern.predict.prediction_table import OutputFormat, PredictionTable, a
 from streamkern.predict.predictions import write_predictions
 from streamkern.solver.posterior import Posterior
 from streamkern.store.row_block import RowBlock
+from streamkern.store.sparse_rows import is_packed
 from streamkern.stream.feed import prepare
 from streamkern.stream.sources.alignment import check_row_shape, in_classes, in_columns
 from streamkern.stream.sources.arrays import is_sparse, rows_of
@@ -193,7 +194,8 @@ class KernelModel:
         self, block: RowBlock, classes: Sequence[str] | None, n_outputs: int
     ) -> tuple[Array, Array]:
         # Transforms need the row shape of training; rows may be given flat.
-        block = block._replace(X=block.X.reshape(len(block.X), *self.row_shape))
+        if not is_packed(self.row_shape):
+            block = block._replace(X=block.X.reshape(len(block.X), *self.row_shape))
         return prepare(
             self.backend, block, transforms=self.fixed, dtype=self.op.dtype, seed=0, epoch=0,
             n_outputs=n_outputs, classes=classes,

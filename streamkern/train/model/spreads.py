@@ -12,6 +12,7 @@ from streamkern.basics.array_types import Floats
 from streamkern.centers.random_rows import median_bandwidth
 from streamkern.kernels.builtin import Laplace
 from streamkern.kernels.products import KernelOperator
+from streamkern.kernels.sparse import of_sparse_rows
 from streamkern.planning.memory import HARD_BYTES, HARD_ROWS
 from streamkern.predict.residual_scale import ResidualScale, fit_residual_scale
 
@@ -60,13 +61,14 @@ def find_difficulty(
     if (X[:1] == X).all():  # equal rows show no differences
         tried.clear()
     else:
-        width = median_bandwidth(X)
+        width = median_bandwidth(X, sparse=op.kernel.sparse)
         tried += [width, WIDER * width]
     return fit_residual_scale(X, {width: _gram(op, X, width) for width in tried}, missed, w)
 
 
 def _operator(op: KernelOperator, X: npt.NDArray[Any], bandwidth: float) -> KernelOperator:
     kernel = Laplace(bandwidth) if bandwidth else op.kernel
+    kernel = of_sparse_rows(kernel) if op.kernel.sparse else kernel
     precision = "float64" if op.precision == "float64" else "exact"
     shift = X.mean(axis=0, dtype=np.float64).astype(X.dtype) if len(X) else None
     return KernelOperator(kernel, op.backend, precision, shift)

@@ -90,6 +90,8 @@ def _why_not(config: RunConfig, data: Data, goes_on: bool) -> str | None:
 
 def _why_no_table(data: Data) -> str | None:
     source, rows = data.source, data.base.n_origins or data.base.n_rows
+    if data.sparse:
+        return "the rows are sparse"
     if len(source.row_shape) != 1 or source.dtype == np.uint8 or data.pixels:
         return "the rows are taken for pixels"
     if not 2 <= data.d <= METRIC_FEATURES:
@@ -104,7 +106,7 @@ def _why_no_table(data: Data) -> str | None:
 
 
 def kernel_in_metric(
-    config: RunConfig, given: RunInputs, choice: MetricMode, d: int
+    config: RunConfig, given: RunInputs, choice: MetricMode, data: Data
 ) -> tuple[Kernel, npt.NDArray[np.float64] | None]:
     """Return the kernel with its metric, and the metric if it is given separately from the kernel.
 
@@ -112,7 +114,12 @@ def kernel_in_metric(
     """
     kernel = get_kernel(config.model.kernels[0])
     if choice.mode == "none" and given.metric is None:
-        return kernel, None
+        return data.kernel_of(kernel), None
+    if data.sparse:
+        raise ConfigError(
+            f"{mention('model.metric')} is for dense rows, and these are sparse",
+            f"leave {mention('model.metric')} out",
+        )
     if config.run.precision == "integer":
         raise ConfigError(
             f"{mention('model.metric')} moves features off the integers that "
@@ -122,8 +129,8 @@ def kernel_in_metric(
     if not choice.learns:
         array = given.metric
         if array is None:
-            array = open_metric(config, d)
-        check_metric(array, d)
+            array = open_metric(config, data.d)
+        check_metric(array, data.d)
         if array.dtype.kind in "fiu" and not array.any():
             raise ConfigError(
                 f"{mention('model.metric')} is 0 for all features", "give some a scale"
@@ -132,7 +139,7 @@ def kernel_in_metric(
         return kernel, kernel.metric
     kernel = copy.copy(kernel)
     kernel.metric = np.broadcast_to(
-        np.float64(1), (d,) if choice.mode == "learn-diagonal" else (d, d)
+        np.float64(1), (data.d,) if choice.mode == "learn-diagonal" else (data.d, data.d)
     )
     return kernel, None
 

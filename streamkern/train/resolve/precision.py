@@ -41,9 +41,11 @@ def resolve_precision(
     """
     if kernel is not None and (
         kernel.geometry != "distance" or kernel.metric is not None or kernel.categorical
-    ):
+        or kernel.sparse
+    ):  # fmt: skip
         check_precision("exact" if wish == "auto" else wish, kernel)
-        high = kernel.geometry == "distance" and not kernel.categorical and backend.tensor_cores
+        reads_values = bool(kernel.categorical) or kernel.sparse
+        high = kernel.geometry == "distance" and not reads_values and backend.tensor_cores
         return (("high" if high else "exact") if wish == "auto" else wish), None
     if wish not in ("auto", "integer"):
         return wish, None

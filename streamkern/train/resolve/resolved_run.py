@@ -233,7 +233,7 @@ def _with_centers(
     whole: bool, p: int, *, widened: bool = False,
 ) -> ResolvedRun:  # fmt: skip
     """Resolve the run with p centers. widened : whether "auto" is float64, see `_widens`"""
-    kernel, metric = kernel_in_metric(config, given, choice, data.d)
+    kernel, metric = kernel_in_metric(config, given, choice, data)
     settings = config.run
     threads = None if settings.threads == "auto" else settings.threads
     values = _kernel_values(config, data, p)

@@ -22,11 +22,19 @@ from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.cache import Cache
 from streamkern.filesystem.ownership import place_kind
 from streamkern.filesystem.urls import local_path
+from streamkern.kernels.base import Kernel
+from streamkern.kernels.sparse import of_sparse_rows
 from streamkern.losses.log_link import LogLink
 from streamkern.losses.losses import SQUARES, loss_of
 from streamkern.solver.methods import find
 from streamkern.store.sample_weights import class_notes, weight_factors
-from streamkern.stream.sources.alignment import check_row_shape, in_classes, in_columns
+from streamkern.store.sparse_rows import is_packed
+from streamkern.stream.sources.alignment import (
+    AS_SPARSE,
+    check_row_shape,
+    in_classes,
+    in_columns,
+)
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource, without_copies
 from streamkern.stream.sources.base import BaseSource, Source, host_transforms, same_rows
@@ -86,6 +94,15 @@ class Data:
     def d(self) -> int:
         """Number of features of a row, quantile scores included."""
         return math.prod(shape_after(self.fixed, self.source.row_shape))
+
+    @property
+    def sparse(self) -> bool:
+        """Whether rows are packed sparse rows."""
+        return is_packed(self.source.row_shape)
+
+    def kernel_of(self, kernel: Kernel) -> Kernel:
+        """Return the kernel as one of these rows. ConfigError if it is none of sparse rows."""
+        return of_sparse_rows(kernel) if self.sparse else kernel
 
     @property
     def feature_names(self) -> list[str]:
@@ -163,10 +180,29 @@ def open_data(
         source, words = AugmentedSource(source, 1, left) if left else source, continued.words
     fixed = tuple(t for t in source.feed_transforms if is_deterministic(t))
     factors = weight_factors(source, settings.class_weight)
+    if is_packed(source.row_shape):
+        _check_sparse(config, source)
     return Data(
         source, stored_rows(source), fixed, words, cache, factors, aside, pixels, calibrated_by,
         why_none, found.unused, found.left_out,
     )  # fmt: skip
+
+
+def _check_sparse(config: RunConfig, source: BaseSource) -> None:
+    """Raise ConfigError for settings that compute with the features of sparse rows."""
+    names = [transform_name(t) for t in (*host_transforms(source), *source.feed_transforms)]
+    asked = {
+        mention("data.transforms"): f"the transform {names[0]!r}" if names else None,
+        mention("model.centers", "kmeans"): "means" if config.model.centers == "kmeans" else None,
+        mention("model.features", "fourier"): (
+            "frequencies" if config.model.features == "fourier" else None
+        ),
+    }
+    for setting, what in asked.items():
+        if what is not None:
+            raise ConfigError(
+                f"{setting}: {what} need dense rows, and these are sparse", "leave it out"
+            )
 
 
 def _stored_source(
@@ -297,6 +333,10 @@ def storage_options_for(config: RunConfig, *urls: str) -> dict[str, Any]:
 
 def check_same_rows(source: BaseSource, row_shape: tuple[int, ...], name: str) -> None:
     """Raise unless the rows of `source` have the shape of those the model was trained on."""
+    if is_packed(source.row_shape) and not is_packed(row_shape):
+        raise ConfigError(
+            f"{name} has sparse rows, and the model was trained on dense ones", f"{AS_SPARSE}"
+        )
     check_row_shape(f"{name} has", source.row_shape, "the model was trained on", row_shape)
 
 

@@ -18,6 +18,7 @@ from streamkern.basics.message import mention
 from streamkern.basics.randomness import Stage
 from streamkern.store.row_block import RowBlock
 from streamkern.store.sample_weights import ClassWeight, weight_factors, weights_of
+from streamkern.store.sparse_rows import is_packed
 from streamkern.store.statistics import ColumnMoments, RunningStatistics
 from streamkern.stream.feed import prepare
 from streamkern.stream.sources.augmented import without_copies
@@ -90,6 +91,13 @@ def find_scale(
         return None, f"{_WORDS[given[-1].mode]}, as in transforms"
     if wish == "none":
         return None, _WORDS[wish]
+    if is_packed(source.row_shape):
+        if wish != "auto":
+            raise ConfigError(
+                f"{mention('data.scale', wish)} moves the zeros of sparse rows",
+                "leave it out, and scale the features before the rows are stored",
+            )
+        return None, "features of sparse rows are not scaled"
     if wish in ("auto", "quantiles") and source.encoder is not None:
         return None, "as the encoder of the table has scaled every feature"
     wish = "feature" if wish == "quantiles" else wish

@@ -216,9 +216,9 @@ def _kernel(run: ResolvedRun, X: HostArray, in_order: bool, metric: Floats | Non
         norm = "cityblock" if geometry == "l1" else "euclidean"
         with run.backend.single_threaded_blas():  # bits must not depend on the number of threads
             drawn = moved(drawn, metric)
-        return random_rows.median_bandwidth(drawn, norm)
+        return random_rows.median_bandwidth(drawn, norm, sparse=run.data.sparse)
 
-    made = get_kernel(model.kernel, width)
+    made = run.data.kernel_of(get_kernel(model.kernel, width))
     return made if metric is None else made.with_metric(metric)
 
 

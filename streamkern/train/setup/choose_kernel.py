@@ -141,7 +141,8 @@ def find_kernel(
     def width(geometry: str) -> float:
         if not isinstance(bandwidth, str):
             return bandwidth
-        return median_bandwidth(points, "cityblock" if geometry == "l1" else "euclidean")
+        norm = "cityblock" if geometry == "l1" else "euclidean"
+        return median_bandwidth(points, norm, sparse=run.data.sparse)
 
     def operator(kernel: Kernel) -> KernelOperator:
         return KernelOperator(kernel, run.backend, run.search_precision, shift, run.grid)
@@ -155,6 +156,7 @@ def find_kernel(
 
         def error(factor: float) -> float:
             kernel = get_kernel(asked, lambda geometry: factor * width(geometry))
+            kernel = run.data.kernel_of(kernel)
             kernel = kernel if metric is None else kernel.with_metric(metric)
             kernel = kernel.with_categorical(categorical) if categorical else kernel
             last = near if not tried else [*tried.values()][-1]

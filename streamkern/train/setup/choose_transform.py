@@ -215,11 +215,11 @@ class _TargetColumns:
         if repeats is not None:
             self.group, self.w = repeats.group, repeats.w
         host = backend.to_host(self.rows.X)
-        self._width = median_bandwidth(host)
+        self._width = median_bandwidth(host, sparse=run.data.sparse)
         self._shift = host.mean(axis=0, dtype=np.float64).astype(host.dtype)
 
     def _op(self, name: str, width: float) -> KernelOperator:
-        made = get_kernel(name, width * self._width)
+        made = self.run.data.kernel_of(get_kernel(name, width * self._width))
         precision = "float64" if self.run.search_precision == "float64" else "exact"
         return KernelOperator(made, self.run.backend, precision, self._shift)
 

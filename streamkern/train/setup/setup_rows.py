@@ -123,7 +123,7 @@ def _are_copies(run: ResolvedRun, rows: SampleRows) -> bool:
         return False
     rows = rows.part(slice(NOISE_ROWS))
     host = run.backend.to_host(rows.X)
-    kernel = Laplace(median_bandwidth(host))
+    kernel = run.data.kernel_of(Laplace(median_bandwidth(host, sparse=run.data.sparse)))
     shift = host.mean(axis=0, dtype=np.float64).astype(host.dtype)
     op = KernelOperator(kernel, run.backend, run.search_precision, shift)
     return find_noise(op, None, rows).tells

@@ -217,9 +217,10 @@ def _operator(run: ResolvedRun, X: Any, q: int) -> tuple[KernelOperator, Any]:
             return model.bandwidth
         same = len(few) < 2 or not np.ptp(few, axis=0).any()
         norm = "cityblock" if geometry == "l1" else "euclidean"
-        return 1.0 if same else median_bandwidth(few, norm)
+        return 1.0 if same else median_bandwidth(few, norm, sparse=run.data.sparse)
 
-    kernel, Z = get_kernel(model.kernels[0], width), np.resize(X, (q, X.shape[1]))
+    kernel = run.data.kernel_of(get_kernel(model.kernels[0], width))
+    Z = np.resize(X, (q, X.shape[1]))
     if run.metric is not None:
         kernel = kernel.with_metric(run.metric)
     if model.features == "fourier":

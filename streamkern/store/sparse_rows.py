@@ -1,0 +1,190 @@
+"""Sparse rows packed into rows of one length, so that they are stored and moved as dense ones are.
+
+A packed row (2, k) holds the entries of a sparse row, at most k of them, in the order of their
+features: gaps, the distance of each feature from the one before (of the first from 0), and values.
+It ends in zeros. Gaps are stored rather than feature numbers because they are small: they compress
+well, and float32 holds them exactly. A gap above `MAX_GAP` is divided by entries of value 0.
+
+Every row of a store has as many bytes as any other, and so every chunk, batch, staging buffer and
+checkpoint has a size that is known in advance. The compressor removes the zeros at the ends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+from streamkern.basics.errors import DataError
+
+MAX_GAP = 1 << 24
+"""Largest gap. float32 holds it, and all smaller ones, exactly."""
+MAX_FEATURES = 1 << 31
+DENSE_FEATURES = 4096
+"""Rows with more features than this stay sparse if that makes them at least `SMALLER` times
+shorter."""
+SMALLER = 4
+
+
+def is_packed(row_shape: Sequence[int]) -> bool:
+    """Return whether rows of this shape are packed sparse rows. Dense ones have 1 or 3 axes."""
+    return len(row_shape) == 2 and row_shape[0] == 2
+
+
+def stays_sparse(n_features: int, n_entries: int) -> bool:
+    """Return whether rows of so many features, the longest of so many entries, stay sparse."""
+    return DENSE_FEATURES < n_features <= MAX_FEATURES and 2 * SMALLER * n_entries <= n_features
+
+
+def longest_row(indptr: NDArray[Any], n_features: int) -> int:
+    """Return the length k of the packed rows of a CSR array, at least 1.
+
+    A little more if feature numbers exceed `MAX_GAP`, so that gaps can be divided.
+    """
+    return int(np.diff(indptr).max(initial=1)) + n_features // MAX_GAP
+
+
+def packed(X: Any, width: int | None = None, dtype: Any = np.float32) -> NDArray[Any]:
+    """Return the packed rows (n, 2, k) of a sparse array X (n, d) of SciPy's.
+
+    width : k; by default that of the longest row. Raises DataError if a row is longer
+    dtype : float32 or float64
+
+    Zeros that X stores are left out, and entries of one feature are added up.
+    """
+    X = canonical_csr(X)
+    row_of = np.repeat(np.arange(X.shape[0]), np.diff(X.indptr))
+    features = X.indices.astype(np.int64)
+    gaps = np.diff(features, prepend=0)
+    starts = X.indptr[:-1][np.diff(X.indptr) > 0]
+    gaps[starts] = features[starts]
+    steps = gaps // MAX_GAP + 1
+    last = np.cumsum(steps) - 1  # places of the entries, after those that only divide a gap
+    row_of = np.repeat(row_of, steps)
+    lengths = np.bincount(row_of, minlength=X.shape[0])
+    longest = int(lengths.max(initial=1))
+    if width is not None and longest > width:
+        raise DataError(
+            f"row {int(np.argmax(lengths))} has {longest} entries that are not 0, and the rows "
+            f"before have at most {width}",
+            "ingest all rows together, to a new store",
+        )
+    places = np.arange(len(row_of)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    out = np.zeros((X.shape[0], 2, width or longest), dtype)
+    out[row_of, 0, places] = MAX_GAP
+    out[row_of[last], 0, places[last]] = gaps % MAX_GAP
+    out[row_of[last], 1, places[last]] = X.data
+    return out
+
+
+def entries(rows: Any, xp: Any) -> tuple[Any, Any, Any]:
+    """Return row numbers, feature numbers (int64) and values of the entries of packed rows, (e,).
+
+    rows : (n, 2 k) or (n, 2, k), an array of `xp`. Entries are in the order of rows and features.
+    """
+    rows = rows.reshape(len(rows), 2, math.prod(rows.shape[1:]) // 2)
+    features = xp.cumsum(rows[:, 0].astype(np.int64), axis=1)
+    row, place = xp.nonzero(rows[:, 1])
+    return row, features[row, place], rows[row, 1, place]
+
+
+def as_csr(rows: NDArray[Any], n_features: int) -> Any:
+    """Return packed rows (n, 2, k) or (n, 2 k) as a CSR array (n, n_features) of SciPy's."""
+    row, feature, value = entries(rows, np)
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=len(rows)))])
+    return sp.csr_array((value, feature, indptr), shape=(len(rows), n_features))
+
+
+def put_packed(rows: Any, out: Any) -> None:
+    """Write packed rows (n, 2 k) to `out` (n, 2 K). DataError if k is above K."""
+    k, room = rows.shape[1] // 2, out.shape[1] // 2
+    if k > room:
+        raise DataError(
+            f"there are rows with up to {k} entries that are not 0, and the first ones had at most "
+            f"{room}",
+            "give the longest row with the first ones, or train on all rows together",
+        )
+    for start, first in ((0, 0), (k, room)):
+        out[:, first : first + k] = rows[:, start : start + k]
+        out[:, first + k : first + room] = 0
+
+
+def widened(rows: NDArray[Any], row_shape: Sequence[int]) -> NDArray[Any]:
+    """Return packed rows (n, 2, k) in the shape `row_shape`. Raises as `put_packed`."""
+    if rows.shape[1:] == tuple(row_shape):
+        return rows
+    out = np.empty((len(rows), *row_shape), rows.dtype)
+    put_packed(rows.reshape(len(rows), -1), out.reshape(len(rows), -1))
+    return out
+
+
+def packed_distances(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the Euclidean distances of all pairs of packed rows (n, 2 k): (n (n - 1) / 2,)."""
+    _, feature, _ = entries(rows, np)
+    X = as_csr(rows, int(feature.max(initial=0)) + 1)
+    products = (X @ X.T).toarray()
+    norms = products.diagonal()
+    i, j = np.triu_indices(len(rows), 1)
+    distances: NDArray[np.float64] = np.sqrt(
+        np.maximum(norms[i] + norms[j] - 2 * products[i, j], 0)
+    )
+    return distances
+
+
+class PackedRows:
+    """The packed rows (n, 2, k) of a CSR array, made as they are read, by slices.
+
+    csr : function that returns rows `start` to `stop` as a CSR array of SciPy's
+    shape : (n, d) of the sparse array
+    width : k
+    parts : arrays that hold the rows, if they are in memory
+    """
+
+    chunks = shards = None
+    ndim = 3
+
+    def __init__(
+        self, csr: Callable[[int, int], Any], shape: tuple[int, int], width: int, dtype: Any,
+        parts: Sequence[NDArray[Any]] = (),
+    ) -> None:  # fmt: skip
+        n_rows, self.n_features = map(int, shape)
+        self._csr, self.shape, self.parts = csr, (n_rows, 2, width), tuple(parts)
+        narrow = np.can_cast(np.dtype(dtype), np.float32, "safe")
+        self.dtype = np.dtype(np.float32 if narrow else np.float64)
+
+    @classmethod
+    def of_matrix(cls, X: Any, width: int | None = None) -> PackedRows:
+        """Return the packed rows of a sparse array of SciPy's, (n, d). width : as of `packed`"""
+        X = canonical_csr(X)
+        width = width or longest_row(X.indptr, X.shape[1])
+        parts = (np.array(X.shape), X.indptr, X.indices, X.data)
+        return cls(lambda start, stop: X[start:stop], X.shape, width, X.dtype, parts)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> NDArray[Any]:
+        start, stop, _ = rows.indices(len(self))
+        return packed(self._csr(start, max(start, stop)), self.shape[2], self.dtype)
+
+
+def canonical_csr(X: Any) -> Any:
+    """Return a sparse array in CSR form, its features in order, each once, and none of them 0."""
+    X = sp.csr_array(X)
+    if not (X.has_canonical_format and X.data.all()):
+        X = X.copy()
+        X.sum_duplicates()
+        X.eliminate_zeros()
+    return X
+
+
+def sparse_features(file_form: Mapping[str, Any] | None) -> int | None:
+    """Return the number of features of packed rows; None if it is not known, and for dense rows.
+
+    file_form : as in `StoreSpec`, where it is recorded
+    """
+    return None if file_form is None else file_form.get("sparse")

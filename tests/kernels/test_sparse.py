@@ -1,0 +1,128 @@
+"""Kernels of sparse rows against the same kernels of dense rows in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import scipy.sparse as sp
+
+from streamkern.backend.devices import get_backend
+from streamkern.basics.errors import ConfigError, DataError
+from streamkern.kernels.base import Kernel
+from streamkern.kernels.builtin import KERNELS, Gaussian, Laplace, Linear, get_kernel
+from streamkern.kernels.fourier import FourierFeatures
+from streamkern.kernels.products import KernelOperator
+from streamkern.kernels.slope import Slope
+from streamkern.kernels.sparse import of_sparse_rows
+from streamkern.store.sparse_rows import packed
+
+TAKEN = [name for name in KERNELS if name != "laplace_l1"]
+
+
+def rows(n: int, seed: int, d: int = 300) -> Any:
+    return sp.random_array((n, d), density=0.04, rng=np.random.default_rng(seed), format="csr")
+
+
+def flat(X: Any, dtype: Any = np.float64) -> npt.NDArray[Any]:
+    return packed(X, dtype=dtype).reshape(X.shape[0], -1)
+
+
+@pytest.mark.parametrize("accelerator", ["none", "numba"])
+@pytest.mark.parametrize(
+    "kernel", [*TAKEN, Gaussian(2.0) + 0.5 * Laplace(1.0), Linear() * Laplace()]
+)
+@pytest.mark.parametrize(("precision", "error"), [("float64", 1e-13), ("exact", 3e-5)])
+def test_values_and_products_are_those_of_dense_rows(
+    accelerator: str, kernel: str | Kernel, precision: str, error: float
+) -> None:
+    if accelerator == "numba":
+        pytest.importorskip("numba")
+    X, Z, W = rows(60, 0), rows(37, 1), np.random.default_rng(2).standard_normal((37, 3))
+    dense = get_kernel(kernel, 1.3)
+    with get_backend("cpu", 2, accelerator) as backend:
+        op, own = KernelOperator(dense, backend, "float64"), of_sparse_rows(dense)
+        right = op.points(Z.toarray(), right=True)
+        K = op.matrix(op.points(X.toarray(), left=True), right)
+        op = KernelOperator(own, backend, precision)
+        A, B = op.points(flat(X), left=True), op.points(flat(Z), right=True)
+        scale = np.abs(K).max()
+        assert np.abs(op.matrix(A, B) - K).max() <= error * scale
+        assert np.abs(op.product(A, B, W.astype(op.dtype)) - K @ W).max() <= 37 * error * scale
+        # Points without postings, as those that a solver writes anew, have the same numbers.
+        again = op.points(flat(Z), out=op.empty_points(37, op.width(B.width), right=True))
+        assert again.postings is None
+        assert np.array_equal(op.matrix(A, again), op.matrix(A, B))
+    assert get_kernel(own.describe()).describe() == own.describe()
+    assert "sparse rows" in repr(own)
+
+
+def test_rows_are_known_to_be_equal_to_themselves() -> None:
+    X = rows(40, 3)
+    with get_backend("cpu", 1, "none") as backend:
+        op = KernelOperator(of_sparse_rows(Laplace(0.01)), backend)
+        points = op.points(flat(X), left=True, right=True)
+        assert (op.gram(points).diagonal() == 1).all()
+
+
+def test_bits_do_not_depend_on_threads_nor_on_the_other_rows() -> None:
+    X, Z = rows(50, 4), rows(5000, 5, d=60)
+    X = sp.csr_array(X[:, :60])
+    W = np.random.default_rng(6).standard_normal((Z.shape[0], 1)).astype(np.float32)
+    found = []
+    for threads in (1, 3):
+        with get_backend("cpu", threads, "none") as backend:
+            op = KernelOperator(of_sparse_rows(Gaussian(1.5)), backend)
+            B = op.points(flat(Z), right=True)
+            found.append(op.product(op.points(flat(X), left=True), B, W))
+            one = op.product(op.points(flat(X[7:8]), left=True), B, W)
+            assert np.array_equal(one[0], found[-1][7])
+    assert np.array_equal(*found)
+
+
+def test_both_backends_of_the_cpu_add_in_one_order() -> None:
+    pytest.importorskip("numba")
+    X, Z, found = rows(30, 7), rows(40, 8), []
+    for accelerator in ("none", "numba"):
+        with get_backend("cpu", 1, accelerator) as backend:
+            op = KernelOperator(of_sparse_rows(Linear()), backend)
+            found.append(op.matrix(op.points(flat(X), left=True), op.points(flat(Z), right=True)))
+    assert np.array_equal(*found)
+
+
+def test_shorter_rows_are_widened_and_longer_ones_refused() -> None:
+    X, Z = rows(20, 9), rows(10, 10)
+    short, longer = flat(X), 2 * packed(X).shape[2]
+    with get_backend("cpu", 1, "none") as backend:
+        op = KernelOperator(of_sparse_rows(Gaussian()), backend)
+        B = op.points(flat(Z), right=True)
+        out = op.empty_points(20, 2 * longer, left=True)
+        A = op.points(short, out=out)
+        assert np.array_equal(op.matrix(A, B), op.matrix(op.points(short, left=True), B))
+        with pytest.raises(DataError, match="entries that are not 0"):
+            op.points(short, out=op.empty_points(20, 2, left=True))
+
+
+def test_rows_and_centers_without_entries() -> None:
+    none, X = sp.csr_array((3, 300)), rows(5, 11)
+    with get_backend("cpu", 1, "none") as backend:
+        op = KernelOperator(of_sparse_rows(Gaussian(1.0)), backend, "float64")
+        empty, full = op.points(flat(none), left=True, right=True), op.points(flat(X), right=True)
+        assert (op.matrix(empty, empty) == 1).all()
+        norms = (X.toarray() ** 2).sum(axis=1)
+        assert op.matrix(empty, full)[0] == pytest.approx(np.exp(-norms / 2))
+
+
+def test_what_is_no_function_of_products_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no function of inner products"):
+        of_sparse_rows(get_kernel("laplace_l1"))
+    with pytest.raises(ConfigError, match="no function of inner products"):
+        of_sparse_rows(FourierFeatures(4, Gaussian(1.0).describe()))
+    with pytest.raises(ConfigError, match="metric or categorical"):
+        of_sparse_rows(Laplace(metric=[1.0, 2.0]))
+    with pytest.raises(ConfigError, match="no gradient"):
+        Slope(of_sparse_rows(Laplace()))
+    with get_backend("cpu", 1, "none") as backend, pytest.raises(ConfigError, match="reads their"):
+        KernelOperator(of_sparse_rows(Laplace()), backend, "high")

@@ -1,0 +1,91 @@
+"""Packed sparse rows: the same numbers as SciPy's arrays, at any number of features."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.spatial.distance import pdist
+
+from streamkern.basics.errors import DataError
+from streamkern.store import sparse_rows
+from streamkern.store.sparse_rows import PackedRows, as_csr, packed, put_packed, widened
+
+
+@st.composite
+def matrices(draw: st.DrawFn) -> Any:
+    """CSR arrays, with entries stored as zeros, twice and out of order; up to 2^31 features."""
+    n, d = draw(st.integers(1, 8)), draw(st.sampled_from([1, 3, 50, 1 << 24, 1 << 26, 1 << 31]))
+    entry = st.tuples(
+        st.integers(0, n - 1), st.integers(0, d - 1), st.sampled_from([0.0, -1.5, 0.25, 3.0, 1e30])
+    )
+    cells = draw(st.lists(entry, max_size=40))
+    rows, features, values = (np.array(k) for k in zip(*cells, strict=True)) if cells else ((),) * 3
+    order = np.argsort(np.asarray(rows, np.int64), kind="stable")
+    counts = np.bincount(np.asarray(rows, np.int64), minlength=n)
+    return sp.csr_array(
+        (
+            np.asarray(values, np.float32)[order], np.asarray(features, np.int64)[order],
+            np.concatenate([[0], np.cumsum(counts)]),
+        ),
+        shape=(n, d),
+    )  # fmt: skip
+
+
+@given(matrices())
+def test_packed_rows_are_the_rows(X: Any) -> None:
+    rows = packed(X)
+    back = as_csr(rows, X.shape[1])
+    same = X.copy()
+    same.sum_duplicates()
+    same.eliminate_zeros()
+    assert back.has_sorted_indices
+    for a, b in ((back.indptr, same.indptr), (back.indices, same.indices), (back.data, same.data)):
+        assert np.array_equal(a, b)
+    assert rows.shape[2] <= PackedRows.of_matrix(X).shape[2]
+    assert (rows[:, 0] <= sparse_rows.MAX_GAP).all()
+
+
+@given(matrices(), st.integers(0, 8), st.integers(0, 8))
+def test_slices_are_packed_as_they_are_read(X: Any, start: int, stop: int) -> None:
+    lazy = PackedRows.of_matrix(X)
+    part = as_csr(lazy[start:stop], X.shape[1])
+    whole = as_csr(lazy[:], X.shape[1])
+    assert lazy[start:stop].shape[1:] == lazy.shape[1:]
+    assert (part != whole[start:stop]).nnz == 0
+
+
+def test_float64_values_are_kept() -> None:
+    X = sp.csr_array(np.array([[0.0, 0.1, 0.0], [1 / 3, 0.0, 0.0]]))
+    lazy = PackedRows.of_matrix(X)
+    assert lazy.dtype == np.float64
+    assert np.array_equal(as_csr(lazy[:], 3).toarray(), X.toarray())
+
+
+def test_distances_are_those_of_dense_rows() -> None:
+    X = sp.random_array((30, 200), density=0.1, rng=np.random.default_rng(0), format="csr")
+    flat = packed(X, dtype=np.float64).reshape(30, -1)
+    assert sparse_rows.packed_distances(flat) == pytest.approx(pdist(X.toarray()))
+
+
+def test_rows_move_to_a_greater_length_only() -> None:
+    X = sp.csr_array(np.array([[0, 2.0, 0, 1], [0, 0, 3, 0]]))
+    rows = packed(X)
+    wide = widened(rows, (2, 5))
+    assert np.array_equal(as_csr(wide, 4).toarray(), X.toarray())
+    assert widened(rows, (2, 2)) is rows
+    with pytest.raises(DataError, match="up to 2 entries"):
+        put_packed(rows.reshape(2, -1), np.empty((2, 2)))
+    with pytest.raises(DataError, match="row 0 has 2 entries"):
+        packed(X, width=1)
+
+
+def test_long_and_mostly_empty_rows_stay_sparse() -> None:
+    assert sparse_rows.stays_sparse(50_000, 6_250)
+    assert not sparse_rows.stays_sparse(50_000, 6_251)
+    assert not sparse_rows.stays_sparse(4096, 1)
+    assert not sparse_rows.stays_sparse((1 << 31) + 1, 1)
