@@ -204,6 +204,13 @@ def fit(
     return Fitted(error_of(split, result.metrics), seconds, history, outputs)
 
 
+def add_solver(parser: argparse.ArgumentParser) -> None:
+    """Add the solver of the models, which is EP3's own if it is not given."""
+    parser.add_argument(
+        "--solver", default="eigenpro3", help="that trains the models (default eigenpro3)"
+    )
+
+
 def error_of(split: Split, metrics: Mapping[str, Any]) -> float:
     """Return the error of an evaluation's metrics."""
     if split.classes is None:
