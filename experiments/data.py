@@ -73,6 +73,14 @@ class Split:
             return centred(self.y)
         return np.asarray(np.eye(len(self.classes))[self.y])
 
+    @cached_property
+    def test_targets(self) -> Array:
+        """(m, c) targets of the test rows, as `targets`: values less the mean of the training."""
+        if self.classes is None:
+            values = np.asarray(self.y_test, np.float64).reshape(len(self.y_test), -1)
+            return np.asarray(values - np.asarray(self.y, np.float64).mean())
+        return np.asarray(np.eye(len(self.classes))[self.y_test])
+
     def error(self, outputs: Array) -> float:
         """Return the test error of (m, c) outputs: wrong classes in %, or mean squared error."""
         if self.classes is None:
