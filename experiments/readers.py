@@ -29,6 +29,8 @@ from streamkern.basics.optional import import_optional
 Part = tuple[Any, Any]
 CIFAR_SHAPE = (3, 32, 32)
 LAST_TESTED = {"SUSY.csv": 500_000, "HIGGS.csv": 500_000, "YearPredictionMSD.txt": 51_630}
+MOST_UNEVEN = 10.0
+"""Chi-square over its degrees of freedom, about 1 in mixed rows, of rows that are not mixed."""
 KINDS = ("npz", "h5", "csv", "parquet", "svm", "libsvm")
 
 
@@ -55,11 +57,22 @@ def read_data(path: str, test: str | None, rows: int, folder: Path) -> Data:
 def first_rows(path: str | Path, n: int) -> tuple[Array, Array, tuple[str, ...] | None]:
     """Return at most n rows of a store, their targets and its classes.
 
-    Rows of a store are in random order, so that the first are a sample.
+    Rows of a store are in random order, so that the first are a sample. Raises DataError if they
+    were ingested in another order, and have other shares of the classes than all rows.
     """
     store = sk.open_store(path)
-    X, y = store.read_rows(np.arange(min(n, store.spec.n_rows)))
-    return X, y, store.spec.classes
+    spec = store.spec
+    X, y = store.read_rows(np.arange(min(n, spec.n_rows)))
+    if spec.classes is not None and spec.class_counts is not None and len(y) < spec.n_rows:
+        counts = np.asarray(spec.class_counts, np.float64)
+        expected = counts[counts > 0] * len(y) / counts.sum()
+        found = np.bincount(y, minlength=len(counts))[counts > 0]
+        if ((found - expected) ** 2 / expected).sum() > MOST_UNEVEN * max(len(expected) - 1, 1):
+            raise sk.DataError(
+                f"the first {len(y)} rows of {path} are no sample of its classes, as rows were "
+                "not mixed; ingest them with shuffle, or use more --rows"
+            )
+    return X, y, spec.classes
 
 
 def as_classes(

@@ -332,6 +332,17 @@ def as_set(X: np.ndarray, y: np.ndarray) -> list[tuple[Any, ...]]:
     return sorted(map(tuple, np.column_stack([flat, y.astype(np.float32)]).tolist()))
 
 
+def test_rows_in_the_order_of_their_classes_are_refused(tmp_path: Path) -> None:
+    X, y = np.eye(400, dtype=np.float32), np.arange(400) // 100
+    for shuffle in (True, False):
+        sk.ingest_store(X, tmp_path / f"{shuffle}.zarr", y=y, shuffle=shuffle)
+    whole, ordered = str(tmp_path / "True.zarr"), str(tmp_path / "False.zarr")
+    assert len(read_data(whole, whole, 200, tmp_path).X) == 200
+    assert len(read_data(ordered, ordered, 400, tmp_path).X) == 400
+    with pytest.raises(sk.DataError, match="first 200 rows of"):
+        read_data(ordered, ordered, 200, tmp_path)
+
+
 def test_a_test_set_may_lack_a_class_and_not_have_another_one(tmp_path: Path) -> None:
     folder = tmp_path / "speech"
     folder.mkdir()
