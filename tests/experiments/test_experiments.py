@@ -267,6 +267,21 @@ def test_options_out_of_range_are_refused(capsys: pytest.CaptureFixture[str]) ->
         assert message in capsys.readouterr().err
 
 
+def test_all_of_them_take_data_where_some_need_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import experiments.__main__ as command
+
+    monkeypatch.setattr(command, "NAMES", ("ep1_reach", "falkon_steps"))
+    write_arrays(tmp_path / "data")
+    chosen = ["--quick", "--data", str(tmp_path / "data"), "--folder", str(tmp_path)]
+    assert main(["all", *chosen]) == 0
+    assert capsys.readouterr().out.count(": ") > 2
+    with pytest.raises(SystemExit):
+        main(["ep1_reach", *chosen])
+    assert "unrecognized arguments: --data" in capsys.readouterr().err
+
+
 def test_flat_rows_are_refused_where_images_are_needed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
