@@ -20,6 +20,7 @@ from experiments.results import Experiment, Sizes
 from experiments.run import report, run
 from streamkern.basics.optional import import_optional
 
+OF_DATA = ("--data", "--test", "--bandwidth")
 QUICK = Sizes(rows=300, repetitions=2, epochs=3)
 
 
@@ -35,14 +36,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name not in (*NAMES, "all"):
         print(f"there is no experiment {name}; python -m experiments lists them", file=sys.stderr)
         return 2
-    codes = [one(each, rest) for each in (NAMES if name == "all" else [name])]
-    return max(codes)
+    if name != "all":
+        return one(name, rest)
+    return max(one(each, rest, of_all=True) for each in NAMES)
 
 
-def one(name: str, arguments: Sequence[str]) -> int:
-    """Run one experiment from its command line."""
+def one(name: str, arguments: Sequence[str], of_all: bool = False) -> int:
+    """Run one experiment from its command line. of_all : whether that is one for all of them."""
     experiment = experiment_named(name)
-    options = parsed(name, experiment, arguments)
+    options = parsed(name, experiment, arguments, of_all)
     try:
         import_optional("matplotlib.figure", "the plot", "report")
         make_folder(options.folder)
@@ -67,8 +69,13 @@ def make_folder(folder: Path) -> None:
         ) from error
 
 
-def parsed(name: str, experiment: Experiment, arguments: Sequence[str]) -> argparse.Namespace:
-    """Return the options; sizes that are not given are the paper's with `--data`."""
+def parsed(
+    name: str, experiment: Experiment, arguments: Sequence[str], of_all: bool = False
+) -> argparse.Namespace:
+    """Return the options; sizes that are not given are the paper's with `--data`.
+
+    of_all : whether options of data may be given to an experiment that has none.
+    """
     module = inspect.getmodule(experiment.points)
     parser = argparse.ArgumentParser(
         prog=f"python -m experiments {name}",
@@ -81,6 +88,9 @@ def parsed(name: str, experiment: Experiment, arguments: Sequence[str]) -> argpa
         add("--data", help="the paper's data: see experiments/readers.py")
         add("--test", help="a Zarr store to test on")
         add("--bandwidth", type=float, default=1.0, help="in median distances (default 1)")
+    elif of_all:
+        for option in OF_DATA:
+            add(option, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     both = "(default {0}; with --data {1})"
     add("--rows", type=int, help="rows to train on, at most " + both.format(here.rows, paper.rows))
     add("--repetitions", type=int, help=both.format(here.repetitions, paper.repetitions))
@@ -90,6 +100,9 @@ def parsed(name: str, experiment: Experiment, arguments: Sequence[str]) -> argpa
     add("--quick", action="store_true", help="a small run, to see that it works")
     experiment.options(parser)
     options = parser.parse_args(arguments)
+    if experiment.needs == "nothing":
+        for option in OF_DATA:
+            vars(options).pop(option.removeprefix("--"), None)
     own = getattr(options, "data", None) is not None
     sizes = paper if own else here
     if options.quick:

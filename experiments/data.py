@@ -73,6 +73,14 @@ class Split:
             return centred(self.y)
         return np.asarray(np.eye(len(self.classes))[self.y])
 
+    @cached_property
+    def test_targets(self) -> Array:
+        """(m, c) targets of the test rows, as `targets`: values less the mean of the training."""
+        if self.classes is None:
+            values = np.asarray(self.y_test, np.float64).reshape(len(self.y_test), -1)
+            return np.asarray(values - np.asarray(self.y, np.float64).mean())
+        return np.asarray(np.eye(len(self.classes))[self.y_test])
+
     def error(self, outputs: Array) -> float:
         """Return the test error of (m, c) outputs: wrong classes in %, or mean squared error."""
         if self.classes is None:
@@ -202,6 +210,13 @@ def fit(
     result.model.backend.close()
     history = [(int(e["samples"]), error_of(split, e)) for e in result.history]
     return Fitted(error_of(split, result.metrics), seconds, history, outputs)
+
+
+def add_solver(parser: argparse.ArgumentParser) -> None:
+    """Add the solver of the models, which is EP3's own if it is not given."""
+    parser.add_argument(
+        "--solver", default="eigenpro3", help="that trains the models (default eigenpro3)"
+    )
 
 
 def error_of(split: Split, metrics: Mapping[str, Any]) -> float:

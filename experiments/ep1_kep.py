@@ -8,8 +8,7 @@ With the top eigensystem K v_i = lambda_i v_i of the kernel matrix of the n rows
 is a kernel again (`PreconditionedKernel`), and `features` maps rows to vectors whose inner products
 are k_EP. Plain Richardson iteration on k_EP, and gradient descent for a linear model of these
 features, must then make the same predictions as EigenPro's iteration on k, step by step, and the
-matrix of k_EP must have the eigenvalues of K with the first q
-lowered to lambda_q+1.
+matrix of k_EP must have the eigenvalues of K with the first q lowered to lambda_q+1.
 
 The iterations are run, with steps of 1 / lambda_q+1, and 1 / lambda_1 for gradient descent on k.
 """
@@ -39,7 +38,7 @@ from experiments.results import (
 DIFFERENCE, SPECTRUM = "largest difference from EigenPro's predictions", "eigenvalue / n"
 EIGENPRO, LEARNED, DESCENT = "EigenPro on k", "Richardson on k_EP", "Richardson on k"
 LINEAR = "gradient descent on the features"
-IDENTITY = 1e-10
+IDENTITY, LEVEL_WITHIN = 1e-10, 1e-6
 
 
 class PreconditionedKernel:
@@ -124,13 +123,17 @@ def judge(results: Results) -> Verdict:
     }
     kernel, learned = results.labels(SPECTRUM)
     top, flat = (results.at(each, 1, SPECTRUM) for each in (kernel, learned))
+    q = int(learned.rpartition(" ")[2])
+    inside = max(i for i in results.places(learned, SPECTRUM) if i <= q)
+    level = float(np.abs(results.at(learned, inside, SPECTRUM) / flat - 1).max()) < LEVEL_WITHIN
     figure = next(name for name in results.values if name.startswith("test"))
     t = results.places(EIGENPRO, figure)[-1]
     ends = (f"{each} {shown(results.at(each, t, figure))}" for each in (LEARNED, DESCENT))
     return Verdict(
         f"predictions on the test rows differ by at most {IDENTITY:g} after any number of "
-        "iterations",
-        max(worst.values()) <= IDENTITY,
+        f"iterations, and the first q eigenvalues of k_EP are equal, within {LEVEL_WITHIN:g}, and "
+        "below the first one of k",
+        max(worst.values()) <= IDENTITY and level and bool((flat < top).all()),
         f"largest difference {worst[LEARNED]:.1g}, of the features {worst[LINEAR]:.1g}; top "
         f"eigenvalue {shown(top)} of k and {shown(flat)} of k_EP; {figure} after {t:g} iterations: "
         f"{', '.join(ends)}",

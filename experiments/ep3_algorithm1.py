@@ -4,12 +4,13 @@
     h = K(Z, X) (g - E (I - lambda_{q+1} Lambda^-1) E^T g)
     alpha <- alpha - eta K(Z, Z)^-1 h
 
-E and Lambda are the top q eigenpairs of K(X, X), and eta is 1 / lambda_{q+1} of the projected step.
-The stochastic form, Algorithm 2, is streamkern's solver "eigenpro3" on the same rows, centers and
-bandwidth, with all rows as its sample, the same q and the exact projection, so that both have one
-fixed point. Lemma 6 says which: K(Z, X) P (K(X, Z) alpha - y) = 0 with the preconditioner P, which
-is not the least-squares solution unless P commutes with the projection. All but the solver is
-float64 and NumPy.
+E and Lambda are the top q eigenpairs of K(X, X); 1 / eta is the top eigenvalue of the projected
+step, K(Z, Z)^-1 K(Z, X) P K(X, Z). The stochastic form, Algorithm 2, is streamkern's solver
+"eigenpro3" on the same rows, centers and bandwidth, with all rows as its sample, the same q and the
+exact projection, so that both have one fixed point. Lemma 6 says which: K(Z, X) P (K(X, Z) alpha -
+y) = 0 with the preconditioner P, which is not the least-squares solution unless P commutes with the
+projection. Algorithm 2 takes steps of constant size on batches, so it comes near that point and
+does not settle there. All but the solver is float64 and NumPy.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ from experiments.results import (
 DISTANCE = "distance of predictions to the fixed point / their norm"
 EXACT, STOCHASTIC, LEAST_SQUARES = "Algorithm 1", "Algorithm 2 (eigenpro3)", "(least squares)"
 STEPS = (1, 4, 16, 64, 256, 1024)
+CLOSER, NEARER = 1000, 5
+"""Least factors by which distances to the fixed point fall, and differ."""
 
 
 class Projected:
@@ -95,7 +98,7 @@ def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
             gap = float(np.linalg.norm(K_test @ (least - goal))) / norm
             yield Measurement(DISTANCE, LEAST_SQUARES, t, gap)
             yield Measurement(data.measured, LEAST_SQUARES, t, split.error(K_test @ least))
-        yield from stochastic(data, split, p, q, options.epochs)
+        yield from stochastic(data, split, p, q, options.epochs, K_test @ goal)
 
     for split in data.splits(options):
         n = len(split.X)
@@ -103,8 +106,10 @@ def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
         yield Point(f"repetition {split.seed}", work, partial(run, split))
 
 
-def stochastic(data: Data, split: Split, p: int, q: int, epochs: int) -> Iterator[Measurement]:
-    """Yield the test errors of Algorithm 2 after some epochs."""
+def stochastic(
+    data: Data, split: Split, p: int, q: int, epochs: int, goal: Array
+) -> Iterator[Measurement]:
+    """Yield the test errors of Algorithm 2 after some epochs, and its last distance to the goal."""
     n = len(split.X)
     places = [k for k in STEPS if k <= epochs]
     settings = {
@@ -115,26 +120,28 @@ def stochastic(data: Data, split: Split, p: int, q: int, epochs: int) -> Iterato
     fitted = fit(split, split.source(), settings, split.X[:p])
     for k in places:
         yield Measurement(data.measured, STOCHASTIC, k, fitted.after(k * n))
+    gap = float(np.linalg.norm(fitted.outputs - goal) / np.linalg.norm(goal))
+    yield Measurement(DISTANCE, STOCHASTIC, epochs, gap)
 
 
 def judge(results: Results) -> Verdict:
-    """Judge the fixed point of Algorithm 1, and compare the error of Algorithm 2 with it."""
+    """Judge the distances of both algorithms and of least squares to the fixed point."""
     figure = next(name for name in results.values if name != DISTANCE)
     first, last = (results.at(EXACT, t, DISTANCE).mean() for t in (STEPS[0], STEPS[-1]))
     apart = results.at(LEAST_SQUARES, STEPS[-1], DISTANCE).mean()
-    places = results.places(STOCHASTIC, figure)
-    ends = results.at(EXACT, STEPS[-1], figure), results.at(STOCHASTIC, places[-1], figure)
-    same = abs(float(ends[0].mean() - ends[1].mean())) <= 2 * max(
-        float(np.std(ends[0])), float(np.std(ends[1])), 0.3
+    (epochs,) = results.places(STOCHASTIC, DISTANCE)
+    near = results.at(STOCHASTIC, epochs, DISTANCE).mean()
+    ends = (
+        results.at(EXACT, STEPS[-1], figure),
+        results.at(STOCHASTIC, results.places(STOCHASTIC, figure)[-1], figure),
     )
     return Verdict(
-        "Algorithm 1 comes ten times closer to the fixed point of Lemma 6 than its first step, the "
-        "fixed point differs from least squares, and Algorithm 2 ends within two deviations of its "
-        "error",
-        bool(last < first / 10 and apart > 1e-6 and same),
-        f"distance {first:.2g} after 1 step, {last:.2g} after {STEPS[-1]}; least squares is "
-        f"{apart:.2g} away; errors {shown(ends[0])} and, after {places[-1]:g} epochs, "
-        f"{shown(ends[1])}",
+        f"Algorithm 1 comes {CLOSER} times closer to the fixed point of Lemma 6 than its first "
+        f"step, and Algorithm 2 {NEARER} times closer than least squares is",
+        bool(last < first / CLOSER and near < apart / NEARER),
+        f"distance {first:.2g} after 1 step, {last:.2g} after {STEPS[-1]}; of Algorithm 2 "
+        f"{near:.2g} after {epochs:g} epochs, of least squares {apart:.2g}; errors "
+        f"{shown(ends[0])} of Algorithm 1 and {shown(ends[1])} of Algorithm 2",
     )
 
 

@@ -1,8 +1,8 @@
 """More training samples for a model of fixed size: Fig. 2 of EP3.
 
-p centers are drawn from the rows and kept; n rows train the model. The dashed lines are the kernel
-machine over the same p rows and their labels, solved by EigenPro 2 as in the paper. The paper
-trains for 50 epochs.
+p centers are drawn from the rows and kept; n rows train the model, by EigenPro 3. The dashed lines
+are the kernel machine over the same p rows and their labels, solved by EigenPro 2 as in the paper.
+The paper trains for 50 epochs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import argparse
 from collections.abc import Iterator
 from functools import partial
 
-from experiments.data import Data, Split, fit, work_of_fit
+from experiments.data import Data, Split, add_solver, fit, work_of_fit
 from experiments.results import (
     Experiment,
     Measurement,
@@ -34,8 +34,10 @@ def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
         for n in places:
             yield Measurement(data.measured, f"(kernel machine on {p} rows)", n, error)
 
+    chosen = {"solver.name": options.solver, "data.epochs": options.epochs}
+
     def model(split: Split, p: int, n: int) -> Iterator[Measurement]:
-        error = fit(split, split.source(n), {"data.epochs": options.epochs}, split.X[:p]).error
+        error = fit(split, split.source(n), chosen, split.X[:p]).error
         yield Measurement(data.measured, f"p = {p}", n, error)
 
     for split in data.splits(options):
@@ -64,8 +66,11 @@ def judge(results: Results) -> Verdict:
         few, many = (results.at(label, places[k], figure) for k in (0, -1))
         machine = results.at(f"(kernel machine on {p} rows)", places[-1], figure)
         seen &= clearly(few - many) and clearly(machine - many)
+        least = min(places, key=lambda n: float(results.at(label, n, figure).mean()))
+        rises = clearly(many - results.at(label, least, figure))
         numbers.append(
-            f"p = {p}: {shown(few)} at n = {places[0]:g}, {shown(many)} at n = {places[-1]:g}, "
+            f"p = {p}: {shown(few)} at n = {places[0]:g}, {shown(many)} at n = {places[-1]:g}"
+            f"{f' (rising from n = {least:g} on)' if rises else ''}, "
             f"kernel machine {shown(machine)}"
         )
     return Verdict(
@@ -83,4 +88,5 @@ EXPERIMENT = Experiment(
     points=points,
     judge=judge,
     stand_in=Sizes(repetitions=5, epochs=20),
+    options=add_solver,
 )

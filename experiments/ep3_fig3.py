@@ -1,6 +1,6 @@
 """Larger models for a fixed number of training samples: Fig. 3 of EP3.
 
-The centers are the first p rows, for every p the same training rows.
+The centers are the first p rows, for every p the same training rows. The solver is EigenPro 3.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
 
-from experiments.data import Data, Split, fit, work_of_fit
+from experiments.data import Data, Split, add_solver, fit, work_of_fit
 from experiments.results import (
     Experiment,
     Measurement,
@@ -27,8 +27,10 @@ from experiments.results import (
 def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
     """Error against p, for a quarter of the rows and for all."""
 
+    settings = {"solver.name": options.solver, "data.epochs": options.epochs}
+
     def model(split: Split, n: int, p: int) -> Iterator[Measurement]:
-        error = fit(split, split.source(n), {"data.epochs": options.epochs}, split.X[:p]).error
+        error = fit(split, split.source(n), settings, split.X[:p]).error
         yield Measurement(data.measured, f"n = {n}", p, error)
 
     for split in data.splits(options):
@@ -67,4 +69,5 @@ EXPERIMENT = Experiment(
     points=points,
     judge=judge,
     stand_in=Sizes(repetitions=5, epochs=20),
+    options=add_solver,
 )

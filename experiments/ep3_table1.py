@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,6 +31,9 @@ from experiments.results import (
     exponent,
 )
 from streamkern.rundir.run_log import read_log
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SAMPLE, SETUP, MEMORY = "seconds a sample", "seconds of setup", "planned memory, MiB"
 EACH, BEFORE = "planned operations a sample", "planned operations of setup"
@@ -121,6 +124,21 @@ def costs(solver: dict[str, Any], p: int, n: int, device: str) -> dict[str, floa
     }
 
 
+def draw(results: Results, title: str, figure: Figure) -> None:
+    """Draw each figure twice: p grows on the left, and n on the right."""
+    from experiments.plot import curves
+
+    figure.set_size_inches(12, 3.2 * len(results.values))
+    panels = figure.subplots(len(results.values), 2, sharey="row")
+    for (name, by_label), row in zip(results.values.items(), panels, strict=True):
+        for axes, grows in zip(row, GROWING, strict=True):
+            ending = f", {grows} grows"
+            chosen = {k.removesuffix(ending): v for k, v in by_label.items() if k.endswith(ending)}
+            curves(axes, Results({name: chosen}), name, "centers p" if grows == "p" else "rows n")
+        row[0].get_legend().remove()
+    figure.suptitle(title, fontsize=10)
+
+
 def began(record: Mapping[str, Any]) -> float:
     """Return the time of a record of the log, in seconds."""
     return datetime.fromisoformat(record["time"]).timestamp()
@@ -160,6 +178,7 @@ EXPERIMENT = Experiment(
     x="p or n",
     points=points,
     judge=judge,
+    draw=draw,
     stand_in=Sizes(repetitions=1, epochs=1),
     paper=Sizes(repetitions=3, epochs=1),
     needs="nothing",

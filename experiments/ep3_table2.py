@@ -1,4 +1,4 @@
-"""k-means means against random rows as centers, p far below n: Table 2 of EP3."""
+"""k-means means against random rows as centers of EigenPro 3, p far below n: Table 2 of EP3."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 from functools import partial
 
-from experiments.data import Data, Split, fit, work_of_fit
+from experiments.data import Data, Split, add_solver, fit, work_of_fit
 from experiments.results import (
     Experiment,
     Measurement,
@@ -33,7 +33,10 @@ def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
     """Error against p <= n / 6, as in the paper, for both ways of choosing centers."""
 
     def model(split: Split, way: str, p: int) -> Iterator[Measurement]:
-        settings = {"model.centers": way, "model.n_centers": p, "data.epochs": options.epochs}
+        settings = {
+            "model.centers": way, "model.n_centers": p, "solver.name": options.solver,
+            "data.epochs": options.epochs,
+        }  # fmt: skip
         error = fit(split, split.source(), settings).error
         yield Measurement(data.measured, WAYS[way], p, error)
 
@@ -71,4 +74,5 @@ EXPERIMENT = Experiment(
     judge=judge,
     stand_in=Sizes(repetitions=5, epochs=10),
     published=PUBLISHED,
+    options=add_solver,
 )

@@ -36,7 +36,7 @@ def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
     def run(split: Split, n: int) -> Iterator[Measurement]:
         X, X_test = split.scaled
         X, Y, ridge = X[:n], split.targets[:n], 1 / np.sqrt(n)
-        truth = np.eye(Y.shape[1])[split.y_test] if split.classes else split.y_test[:, None]
+        truth = split.test_targets
         K, K_test = gaussian(X, X), gaussian(X_test, X)
         whole = float(((K_test @ ridge_weights(K, Y, ridge) - truth) ** 2).mean())
         enough = float(n)

@@ -1,10 +1,10 @@
-"""Divide and conquer: the average of ridge models of parts. FALKON slides, and the lecture.
+"""Divide and conquer: the average of ridge models of parts. FALKON slides.
 
 Zhang, Duchi and Wainwright (2015): m machines each solve kernel ridge regression on n / m rows with
-the lambda of all n rows, and the predictions are averaged; the lecture's "distributed averaging" is
-the same for random features. It costs n^3 / m^2 in all. The error is compared with one model of all
-rows, and with Nystrom's model of as many centers as a part has rows, which sees all rows and costs
-about as much as all parts together: n (n / m)^2.
+the lambda of all n rows, and the predictions are averaged; `lecture_averaging` is the same for
+random features. It costs n^3 / m^2 in all. The error is compared with one model of all rows, and
+with Nystrom's model of as many centers as a part has rows, which sees all rows and costs about as
+much as all parts together: n (n / m)^2.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def judge(results: Results) -> Verdict:
 
 
 EXPERIMENT = Experiment(
-    source="FALKON slides, divide and conquer; lecture, distributed averaging",
+    source="FALKON slides, divide and conquer",
     claim="the average of models of parts is better than a part, at a fraction of the cost of all "
     "rows, and FALKON's kind of model is as good at the same cost",
     x="number of parts m",

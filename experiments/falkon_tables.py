@@ -1,10 +1,11 @@
 """FALKON beside EigenPro, random features and the default solver: the tables of the slides.
 
 Run it with a folder of SUSY, HIGGS or YearPredictionMSD (MillionSongs): see `--data`. The slides
-have M = 50 000 centers for HIGGS; `--centers` is the number here, for all methods, random features
-included. The kernel is Gaussian; its bandwidth is `--bandwidth` times the median distance, ridges
-are found by streamkern. At most 10 000 test rows are used. Without data a made problem of SUSY's
-shape is trained on: 18 features, two classes, and a best possible error of 20 %.
+have M = 50 000 centers for HIGGS, and name no number for the others. `--centers` is the number of
+all methods here, random features included, and at most half of the rows. The kernel is Gaussian;
+its bandwidth is `--bandwidth` times the median distance, ridges are found by streamkern. At most 10
+000 test rows are used. Without data a made problem of SUSY's shape is trained on: 18 features, two
+classes, and a best possible error of 20 %.
 """
 
 from __future__ import annotations
@@ -37,9 +38,8 @@ TIMIT 32.3 %, 1.5 h; YELP RMSE .833, 20 min; ImageNet 20.7 %, 4 h. Others there:
 80.35, random features 80.93, Nystrom 80.38; SUSY EigenPro 19.8 %, 6 min; TIMIT EigenPro 32.6 %"""
 
 
-def settings_of(label: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Return the settings of a method."""
-    p = min(options.centers, options.rows // 2)
+def settings_of(label: str, p: int) -> dict[str, Any]:
+    """Return the settings of a method with p centers or features."""
     if label == FOURIER:
         return {"model.features": "fourier", "model.n_features": p, "model.centers": "random"}
     solvers = {FALKON: "falkon", DEFAULT: "block", EIGENPRO: "eigenpro3"}
@@ -49,9 +49,9 @@ def settings_of(label: str, options: argparse.Namespace) -> dict[str, Any]:
 def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
     """Error, AUC and seconds of four methods, for growing n."""
 
-    def run(split: Split, label: str, n: int) -> Iterator[Measurement]:
+    def run(split: Split, label: str, n: int, p: int) -> Iterator[Measurement]:
         settings = {"model.kernel": "gaussian", "data.epochs": options.epochs}
-        fitted = fit(split, split.source(n), settings | settings_of(label, options))
+        fitted = fit(split, split.source(n), settings | settings_of(label, p))
         yield Measurement(data.measured, label, n, fitted.error)
         yield Measurement(SECONDS, label, n, fitted.seconds)
         if split.classes is not None and len(split.classes) == 2:
@@ -59,11 +59,12 @@ def points(data: Data, options: argparse.Namespace) -> Iterator[Point]:
 
     for split in data.splits(options):
         rows = len(split.X)
-        for n in sorted({max(rows // 4, 2 * options.centers), rows}):
+        p = min(options.centers or (50_000 if data.own else 500), rows // 2)
+        for n in sorted({max(rows // 4, 2 * p), rows}):
             for label in (FALKON, DEFAULT, EIGENPRO, FOURIER):
-                work = work_of_fit(split, n, options.centers, options.epochs)
+                work = work_of_fit(split, n, p, options.epochs)
                 key = f"{label}, n {n}, repetition {split.seed}"
-                yield Point(key, work, partial(run, split, label, n))
+                yield Point(key, work, partial(run, split, label, n, p))
 
 
 def area(y: np.ndarray, scores: np.ndarray) -> float:
@@ -104,13 +105,13 @@ def made(options: argparse.Namespace) -> Data:
 
 def options_of(parser: argparse.ArgumentParser) -> None:
     """Add the number of centers."""
-    add = parser.add_argument
-    add("--centers", type=int, default=500, help="centers, or features (default 500)")
+    text = "centers, or features (default 500; with --data 50 000, as the slides have for HIGGS)"
+    parser.add_argument("--centers", type=int, help=text)
 
 
 EXPERIMENT = Experiment(
     source="FALKON slides, tables",
-    claim="FALKON has the error of the best kernel methods in the least time",
+    claim="FALKON has the error of the best kernel methods; the seconds are beside it",
     x="training samples n",
     points=points,
     judge=judge,

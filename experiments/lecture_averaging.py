@@ -1,4 +1,4 @@
-"""Averages of models that shards train on random features, without exchange. The lecture.
+"""Averages of models that shards train on random features, without exchange. Beyond the lecture.
 
 m shards hold n / m rows each. Each solves ridge regression on D Fourier features of its rows, with
 the ridge of all n rows, and the models are averaged. Shards that share their frequencies send D
@@ -93,7 +93,7 @@ def judge(results: Results) -> Verdict:
 
 
 EXPERIMENT = Experiment(
-    source="Lecture, distributed averaging",
+    source="Lecture, continued: distributed averaging",
     claim="models of shards are averaged without exchange, and are better than one shard",
     x="number of shards m",
     points=points,

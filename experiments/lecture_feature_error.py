@@ -2,11 +2,11 @@
 
 k(x, z) of a Gaussian kernel is approximated by D features, a cosine and a sine of each of D / 2
 frequencies. With independent ones the largest error is O(D^-1/2) (Rahimi, Recht 2007). Orthogonal
-ones (Yu and others 2016) and points of a Sobol sequence (Avron and others 2016) lower it at the
-same cost; Fastfood (Le, Sarlos and Smola 2013) draws frequencies whose products take O(D log d)
-operations in place of O(D d): its features are made by the fast Hadamard transform here, and its
-operations are counted. All are small NumPy; streamkern's own Fourier features are the independent
-ones.
+ones (Yu and others 2016) and points of a Sobol sequence (Avron and others 2016), which the lecture
+does not have, lower it at the same cost; Fastfood (Le, Sarlos and Smola 2013) draws frequencies
+whose products take O(D log d) operations in place of O(D d): its features are made by the fast
+Hadamard transform here, and its operations are counted. All are small NumPy; streamkern's own
+Fourier features are the independent ones.
 """
 
 from __future__ import annotations

@@ -6,7 +6,9 @@ Epperly, Tropp and Webber 2022) or by ridge leverage scores. The reference is th
 of rank k, from the eigenvalues of G. The theorem of the lecture (Drineas and Mahoney 2005): in the
 Frobenius norm the error exceeds that of the best rank k by O(c^-1/2), k being fixed. With a large
 eigengap it is O(1/c) (Yang and others 2012), which is tried on made rows in ten clusters, with
-k = 10. float64 and NumPy; streamkern's `centers` are "random", "kmeans", "rpcholesky".
+k = 10. That the lecture's "uniform sampling tends to work best in practice" (Kumar, Mohri and
+Talwalkar 2009) is counted, and not judged: how often each other way is clearly better, and worse.
+float64 and NumPy; streamkern's `centers` are "random", "kmeans", "rpcholesky".
 """
 
 from __future__ import annotations
@@ -146,28 +148,30 @@ def slope(results: Results, figure: str, label: str) -> float:
 
 
 def judge(results: Results) -> Verdict:
-    """Exponents in c, and the other ways against uniform columns."""
+    """Judge the exponents in c, and count how the other ways compare with uniform columns."""
     last = results.places("uniform", FULL)[-1]
     slopes = {label: slope(results, FULL, label) for label in WAYS}
     fixed = {label: slope(results, FIXED, label) for label in (*WAYS, GAP)}
-    base = results.at("uniform", last, FULL)
-    better = [k for k in WAYS if clearly(base - results.at(k, last, FULL))]
+    places = results.places("uniform", FULL)
+    against = []
+    for label in list(WAYS)[1:]:
+        gains = [results.at("uniform", c, FULL) - results.at(label, c, FULL) for c in places]
+        better, worse = sum(map(clearly, gains)), sum(clearly(-gain) for gain in gains)
+        against.append(f"{label} clearly better at {better} and worse at {worse}")
     return Verdict(
-        "all errors fall at least as c^-0.5 and that of the clusters as c^-1, within 0.1; k-means, "
-        "RPCholesky and leverage scores are clearly better than uniform columns at the largest c",
-        all(value <= -0.4 for value in (*slopes.values(), *fixed.values()))
-        and fixed[GAP] <= -0.9
-        and len(better) == len(WAYS) - 1,
+        "all errors fall at least as c^-0.5 and that of the clusters as c^-1, within 0.1",
+        all(value <= -0.4 for value in (*slopes.values(), *fixed.values())) and fixed[GAP] <= -0.9,
         f"exponents {', '.join(f'{k} {v:.2f}' for k, v in slopes.items())}; of rank {RANK} "
         f"{', '.join(f'{k} {v:.2f}' for k, v in fixed.items())}; at c = {last:g}: "
-        + ", ".join(f"{k} {results.at(k, last, FULL).mean():.4f}" for k in (*WAYS, BEST)),
+        + ", ".join(f"{k} {results.at(k, last, FULL).mean():.4f}" for k in (*WAYS, BEST))
+        + f"; against uniform columns at {len(places)} c: {', '.join(against)}",
     )
 
 
 EXPERIMENT = Experiment(
     source="Lecture, Nystrom's approximation",
-    claim="the error of Nystrom's approximation falls at least as O(c^-1/2), as O(1/c) under an "
-    "eigengap, and columns that are chosen with care need fewer of them",
+    claim="the error of Nystrom's approximation falls at least as O(c^-1/2), and as O(1/c) under "
+    "an eigengap",
     x="columns c",
     points=points,
     judge=judge,

@@ -29,6 +29,8 @@ from streamkern.basics.optional import import_optional
 Part = tuple[Any, Any]
 CIFAR_SHAPE = (3, 32, 32)
 LAST_TESTED = {"SUSY.csv": 500_000, "HIGGS.csv": 500_000, "YearPredictionMSD.txt": 51_630}
+MOST_UNEVEN = 10.0
+"""Chi-square over its degrees of freedom, about 1 in mixed rows, of rows that are not mixed."""
 KINDS = ("npz", "h5", "csv", "parquet", "svm", "libsvm")
 
 
@@ -48,18 +50,38 @@ def read_data(path: str, test: str | None, rows: int, folder: Path) -> Data:
         return Data(name, X, y, classes, None, own=True)
     X_test, y_test, others = first_rows(held_out, TEST_ROWS)
     if others != classes:
-        raise sk.DataError(f"{held_out} has other classes than {train}; use data with the same")
+        y_test = as_classes(y_test, others, classes, f"{held_out} has other classes than {train}")
     return Data(name, X, y, classes, (X_test, y_test), own=True)
 
 
 def first_rows(path: str | Path, n: int) -> tuple[Array, Array, tuple[str, ...] | None]:
     """Return at most n rows of a store, their targets and its classes.
 
-    Rows of a store are in random order, so that the first are a sample.
+    Rows of a store are in random order, so that the first are a sample. Raises DataError if they
+    were ingested in another order, and have other shares of the classes than all rows.
     """
     store = sk.open_store(path)
-    X, y = store.read_rows(np.arange(min(n, store.spec.n_rows)))
-    return X, y, store.spec.classes
+    spec = store.spec
+    X, y = store.read_rows(np.arange(min(n, spec.n_rows)))
+    if spec.classes is not None and spec.class_counts is not None and len(y) < spec.n_rows:
+        counts = np.asarray(spec.class_counts, np.float64)
+        expected = counts[counts > 0] * len(y) / counts.sum()
+        found = np.bincount(y, minlength=len(counts))[counts > 0]
+        if ((found - expected) ** 2 / expected).sum() > MOST_UNEVEN * max(len(expected) - 1, 1):
+            raise sk.DataError(
+                f"the first {len(y)} rows of {path} are no sample of its classes, as rows were "
+                "not mixed; ingest them with shuffle, or use more --rows"
+            )
+    return X, y, spec.classes
+
+
+def as_classes(
+    y: Array, names: tuple[str, ...] | None, classes: tuple[str, ...] | None, wrong: str
+) -> Array:
+    """Return class ids of some names as those of `classes`, of which a test set may lack some."""
+    if names is None or classes is None or not set(names) <= set(classes):
+        raise sk.DataError(f"{wrong}; use data with the same")
+    return np.asarray(np.array([classes.index(name) for name in names], y.dtype)[y])
 
 
 def as_stores(path: Path, folder: Path) -> tuple[Path, Path]:
@@ -131,11 +153,30 @@ def cifar(path: Path) -> tuple[tuple[Part, Part], str] | None:
         return None
 
     def images(files: list[Path]) -> Part:
-        rows = np.concatenate([np.fromfile(f, np.uint8).reshape(-1, 3073) for f in files])
+        rows = np.concatenate([records(f) for f in files])
         pictures = rows[:, 1:].reshape(-1, *CIFAR_SHAPE).transpose(0, 2, 3, 1)
         return np.ascontiguousarray(pictures), rows[:, 0]
 
-    return (images(batches), images([path / "test_batch.bin"])), "classes"
+    test = needed(path, "test_batch.bin")
+    return (images(batches), images([test])), "classes"
+
+
+def records(file: Path) -> Array:
+    """Return the (n, 3073) bytes of a file of CIFAR-10: class and pixels of each image."""
+    found = np.fromfile(file, np.uint8)
+    if found.size % 3073 or not found.size or found[::3073].max() > 9:
+        raise sk.DataError(
+            f"{file} is cut, or holds no images of CIFAR-10: these have 3073 bytes each, of which "
+            "the first is a class of 0 to 9; get the file again"
+        )
+    return found.reshape(-1, 3073)
+
+
+def needed(path: Path, name: str) -> Path:
+    """Return a file of a folder, and raise DataError if it is not there."""
+    if not (path / name).exists():
+        raise sk.DataError(f"there is no {name} in {path}, which --data needs")
+    return path / name
 
 
 def one_table(path: Path) -> tuple[tuple[Part, Part], str] | None:
@@ -143,24 +184,42 @@ def one_table(path: Path) -> tuple[tuple[Part, Part], str] | None:
     for name, tested in LAST_TESTED.items():
         for ending in ("", ".gz"):
             if (file := path / (name + ending)).exists():
-                pandas = import_optional("pandas", f"reading {file.name}", "frames")
-                table = pandas.read_csv(file, header=None, dtype=np.float32).to_numpy()
+                table = numbers_of(file)
                 X, y = table[:, 1:], table[:, 0]
                 few = min(tested, len(X) // 5)
                 kind = "values" if name.startswith("Year") else "classes"
-                y = y if kind == "values" else y.astype(np.int64)
+                if kind == "classes":
+                    if not np.isin(y, (0, 1)).all():
+                        raise sk.DataError(
+                            f"{file}: the first column must be the class, 0 or 1; row "
+                            f"{int(np.flatnonzero(~np.isin(y, (0, 1)))[0])} has another number"
+                        )
+                    y = y.astype(np.int64)
                 return ((X[:-few], y[:-few]), (X[-few:], y[-few:])), kind
     return None
+
+
+def numbers_of(file: Path) -> Array:
+    """Return the (n, d) float32 numbers of a CSV file without a header."""
+    pandas = import_optional("pandas", f"reading {file.name}", "frames")
+    try:
+        table = pandas.read_csv(file, header=None, dtype=np.float32).to_numpy()
+    except (ValueError, OSError, EOFError) as error:
+        raise sk.DataError(f"{file} is no table of numbers: {error}") from error
+    return np.asarray(table)
 
 
 def arrays(path: Path) -> tuple[tuple[Part, Part], str] | None:
     """Open features of a network or of speech as NumPy files, without reading them whole."""
     if not (path / "X_train.npy").exists():
         return None
-    loaded = {
-        name: np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-        for name in ("X_train", "y_train", "X_test", "y_test")
-    }
+    loaded = {}
+    for name in ("X_train", "y_train", "X_test", "y_test"):
+        file = needed(path, f"{name}.npy")
+        try:
+            loaded[name] = np.load(file, mmap_mode="r", allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise sk.DataError(f"{file} is no array of numbers or text: {error}") from error
     train, test = ((loaded[f"X_{part}"], loaded[f"y_{part}"]) for part in ("train", "test"))
     return (train, test), kind_of(train[1])
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from zlib import crc32
 import numpy as np
 
 import streamkern as sk
+from experiments.catalogue import NAMES
 from experiments.data import Data
 from experiments.plot import picture
 from experiments.results import Experiment, Measurement, Point, Results
@@ -133,10 +135,18 @@ def settings_of(name: str, data: Data, options: argparse.Namespace) -> dict[str,
 
 
 def code_of(name: str) -> int:
-    """Return a checksum of the files that decide the numbers of an experiment."""
-    place = Path(__file__).parent
-    texts = [(place / f"{part}.py").read_bytes() for part in (name, *DECIDING)]
-    return crc32(b"".join(texts))
+    """Return a checksum of the files that decide the numbers of an experiment.
+
+    They are its module, those of other experiments that it imports, and all of streamkern.
+    """
+    place, names = Path(__file__).parent, [name, *DECIDING]
+    for each in names:  # grows
+        text = (place / f"{each}.py").read_text(encoding="utf-8")
+        found = re.findall(r"^from experiments\.(\w+) import", text, re.MULTILINE)
+        names += [part for part in found if part in NAMES and part not in names]
+    files = [place / f"{part}.py" for part in names]
+    files += sorted(Path(sk.__file__).parent.rglob("*.py"))
+    return crc32(b"".join(file.read_bytes() for file in files))
 
 
 def report(
@@ -145,6 +155,8 @@ def report(
     """Print and write the tables, the picture and the verdict."""
     path, verdict = options.folder / f"{name}.json", experiment.judge(results)
     line = verdict.line(experiment.claim)
+    if options.repetitions == 1 and "clear" in verdict.criterion:
+        line += " With one repetition every difference counts as clear."
     tables = {figure: results.rows(figure, experiment.axis(figure)) for figure in results.values}
     whole = settings_of(name, data, options) | {
         "source": experiment.source,

@@ -36,6 +36,6 @@ def with_tails(rows: np.ndarray) -> np.ndarray:
 def in_float64(changes: dict[str, Any]) -> sk.KernelRegressor:
     """Return a model in float64 with these settings, fitted to `with_tails(X)`."""
     options = {k: v for k, v in QUICK.items() if k not in changes} | {"precision": "float64"}
-    if changes.get("kernel") == "polynomial":
+    if changes.get("kernel") in ("polynomial", "relu_ntk"):
         del options["bandwidth"]
     return sk.KernelRegressor(**options | changes).fit(with_tails(X), VALUES.round(1) - 90)

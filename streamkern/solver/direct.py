@@ -117,17 +117,19 @@ class Direct(Method[DirectSizes]):
         return problem.posterior or problem.p <= MAX_WIDE_ROWS
 
     @staticmethod
-    def rounding_shows(problem: ProblemShape, ridge: float) -> bool:
+    def rounding_shows(problem: ProblemShape, ridge: float, values: float = 1.0) -> bool:
         """Return whether predictions are better with kernel values in float64 than in float32.
 
         By the equations, the residual of row i is r_i = n ridge alpha_i. Independent errors of at
-        most eps in kernel values up to 1 change a prediction by at most about eps sqrt(n) times the
-        root mean square of alpha, so by eps sqrt(n) / (n ridge) times that of the residuals. With
-        fewer rows than are factored in float32, float64 costs little.
+        most eps times the kernel values change a prediction by at most about eps sqrt(n) times
+        their root mean square and that of alpha, so by eps sqrt(n) values / (n ridge) times that of
+        the residuals. With fewer rows than are factored in float32, float64 costs little.
+
+        values : root mean square of the kernel values; 1 bounds those of most kernels.
         """
         n = problem.p
         few = n < NARROW_ROWS or problem.posterior
-        return few or ROUNDOFF * math.sqrt(n) >= MIN_ROUNDING * n * ridge
+        return few or ROUNDOFF * math.sqrt(n) * values >= MIN_ROUNDING * n * ridge
 
     def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[DirectSizes]:
         """Return candidate sizes, best first, without a sample of the stream."""

@@ -186,15 +186,17 @@ def test_eigenpro_on_k_is_richardson_on_k_ep() -> None:
 def test_a_difference_beyond_rounding_is_not_the_claim() -> None:
     names = ep1_kep
 
-    def made(difference: float) -> Results:
+    def made(difference: float, second: float = 0.1) -> Results:
         rows = [
             (names.DIFFERENCE, label, 1.0, difference) for label in (names.LEARNED, names.LINEAR)
         ]
-        rows += [(names.SPECTRUM, label, 1.0, 0.5) for label in ("k", "k_EP, q = 2")]
+        rows += [(names.SPECTRUM, "k", i, value) for i, value in ((1.0, 0.5), (2.0, 0.3))]
+        rows += [(names.SPECTRUM, "k_EP, q = 2", i, v) for i, v in ((1.0, 0.1), (2.0, second))]
         labels = (names.EIGENPRO, names.LEARNED, names.DESCENT)
         return results(rows + [("test error, %", label, 1.0, 3.0) for label in labels])
 
     assert names.judge(made(1e-12)).seen
+    assert not names.judge(made(1e-12, second=0.09)).seen  # the top is not level
     assert not names.judge(made(1e-8)).seen
 
 

@@ -205,12 +205,29 @@ def test_larger_models_have_to_beat_falkon_at_its_limit_and_eigenpro_2() -> None
 
 
 def test_one_pass_has_to_do_as_well_as_many_and_as_the_exact_projection() -> None:
-    def judged(one: Sequence[float]) -> bool | None:
+    def judged(one: Sequence[float], slowest: float = 2.0) -> bool | None:
         curves: Curves = {
             "q = s/10": {1: one, 8: [3.0, 3.1]},
             ep3_projection.EXACT: {1: [3.0, 3.1]},
         }
-        return ep3_projection.judge(made(curves, {ep3_projection.SECONDS: curves})).seen
+        seconds: Curves = {"q = s/10": {1: [1.0, 1.0], 8: [slowest, slowest]}}
+        return ep3_projection.judge(made(curves, {ep3_projection.SECONDS: seconds})).seen
 
     assert judged([3.0, 3.1])
     assert not judged([4.0, 4.1])
+    assert not judged([3.0, 3.1], slowest=0.9)
+
+
+def test_algorithm_2_has_to_come_nearer_to_the_fixed_point_than_least_squares() -> None:
+    def judged(stochastic: float, last: float = 1e-9) -> bool | None:
+        names = ep3_algorithm1
+        errors: Curves = {names.EXACT: {1: [3.0], 1024: [3.0]}, names.STOCHASTIC: {64: [3.0]}}
+        distances: Curves = {
+            names.EXACT: {1: [0.1], 1024: [last]}, names.STOCHASTIC: {64: [stochastic]},
+            names.LEAST_SQUARES: {1: [0.08], 1024: [0.08]},
+        }  # fmt: skip
+        return names.judge(made(errors, {names.DISTANCE: distances})).seen
+
+    assert judged(0.01)
+    assert not judged(0.05)
+    assert not judged(0.01, last=0.01)

@@ -6,6 +6,7 @@ import argparse
 import gzip
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,20 @@ def test_other_settings_are_measured_anew_and_keep_what_was_measured(tmp_path: P
     assert len(measured) == 12
 
 
+def test_numbers_are_of_the_code_that_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An experiment that uses parts of another one is measured anew when that one changes."""
+    place = tmp_path / "experiments"
+    shutil.copytree(Path(run.__file__).parent, place)
+    monkeypatch.setattr(run, "__file__", str(place / "run.py"))
+    before = {name: run.code_of(name) for name in NAMES}
+    with (place / "lecture_nystrom_error.py").open("a") as file:
+        file.write("# changed\n")
+    changed = [name for name in NAMES if run.code_of(name) != before[name]]
+    assert changed == ["falkon_leverage", "lecture_nystrom_error"]
+
+
 def test_files_that_changed_are_read_again(tmp_path: Path) -> None:
     place = tmp_path / "files"
     place.mkdir()
@@ -252,6 +267,21 @@ def test_options_out_of_range_are_refused(capsys: pytest.CaptureFixture[str]) ->
         assert message in capsys.readouterr().err
 
 
+def test_all_of_them_take_data_where_some_need_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import experiments.__main__ as command
+
+    monkeypatch.setattr(command, "NAMES", ("ep1_reach", "falkon_steps"))
+    write_arrays(tmp_path / "data")
+    chosen = ["--quick", "--data", str(tmp_path / "data"), "--folder", str(tmp_path)]
+    assert main(["all", *chosen]) == 0
+    assert capsys.readouterr().out.count(": ") > 2
+    with pytest.raises(SystemExit):
+        main(["ep1_reach", *chosen])
+    assert "unrecognized arguments: --data" in capsys.readouterr().err
+
+
 def test_flat_rows_are_refused_where_images_are_needed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,6 +294,32 @@ def test_flat_rows_are_refused_where_images_are_needed(
     write_arrays(tmp_path / "data")
     assert quick("ep3_fig2", tmp_path, "--data", str(tmp_path / "data")) == 2
     assert "which are no images" in capsys.readouterr().err
+
+
+def test_damaged_files_are_refused_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = b"\x03" + bytes(3072)
+    for name, files, message in (
+        ("cut", {"data_batch_1.bin": image + b"\x00", "test_batch.bin": image}, "is cut, or"),
+        ("class", {"data_batch_1.bin": b"\x0a" + image[1:], "test_batch.bin": image}, "0 to 9"),
+        ("alone", {"data_batch_1.bin": image}, "there is no test_batch.bin"),
+        ("words", {"SUSY.csv": b"0.0,1.0\nhello,2.0\n"}, "is no table of numbers"),
+        ("nothing", {"HIGGS.csv": b""}, "is no table of numbers"),
+        ("half", {"SUSY.csv": b"0.0,1.0\n0.5,2.0\n"}, "row 1 has another number"),
+        ("arrays", {"X_train.npy": b"no array"}, "X_train.npy is no array"),
+    ):
+        place = tmp_path / name
+        place.mkdir()
+        for file, content in files.items():
+            (place / file).write_bytes(content)
+        assert quick("ep3_fig2", tmp_path / "out", "--data", str(place)) == 2
+        (sentence,) = capsys.readouterr().err.splitlines()
+        assert message in sentence
+    write_arrays(tmp_path / "missing")
+    (tmp_path / "missing" / "y_test.npy").unlink()
+    assert quick("ep3_fig2", tmp_path / "out", "--data", str(tmp_path / "missing")) == 2
+    assert "there is no y_test.npy in " in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------- readers
@@ -289,6 +345,34 @@ def as_set(X: np.ndarray, y: np.ndarray) -> list[tuple[Any, ...]]:
     """Return rows and targets in an order that does not depend on the stored one."""
     flat = X.reshape(len(X), -1).astype(np.float32)
     return sorted(map(tuple, np.column_stack([flat, y.astype(np.float32)]).tolist()))
+
+
+def test_rows_in_the_order_of_their_classes_are_refused(tmp_path: Path) -> None:
+    X, y = np.eye(400, dtype=np.float32), np.arange(400) // 100
+    for shuffle in (True, False):
+        sk.ingest_store(X, tmp_path / f"{shuffle}.zarr", y=y, shuffle=shuffle)
+    whole, ordered = str(tmp_path / "True.zarr"), str(tmp_path / "False.zarr")
+    assert len(read_data(whole, whole, 200, tmp_path).X) == 200
+    assert len(read_data(ordered, ordered, 400, tmp_path).X) == 400
+    with pytest.raises(sk.DataError, match="first 200 rows of"):
+        read_data(ordered, ordered, 200, tmp_path)
+
+
+def test_a_test_set_may_lack_a_class_and_not_have_another_one(tmp_path: Path) -> None:
+    folder = tmp_path / "speech"
+    folder.mkdir()
+    X, y = np.arange(600, dtype=np.float32).reshape(300, 2), np.arange(300) % 3
+    np.save(folder / "X_train.npy", X)
+    np.save(folder / "y_train.npy", y)
+    np.save(folder / "X_test.npy", X[y > 0])
+    np.save(folder / "y_test.npy", y[y > 0])
+    data = read_data(str(folder), None, 300, tmp_path)
+    assert data.classes == ("0", "1", "2")
+    assert data.held_out is not None
+    assert as_set(*data.held_out) == as_set(X[y > 0], y[y > 0])
+    np.save(folder / "y_test.npy", y[y > 0] + 1)
+    with pytest.raises(sk.DataError, match="other classes"):
+        read_data(str(folder), None, 300, tmp_path)
 
 
 @pytest.mark.parametrize("ending", ["", ".gz"])

@@ -273,3 +273,16 @@ def test_the_reference_of_the_centers_is_reached_with_all_of_them() -> None:
     np.testing.assert_allclose(
         K @ nystrom_weights(K, K, Y, 0.05), K @ ridge_weights(K, Y, 0.05), atol=1e-6
     )
+
+
+def test_values_far_from_zero_are_judged_by_their_deviations() -> None:
+    """Years are near 2000: without their mean every number of centers would be as good."""
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((200, 2))
+    y = np.sin(3 * rows[:, 0])
+    errors = []
+    for mean in (0.0, 2000.0):
+        data = Data("values", rows, y + mean, None, None, own=True)
+        point = list(falkon_centers_count.points(data, options(rows=150)))[-1]
+        errors.append([m.value for m in point.measure()])
+    np.testing.assert_allclose(errors[1], errors[0], rtol=1e-6)

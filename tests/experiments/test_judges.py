@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -115,13 +116,30 @@ def test_epochs_that_are_not_reached_count_as_more_than_all() -> None:
 
 def test_models_of_few_centers_saturate_at_far_more_rows() -> None:
     places = (10, 20, 40, 80, 160)
-    grid = {f"p = {p}": {n: [100 / p + 100 / n, 101 / p + 100 / n] for n in places if n >= p}
-            for p in (10, 40, 160)}  # fmt: skip
+
+    def grid_of(gain: Callable[[int], float]) -> Curves:
+        return {
+            f"p = {p}": {n: [100 / p + gain(n), 101 / p + gain(n)] for n in places if n >= p}
+            for p in (10, 40, 160)
+        }
+
+    grid = grid_of(lambda n: 1000 / n**2)
     assert seen("ep3_fig1", grid)
+    gaining = grid_of(lambda n: 100 / n)  # by 6 % with the last rows
+    verdict = experiment_named("ep3_fig1").judge(made(gaining))
+    assert verdict.seen is False
+    assert "p = 10 still gains at n = 160" in verdict.numbers
     at_once = {label: {n: [values[0], values[0]] for n in by_place}
                for (label, by_place), values in zip(
                    grid.items(), ([9.0], [6.0], [3.0]), strict=True)}  # fmt: skip
     assert seen("ep3_fig1", at_once) is False
+
+
+def test_a_rising_error_of_more_samples_is_told() -> None:
+    machine = {n: [9.0, 9.1] for n in (4, 8, 16)}
+    curves = {"p = 4": {4: [9.0, 9.1], 8: [3.0, 3.1], 16: [5.0, 5.1]},
+              "(kernel machine on 4 rows)": machine}  # fmt: skip
+    assert "(rising from n = 8 on)" in experiment_named("ep3_fig2").judge(made(curves)).numbers
 
 
 def test_falkon_and_its_steps() -> None:

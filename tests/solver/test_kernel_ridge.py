@@ -204,6 +204,24 @@ def test_rounding_shows_where_it_is_large_beside_the_residuals(n: int, tau: floa
     assert shows == (bound >= direct.MIN_ROUNDING)
 
 
+def test_rounding_shows_more_of_larger_kernel_values() -> None:
+    """Polynomial kernels have values far above 1, and so larger errors of rounding."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((400, 4))
+    y = np.sin(X[:, 0]) + 0.3 * rng.standard_normal(400)
+    K = (X @ X.T + 1) ** 6
+    values, tau = float(np.sqrt((K**2).mean())), 10.0
+    alpha = np.linalg.solve(K + tau * np.eye(400), y)
+    change = (K.astype(np.float32) - K) @ alpha
+    measured = np.linalg.norm(change) / np.linalg.norm(tau * alpha)
+    bound = direct.ROUNDOFF * 20 * values / tau
+    assert 0.01 * bound < measured < bound
+    problem = maths.replace(maths.problem_of(X, 1, cycled=400), rows_are_centers=True, p=400)
+    with patch.object(direct, "NARROW_ROWS", 1):
+        assert Direct.rounding_shows(problem, tau / 400, values)
+        assert not Direct.rounding_shows(problem, tau / 400)
+
+
 def test_without_a_ridge_it_goes_through_all_targets() -> None:
     case = case_of(0.0)
     solver = case.solver()

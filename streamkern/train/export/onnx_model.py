@@ -99,7 +99,7 @@ def write_c(
     Raises ConfigError also if the text would be so long that compilers take very long.
     """
     place = checked_place(path, overwrite)
-    made = onnx_model(model, centers, answers, export_dtype(model, dtype))
+    made = onnx_model(model, centers, answers, export_dtype(model, dtype), for_runtime=False)
     check_size(made)
     kernel = repr(model.op.kernel).replace("*/", "* /")
     about = f"A model of streamkern {__version__} with the kernel {kernel}."
@@ -146,16 +146,17 @@ def _write(place: Path, data: bytes, overwrite: bool) -> None:
 
 
 def onnx_model(
-    model: KernelModel, centers: npt.NDArray[Any], answers: ModelAnswers, dtype: np.dtype[Any]
-) -> Any:
-    """Return the ONNX model; see `write_onnx`."""
+    model: KernelModel, centers: npt.NDArray[Any], answers: ModelAnswers, dtype: np.dtype[Any],
+    *, for_runtime: bool = True,
+) -> Any:  # fmt: skip
+    """Return the ONNX model; see `write_onnx`. for_runtime : see `Graph`"""
     size = (centers.size + len(centers) * model.n_outputs) * dtype.itemsize
     if size > MOST_BYTES:
         raise ConfigError(
             f"the centers and weights take {size_text(size)}, and an ONNX file holds 2 GB",
             "train with fewer centers",
         )
-    graph = Graph()
+    graph = Graph(for_runtime)
     if model.encoder is None:
         X = plain_rows(graph, model.row_shape, dtype)
     else:

@@ -22,9 +22,13 @@ OPSET, ML_OPSET, IR_VERSION = 18, 3, 9
 
 
 class Graph:
-    """Nodes, constants and inputs of an ONNX graph under construction."""
+    """Nodes, constants and inputs of an ONNX graph under construction.
 
-    def __init__(self) -> None:
+    for_runtime : whether onnxruntime has to know all operators, as it does not of a C file.
+    """
+
+    def __init__(self, for_runtime: bool = True) -> None:
+        self.for_runtime = for_runtime
         self.onnx = import_optional("onnx", "an export to ONNX", "onnx")
         self.nodes: list[Any] = []
         self.inputs: list[Any] = []
@@ -259,11 +263,11 @@ class TracedModule:
         return a if isinstance(a, Traced) else self._graph.constant(a, dtype)
 
     def arccos(self, a: Traced) -> Traced:
-        """Return the arc cosine. Raises ConfigError for float64, which onnxruntime lacks."""
-        if a.dtype == np.float64:
+        """Return the arc cosine. Raises ConfigError for float64 if onnxruntime needs it."""
+        if a.dtype == np.float64 and self._graph.for_runtime:
             raise ConfigError(
                 f"{self._subject} needs the arc cosine, which onnxruntime has in float32 only",
-                f"export with {mention('dtype', 'float32')}",
+                f"export with {mention('dtype', 'float32')}, or to C",
             )
         return self._graph.node("Acos", a)
 

@@ -51,6 +51,8 @@ from streamkern.train.setup.kernel_and_metric import choose_kernel_and_metric
 from streamkern.train.setup.loss_start import fit_loss, scale_start, setup_targets
 from streamkern.train.setup.setup_rows import known_rows, rows_worth, samples_of
 
+FEW_CENTERS = 256
+"""Number of centers whose kernel values show how large these are."""
 _META = (
     "kernel", "sizes", "setup", "classes", "row_shape", "columns", "target_columns", "encoder",
     "file_form", "n_outputs", "fit_intercept", "precision", "grid", "scaling", "scale", "backend",
@@ -134,7 +136,7 @@ def compute_setup(
         return sample, probe
 
     noise, n, options, ridges = _estimate_noise(run, op, points, read_few_rows, inside, report)
-    if warm is None and _rounding_is_hidden(run, options):
+    if warm is None and _rounding_is_hidden(run, options, op, points):
         dtype, host_Z = searched, host_Z.astype(searched)
         op, points = _prepared(run, kernel, run.search_precision, shift, host_Z)
     fit, first = None, None
@@ -186,14 +188,18 @@ def _prepared(
     return op, op.points(run.backend.asarray(host_Z), left=True, right=True)
 
 
-def _rounding_is_hidden(run: ResolvedRun, options: SolverConfig) -> bool:
-    """Return whether float32, by which "auto" became float64, is as good for this noise."""
+def _rounding_is_hidden(
+    run: ResolvedRun, options: SolverConfig, op: KernelOperator, points: Points
+) -> bool:
+    """Return whether float32 is as good for this noise as float64, which "auto" became."""
     method, ridge = run.method, options.fixed_ridge
-    return (
-        run.sizes.widened
-        and isinstance(method, Direct)
-        and not method.rounding_shows(run.problem, ridge)
-    )
+    if not run.sizes.widened or not isinstance(method, Direct):
+        return False
+    values = 1.0
+    if op.kernel.geometry == "inner":  # others have values up to 1
+        some = points[:FEW_CENTERS]
+        values = max(1.0, float(np.sqrt((run.backend.to_host(op.matrix(some, some)) ** 2).mean())))
+    return not method.rounding_shows(run.problem, ridge, values)
 
 
 def _floating(precision: str) -> np.dtype[np.floating]:

@@ -82,7 +82,10 @@ def rows_of(function: Compiled, name: str, rows: np.ndarray) -> np.ndarray:
 @compiled
 @pytest.mark.parametrize(
     "changes",
-    [*CHANGES, *({"kernel": k} for k in ("gaussian", "laplace", "laplace_l1", "polynomial"))],
+    [
+        *CHANGES,
+        *({"kernel": k} for k in ("gaussian", "laplace", "laplace_l1", "polynomial", "relu_ntk")),
+    ],
     ids=str,
 )
 def test_a_row_is_predicted_as_by_the_model(changes: dict[str, Any], tmp_path: Path) -> None:

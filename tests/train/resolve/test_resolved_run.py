@@ -167,6 +167,23 @@ def test_more_rows_are_solved_in_float64_if_their_noise_is_small(
     assert_same_bits(final(tmp_path / "run"), final(tmp_path / "whole"))
 
 
+def test_large_kernel_values_are_kept_in_float64(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same ridge a kernel with values about 1 is not widened."""
+    monkeypatch.setattr("streamkern.solver.direct.NARROW_ROWS", 300)
+    rng = np.random.default_rng(1)
+    X = rng.standard_normal((300, 6))
+    source = ArraySource(X, X[:, 0] * X[:, 1] + 0.3 * rng.standard_normal(300))
+    for gamma, precision in ((1.0, "float64"), (1e-3, "exact")):
+        changes = OPEN | {
+            "model.kernel": {"kind": "polynomial", "degree": 6, "gamma": gamma},
+            "model.bandwidth": "auto", "model.metric": "none",
+        }  # fmt: skip
+        result = finished(settings(tmp_path / str(gamma), **changes), source=source)
+        assert result.model.op.precision == precision
+
+
 @pytest.mark.parametrize("started_wide", [True, False])
 def test_a_run_keeps_its_precision(
     started_wide: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
