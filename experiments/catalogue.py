@@ -35,6 +35,7 @@ NAMES = (
     "falkon_divide",
     "falkon_leverage",
     "falkon_tables",
+    "falkon_yelp",
     "lecture_fourier_nystrom",
     "lecture_feature_error",
     "lecture_nystrom_error",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from experiments import (
     falkon_rates,
     falkon_steps,
     falkon_tables,
+    falkon_yelp,
 )
 from experiments.data import Data, Split, digits
 from experiments.exact import gaussian, nystrom_weights, ridge_weights
@@ -286,3 +288,22 @@ def test_values_far_from_zero_are_judged_by_their_deviations() -> None:
         point = list(falkon_centers_count.points(data, options(rows=150)))[-1]
         errors.append([m.value for m in point.measure()])
     np.testing.assert_allclose(errors[1], errors[0], rtol=1e-6)
+
+
+def test_made_reviews_are_sparse_rows_of_length_one() -> None:
+    X, stars = falkon_yelp.reviews(50, np.random.default_rng(0))
+    again, _ = falkon_yelp.reviews(50, np.random.default_rng(0))
+    assert X.shape == (50, falkon_yelp.FEATURES)
+    assert (again != X).nnz == 0
+    assert (X * X).sum(axis=1) == pytest.approx(np.ones(50), rel=1e-5)
+    assert np.diff(X.indptr).max() <= 3 * falkon_yelp.LENGTH
+    assert stars.min() >= 1
+    assert stars.max() <= 5
+
+
+def test_reviews_of_a_file_are_counts(tmp_path: Path) -> None:
+    (tmp_path / "reviews.svm").write_text("4 1:1 7:3\n2 3:1\n")
+    X, y = falkon_yelp.read(str(tmp_path / "reviews.svm"))
+    wanted = np.log([2, 4])
+    assert X.toarray()[0, [0, 6]] == pytest.approx(wanted / np.linalg.norm(wanted))
+    assert y.tolist() == [4, 2]

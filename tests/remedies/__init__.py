@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import scipy.sparse
 
 import streamkern as sk
 from streamkern.cli.main import run_command
@@ -35,6 +36,17 @@ QUICK: dict[str, Any] = {
 TRAIN = "train --train data.zarr --epochs 2 --set model.n_centers=20 --set model.metric=none"
 
 Do = Callable[[], Any]
+
+
+def long_rows(most: int = 2, n: int = N, d: int = 9000) -> Any:
+    """Return rows that stay sparse, with at most `most` entries."""
+    kept = np.arange(d) % 100 == 7  # of rows that differ in few features
+    rows = np.zeros((n, kept.sum()), np.float32)
+    for k in range(most):
+        rows[np.arange(n), (np.arange(n) + k) % rows.shape[1]] = k + 1
+    entries = scipy.sparse.csr_array(rows)
+    places = np.flatnonzero(kept)[entries.indices]
+    return scipy.sparse.csr_array((entries.data, places, entries.indptr), shape=(n, d))
 
 
 @dataclass(frozen=True)

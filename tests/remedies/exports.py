@@ -9,7 +9,7 @@ import pandas as pd
 
 import streamkern as sk
 from streamkern.kernels.base import Kernel
-from tests.remedies import Remedy, X, Y, command, regressor
+from tests.remedies import Remedy, X, Y, command, long_rows, regressor
 
 COVERED = ("train/export",)
 NOT_TRIED = {
@@ -55,6 +55,10 @@ def column(name: str) -> None:
     regressor().fit(table, Y[: len(table)]).to_onnx(f"column{name}.onnx")
 
 
+def sparse_model() -> Any:
+    return regressor().fit(long_rows(), Y).to_onnx("sparse.onnx")
+
+
 def remedies() -> list[Remedy]:
     """Return the mistakes."""
     own: dict[str, Any] = {"bandwidth": "auto"}
@@ -77,6 +81,7 @@ def remedies() -> list[Remedy]:
         ("give the path of a file in it", exported("."), exported("f.onnx")),
         ("give the column another name", lambda: column("predictions"), lambda: column("X")),
         ("give the column a name", lambda: column(""), lambda: column("c0")),
+        ("serve it by streamkern.load", sparse_model, lambda: exported("g.onnx")()),
         ("give fewer of them", lambda: words(11_000), lambda: words(300)),
     ]  # fmt: skip
     return [Remedy(*case) for case in cases]

@@ -20,7 +20,7 @@ import scipy.sparse as sp
 from scipy.io import loadmat, savemat
 
 import streamkern as sk
-from tests.remedies import FRAME, N, Remedy, X, Y, ingested
+from tests.remedies import FRAME, N, Remedy, X, Y, ingested, long_rows
 
 COVERED = tuple(
     f"ingest/{name}.py"
@@ -299,6 +299,7 @@ def of_columns() -> list[tuple[str, Any, Any]]:
     tables = frame[["a", "w", "fare"]], words[["a", "w", "fare"]]
     sk.ingest_store(tables[0], "one_way.zarr", y="fare")
     sk.ingest_store(tables[0][9:], "two_way.zarr", y="fare")
+    sk.ingest_store(long_rows(), "long.zarr", y=Y)
     sk.ingest_store(tables[1], "other_way.zarr", y="fare")
     pair, other = ["bare.csv", "named.csv"], ["one_way.zarr", "other_way.zarr"]
 
@@ -336,6 +337,8 @@ def of_columns() -> list[tuple[str, Any, Any]]:
          Do(ingested, iter([(X, Y)]))),
         ("ingest the tables that they were made from together",
          Do(ingested, ["one_way.zarr", "two_way.zarr"]), given(pd.concat(tables))),
+        ("give rows with the same features", Do(ingested, long_rows(d=8000), y=Y, like="long.zarr"),
+         Do(ingested, long_rows(), y=Y, like="long.zarr")),
         ("ingest the tables of both together", Do(ingested, other), given(pd.concat(tables))),
         ("or its table with like= and the other store", Do(ingested, other),
          lambda: (sk.ingest_store(tables[1], "again.zarr", like="one_way.zarr"),

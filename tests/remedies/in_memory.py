@@ -11,11 +11,12 @@ import dask.bag as db
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
+import scipy.sparse
 import xarray as xr
 import zarr
 
 import streamkern as sk
-from tests.remedies import FRAME, N, Remedy, X, Y, ingested, regressor
+from tests.remedies import FRAME, N, Remedy, X, Y, ingested, long_rows, regressor
 
 COVERED = (
     "ingest/received.py", "ingest/frames.py", "ingest/array_reader.py", "ingest/conform.py",
@@ -229,9 +230,20 @@ def of_stored_arrays() -> list[tuple[str, Any, Any]]:
          Do(ingested, "large.zarr", chunk_mb=0.25, memory="1 GB")),
         ("must be the name of an array", Do(ingested, "rows.npz", x=3),
          Do(ingested, "rows.npz", x="X")),
+        ("give dtype='float32', or leave it out", Do(ingested, long_rows(), y=Y, dtype="uint8"),
+         lambda: (ingested(long_rows(), y=Y, dtype="float32"), ingested(long_rows(), y=Y))),
+        ("ingest all rows together, to a new store", lambda: appended(long_rows(5)),
+         lambda: ingested(scipy.sparse.vstack([long_rows(), long_rows(5)], format="csr"),
+                          y=np.tile(Y, 2))),
         ("name them with x= and y=", Do(ingested, "rows.npz", y="target"),
          Do(ingested, "rows.npz", y="y")),
     ]  # fmt: skip
+
+
+def appended(rows: Any) -> None:
+    """Append rows to a new store of shorter ones."""
+    ingested(long_rows(), y=Y)
+    sk.append_store(rows, "made.zarr", y=Y)
 
 
 def remedies() -> list[Remedy]:

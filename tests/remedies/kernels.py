@@ -15,7 +15,8 @@ from streamkern.kernels.notation import in_settings
 from streamkern.kernels.points import Grid
 from streamkern.kernels.products import KernelOperator
 from streamkern.kernels.slope import Slope
-from tests.remedies import Do, Remedy, X, Y, regressor
+from streamkern.kernels.sparse import of_sparse_rows
+from tests.remedies import Do, Remedy, X, Y, long_rows, regressor
 from tests.remedies.training import trained
 
 COVERED = ("kernels",)
@@ -161,6 +162,23 @@ def of_settings() -> list[Remedy]:
     return [sampled, *(Remedy(says, makes(wrong), makes(right)) for says, wrong, right in cases)]
 
 
+def of_sparse() -> list[Remedy]:
+    """Mistakes in kernels of sparse rows."""
+
+    def fit(**given: Any) -> Do:
+        return lambda: regressor(**given).fit(long_rows(), Y)
+
+    scaled = sk.Gaussian(2.0, metric=np.ones(4))
+    return [
+        Remedy("use a kernel of the Euclidean distance or of the inner product",
+               fit(kernel="laplace_l1"), fit(kernel="linear", bandwidth="auto")),
+        Remedy("leave them out", lambda: of_sparse_rows(scaled),
+               lambda: of_sparse_rows(scaled.with_metric(None))),
+        Remedy("use 'exact' or 'float64'", fit(precision="high"),
+               lambda: (fit(precision="exact")(), fit(precision="float64")())),
+    ]  # fmt: skip
+
+
 def remedies() -> list[Remedy]:
     """Return all remedies of this module."""
-    return [*of_kernels(), *of_settings()]
+    return [*of_kernels(), *of_settings(), *of_sparse()]

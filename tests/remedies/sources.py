@@ -12,7 +12,7 @@ import scipy.sparse
 import streamkern as sk
 from streamkern.stream.sources.alignment import in_classes
 from streamkern.stream.sources.sampling import sample_rows
-from tests.remedies import LABELS, N, Remedy, X, Y, regressor
+from tests.remedies import LABELS, N, Remedy, X, Y, ingested, long_rows, regressor
 from tests.streams import Plain
 
 COVERED = (
@@ -34,6 +34,16 @@ def stored(source: Any) -> None:
 
 def rows_of(X: Any, y: Any, **given: Any) -> Callable[[], None]:
     return lambda: stored(sk.ArraySource(X, y, **given))
+
+
+def of_sparse() -> list[Remedy]:
+    """Dense rows given to a model of sparse ones."""
+
+    def predicted(rows: Any) -> Callable[[], Any]:
+        model = regressor()
+        return lambda: (ingested(rows, y=Y), model.fit(long_rows(), Y).predict("made.zarr"))
+
+    return [Remedy("give both as sparse rows", predicted(X), predicted(long_rows()))]
 
 
 def of_arrays() -> list[Remedy]:
@@ -247,5 +257,5 @@ def of_rows_set_aside() -> list[Remedy]:
 
 def remedies() -> list[Remedy]:
     """Mistakes in sources."""
-    return [*of_arrays(), *of_functions(), *of_own_objects(), *of_mixtures(), *of_shares(),
-            *of_rows_set_aside()]  # fmt: skip
+    return [*of_sparse(), *of_arrays(), *of_functions(), *of_own_objects(), *of_mixtures(),
+            *of_shares(), *of_rows_set_aside()]  # fmt: skip

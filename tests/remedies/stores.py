@@ -13,17 +13,18 @@ import zarr
 
 import streamkern as sk
 from streamkern.store.appender import StoreAppender
+from streamkern.store.sparse_rows import packed
 from streamkern.store.statistics import RunningStatistics
 from streamkern.store.writer import StoreWriter
 from tests import damage
-from tests.remedies import LABELS, TRAIN, N, Remedy, X, Y, classifier, command, regressor
+from tests.remedies import LABELS, TRAIN, N, Remedy, X, Y, classifier, command, long_rows, regressor
 
 COVERED = (
     "store/appender.py", "store/row_block.py", "store/describe.py", "store/conventions.py",
     "store/fast_chunks.py",
     "store/layout.py", "store/chunk_output.py",
     "store/sample_weights.py", "store/statistics.py", "store/store.py", "store/stored_chunks.py",
-    "store/writer.py",
+    "store/writer.py", "store/sparse_rows.py",
 )  # fmt: skip
 
 NOT_TRIED = {
@@ -270,6 +271,22 @@ def of_statistics() -> list[Remedy]:
     return [Remedy("there are no rows", lambda: taken(0), lambda: taken(2))]
 
 
+def of_sparse_rows() -> list[Remedy]:
+    """Rows with more entries than those before."""
+
+    def learned(*most: int) -> Any:
+        model = regressor(epochs=1)
+        for rows in map(long_rows, most):
+            model.partial_fit(rows, Y)
+
+    return [
+        Remedy("ingest all rows together, to a new store", lambda: packed(long_rows(5), 2),
+               lambda: packed(long_rows(5))),
+        Remedy("give the longest row with the first ones", lambda: learned(2, 5),
+               lambda: learned(5, 2)),
+    ]  # fmt: skip
+
+
 def remedies() -> list[Remedy]:
     """Mistakes in writing and reading stores."""
-    return [*of_writers(), *of_options(), *of_readers(), *of_statistics()]
+    return [*of_writers(), *of_options(), *of_readers(), *of_statistics(), *of_sparse_rows()]

@@ -15,7 +15,19 @@ import streamkern as sk
 from streamkern.config.run_config import RunConfig
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.start_run import opened_run, run_directory
-from tests.remedies import LABELS, Do, N, Remedy, X, Y, classifier, command, regressor
+from tests.remedies import (
+    LABELS,
+    Do,
+    N,
+    Remedy,
+    X,
+    Y,
+    classifier,
+    command,
+    ingested,
+    long_rows,
+    regressor,
+)
 
 COVERED = (
     "train/model/calibrating.py", "train/loop/callbacks.py", "train/resolve/early_stopping.py",
@@ -308,6 +320,24 @@ def of_sources() -> list[Remedy]:
     ]  # fmt: skip
 
 
+def of_sparse() -> list[Remedy]:
+    """Settings that compute with the features of sparse rows."""
+
+    def fit(rows: Any = None, **given: Any) -> Do:
+        return lambda: regressor(**given).fit(long_rows() if rows is None else rows, Y)
+
+    def scored(rows: Any) -> Do:
+        return lambda: (ingested(rows, y=Y), regressor().fit(X, Y).score("made.zarr"))
+
+    return [
+        Remedy("leave metric out", fit(metric=np.ones(4)), fit()),
+        Remedy("leave centers='kmeans' out", fit(centers="kmeans"), fit()),
+        Remedy("leave it out, and scale the features before", fit(scale="feature"),
+               fit(long_rows() * 0.5)),
+        Remedy("or both as dense ones", scored(long_rows()), scored(X)),
+    ]  # fmt: skip
+
+
 def remedies() -> list[Remedy]:
     """Return all remedies of this module."""
     np.save("metric.npy", np.ones(3))
@@ -316,4 +346,4 @@ def remedies() -> list[Remedy]:
     Path("text.npy").write_text("1, 1, 1")
     zarr.open_group("group.zarr", mode="w").create_array("A", data=np.ones(3))
     zarr.create_array("hollow.zarr", shape=(3,), chunks=(1,), dtype="f8")
-    return [*of_settings(), *of_fits(), *of_sources(), *of_runs()]
+    return [*of_settings(), *of_fits(), *of_sources(), *of_runs(), *of_sparse()]

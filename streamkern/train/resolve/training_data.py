@@ -97,7 +97,7 @@ class Data:
 
     @property
     def sparse(self) -> bool:
-        """Whether rows are packed sparse rows."""
+        """True if rows are packed sparse rows."""
         return is_packed(self.source.row_shape)
 
     def kernel_of(self, kernel: Kernel) -> Kernel:
@@ -191,17 +191,21 @@ def open_data(
 def _check_sparse(config: RunConfig, source: BaseSource) -> None:
     """Raise ConfigError for settings that compute with the features of sparse rows."""
     names = [transform_name(t) for t in (*host_transforms(source), *source.feed_transforms)]
-    asked = {
-        mention("data.transforms"): f"the transform {names[0]!r}" if names else None,
-        mention("model.centers", "kmeans"): "means" if config.model.centers == "kmeans" else None,
-        mention("model.features", "fourier"): (
-            "frequencies" if config.model.features == "fourier" else None
+    needs = {
+        mention("data.transforms"): f"the transform {names[0]!r} needs" if names else None,
+        mention("model.centers", config.model.centers): (
+            "k-means needs" if config.model.centers == "kmeans" else None
+        ),
+        mention("model.features", config.model.features): (
+            "random frequencies, of every feature, need"
+            if config.model.features == "fourier"
+            else None
         ),
     }
-    for setting, what in asked.items():
-        if what is not None:
+    for setting, needing in needs.items():
+        if needing is not None:
             raise ConfigError(
-                f"{setting}: {what} need dense rows, and these are sparse", "leave it out"
+                f"{setting}: {needing} dense rows, and these are sparse", f"leave {setting} out"
             )
 
 

@@ -1,0 +1,229 @@
+"""Runs on sparse rows, from each form of them to predictions, beside runs on dense rows."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import scipy.sparse as sp
+import zarr
+from sklearn.datasets import dump_svmlight_file
+
+import streamkern
+from streamkern import KernelClassifier, KernelRegressor
+from streamkern.basics.errors import ConfigError, DataError
+from streamkern.store.sparse_rows import PackedRows, as_csr, packed
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.transforms import GaussianNoise
+from tests.runs import assert_same_bits, final, finished, settings, stopped
+
+D, KEPT = 60_000, 40
+"""Features, and those that rows have entries of, so that dense rows are small enough to compare."""
+SOLVERS = {
+    "block": {"solver.name": "block", "solver.block_size": 30},
+    "direct": {"solver.name": "direct", "solver.ridge": 1e-3},
+    "falkon": {"solver.name": "falkon", "solver.ridge": 1e-3},
+    "eigenpro3": {"solver.name": "eigenpro3", "solver.n_nystrom": 80},
+    "eigenpro4": {"solver.name": "eigenpro4", "solver.n_nystrom": 80, "solver.period": 3},
+    "eigenpro2": {"solver.name": "eigenpro2", "model.n_centers": "auto"},
+    "sgd": {"solver.name": "sgd", "model.n_centers": "auto"},
+    "nystrom": {"solver.name": "block", "model.features": "nystrom"},
+    "log_loss": {"solver.name": "block", "model.loss": "log_loss"},
+}  # fmt: skip
+
+
+@cache
+def rows(n: int = 135, seed: int = 0) -> tuple[Any, npt.NDArray[np.int64]]:
+    """CSR rows (n, D) float32 with entries of `KEPT` features, and class ids (n,)."""
+    rng = np.random.default_rng([seed, 3])
+    few = sp.random_array((n, KEPT), density=0.2, rng=rng, format="csr").astype(np.float32)
+    places = np.sort(np.random.default_rng(1).choice(D, KEPT, replace=False))
+    X = sp.csr_array((few.data, places[few.indices], few.indptr), shape=(n, D))
+    return X, few.toarray()[:, :3].argmax(axis=1)
+
+
+def dense(X: Any) -> npt.NDArray[np.float32]:
+    """Return the columns of X that have entries."""
+    places = np.sort(np.random.default_rng(1).choice(D, KEPT, replace=False))
+    return np.asarray(X[:, places].toarray())
+
+
+def source(n: int = 135, seed: int = 0) -> ArraySource:
+    X, y = rows(n, seed)
+    return ArraySource(PackedRows.of_matrix(X), y, classes=("ant", "bee", "cat"), unit_rows=16)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_a_run_is_that_on_dense_rows(solver: str) -> None:
+    X, y = rows()
+    config = settings(**SOLVERS[solver], **{"run.precision": "float64"})  # type: ignore[arg-type]
+    same = ArraySource(dense(X), y, classes=("ant", "bee", "cat"), unit_rows=16)
+    wanted, found = finished(config, source=same), finished(config, source=source())
+    T, _ = rows(50, 7)
+    expected = wanted.model.values(dense(T))
+    assert found.model.values(PackedRows.of_matrix(T)) == pytest.approx(expected, abs=1e-7)
+    assert np.array_equal(found.order, wanted.order)
+    assert np.array_equal(as_csr(found.Z, D).toarray(), _spread(wanted.Z))
+
+
+def _spread(Z: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    out = np.zeros((len(Z), D), Z.dtype)
+    out[:, np.sort(np.random.default_rng(1).choice(D, KEPT, replace=False))] = Z
+    return out
+
+
+@pytest.mark.parametrize("solver", ["blocks", "eigenpro4"])
+def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path: Path, solver: str) -> None:
+    overrides = SOLVERS["block" if solver == "blocks" else solver]
+    whole = settings(tmp_path / "whole", **overrides)  # type: ignore[arg-type]
+    finished(whole, source=source())
+    part = settings(tmp_path / "part", **overrides)  # type: ignore[arg-type]
+    stopped(part, 5, source=source(), test=source(10, 5))
+    finished(part.with_overrides({"run.evaluate_every": 1}), source=source(), test=source(10, 5))
+    assert_same_bits(final(tmp_path / "part"), final(tmp_path / "whole"))
+
+
+def _forms(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return arguments of `ingest_store` for the same rows in several forms."""
+    X, y = rows()
+    narrow = sp.csr_matrix(X)
+    narrow.indices, narrow.indptr = (a.astype(np.int32) for a in (X.indices, X.indptr))
+    sp.save_npz(folder / "X.npz", narrow)
+    sp.save_npz(folder / "columns.npz", sp.csc_matrix(X))
+    np.save(folder / "y.npy", y)
+    dump_svmlight_file(narrow, y, str(folder / "rows.svm"), zero_based=False)
+    group = zarr.open_group(folder / "cells.zarr", mode="w")
+    group.attrs["encoding-type"] = "anndata"
+    csr = group.create_group("X")
+    csr.attrs.update({"encoding-type": "csr_matrix", "shape": list(X.shape)})
+    for name in ("data", "indices", "indptr"):
+        csr.create_array(name, data=np.asarray(getattr(X, name)))
+    group.create_array("y", data=y)
+    return {
+        "csr": {"inputs": X, "y": y},
+        "coo": {"inputs": X.tocoo(), "y": y},
+        "npz": {"inputs": folder / "X.npz", "y": folder / "y.npy"},
+        "csc": {"inputs": folder / "columns.npz", "y": folder / "y.npy"},
+        "svmlight": {"inputs": folder / "rows.svm", "x": D},
+        "anndata": {"inputs": folder / "cells.zarr"},
+    }
+
+
+def test_all_forms_make_one_store(tmp_path: Path) -> None:
+    X, _ = rows()
+    for name, form in _forms(tmp_path).items():
+        inputs = form.pop("inputs")
+        spec = streamkern.ingest_store(inputs, tmp_path / f"{name}.store", **form)
+        assert (spec.row_shape[0], len(spec.row_shape)) == (2, 2), name
+        assert (spec.file_form or {})["sparse"] == D, name
+        store = streamkern.open_store(tmp_path / f"{name}.store")
+        found, labels = store.read_rows(np.argsort(store.source_rows(0)))
+        assert (as_csr(found, D) != X).nnz == 0, name
+        assert np.array_equal(labels, rows()[1]), name
+        assert "zstd" in store.codec_names(), name
+
+
+def test_a_model_predicts_all_forms_of_rows_alike(tmp_path: Path) -> None:
+    X, y = rows()
+    forms = _forms(tmp_path)
+    model = KernelClassifier(random_state=0, n_centers=60).fit(X, y)
+    wanted = model.decision_function(X)
+    assert model.n_features_in_ == D
+    assert sp.issparse(model.centers_)
+    assert model.centers_.shape == (60, D)
+    assert "stay sparse" in model.report_["sparse"]
+    for given in (X.tocoo(), X.tocsc(), X.toarray(), forms["npz"]["inputs"]):
+        assert np.array_equal(model.decision_function(given), wanted)
+    model.save(tmp_path / "model")
+    again = streamkern.load(tmp_path / "model")
+    assert np.array_equal(again.decision_function(X), wanted)
+    assert again.n_features_in_ == D
+    longer = sp.csr_array(np.ones((1, D), np.float32))  # more entries than any row of training
+    assert np.isfinite(again.decision_function(longer)).all()
+
+
+def test_a_store_is_appended_to_and_mixed_with_longer_rows(tmp_path: Path) -> None:
+    X, y = rows()
+    longest = np.argsort(np.diff(X.indptr))
+    short, long = longest[:100], longest[100:]
+    streamkern.ingest_store(X[short], tmp_path / "short", y=y[short].astype(float))
+    streamkern.ingest_store(X[long], tmp_path / "long", y=y[long].astype(float))
+    with pytest.raises(DataError, match="entries that are not 0"):
+        streamkern.append_store(X[long], tmp_path / "short", y=y[long].astype(float))
+    with pytest.raises(DataError, match=r"the rows have 100 features, and those before 60,000"):
+        streamkern.append_store(X[long, :100], tmp_path / "short", y=y[long].astype(float))
+    both = streamkern.MixtureSource(
+        [streamkern.ZarrSource(tmp_path / k) for k in ("short", "long")]
+    )
+    fit = KernelRegressor(random_state=0, n_centers=40, solver="block").fit(both)
+    streamkern.append_store(X[short], tmp_path / "long", y=y[short].astype(float))
+    assert streamkern.open_store(tmp_path / "long").spec.n_rows == len(y)
+    assert np.isfinite(fit.predict(tmp_path / "long")).all()
+
+
+def test_blocks_of_other_lengths_are_learned_one_after_another() -> None:
+    X, y = rows()
+    order = np.argsort(np.diff(X.indptr))[::-1]
+    model = KernelRegressor(random_state=0, n_centers=40, epochs=1)
+    for part in (order[:60], order[60:]):
+        model.partial_fit(X[part], y[part].astype(float))
+    one = KernelRegressor(random_state=0, n_centers=40, epochs=1)
+    one.partial_fit(X[order[60:]], y[order[60:]].astype(float))
+    with pytest.raises(DataError, match="the first ones had at most"):
+        one.partial_fit(X[order[:60]], y[order[:60]].astype(float))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"scale": "feature"}, "moves the zeros"),
+        ({"transforms": [GaussianNoise(0.1)]}, "'GaussianNoise' needs"),
+        ({"centers": "kmeans"}, "k-means needs dense rows"),
+        ({"features": "fourier"}, "random frequencies, .* need"),
+        ({"metric": "learn"}, "metric .*is for dense rows"),
+        ({"kernel": "laplace_l1"}, "no function of inner products"),
+        ({"precision": "high"}, "reads their numbers"),
+        ({"centers": np.ones((3, 7))}, "the data has .*sparse ones"),
+    ],
+)
+def test_what_computes_with_features_is_refused(wrong: dict[str, Any], words: str) -> None:
+    X, y = rows()
+    with pytest.raises((ConfigError, DataError), match=words):
+        KernelRegressor(random_state=0, **wrong).fit(X, y.astype(float))
+
+
+def test_sparse_rows_are_centers_too() -> None:
+    X, y = rows()
+    model = KernelRegressor(random_state=0, centers=X[:30], kernel="laplace").fit(
+        X, y.astype(float)
+    )
+    assert (model.centers_ != X[:30]).nnz == 0
+    flat = np.ones((40, 2 * packed(X[:30]).shape[2]), np.float32)
+    with pytest.raises(DataError, match="centers are sparse rows"):
+        KernelRegressor(centers=X[:30]).fit(flat, np.arange(40.0))
+
+
+def test_models_of_dense_rows_refuse_a_store_of_sparse_ones(tmp_path: Path) -> None:
+    X, y = rows()
+    width = streamkern.ingest_store(X, tmp_path / "sparse", y=y.astype(float)).row_shape[1]
+    model = KernelRegressor(random_state=0, kernel="laplace")
+    model.fit(np.random.default_rng(0).standard_normal((50, 2 * width)), np.arange(50.0))
+    with pytest.raises(ConfigError, match="has sparse rows"):
+        model.predict(tmp_path / "sparse")
+    with pytest.raises(ConfigError, match="no operator in ONNX"):
+        KernelRegressor(random_state=0).fit(tmp_path / "sparse").to_c(tmp_path / "m.c")
+
+
+def test_rows_with_few_features_become_dense_as_before(tmp_path: Path) -> None:
+    X = sp.random_array((50, 4000), density=0.3, rng=np.random.default_rng(0), format="csr")
+    assert streamkern.ingest_store(X, tmp_path / "s", y=np.arange(50.0)).row_shape == (4000,)
+    model = KernelRegressor(random_state=0, kernel="laplace").fit(X, np.arange(50.0))
+    assert isinstance(model.centers_, np.ndarray)
+    text = "".join(f"1 {k}:1\n" for k in (1, 100_000))
+    (tmp_path / "wide.svm").write_text(text)
+    with pytest.raises(ConfigError, match="100000"):
+        model.predict(tmp_path / "wide.svm")
