@@ -38,11 +38,11 @@ PATCH_ROWS, MEASURED_ROWS = 1024, 256
 AUTO_SIZE, SMALL_SIDE, SMALL_SIZE = 6, 16, 3
 """Size of a patch, and that in images with fewer than `SMALL_SIDE` pixels along a side."""
 THRESHOLD = 0.25
-FLOOR, REGULAR, FLAT = 0.1, 0.1, 0.1
+CONTRAST_FLOOR, WHITENING_FLOOR, SHORTEST = 0.1, 0.1, 0.1
 """The constants `floor` and e, over the mean variance of a patch and that of a pixel of it, and the
 length below which a whitened patch is no filter, over the median one."""
-NARROW = 0.01
-"""Smallest standard deviation that a feature is divided by, over the mean of all."""
+SPREAD_FLOOR = 0.01
+"""What is added to the standard deviation of a feature, by which it is divided, over their mean."""
 TILE_BYTES, DEVICE_TILE_BYTES = 1 << 20, 256 << 20
 """Bytes of the patches and responses that a thread, or a device, holds at once: more than that only
 if one image has more."""
@@ -97,7 +97,7 @@ class PatchFeatures:
         rng = np.random.default_rng([seed, PATCH_STAGE])
         patches = _drawn(X, size, max(SAMPLED_PATCHES, 2 * n_filters), rng)
         variance = patches.var(axis=1)
-        floor = FLOOR * float(variance.mean())
+        floor = CONTRAST_FLOOR * float(variance.mean())
         if not floor > 0:
             raise ConfigError(
                 f"{mention('model.patch_features', n_filters)} compares patches of images, and "
@@ -109,10 +109,10 @@ class PatchFeatures:
         mean = patches.mean(axis=0)
         patches -= mean
         values, axes = np.linalg.eigh(patches.T @ patches / len(patches))
-        whiten = axes / np.sqrt(values.clip(min=0) + REGULAR * values.mean()) @ axes.T
+        whiten = axes / np.sqrt(values.clip(min=0) + WHITENING_FLOOR * values.mean()) @ axes.T
         white = patches @ whiten
         lengths = np.linalg.norm(white, axis=1)
-        chosen = np.flatnonzero(lengths > FLAT * np.median(lengths))[:n_filters]
+        chosen = np.flatnonzero(lengths > SHORTEST * np.median(lengths))[:n_filters]
         if len(chosen) < n_filters:
             raise ConfigError(
                 f"{mention('model.patch_features', n_filters)} asks for as many different patches "
@@ -126,7 +126,7 @@ class PatchFeatures:
         few = X[:MEASURED_ROWS].astype(np.float32)
         found, _ = plain(few, few, RowRandom(np, seed, 0, PATCH_STAGE, np.arange(len(few))))
         spread = found.std(axis=0, dtype=np.float64)
-        spread += NARROW * spread.mean()
+        spread += SPREAD_FLOOR * spread.mean()
         spread[spread == 0] = 1.0
         return replace(plain, mean=found.mean(axis=0, dtype=np.float64), scale=spread)
 

@@ -35,12 +35,18 @@ def widths(row_shape: tuple[int, ...], transforms: Sequence[Transform]) -> list[
     return [math.prod(shape) for shape in shapes or [row_shape]]
 
 
-def _patch_bytes(data: Data, itemsize: int, backend: Backend) -> int:
-    """Return the scratch memory of a thread, or of a device, for patch features; 0 without them."""
+def _scratch_bytes(
+    data: Data, backend: Backend, precision: str, kernel: Kernel, itemsize: int
+) -> int:  # fmt: skip
+    """Return the scratch memory of a thread, or of a device, while it prepares rows.
+
+    itemsize : of an entry in the transforms
+    """
+    prepared = backend.prepare_rows * scratch_bytes(data.d, precision, kernel)
     patches, shape = patches_among(data.fixed), data.source.row_shape
     if patches is None:
-        return 0
-    return patches.tile_bytes(shape, itemsize, on_host=backend.staging == 0)
+        return prepared
+    return max(prepared, patches.tile_bytes(shape, itemsize, on_host=backend.staging == 0))
 
 
 def problem_shape(
@@ -58,7 +64,6 @@ def problem_shape(
     floating = np.dtype(f"f{itemsize}")
     transformed = transform_dtype(source.dtype, floating, source.feed_transforms).itemsize
     columns = widths(source.row_shape, source.feed_transforms)
-    prepared = backend.prepare_rows * scratch_bytes(data.d, precision, kernel)
     return ProblemShape(
         n_rows=source.n_rows,
         epochs=config.data.passes,
@@ -78,7 +83,7 @@ def problem_shape(
         feed_arrays=1 + transformed // itemsize * -(-sum(columns) // data.d),
         transformed=transformed * -(-max(columns) // data.d),
         point_bytes=point_bytes(data.d, precision, backend, kernel),
-        scratch_bytes=max(prepared, _patch_bytes(data, transformed, backend)),
+        scratch_bytes=_scratch_bytes(data, backend, precision, kernel, transformed),
         staging=backend.staging,
         # If reads wait for a network, `in_flight_bytes` bounds the number of pending reads.
         readers=MAX_THREADS if waits else 0,
