@@ -31,8 +31,9 @@ from streamkern.basics.message import mention
 from streamkern.basics.randomness import AnyArray, RowRandom
 
 PATCH_STAGE = 44
-SAMPLED_PATCHES = 50_000
-"""Patches from which they are whitened. Their covariance has at most some hundred columns."""
+SAMPLED_PATCHES, SAMPLED_PIXELS = 20_000, 2 << 20
+"""Largest number of patches from which they are whitened, and of their numbers, unless as many are
+candidates for filters."""
 PATCH_ROWS, MEASURED_ROWS = 1024, 256
 """Rows of the sample that patches are drawn from, and those that measure the features' spread."""
 AUTO_SIZE, SMALL_SIDE, SMALL_SIZE = 6, 16, 3
@@ -95,7 +96,9 @@ class PatchFeatures:
         Raises ConfigError if the images have fewer patches than `n_filters`, other than flat ones.
         """
         rng = np.random.default_rng([seed, PATCH_STAGE])
-        patches = _drawn(X, size, max(SAMPLED_PATCHES, 2 * n_filters), rng)
+        candidates = 1000 + 4 * n_filters  # at least half of them are long enough
+        most = min(SAMPLED_PATCHES, SAMPLED_PIXELS // (size * size * X.shape[3]))
+        patches = _drawn(X, size, max(most, candidates), rng)
         variance = patches.var(axis=1)
         floor = CONTRAST_FLOOR * float(variance.mean())
         if not floor > 0:
@@ -110,7 +113,7 @@ class PatchFeatures:
         patches -= mean
         values, axes = np.linalg.eigh(patches.T @ patches / len(patches))
         whiten = axes / np.sqrt(values.clip(min=0) + WHITENING_FLOOR * values.mean()) @ axes.T
-        white = patches @ whiten
+        white = patches[:candidates] @ whiten
         lengths = np.linalg.norm(white, axis=1)
         chosen = np.flatnonzero(lengths > SHORTEST * np.median(lengths))[:n_filters]
         if len(chosen) < n_filters:
@@ -257,7 +260,7 @@ def patch_size(wanted: int | str, row_shape: Sequence[int]) -> int:
 def _drawn(
     X: npt.NDArray[Any], size: int, n: int, rng: np.random.Generator
 ) -> npt.NDArray[np.float64]:
-    """Return about n different patches at random positions of images X, in random order."""
+    """Return n patches at different random positions of images X, fewer if there are no more."""
     windows = np.lib.stride_tricks.sliding_window_view(X, (size, size), axis=(1, 2))
     total = math.prod(windows.shape[:3])
     places = rng.choice(total, size=min(n, total), replace=False)

@@ -18,9 +18,9 @@ from streamkern.stream.sources.patch_features import (
 from streamkern.stream.sources.transforms import is_deterministic
 from streamkern.train.restart.scaling import transformed_sample
 
-SAMPLED_ENTRIES: Final = 8 << 20
+SAMPLED_ENTRIES: Final = 2 << 20
 """Largest number of entries of the sample, which is in float64, unless it has `FEWEST_IMAGES`."""
-FEWEST_IMAGES: Final = 64
+FEWEST_IMAGES: Final = 32
 
 
 def with_patches(

@@ -307,7 +307,8 @@ def target_moments(
 
 def changes_targets(source: BaseSource) -> bool:
     """Return whether a transform may change the targets, which only a function of the user does."""
-    own = tuple(kind for kind in TRANSFORM_KINDS.values() if isinstance(kind, type))
+    kinds = (*TRANSFORM_KINDS.values(), PatchFeatures)
+    own = tuple(kind for kind in kinds if isinstance(kind, type))
     return not all(isinstance(t, own) for t in (*host_transforms(source), *source.feed_transforms))
 
 

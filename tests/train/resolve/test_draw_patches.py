@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -25,6 +26,7 @@ from streamkern.train.resolve import draw_patches
 from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.restart.run_snapshot import RunSnapshot
+from streamkern.train.restart.scaling import changes_targets
 from streamkern.train.setup.planned import planned_flops
 from tests.rank_runs import alpha
 from tests.rank_threads import on_threads
@@ -244,6 +246,23 @@ def test_a_plan_counts_their_bytes_and_flops() -> None:
     # Cast and scaled pixels, and features: 81 + 81 + 48 numbers.
     assert (run.problem.feed_arrays - 1) * 48 >= 81 + 48
     assert run.problem.transformed * 48 >= 4 * 81
+
+
+def test_features_are_not_taken_for_columns_of_a_scale_each() -> None:
+    """A pixel that is nearly always dark would be named in a warning, and is none of the model."""
+    dark = X.copy()
+    dark[:, 0, 0] = 0
+    dark[3, 0, 0] = 255
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sk.KernelClassifier(scale="feature", **SMALL).fit(dark, Y)
+
+
+def test_no_pass_is_made_for_the_targets() -> None:
+    """They are known to be those of the rows, which a function of the user might change."""
+    run = opened(settings(**FILTERS))
+    assert isinstance(run.data.fixed[-1], PatchFeatures)
+    assert not changes_targets(run.data.source)
 
 
 def test_the_sample_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
