@@ -230,7 +230,7 @@ class RowRandom:
     ) -> None:
         self.xp = xp
         self.empty: Empty = empty or xp.empty
-        self._run, self._fills = run, fills
+        self.run, self._fills = run, fills
         self.rows = xp.asarray(rows)
         self.dtype = np.dtype(dtype)
         if self.dtype not in (np.float32, np.float64):
@@ -269,7 +269,7 @@ class RowRandom:
             n_blocks = tile.shape[1] // per_block
             self._box_muller(*_cipher(self.xp, hashed, self.rows[part], first, n_blocks), tile)
 
-        _by_tiles(self.xp, self._run, fill, out, per_block)
+        _by_tiles(self.xp, self.run, fill, out, per_block)
         self._next_block += -(-n // per_block)
         return out.reshape(len(self.rows), *shape)
 
@@ -308,7 +308,7 @@ class RowRandom:
             n_words,
             first_block=first,
             xp=self.xp,
-            run=self._run,
+            run=self.run,
             fills=self._fills,
         )
 

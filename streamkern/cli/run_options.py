@@ -45,6 +45,14 @@ Scaling = Annotated[
         "all alike (global), or not at all (none).",
     ),
 ]
+PatchOption = Annotated[
+    int | None,
+    typer.Option(
+        "--patch-features",
+        metavar="N",
+        help="Describe images by so many patches of training images, such as 512.",
+    ),
+]
 SchedulerOption = Annotated[
     str | None,
     typer.Option("--dask", metavar="tcp://HOST:PORT", help="Read data on this Dask cluster."),

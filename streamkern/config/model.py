@@ -14,6 +14,8 @@ from streamkern.config.rules import (
     AutoCount,
     Bandwidth,
     CentersSetting,
+    Count,
+    CountOrNone,
     Flag,
     MetricSetting,
     Quantiles,
@@ -137,6 +139,14 @@ class ModelConfig(Table):
         target if it is surely better on held-out rows, else none. It is looked for in whole runs of
         256 rows and more, whose targets are skew and never below 0, if kernel and bandwidth are
         left open (`setup.choose_transform`). "none": the targets as they are.
+    patch_features : number of filters N by which images are described to the kernel, such as 512:
+        whitened patches of training images, drawn at random. Each is compared with all patches of
+        an image, and what is above a threshold, of either sign, is averaged over each region of the
+        image: 2 N features for each, in place of the pixels. They are computed on the device, after
+        transforms and scale, for every row that the model sees. 0: none.
+    patch_size : pixels along a side of a patch; "auto": 6, or 3 in images with a side of fewer than
+        16 pixels.
+    patch_grid : regions along a side of an image; 2: its quarters, for 8 N features.
     """
 
     table = "model"
@@ -152,6 +162,9 @@ class ModelConfig(Table):
     quantile: Quantiles = None
     effort: Literal["quick", "default", "best"] = "default"
     target_transform: Literal["auto", "none", "log"] = "auto"
+    patch_features: CountOrNone = 0
+    patch_size: AutoCount = "auto"
+    patch_grid: Count = 2
 
     @property
     def kernels(self) -> tuple[Any, ...]:
@@ -217,6 +230,19 @@ class ModelConfig(Table):
                 f"leave one of them out; {mention('model.loss', 'poisson')} and "
                 f"{mention('model.loss', 'gamma')} have a log scale of their own",
             )
+        return self
+
+    @model_validator(mode="after")
+    def _patches_are_asked_for(self) -> ModelConfig:
+        if self.patch_features:
+            return self
+        for name, usual in (("patch_size", "auto"), ("patch_grid", 2)):
+            if (value := getattr(self, name)) != usual:
+                raise ConfigError(
+                    f"{mention(f'model.{name}', value)} is used by "
+                    f"{mention('model.patch_features')}, which is 0",
+                    "set that, or leave this out",
+                )
         return self
 
     @model_validator(mode="after")

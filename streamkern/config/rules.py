@@ -148,6 +148,9 @@ Count: TypeAlias = Annotated[WholeNumber, Rule("a whole number, at least 1")]
 RanksSetting: TypeAlias = Annotated[
     Literal["gpus"] | WholeNumber, Rule('"gpus" or a whole number, at least 1')
 ]
+CountOrNone: TypeAlias = Annotated[
+    Annotated[int, Field(strict=True, ge=0)], Rule("a whole number, 0 for none")
+]
 AutoCount: TypeAlias = Annotated[Auto | WholeNumber, Rule('"auto" or a whole number, at least 1')]
 Positive: TypeAlias = Annotated[Above0, Rule("a number above 0")]
 AutoPositive: TypeAlias = Annotated[Auto | Above0, Rule('"auto" or a number above 0')]

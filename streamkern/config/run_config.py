@@ -81,7 +81,8 @@ OF_VALIDATION: Final = frozenset(
 
 ADDED: Final[Mapping[str, Any]] = MappingProxyType({
     "run.calibrate": False, "solver.posterior": False, "model.loss": SQUARES,
-    "model.effort": "default", "model.target_transform": "auto", "solver.projection_epochs": 1,
+    "model.effort": "default", "model.target_transform": "auto", "model.patch_features": 0,
+    "model.patch_size": "auto", "model.patch_grid": 2, "solver.projection_epochs": 1,
     "solver.projection_nystrom": "auto", "solver.projection_level": "auto",
 })  # fmt: skip
 """Settings that came after 0.1.0 -> the value with which a run is that of a version without them.

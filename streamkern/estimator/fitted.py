@@ -30,6 +30,7 @@ from streamkern.solver.posterior import Posterior
 from streamkern.solver.precondition.step_rule import StepRule, max_over_blocks
 from streamkern.store.sparse_rows import as_csr, is_packed, packed, sparse_features
 from streamkern.stream.sources.base import BaseSource
+from streamkern.stream.sources.patch_features import PatchFeatures
 from streamkern.stream.sources.transforms import Scale, Transform, is_deterministic
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.loop.step_loop import Result
@@ -37,6 +38,7 @@ from streamkern.train.model.kernel_model import KernelModel
 from streamkern.train.online import Online, SavedRun
 from streamkern.train.restart.parent_run import ParentRun
 from streamkern.train.restart.run_snapshot import RunSnapshot
+from streamkern.train.restart.scaling import save_scaling
 
 
 class FittedAttribute:
@@ -264,7 +266,7 @@ class FittedModel:
         # Fourier features have the bandwidth of the kernel that they approximate.
         described = kernel.of if isinstance(kernel, FourierFeatures) else {}
         ridge = others.get("settings", {}).get("solver", {}).get("ridge")  # "auto" if it was found
-        arrays = model.targets.arrays()
+        arrays = model.targets.arrays() | save_scaling(model.fixed)[0]
         if kernel.metric is not None:
             arrays["metric"] = kernel.metric
         setup = Saved(0, arrays, meta)
@@ -304,9 +306,10 @@ class FittedModel:
         """
         model = result.model
         built, fixed = list(transforms or ()), list(model.fixed)
-        # A scaling that the run found by itself; one that was given is among the transforms.
+        # What the run found by itself; a scaling that was given is among the transforms.
         has_scale = any(isinstance(t, Scale) for t in built)
-        scaling = [t for t in fixed[-1:] if isinstance(t, Scale) and not has_scale]
+        scaling: list[Transform] = [t for t in fixed if isinstance(t, Scale) and not has_scale]
+        scaling += [t for t in fixed if isinstance(t, PatchFeatures)]
         # For later rows: the model's own transforms unchanged, the others between them.
         bound = [fixed.pop(0) if is_deterministic(t) else t for t in built]
         bound = [] if transforms is None else [*bound, *fixed]

@@ -15,6 +15,7 @@ from streamkern.estimator.predicting import Predicting, from_one_fit
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.kernels.importances import importances
 from streamkern.stream.sources.base import BaseSource
+from streamkern.stream.sources.patch_features import patch_names, patches_among
 from streamkern.stream.sources.quantile_scores import scores_among
 from streamkern.train.model.permutation import PERMUTED_ROWS, REPEATS, permutation_importances
 
@@ -34,6 +35,11 @@ class FeatureImportances(Predicting):
         `permutation_importances`.
         """
         shares, schema = self._metric_shares("feature_importances_"), self._state.schema
+        if patches_among(self._state.fixed):
+            raise AttributeError(
+                "feature_importances_ are those of columns, and the metric of this model is of "
+                "patch features; use metric_importances_, or permutation_importances"
+            )
         if scores := scores_among(self._state.fixed):
             shares = scores.folded(shares)
         if schema.encoder is None:
@@ -71,6 +77,8 @@ class FeatureImportances(Predicting):
         names = schema.columns or [f"x{j}" for j in range(math.prod(schema.row_shape))]
         if scores := scores_among(self._state.fixed):
             names = scores.names(names)
+        if patches := patches_among(self._state.fixed):
+            names = patch_names(patches)
         return np.array(names, dtype=object)
 
     @from_one_fit

@@ -48,6 +48,9 @@ class Parameters:
     loss: Any = "squared_error"
     quantile: float | Sequence[float] | None = None
     effort: str = "default"
+    patch_features: int = 0
+    patch_size: int | str = "auto"
+    patch_grid: int = 2
     solver: str = "auto"
     block_size: int | str = "auto"
     ridge: float | str = "auto"

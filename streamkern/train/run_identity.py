@@ -18,11 +18,14 @@ from streamkern.basics.warning import warn
 from streamkern.config.run_config import RunConfig
 from streamkern.planning.sizes import Sizes
 from streamkern.rundir.checkpoint_format import checked_meta, checkpoint_errors
+from streamkern.rundir.chunked_array import ChunkedArray, on_host
 from streamkern.rundir.run_directory import RunDirectory
+from streamkern.stream.sources.patch_features import PatchFeatures
 from streamkern.train.differences import difference
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.restart.run_snapshot import recorded_run, sizes_of
+from streamkern.train.restart.scaling import saved_patches
 from streamkern.train.restart.stored_centers import StoredCenters
 
 
@@ -105,6 +108,24 @@ def recorded_scores(directory: RunDirectory | None) -> bool | None:
     """
     recorded = recorded_run(directory)
     return None if recorded is None else _has_scores(recorded["identity"]["data"])
+
+
+def recorded_patches(directory: RunDirectory | None, config: RunConfig) -> PatchFeatures | None:
+    """Return the patch features of a run that was started; None if it is not there yet.
+
+    Those of another machine, or of a newer version, would differ by rounding at least.
+    """
+    if directory is None or not config.model.patch_features or recorded_run(directory) is None:
+        return None
+
+    def into(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ChunkedArray | None:
+        return on_host(name, shape, dtype) if name.startswith("scaling.") else None
+
+    setup = directory.load_setup(into)
+    if setup is None:
+        return None
+    with checkpoint_errors(directory.place):
+        return saved_patches(setup.arrays, setup.meta["scaling"])
 
 
 def _has_scores(described: Any) -> bool:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from streamkern.backend.ranks import Communicator, on_devices
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
@@ -20,6 +22,12 @@ from streamkern.planning.sizes import Sizes
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.cluster import check_cluster, connect
 from streamkern.stream.sources.base import BaseSource
+from streamkern.stream.sources.patch_features import (
+    PATCH_ARRAYS,
+    PatchFeatures,
+    patches_among,
+    restored_patches,
+)
 from streamkern.stream.sources.quantile_scores import scores_among
 from streamkern.stream.sources.transforms import MixUp, Transform
 from streamkern.train.continue_run import ParentId, continuing
@@ -32,6 +40,7 @@ from streamkern.train.restart.run_snapshot import recorded_run, sizes_from
 from streamkern.train.run_identity import (
     as_recorded,
     check_same_run,
+    recorded_patches,
     recorded_scores,
     recorded_sizes,
     run_record,
@@ -59,7 +68,8 @@ def acquired_run(
     """
     ranks = given.ranks
     if ranks.rank:  # with less or more memory, this machine might resolve other sizes than rank 0
-        run = opened_run(config, given, directory, *_receive_sizes(ranks))
+        received, patches = _receive_sizes(ranks), _receive_patches(ranks)
+        run = opened_run(config, replace(given, patches=patches), directory, *received)
     else:
         run = opened_run(config, given, directory)
         parent, parent_id = run.given.continued, None
@@ -68,6 +78,7 @@ def acquired_run(
         scores = scores_among(run.data.fixed) is not None
         resolved = [run.sizes.recorded(), run.config.model.features, parent_id, scores]
         ranks.broadcast_bytes(json.dumps(resolved).encode())
+        _broadcast_patches(patches_among(run.data.fixed), ranks)
     try:
         ranks = on_devices(given.ranks, run.backend)
         given = replace(given, ranks=ranks)
@@ -146,6 +157,8 @@ def opened_run(
     """
     config, given = continuing(as_recorded(config, directory), given, directory, parent_id)
     scores = recorded_scores(directory) if scores is None else scores
+    if given.patches is None:
+        given = replace(given, patches=recorded_patches(directory, config))
     return open_run(config, given, fixed_sizes=sizes or recorded_sizes(directory), scores=scores)
 
 
@@ -154,3 +167,23 @@ def _receive_sizes(ranks: Communicator) -> tuple[Sizes, ParentId | None, bool]:
     scores."""
     *sizes, parent_id, scores = json.loads(ranks.broadcast_bytes(b""))
     return sizes_from(*sizes), None if parent_id is None else tuple(parent_id), scores
+
+
+def _broadcast_patches(patches: PatchFeatures | None, ranks: Communicator) -> None:
+    """Broadcast the patch features of rank 0: another machine may round its own otherwise."""
+    if ranks.is_single:
+        return
+    shapes = {} if patches is None else {k: a.shape for k, a in patches.arrays().items()}
+    numbers = {} if patches is None else patches.numbers()
+    ranks.broadcast_bytes(json.dumps([shapes, numbers]).encode())
+    for array in () if patches is None else patches.arrays().values():
+        ranks.broadcast(np.ascontiguousarray(array))
+
+
+def _receive_patches(ranks: Communicator) -> PatchFeatures | None:
+    """Receive the patch features of rank 0, on another rank; None if there are none."""
+    shapes, numbers = json.loads(ranks.broadcast_bytes(b""))
+    if not shapes:
+        return None
+    arrays = {name: ranks.broadcast(np.empty(shapes[name])) for name in PATCH_ARRAYS}
+    return restored_patches(arrays, numbers)

@@ -24,6 +24,7 @@ from streamkern.kernels.builtin import Kernel, is_built_in
 from streamkern.predict.evaluation import format_metrics
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.sources.base import Source
+from streamkern.stream.sources.patch_features import PatchFeatures
 from streamkern.stream.sources.transforms import Scale, is_deterministic, transform_name
 from streamkern.train.loop.callbacks import Callback, check_callbacks
 from streamkern.train.loop.sinks import sinks_of
@@ -190,7 +191,7 @@ def _check_read_back(config: RunConfig, given: RunInputs) -> None:
         unsaved = f"kernel={kernel!r}"
     transforms = () if given.source is None else getattr(given.source, "feed_transforms", ())
     for transform in transforms:
-        if is_deterministic(transform) and not isinstance(transform, Scale):
+        if is_deterministic(transform) and not isinstance(transform, Scale | PatchFeatures):
             unsaved = f"transform {transform_name(transform)!r}"
     if unsaved is not None:
         raise ConfigError(

@@ -181,6 +181,9 @@ def test_all_settings_in_a_run_file(solver: str, tmp_path: Path) -> None:
         n_features = "auto"
         effort = "quick"
         target_transform = "none"
+        patch_features = 64
+        patch_size = 5
+        patch_grid = 3
         fit_intercept = false
         loss = "squared_error"
         [run]
@@ -281,6 +284,7 @@ TRIED: dict[str, dict[str, Any]] = {
         "bandwidth": "auto", "metric": "m.npy", "n_centers": 20, "centers": "z.npy",
         "features": "kernel", "n_features": "auto", "fit_intercept": False, "loss": "squared_error",
         "quantile": None, "effort": "best", "target_transform": "none",
+        "patch_features": 64, "patch_size": 5, "patch_grid": 3,
     },
     "solver": {
         "name": "block", "block_size": 10, "ridge": 0.5, "n_nystrom": "auto", "level": "auto",

@@ -28,7 +28,8 @@ PLAIN: dict[str, list[Any]] = {
     "kernel": [{"kind": "polynomial", "degree": 3, "c0": 0.5}], "bandwidth": [2, 2.5],
     "metric": ["learn", "none", "m.npy"], "n_centers": [30], "centers": ["kmeans", "c.npy"],
     "features": ["kernel"], "n_features": [20], "fit_intercept": [False], "loss": ["squared_error"],
-    "quantile": [0.5, (0.25, 0.75)], "effort": ["quick"], "solver": ["block"],
+    "quantile": [0.5, (0.25, 0.75)], "effort": ["quick"],
+    "patch_features": [20], "patch_size": [5], "patch_grid": [3], "solver": ["block"],
     "block_size": [10], "ridge": [0, 0.5], "n_nystrom": [50], "level": [5], "period": [2],
     "projection": ["exact"], "damping": [0.5], "average": [False], "step_scale": [1, 0.5],
     "tolerance": [0.25], "epochs": [3], "batch_size": [10],
@@ -46,6 +47,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "period": {"solver": "eigenpro4"}, "projection": {"solver": "eigenpro3"},
     "tolerance": {"solver": "falkon"}, "block_size": {"solver": "block"},
     "quantile": {"loss": "quantile"},
+    "patch_size": {"patch_features": 20}, "patch_grid": {"patch_features": 20},
     "damping": {"solver": "block"}, "warm_start": {"solver": "block"},
     "validation_fraction": {"early_stopping": True}, "n_iter_no_change": {"early_stopping": True},
 }  # fmt: skip

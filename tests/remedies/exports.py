@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 import streamkern as sk
@@ -42,6 +43,12 @@ def exported(path: str, options: dict[str, Any] | None = None, **how: Any) -> Ca
     return lambda: regressor(**options or {}).fit(X, Y).to_onnx(path, **how)
 
 
+def of_images(path: str, **options: Any) -> None:
+    """Export a model of images."""
+    pixels = np.random.default_rng(0).normal(size=(len(X), 4, 4, 1))
+    regressor(**options).fit(pixels, Y).to_onnx(path, overwrite=True)
+
+
 def words(n: int) -> None:
     """Export a model of n words."""
     names = pd.DataFrame({"name": [f"w{k % n}" for k in range(11_000)]}, dtype="category")
@@ -77,6 +84,8 @@ def remedies() -> list[Remedy]:
          exported("c.onnx", arc, dtype="float32")),
         ("apply it to the rows before training", exported("d.onnx", {"transforms": [half]}),
          exported("d.onnx")),
+        ("export a model of the pixels, or predict with streamkern",
+         lambda: of_images("g.onnx", patch_features=3), lambda: of_images("g.onnx")),
         ("give the path of a file$", exported("s3://bucket/e.onnx"), exported("e.onnx")),
         ("give the path of a file in it", exported("."), exported("f.onnx")),
         ("give the column another name", lambda: column("predictions"), lambda: column("X")),

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 import streamkern as sk
-from tests.remedies import N, Remedy, X, Y
+from tests.remedies import RNG, N, Remedy, X, Y, regressor
 
 COVERED = (
     "stream/sources/random_transforms.py", "stream/sources/transforms.py",
+    "stream/sources/patch_features.py",
 )  # fmt: skip
 
 
@@ -79,5 +80,27 @@ def remedies() -> list[Remedy]:
         ("failed in epoch 0.*correct it there", augmented(failing), augmented(kept)),
         ("must keep shape and dtype", augmented(shorter), plain),
         ("give mean= and scale=", generated, lambda: generated(mean=0.0, scale=1.0)),
+    ]  # fmt: skip
+    return [Remedy(*case) for case in cases] + of_patches()
+
+
+def of_patches() -> list[Remedy]:
+    """Mistakes in patch features."""
+    images = RNG.normal(size=(N, 4, 5, 1))
+
+    def fitted(rows: Any = images, **given: Any) -> Callable[[], Any]:
+        return lambda: regressor(**given).fit(rows, Y)
+
+    few = np.repeat(images[:1, :2, :2], N, axis=0)
+    few = np.where(np.arange(N)[:, None, None, None] % 2, few, -few)
+    cases = [
+        (r"store the data as images, \(n, h, w, ch\), or leave it out", fitted(X, patch_features=9),
+         fitted(patch_features=9)),
+        ("is larger than the images of 4 x 5 pixels; lower it, or leave it at",
+         fitted(patch_features=9, patch_size=5), fitted(patch_features=9, patch_size=4)),
+        ("have no contrast; leave it out", fitted(np.ones((N, 4, 4, 1)), patch_features=9),
+         fitted(np.ones((N, 4, 4, 1)))),
+        ("a sample of the rows has .*; lower patch_features",
+         fitted(few, patch_features=99), fitted(few, patch_features=2)),
     ]  # fmt: skip
     return [Remedy(*case) for case in cases]

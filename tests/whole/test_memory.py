@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from streamkern.backend.numba_backend import numba_problem
+from streamkern.ingest.ingest import ingest
 from streamkern.store.writer import StoreWriter
 
 needs_numba = pytest.mark.skipif(numba_problem() is not None, reason=str(numba_problem()))
@@ -177,6 +178,27 @@ def test_rows_set_aside_are_planned_too(folder: Path) -> None:
     assert report["planned"] <= 200 << 20
     assert report["peak"] <= min(200 << 20, 1.1 * report["planned"]), report
     assert report["peak"] >= 0.5 * report["planned"], report
+
+
+@pytest.mark.full
+def test_patch_features_are_planned_too(tmp_path: Path) -> None:
+    """The filters are drawn before anything is counted, from a sample that is no larger."""
+    rng, url = np.random.default_rng(0), tmp_path / "images.zarr"
+    X = rng.integers(0, 256, (6000, 32, 32, 3), dtype=np.uint8)
+    ingest(X, str(url), y=X[:, 0, 0, 0] // 26)
+    tables = {
+        "data": {"train": str(url), "batch_size": 512, "epochs": 1},
+        "model": {"patch_features": 64, "bandwidth": 20.0, "n_centers": P},
+        "solver": {"name": "block", "ridge": 1e-4},
+        "run": {"device": "cpu", "accelerator": "none", "threads": 2},
+    }
+    child = subprocess.run(
+        [sys.executable, "-c", CHILD, json.dumps(tables)], capture_output=True, text=True,
+        cwd=Path(__file__).parents[2], check=False,
+    )  # fmt: skip
+    assert child.returncode == 0, child.stderr
+    report = json.loads(child.stdout)
+    assert 0.5 * report["planned"] <= report["peak"] <= 1.1 * report["planned"], report
 
 
 @pytest.mark.full

@@ -94,9 +94,11 @@ def scores_among(transforms: Sequence[Any]) -> QuantileScores | None:
 
 
 def shape_after(transforms: Sequence[Any], row_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of a row after the transforms, which only scores change."""
-    scores = scores_among(transforms)
-    return row_shape if scores is None else (row_shape[0] + len(scores),)
+    """Return the shape of a row after the transforms: those that change it have a `shape_after`."""
+    for transform in transforms:
+        changed = getattr(transform, "shape_after", None)
+        row_shape = row_shape if changed is None else changed(row_shape)
+    return row_shape
 
 
 def _correlation(a: Floats, b: Floats, shares: Floats) -> float:

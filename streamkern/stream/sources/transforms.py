@@ -182,6 +182,10 @@ class Scale:
                 self.scores.into(rng.xp, wide, scaled[rows, d:])
         return scaled, Y
 
+    def shape_after(self, row_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of a row after the transform, which the scores lengthen."""
+        return row_shape if self.scores is None else (row_shape[0] + len(self.scores),)
+
     def describe(self) -> dict[str, object]:
         numbers = {"mean": _brief(self.mean), "scale": _brief(self.scale)}
         if self.scores is not None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.basics.optional import import_optional
 from streamkern.ingest.tables import cells
 from streamkern.ingest.tables.columns import (
@@ -23,6 +24,7 @@ from streamkern.ingest.tables.columns import (
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.ingest.tables.numbers import is_integer, is_number
 from streamkern.store.sparse_rows import is_packed
+from streamkern.stream.sources.patch_features import PatchFeatures
 from streamkern.stream.sources.quantile_scores import QuantileScores
 from streamkern.stream.sources.transforms import Scale, Transform, transform_name
 from streamkern.train.export.traced import Graph, Traced
@@ -154,9 +156,14 @@ _CODES: dict[type[ColumnCode], Callable[..., list[Traced]]] = {
 def scaled(graph: Graph, X: Traced, transforms: Sequence[Transform], d: int) -> Traced:
     """Return rows (n, d) after the transforms of a model, which are computed in float64.
 
-    Raises ConfigError for a transform of the user's own.
+    Raises ConfigError for patch features, and for a transform of the user's own.
     """
     for transform in transforms:
+        if isinstance(transform, PatchFeatures):
+            raise ConfigError(
+                f"{mention('model.patch_features', transform.n_filters)} is not exported",
+                "export a model of the pixels, or predict with streamkern",
+            )
         if not isinstance(transform, Scale):
             raise ConfigError(
                 f"transform {transform_name(transform)!r} is a function of the user, which is not "

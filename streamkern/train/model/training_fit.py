@@ -20,6 +20,7 @@ from streamkern.ingest.tables.encoder import Encoder
 from streamkern.solver.method import Report
 from streamkern.store.row_block import RowBlock
 from streamkern.store.sample_weights import weights_of
+from streamkern.stream.sources.patch_features import patches_among
 from streamkern.stream.sources.quantile_scores import scores_among
 from streamkern.stream.sources.sampling import sample_rows
 from streamkern.stream.sources.transforms import Scale
@@ -154,7 +155,7 @@ def squeezed_features(model: KernelModel, block: RowBlock) -> str | None:
 
 def _separately_scaled(model: KernelModel) -> npt.NDArray[np.int64]:
     """Return the indices of numeric features that only a standard deviation of their own scales."""
-    if scores_among(model.fixed):
+    if scores_among(model.fixed) or patches_among(model.fixed):
         return np.empty(0, np.int64)
     if model.encoder is not None:
         encoder = Encoder.from_json(model.encoder, "the model")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -18,11 +19,34 @@ from streamkern.stream.feed import transform_dtype
 from streamkern.stream.loader import MAX_THREADS
 from streamkern.stream.sources.base import read_ahead, target_bytes
 from streamkern.stream.sources.mixture import stored_rows
+from streamkern.stream.sources.patch_features import patches_among
+from streamkern.stream.sources.quantile_scores import shape_after
 from streamkern.stream.sources.split import rows_read
+from streamkern.stream.sources.transforms import Transform
 from streamkern.stream.sources.unit_edges import unit_sizes
 from streamkern.train.resolve.training_data import Data
 
 SAVING = 128 << 20  # bytes besides the arrays, for the chunks that `checksums` holds at once
+
+
+def widths(row_shape: tuple[int, ...], transforms: Sequence[Transform]) -> list[int]:
+    """Return the columns of the rows after each transform; of the rows as they are without any."""
+    shapes = [shape_after(transforms[:k], row_shape) for k in range(1, len(transforms) + 1)]
+    return [math.prod(shape) for shape in shapes or [row_shape]]
+
+
+def _scratch_bytes(
+    data: Data, backend: Backend, precision: str, kernel: Kernel, itemsize: int
+) -> int:  # fmt: skip
+    """Return the scratch memory of a thread, or of a device, while it prepares rows.
+
+    itemsize : of an entry in the transforms
+    """
+    prepared = backend.prepare_rows * scratch_bytes(data.d, precision, kernel)
+    patches, shape = patches_among(data.fixed), data.source.row_shape
+    if patches is None:
+        return prepared
+    return max(prepared, patches.tile_bytes(shape, itemsize, on_host=backend.staging == 0))
 
 
 def problem_shape(
@@ -39,6 +63,7 @@ def problem_shape(
     unit_rows = int(unit_sizes(source).max())
     floating = np.dtype(f"f{itemsize}")
     transformed = transform_dtype(source.dtype, floating, source.feed_transforms).itemsize
+    columns = widths(source.row_shape, source.feed_transforms)
     return ProblemShape(
         n_rows=source.n_rows,
         epochs=config.data.passes,
@@ -55,10 +80,10 @@ def problem_shape(
         draws=len(data.fixed) < len(source.feed_transforms),
         tile_bytes=backend.tile_rows * min(backend.tile_width(width), p) * itemsize,
         library_bytes=backend.library_bytes,
-        feed_arrays=1 + transformed // itemsize * max(1, len(source.feed_transforms)),
-        transformed=transformed,
+        feed_arrays=1 + transformed // itemsize * -(-sum(columns) // data.d),
+        transformed=transformed * -(-max(columns) // data.d),
         point_bytes=point_bytes(data.d, precision, backend, kernel),
-        scratch_bytes=backend.prepare_rows * scratch_bytes(data.d, precision, kernel),
+        scratch_bytes=_scratch_bytes(data, backend, precision, kernel, transformed),
         staging=backend.staging,
         # If reads wait for a network, `in_flight_bytes` bounds the number of pending reads.
         readers=MAX_THREADS if waits else 0,

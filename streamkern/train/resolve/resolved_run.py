@@ -180,7 +180,10 @@ def _open(
         scores = False
     elif scores is None and given.warm is not None:  # whose weights are of its features
         scores = any(t.get("mode") == "quantiles" for t in given.warm.setup.meta["scaling"])
-    data = open_data(config, given.source, given.continued, why_none, warm=warm, scores=scores)
+    data = open_data(
+        config, given.source, given.continued, why_none, warm=warm, scores=scores,
+        patches=given.known_patches(config),
+    )  # fmt: skip
     if data.apart is None and not data.unused:
         config = config.with_overrides({"run.calibrate": False})
     goes_on = goes_on or config.solver.warm_start is not None

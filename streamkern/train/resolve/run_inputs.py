@@ -12,10 +12,13 @@ from streamkern.backend.ranks import SINGLE, Communicator
 from streamkern.centers.selectors import SELECTORS
 from streamkern.config.run_config import RunConfig
 from streamkern.stream.sources.base import Source
+from streamkern.stream.sources.patch_features import PatchFeatures
 from streamkern.train.resolve.given_arrays import (
     check_count,
 )
+from streamkern.train.resolve.training_data import storage_options_for
 from streamkern.train.restart.parent_run import ParentRun
+from streamkern.train.restart.scaling import saved_patches
 from streamkern.train.restart.stored_centers import StoredCenters
 
 
@@ -32,6 +35,7 @@ class RunInputs:
     facts : JSON values of the caller, saved with the setup
     continues : directory of the run that this one continues
     continued : everything that is taken over from the run that is continued
+    patches : patch features that the run was started with, or that rank 0 has found
     ranks : communicator of the ranks that share the steps
     placed : location of the ranks, for the log: `workers`, and the `dashboard` of their cluster
     """
@@ -45,6 +49,7 @@ class RunInputs:
     facts: Mapping[str, Any] = field(default_factory=dict)
     continues: str | None = None
     continued: ParentRun | None = None
+    patches: PatchFeatures | None = None
     ranks: Communicator = SINGLE
     placed: Mapping[str, Any] = field(default_factory=dict)
 
@@ -68,6 +73,18 @@ class RunInputs:
             if array is not None:
                 del settings["model"][name]
         return settings
+
+    def known_patches(self, config: RunConfig) -> PatchFeatures | None:
+        """Return the patch features that the run has already, or that its first weights are of."""
+        if self.patches is not None or not config.model.patch_features:
+            return self.patches
+        parent, place = self.warm, config.solver.warm_start
+        if parent is None and place is not None:
+            options = storage_options_for(config, place)
+            parent = ParentRun.find(place, options, load_centers=False, load_weights=False)
+        if parent is None:
+            return None
+        return saved_patches(parent.setup.arrays, parent.setup.meta["scaling"])
 
 
 NO_INPUTS = RunInputs()

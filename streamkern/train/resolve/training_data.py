@@ -40,6 +40,11 @@ from streamkern.stream.sources.augmented import AugmentedSource, without_copies
 from streamkern.stream.sources.base import BaseSource, Source, host_transforms, same_rows
 from streamkern.stream.sources.class_sampling import sampled_by_class
 from streamkern.stream.sources.mixture import open_stores, stored_rows
+from streamkern.stream.sources.patch_features import (
+    PatchFeatures,
+    patch_names,
+    patches_among,
+)
 from streamkern.stream.sources.quantile_scores import scores_among, shape_after
 from streamkern.stream.sources.split import split_rows
 from streamkern.stream.sources.stores import ZarrSource
@@ -52,6 +57,7 @@ from streamkern.stream.sources.transforms import (
 from streamkern.stream.sources.user import as_source
 from streamkern.train.resolve.calibration_split import calibration_split
 from streamkern.train.resolve.choose_scores import with_scores
+from streamkern.train.resolve.draw_patches import with_patches
 from streamkern.train.restart.parent_run import ParentRun
 from streamkern.train.restart.scaling import find_scale
 
@@ -92,7 +98,7 @@ class Data:
 
     @property
     def d(self) -> int:
-        """Number of features of a row, quantile scores included."""
+        """Number of features of a row for the kernel."""
         return math.prod(shape_after(self.fixed, self.source.row_shape))
 
     @property
@@ -106,7 +112,9 @@ class Data:
 
     @property
     def feature_names(self) -> list[str]:
-        """Names of the features of a row, quantile scores included."""
+        """Names of the features of a row for the kernel."""
+        if patches := patches_among(self.fixed):
+            return patch_names(patches)
         d = math.prod(self.source.row_shape)
         names = list(self.source.columns or (f"feature {j}" for j in range(d)))
         scores = scores_among(self.fixed)
@@ -129,6 +137,7 @@ class Data:
 def open_data(
     config: RunConfig, source: Source | None = None, continued: ParentRun | None = None,
     why_none: str | None = None, *, warm: bool = False, scores: bool | None = None,
+    patches: PatchFeatures | None = None,
 ) -> Data:  # fmt: skip
     """Open the training data, and append its scaling.
 
@@ -140,6 +149,7 @@ def open_data(
     why_none : why no rows can be set aside for calibration, or None
     warm : see `calibration_split`
     scores : whether quantile scores of the features are taken; None: as `with_scores` decides
+    patches : patch features that are known; None: new ones are drawn if the settings ask for them
     """
     settings, cache = config.data, None
     if settings.cache is not None:
@@ -173,6 +183,7 @@ def open_data(
         scale, words = with_scores(scale, words, source, config, scores)
         if scale is not None:
             source = AugmentedSource(source, 1, [scale])
+        source, words = with_patches(source, words, config.model, run.random_state, patches)
     else:
         continued.check_scale(settings.scale)
         own = [t for t in source.feed_transforms if is_deterministic(t)]

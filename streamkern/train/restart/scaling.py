@@ -6,7 +6,7 @@ whatever `scale` is set to. Its numbers are those of the rows without augmentati
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +24,7 @@ from streamkern.stream.feed import prepare
 from streamkern.stream.sources.augmented import without_copies
 from streamkern.stream.sources.base import BaseSource, host_transforms, read_units
 from streamkern.stream.sources.mixture import MixtureSource, mixed_moments
+from streamkern.stream.sources.patch_features import PatchFeatures, restored_patches
 from streamkern.stream.sources.quantile_scores import QuantileScores
 from streamkern.stream.sources.sampling import MANY_UNITS, sample_rows
 from streamkern.stream.sources.transforms import (
@@ -214,6 +215,10 @@ def save_scaling(
             if transform.scores is not None:
                 for name, array in transform.scores.arrays().items():
                     arrays[f"scaling.{i}.scores.{name}"] = array
+        elif isinstance(transform, PatchFeatures):
+            meta.append({"kind": "patches", **transform.numbers()})
+            for name, array in transform.arrays().items():
+                arrays[f"scaling.{i}.{name}"] = array
         else:
             meta.append({"kind": "function", "name": transform_name(transform)})
     return arrays, meta
@@ -225,6 +230,9 @@ def load_scaling(
     """Return the transforms that `save_scaling` saved."""
     fixed: list[Transform] = []
     for i, entry in enumerate(meta):
+        if entry["kind"] == "patches":
+            fixed.append(_saved_patches(arrays, meta, i))
+            continue
         if entry["kind"] != "scale":
             raise ConfigError(
                 f"the run was trained with the function {entry['name']!r} as a transform, which "
@@ -235,6 +243,22 @@ def load_scaling(
             mean, spread = (arrays[f"scaling.{i}.{name}"] for name in ("mean", "scale"))
             fixed.append(Scale(entry["mode"], mean, spread, _saved_scores(arrays, i)))
     return tuple(fixed)
+
+
+def saved_patches(
+    arrays: Mapping[str, npt.NDArray[Any]], meta: Sequence[Mapping[str, Any]]
+) -> PatchFeatures | None:
+    """Return the patch features among the saved transforms; None if there are none."""
+    kinds = [entry["kind"] for entry in meta]
+    return _saved_patches(arrays, meta, kinds.index("patches")) if "patches" in kinds else None
+
+
+def _saved_patches(
+    arrays: Mapping[str, npt.NDArray[Any]], meta: Sequence[Mapping[str, Any]], i: int
+) -> PatchFeatures:
+    head = f"scaling.{i}."
+    own = {name.removeprefix(head): a for name, a in arrays.items() if name.startswith(head)}
+    return restored_patches(own, meta[i])
 
 
 def _saved_scores(arrays: dict[str, npt.NDArray[Any]], i: int) -> QuantileScores | None:
@@ -291,7 +315,8 @@ def target_moments(
 
 def changes_targets(source: BaseSource) -> bool:
     """Return whether a transform may change the targets, which only a function of the user does."""
-    own = tuple(kind for kind in TRANSFORM_KINDS.values() if isinstance(kind, type))
+    kinds = (*TRANSFORM_KINDS.values(), PatchFeatures)
+    own = tuple(kind for kind in kinds if isinstance(kind, type))
     return not all(isinstance(t, own) for t in (*host_transforms(source), *source.feed_transforms))
 
 

@@ -13,6 +13,7 @@ from streamkern.solver.precondition.noise import NOISE_ROWS
 from streamkern.solver.precondition.step_rule import max_over_blocks
 from streamkern.solver.ridge_curve import noise_rows
 from streamkern.stream.sources.base import BaseSource
+from streamkern.stream.sources.patch_features import patches_among
 from streamkern.stream.sources.sampling import MANY_UNITS
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.resolve.training_data import auto_epochs
@@ -52,8 +53,21 @@ def _noise(n: int) -> OpCounts:
 
 
 def planned_flops(run: ResolvedRun) -> dict[str, int]:
-    """Return the FLOPs of each phase."""
-    return {phase: counts.flops(run.problem) for phase, counts in planned_op_counts(run).items()}
+    """Return the FLOPs of each phase, with those of the patch features of all rows that it reads.
+
+    The expected times have these features in the measured time in which a row is prepared.
+    """
+    found = {phase: counts.flops(run.problem) for phase, counts in planned_op_counts(run).items()}
+    if patches := patches_among(run.data.fixed):
+        each = patches.row_flops(run.data.source.row_shape)
+        found["setup"] += each * _setup_rows(run)
+        found["training"] += each * run.problem.n_rows * run.method.passes(run.problem)
+    return found
+
+
+def _setup_rows(run: ResolvedRun) -> int:
+    """Return the number of rows that the setup takes: the centers, the sample and the probe."""
+    return run.problem.p + run.sizes.n_sample + run.sizes.n_probe
 
 
 @dataclass(frozen=True)

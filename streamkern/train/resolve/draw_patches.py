@@ -1,0 +1,58 @@
+"""Patch features of a run: drawn from a sample of its rows, unless they are known already."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+from streamkern.config.model import ModelConfig
+from streamkern.stream.sources.augmented import AugmentedSource, without_copies
+from streamkern.stream.sources.base import BaseSource
+from streamkern.stream.sources.patch_features import (
+    PATCH_ROWS,
+    PATCH_STAGE,
+    PatchFeatures,
+    patch_size,
+    patches_among,
+)
+from streamkern.stream.sources.transforms import is_deterministic
+from streamkern.train.restart.scaling import transformed_sample
+
+SAMPLED_ENTRIES: Final = 2 << 20
+"""Largest number of entries of the sample, which is in float64, unless it has `FEWEST_IMAGES`."""
+FEWEST_IMAGES: Final = 32
+
+
+def with_patches(
+    source: BaseSource, words: str, model: ModelConfig, seed: int, known: PatchFeatures | None
+) -> tuple[BaseSource, str]:
+    """Return the source with patch features of its rows, if `model` asks for them, and the
+    description of its scaling with them.
+
+    words : that description without them
+    known : the patch features that the run was started with, or that belong to its first weights
+
+    Reads a sample of the rows if they are not known. Raises ConfigError if the rows are no images,
+    or have too few different patches.
+    """
+    if not model.patch_features:
+        return source, words
+    found = patches_among(source.feed_transforms)  # of a fit that another one starts from
+    if found is None:
+        size = patch_size(model.patch_size, source.row_shape)
+        found = known
+        asked = model.patch_features, size, model.patch_grid
+        if found is None or (found.n_filters, found.size, found.grid) != asked:
+            found = PatchFeatures.of_sample(_sample(source, seed), *asked, seed)
+        source = AugmentedSource(source, 1, [found])
+    (width,) = found.shape_after(source.row_shape)
+    return source, f"{words}; {width} features by {found.n_filters} patches of {found.size} pixels"
+
+
+def _sample(source: BaseSource, seed: int) -> Any:
+    """Return images (n, h, w, channels) of a sample, after the fixed transforms."""
+    base = without_copies(source)
+    fixed = [t for t in source.feed_transforms if is_deterministic(t)]
+    most = max(FEWEST_IMAGES, SAMPLED_ENTRIES // math.prod(base.row_shape))
+    n = min(PATCH_ROWS, most, base.n_rows)
+    return transformed_sample(base, fixed, n, seed, PATCH_STAGE)[1]

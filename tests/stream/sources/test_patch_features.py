@@ -1,0 +1,207 @@
+"""Patch features against correlations of single images in float64, and against their definition."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from scipy.signal import correlate2d
+
+from streamkern.basics.errors import ConfigError
+from streamkern.basics.randomness import RowRandom
+from streamkern.stream.sources import patch_features
+from streamkern.stream.sources.patch_features import (
+    PatchFeatures,
+    patch_names,
+    patch_size,
+    restored_patches,
+)
+from streamkern.stream.sources.quantile_scores import shape_after
+
+Images = npt.NDArray[np.float64]
+RNG = np.random.default_rng(0)
+N, H, W, C, FILTERS = 80, 9, 12, 2, 7
+
+
+def smooth(n: int, shape: tuple[int, int, int] = (H, W, C), seed: int = 0) -> Images:
+    """Images whose neighbouring pixels are alike, with a contrast and a brightness each."""
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, *shape)).cumsum(axis=1).cumsum(axis=2)
+    X /= X.std(axis=(1, 2, 3), keepdims=True)
+    return X * rng.uniform(0.5, 2, (n, 1, 1, 1)) + rng.normal(size=(n, 1, 1, 1))
+
+
+X = smooth(N)
+
+
+def drawn(grid: int = 2, size: int = 3, n_filters: int = FILTERS, **changes: Any) -> PatchFeatures:
+    return replace(PatchFeatures.of_sample(X, n_filters, size, grid, 0), **changes)
+
+
+def features(found: PatchFeatures, images: npt.NDArray[Any], **options: Any) -> npt.NDArray[Any]:
+    rng = RowRandom(np, 0, 0, 0, np.arange(len(images)), images.dtype, **options)
+    out, Y = found(images, np.zeros(len(images)), rng)
+    assert len(Y) == len(out)
+    assert out.shape[1:] == shape_after([found], images.shape[1:])
+    return np.asarray(out)
+
+
+def by_correlation(found: PatchFeatures, image: Images) -> Images:
+    """The features of an image (h, w, c), by correlations, and a mean over each region."""
+    s, c = found.size, image.shape[2]
+    area, ones = s * s * c, np.ones((s, s))
+    mean = sum(correlate2d(image[..., k], ones, "valid") for k in range(c)) / area
+    square = sum(correlate2d(image[..., k] ** 2, ones, "valid") for k in range(c)) / area
+    spread = np.sqrt(square - mean**2 + found.floor)
+    rows, columns = mean.shape
+    positive, negative = np.empty((2, found.grid, found.grid, found.n_filters))
+    for f in range(found.n_filters):
+        kernel = found.filters[:, f].reshape(s, s, c)
+        r = sum(correlate2d(image[..., k], kernel[..., k], "valid") for k in range(c))
+        r = (r - mean * kernel.sum()) / spread - found.offsets[f]
+        for i in range(found.grid):
+            for j in range(found.grid):
+                part = r[
+                    rows * i // found.grid : rows * (i + 1) // found.grid,
+                    columns * j // found.grid : columns * (j + 1) // found.grid,
+                ]
+                positive[i, j, f] = np.maximum(part - found.threshold, 0).mean()
+                negative[i, j, f] = np.maximum(-part - found.threshold, 0).mean()
+    both = np.stack([positive, negative]).reshape(-1)
+    return np.asarray((both - found.mean) / found.scale)
+
+
+@pytest.mark.parametrize("grid", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, 3, 4])
+def test_features_are_those_of_correlations(grid: int, size: int) -> None:
+    filters = 1 if size == 1 else FILTERS
+    found, new = drawn(grid, size, filters), smooth(5, seed=1)
+    wanted = np.array([by_correlation(found, image) for image in new])
+    np.testing.assert_allclose(features(found, new), wanted, rtol=1e-9, atol=1e-11)
+    got = features(found, new.astype(np.float32))
+    assert got.dtype == np.float32
+    # Rounding of a sum of size^2 C terms of order 1, divided by the spread of a feature.
+    np.testing.assert_allclose(got, wanted, atol=3e-5)
+
+
+def test_filters_are_whitened_patches_of_the_sample() -> None:
+    """All of them together are W (p - m) / |W (p - m)|, W W (C + e I) = I, times W again."""
+    images = smooth(6, (5, 5, 1), seed=2)
+    places = [(k, i, j) for k in range(6) for i in range(3) for j in range(3)]
+    patches = np.array([images[k, i : i + 3, j : j + 3].ravel() for k, i, j in places])
+    variance = patches.var(axis=1)
+    floor = patch_features.CONTRAST_FLOOR * variance.mean()
+    patches = (patches - patches.mean(axis=1)[:, None]) / np.sqrt(variance + floor)[:, None]
+    mean = patches.mean(axis=0)
+    covariance = (patches - mean).T @ (patches - mean) / len(patches)
+    inverse = np.linalg.inv(
+        covariance + patch_features.WHITENING_FLOOR * np.trace(covariance) / 9 * np.eye(9)
+    )  # W W
+    whole = (patches - mean) @ inverse
+    length = np.sqrt(np.einsum("ij,ij->i", whole, patches - mean))  # |W (p - m)|
+    kept = length > patch_features.SHORTEST * np.median(length)
+    wanted = whole[kept] / length[kept, None]
+    offsets = wanted @ mean
+    wanted -= wanted.mean(axis=1)[:, None]
+    found = PatchFeatures.of_sample(images, int(kept.sum()), 3, 2, 0)
+    assert found.floor == pytest.approx(floor)
+    order = np.lexsort(found.filters.round(6))
+    same = np.lexsort(wanted.T.round(6))
+    np.testing.assert_allclose(found.filters[:, order], wanted[same].T, atol=1e-8)
+    np.testing.assert_allclose(found.offsets[order], offsets[same], atol=1e-8)
+
+
+def test_features_have_mean_0_and_one_spread_over_the_sample() -> None:
+    got = features(drawn(), X)
+    np.testing.assert_allclose(got.mean(axis=0), 0, atol=1e-5)
+    assert (got.std(axis=0) < 1.0001).all()
+    assert got.std() > 0.95
+
+
+def test_brightness_does_not_matter_and_a_flat_image_has_features() -> None:
+    found = drawn()
+    np.testing.assert_allclose(features(found, X + 3.0), features(found, X), atol=1e-9)
+    flat = features(found, np.full((1, H, W, C), 5.0))
+    assert np.isfinite(flat).all()
+    np.testing.assert_allclose(flat, by_correlation(found, np.full((H, W, C), 5.0))[None])
+
+
+def test_filters_depend_on_the_seed_and_the_rows_alone() -> None:
+    one, again, other = (PatchFeatures.of_sample(X, 5, 3, 2, seed) for seed in (1, 1, 2))
+    assert one.describe() == again.describe() != other.describe()
+    assert one.describe() != PatchFeatures.of_sample(X + RNG.normal(size=X.shape), 5, 3, 2, 1)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_row_has_the_same_bits_in_every_batch(
+    dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, new = drawn(n_filters=40), smooth(37, seed=3).astype(dtype)
+    whole = features(found, new)
+    for rows in (slice(0, 1), slice(5, 6), slice(3, 20)):
+        np.testing.assert_array_equal(features(found, new[rows]), whole[rows])
+    np.testing.assert_array_equal(features(found, new[::3]), whole[::3])
+    monkeypatch.setattr(patch_features, "TILE_BYTES", 3 * found.row_bytes((H, W, C), 4))
+
+    def backwards(function: Any, parts: Any) -> None:
+        for part in reversed(list(parts)):
+            function(part)
+
+    np.testing.assert_array_equal(features(found, new, run=backwards), whole)
+
+
+def test_a_tile_takes_no_more_memory_than_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    import tracemalloc
+
+    shape = (24, 24, 3)
+    found = PatchFeatures.of_sample(smooth(20, shape), 64, 5, 2, 0)
+    new = smooth(60, shape).astype(np.float32)
+    monkeypatch.setattr(patch_features, "TILE_BYTES", 8 << 20)
+    tracemalloc.start()
+    features(found, new)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    own = new.nbytes + 60 * 4 * shape_after([found], shape)[0] + 8 * found.filters.size * 4
+    assert peak < found.tile_bytes(shape, 4, on_host=True) + own
+    q, s = 20 * 20, 5 * 5 * 3
+    assert found.row_flops(shape) == 2 * q * 64 * (s + 4)
+
+
+def test_regions_cover_all_positions_and_short_sides_share_them() -> None:
+    found = drawn(3, H)  # a single row of four positions
+    got = features(found, smooth(4, seed=4))
+    np.testing.assert_array_equal(got[:, : 3 * FILTERS], got[:, 3 * FILTERS : 6 * FILTERS])
+    assert np.isfinite(got).all()
+
+
+def test_stored_features_are_the_same() -> None:
+    found = drawn()
+    again = restored_patches(found.arrays(), found.numbers())
+    assert again.describe() == found.describe()
+    np.testing.assert_array_equal(features(again, X), features(found, X))
+    assert repr(found) == "PatchFeatures(n_filters=7, size=3, grid=2)"
+
+
+def test_names_are_in_the_order_of_features() -> None:
+    names = patch_names(drawn(1, n_filters=2))
+    assert names == ["+patch 0 at 0,0", "+patch 1 at 0,0", "-patch 0 at 0,0", "-patch 1 at 0,0"]
+
+
+def test_the_size_of_a_patch_fits_the_images() -> None:
+    sizes = [patch_size("auto", (side, 40, 3)) for side in (2, 8, 15, 16, 32, 224)]
+    assert sizes == [2, 3, 3, 6, 6, 6]
+    assert patch_size(5, (5, 9, 1)) == 5
+    with pytest.raises(ConfigError, match="6 is larger than the images of 5 x 9 pixels"):
+        patch_size(6, (5, 9, 1))
+    with pytest.raises(ConfigError, match=r"needs images .*shape \(64,\)"):
+        patch_size("auto", (64,))
+
+
+def test_too_few_patches_are_refused() -> None:
+    with pytest.raises(ConfigError, match="have no contrast"):
+        PatchFeatures.of_sample(np.full((9, 5, 5, 1), 3.0), 4, 3, 2, 0)
+    with pytest.raises(ConfigError, match="asks for as many different patches of 3 x 3 pixels"):
+        PatchFeatures.of_sample(X[:1, :3, :6], 5, 3, 2, 0)

@@ -1,0 +1,321 @@
+"""Patch features as a part of a model: in runs, resumed and continued ones, and predictions."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import streamkern as sk
+from streamkern.basics.errors import ConfigError, ResumeMismatchError
+from streamkern.basics.randomness import RowRandom
+from streamkern.basics.stop import StopRequest
+from streamkern.cli.main import run_command
+from streamkern.config.run_config import RunConfig
+from streamkern.stream.sources import patch_features
+from streamkern.stream.sources.patch_features import PatchFeatures, patches_among
+from streamkern.train import rank_work
+from streamkern.train.resolve import draw_patches
+from streamkern.train.resolve.resolved_run import open_run
+from streamkern.train.resolve.run_inputs import RunInputs
+from streamkern.train.restart.run_snapshot import RunSnapshot
+from streamkern.train.restart.scaling import changes_targets
+from streamkern.train.setup.planned import planned_flops
+from tests.rank_runs import alpha
+from tests.rank_threads import on_threads
+from tests.reference import laplace
+from tests.runs import assert_same_bits, final, finished, settings, stopped
+
+N, SIDE = 130, 9
+FILTERS = {"model.patch_features": 6, "data.scale": "auto"}
+SMALL: dict[str, Any] = {
+    "n_centers": 40, "kernel": "laplace", "bandwidth": 8.0, "ridge": 1e-3, "random_state": 0,
+    "patch_features": 6, "device": "cpu",
+}  # fmt: skip
+
+
+def images(n: int = N, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Images (n, 9, 9, 1) uint8 with a bright bar, across (1) or upright (0), at a random place."""
+    rng = np.random.default_rng(seed)
+    X, y = rng.integers(0, 60, (n, SIDE, SIDE, 1)), rng.integers(0, 2, n)
+    for image, label in zip(X, y, strict=True):
+        (i, j), (h, w) = rng.integers(0, 5, 2), (2, 5) if label else (5, 2)
+        image[i : i + h, j : j + w] += 150
+    return X.astype(np.uint8), y
+
+
+X, Y = images()
+NEW, LABELS = images(80, 1)
+
+
+def source(*transforms: Any) -> sk.AugmentedSource:
+    base = sk.ArraySource(X, Y, classes=("upright", "across"), unit_rows=16)
+    return sk.AugmentedSource(base, 1, transforms)
+
+
+def held_out() -> sk.ArraySource:
+    return sk.ArraySource(NEW, LABELS, classes=("upright", "across"))
+
+
+def not_drawn(*given: Any) -> Any:
+    raise AssertionError("patches are drawn anew")
+
+
+def by_hand(fixed: tuple[Any, ...], rows: np.ndarray) -> np.ndarray:
+    """Stored rows after the transforms of a model, in float64."""
+    features: Any = rows.astype(np.float64)
+    for transform in fixed:
+        rng = RowRandom(np, 0, 0, 0, np.arange(len(rows)), np.float64)
+        features, _ = transform(features, np.zeros(len(rows)), rng)
+    return np.asarray(features)
+
+
+def test_predictions_are_the_kernel_of_transformed_rows() -> None:
+    model = sk.KernelClassifier(**SMALL).fit(X, Y)
+    kinds = [type(transform) for transform in model._fitted_.fixed]
+    assert kinds == [sk.Scale, PatchFeatures]
+    features = by_hand(model._fitted_.fixed, NEW)
+    assert features.shape == (80, 48) == (80, len(model.get_feature_names_out()))
+    K = laplace(features, np.float64(model.centers_), model.bandwidth_)
+    wanted = K @ np.float64(model.dual_coef_) + model.intercept_
+    np.testing.assert_allclose(model.decision_function(NEW), wanted[:, 1] - wanted[:, 0], atol=2e-4)
+    assert model.score(NEW, LABELS) > 0.9
+
+
+def test_values_and_floating_images_have_them_too() -> None:
+    model = sk.KernelRegressor(**SMALL | {"n_centers": 60}).fit(X / 7.0, Y.astype(float))
+    assert model.score(NEW / 7.0, LABELS) > 0.5
+    with pytest.raises(AttributeError, match="no metric"):
+        _ = model.feature_importances_
+
+
+def test_importances_are_those_of_patch_features() -> None:
+    scales = np.ones(48)
+    model = sk.KernelRegressor(metric=scales, **SMALL).fit(X, Y.astype(float))
+    assert model.metric_importances_.shape == (48,)
+    with pytest.raises(AttributeError, match="of patch features"):
+        _ = model.feature_importances_
+
+
+@pytest.mark.parametrize("precision", ["exact", "float64"])
+def test_a_stopped_run_goes_on_with_the_same_bits(
+    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads its filters, which another LAPACK would round otherwise."""
+    flips = {"run.precision": precision, **FILTERS}
+    whole, killed = (settings(tmp_path / name, **flips) for name in ("whole", "killed"))
+    result = finished(whole, source=source(sk.RandomFlip()), test=held_out())
+    stopped(killed, 3, source=source(sk.RandomFlip()), test=held_out())
+    monkeypatch.setattr(PatchFeatures, "of_sample", not_drawn)
+    finished(killed, source=source(sk.RandomFlip()), test=held_out())
+    assert_same_bits(final(tmp_path / "killed"), final(tmp_path / "whole"))
+    loaded = sk.load(tmp_path / "whole")
+    assert loaded.get_params()["patch_features"] == 6
+    names = np.array(result.model.classes)
+    np.testing.assert_array_equal(
+        loaded.predict(NEW), names[result.model.values(NEW).argmax(axis=1)]
+    )
+
+
+def test_other_patches_are_another_run(tmp_path: Path) -> None:
+    stopped(settings(tmp_path / "run", **FILTERS), 3, source=source(), test=held_out())
+    for change in ({"model.patch_features": 8}, {"model.patch_size": 4}, {"model.patch_grid": 1}):
+        changed = settings(tmp_path / "run", **FILTERS | change)
+        with pytest.raises(ResumeMismatchError, match=next(iter(change))):
+            finished(changed, source=source(), test=held_out())
+    without = settings(tmp_path / "run", **{"data.scale": "auto"})
+    with pytest.raises(ResumeMismatchError, match="patch_features"):
+        finished(without, source=source(), test=held_out())
+
+
+def test_they_are_left_out_of_a_record_without_them(tmp_path: Path) -> None:
+    finished(settings(tmp_path / "run"), source=source())
+    text = (tmp_path / "run" / "run.json").read_text()
+    assert "patch" not in text
+    assert json.loads(text)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_continued_keeps_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = finished(settings(tmp_path / "first", **FILTERS), source=source())
+    before = patches_among(first.model.fixed)
+    assert before is not None
+    monkeypatch.setattr(PatchFeatures, "of_sample", not_drawn)
+    for asked in ({}, FILTERS):
+        place = tmp_path / f"second{len(asked)}"
+        config = settings(place, **asked | {"data.scale": "auto"})
+        second = finished(config, source=source(), continues=tmp_path / "first")
+        after = patches_among(second.model.fixed)
+        assert after is not None
+        assert after.describe() == before.describe()
+    other = settings(tmp_path / "third", **FILTERS | {"model.patch_features": 8})
+    with pytest.raises(ConfigError, match="patch_features"):
+        finished(other, source=source(), continues=tmp_path / "first")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", ["auto", "global"])
+def test_a_warm_start_and_partial_fit_keep_them(
+    scale: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = SMALL | {"scale": scale, "solver": "block", "epochs": 2}
+    model = sk.KernelClassifier(warm_start=True, run_dir=None, **kept).fit(X, Y)
+    sk.KernelClassifier(run_dir=str(tmp_path / "run"), **kept).fit(X, Y)
+    online = sk.KernelClassifier(**kept).partial_fit(X, Y, classes=[0, 1])
+    monkeypatch.setattr(PatchFeatures, "of_sample", not_drawn)
+    assert model.fit(X, Y).score(NEW, LABELS) > 0.9
+    other = sk.KernelClassifier(warm_start=str(tmp_path / "run"), **kept).fit(X, Y)
+    assert other.score(NEW, LABELS) > 0.9
+    assert online.partial_fit(NEW, LABELS).score(X, Y) > 0.9
+    loaded = sk.load(tmp_path / "run")
+    assert loaded.partial_fit(NEW, LABELS).score(X, Y) > 0.9
+    model.save(tmp_path / "model.zarr")
+    again = sk.load(tmp_path / "model.zarr")
+    np.testing.assert_array_equal(again.decision_function(NEW), model.decision_function(NEW))
+
+
+def test_augmentation_comes_before_them() -> None:
+    """Noise is added to pixels, and not to features."""
+    seen = []
+
+    def watch(X: np.ndarray, Y: np.ndarray, rng: sk.RowRandom) -> tuple[np.ndarray, np.ndarray]:
+        seen.append(X.shape[1:])
+        return X, Y
+
+    result = finished(settings(**FILTERS), source=source(watch))
+    assert set(seen) == {(SIDE, SIDE, 1)}
+    assert result.Z.shape[1] == 48
+
+
+@pytest.mark.slow
+def test_ranks_have_the_filters_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sk.ingest_store(X, tmp_path / "bars.zarr", y=Y)
+    shared = FILTERS | {
+        "data.train": str(tmp_path / "bars.zarr"), "run.ranks": 2, "run.threads": 1,
+        "run.precision": "float64", "run.accelerator": "none", "solver.block_size": 20,
+        "solver.ridge": 1e-5,
+    }  # fmt: skip
+    first, calls = PatchFeatures.of_sample, []
+
+    def otherwise(*given: Any) -> PatchFeatures:
+        """Draw other filters each time, as another machine rounds otherwise."""
+        calls.append(given)
+        found = first(*given)
+        return replace(found, filters=found.filters * (1 + 0.1 * len(calls)))
+
+    config, quiet = settings(tmp_path / "ranks", **shared), partial(StopRequest, install=False)
+    monkeypatch.setattr(PatchFeatures, "of_sample", otherwise)
+    rank_work.prepare_run(config)  # which counts bytes, and leaves the setup to the ranks
+    on_threads(2, lambda ranks: rank_work.train_rank(config, ranks, quiet(), RunInputs()))
+    assert len(calls) == 2
+    kept = patches_among(RunSnapshot.open(tmp_path / "ranks").fixed)
+    monkeypatch.setattr(PatchFeatures, "of_sample", lambda *given: kept)
+    alone = {"run.ranks": 1, "run.run_dir": str(tmp_path / "alone")}
+    finished(config.with_overrides(alone))
+    np.testing.assert_allclose(
+        alpha(tmp_path / "ranks"), alpha(tmp_path / "alone"), rtol=1e-7, atol=1e-9
+    )
+
+
+def opened(config: RunConfig) -> Any:
+    run = open_run(config, RunInputs(source()))
+    run.backend.close()
+    return run
+
+
+def test_a_plan_counts_their_bytes_and_flops() -> None:
+    plain, run = (opened(settings(**{"data.scale": "auto", **more})) for more in ({}, FILTERS))
+    assert (plain.problem.d, run.problem.d) == (81, 48)
+    positions, columns = 7 * 7, 3 * 3 + 4
+    each = 2 * positions * 6 * columns
+    before = run.method.op_counts(run.problem, run.sizes)[1].flops(run.problem)
+    assert planned_flops(run)["training"] - before == each * 2 * N
+    assert planned_flops(run)["setup"] > each * 60
+    assert run.problem.scratch_bytes >= patch_features.TILE_BYTES
+    # Cast and scaled pixels, and features: 81 + 81 + 48 numbers.
+    assert (run.problem.feed_arrays - 1) * 48 >= 81 + 48
+    assert run.problem.transformed * 48 >= 4 * 81
+
+
+def test_features_are_not_taken_for_columns_of_a_scale_each() -> None:
+    """A pixel that is nearly always dark would be named in a warning, and is none of the model."""
+    dark = X.copy()
+    dark[:, 0, 0] = 0
+    dark[3, 0, 0] = 255
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sk.KernelClassifier(scale="feature", **SMALL).fit(dark, Y)
+
+
+def test_no_pass_is_made_for_the_targets() -> None:
+    """They are known to be those of the rows, which a function of the user might change."""
+    run = opened(settings(**FILTERS))
+    assert isinstance(run.data.fixed[-1], PatchFeatures)
+    assert not changes_targets(run.data.source)
+
+
+def test_the_sample_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    first = PatchFeatures.of_sample
+
+    def counted(X: np.ndarray, *given: Any) -> PatchFeatures:
+        taken.append(len(X))
+        return first(X, *given)
+
+    monkeypatch.setattr(PatchFeatures, "of_sample", counted)
+    monkeypatch.setattr(draw_patches, "SAMPLED_ENTRIES", 70 * SIDE**2)
+    opened(settings(**FILTERS))
+    monkeypatch.setattr(draw_patches, "SAMPLED_ENTRIES", 3)
+    opened(settings(**FILTERS))
+    assert taken == [70, draw_patches.FEWEST_IMAGES]
+
+
+def refused(match: str, call: Callable[[], Any]) -> None:
+    with pytest.raises(ConfigError, match=match):
+        call()
+
+
+def test_rows_that_are_no_images_are_refused() -> None:
+    flat = X.reshape(N, -1)
+    refused("needs images", lambda: sk.KernelClassifier(**SMALL).fit(flat, Y))
+    large = sk.KernelClassifier(patch_size=SIDE + 1, **SMALL)
+    refused("larger than the images of 9 x 9 pixels", lambda: large.fit(X, Y))
+
+
+def test_they_are_not_exported(tmp_path: Path) -> None:
+    model = sk.KernelClassifier(**SMALL).fit(X, Y)
+    refused("patch_features=6 is not exported", lambda: model.to_onnx(tmp_path / "model.onnx"))
+
+
+@pytest.mark.slow
+def test_tuned_models_have_them() -> None:
+    estimator = sk.KernelClassifier(**SMALL | {"bandwidth": "auto"})
+    found = sk.tune(X, Y, estimator=estimator, refine=0, progress=False)
+    assert len(found.estimator.fit(X, Y).get_feature_names_out()) == 48
+
+
+def test_the_command_trains_predicts_and_shows_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, rows, labels in (("train", X, Y), ("test", NEW, LABELS)):
+        sk.ingest_store(rows, tmp_path / name, y=labels)
+    run, data, test = (str(tmp_path / name) for name in ("run", "train", "test"))
+    asked = ["--train", data, "--patch-features", "6", "--set", "model.n_centers=40"]
+    assert not run_command(["plan", *asked])
+    assert "48 features by 6 patches of 3 pixels" in " ".join(capsys.readouterr().out.split())
+    assert not run_command(["train", *asked, "--run-dir", run])
+    assert not run_command(["info", run])
+    assert "48 features by 6 patches of 3 pixels" in " ".join(capsys.readouterr().out.split())
+    assert not run_command(["evaluate", run, test, "--json"])
+    assert json.loads(capsys.readouterr().out)["accuracy"] > 0.9
