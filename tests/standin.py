@@ -14,6 +14,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
+import scipy.sparse
 
 from tests import columnmajor, hostcuda
 from tests.columnmajor import HANDLE, TYPES, Addressed
@@ -212,8 +213,25 @@ def _making(function: Any) -> Any:
     return lambda *args, **kw: function(*args, **kw).view(Array)
 
 
+class _Csr:
+    """cupyx.scipy.sparse.csr_matrix of arrays on the device, whose indices it makes int32."""
+
+    def __init__(self, parts: Any, shape: tuple[int, int]) -> None:
+        data, indices, indptr = map(_here, parts)
+        narrow = indices.astype(np.int32), indptr.astype(np.int32)
+        self.matrix = scipy.sparse.csr_matrix((data, *narrow), shape=shape)
+
+    def __matmul__(self, other: _Csr) -> _Csr:
+        product = object.__new__(_Csr)
+        product.matrix = self.matrix @ other.matrix
+        return product
+
+    def toarray(self) -> Array:
+        return self.matrix.toarray().view(Array)
+
+
 def modules() -> dict[str, ModuleType]:
-    """Return `cupy` and `cupyx`, to be put into sys.modules."""
+    """Return `cupy`, `cupyx` and its modules, to be put into sys.modules."""
     cupy, cupyx = _Cupy("cupy"), ModuleType("cupyx")
     for name in ("empty", "zeros", "ones", "eye", "arange", "ascontiguousarray"):
         setattr(cupy, name, _making(getattr(np, name)))
@@ -256,5 +274,8 @@ def modules() -> dict[str, ModuleType]:
             ),
         ),
     )  # fmt: skip
-    vars(cupyx).update(empty_pinned=np.empty)
-    return {"cupy": cupy, "cupyx": cupyx}
+    of_scipy, sparse = ModuleType("cupyx.scipy"), ModuleType("cupyx.scipy.sparse")
+    vars(sparse).update(csr_matrix=_Csr)
+    vars(of_scipy).update(sparse=sparse)
+    vars(cupyx).update(empty_pinned=np.empty, scipy=of_scipy)
+    return {"cupy": cupy, "cupyx": cupyx, "cupyx.scipy": of_scipy, "cupyx.scipy.sparse": sparse}

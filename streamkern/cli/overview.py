@@ -18,6 +18,7 @@ from streamkern.losses.losses import loss_text
 from streamkern.losses.own import described_loss
 from streamkern.planning.effort_levels import EFFORT_LEVELS
 from streamkern.store.describe import describe_store
+from streamkern.store.sparse_rows import sparse_features
 from streamkern.stream.sources.stores import stores_of
 from streamkern.train.over_ranks import with_rank_count
 from streamkern.train.resolve.resolved_run import ResolvedRun, open_run
@@ -74,7 +75,7 @@ def plan_overview(run: ResolvedRun, times: Times | None = None) -> dict[str, Any
             "rows_set_aside": problem.set_aside,
             "rows_to_calibrate_by": problem.set_apart,
             "epochs": problem.epochs,
-            "features": problem.d,
+            "features": sparse_features(run.data.source.file_form) or problem.d,
             "outputs": problem.c,
             "centers": problem.p,
         },

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse
 
 import streamkern as sk
 from streamkern.backend.base import Backend
@@ -34,9 +35,11 @@ from streamkern.kernels.builtin import (
     get_kernel,
 )
 from streamkern.kernels.products import KernelOperator
+from streamkern.kernels.sparse import of_sparse_rows
 from streamkern.rundir import checkpoint_format
 from streamkern.rundir.run_log import read_log
 from streamkern.solver.method import Setup
+from streamkern.store.sparse_rows import packed
 from streamkern.stream.sources.transforms import GaussianNoise, RandomFlip
 from streamkern.train.run_identity import changed_backend
 from streamkern.train.saved_model import load_model
@@ -89,6 +92,27 @@ def test_pivots_agree(gpu: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
         results.append(rpcholesky(op, backend.asarray(X, op.dtype), 40, 0))
     np.testing.assert_array_equal(results[0].rows, results[1].rows)
     assert results[0].residual == pytest.approx(results[1].residual, rel=1e-9)
+
+
+@pytest.mark.parametrize("precision", ["exact", "float64"])
+@pytest.mark.parametrize("name", ["laplace", "gaussian", "polynomial"])
+def test_products_of_sparse_rows_agree(name: str, precision: str, gpu: Backend) -> None:
+    X, Z = (
+        scipy.sparse.random_array(
+            (n, 400), density=0.03, rng=np.random.default_rng(n), format="csr"
+        )
+        for n in (130, 90)
+    )
+    W, results = rows(2, 90, 3), []
+    for backend in (Backend(1), gpu):
+        op = KernelOperator(of_sparse_rows(get_kernel(name, 2.0)), backend, precision)
+        A, B = (backend.asarray(packed(k).reshape(k.shape[0], -1)) for k in (X, Z))
+        keep = backend.xp.empty((130, 90), op.dtype)
+        left, right = op.points(A, left=True), op.points(B, right=True)
+        out = op.product(left, right, backend.asarray(W, op.dtype), keep=keep)
+        results.append([backend.to_host(a) for a in (out, keep)])
+    for a, b in zip(*results, strict=True):
+        assert np.abs(a - b).max() <= TOLERANCE[precision] * np.abs(b).max()
 
 
 @pytest.mark.parametrize("precision", sorted(TOLERANCE))

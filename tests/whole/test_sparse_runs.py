@@ -187,6 +187,7 @@ def test_blocks_of_other_lengths_are_learned_one_after_another() -> None:
         ({"metric": "learn"}, "metric .*is for dense rows"),
         ({"kernel": "laplace_l1"}, "no function of inner products"),
         ({"precision": "high"}, "reads their numbers"),
+        ({"patch_features": 16}, "patch_features"),
         ({"centers": np.ones((3, 7))}, "the data has .*sparse ones"),
     ],
 )
