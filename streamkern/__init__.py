@@ -43,6 +43,7 @@ if TYPE_CHECKING:  # the public names for type checkers and editors, one a line
     from streamkern.cli.report import write_report as _report
     from streamkern.config.run_config import RunConfig as RunConfig
     from streamkern.config.run_config import load_run_file as load_run_file
+    from streamkern.estimator.compress import compress as compress
     from streamkern.estimator.estimators import KernelClassifier as KernelClassifier
     from streamkern.estimator.estimators import KernelRegressor as KernelRegressor
     from streamkern.estimator.load import evaluate as evaluate
@@ -106,6 +107,7 @@ _MODULES = {
     "basics.version": ["__version__"],
     "cli.overview": ["plan"],
     "config.run_config": ["RunConfig", "load_run_file"],
+    "estimator.compress": ["compress"],
     "estimator.estimators": ["KernelClassifier", "KernelRegressor"],
     "estimator.load": ["evaluate", "load"],
     "estimator.tune": ["tune"],

@@ -325,16 +325,23 @@ class Predicting(Parameters):
 
     def _write(self, X: Any, out: Any, **options: Any) -> None:
         """Write the predictions to `out`. options : as in `KernelModel.predict_to`"""
-        X, schema = received(X, "X"), self._state.schema
         with contextlib.ExitStack() as stack:
-            if is_files(X):
-                source: Any = stack.enter_context(rows_of_files(X, schema, targets=False))
-            elif inputs.is_stream(X):
-                source = rows_without_targets(X, schema)
-            else:
-                source = ArraySource(self._rows(X, schema))
-                source.encoder = schema.encoder
+            source = self._source_of(X, stack)
             stack.enter_context(self._model()).predict_to(source, out, **options)
+
+    def _source_of(self, X: Any, stack: contextlib.ExitStack) -> Any:
+        """Return a source of the rows of X, of any form, without targets.
+
+        stack : closes the files that are opened
+        """
+        X, schema = received(X, "X"), self._state.schema
+        if is_files(X):
+            return stack.enter_context(rows_of_files(X, schema, targets=False))
+        if inputs.is_stream(X):
+            return rows_without_targets(X, schema)
+        source = ArraySource(self._rows(X, schema))
+        source.encoder = schema.encoder
+        return source
 
     @staticmethod
     def _without_targets(X: Any, schema: Schema) -> Any:

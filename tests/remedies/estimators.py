@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import dask.array
@@ -462,6 +463,27 @@ def of_forms() -> list[Remedy]:
     ]  # fmt: skip
 
 
+def of_compressed() -> list[Remedy]:
+    """Mistakes in `compress`."""
+    model = regressor().fit(X, Y)
+    rows = np.random.default_rng(1).normal(size=(200, 3))
+
+    def small(given: Any = rows, **limits: Any) -> Callable[[], Any]:
+        return lambda: sk.compress(model, given, **limits)
+
+    return [
+        Remedy("give one of them: either decides", small(n_centers=5, tolerance=0.1),
+               small(n_centers=5)),
+        Remedy("give fewer", small(n_centers=20), small(n_centers=19)),
+        Remedy("must lie between 0 and 1", small(tolerance=2.0), small(tolerance=0.5)),
+        Remedy("raise it, or give n_centers=", small(tolerance=1e-9),
+               lambda: (small(tolerance=0.5)(), small(n_centers=5)())),
+        Remedy("give at least twice as many rows as centers", small(rows[:16], n_centers=15),
+               small(rows[:30], n_centers=15)),
+        Remedy("give more rows, like those that will be predicted", small(rows[:4]), small()),
+    ]  # fmt: skip
+
+
 def remedies() -> list[Remedy]:
     """Return all remedies of this module."""
-    return [*of_fits(), *of_answers(), *of_rows(), *of_forms()]
+    return [*of_fits(), *of_answers(), *of_rows(), *of_forms(), *of_compressed()]

@@ -1,0 +1,104 @@
+"""Models with fewer centers, against the least-squares problem solved by NumPy in float64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import streamkern as sk
+from streamkern.basics.errors import ConfigError, DataError
+from tests import reference as ref
+
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((900, 3))
+Y = np.sin(X[:, 0]) + X[:, 1] * X[:, 2]
+LABELS = np.where(Y > 0, "up", "down")
+
+
+def regressor(**given: Any) -> sk.KernelRegressor:
+    usual = {"kernel": "gaussian", "bandwidth": 2.0, "metric": "none", "random_state": 0}
+    return sk.KernelRegressor(**usual | given).fit(X[:400], Y[:400])
+
+
+def test_the_weights_are_those_of_least_squares() -> None:
+    model = regressor(scale="none", ridge=1e-6, precision="float64")
+    rows = X[400:]
+    small = sk.compress(model, rows, n_centers=40)
+    fitting = np.arange(len(rows)) % 4 > 0
+    K = ref.gaussian(rows, small.centers_, 2.0)
+    f = model.predict(rows)
+    inside = f - model.intercept_
+    w = np.linalg.lstsq(K[fitting], inside[fitting], rcond=None)[0]
+    own = np.sqrt(((K[~fitting] @ w - inside[~fitting]) ** 2).mean()) / f.std()
+    found = small.report_["compressed"]
+    assert small.predict(rows) == pytest.approx(K @ w + model.intercept_, abs=2 * own * f.std())
+    assert found["difference"] == pytest.approx(own, rel=0.2)
+    held = small.predict(rows)[~fitting] - f[~fitting]
+    assert found["difference"] == pytest.approx(np.sqrt((held**2).mean()) / f.std(), rel=1e-3)
+    assert (small.n_centers_, len(small.centers_), model.n_centers_) == (40, 40, 400)
+    assert {tuple(z) for z in small.centers_} <= {tuple(z) for z in model.centers_}
+
+
+@pytest.mark.parametrize("tolerance", [0.1, 0.01])
+def test_the_fewest_centers_within_the_tolerance_are_kept(tolerance: float) -> None:
+    model = regressor()
+    small = sk.compress(model, X[400:], tolerance=tolerance)
+    found = small.report_["compressed"]
+    assert found["difference"] <= tolerance
+    assert found["n_centers"] == 400
+    fewer = [n for n, error in found["curve"] if n < small.n_centers_]
+    assert all(dict(map(tuple, found["curve"]))[n] > tolerance for n in fewer)
+    assert small.n_centers_ - max(fewer) <= max(1, small.n_centers_ // 20)
+
+
+def test_a_store_gives_what_its_rows_give(tmp_path: Path) -> None:
+    model = regressor()
+    sk.ingest_store(X[400:], tmp_path / "rows", y=Y[400:], shuffle=False)
+    one, other = (sk.compress(model, rows, n_centers=30) for rows in (X[400:], tmp_path / "rows"))
+    assert one.predict(X) == pytest.approx(other.predict(X), abs=1e-5)
+
+
+def test_a_classifier_keeps_its_probabilities_and_is_saved(tmp_path: Path) -> None:
+    usual: dict[str, Any] = {"kernel": "laplace", "metric": "none", "random_state": 0}
+    model = sk.KernelClassifier(calibrate=True, **usual).fit(X[:600], LABELS[:600])
+    small = sk.compress(model, X[600:], n_centers=100)
+    assert np.abs(small.predict_proba(X) - model.predict_proba(X)).mean() < 0.1
+    small.save(tmp_path / "small")
+    again = sk.load(tmp_path / "small")
+    assert np.array_equal(again.predict_proba(X), small.predict_proba(X))
+    assert again.n_centers_ == 100
+    assert small.score(X, LABELS) > model.score(X, LABELS) - 0.05
+
+
+def test_models_of_sparse_rows_and_of_tables_with_a_log_scale_are_compressed() -> None:
+    long = sp.csr_array((600, 9000), dtype=np.float32).tolil()
+    long[:, 7::3000] = X[:600]
+    rows = sp.csr_array(long)
+    model = sk.KernelRegressor(random_state=0, kernel="gaussian").fit(rows[:300], Y[:300])
+    small = sk.compress(model, rows[300:], n_centers=60)
+    assert sp.issparse(small.centers_)
+    assert np.corrcoef(small.predict(rows), model.predict(rows))[0, 1] > 0.99
+    grown = sk.KernelRegressor(random_state=0, target_transform="log", kernel="gaussian")
+    grown.fit(X[:400], np.exp(Y[:400]))
+    less = sk.compress(grown, X[400:], n_centers=100)
+    assert np.corrcoef(less.predict(X), grown.predict(X))[0, 1] > 0.99
+
+
+def test_what_can_not_be_is_refused() -> None:
+    model = regressor()
+    for wrong, words in (
+        ({"n_centers": 10, "tolerance": 0.1}, "give one of them"),
+        ({"n_centers": 400}, "give fewer"),
+        ({"tolerance": 2.0}, "between 0 and 1"),
+        ({"tolerance": 1e-9}, "raise it"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            sk.compress(model, X[400:], **wrong)
+    with pytest.raises(DataError, match="twice as many rows"):
+        sk.compress(model, X[400:450], n_centers=100)
+    with pytest.raises(DataError, match="give more rows"):
+        sk.compress(model, np.tile(X[:1], (50, 1)), n_centers=10)
