@@ -83,6 +83,7 @@ ADDED: Final[Mapping[str, Any]] = MappingProxyType({
     "run.calibrate": False, "solver.posterior": False, "model.loss": SQUARES,
     "model.effort": "default", "model.target_transform": "auto", "solver.projection_epochs": 1,
     "solver.projection_nystrom": "auto", "solver.projection_level": "auto",
+    "solver.projection_batch": "auto",
 })  # fmt: skip
 """Settings that came after 0.1.0 -> the value with which a run is that of a version without them.
 
