@@ -42,7 +42,7 @@ def curves(axes: Axes, results: Results, name: str, x_name: str) -> None:
         bars = [float(np.std(by_place[k], ddof=1)) if len(by_place[k]) > 1 else 0.0 for k in x]
         if label.startswith("("):
             shade, stroke = next(looks)
-            axes.plot(x, mean, stroke, lw=1.2, color=shade, label=label)
+            axes.plot(x, mean, stroke, lw=1.2, color=shade, label=label, zorder=3)
         else:
             axes.errorbar(x, mean, bars, fmt="o-", ms=4, capsize=2, label=label)
     logarithmic(axes, [v for c in by_label.values() for v in c], spread(by_label))
