@@ -22,6 +22,8 @@ import streamkern as sk
 from experiments.results import Array
 
 DIGITS, MIN_ROWS, TEST_ROWS = "digits", 200, 10_000
+MEASURED = ("test error, %", "test mean squared error")
+"""What a run is judged by, for classes and for values."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ class Data:
     @property
     def measured(self) -> str:
         """The figure that a run is judged by."""
-        return "test error, %" if self.classes is not None else "test mean squared error"
+        return MEASURED[self.classes is None]
 
     def checksum(self) -> int:
         """Return a checksum of all rows and targets."""

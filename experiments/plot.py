@@ -1,10 +1,11 @@
 """The picture of an experiment: one panel for each figure, curves with bars over the repetitions.
 
-A label in brackets is a reference: dashed, without bars.
+A label in brackets is a reference: black or grey, dashed or dotted, without bars.
 """
 
 from __future__ import annotations
 
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import numpy as np
 from experiments.results import Experiment, Results
 
 Axes = Any
+REFERENCES = (("0", "--"), ("0.4", ":"), ("0.6", "-."), ("0.4", "--"), ("0.6", ":"), ("0", "-."))
+"""Shades and strokes of the references of a figure, in their order."""
 
 
 def picture(experiment: Experiment, results: Results, title: str, path: Path) -> None:
@@ -32,24 +35,20 @@ def picture(experiment: Experiment, results: Results, title: str, path: Path) ->
 
 def curves(axes: Axes, results: Results, name: str, x_name: str) -> None:
     """Draw the curves of one figure; logarithmic where all numbers are positive."""
-    by_label = results.values[name]
+    by_label, looks = results.values[name], cycle(REFERENCES)
     for label, by_place in by_label.items():
         x = sorted(by_place)
         mean = [float(np.mean(by_place[k])) for k in x]
         bars = [float(np.std(by_place[k], ddof=1)) if len(by_place[k]) > 1 else 0.0 for k in x]
         if label.startswith("("):
-            axes.plot(x, mean, "--", lw=1, color=reference_colour(axes), label=label)
+            shade, stroke = next(looks)
+            axes.plot(x, mean, stroke, lw=1.2, color=shade, label=label, zorder=3)
         else:
             axes.errorbar(x, mean, bars, fmt="o-", ms=4, capsize=2, label=label)
     logarithmic(axes, [v for c in by_label.values() for v in c], spread(by_label))
     axes.set(xlabel=x_name, ylabel=name)
     axes.grid(color="0.9")
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8)
-
-
-def reference_colour(axes: Axes) -> Any:
-    """Return the colour of the curve that a reference follows."""
-    return axes.lines[-1].get_color() if axes.lines else "0.4"
 
 
 def spread(by_label: dict[str, dict[float, list[float]]]) -> list[float]:

@@ -161,6 +161,7 @@ class Experiment:
     make : makes these data, where they are not the digits.
     options : adds options of its own to the command.
     draw : draws the picture, where curves are not enough.
+    full_run : returns the plan of the paper's own run, on this machine, as text.
     """
 
     source: str
@@ -176,6 +177,7 @@ class Experiment:
     make: Callable[[argparse.Namespace], Data] | None = None
     options: Callable[[argparse.ArgumentParser], Any] = lambda parser: None
     draw: Callable[[Results, str, Figure], None] | None = None
+    full_run: Callable[[argparse.Namespace], str] | None = None
     x_of: Mapping[str, str] = field(default_factory=dict)
 
     def axis(self, figure: str) -> str:

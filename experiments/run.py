@@ -154,6 +154,7 @@ def report(
 ) -> None:
     """Print and write the tables, the picture and the verdict."""
     path, verdict = options.folder / f"{name}.json", experiment.judge(results)
+    full_run = "" if experiment.full_run is None else experiment.full_run(options)
     line = verdict.line(experiment.claim)
     if options.repetitions == 1 and "clear" in verdict.criterion:
         line += " With one repetition every difference counts as clear."
@@ -165,6 +166,7 @@ def report(
         "seconds": round(results.seconds, 1),
         "verdict": {**vars(verdict), "line": line},
         "published": experiment.published.splitlines(),
+        "full run": full_run.splitlines(),
     }
     path.write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     where = described(experiment, data)
@@ -174,6 +176,8 @@ def report(
         print(text_table(rows, columns(rows)))
     if experiment.published:
         print(f"\npublished:\n{experiment.published}")
+    if full_run:
+        print(f"\n{full_run}")
     took = duration(results.seconds)
     print(f"\n{line}\n{path}, {path.with_suffix('.png')}; measured in {took}")
 

@@ -78,6 +78,13 @@ METHODS: dict[str, dict[str, Any]] = {
         "solver.period": 4,
         "solver.projection": "inexact",
     },
+    "eigenpro3, inexact": {
+        "solver.name": "eigenpro3",
+        "solver.n_nystrom": 80,
+        "solver.projection": "inexact",
+        "solver.projection_epochs": 2,
+        "solver.projection_batch": 7,
+    },
     "direct": {"solver.name": "direct", "solver.ridge": 0.0},
     "direct, log loss": {
         "solver.name": "direct",

@@ -99,6 +99,7 @@ SOLVER: Final = {
     "projection_epochs": "passes over the centers in a projection",
     "projection_nystrom": "centers of the sample of the projection's preconditioner",
     "projection_level": "directions that the projection's preconditioner damps",
+    "projection_batch": "centers in a step of the projection",
     "leverage": "the largest influence that a row can have on a step, which bounds the step size",
     "lambda_1": "the top eigenvalue, after preconditioning, which bounds the step size",
     "mu": "the damping of the preconditioner",

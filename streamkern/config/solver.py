@@ -25,7 +25,7 @@ from streamkern.config.rules import (
 )
 
 _STEPS, _LOW_RANK = ("average", "step_scale"), ("n_nystrom", "level")
-_INNER = ("projection_epochs", "projection_nystrom", "projection_level")
+_INNER = ("projection_epochs", "projection_nystrom", "projection_level", "projection_batch")
 _PROJECTED = ("projection", *_INNER)
 SOLVER_OPTIONS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
@@ -44,6 +44,7 @@ KERNEL_ONLY: Final = ("eigenpro2", "eigenpro3", "eigenpro4", "falkon")
 """Solvers that do not train random features."""
 SIZE_OPTIONS: Final = (
     "block_size", "n_nystrom", "level", "projection_nystrom", "projection_level",
+    "projection_batch",
 )  # fmt: skip
 """Settings that have no meaning for a run of another size."""
 SOLVERS = ("auto", *SOLVER_OPTIONS)
@@ -109,6 +110,8 @@ class SolverConfig(Table):
         made; "auto": 2000, or all if there are fewer.
     projection_level : directions that the inner EigenPro's preconditioner damps; "auto": a tenth of
         the sample.
+    projection_batch : centers in a step of the inner EigenPro; "auto": its critical batch, and at
+        most the batch of the steps. With more than the critical batch a pass learns less.
     average : whether the model has the running average of the weights, or the last ones.
     damping : damping of the preconditioner; "auto": by the noise of the targets. For "block" it is
         mu over the top eigenvalue of the first block's covariance, for "eigenpro1" the factor tau
@@ -133,6 +136,7 @@ class SolverConfig(Table):
     projection_epochs: Count = 1
     projection_nystrom: AutoCount = "auto"
     projection_level: AutoCount = "auto"
+    projection_batch: AutoCount = "auto"
     average: Flag = True
     damping: AutoPositive = "auto"
     step_scale: Fraction = 1.0

@@ -53,6 +53,7 @@ class ProjectedSizes(LowRankSizes):
     projection : kind of projection, see `projection`.
     projection_epochs, projection_nystrom, projection_level : passes over the centers, sample and
         damped directions, of an iterative projection; level 0: a tenth of the sample.
+    projection_batch : centers in one of its steps; 0: the critical batch, at most `batch_size`.
 
     Batch and period are upper bounds until setup has measured the critical batch.
     """
@@ -62,6 +63,11 @@ class ProjectedSizes(LowRankSizes):
     projection_epochs: int = 1
     projection_nystrom: int = INNER_NYSTROM
     projection_level: int = 0
+    projection_batch: int = 0
+
+    def inner_batch(self, p: int) -> int:
+        """Return the centers in a step of an iterative projection onto p centers, at most."""
+        return self.projection_batch or min(self.batch_size, p)
 
 
 class EigenPro3(LowRank[ProjectedSizes]):
@@ -86,6 +92,10 @@ class EigenPro3(LowRank[ProjectedSizes]):
             "solver.projection_level", set_value(options.projection_level), 1, inner - 1,
             "the centers of its sample less one, ",
         )  # fmt: skip
+        check_between(
+            "solver.projection_batch", set_value(options.projection_batch), 1, problem.p,
+            "n_centers=",
+        )  # fmt: skip
 
     def _period(self, problem: ProblemShape, options: SolverConfig, m: int) -> int:
         return 1
@@ -99,6 +109,7 @@ class EigenPro3(LowRank[ProjectedSizes]):
             "projection_epochs": options.projection_epochs,
             "projection_nystrom": set_value(options.projection_nystrom) or INNER_NYSTROM,
             "projection_level": set_value(options.projection_level) or 0,
+            "projection_batch": set_value(options.projection_batch) or 0,
         }
         return [
             sizes
@@ -138,7 +149,8 @@ class EigenPro3(LowRank[ProjectedSizes]):
         m, s, h, p = sizes.batch_size, sizes.n_sample, sizes.n_probe, problem.p
         factor = p * p if sizes.projection == "exact" else 0
         saved = s * (problem.d + sizes.level) + factor
-        return MemoryNeeds(False, max(m, h, s, problem.of_column(p)), problem.c, setup=saved)
+        largest = max(m, h, s, problem.of_column(p), sizes.projection_batch)
+        return MemoryNeeds(False, largest, problem.c, setup=saved)
 
     def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: ProjectedSizes) -> None:
         """Add the buffers of the sample, the projection and the temporary centers."""
@@ -163,6 +175,8 @@ class EigenPro3(LowRank[ProjectedSizes]):
             copies = "host" if problem.staging else "train"
             add(copies, "temporary centers, a copy for a checkpoint", rows, kept)
         add("train", "values at the centers", 3 * held, c, itemsize=item)
+        if sizes.projection_batch and not shared:
+            add("train", "batch of the projection", sizes.projection_batch, c, itemsize=item)
         if shared:
             _count_shared(buffers, problem, sizes, rows)
 
@@ -243,11 +257,12 @@ def _count_shared(
     if sizes.projection == "resident":
         evaluated = problem.of_row(p) + problem.ranks // columns
         add("train", "a part of K(Z, Z)", evaluated, held, itemsize=item)
-    travelling = min(p, max(BROADCAST_CENTERS, m))
+    batch = sizes.inner_batch(p)
+    travelling = min(p, max(BROADCAST_CENTERS, batch))
     add("train", "centers on their way", travelling, problem.point)
-    add("train", "K(batch, sample) of the projection", problem.of_row(m), min(inner, held),
+    add("train", "K(batch, sample) of the projection", problem.of_row(batch), min(inner, held),
         itemsize=item)  # fmt: skip
-    add("train", "batch of the projection", 2 * m + inner, c, itemsize=item)
+    add("train", "batch of the projection", 2 * batch + inner, c, itemsize=item)
 
 
 def _centers_of_projection(work: Work[ProjectedSizes], Z: Centers) -> Points:
@@ -271,6 +286,8 @@ def _compute_projection(
         seed=work.seed,
     )  # fmt: skip
     arrays = {"projection.E": P.E, "projection.D": P.D}
+    # Every batch has a safe step: one that is set is taken, also above the critical batch.
+    batch = sizes.projection_batch or batch
     return arrays, {"projection_rule": asdict(P.rule), "projection_batch": batch}
 
 

@@ -130,6 +130,7 @@ SOLVERS = [
     projection_epochs = 3
     projection_nystrom = 400
     projection_level = 40
+    projection_batch = 30
     average = false
     step_scale = 0.5
     warm_start = "runs/b"
@@ -289,8 +290,9 @@ TRIED: dict[str, dict[str, Any]] = {
     "solver": {
         "name": "block", "block_size": 10, "ridge": 0.5, "n_nystrom": "auto", "level": "auto",
         "period": "auto", "projection": "auto", "projection_epochs": 1,
-        "projection_nystrom": "auto", "projection_level": "auto", "average": False, "damping": 0.5,
-        "step_scale": 0.5, "tolerance": None, "posterior": False, "warm_start": "runs/w",
+        "projection_nystrom": "auto", "projection_level": "auto", "projection_batch": "auto",
+        "average": False, "damping": 0.5, "step_scale": 0.5, "tolerance": None,
+        "posterior": False, "warm_start": "runs/w",
     },
     "run": {
         "run_dir": "runs/a", "precision": "exact", "device": "cpu", "accelerator": "none",
@@ -500,6 +502,10 @@ def test_a_bad_transform_is_named_by_its_place(transform: object, said: str) -> 
         (
             {"solver": {"name": "eigenpro4", "projection": "exact", "projection_level": 2}},
             "projection_level=2 is not .* give solver.projection='resident' or",
+        ),
+        (
+            {"solver": {"name": "eigenpro3", "projection": "exact", "projection_batch": 8}},
+            "projection_batch=8 is not defined for solver.projection='exact'",
         ),
     ],
 )

@@ -59,6 +59,12 @@ def test_tiny_eigenvalues_are_learned_in_proportion() -> None:
     )
 
 
+def test_a_loss_that_falls_as_a_root_is_not_roughly_inverse() -> None:
+    losses = [t**-0.5 for t in ep1_gradient_descent.ITERATIONS]
+    np.testing.assert_allclose(ep1_gradient_descent.exponents(losses), -0.5, rtol=1e-9)
+    assert abs(-0.5 + 1) > ep1_gradient_descent.ROUGHLY
+
+
 def test_the_verdict_of_gradient_descent_is_by_the_least_test_loss() -> None:
     names = ep1_gradient_descent
 
@@ -73,6 +79,8 @@ def test_the_verdict_of_gradient_descent_is_by_the_least_test_loss() -> None:
         ]  # fmt: skip
         return results(rows)
 
+    # Losses of 1 / t are the paper's "roughly inverse", which is said and does not decide.
+    assert "roughly inverse to the iterations is seen" in names.judge(made(10_240)).numbers
     assert names.judge(made(10_240)).seen
     assert names.judge(made(81_920)).seen
     assert not names.judge(made(1280)).seen

@@ -7,13 +7,22 @@ repeated here.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from experiments import ep3_algorithm1, ep3_fig1, ep3_fig5, ep3_projection
+import streamkern as sk
+from experiments import (
+    ep3_algorithm1,
+    ep3_fig1,
+    ep3_fig5,
+    ep3_fig6,
+    ep3_projection,
+    ep3_table1,
+)
 from experiments.exact import laplace
 from experiments.results import Array, Measurement, Results
 
@@ -211,11 +220,85 @@ def test_one_pass_has_to_do_as_well_as_many_and_as_the_exact_projection() -> Non
             ep3_projection.EXACT: {1: [3.0, 3.1]},
         }
         seconds: Curves = {"q = s/10": {1: [1.0, 1.0], 8: [slowest, slowest]}}
-        return ep3_projection.judge(made(curves, {ep3_projection.SECONDS: seconds})).seen
+        names = ep3_projection
+        by_batch: Curves = {names.ONE_PASS: {5: one, 20: one}}
+        more = {names.BY_BATCH.format(ERROR): by_batch, names.BATCH_SECONDS: by_batch}
+        return names.judge(made(curves, {names.SECONDS: seconds, **more})).seen
 
     assert judged([3.0, 3.1])
     assert not judged([4.0, 4.1])
     assert not judged([3.0, 3.1], slowest=0.9)
+
+
+def costs_by(powers: Mapping[tuple[str, str, str], float]) -> Results:
+    """Return results of Table 1 that follow its laws, or other powers: figure, method, growing."""
+    names, found = ep3_table1, Results()
+    laws = {**names.LAWS, **powers}
+    for label in names.SOLVERS:
+        for grows, sizes in names.GROWING.items():
+            for figure in (names.EACH, names.BEFORE, names.MEMORY, *names.IN_SECONDS.values()):
+                for x in sizes:
+                    value = float(x) ** laws.get((figure, label, grows), 0.0)
+                    if (figure, label) == (names.BEFORE, names.EXACT):
+                        value = 1 + float(x) ** laws.get((names.FACTOR, label, grows), 0.0)
+                    found.add(Measurement(figure, f"{label}, {grows} grows", x, value))
+    return found
+
+
+def test_costs_are_judged_by_every_law_of_the_table() -> None:
+    names = ep3_table1
+    assert names.judge(costs_by({})).seen
+    for law, power in names.LAWS.items():
+        verdict = names.judge(costs_by({law: power + 0.7}))
+        assert not verdict.seen
+        figure, label, grows = law
+        assert f"{label}, {figure} in {grows}: {power + 0.7:.2f}" in verdict.numbers
+
+
+def test_memory_of_a_method_is_without_process_and_reading() -> None:
+    buffers = [
+        ("always", "interpreter, stacks, allocator", 64), ("always", "compiler", 144),
+        ("always", "K(Z, Z)", 5), ("setup", "units being read", 9), ("setup", "factors", 7),
+        ("train", "loader", 20), ("train", "K(X, Z)", 3), ("host", "a copy", 50),
+    ]  # fmt: skip
+    memory = {
+        "phases": {"setup": 0, "train": 0},
+        "buffers": [dict(zip(("phase", "buffer", "bytes"), b, strict=True)) for b in buffers],
+    }
+    assert ep3_table1.method_bytes(memory) == 12
+
+
+def test_the_plan_of_the_papers_run_says_time_memory_and_storage() -> None:
+    options = argparse.Namespace(noise=0.5, device="cpu", quick=True)
+    text = ep3_fig6.full_run(options)
+    assert text.startswith("the paper's run, 1.2e+08 samples through 60000 centers")
+    assert [line.split()[0] for line in text.splitlines()[1:]] == [
+        "time", "memory", "storage", "batch"
+    ]  # fmt: skip
+    assert "not measured on cpu" in text
+    assert "44.9 MiB of images" in text
+    assert "the replicas, 87.7 GiB, are never stored" in text
+
+
+def test_a_plan_that_does_not_fit_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*arguments: Any, **options: Any) -> Any:
+        raise sk.ConfigError("too large", "give more memory")
+
+    monkeypatch.setattr(sk, "plan", refused)
+    options = argparse.Namespace(noise=0.5, device="cpu", quick=True)
+    assert "cannot be planned on this machine: too large" in ep3_fig6.full_run(options)
+
+
+def test_references_are_grey_and_told_apart() -> None:
+    plot, figure = pytest.importorskip("experiments.plot"), pytest.importorskip("matplotlib.figure")
+    curve = {1.0: [1.0], 2.0: [2.0]}
+    results = made({"a": curve, "(b)": curve, "c": curve, "(d)": curve})
+    axes = figure.Figure().subplots()
+    plot.curves(axes, results, ERROR, "x")
+    looks = {
+        k: (k.get_color(), k.get_linestyle()) for k in axes.lines if k.get_label() in ("(b)", "(d)")
+    }
+    assert list(looks.values()) == [("0", "--"), ("0.4", ":")]
 
 
 def test_algorithm_2_has_to_come_nearer_to_the_fixed_point_than_least_squares() -> None:

@@ -17,7 +17,7 @@ from experiments import lecture_precomputed as strings
 from experiments import lecture_svm as machines
 from experiments import lecture_tensorsketch as sketches
 from experiments.exact import gaussian
-from experiments.results import Array, Measurement, Results
+from experiments.results import Array, Measurement, Results, Verdict
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.standard_normal((60, 5)), RNG.standard_normal((60, 2))
@@ -82,6 +82,11 @@ def test_features_of_polynomial_kernels_are_unbiased(label: str) -> None:
 
 
 def feature_errors(slope: float, fastfood: float, orthogonal: float = 0.5) -> bool | None:
+    """Return the outcome for errors that fall by a power of D."""
+    return feature_verdict(slope, fastfood, orthogonal).seen
+
+
+def feature_verdict(slope: float, fastfood: float, orthogonal: float = 0.5) -> Verdict:
     """Return the verdict for errors that fall by a power of D."""
     names = random_features
     scale = {"independent": 1.0, "orthogonal": orthogonal, "Sobol": 1.0, "Fastfood": fastfood}
@@ -91,11 +96,13 @@ def feature_errors(slope: float, fastfood: float, orthogonal: float = 0.5) -> bo
         for label in names.WAYS
         for D in names.SIZES
     ]
-    return names.judge(results(*rows)).seen
+    return names.judge(results(*rows))
 
 
 def test_the_verdict_of_random_features_is_by_all_of_its_parts() -> None:
     assert feature_errors(-0.5, 1.2)
+    assert "20 % larger, clearly" in feature_verdict(-0.5, 1.2).numbers
+    assert "0 % larger, not clearly" in feature_verdict(-0.5, 1.0).numbers
     assert not feature_errors(-0.3, 1.2)
     assert not feature_errors(-0.5, 1.5)
     assert not feature_errors(-0.5, 1.2, orthogonal=1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from streamkern.solver.projection import (
 )
 from tests import reference as ref
 from tests.maths import both, operator, rows
-from tests.plans import PLAIN, solver_settings
+from tests.plans import PLAIN, planned, solver_settings
 from tests.rank_threads import on_threads
 
 KERNEL = ref.make_kernel("laplace", 2.0)
@@ -155,6 +156,21 @@ def test_iterative_projection_tends_to_the_exact_one_with_epochs() -> None:
     assert errors[-1] < 1e-8
 
 
+@pytest.mark.parametrize("batch", [1, 5, 24])  # two below and one above the critical batch
+def test_every_batch_tends_to_the_exact_projection(batch: int) -> None:
+    op, Z, h = operator(), rows(0, 24, 3), rows(1, 24, 2)
+    exact = np.linalg.solve(KERNEL(Z, Z), h)
+    P, critical = inner_rule(op, both(op, Z), 24, level=2, n_nystrom=24, max_batch=24)
+    assert critical == 12
+    errors = []
+    for epochs in (1, 10, 100, 1000):
+        projection = IterativeProjection(op, both(op, Z), P, batch=batch, epochs=epochs)
+        theta = projection.solve(h)
+        errors.append(float(np.abs(theta - exact).max() / np.abs(exact).max()))
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < 1e-12
+
+
 @pytest.mark.parametrize("resident", [True, False])
 def test_passes_in_one_projection_go_on_with_what_is_left(resident: bool) -> None:
     one, Z = iterative(16, resident=resident)
@@ -212,6 +228,12 @@ def test_settings_of_a_projection_reach_it_and_are_recorded_only_if_they_are_set
         assert sizes.get("projection_epochs", 1) == epochs
     assert gaps == sorted(gaps, reverse=True)
     assert gaps[-1] < 0.02 * gaps[0]
+    for batch in (1, 9, 80):  # 80 are all centers, more than a batch of the steps
+        predicted, sizes = trained(
+            projection="inexact", projection_epochs=64, projection_batch=batch
+        )
+        assert np.abs(predicted - exact_one).max() < (0.02 if batch < 80 else 0.3) * gaps[0]
+        assert sizes["projection_batch"] == batch
     assert not [name for name in trained()[1] if name.startswith("projection_")]
     _, sizes = trained(projection="resident", projection_nystrom=40, projection_level=7)
     assert (sizes["projection_nystrom"], sizes["projection_level"]) == (40, 7)
@@ -227,9 +249,11 @@ def test_settings_of_a_projection_reach_it_and_are_recorded_only_if_they_are_set
             {"projection_nystrom": 20, "projection_level": 20},
             "solver.projection_level=20 must lie between 1 and .* 19",
         ),
+        ({"projection_batch": 81}, "solver.projection_batch=81 must lie between 1 and .*80"),
+        ({"projection_batch": 0}, "projection_batch=0 must be .*auto.* at least 1"),
     ],
 )
-def test_samples_and_levels_out_of_range_are_refused(options: dict[str, int], said: str) -> None:
+def test_sizes_of_a_projection_out_of_range_are_refused(options: dict[str, int], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         trained(projection="inexact", **options)
 
@@ -241,6 +265,24 @@ def test_passes_are_counted_as_operations() -> None:
         sizes = method.candidates(PLAIN, options)[0]
         counts[epochs] = method.op_counts(PLAIN, sizes)[1].entries
     assert counts[3] - counts[2] == counts[2] - counts[1] > 0
+
+
+def test_a_batch_of_the_projection_is_counted_in_bytes() -> None:
+    """Beside what all runs hold; over ranks in place of the batch of the steps."""
+    for problem in (PLAIN, replace(PLAIN, ranks=4, center_ranks=2)):
+        lines = {}
+        for batch in ("auto", 5000):
+            options = solver_settings("eigenpro3", projection="inexact", projection_batch=batch)
+            lines[batch] = dict(line[1:] for line in planned(problem, options, 10**13)[1].lines)
+        shared = problem.ranks > 1
+        assert ("batch of the projection" in lines["auto"]) == shared
+        expected = 5000 * 10 * 4 if not shared else (2 * 5000 + 2000) * 10 * 4
+        assert lines[5000]["batch of the projection"] == expected
+        partial = "partial sums of products"
+        assert lines[5000][partial] >= lines["auto"][partial]
+        if shared:
+            assert lines[5000]["K(batch, sample) of the projection"] >= 2500 * 2000 * 4
+            assert lines[5000]["centers on their way"] >= 5000 * problem.point
 
 
 def test_build_measures_the_step_on_all_centers_if_they_are_few() -> None:

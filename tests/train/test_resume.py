@@ -349,7 +349,7 @@ def _die_in_step(run_dir: Path, method: str, at: int) -> None:
 
 def uncompiled(run_dir: Path, method: str, **overrides: Any) -> RunConfig:
     """Without compiled tiles: every process would compile them anew, for a second."""
-    return settings(run_dir, **METHODS[method], **{"run.accelerator": "none"}, **overrides)
+    return settings(run_dir, **METHODS[method] | {"run.accelerator": "none"} | overrides)
 
 
 @pytest.mark.slow
@@ -364,6 +364,47 @@ def test_killed_in_the_middle_of_passes(method: str, tmp_path: Path) -> None:
         assert latest_step(tmp_path / "run") == published
     for name in ("run", "plain"):
         finished(uncompiled(tmp_path / name, method), source=stream(method))
+    assert_same_bits(final(tmp_path / "run"), final(tmp_path / "plain"))
+
+
+def _die_in_projection(run_dir: Path, settings: dict[str, Any], at: int) -> None:
+    """A life that kills itself in the projection of step `at`, in its second pass."""
+    shorten_windows()
+    arriving = train_module.Trainer._arriving
+
+    def deadly(trainer: train_module.Trainer, batches: Iterator[Batch]) -> Iterator[Batch]:
+        for batch in arriving(trainer, batches):
+            if trainer.position.step == at:
+                trainer.checkpoints.wait()
+                projection: Any = trainer.steps.solver.projection  # type: ignore[attr-defined]
+                forward, steps = projection._forward, []
+
+                def count(*arguments: Any) -> None:
+                    steps.append(forward(*arguments))  # noqa: B023
+                    if len(steps) > len(projection.Z) // projection.batch + 2:  # noqa: B023
+                        os.kill(os.getpid(), signal.SIGKILL)
+
+                vars(projection)["_forward"] = count
+            yield batch
+
+    train_module.Trainer._arriving = deadly  # type: ignore[method-assign]
+    settings = settings | {"run.checkpoint_every": 2}
+    train(uncompiled(run_dir, INEXACT, **settings), source=stream(INEXACT))
+
+
+INEXACT = "eigenpro3, inexact"
+
+
+@pytest.mark.parametrize("batch", ["auto", 1, 7, 60])
+def test_killed_in_an_inexact_projection(batch: str | int, tmp_path: Path) -> None:
+    settings = {"solver.projection_batch": batch}
+    for at, published in ((5, 4), (11, 10)):
+        life = process(_die_in_projection, tmp_path / "run", settings, at)
+        life.join(60)
+        assert life.exitcode == -signal.SIGKILL
+        assert latest_step(tmp_path / "run") == published
+    for name in ("run", "plain"):
+        finished(uncompiled(tmp_path / name, INEXACT, **settings), source=stream(INEXACT))
     assert_same_bits(final(tmp_path / "run"), final(tmp_path / "plain"))
 
 
@@ -412,7 +453,9 @@ def test_killed_while_saving(what: str, moment: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["blocks", "eigenpro4", "direct", "falkon"])
+@pytest.mark.parametrize(
+    "method", ["blocks", "eigenpro4", "eigenpro3, inexact", "direct", "falkon"]
+)
 def test_random_kills(method: str, tmp_path: Path) -> None:
     draw = random.Random(method)
     codes = []
