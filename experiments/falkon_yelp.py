@@ -34,7 +34,7 @@ from experiments.results import (
 )
 
 RMSE, SECONDS = "test RMSE, stars", "seconds of a fit"
-FALKON, ALL_ROWS, GAUSSIAN = "FALKON, linear", "all rows, linear", "default, all rows"
+FALKON, ALL_ROWS, DEFAULT = "FALKON, linear", "all rows, linear", "defaults"
 RIDGE, PRIMAL = 1e-4, "(ridge regression, scikit-learn)"
 FEATURES, WORDS, LENGTH = 65_000_000, 30_000, 40
 TEST_SHARE = 4
@@ -88,7 +88,7 @@ def model_of(label: str, p: int, options: argparse.Namespace) -> sk.KernelRegres
         return sk.KernelRegressor("linear", solver="falkon", n_centers=p, epochs=20, **plain)
     if label == ALL_ROWS:
         return sk.KernelRegressor("linear", solver="direct", centers="all", **plain)
-    return sk.KernelRegressor(n_centers=p, device=options.device)
+    return sk.KernelRegressor(device=options.device)
 
 
 def points(data: object, options: argparse.Namespace) -> Iterator[Point]:
@@ -111,7 +111,7 @@ def points(data: object, options: argparse.Namespace) -> Iterator[Point]:
             missed = np.asarray(model.predict(A[n:])) + mean - y[n:]
             yield Measurement(RMSE, label, n, float(np.sqrt((missed**2).mean())))
 
-        for label in (FALKON, ALL_ROWS, GAUSSIAN):
+        for label in (FALKON, ALL_ROWS, DEFAULT):
             yield from measured(label, model_of(label, p, options), X)
         yield from measured(PRIMAL, ridge_regression(n), X[:, np.unique(X.indices)])
 
