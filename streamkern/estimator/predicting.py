@@ -142,7 +142,8 @@ class Predicting(Parameters):
                 op, points, weights, schema.classes, schema.row_shape, fitted.fixed, targets,
                 columns=schema.columns, target_columns=schema.target_columns,
                 encoder=schema.encoder, label_dtype=schema.label_dtype,
-                weight_column=schema.weight_column, calibration=fitted.calibration,
+                weight_column=schema.weight_column, file_form=schema.file_form,
+                calibration=fitted.calibration,
                 posterior=fitted.posterior, lacking=self._lacking,
                 loss=loss_for_figures(fitted.meta),
             )  # fmt: skip
