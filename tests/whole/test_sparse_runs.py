@@ -235,6 +235,21 @@ def test_a_store_of_sparse_rows_is_ingested_and_appended(tmp_path: Path) -> None
     assert np.array_equal(found, np.concatenate([first, first]))
 
 
+def test_no_transform_changes_gaps_and_values(tmp_path: Path) -> None:
+    X, y = rows()
+    streamkern.ingest_store(X, tmp_path / "rows", y=y)
+    noise = [{"kind": "noise", "sigma": 0.1}]
+    with pytest.raises(ConfigError, match="'GaussianNoise' needs dense rows"):
+        streamkern.augment_store(tmp_path / "rows", tmp_path / "noisy", transforms=noise)
+    for made in (
+        lambda t: streamkern.ZarrSource(tmp_path / "rows", transforms=t),
+        lambda t: ArraySource(PackedRows.of_matrix(X), y, t),
+        lambda t: streamkern.MixtureSource([source()], transforms=t),
+    ):
+        with pytest.raises(ConfigError, match="'GaussianNoise' needs dense rows"):
+            made([GaussianNoise(0.1)])
+
+
 def test_several_svmlight_files_have_the_features_of_all(tmp_path: Path) -> None:
     X, y = rows()
     wide = np.diff(X[:, 50_000:].indptr) > 0

@@ -207,9 +207,7 @@ def _check_sparse(config: RunConfig, source: BaseSource) -> None:
             "many features they have",
             f"give images a channel, {(2, k, 1)}",
         )
-    names = [transform_name(t) for t in (*host_transforms(source), *source.feed_transforms)]
     needs = {
-        mention("data.transforms"): f"the transform {names[0]!r} needs" if names else None,
         mention("model.centers", config.model.centers): (
             "k-means needs" if config.model.centers == "kmeans" else None
         ),
