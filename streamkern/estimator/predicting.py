@@ -198,7 +198,7 @@ class Predicting(Parameters):
 
     def _answer_of_block(self, X: Any, method: str) -> Any:
         """Return these predictions for a block of lazy rows, which a filter may have left empty."""
-        if not len(X):
+        if not X.shape[0]:
             return self._empty_answer(X, method, framed=self._framed_output)
         return self._answer(X, method)
 

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import dask.array as da
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -306,6 +307,17 @@ def test_what_computes_with_features_is_refused(wrong: dict[str, Any], words: st
     X, y = rows()
     with pytest.raises((ConfigError, DataError), match=words):
         KernelRegressor(random_state=0, **wrong).fit(X, y.astype(float))
+
+
+def test_lazy_rows_are_predicted_whether_their_blocks_are_sparse_or_not() -> None:
+    X, y = rows()
+    model = KernelRegressor(random_state=0, n_centers=40).fit(X, y.astype(float))
+    lazy = da.from_array(X.toarray(), chunks=(50, -1))
+    for blocks in (lazy, lazy.map_blocks(sp.csr_array)):
+        found = model.predict(blocks)
+        assert np.asarray(found) == pytest.approx(model.predict(X), rel=1e-6)
+    with pytest.raises(DataError, match="X has 100 features"):
+        model.predict(lazy[:, :100])
 
 
 def test_sparse_rows_are_centers_too() -> None:
