@@ -33,7 +33,7 @@ from streamkern.ingest.frames import is_frame
 from streamkern.ingest.numeric import numbers_of
 from streamkern.ingest.tables.encoder import column_notes
 from streamkern.predict.evaluation import with_defined_r2
-from streamkern.stream.sources.alignment import in_columns
+from streamkern.stream.sources.alignment import check_same_rows, in_columns
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import BaseSource
@@ -41,7 +41,6 @@ from streamkern.stream.sources.transforms import bind_transform, from_config
 from streamkern.train.loop.callbacks import check_callbacks
 from streamkern.train.online import Online, SavedRun
 from streamkern.train.resolve.run_inputs import RunInputs
-from streamkern.train.resolve.training_data import check_same_rows
 from streamkern.train.saved_model import load_result
 from streamkern.train.train import Result, train
 
@@ -180,7 +179,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, Saving, BaseEstimator
             else:
                 online, bound = before.online
                 scaling = list(before.scaling)
-                check_same_rows(source, schema.row_shape, "X")
+                check_same_rows(source, schema, "X has")
                 if schema.labels is None:
                     check_outputs(source, before.n_targets)
             if isinstance(online, SavedRun):

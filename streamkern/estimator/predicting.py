@@ -142,7 +142,8 @@ class Predicting(Parameters):
                 op, points, weights, schema.classes, schema.row_shape, fitted.fixed, targets,
                 columns=schema.columns, target_columns=schema.target_columns,
                 encoder=schema.encoder, label_dtype=schema.label_dtype,
-                weight_column=schema.weight_column, calibration=fitted.calibration,
+                weight_column=schema.weight_column, file_form=schema.file_form,
+                calibration=fitted.calibration,
                 posterior=fitted.posterior, lacking=self._lacking,
                 loss=loss_for_figures(fitted.meta),
             )  # fmt: skip
@@ -197,7 +198,7 @@ class Predicting(Parameters):
 
     def _answer_of_block(self, X: Any, method: str) -> Any:
         """Return these predictions for a block of lazy rows, which a filter may have left empty."""
-        if not len(X):
+        if not X.shape[0]:
             return self._empty_answer(X, method, framed=self._framed_output)
         return self._answer(X, method)
 

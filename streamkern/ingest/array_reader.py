@@ -27,7 +27,7 @@ from streamkern.ingest.columns import ReadRequest, split_columns
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.decompress import DAMAGE
 from streamkern.ingest.frames import is_frame, names_of_columns
-from streamkern.ingest.group_arrays import SparseRows, decoded_array
+from streamkern.ingest.group_arrays import SparseRows, StoredSparseRows, decoded_array
 from streamkern.ingest.numeric import is_sparse, no_rows, numbers_of, numeric, with_lengths
 from streamkern.ingest.reader import Reader, with_targets
 from streamkern.ingest.received import received, received_targets
@@ -94,7 +94,7 @@ class ArrayReader(Reader):
         self.natural_dtype, self.identity = np.dtype(X.dtype), identity
         self._X, self._y, self._w, self._where = X, y, w, where
         self._aligned, self._labels = aligned, labels
-        if is_sparse(X) or isinstance(X, SparseRows):
+        if is_sparse(X) or isinstance(X, SparseRows | StoredSparseRows):
             longest = longest_row(X.indptr, X.shape[1]) if is_sparse(X) else X.longest
             self.sparse_shape = int(X.shape[1]), longest
         self._order = None if order is None else np.array(order)

@@ -130,7 +130,7 @@ class FeatureConverter:
             if dtype is None
             else layout.wanted_dtype(dtype)
         )
-        layout.check_row_layout(self.row_shape, self.dtype, f"X of {first.where}")
+        layout.check_row_layout(self.row_shape, self.dtype, f"X of {first.where}", sparse=packed)
         if packed and self.dtype not in (np.float32, np.float64):
             raise DataError(
                 f"X of {first.where} is sparse, and {self.dtype} does not hold feature numbers",

@@ -21,10 +21,30 @@ from streamkern.basics.text import size_text, some
 from streamkern.basics.warning import warn
 from streamkern.store.conventions import CSR_MEMBERS, is_group
 from streamkern.store.packing import Unpacked, mask_to_nan, native, packing_of
-from streamkern.store.sparse_rows import longest_row
+from streamkern.store.sparse_rows import as_csr, longest_row
 
 Get = Callable[[str], Any]
 """Function that returns a member of the group by name, checked like an array of the file."""
+
+
+class StoredSparseRows:
+    """The packed sparse rows X (n, 2, k) of a store of streamkern's, as rows (n, n_features)."""
+
+    chunks = shards = None
+    ndim = 2
+
+    def __init__(self, X: Any, n_features: int) -> None:
+        self._X, self.dtype = X, np.dtype(X.dtype)
+        self.shape, self.longest = (int(X.shape[0]), n_features), int(X.shape[2])
+
+    def __getitem__(self, rows: slice) -> NDArray[Any]:
+        start, stop, _ = rows.indices(self.shape[0])
+        dense: NDArray[Any] = self.csr(start, max(start, stop)).toarray()
+        return dense
+
+    def csr(self, start: int, stop: int) -> Any:
+        """Return rows `start` to `stop` as a CSR array of SciPy's."""
+        return as_csr(self._X[start:stop], self.shape[1])
 
 
 class SparseRows:

@@ -216,7 +216,7 @@ def read_alike(readers: Sequence[FileReader], n_features: int | None) -> None:
     highest = max(file.highest for _, file in files)
     for reader, file in files:
         file.count_from(base, n_features or max(1, highest + 1 - base))
-        reader.file_form = file.file_form
+        reader.file_form, reader.sparse_shape = file.file_form, file.sparse_shape
 
 
 def _lines(file: Any) -> Iterator[list[bytes]]:

@@ -22,12 +22,13 @@ from streamkern.ingest.array_reader import (
     warn_of_weights,
 )
 from streamkern.ingest.columns import ReadRequest, as_list, split_columns
-from streamkern.ingest.group_arrays import decoded_array
+from streamkern.ingest.group_arrays import StoredSparseRows, decoded_array
 from streamkern.ingest.input_files import FileOpener, Url
 from streamkern.store.class_labels import labels_of
 from streamkern.store.conventions import no_member
 from streamkern.store.layout import StoreSpec
 from streamkern.store.packing import refuse_packed
+from streamkern.store.sparse_rows import sparse_features
 from streamkern.store.store import open_store
 from streamkern.store.zarr_json import lost_mark, store_mark
 
@@ -69,11 +70,15 @@ def open_zarr(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader
             names.append("w")  # weights of streamkern stores are kept
         arrays = [read(i, name) for i, name in enumerate(names)]
         identity["fingerprint"] = opened.spec.fingerprint
+    aligned = int((arrays[0].shards or arrays[0].chunks or (1,))[0])
+    features = None if opened is None else sparse_features(opened.spec.file_form)
+    if features is not None and names[0] == "X":
+        arrays[0] = StoredSparseRows(arrays[0], features)
     return ArrayReader(
         arrays,
         where,
         identity,
-        aligned=int((arrays[0].shards or arrays[0].chunks or (1,))[0]),
+        aligned=aligned,
         labels=_labels_of(opened.spec) if opened is not None and own_targets else None,
         columns=columns,
         target_columns=target_columns,

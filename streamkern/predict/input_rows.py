@@ -67,6 +67,7 @@ class FileRows:
         self._targets = None
         self.row_shape, self.n_rows = self._features.row_shape, reader.n_rows
         self.columns, self.files, self.encoder = reader.columns, reader.files, reader.encoder
+        self.file_form = reader.file_form
         self.classes: tuple[str, ...] | None = None
         self.n_outputs = 0
         self.target_columns: tuple[str, ...] | None = None

@@ -153,9 +153,14 @@ class StoreSpec:
         return self.fingerprint.startswith(("meta:", "icechunk:"))
 
 
-def check_row_layout(row_shape: Sequence[int], dtype: np.dtype[Any], name: str = "X") -> None:
-    """Raise DataError for a row shape or dtype that a store cannot hold."""
-    if not (len(row_shape) in (1, 3) or is_packed(row_shape)) or min(row_shape) < 1:
+def check_row_layout(
+    row_shape: Sequence[int], dtype: np.dtype[Any], name: str = "X", *, sparse: bool = False
+) -> None:
+    """Raise DataError for a row shape or dtype that a store cannot hold.
+
+    sparse : whether rows of shape (2, k) are packed sparse rows, which the shape alone does not say
+    """
+    if not (len(row_shape) in (1, 3) or (sparse and is_packed(row_shape))) or min(row_shape) < 1:
         raise DataError(
             f"{name} has rows of shape {tuple(row_shape)}",
             "a store holds (n, d) or (n, height, width, channels) with every dimension at least 1",

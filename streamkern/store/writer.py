@@ -34,6 +34,7 @@ from streamkern.store import layout
 from streamkern.store.chunk_output import ChunkOutput, Journal, create_array
 from streamkern.store.layout import StoreSpec, id_dtype
 from streamkern.store.sample_weights import DTYPE
+from streamkern.store.sparse_rows import sparse_features
 from streamkern.store.statistics import RunningStatistics, Statistics
 from streamkern.store.zarr_json import sealed_mark
 
@@ -251,7 +252,8 @@ def _new_spec(
 ) -> StoreSpec:
     """Return the spec of a new store; raise ConfigError or DataError for an impossible one."""
     dtype = np.dtype(x_dtype).newbyteorder("=")
-    layout.check_row_layout(row_shape, dtype)
+    sparse = sparse_features(details.get("file_form")) is not None
+    layout.check_row_layout(row_shape, dtype, sparse=sparse)
     if classes is not None and len(classes) != n_outputs:
         raise ConfigError(f"{len(classes)} classes, n_outputs={n_outputs}", "give one for each")
     if n_outputs < 1 or n_rows < 1:

@@ -37,13 +37,21 @@ def rows_of(X: Any, y: Any, **given: Any) -> Callable[[], None]:
 
 
 def of_sparse() -> list[Remedy]:
-    """Dense rows given to a model of sparse ones."""
+    """Rows given to a model of others."""
 
     def predicted(rows: Any) -> Callable[[], Any]:
         model = regressor()
         return lambda: (ingested(rows, y=Y), model.fit(long_rows(), Y).predict("made.zarr"))
 
-    return [Remedy("give both as sparse rows", predicted(X), predicted(long_rows()))]
+    def scored(rows: Any) -> Callable[[], Any]:
+        return lambda: (ingested(rows, y=Y), regressor().fit(X, Y).score("made.zarr"))
+
+    return [
+        Remedy("give both as sparse rows", predicted(X), predicted(long_rows())),
+        Remedy("or both as dense ones", scored(long_rows()), scored(X)),
+        Remedy("trained on 9,000; use data with the same features",
+               predicted(long_rows(d=8000)), predicted(long_rows())),
+    ]  # fmt: skip
 
 
 def of_arrays() -> list[Remedy]:

@@ -24,7 +24,6 @@ from tests.remedies import (
     Y,
     classifier,
     command,
-    ingested,
     long_rows,
     regressor,
 )
@@ -326,15 +325,20 @@ def of_sparse() -> list[Remedy]:
     def fit(rows: Any = None, **given: Any) -> Do:
         return lambda: regressor(**given).fit(long_rows() if rows is None else rows, Y)
 
-    def scored(rows: Any) -> Do:
-        return lambda: (ingested(rows, y=Y), regressor().fit(X, Y).score("made.zarr"))
+    def images(*shape: int) -> Do:
+        rows = np.repeat(X, 2, axis=1).reshape(N, *shape)
+        source = sk.GeneratorSource(
+            lambda seed, epoch, i, j: (rows[i:j], Y[i:j, None]),
+            n_rows=N, row_shape=shape, dtype=np.float64, n_outputs=1, name="images",
+        )  # fmt: skip
+        return lambda: regressor().fit(source)
 
     return [
         Remedy("leave metric out", fit(metric=np.ones(4)), fit()),
         Remedy("leave centers='kmeans' out", fit(centers="kmeans"), fit()),
         Remedy("leave it out, and scale the features before", fit(scale="feature"),
                fit(long_rows() * 0.5)),
-        Remedy("or both as dense ones", scored(long_rows()), scored(X)),
+        Remedy(r"give images a channel, \(2, 3, 1\)", images(2, 3), images(2, 3, 1)),
     ]  # fmt: skip
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 import streamkern as sk
-from tests.remedies import RNG, N, Remedy, X, Y, regressor
+from tests.remedies import RNG, N, Remedy, X, Y, ingested, long_rows, regressor
 
 COVERED = (
     "stream/sources/random_transforms.py", "stream/sources/transforms.py",
-    "stream/sources/patch_features.py",
+    "stream/sources/patch_features.py", "train/resolve/draw_patches.py",
 )  # fmt: skip
 
 
@@ -47,6 +47,13 @@ def remedies() -> list[Remedy]:
     def failing(X: Any, y: Any, rng: Any) -> Any:
         return X + None, y
 
+    def of_words(*transforms: Any) -> Callable[[], Any]:
+        def made() -> Any:
+            ingested(long_rows(), y=Y)
+            return sk.AugmentedSource(sk.ZarrSource("made.zarr"), 2, transforms)
+
+        return made
+
     plain, noise, rounded = augmented(), sk.GaussianNoise(1.0), sk.GaussianNoise(1.0, round=True)
     cases = [
         ("use one of scale, noise", made(kind="blur"), made(kind="scale")),
@@ -79,6 +86,7 @@ def remedies() -> list[Remedy]:
          augmented(rounded, noise, rows=bytes_)),
         ("failed in epoch 0.*correct it there", augmented(failing), augmented(kept)),
         ("must keep shape and dtype", augmented(shorter), plain),
+        ("needs dense rows, .*; leave data.transforms out", of_words(noise), of_words()),
         ("give mean= and scale=", generated, lambda: generated(mean=0.0, scale=1.0)),
     ]  # fmt: skip
     return [Remedy(*case) for case in cases] + of_patches()
@@ -91,6 +99,10 @@ def of_patches() -> list[Remedy]:
     def fitted(rows: Any = images, **given: Any) -> Callable[[], Any]:
         return lambda: regressor(**given).fit(rows, Y)
 
+    def refitted(n: int) -> Callable[[], Any]:
+        model = regressor(patch_features=9, warm_start=True, solver="block")
+        return lambda: model.fit(images, Y).set_params(patch_features=n).fit(images, Y)
+
     few = np.repeat(images[:1, :2, :2], N, axis=0)
     few = np.where(np.arange(N)[:, None, None, None] % 2, few, -few)
     cases = [
@@ -102,5 +114,6 @@ def of_patches() -> list[Remedy]:
          fitted(np.ones((N, 4, 4, 1)))),
         ("a sample of the rows has .*; lower patch_features",
          fitted(few, patch_features=99), fitted(few, patch_features=2)),
+        ("set them as they were there, or leave warm_start out", refitted(0), refitted(9)),
     ]  # fmt: skip
     return [Remedy(*case) for case in cases]

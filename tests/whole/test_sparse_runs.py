@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import dask.array as da
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -16,6 +18,7 @@ from sklearn.datasets import dump_svmlight_file
 import streamkern
 from streamkern import KernelClassifier, KernelRegressor
 from streamkern.basics.errors import ConfigError, DataError
+from streamkern.config.run_config import RunConfig
 from streamkern.store.sparse_rows import PackedRows, as_csr, packed
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.transforms import GaussianNoise
@@ -165,6 +168,115 @@ def test_a_store_is_appended_to_and_mixed_with_longer_rows(tmp_path: Path) -> No
     assert np.isfinite(fit.predict(tmp_path / "long")).all()
 
 
+def test_rows_of_other_features_are_refused(tmp_path: Path) -> None:
+    X, y = rows()
+    longest = np.argsort(np.diff(X.indptr))[::-1]
+    X, y = X[longest], y[longest].astype(float)  # the first block has the longest rows
+    narrow = X[:, : D - 1]
+    for name, some in (("own", X), ("other", narrow)):
+        streamkern.ingest_store(some, tmp_path / name, y=y)
+    own, other = str(tmp_path / "own"), str(tmp_path / "other")
+    run = str(tmp_path / "run")
+    model = KernelRegressor(random_state=0, n_centers=40, solver="block", run_dir=run).fit(own)
+    learned = KernelRegressor(random_state=0, n_centers=40, epochs=1).partial_fit(own)
+    again = {"data.train": other, "solver.name": "block", "model.n_centers": 40}
+    doors: list[Callable[[], Any]] = [
+        lambda: model.predict(other),
+        lambda: model.score(other),
+        lambda: streamkern.evaluate(model, other),
+        lambda: streamkern.load(run).predict(other),
+        lambda: model.predict(streamkern.ZarrSource(other)),
+        lambda: learned.partial_fit(other),
+        lambda: KernelRegressor(n_centers=40).fit(own, test=other),
+        lambda: streamkern.train_model(RunConfig().with_overrides(again), continues=run),
+        lambda: finished(
+            settings(None, **{"solver.warm_start": run}), source=streamkern.ZarrSource(other)
+        ),
+    ]
+    for door in doors:
+        with pytest.raises(ConfigError, match=r"has 59,999 features, .* 60,000"):
+            door()
+    with pytest.raises(ConfigError, match="sparse features 59999 and source 1 has 60000"):
+        streamkern.MixtureSource([streamkern.ZarrSource(own), streamkern.ZarrSource(other)])
+
+
+def test_dense_rows_of_two_parts_are_not_taken_for_sparse_ones(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).random((60, 2, 7)).astype(np.float32)
+    values = images[:, 0].sum(axis=1)
+    group = zarr.open_group(tmp_path / "foreign", mode="w")
+    for name, array in (("X", images), ("y", values)):
+        group.create_array(name, data=array)
+    with pytest.raises(DataError, match=r"rows of shape \(2, 7\)"):
+        streamkern.open_store(tmp_path / "foreign")
+    assert streamkern.ingest_store(tmp_path / "foreign", tmp_path / "own").row_shape == (2, 7, 1)
+    made = streamkern.GeneratorSource(
+        lambda seed, epoch, i, j: (images[i:j], values[i:j, None]),
+        n_rows=60, row_shape=(2, 7), dtype=np.float32, n_outputs=1, name="images",
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="give images a channel"):
+        KernelRegressor(random_state=0).fit(made)
+    model = KernelRegressor(random_state=0).fit(images.reshape(60, -1), values)
+    assert np.array_equal(model.predict(made), model.predict(images.reshape(60, -1)))
+    X, y = rows()
+    with pytest.raises(ConfigError, match="the model was trained on sparse ones"):
+        KernelRegressor(random_state=0).fit(X, y.astype(float)).predict(made)
+
+
+def test_a_store_of_sparse_rows_is_ingested_and_appended(tmp_path: Path) -> None:
+    X, y = rows()
+    streamkern.ingest_store(X, tmp_path / "first", y=y)
+    spec = streamkern.ingest_store(tmp_path / "first", tmp_path / "second")
+    assert (spec.file_form or {})["sparse"] == D
+    assert spec.n_outputs == 3
+    streamkern.append_store(tmp_path / "first", tmp_path / "second")
+    store = streamkern.open_store(tmp_path / "second")
+    numbers = np.concatenate([store.source_rows(u) for u in range(store.n_chunks)])
+    found, _ = store.read_rows(np.argsort(numbers))
+    first, _ = streamkern.open_store(tmp_path / "first").read_rows(np.arange(len(y)))
+    assert np.array_equal(found, np.concatenate([first, first]))
+
+
+def test_no_transform_changes_gaps_and_values(tmp_path: Path) -> None:
+    X, y = rows()
+    streamkern.ingest_store(X, tmp_path / "rows", y=y)
+    noise = [{"kind": "noise", "sigma": 0.1}]
+    with pytest.raises(ConfigError, match="'GaussianNoise' needs dense rows"):
+        streamkern.augment_store(tmp_path / "rows", tmp_path / "noisy", transforms=noise)
+    for made in (
+        lambda t: streamkern.ZarrSource(tmp_path / "rows", transforms=t),
+        lambda t: ArraySource(PackedRows.of_matrix(X), y, t),
+        lambda t: streamkern.MixtureSource([source()], transforms=t),
+    ):
+        with pytest.raises(ConfigError, match="'GaussianNoise' needs dense rows"):
+            made([GaussianNoise(0.1)])
+
+
+def test_several_svmlight_files_have_the_features_of_all(tmp_path: Path) -> None:
+    X, y = rows()
+    wide = np.diff(X[:, 50_000:].indptr) > 0
+    for zero_based in (True, False):
+        paths = [tmp_path / f"{k}.svm" for k in "ab"]
+        for path, part in zip(paths, (wide, ~wide), strict=True):
+            narrow = sp.csr_matrix(X[part])
+            narrow.indices, narrow.indptr = (
+                a.astype("i4") for a in (narrow.indices, narrow.indptr)
+            )
+            dump_svmlight_file(narrow, y[part], str(path), zero_based=False)
+        if zero_based:  # one file has a feature 0, so that both count from there
+            text = paths[1].read_text()
+            paths[1].write_text(f"0 0:1\n{text}")
+        out = tmp_path / f"{zero_based}"
+        spec = streamkern.ingest_store(paths, out)
+        features = int(X.indices.max()) + 1 + zero_based
+        assert (spec.file_form or {})["sparse"] == features
+        store = streamkern.open_store(out)
+        found, _ = store.read_rows(np.argsort(store.source_rows(0)))
+        found = as_csr(found, features)[:, zero_based:]
+        first = wide.sum()
+        assert (found[:first] != X[wide, : found.shape[1]]).nnz == 0
+        assert (found[first + zero_based :] != X[~wide, : found.shape[1]]).nnz == 0
+
+
 def test_blocks_of_other_lengths_are_learned_one_after_another() -> None:
     X, y = rows()
     order = np.argsort(np.diff(X.indptr))[::-1]
@@ -195,6 +307,17 @@ def test_what_computes_with_features_is_refused(wrong: dict[str, Any], words: st
     X, y = rows()
     with pytest.raises((ConfigError, DataError), match=words):
         KernelRegressor(random_state=0, **wrong).fit(X, y.astype(float))
+
+
+def test_lazy_rows_are_predicted_whether_their_blocks_are_sparse_or_not() -> None:
+    X, y = rows()
+    model = KernelRegressor(random_state=0, n_centers=40).fit(X, y.astype(float))
+    lazy = da.from_array(X.toarray(), chunks=(50, -1))
+    for blocks in (lazy, lazy.map_blocks(sp.csr_array)):
+        found = model.predict(blocks)
+        assert np.asarray(found) == pytest.approx(model.predict(X), rel=1e-6)
+    with pytest.raises(DataError, match="X has 100 features"):
+        model.predict(lazy[:, :100])
 
 
 def test_sparse_rows_are_centers_too() -> None:

@@ -17,7 +17,7 @@ from streamkern.ingest.columns import in_order
 from streamkern.ingest.tables.encoder import check_encoder
 from streamkern.store.class_labels import KnownClasses
 from streamkern.store.row_block import RowBlock
-from streamkern.store.sparse_rows import is_packed
+from streamkern.store.sparse_rows import is_packed, sparse_features
 from streamkern.store.statistics import ColumnMoments
 from streamkern.stream.sources.base import BaseSource, DerivedSource
 from streamkern.stream.sources.transforms import Moments
@@ -50,6 +50,27 @@ def check_row_shape(subject: str, shape: Sequence[int], whose: str, wanted: Sequ
     raise ConfigError(
         f"{subject} rows of shape {tuple(shape)}, {whose} {tuple(wanted)}", f"{remedy}"
     )
+
+
+def check_same_rows(
+    source: Any, like: Any, subject: str, whose: str = "the model was trained on"
+) -> None:
+    """Raise ConfigError unless the rows of `source` have the shape and features of those of `like`.
+
+    source, like : anything with the `row_shape` and `file_form` of rows
+    subject, whose : as of `check_row_shape`
+    """
+    found, known = (sparse_features(rows.file_form) for rows in (source, like))
+    if found is not None and not is_packed(like.row_shape):
+        raise ConfigError(f"{subject} sparse rows, and {whose} dense ones", f"{AS_SPARSE}")
+    shape = source.row_shape
+    if found is None and is_packed(like.row_shape):  # images of one channel may have that shape
+        shape = _full(shape)
+    check_row_shape(subject, shape, whose, like.row_shape)
+    if found != known and known is not None:
+        raise ConfigError(
+            f"{subject} {found:,} features, {whose} {known:,}", "use data with the same features"
+        )
 
 
 def _full(shape: Sequence[int]) -> tuple[int, ...]:

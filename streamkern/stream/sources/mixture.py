@@ -17,6 +17,7 @@ from streamkern.basics.values import json_digest
 from streamkern.filesystem.cache import Cache
 from streamkern.filesystem.urls import local_path
 from streamkern.store.row_block import concatenated
+from streamkern.store.sparse_rows import sparse_features
 from streamkern.store.statistics import ColumnMoments
 from streamkern.stream.sources.alignment import in_columns
 from streamkern.stream.sources.augmented import without_copies
@@ -293,6 +294,7 @@ def _kind_of_rows(source: BaseSource) -> dict[str, Any]:
     return {
         "row_shape": source.row_shape, "dtype": source.dtype, "n_outputs": source.n_outputs,
         "classes": source.classes, "y_dtype": source.y_dtype, "weighted": source.weighted,
+        "sparse features": sparse_features(source.file_form),
     }  # fmt: skip
 
 

@@ -31,6 +31,7 @@ from streamkern.basics.message import mention
 from streamkern.basics.optional import on_demand
 from streamkern.basics.randomness import AnyArray, Empty, Fills, RowRandom, RunSlices, one_by_one
 from streamkern.basics.values import to_builtin
+from streamkern.store.sparse_rows import sparse_features
 from streamkern.stream.sources.quantile_scores import QuantileScores, shape_after
 from streamkern.stream.sources.random_transforms import GaussianNoise as GaussianNoise
 from streamkern.stream.sources.random_transforms import RandomCrop as RandomCrop
@@ -268,7 +269,15 @@ def from_config(settings: Sequence[Mapping[str, Any]]) -> tuple[Transform, ...]:
 
 
 def bind_transform(transform: Transform, data: BaseData) -> Transform:
-    """Return the same transform with the numbers it takes from the data, if any."""
+    """Return the same transform with the numbers it takes from the data, if any.
+
+    Raises ConfigError for packed sparse rows, whose numbers are no features.
+    """
+    if sparse_features(getattr(data, "file_form", None)) is not None:
+        raise ConfigError(
+            f"the transform {transform_name(transform)!r} needs dense rows, and these are sparse",
+            f"leave {mention('data.transforms')} out",
+        )
     bind: Callable[[BaseData], Transform] | None = getattr(transform, "bind", None)
     return transform if bind is None else bind(data)
 

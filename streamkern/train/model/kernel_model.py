@@ -167,7 +167,7 @@ class KernelModel:
         source = in_columns(source, self.columns, "the data", names, self.encoder)
         if targets:
             source = in_classes(source, self.classes, self.label_dtype, "the data")
-        check_evaluable(source, self.row_shape, "the data")
+        check_evaluable(source, self, "the data")
         return source
 
     @_on_its_backend

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any, Final
 
+from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.config.model import ModelConfig
 from streamkern.stream.sources.augmented import AugmentedSource, without_copies
 from streamkern.stream.sources.base import BaseSource
@@ -35,18 +37,29 @@ def with_patches(
     Reads a sample of the rows if they are not known. Raises ConfigError if the rows are no images,
     or have too few different patches.
     """
-    if not model.patch_features:
-        return source, words
     found = patches_among(source.feed_transforms)  # of a fit that another one starts from
+    if not model.patch_features and found is None:
+        return source, words
+    size = patch_size(model.patch_size, source.row_shape)
+    asked = model.patch_features, size, model.patch_grid
     if found is None:
-        size = patch_size(model.patch_size, source.row_shape)
         found = known
-        asked = model.patch_features, size, model.patch_grid
-        if found is None or (found.n_filters, found.size, found.grid) != asked:
+        if found is None or _numbers(found) != asked:
             found = PatchFeatures.of_sample(_sample(source, seed), *asked, seed)
         source = AugmentedSource(source, 1, [found])
+    elif _numbers(found) != asked:
+        raise ConfigError(
+            f"{mention('model.patch_features', model.patch_features)} with patches of {size} "
+            f"pixels and {mention('model.patch_grid', model.patch_grid)}, and the fit that this "
+            f"one starts from has {found!r}",
+            f"set them as they were there, or leave {mention('warm_start')} out",
+        )
     (width,) = found.shape_after(source.row_shape)
     return source, f"{words}; {width} features by {found.n_filters} patches of {found.size} pixels"
+
+
+def _numbers(found: PatchFeatures) -> tuple[int, int, int]:
+    return found.n_filters, found.size, found.grid
 
 
 def _sample(source: BaseSource, seed: int) -> Any:

@@ -28,10 +28,9 @@ from streamkern.losses.log_link import LogLink
 from streamkern.losses.losses import SQUARES, loss_of
 from streamkern.solver.methods import find
 from streamkern.store.sample_weights import class_notes, weight_factors
-from streamkern.store.sparse_rows import is_packed
+from streamkern.store.sparse_rows import is_packed, sparse_features
 from streamkern.stream.sources.alignment import (
-    AS_SPARSE,
-    check_row_shape,
+    check_same_rows,
     in_classes,
     in_columns,
 )
@@ -201,9 +200,14 @@ def open_data(
 
 def _check_sparse(config: RunConfig, source: BaseSource) -> None:
     """Raise ConfigError for settings that compute with the features of sparse rows."""
-    names = [transform_name(t) for t in (*host_transforms(source), *source.feed_transforms)]
+    if sparse_features(source.file_form) is None:
+        k = source.row_shape[1]
+        raise ConfigError(
+            f"rows of shape {source.row_shape} look like packed sparse rows, and nothing says how "
+            "many features they have",
+            f"give images a channel, {(2, k, 1)}",
+        )
     needs = {
-        mention("data.transforms"): f"the transform {names[0]!r} needs" if names else None,
         mention("model.centers", config.model.centers): (
             "k-means needs" if config.model.centers == "kmeans" else None
         ),
@@ -297,7 +301,7 @@ def open_test(config: RunConfig, data: Data, test: Source | None = None) -> Base
         as_source(test), own.columns, "data.test", own.target_columns, own.encoder
     )
     held_out = in_classes(held_out, own.classes, own.label_dtype, "data.test")
-    check_evaluable(held_out, own.row_shape, "data.test")
+    check_evaluable(held_out, own, "data.test")
     if held_out.n_outputs != own.n_outputs or held_out.classes != own.classes:
         raise ConfigError(
             f"{mention('data.test')} has {targets(held_out.classes, held_out.n_outputs)} and "
@@ -346,21 +350,15 @@ def storage_options_for(config: RunConfig, *urls: str) -> dict[str, Any]:
     return config.data.storage_options if wanted else {}
 
 
-def check_same_rows(source: BaseSource, row_shape: tuple[int, ...], name: str) -> None:
-    """Raise unless the rows of `source` have the shape of those the model was trained on."""
-    if is_packed(source.row_shape) and not is_packed(row_shape):
-        raise ConfigError(
-            f"{name} has sparse rows, and the model was trained on dense ones", f"{AS_SPARSE}"
-        )
-    check_row_shape(f"{name} has", source.row_shape, "the model was trained on", row_shape)
+def check_evaluable(source: BaseSource, like: Any, name: str) -> None:
+    """Raise unless `source` can be evaluated: rows as those of `like`, and no augmentation of its
+    own.
 
-
-def check_evaluable(source: BaseSource, row_shape: tuple[int, ...], name: str) -> None:
-    """Raise unless `source` can be evaluated: rows of that shape, and no augmentation of its own.
+    like : as of `check_same_rows`
 
     Evaluated rows go through the fixed transforms of the model and no others.
     """
-    check_same_rows(source, row_shape, name)
+    check_same_rows(source, like, f"{name} has")
     random = [t for t in source.feed_transforms if not is_deterministic(t)]
     if random:
         raise ConfigError(

@@ -27,7 +27,7 @@ from streamkern.kernels.fourier import FourierFeatures
 from streamkern.kernels.notation import bandwidths, with_bandwidths
 from streamkern.losses.losses import SQUARES, loss_of, saved_loss
 from streamkern.losses.own import loss_name
-from streamkern.stream.sources.alignment import check_row_shape
+from streamkern.stream.sources.alignment import check_same_rows
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.transforms import Scale, Transform, is_deterministic
 from streamkern.train.restart.run_snapshot import RunSnapshot
@@ -147,10 +147,7 @@ class ParentRun(RunSnapshot):
                 f"leave {mention('model.metric')} out, for that of the weights, or leave "
                 f"warm_start out",
             )
-        check_row_shape(
-            "this run has", source.row_shape,
-            f"{self._mentioned} was trained on", self.row_shape,
-        )  # fmt: skip
+        check_same_rows(source, self, "this run has", f"{self._mentioned} was trained on")
         check_encoder(source.encoder, self.encoder, "the data of this run")
         assert self.alpha is not None
         classes = None if source.classes is None else tuple(source.classes)

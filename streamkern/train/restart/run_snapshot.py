@@ -247,6 +247,12 @@ class RunSnapshot:
         return tuple(self.setup.meta["row_shape"])
 
     @property
+    def file_form(self) -> dict[str, Any] | None:
+        """How the files of the data are read, as in `StoreSpec`."""
+        form: dict[str, Any] | None = self.setup.meta.get("file_form")
+        return form
+
+    @property
     def classes(self) -> tuple[str, ...] | None:
         """Names of the classes; None for values."""
         return _names(self.setup.meta["classes"])

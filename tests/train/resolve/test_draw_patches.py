@@ -183,6 +183,15 @@ def test_a_warm_start_and_partial_fit_keep_them(
     np.testing.assert_array_equal(again.decision_function(NEW), model.decision_function(NEW))
 
 
+@pytest.mark.parametrize("other", [{"patch_features": 7}, {"patch_features": 0}, {"patch_grid": 3}])
+def test_a_warm_start_with_other_ones_is_refused(other: dict[str, Any]) -> None:
+    model = sk.KernelClassifier(warm_start=True, solver="block", epochs=2, **SMALL).fit(X, Y)
+    with pytest.raises(ConfigError, match=r"starts from has PatchFeatures\(n_filters=6"):
+        model.set_params(**other).fit(X, Y)
+    model.set_params(warm_start=False).fit(X, Y)
+    assert model.centers_.shape[1] == {7: 56, 0: 81, 6: 108}[model.patch_features]
+
+
 def test_augmentation_comes_before_them() -> None:
     """Noise is added to pixels, and not to features."""
     seen = []
