@@ -30,7 +30,7 @@ from streamkern.estimator.mistakes import hide_traceback
 from streamkern.estimator.parameters import own_names
 from streamkern.estimator.saving import Saving
 from streamkern.ingest.frames import is_frame
-from streamkern.ingest.numeric import numbers_of
+from streamkern.ingest.numeric import is_sparse, numbers_of
 from streamkern.ingest.tables.encoder import column_notes
 from streamkern.predict.evaluation import with_defined_r2
 from streamkern.stream.sources.alignment import check_same_rows, in_columns
@@ -105,6 +105,11 @@ class KernelEstimator(CallbackSupport, FeatureImportances, Saving, BaseEstimator
         if test is not None:
             held_out, _ = self._source(*files.test_pair(test, y), like=schema)
         centers, metric = self._given_centers(), self._given_metric()
+        if is_sparse(self.centers) and self.centers.shape[1] != schema.n_features:
+            raise DataError(
+                f"centers have {self.centers.shape[1]:,} features, and X has {schema.n_features:,}",
+                "give rows with the same features",
+            )
         with own_names():
             config = self._config(self.epochs)
             # Weights are only valid in the scale they were fitted in.

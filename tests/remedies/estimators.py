@@ -22,6 +22,7 @@ from tests.remedies import (
     X,
     Y,
     classifier,
+    long_rows,
     regressor,
 )
 
@@ -463,6 +464,16 @@ def of_forms() -> list[Remedy]:
     ]  # fmt: skip
 
 
+def of_centers() -> list[Remedy]:
+    """Sparse centers of other features than the rows."""
+
+    def fit(d: int) -> Any:
+        centers = long_rows(n=9, d=d)
+        return lambda: regressor(n_centers="auto", centers=centers).fit(long_rows(), Y)
+
+    return [Remedy("give rows with the same features", fit(8000), fit(9000))]
+
+
 def of_compressed() -> list[Remedy]:
     """Mistakes in `compress`."""
     model = regressor().fit(X, Y)
@@ -486,4 +497,4 @@ def of_compressed() -> list[Remedy]:
 
 def remedies() -> list[Remedy]:
     """Return all remedies of this module."""
-    return [*of_fits(), *of_answers(), *of_rows(), *of_forms(), *of_compressed()]
+    return [*of_fits(), *of_answers(), *of_rows(), *of_forms(), *of_centers(), *of_compressed()]

@@ -90,7 +90,7 @@ def remedies() -> list[Remedy]:
         ("give the path of a file in it", exported("."), exported("f.onnx")),
         ("give the column another name", lambda: column("predictions"), lambda: column("X")),
         ("give the column a name", lambda: column(""), lambda: column("c0")),
-        ("serve it by streamkern.load", sparse_model, lambda: exported("g.onnx")()),
+        ("serve it by streamkern.load", sparse_model, lambda: exported("h.onnx")()),
         ("give fewer of them", lambda: words(11_000), lambda: words(300)),
     ]  # fmt: skip
     return [Remedy(*case) for case in cases]

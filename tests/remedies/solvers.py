@@ -161,17 +161,13 @@ def of_ranks() -> list[Remedy]:
                lambda: (trained(sgd | {"model.centers": "all"}),
                         trained({"model.n_centers": "auto"}, centers=X[:9]))),
         Remedy("give both as sparse rows, or both as dense ones",
-               lambda: with_centers().fit(X[:, [0, 1, 2, 0]], Y),
-               lambda: with_centers().fit(long_rows(), Y)),
+               lambda: trained({"model.n_centers": "auto"}, centers=long_rows(n=9)),
+               lambda: trained({"model.n_centers": "auto"}, centers=X[:9])),
         Remedy("block_size=20 must lie between 1 and n_centers=10", lambda: block_slices(10, 20),
                lambda: block_slices(10, 10)),
         Remedy("level=5 must lie between 1 and n_nystrom - 1 = 4",
                lambda: eigenpairs(5), lambda: eigenpairs(4)),
     ]  # fmt: skip
-
-
-def with_centers() -> sk.KernelRegressor:
-    return regressor(n_centers="auto", centers=long_rows(n=9))
 
 
 def eigenpairs(level: int) -> Any:

@@ -338,6 +338,9 @@ def of_sparse() -> list[Remedy]:
         Remedy("leave centers='kmeans' out", fit(centers="kmeans"), fit()),
         Remedy("leave it out, and scale the features before", fit(scale="feature"),
                fit(long_rows() * 0.5)),
+        Remedy("leave them out, or train on a few features",
+               lambda: regressor().fit(long_rows(), Y).permutation_importances(long_rows(), Y),
+               lambda: regressor().fit(X, Y).permutation_importances(X, Y)),
         Remedy(r"give images a channel, \(2, 3, 1\)", images(2, 3), images(2, 3, 1)),
     ]  # fmt: skip
 

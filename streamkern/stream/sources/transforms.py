@@ -40,8 +40,7 @@ from streamkern.stream.sources.random_transforms import RandomFlip as RandomFlip
 Transform = Callable[[AnyArray, AnyArray, RowRandom], tuple[AnyArray, AnyArray]]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 CONSTANT_FEATURE = 16 * np.finfo(np.float64).eps  # of the mean: rounding error of a constant
-SCALED_AT_ONCE = 1 << 18
-"""Number of entries that `Scale` holds in float64 at a time."""
+SCALED_AT_ONCE = 1 << 18  # entries that `Scale` holds in float64 at a time
 Moments = tuple[float | None, float | None, np.ndarray | None, np.ndarray | None]
 
 # Augmentation of rows read by the setup is drawn from an epoch that no run reaches.
@@ -184,7 +183,7 @@ class Scale:
         return scaled, Y
 
     def shape_after(self, row_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of a row after the transform, which the scores lengthen."""
+        """Return the shape of a row after the transform."""
         return row_shape if self.scores is None else (row_shape[0] + len(self.scores),)
 
     def describe(self) -> dict[str, object]:
@@ -269,16 +268,13 @@ def from_config(settings: Sequence[Mapping[str, Any]]) -> tuple[Transform, ...]:
 
 
 def bind_transform(transform: Transform, data: BaseData) -> Transform:
-    """Return the same transform with the numbers it takes from the data, if any.
-
-    Raises ConfigError for packed sparse rows, whose numbers are no features.
-    """
+    """Return the transform with numbers of the data, if it takes some. ConfigError: sparse rows."""
     if sparse_features(getattr(data, "file_form", None)) is not None:
         raise ConfigError(
             f"the transform {transform_name(transform)!r} needs dense rows, and these are sparse",
             f"leave {mention('data.transforms')} out",
         )
-    bind: Callable[[BaseData], Transform] | None = getattr(transform, "bind", None)
+    bind: Any = getattr(transform, "bind", None)
     return transform if bind is None else bind(data)
 
 

@@ -13,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.basics.array_types import Floats
-from streamkern.basics.errors import DataError
+from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.optional import on_demand
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.predict.input_rows import FileRows
 from streamkern.store.row_block import RowBlock, concatenated
+from streamkern.store.sparse_rows import sparse_features
 from streamkern.stream.sources.base import BaseSource
 from streamkern.train.model.kernel_model import KernelModel
 
@@ -73,8 +74,15 @@ def permutation_importances(
     """Return the importance of each column for the accuracy, or R2, on rows with targets.
 
     source : rows that the model was not trained on; at most `n_rows` random ones are evaluated.
-    Raises DataError if there are no rows, or if they do not match the training rows.
+    Raises DataError if there are no rows, or if they do not match the training rows, and
+    ConfigError for a model of sparse rows.
     """
+    if sparse_features(model.file_form) is not None:
+        raise ConfigError(
+            "importances shuffle the values of every feature, and the model was trained on sparse "
+            "rows",
+            "leave them out, or train on a few features as dense rows",
+        )
     rows = _random_rows(model, source, n_rows, seed)
     X = np.asarray(rows.X).reshape(len(rows.X), -1)
     groups = column_groups(model.encoder, model.columns, X.shape[1])

@@ -248,7 +248,7 @@ class RunSnapshot:
 
     @property
     def file_form(self) -> dict[str, Any] | None:
-        """How the files of the data are read, as in `StoreSpec`."""
+        """The form of the files of the data, as in `StoreSpec`."""
         form: dict[str, Any] | None = self.setup.meta.get("file_form")
         return form
 
