@@ -50,14 +50,17 @@ class Points:
         return side
 
     def __getitem__(self, rows: slice | Array) -> Points:
-        return self.each(lambda a: a[rows])
+        some = self.each(lambda a: a[rows])
+        if self.postings is None or not isinstance(rows, slice):
+            return some
+        return replace(some, postings=self.postings.part(*rows.indices(len(self))[:2]))
 
     def each(self, made: Callable[[Array], Array]) -> Points:
         """Return points whose arrays are results of `made`."""
         left, right, norms = (
             None if a is None else made(a) for a in (self.left, self.right, self.norms)
         )
-        return Points(left, right, norms)
+        return Points(left, right, norms, self.postings if right is self.right else None)
 
     def portable(self, d: int) -> tuple[Array, Array]:
         """Return views of the right side without its extra columns, and of the norms.

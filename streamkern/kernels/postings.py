@@ -8,7 +8,7 @@ centers in the mean. Neither side is made dense.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -34,6 +34,7 @@ class Postings:
     rows: Array
     values: Array
     n_rows: int
+    _parts: dict[tuple[int, int], Postings] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of_rows(cls, backend: Backend, packed: Array) -> Postings:
@@ -45,6 +46,24 @@ class Postings:
         starts = xp.zeros(len(features) + 1, np.int64)
         xp.cumsum(counts, out=starts[1:])
         return cls(features, starts, row[order].astype(np.int32), value[order], len(packed))
+
+    def part(self, start: int, stop: int) -> Postings:
+        """Return the index of rows `start` to `stop`; kept, as solvers take a block in every step.
+
+        Two threads may both make it.
+        """
+        if (start, stop) == (0, self.n_rows):
+            return self
+        if (start, stop) not in self._parts:
+            inside = (self.rows >= start) & (self.rows < stop)
+            before = inside.cumsum()
+            starts = self.starts.copy()
+            starts[1:] = before[self.starts[1:] - 1]
+            self._parts[start, stop] = Postings(
+                self.features, starts, self.rows[inside] - start, self.values[inside],
+                stop - start,
+            )  # fmt: skip
+        return self._parts[start, stop]
 
 
 def sparse_products(backend: Backend, packed: Array, index: Postings, out: Array) -> None:

@@ -105,6 +105,27 @@ def test_shorter_rows_are_widened_and_longer_ones_refused() -> None:
             op.points(short, out=op.empty_points(20, 2, left=True))
 
 
+@pytest.mark.parametrize("accelerator", ["none", "numba"])
+def test_blocks_of_centers_keep_an_index_of_their_own(accelerator: str) -> None:
+    if accelerator == "numba":
+        pytest.importorskip("numba")
+    X, Z = rows(30, 12), rows(50, 13)
+    with get_backend("cpu", 1, accelerator) as backend:
+        op = KernelOperator(of_sparse_rows(Gaussian(1.5)), backend)
+        A, B = op.points(flat(X), left=True), op.points(flat(Z), left=True, right=True)
+        K = op.matrix(A, B)
+        for block in (slice(0, 50), slice(0, 17), slice(17, 50), slice(49, 60), slice(7, 7)):
+            assert B[block].postings is not None
+            assert B[block].postings is B[block].postings
+            assert np.array_equal(op.matrix(A, B[block]), K[:, block])
+        inner = B[10:40][5:20]
+        assert np.array_equal(op.matrix(A, inner), K[:, 15:30])
+        assert B.columns().each(lambda a: a).postings is B.postings
+        assert B.each(np.copy).postings is None
+        assert B[np.array([3, 1])].postings is None
+        assert np.array_equal(op.matrix(A, B[np.array([3, 1])]), K[:, [3, 1]])
+
+
 def test_rows_and_centers_without_entries() -> None:
     none, X = sp.csr_array((3, 300)), rows(5, 11)
     with get_backend("cpu", 1, "none") as backend:

@@ -300,7 +300,7 @@ def test_blocks_of_other_lengths_are_learned_one_after_another() -> None:
         ({"kernel": "laplace_l1"}, "no function of inner products"),
         ({"precision": "high"}, "reads their numbers"),
         ({"patch_features": 16}, "patch_features"),
-        ({"centers": np.ones((3, 7))}, "the data has .*sparse ones"),
+        ({"centers": np.ones((3, 7))}, "the data has .*which are sparse"),
     ],
 )
 def test_what_computes_with_features_is_refused(wrong: dict[str, Any], words: str) -> None:
