@@ -36,7 +36,8 @@ def check_row_shape(subject: str, shape: Sequence[int], whose: str, wanted: Sequ
     if is_packed(wanted):
         if not is_packed(shape):
             raise ConfigError(
-                f"{subject} rows of shape {tuple(shape)}, {whose} {tuple(wanted)}, which are sparse",
+                f"{subject} rows of shape {tuple(shape)}, {whose} {tuple(wanted)}, which are "
+                "sparse",
                 f"{AS_SPARSE}",
             )
         return  # of any lengths: the entries tell their features
