@@ -115,7 +115,7 @@ def points(data: object, options: argparse.Namespace) -> Iterator[Point]:
             yield from measured(label, model_of(label, p, options), X)
         yield from measured(PRIMAL, ridge_regression(n), X[:, np.unique(X.indices)])
 
-    sizes = doubled(500, options.rows, options.quick)[-3:]
+    sizes = doubled(min(500, options.rows), options.rows, options.quick)[-3:]
     for seed in range(options.repetitions):
         for n in sizes:
             p = min(options.centers or n // 4, n)
