@@ -69,11 +69,17 @@ def compress(
     Raises
     ------
     ConfigError
-        Both numbers are given, or one is out of range, or no choice is within the tolerance.
+        Both numbers are given, or one is out of range, or no choice is within the tolerance, or the
+        model has no centers.
     DataError
         There are too few rows.
     """
     fitted = model._state
+    if fitted.attributes["kernel_"].explicit:
+        raise ConfigError(
+            f"the model is one of {mention('features', 'fourier')}, which has no centers",
+            "train one with fewer features",
+        )
     p = len(fitted.order)
     most = _most(p, n_centers, tolerance)
     with contextlib.ExitStack() as stack:

@@ -100,7 +100,7 @@ class SvmlightReader(Reader):
 
     def pack(self, width: int) -> None:
         super().pack(width)
-        self.natural_dtype, self.as_text = np.dtype(np.float32), False
+        self.natural_dtype, self.as_text = np.dtype(np.float64), False
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
         row_bytes = 8 * (2 * self.width if self.width is not None else self._width)
@@ -121,7 +121,7 @@ class SvmlightReader(Reader):
                 X, y = self._parsed(part, first + a, self._width, self._zero_based)
                 self._look_for_rounding(X, part)
                 labels = y.astype(np.int64) if self._whole else y
-                rows = X.toarray() if self.width is None else packed(X, self.width)
+                rows = X.toarray() if self.width is None else packed(X, self.width, np.float64)
                 yield RawBlock(
                     rows, labels if self._targets else np.empty((len(y), 0)),
                     self._where, first + a,

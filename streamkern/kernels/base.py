@@ -67,7 +67,7 @@ class Kernel:
     categorical: CategoricalFeatures = ()
     """Features that are also compared for equality, and their weights: see `categorical`."""
     sparse: bool = False
-    """Whether points are packed sparse rows, see `sparse`."""
+    """Whether points are packed sparse rows, see `kernels.sparse`."""
     explicit: bool = False
     """Whether the columns are explicit features, whose weights have the Euclidean norm, rather
     than k(., z), whose weights have that of the RKHS."""

@@ -157,10 +157,10 @@ class PackedRows:
         self.dtype = np.dtype(np.float32 if narrow else np.float64)
 
     @classmethod
-    def of_matrix(cls, X: Any, width: int | None = None) -> PackedRows:
-        """Return the packed rows of a sparse array of SciPy's, (n, d). width : as of `packed`"""
+    def of_matrix(cls, X: Any) -> PackedRows:
+        """Return the packed rows of a sparse array of SciPy's, (n, d)."""
         X = canonical_csr(X)
-        width = width or longest_row(X.indptr, X.shape[1])
+        width = longest_row(X.indptr, X.shape[1])
         parts = (np.array(X.shape), X.indptr, X.indices, X.data)
         return cls(lambda start, stop: X[start:stop], X.shape, width, X.dtype, parts)
 

@@ -482,10 +482,16 @@ def of_compressed() -> list[Remedy]:
     def small(given: Any = rows, **limits: Any) -> Callable[[], Any]:
         return lambda: sk.compress(model, given, **limits)
 
+    def fourier(n: int) -> sk.KernelRegressor:
+        given = {"features": "fourier", "n_features": n, "n_centers": "auto", "solver": "sgd"}
+        return regressor(**given, ridge="auto").fit(X, Y)
+
     return [
         Remedy("give one of them: either decides", small(n_centers=5, tolerance=0.1),
                small(n_centers=5)),
         Remedy("give fewer", small(n_centers=20), small(n_centers=19)),
+        Remedy("train one with fewer features", lambda: sk.compress(fourier(40), rows),
+               lambda: fourier(20)),
         Remedy("must lie between 0 and 1", small(tolerance=2.0), small(tolerance=0.5)),
         Remedy("raise it, or give n_centers=", small(tolerance=1e-9),
                lambda: (small(tolerance=0.5)(), small(n_centers=5)())),

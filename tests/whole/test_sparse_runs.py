@@ -125,7 +125,7 @@ def test_all_forms_make_one_store(tmp_path: Path) -> None:
         assert (spec.file_form or {})["sparse"] == D, name
         store = streamkern.open_store(tmp_path / f"{name}.store")
         found, labels = store.read_rows(np.argsort(store.source_rows(0)))
-        assert (as_csr(found, D) != X).nnz == 0, name
+        assert (as_csr(found.astype(np.float32), D) != X).nnz == 0, name
         assert np.array_equal(labels, rows()[1]), name
         assert "zstd" in store.codec_names(), name
 
@@ -271,7 +271,7 @@ def test_several_svmlight_files_have_the_features_of_all(tmp_path: Path) -> None
         assert (spec.file_form or {})["sparse"] == features
         store = streamkern.open_store(out)
         found, _ = store.read_rows(np.argsort(store.source_rows(0)))
-        found = as_csr(found, features)[:, zero_based:]
+        found = as_csr(found.astype(np.float32), features)[:, zero_based:]
         first = wide.sum()
         assert (found[:first] != X[wide, : found.shape[1]]).nnz == 0
         assert (found[first + zero_based :] != X[~wide, : found.shape[1]]).nnz == 0
