@@ -8,7 +8,7 @@ on until that many faults were injected, and each compares what came out with lo
 byte:
 
     ingest      arrays, and raw files from S3 to S3, the latter killed and resumed
-    read        epochs through a Loader, and read_chunk on eight threads
+    read        epochs through a BatchReader, and read_chunk on eight threads
     list        listings, descriptions and a verification
     checkpoint  saves and loads of a run directory, from two lives
     train       a run with data, test data and run directory on S3, killed and resumed

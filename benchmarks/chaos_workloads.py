@@ -174,12 +174,12 @@ def same_store(place: Place, name: str) -> None:
 def read(place: Place) -> None:
     """Two epochs in batches, and every chunk on eight threads, twice."""
     import streamkern as sk
-    from streamkern.stream.loader import Loader
+    from streamkern.stream.batch_reader import BatchReader
 
     url, local = f"{place.data}/train.zarr", sk.ZarrSource(place.truth.folder / "train.zarr")
     settings = {"batch_size": 70, "seed": 3, "block_bytes": 1 << 17}
     source = sk.ZarrSource(url, storage_options=place.options)
-    with Loader(source, **settings) as ours, Loader(local, **settings) as theirs:
+    with BatchReader(source, **settings) as ours, BatchReader(local, **settings) as theirs:
         for i, (a, b) in enumerate(zip(ours.epochs(0, 2), theirs.epochs(0, 2), strict=True)):
             same(a.arrays, b.arrays, f"batch {i} of two epochs")
     store = sk.open_store(url, storage_options=place.options)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import Figure, check, figure, in_turns
-from streamkern.stream.loader import Loader
+from streamkern.stream.batch_reader import BatchReader
 from streamkern.stream.sources.user import GeneratorSource
 
 REPEATS = 5
@@ -67,7 +67,7 @@ def _measure(
         block_bytes = max(32 << 20, 4 * int(size_mb * 2**20))
         for name, client in clients.items():
             threads = WORKERS if client is None else "auto"
-            loader = Loader(
+            loader = BatchReader(
                 source, batch_size=unit_rows, seed=0, client=client, block_bytes=block_bytes,
                 threads=threads,
             )  # fmt: skip
@@ -89,6 +89,6 @@ def _unit(work_s: float, seed: int, epoch: int, start: int, stop: int) -> tuple[
     return np.full((stop - start, ROW_BYTES), start % 251, np.uint8), np.zeros(stop - start)
 
 
-def _epoch(loader: Loader) -> None:
+def _epoch(loader: BatchReader) -> None:
     seen = sum(len(batch.row_ids) for batch in loader.epoch(0))
     check(seen == loader.source.n_rows, "the number of rows")

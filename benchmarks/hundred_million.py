@@ -108,9 +108,9 @@ def child(kind: str, rows: int) -> dict[str, Any]:
 
 
 def _loader(source: Any) -> Any:
-    from streamkern.stream.loader import Loader
+    from streamkern.stream.batch_reader import BatchReader
 
-    return Loader(source, batch_size=BATCH, seed=1, block_bytes=BLOCK_BYTES)
+    return BatchReader(source, batch_size=BATCH, seed=1, block_bytes=BLOCK_BYTES)
 
 
 def _plan(source: Any) -> dict[str, float]:

@@ -14,8 +14,8 @@ import streamkern as sk
 from benchmarks.harness import C, Figure, check, figure, in_turns, rates
 from streamkern.backend.base import Backend
 from streamkern.backend.devices import get_backend
+from streamkern.stream.batch_reader import BatchReader
 from streamkern.stream.feed import Feed
-from streamkern.stream.loader import Loader
 
 REPEATS = 7
 SMALL = {"rows": 2**15, "chunk_mb": 0.25}
@@ -127,11 +127,11 @@ class _Decoded:
 
 
 class _Epochs:
-    """Epoch after epoch of a store; a call goes through `Feed`, `load` through `Loader` alone."""
+    """Epoch after epoch of a store; a call goes through `Feed`, `load` through `BatchReader`."""
 
     def __init__(self, url: Path, backend: Backend, transforms: tuple, keep_bytes: int) -> None:
         source = sk.ZarrSource(url, transforms)
-        self.loader = Loader(
+        self.loader = BatchReader(
             source, batch_size=BATCH, seed=0, threads=THREADS, keep_bytes=keep_bytes
         )
         self.feed = Feed(self.loader, backend, dtype=np.float32, seed=0)

@@ -18,7 +18,7 @@ from benchmarks.pipeline import Epoch
 from benchmarks.s3_files import FileServer, raw_ceiling
 from streamkern.store.store import Store
 from streamkern.store.writer import StoreWriter
-from streamkern.stream.loader import Loader
+from streamkern.stream.batch_reader import BatchReader
 from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.setup.assemble import start
 
@@ -98,7 +98,7 @@ def _reading(repeats: int, server: FileServer, path: Path, mb: float, link: floa
     url, options = _remote(server, path, "obstore")
     source = sk.ZarrSource(url, storage_options=options)
     # One loader for all rounds: a run pays for the first touch of its buffers once.
-    with Loader(source, batch_size=2000, seed=0) as loader:
+    with BatchReader(source, batch_size=2000, seed=0) as loader:
         calls["obstore, loader"] = partial(_load, loader)
         taken = in_turns(calls, repeats)
     del taken["raw GETs"]
@@ -119,7 +119,7 @@ def _read_all(store: Store, connections: int) -> None:
             pass
 
 
-def _load(loader: Loader) -> None:
+def _load(loader: BatchReader) -> None:
     for _ in loader.epoch(0):
         pass
 

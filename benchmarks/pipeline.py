@@ -14,8 +14,8 @@ import streamkern as sk
 from benchmarks.harness import Figure, check, figure, in_turns, rates
 from benchmarks.out_of_core import make_store
 from streamkern.backend.batch import Batch
+from streamkern.stream.batch_reader import BatchReader
 from streamkern.stream.feed import Feed
-from streamkern.stream.loader import Loader
 from streamkern.train.resolve.resolved_run import ResolvedRun, open_run
 from streamkern.train.setup.assemble import Assembled, start
 
@@ -90,7 +90,7 @@ class Epoch:
     def _through_store(self, use: Callable[[Batch], object]) -> float:
         """Seconds that the consumer waited for data."""
         sizes = self.run.sizes
-        loader = Loader(
+        loader = BatchReader(
             self.run.data.source,
             batch_size=self.made.batch_size,
             seed=0,

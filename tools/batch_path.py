@@ -64,7 +64,7 @@ def passed(folder: Path) -> set[str]:
         if event not in ("call", "return") or not file.startswith(package):
             return
         module = file.removeprefix(package)
-        found["first"] |= (module, name) == ("stream/loader.py", "_read_into")
+        found["first"] |= (module, name) == ("stream/batch_reader.py", "_read_into")
         found["last"] |= (module, name) == ("train/trainer.py", "_finish")
         if (module, name) == ("solver/base.py", "step"):
             found["inside"] = event == "call"

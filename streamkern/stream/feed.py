@@ -20,7 +20,7 @@ from streamkern.basics.log_scale import symmetric_log
 from streamkern.basics.message import mention
 from streamkern.basics.randomness import Empty, Stage
 from streamkern.store.row_block import RowBlock
-from streamkern.stream.loader import Loader
+from streamkern.stream.batch_reader import BatchReader
 from streamkern.stream.sources.transforms import Transform, apply_transforms
 from streamkern.stream.target_scale import TargetScale
 
@@ -91,7 +91,7 @@ class Feed:
 
     def __init__(
         self,
-        loader: Loader,
+        loader: BatchReader,
         backend: Backend,
         *,
         dtype: Any,

@@ -1,6 +1,6 @@
 """Write the rows of a source to a store, with all transforms applied: parallel and resumable.
 
-    Loader --batches, in plan order--> [ pool: transforms, digest, write ] --> statistics
+    BatchReader --batches, in plan order--> [ pool: transforms, digest, write ] --> statistics
 
 Rows keep the row numbers of the source, which count the rows of the files or arrays that its stores
 were made from; replica r of row k of n is r n + k.
@@ -20,10 +20,8 @@ from typing import Any
 import numpy as np
 
 from streamkern.backend.base import Backend
-from streamkern.basics.errors import ConfigError, DataError
-from streamkern.basics.message import mention
+from streamkern.basics.errors import ConfigError
 from streamkern.basics.progress import Progress
-from streamkern.basics.randomness import Stage
 from streamkern.basics.values import checked_int
 from streamkern.filesystem.ownership import mark_at, refuse_within
 from streamkern.filesystem.urls import zarr_store
@@ -40,18 +38,16 @@ from streamkern.store.layout import StoreSpec
 from streamkern.store.row_block import RowBlock
 from streamkern.store.store import open_store
 from streamkern.store.writer import StoreWriter, is_made_from
-from streamkern.stream.feed import prepare
-from streamkern.stream.loader import Loader
+from streamkern.stream.batch_reader import BatchReader
+from streamkern.stream.row_maker import RowMaker
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import BaseSource, Source
 from streamkern.stream.sources.mixture import open_stores, stored_rows
 from streamkern.stream.sources.sampling import by_unit
 from streamkern.stream.sources.stores import stores_of
-from streamkern.stream.sources.transforms import apply_transforms, from_config, integers_stay
+from streamkern.stream.sources.transforms import from_config
 from streamkern.stream.sources.unit_edges import unit_edges
 from streamkern.stream.sources.user import as_source
-
-_TRIED_ROWS = 8
 
 
 def augment_store(
@@ -119,7 +115,7 @@ def materialise(
     dtype : dtype of X. Default: as read, or float32 (float64 from float64) with a feed transform.
         Another dtype must hold every value; floats may be rounded to narrower floats.
     overwrite : replace a store made by streamkern; anything else at the place is never deleted
-    threads : threads that read, and threads that make chunks; "auto" as for `Loader`
+    threads : threads that read, and threads that make chunks; "auto" as for `BatchReader`
     memory : bytes to stay within
     progress : called with ("write", rows done, rows in all) after each chunk
 
@@ -133,10 +129,10 @@ def materialise(
     seed, epoch = checked_int("seed", seed, 0), checked_int("epoch", epoch, 0)
     source = as_source(source)
     chunk_bytes = _check(source, out_url, chunk_mb, memory)
-    maker = _Maker(source, seed, epoch, dtype)
+    maker = RowMaker(source, seed, dtype, Backend(threads=1))
     targets = 0 if maker.classes is not None else source.n_outputs * maker.y_dtype.itemsize
     chunk_rows = layout.rows_per_chunk(source.row_shape, maker.dtype, chunk_bytes, targets)
-    loader = Loader(
+    loader = BatchReader(
         source,
         batch_size=min(chunk_rows, source.n_rows),
         seed=seed,
@@ -148,7 +144,7 @@ def materialise(
     )
     # Once for all of the pool: limits set and reset by each thread would outlive the threads.
     with loader, maker.backend.single_threaded_blas():
-        plan = _plan_of(maker, loader, shuffle)
+        plan = _plan_of(maker, loader, epoch, shuffle)
         if not overwrite and _is_there(out_url, storage_options, plan, compress):
             return open_store(out_url, storage_options=storage_options).spec
         writer = StoreWriter(
@@ -173,16 +169,16 @@ def materialise(
         n = n_writers(out_url, memory // 2, chunk_bytes)
         n = n if threads == "auto" else min(n, int(threads))
         numbers = row_numbers(source, loader.mix_units + n)
-        return fill(writer, partial(_chunks_from, maker, loader, numbers), n, progress)
+        return fill(writer, partial(_chunks_from, maker, loader, epoch, numbers), n, progress)
 
 
-def _plan_of(maker: _Maker, loader: Loader, shuffle: bool) -> dict[str, Any]:
+def _plan_of(maker: RowMaker, loader: BatchReader, epoch: int, shuffle: bool) -> dict[str, Any]:
     """Return everything that determines the content of the store."""
     order = loader.order_key()
     # The memory changes the order of the rows only through the units in a shuffle block.
     order["memory"] = order.pop("mix_units")
     return {
-        "source": maker.source.describe(), "epoch": maker.epoch, "shuffle": shuffle,
+        "source": maker.source.describe(), "epoch": epoch, "shuffle": shuffle,
         "dtype": maker.dtype.name, **order,
     }  # fmt: skip
 
@@ -200,109 +196,17 @@ def _is_there(
 
 
 def _chunks_from(
-    maker: _Maker, loader: Loader, numbers: Callable[[np.ndarray], np.ndarray], first: int
-) -> Iterator[Callable[[], RowBlock]]:
+    maker: RowMaker, loader: BatchReader, epoch: int,
+    numbers: Callable[[np.ndarray], np.ndarray], first: int,
+) -> Iterator[Callable[[], RowBlock]]:  # fmt: skip
     """Yield the calls that make chunk `first` and the chunks after it."""
 
     def make(i: int, rows: RowBlock) -> RowBlock:
-        return maker.chunk(i, rows)._replace(row_ids=numbers(rows.row_ids))
+        made = maker.make(rows, epoch, f"chunk {i}")
+        return made._replace(row_ids=numbers(rows.row_ids))
 
-    for i, rows in enumerate(loader.epoch(maker.epoch, first), first):
+    for i, rows in enumerate(loader.epoch(epoch, first), first):
         yield partial(make, i, rows.copy())  # the loader reuses its arrays
-
-
-class _Maker:
-    """Makes chunks as stored from batches of the loader.
-
-    dtype, y_dtype : dtypes of X, and of targets that are values
-    classes : None if targets are stored as values
-    target_columns : None if a transform makes other targets
-    """
-
-    def __init__(self, source: BaseSource, seed: int, epoch: int, dtype: Any) -> None:
-        self.source, self.seed, self.epoch = source, seed, epoch
-        self.backend = Backend(threads=1)
-        wanted = None if dtype is None else layout.wanted_dtype(dtype)
-        wide = np.float64 in (source.dtype, wanted)
-        self._computed = np.dtype(np.float64 if wide else np.float32)
-        integers = source.dtype.kind == "u" and integers_stay(source.feed_transforms)
-        natural = self._computed if source.feed_transforms and not integers else source.dtype
-        self.dtype = natural if wanted is None else wanted
-        if not np.can_cast(natural, self.dtype, "same_kind" if natural.kind == "f" else "safe"):
-            raise ConfigError(
-                f"{mention('dtype', self.dtype.name)} would lose values: the rows come out as "
-                f"{natural.name}",
-                f"leave {mention('dtype=')} out, or give one that holds them",
-            )
-        # dtype of targets after a transform: values stored in float64 keep it, as in the feed.
-        values = source.y_dtype if source.classes is None else self._computed
-        self._values_dtype = np.promote_types(values, self._computed)
-        self._new_targets = self._changes_targets()
-        self.classes = None if self._new_targets else source.classes
-        self.target_columns = None if self._new_targets else source.target_columns
-        self.y_dtype = self._values_dtype if self._new_targets else source.y_dtype
-        # Factors 1 keep the weights unchanged; training divides them by their mean.
-        self._factors = np.ones(source.n_outputs if source.classes is not None else 1)
-
-    def chunk(self, i: int, rows: RowBlock) -> RowBlock:
-        """Return chunk i as stored; its rows are virtual ones."""
-        X, y, w = rows.X, rows.y, rows.w
-        if self.source.feed_transforms:
-            X, Y, w = prepare(
-                self.backend,
-                rows,
-                None if w is None else self._factors,
-                transforms=self.source.feed_transforms,
-                dtype=self._computed,
-                seed=self.seed,
-                epoch=self.epoch,
-                n_outputs=self.source.n_outputs,
-                classes=self.source.classes,
-            )
-            if self._new_targets:
-                y = Y
-            elif not np.array_equal(Y, self._as_values(y)):
-                raise DataError(
-                    f"a transform changed targets of chunk {i}, though it gave Y itself back for "
-                    "the first rows",
-                    "let it return a new array in every call, so that targets are stored as values",
-                )
-        with np.errstate(over="ignore"):  # the writer refuses infinities by row
-            stored = X.astype(self.dtype, copy=False)
-        if self.source.feed_transforms and self.dtype.kind == "u" and (stored != X).any():
-            raise DataError(
-                f"transforms of chunk {i} made numbers that are no {self.dtype.name}",
-                "let those that are marked keeps_integers return whole numbers in its range",
-            )
-        X = stored.reshape(len(X), *self.source.row_shape)
-        return RowBlock(X, y, w, rows.row_ids)
-
-    def _as_values(self, y: np.ndarray) -> np.ndarray:
-        """Return y as the feed returns it: one-hot, or cast."""
-        if self.source.classes is None:
-            return y.astype(self._values_dtype, copy=False)
-        Y = np.zeros((len(y), self.source.n_outputs), self._computed)
-        Y[np.arange(len(y)), y] = 1
-        return Y
-
-    def _changes_targets(self) -> bool:
-        """Return whether the feed transforms return another Y than the one they are given."""
-        if not self.source.feed_transforms:
-            return False
-        tried = self.source.read_unit(0, self.seed, self.epoch).take(slice(_TRIED_ROWS))
-        Y = self._as_values(tried.y)
-        _, returned, _ = apply_transforms(
-            np,
-            self.source.feed_transforms,
-            tried.X.astype(self._computed),
-            Y,
-            rows=tried.row_ids,
-            seed=self.seed,
-            epoch=self.epoch,
-            stage=(Stage.FEED_TRANSFORM,),
-            dtype=self._computed,
-        )
-        return returned is not Y
 
 
 def _check(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from streamkern.filesystem.cache import CacheCounts
 from streamkern.filesystem.traffic import Traffic
-from streamkern.stream.loader import Loader
+from streamkern.stream.batch_reader import BatchReader
 from streamkern.stream.sources.stores import stores_of
 
 WINDOW_S = 10.0
@@ -72,7 +72,7 @@ class Meter:
     """Measures a loader and its consumer from now on."""
 
     def __init__(
-        self, loader: Loader, samples: int, clock: Callable[[], float] = time.monotonic
+        self, loader: BatchReader, samples: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._loader, self._clock = loader, clock
         stored = [store.stored for store in stores_of(loader.source)]

@@ -2,7 +2,7 @@
 
     objects    whole objects of X, as stored, by 1, 4, 8, ... threads, one request each
     chunks     `Store.read_chunk` by as many threads: the same with y, checksums and decoding
-    batches    the `Loader` with its defaults, and a consumer that takes no time
+    batches    the `BatchReader` with its defaults, and a consumer that takes no time
 
 Chunks are read in random order. On a local disk, chunks that were read before come from the page
 cache if they fit.
@@ -25,7 +25,7 @@ from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.basics.text import redact, size_text, text_table
 from streamkern.filesystem.urls import local_path, open_objects, zarr_store
-from streamkern.stream.loader import Loader
+from streamkern.stream.batch_reader import BatchReader
 from streamkern.stream.sources.base import y_shape
 from streamkern.stream.sources.stores import ZarrSource
 
@@ -213,7 +213,7 @@ def _batches(source: ZarrSource, seconds: float, expected: float) -> ReadRow:
     """Measure the loader with its defaults, with blocks that take half of the time at most."""
     block_bytes = int(min(128 << 20, max(1.0, expected * seconds / 2)))
     batch_size = min(_BATCH_ROWS, source.n_rows)
-    with Loader(source, batch_size=batch_size, seed=0, block_bytes=block_bytes) as loader:
+    with BatchReader(source, batch_size=batch_size, seed=0, block_bytes=block_bytes) as loader:
         began = time.perf_counter()
         for _ in loader.epochs(0, 1 << 30):
             if time.perf_counter() - began > seconds:

@@ -31,7 +31,7 @@ from streamkern.filesystem.cache import Cache, CachedObjects, EntryName
 from streamkern.filesystem.objects import Objects, Outcome
 from streamkern.ingest.ingest import ingest
 from streamkern.store.row_block import RowBlock
-from streamkern.stream.loader import Loader
+from streamkern.stream.batch_reader import BatchReader
 from streamkern.stream.sources.stores import ZarrSource
 from tests.faultproxy import FaultProxy
 from tests.faults import tree
@@ -443,7 +443,7 @@ Y = np.arange(500) % 3
 
 
 def batches(source: ZarrSource, epoch: int) -> list[RowBlock]:
-    with Loader(source, batch_size=60, seed=0, threads=3) as loader:
+    with BatchReader(source, batch_size=60, seed=0, threads=3) as loader:
         return kept(loader.epoch(epoch))
 
 

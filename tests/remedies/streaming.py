@@ -12,9 +12,9 @@ import numpy as np
 
 import streamkern as sk
 from streamkern.backend.base import Backend
+from streamkern.stream.batch_reader import BatchReader
 from streamkern.stream.cluster import check_cluster, connect
 from streamkern.stream.feed import Feed
-from streamkern.stream.loader import Loader
 from streamkern.stream.order import EpochPlan
 from streamkern.stream.unit_readers import Recipe
 from streamkern.stream.unit_readers import opened as unpack
@@ -22,7 +22,7 @@ from tests.remedies import N, Remedy, X, Y, command, regressor
 
 COVERED = (
     "stream/buffers.py", "stream/cluster.py", "stream/unit_readers.py", "stream/feed.py",
-    "stream/loader.py", "stream/materialise.py", "stream/meter.py",
+    "stream/batch_reader.py", "stream/materialise.py", "stream/meter.py",
     "stream/order.py", "stream/read_speed.py", "stream/target_scale.py",
 )  # fmt: skip
 
@@ -41,7 +41,7 @@ def batches(first: int = 0, start: int = 0, **given: Any) -> Callable[[], int]:
     """Stream an epoch of rows."""
 
     def streamed() -> int:
-        with Loader(SOURCE, **{"batch_size": 10, "seed": 0} | given) as loader:
+        with BatchReader(SOURCE, **{"batch_size": 10, "seed": 0} | given) as loader:
             return sum(1 for _ in loader.epochs(first, first + 1, start))
 
     return streamed
@@ -57,7 +57,7 @@ def of_loaders() -> list[Remedy]:
     """Mistakes in the order and the reading of rows."""
 
     def fed(dtype: Any) -> None:
-        with Loader(SOURCE, batch_size=10, seed=0) as loader, Feed(
+        with BatchReader(SOURCE, batch_size=10, seed=0) as loader, Feed(
             loader, Backend(threads=1), dtype=dtype, seed=0):  # fmt: skip
             pass
 
@@ -70,15 +70,15 @@ def of_loaders() -> list[Remedy]:
             weight_totals=[N]))  # fmt: skip
 
     def closed(again: bool) -> None:
-        loader = Loader(SOURCE, batch_size=10, seed=0)
+        loader = BatchReader(SOURCE, batch_size=10, seed=0)
         loader.close()
         if again:
-            loader = Loader(SOURCE, batch_size=10, seed=0)
+            loader = BatchReader(SOURCE, batch_size=10, seed=0)
         with loader:
             list(loader.epochs(0, 1))
 
     def two_at_once(first_to_its_end: bool) -> None:
-        with Loader(SOURCE, batch_size=10, seed=0) as loader:
+        with BatchReader(SOURCE, batch_size=10, seed=0) as loader:
             one = loader.epochs(0, 1)
             next(one)
             if first_to_its_end:
@@ -151,7 +151,7 @@ def of_clusters() -> list[Remedy]:
     def loaded(address: str, source: Any = SOURCE, closed: bool = False) -> None:
         with distributed.Client(address, set_as_default=False) as client:
             check_cluster(client, source)
-            with Loader(source, batch_size=10, seed=0, client=client) as loader:
+            with BatchReader(source, batch_size=10, seed=0, client=client) as loader:
                 if closed:
                     client.close()
                     next(loader.epochs(0, 1))

@@ -28,8 +28,8 @@ from streamkern.solver.precondition.block import Sample, build_block
 from streamkern.solver.precondition.low_rank import build_low_rank
 from streamkern.store.sample_weights import as_weights, weight_factors
 from streamkern.store.store import open_store
+from streamkern.stream.batch_reader import BatchReader
 from streamkern.stream.feed import Feed
-from streamkern.stream.loader import Loader
 from streamkern.stream.materialise import materialise
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
@@ -280,7 +280,7 @@ def batches(source: Source, threads: int = 2, class_weight: Any = None) -> list[
     factors = weight_factors(source, class_weight)
     found = []
     with (
-        Loader(source, batch_size=13, seed=1, threads=threads, block_bytes=600) as loader,
+        BatchReader(source, batch_size=13, seed=1, threads=threads, block_bytes=600) as loader,
         Feed(loader, Backend(threads=1), dtype=np.float64, seed=1, factors=factors) as feed,
     ):
         for b in feed.epoch(0):

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamkern.store.row_block import RowBlock
+from streamkern.stream.batch_reader import BatchReader
 from streamkern.stream.buffers import MIN_UNITS, Share
-from streamkern.stream.loader import Loader
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import Source
@@ -38,7 +38,7 @@ class Counted(ArraySource):
 
 def loaded(source: Source, share: Share, *, start: int = 0, **kwargs: Any) -> list[RowBlock]:
     """Return the batches of a share in two epochs."""
-    with Loader(source, seed=3, share=share, **kwargs) as loader:
+    with BatchReader(source, seed=3, share=share, **kwargs) as loader:
         return kept(loader.epochs(0, 2, start))
 
 

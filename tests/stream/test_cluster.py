@@ -33,8 +33,8 @@ from streamkern.config.run_config import RunConfig
 from streamkern.rundir.run_log import read_log
 from streamkern.store.row_block import RowBlock
 from streamkern.stream import unit_readers
+from streamkern.stream.batch_reader import BatchReader
 from streamkern.stream.cluster import check_cluster, connect, dashboard_link
-from streamkern.stream.loader import Loader
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import BaseSource, Source
@@ -72,7 +72,9 @@ def own(tmp_path: Path) -> Iterator[Cluster]:
 
 def epochs(source: Source, n: int = 2, **options: Any) -> list[RowBlock]:
     """Batches of n epochs."""
-    with Loader(source, **{"batch_size": 23, "seed": 3, "block_bytes": 5000, **options}) as loader:
+    with BatchReader(
+        source, **{"batch_size": 23, "seed": 3, "block_bytes": 5000, **options}
+    ) as loader:
         found = kept(loader.epochs(0, n))
         assert loader.stats.bytes_in_flight == 0
     return found
@@ -137,7 +139,7 @@ def test_the_window_bounds_what_is_out(client: Any, tmp_path: Path, transforms: 
     """With every read held up, no more graphs are out than the bytes in flight allow."""
     source = clusters.source(Misbehaving(tmp_path, Waits(), at=0), transforms=transforms)
     unit_bytes = 10 * (4 * 4 + 8 + 8)
-    with Loader(
+    with BatchReader(
         source, batch_size=10, seed=0, client=client, in_flight_bytes=3 * unit_bytes
     ) as loader:
         assert loader.threads == 3
@@ -237,7 +239,7 @@ def test_a_worker_killed_in_the_middle(client: Any, cluster: Cluster, tmp_path: 
 def test_results_lost_with_their_worker(client: Any, cluster: Cluster) -> None:
     client.wait_for_workers(2)
     found = []
-    with Loader(
+    with BatchReader(
         clusters.source(), batch_size=23, seed=3, block_bytes=5000, client=client
     ) as loader:
         for batch in loader.epochs(0, 2):
@@ -260,7 +262,7 @@ def test_a_task_that_too_many_workers_died_of_is_tried_again(
         cluster.worker()
         with connect(cluster.address) as client:
             client.wait_for_workers(2)
-            with Loader(
+            with BatchReader(
                 clusters.source(fn), batch_size=23, seed=3, block_bytes=5000, client=client
             ) as loader:
                 found = [b.row_ids.copy() for b in loader.epoch(0)]
@@ -277,7 +279,7 @@ def test_without_workers_a_read_waits_and_then_gives_up(own: Cluster) -> None:
         check_cluster(client, clusters.source())  # they may join later
         with pytest.raises(ClusterError, match=r"tcp://127.*has had no worker for .*same command"):
             epochs(clusters.source(), client=client, retry_s=1)
-        with Loader(clusters.source(), batch_size=23, seed=3, client=client) as loader:
+        with BatchReader(clusters.source(), batch_size=23, seed=3, client=client) as loader:
             batches = loader.epoch(0)
             threading.Timer(0.5, own.worker).start()
             assert len(next(batches).row_ids) == 23  # of a worker that joined in the meantime
@@ -325,7 +327,9 @@ def test_a_hung_scheduler_is_no_hang(own: Cluster, tmp_path: Path) -> None:
     fn = Misbehaving(tmp_path, Waits(), at=100)
     with connect(own.address, wait_s=2) as client:
         client.wait_for_workers(1)
-        with Loader(clusters.source(fn), batch_size=23, seed=3, client=client, retry_s=1) as loader:
+        with BatchReader(
+            clusters.source(fn), batch_size=23, seed=3, client=client, retry_s=1
+        ) as loader:
             threading.Thread(
                 target=lambda: (
                     eventually(lambda: fn.notes("waiting")),
@@ -339,7 +343,7 @@ def test_a_hung_scheduler_is_no_hang(own: Cluster, tmp_path: Path) -> None:
 
 def test_closing_does_not_wait_for_the_workers(client: Any, tmp_path: Path) -> None:
     fn = Misbehaving(tmp_path, Waits(), at=0)
-    loader = Loader(clusters.source(fn), batch_size=240, seed=0, client=client)
+    loader = BatchReader(clusters.source(fn), batch_size=240, seed=0, client=client)
     ended: list[BaseException] = []
 
     def consume() -> None:

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from streamkern.backend.base import Backend
 from streamkern.backend.devices import get_backend
+from streamkern.stream.batch_reader import BatchReader
 from streamkern.stream.cluster import connect
 from streamkern.stream.feed import Feed
-from streamkern.stream.loader import Loader
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import Source
@@ -89,8 +89,8 @@ class Reader:
             self.n_batches = loader.n_batches
         self.whole = self.read(0)
 
-    def loader(self, **options: Any) -> Loader:
-        return Loader(
+    def loader(self, **options: Any) -> BatchReader:
+        return BatchReader(
             self.source, batch_size=BATCH, seed=5, block_bytes=self.block_bytes, **options
         )
 

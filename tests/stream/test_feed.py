@@ -9,8 +9,8 @@ import pytest
 from streamkern.backend.base import Backend
 from streamkern.backend.batch import Batch
 from streamkern.basics.errors import ConfigError
+from streamkern.stream.batch_reader import BatchReader
 from streamkern.stream.feed import Feed, prepare
-from streamkern.stream.loader import Loader
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import Source
@@ -40,7 +40,7 @@ def collect(
     source: Source, backend: Backend, batch_size: int = 20, dtype: Any = np.float32
 ) -> list[Batch]:
     with (
-        Loader(source, batch_size=batch_size, seed=1) as loader,
+        BatchReader(source, batch_size=batch_size, seed=1) as loader,
         Feed(loader, backend, dtype=dtype, seed=1) as feed,
     ):
         return kept(feed.epoch(2))
@@ -111,7 +111,7 @@ def test_prepare_gives_the_rows_of_the_feed(backend: Backend) -> None:
 def test_resuming_anywhere_gives_the_rest(backend: Backend) -> None:
     source = AugmentedSource(everything(), 1, [MixUp(0.5)])
     with (
-        Loader(source, batch_size=40, seed=1, block_bytes=1) as loader,
+        BatchReader(source, batch_size=40, seed=1, block_bytes=1) as loader,
         Feed(loader, backend, dtype=np.float32, seed=1) as feed,
     ):
         whole = kept(feed.epochs(0, 2))
@@ -126,12 +126,12 @@ def test_resuming_anywhere_gives_the_rest(backend: Backend) -> None:
 
 
 def test_nothing_is_copied_without_need(backend: Backend) -> None:
-    with Loader(ArraySource(FLOATS, VALUES), batch_size=30, seed=0) as loader:
+    with BatchReader(ArraySource(FLOATS, VALUES), batch_size=30, seed=0) as loader:
         feed = Feed(loader, backend, dtype=np.float32, seed=0)
         for b in feed.epoch(0):
             assert np.shares_memory(b.X, loader._buffers[0].rows.X)
         assert b.index == 2
-    with Loader(ArraySource(IMAGES, LABELS), batch_size=30, seed=0) as loader:
+    with BatchReader(ArraySource(IMAGES, LABELS), batch_size=30, seed=0) as loader:
         feed = Feed(loader, backend, dtype=np.float32, seed=0)
         first, *others = (b.X.ctypes.data for b in feed.epoch(0))
         assert others == [first, first]
@@ -141,7 +141,7 @@ def test_every_batch_gets_the_same_memory(backend: Backend) -> None:
     transforms = [Scale("feature"), GaussianNoise(0.3)]
     source = AugmentedSource(ArraySource(IMAGES, LABELS), 2, transforms)
     with (
-        Loader(source, batch_size=40, seed=0) as loader,
+        BatchReader(source, batch_size=40, seed=0) as loader,
         Feed(loader, backend, dtype=np.float32, seed=0) as feed,
     ):
         places = {(b.X.ctypes.data, b.Y.ctypes.data) for b in feed.epochs(0, 3)}
@@ -152,7 +152,7 @@ def test_every_batch_gets_the_same_memory(backend: Backend) -> None:
 def test_transforms_never_write_into_the_loader(backend: Backend) -> None:
     source = ArraySource(FLOATS, VALUES, [Scale("feature"), GaussianNoise(1.0), MixUp(1.0)])
     with (
-        Loader(source, batch_size=30, seed=0) as loader,
+        BatchReader(source, batch_size=30, seed=0) as loader,
         Feed(loader, backend, dtype=np.float32, seed=0) as feed,
     ):
         for _ in feed.epoch(0):
@@ -164,7 +164,7 @@ def test_transforms_never_write_into_the_loader(backend: Backend) -> None:
 
 def test_leaving_the_feed_ends_the_reading(backend: Backend) -> None:
     with (
-        Loader(ArraySource(FLOATS, VALUES), batch_size=10, seed=0) as loader,
+        BatchReader(ArraySource(FLOATS, VALUES), batch_size=10, seed=0) as loader,
         Feed(loader, backend, dtype=np.float32, seed=0) as feed,
     ):
         batches = feed.epoch(0)
@@ -178,7 +178,7 @@ def test_leaving_the_feed_ends_the_reading(backend: Backend) -> None:
 
 def test_half_precision_is_refused(backend: Backend) -> None:
     with (
-        Loader(ArraySource(FLOATS), batch_size=10, seed=0) as loader,
+        BatchReader(ArraySource(FLOATS), batch_size=10, seed=0) as loader,
         pytest.raises(ConfigError, match="float16"),
     ):
         Feed(loader, backend, dtype=np.float16, seed=0)

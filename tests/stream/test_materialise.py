@@ -21,7 +21,7 @@ from streamkern.basics.randomness import RowRandom, Stage
 from streamkern.ingest.ingest import ingest
 from streamkern.store.statistics import RunningStatistics
 from streamkern.store.store import Store, open_store
-from streamkern.stream.loader import Loader
+from streamkern.stream.batch_reader import BatchReader
 from streamkern.stream.materialise import augment_store, materialise
 from streamkern.stream.order import EpochPlan
 from streamkern.stream.sources.arrays import ArraySource
@@ -53,7 +53,7 @@ def contents(store: Store) -> tuple[np.ndarray, np.ndarray]:
 
 def order(source: Source, batch_size: int, seed: int, epoch: int) -> list[np.ndarray]:
     """The virtual rows of each batch of an epoch, from the plan alone."""
-    with Loader(source, batch_size=batch_size, seed=seed) as loader:
+    with BatchReader(source, batch_size=batch_size, seed=seed) as loader:
         mix_units = loader.mix_units
     sizes = unit_sizes(source)
     plan = EpochPlan(

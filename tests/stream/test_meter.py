@@ -11,7 +11,7 @@ import pytest
 from streamkern.filesystem.cache import Cache
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_log import read_log
-from streamkern.stream.loader import Loader
+from streamkern.stream.batch_reader import BatchReader
 from streamkern.stream.meter import Flow, Meter
 from streamkern.stream.sources.stores import ZarrSource
 from tests.faultproxy import FaultProxy
@@ -32,7 +32,7 @@ def test_rates_are_of_the_last_seconds_and_counts_of_the_run(tmp_path: Path) -> 
     cache = Cache(tmp_path, 1 << 30)
     source = ZarrSource(url, cache=cache)
     traffic = source.store.stored.traffic
-    with Loader(source, batch_size=2, seed=0) as loader:
+    with BatchReader(source, batch_size=2, seed=0) as loader:
         clock, stats = Clock(), loader.stats
         stats.retries = 5
         meter = Meter(loader, 1000, clock)

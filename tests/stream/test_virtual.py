@@ -17,8 +17,8 @@ from streamkern.config.run_config import RunConfig
 from streamkern.config.solver import SolverConfig
 from streamkern.solver.base import Solver, State
 from streamkern.solver.method import Setup
+from streamkern.stream.batch_reader import BatchReader
 from streamkern.stream.feed import Feed
-from streamkern.stream.loader import Loader
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.train.resolve import resolved_run as opening
 from streamkern.train.train import train
@@ -119,7 +119,7 @@ def test_a_batch_travels_once_and_is_made_in_place(dtype: Any, classes: bool) ->
         backend = VirtualBackend(seed)
         totals = [backend.device.empty((20, 15), np.float32) for _ in range(10)]
         with (
-            Loader(ArraySource(X, y), batch_size=20, seed=0) as loader,
+            BatchReader(ArraySource(X, y), batch_size=20, seed=0) as loader,
             Feed(loader, backend, dtype=np.float32, seed=0) as feed,
         ):
             seen = []

@@ -26,9 +26,9 @@ from streamkern.solver.equations import EquationSolver
 from streamkern.solver.kernel_ridge import KernelRidgeSolver
 from streamkern.solver.method import Report
 from streamkern.solver.posterior import Posterior
+from streamkern.stream.batch_reader import BatchReader
 from streamkern.stream.buffers import Share
 from streamkern.stream.feed import Feed
-from streamkern.stream.loader import Loader
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.loop.guard import Guard, LossCurve, Watch
 from streamkern.train.model.calibrating import (
@@ -254,7 +254,7 @@ class StepLoop:
         config, data, sizes = self.run.config, self.run.data, self.run.sizes
         seed = config.run.random_state
         with (
-            Loader(
+            BatchReader(
                 data.source,
                 batch_size=min(self.made.batch_size, data.source.n_rows),
                 seed=seed,

@@ -15,8 +15,8 @@ from streamkern.kernels.base import Kernel
 from streamkern.kernels.points import point_bytes, point_width, scratch_bytes
 from streamkern.losses.losses import SQUARES
 from streamkern.planning.problem import ProblemShape
+from streamkern.stream.batch_reader import MAX_THREADS
 from streamkern.stream.feed import transform_dtype
-from streamkern.stream.loader import MAX_THREADS
 from streamkern.stream.sources.base import read_ahead, target_bytes
 from streamkern.stream.sources.mixture import stored_rows
 from streamkern.stream.sources.patch_features import patches_among

@@ -19,8 +19,8 @@ from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.fourier import FourierFeatures, frequencies
 from streamkern.solver.method import Report
 from streamkern.store.row_block import RowBlock, concatenated
+from streamkern.stream.batch_reader import BatchReader
 from streamkern.stream.feed import prepare
-from streamkern.stream.loader import Loader
 from streamkern.stream.sources.sampling import rows_by_unit
 from streamkern.stream.sources.transforms import SETUP_EPOCH
 from streamkern.train.resolve.given_arrays import open_centers
@@ -246,7 +246,7 @@ def _batches(
     """Yield n stored rows in shuffled batches, in passes over all rows."""
     left = n
     sizes, seed = run.sizes, run.config.run.random_state
-    with Loader(
+    with BatchReader(
         run.data.base,
         batch_size=min(batch_size, run.data.base.n_rows),
         seed=seed,

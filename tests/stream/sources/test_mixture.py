@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from streamkern.basics.errors import ConfigError, ResumeMismatchError
 from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
-from streamkern.stream.loader import Loader
+from streamkern.stream.batch_reader import BatchReader
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import Source
@@ -142,7 +142,9 @@ def test_what_a_loader_delivers_does_not_depend_on_threads_or_the_start() -> Non
     source = AugmentedSource(mixture, 2)
     orders = []
     for threads in (1, 4):
-        with Loader(source, batch_size=13, seed=5, block_bytes=4000, threads=threads) as loader:
+        with BatchReader(
+            source, batch_size=13, seed=5, block_bytes=4000, threads=threads
+        ) as loader:
             orders.append([(b.X.copy(), b.row_ids.copy()) for b in loader.epochs(1, 3)])
             tail = [(b.X.copy(), b.row_ids.copy()) for b in loader.epochs(2, 3, start=7)]
             for (a, rows), (b, others) in zip(orders[-1][-len(tail) :], tail, strict=True):
@@ -155,7 +157,7 @@ def test_what_a_loader_delivers_does_not_depend_on_threads_or_the_start() -> Non
 def test_batches_keep_the_shares() -> None:
     """Blocks of a few units each: without strata the shares of batches would swing."""
     mixture = MixtureSource([labelled(4000, 0, 10), labelled(900, 1, 10)], [1, 3], n_rows=4000)
-    with Loader(mixture, batch_size=100, seed=0, block_bytes=8 * 10 * 32) as loader:
+    with BatchReader(mixture, batch_size=100, seed=0, block_bytes=8 * 10 * 32) as loader:
         assert loader.mix_units == 8
         counts = np.array([(b.X[:, 0] == 1).sum() for b in loader.epoch(0)])
     assert counts.mean() == 75

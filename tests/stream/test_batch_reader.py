@@ -26,7 +26,7 @@ from streamkern.basics.errors import (
 from streamkern.ingest.ingest import ingest
 from streamkern.store.row_block import RowBlock
 from streamkern.stream import unit_readers
-from streamkern.stream.loader import Loader
+from streamkern.stream.batch_reader import BatchReader
 from streamkern.stream.order import EpochPlan
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
@@ -51,7 +51,7 @@ def small_blocks(source: Source, n_units: int) -> int:
     return n_units * rows * (source.read_unit(0, 0, 0).X[0].nbytes + 2 * 8 + 16)
 
 
-def expected_rows(loader: Loader, epoch: int) -> np.ndarray:
+def expected_rows(loader: BatchReader, epoch: int) -> np.ndarray:
     """The order of an epoch, the obvious way."""
     sizes = unit_sizes(loader.source)
     starts = np.concatenate(([0], np.cumsum(sizes)))
@@ -80,7 +80,7 @@ def test_batches_follow_the_plan(
     unit_rows: int, mix: int, batch_size: int, threads: int, epoch: int
 ) -> None:
     source = array_source(unit_rows)
-    with Loader(
+    with BatchReader(
         source,
         batch_size=batch_size,
         seed=7,
@@ -102,7 +102,7 @@ def test_batches_follow_the_plan(
 @pytest.mark.parametrize("batch_size", [3, 16, 40])
 def test_resuming_anywhere_gives_the_rest(batch_size: int) -> None:
     source = array_source()
-    with Loader(
+    with BatchReader(
         source, batch_size=batch_size, seed=1, block_bytes=small_blocks(source, 3)
     ) as loader:
         whole = kept(loader.epochs(2, 4))
@@ -126,7 +126,7 @@ def test_threads_delays_and_budgets_do_not_change_a_bit() -> None:
     source._replicas = 0  # a unit of a replica, as for large bases
     results = []
     for threads, in_flight in [(1, 1 << 20), (2, 1 << 20), (8, 1 << 20), (8, 1)]:
-        with Loader(
+        with BatchReader(
             source,
             batch_size=25,
             seed=1,
@@ -143,7 +143,7 @@ def test_threads_delays_and_budgets_do_not_change_a_bit() -> None:
 def test_the_order_key_names_what_decides_the_order() -> None:
     def key(**changes: Any) -> dict[str, int]:
         source = array_source(changes.pop("unit_rows", 8))
-        with Loader(source, **{"batch_size": 9, "seed": 1, **changes}) as loader:
+        with BatchReader(source, **{"batch_size": 9, "seed": 1, **changes}) as loader:
             return loader.order_key()
 
     assert key() == key(threads=3, in_flight_bytes=1)
@@ -159,7 +159,7 @@ def our_threads() -> list[threading.Thread]:
 
 
 def test_no_thread_outlives_close() -> None:
-    with Loader(array_source(), batch_size=10, seed=0, threads=4) as loader:
+    with BatchReader(array_source(), batch_size=10, seed=0, threads=4) as loader:
         next(loader.epoch(0))
         assert our_threads()
     assert not our_threads()
@@ -169,7 +169,7 @@ def test_no_thread_outlives_close() -> None:
 
 
 def test_a_forgotten_loader_leaves_no_thread() -> None:
-    loader = Loader(array_source(), batch_size=10, seed=0, threads=4)
+    loader = BatchReader(array_source(), batch_size=10, seed=0, threads=4)
     next(loader.epoch(0))
     del loader
     gc.collect()
@@ -189,7 +189,7 @@ def test_an_abandoned_iterator_stops_reading() -> None:
         return np.zeros((stop - start, 3), np.float32), np.zeros(stop - start)
 
     source = GeneratorSource(fn, 1000, (3,), np.float32, 1, block_rows=10)
-    with Loader(
+    with BatchReader(
         source, batch_size=10, seed=0, threads=2, block_bytes=5 * 10 * (12 + 4 + 16)
     ) as loader:
         first_block.update(loader._plan(0).block_units(0)[0].tolist())
@@ -204,7 +204,7 @@ def test_an_abandoned_iterator_stops_reading() -> None:
 
 
 def test_an_iterator_ends_when_another_starts_or_the_loader_closes() -> None:
-    with Loader(array_source(), batch_size=10, seed=0) as loader:
+    with BatchReader(array_source(), batch_size=10, seed=0) as loader:
         first = loader.epoch(0)
         next(first)
         second = loader.epoch(1)
@@ -235,7 +235,7 @@ def traced_peak(run: Callable[[], None]) -> int:
         tracemalloc.stop()
 
 
-def promised_bytes(loader: Loader) -> int:
+def promised_bytes(loader: BatchReader) -> int:
     """Two block buffers, the straddle buffer, the units in flight, and the plan's 64 bytes a unit.
 
     A thread that reads holds three copies: compressed bytes, zarr's chunk and its output, 2.99 in
@@ -250,12 +250,14 @@ def promised_bytes(loader: Loader) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 3])
 def test_memory_keeps_its_promise_and_is_flat_in_n(tmp_path: Path, threads: int) -> None:
-    with Loader(chunked(tmp_path / "warm.zarr", 3000), batch_size=700, seed=0) as loader:
+    with BatchReader(chunked(tmp_path / "warm.zarr", 3000), batch_size=700, seed=0) as loader:
         kept(loader.epoch(0))  # imports of Dask and zarr that come late are not ours to promise
     promises = []
     for n_rows in (9_000, 27_000):
         source = chunked(tmp_path / f"{n_rows}.zarr", n_rows)
-        with Loader(source, batch_size=700, seed=0, threads=threads, block_bytes=4 << 20) as loader:
+        with BatchReader(
+            source, batch_size=700, seed=0, threads=threads, block_bytes=4 << 20
+        ) as loader:
             peak = traced_peak(lambda loader=loader: [None for _ in loader.epoch(0)])
             promises.append(promised_bytes(loader))
             # Below: buffers and at least one read are always there, so the promise is not idle.
@@ -266,7 +268,7 @@ def test_memory_keeps_its_promise_and_is_flat_in_n(tmp_path: Path, threads: int)
 def test_bytes_in_flight_stay_within_their_bound() -> None:
     source = array_source(5)
     unit = 5 * (3 * 4 + 2 * 8 + 8)
-    with Loader(source, batch_size=10, seed=0, threads=64, in_flight_bytes=3 * unit) as loader:
+    with BatchReader(source, batch_size=10, seed=0, threads=64, in_flight_bytes=3 * unit) as loader:
         assert loader.threads == 3
         kept(loader.epoch(0))
         stats = loader.stats
@@ -279,10 +281,10 @@ def test_bytes_in_flight_stay_within_their_bound() -> None:
 
 def test_threads_suit_the_source() -> None:
     source = array_source(5)
-    with Loader(source, batch_size=10, seed=0) as loader:
+    with BatchReader(source, batch_size=10, seed=0) as loader:
         local = loader.threads
     source.remote = True
-    with Loader(source, batch_size=10, seed=0) as loader:
+    with BatchReader(source, batch_size=10, seed=0) as loader:
         assert loader.threads == 64 >= local
 
 
@@ -318,16 +320,16 @@ def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("error", [OSError, TimeoutError, ConnectionResetError])
 def test_passing_faults_are_retried(error: Any) -> None:
-    with Loader(Faulty(error, {0, 5, 12}, 3), batch_size=10, seed=0) as loader:
+    with BatchReader(Faulty(error, {0, 5, 12}, 3), batch_size=10, seed=0) as loader:
         batches = kept(loader.epoch(0))
         assert loader.stats.retries == 9
-    with Loader(array_source(), batch_size=10, seed=0) as plain:
+    with BatchReader(array_source(), batch_size=10, seed=0) as plain:
         assert_same(batches, kept(plain.epoch(0)))
 
 
 def test_a_fault_that_stays_surfaces_as_it_is() -> None:
     source = Faulty(lambda: OSError(5, "the disk"), {4}, 10**9)
-    with Loader(source, batch_size=10, seed=0, retry_s=0.05) as loader:
+    with BatchReader(source, batch_size=10, seed=0, retry_s=0.05) as loader:
         with pytest.raises(OSError, match="the disk") as caught:
             kept(loader.epoch(3))
         (note,) = caught.value.__notes__
@@ -351,7 +353,7 @@ def test_a_fault_that_stays_surfaces_as_it_is() -> None:
 )
 def test_lasting_faults_are_not_retried(error: Exception) -> None:
     source = Faulty(lambda: error, {4}, 1)
-    with Loader(source, batch_size=10, seed=0) as loader:
+    with BatchReader(source, batch_size=10, seed=0) as loader:
         with pytest.raises(type(error)) as caught:
             kept(loader.epoch(0))
         assert caught.value is error
@@ -364,7 +366,7 @@ def test_the_first_failure_in_plan_order_is_raised_where_it_belongs() -> None:
     source = Faulty(lambda: KeyError("a bug"), {1, 6, 11}, 10**9)
     notes = set()
     for threads in (1, 4):
-        with Loader(
+        with BatchReader(
             source, batch_size=4, seed=2, threads=threads, block_bytes=small_blocks(source, 3)
         ) as loader:
             seen: list[np.ndarray] = []
@@ -379,7 +381,7 @@ def test_the_first_failure_in_plan_order_is_raised_where_it_belongs() -> None:
 
 def test_close_interrupts_a_retry() -> None:
     source = Faulty(OSError, set(range(13)), 10**9)
-    loader = Loader(source, batch_size=10, seed=0, retry_s=3600)
+    loader = BatchReader(source, batch_size=10, seed=0, retry_s=3600)
     caught: list[BaseException] = []
 
     def consume() -> None:
@@ -406,7 +408,7 @@ class Liar(Faulty):
 
 def test_a_source_that_breaks_its_promise_is_named() -> None:
     with (
-        Loader(Liar(OSError, set(), 0), batch_size=10, seed=0) as loader,
+        BatchReader(Liar(OSError, set(), 0), batch_size=10, seed=0) as loader,
         pytest.raises(DataError, match=r"gave X \(8, 3\) float64; .* float32"),
     ):
         kept(loader.epoch(0))
@@ -425,11 +427,11 @@ def test_a_source_that_breaks_its_promise_is_named() -> None:
 )
 def test_impossible_settings_are_named(changes: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Loader(array_source(), **{"batch_size": 10, "seed": 0, **changes})
+        BatchReader(array_source(), **{"batch_size": 10, "seed": 0, **changes})
 
 
 def test_a_start_outside_the_epoch_is_refused() -> None:
-    with Loader(array_source(), batch_size=10, seed=0) as loader:
+    with BatchReader(array_source(), batch_size=10, seed=0) as loader:
         for epoch, start in ((0, 12), (0, -1), (-1, 0)):
             with pytest.raises(ConfigError, match=f"batch {start} of epoch {epoch}"):
                 loader.epoch(epoch, start)
@@ -450,7 +452,7 @@ def test_a_kept_store_gives_the_same_batches_and_is_read_once(tmp_path: Path, co
     def batches(keep_bytes: int, *, lose_chunks: bool = False) -> list[RowBlock]:
         base = ZarrSource(tmp_path / "a.zarr")
         source = AugmentedSource(base, copies, changes)
-        with Loader(source, batch_size=64, seed=1, threads=3, keep_bytes=keep_bytes) as loader:
+        with BatchReader(source, batch_size=64, seed=1, threads=3, keep_bytes=keep_bytes) as loader:
             found = kept(loader.epoch(0))
             if lose_chunks:
                 shutil.rmtree(tmp_path / "a.zarr" / "X" / "c")
@@ -477,7 +479,7 @@ def test_nothing_changes_the_rows_that_are_kept(tmp_path: Path) -> None:
     source = ZarrSource(tmp_path / "a.zarr", [shift])
     found = []
     for keep_bytes in (0, source.decoded_bytes):
-        with Loader(source, batch_size=10, seed=0, keep_bytes=keep_bytes) as loader:
+        with BatchReader(source, batch_size=10, seed=0, keep_bytes=keep_bytes) as loader:
             found.append(kept(loader.epochs(0, 3)))
     assert_same(*found)
 

@@ -38,7 +38,7 @@ MAX_THREADS = 64
 
 
 @dataclass
-class LoaderStats:
+class ReaderStats:
     """Counts so far; `stall_s` over the run's time is the share lost to waiting.
 
     bytes_read : decoded bytes of the units that arrived
@@ -57,7 +57,7 @@ class LoaderStats:
     retries: int = 0
 
 
-class Loader:
+class BatchReader:
     """Reads the epochs of a source ahead of their consumer. Use as a context manager.
 
     There is one consumer at a time: starting an epoch ends the iterator before it. The order
@@ -101,7 +101,7 @@ class Loader:
         source = as_source(source)
         self.source, self.batch_size, self.seed, self.retry_s = source, batch_size, seed, retry_s
         self.in_order, self.repeat, self.share = in_order, repeat, share
-        self.stats = LoaderStats()
+        self.stats = ReaderStats()
         self._sizes = unit_sizes(source)
         unit_rows = int(self._sizes.max(initial=1))
         x_bytes = math.prod(source.row_shape) * source.dtype.itemsize
@@ -126,7 +126,7 @@ class Loader:
         self._lock = threading.Lock()
         self._closed = False
 
-    def __enter__(self) -> Loader:
+    def __enter__(self) -> BatchReader:
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -1,0 +1,137 @@
+"""Rows of an epoch with all transforms applied, in the form in which a store holds them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from streamkern.backend.base import Array, Backend
+from streamkern.basics.errors import ConfigError, DataError
+from streamkern.basics.message import mention
+from streamkern.basics.randomness import Stage
+from streamkern.store import layout
+from streamkern.store.row_block import RowBlock
+from streamkern.stream.feed import prepare
+from streamkern.stream.sources.base import BaseSource
+from streamkern.stream.sources.transforms import apply_transforms, integers_stay
+
+_TRIED_ROWS = 8
+
+
+class RowMaker:
+    """Applies the feed transforms to rows of a source and returns them in storage form.
+
+    Targets stay class ids, or values, unless a transform changes them (mix-up): then they are
+    values, (m, c).
+
+    Parameters
+    ----------
+    seed : seed of the draws
+    dtype : dtype of X. Default: as read, or float32 (float64 from float64) with a feed transform
+    backend : where the transforms run
+
+    Attributes
+    ----------
+    dtype, y_dtype : dtypes of X, and of targets that are values
+    classes : None if targets are values
+    target_columns : None if a transform makes other targets
+
+    Raises ConfigError if `dtype` would lose values.
+    """
+
+    def __init__(self, source: BaseSource, seed: int, dtype: Any, backend: Backend) -> None:
+        self.source, self.seed, self.backend = source, seed, backend
+        wanted = None if dtype is None else layout.wanted_dtype(dtype)
+        wide = np.float64 in (source.dtype, wanted)
+        self._computed = np.dtype(np.float64 if wide else np.float32)
+        integers = source.dtype.kind == "u" and integers_stay(source.feed_transforms)
+        natural = self._computed if source.feed_transforms and not integers else source.dtype
+        self.dtype = natural if wanted is None else wanted
+        if not np.can_cast(natural, self.dtype, "same_kind" if natural.kind == "f" else "safe"):
+            raise ConfigError(
+                f"{mention('dtype', self.dtype.name)} would lose values: the rows come out as "
+                f"{natural.name}",
+                f"leave {mention('dtype=')} out, or give one that holds them",
+            )
+        # dtype of targets after a transform: values stored in float64 keep it, as in the feed.
+        values = source.y_dtype if source.classes is None else self._computed
+        self._values_dtype = np.promote_types(values, self._computed)
+        self._new_targets = self._changes_targets()
+        self.classes = None if self._new_targets else source.classes
+        self.target_columns = None if self._new_targets else source.target_columns
+        self.y_dtype = self._values_dtype if self._new_targets else source.y_dtype
+        # Factors 1 keep the weights unchanged; training divides them by their mean.
+        self._factors = np.ones(source.n_outputs if source.classes is not None else 1)
+
+    def make(self, rows: RowBlock, epoch: int, where: str) -> RowBlock:
+        """Return `rows` of this epoch after the feed transforms, as arrays of the backend.
+
+        row_ids stay as they are, on the host. `where` names the rows in errors.
+
+        Raises
+        ------
+        DataError
+            A transform changes targets, or gives numbers, that it had not given before.
+        """
+        xp = self.backend.xp
+        X, y = (self.backend.asarray(a) for a in (rows.X, rows.y))
+        w: Any = None if rows.w is None else self.backend.asarray(rows.w)
+        if self.source.feed_transforms:
+            X, Y, w = prepare(
+                self.backend,
+                rows,
+                None if w is None else self._factors,
+                transforms=self.source.feed_transforms,
+                dtype=self._computed,
+                seed=self.seed,
+                epoch=epoch,
+                n_outputs=self.source.n_outputs,
+                classes=self.source.classes,
+            )
+            if self._new_targets:
+                y = Y
+            elif not xp.array_equal(Y, self._as_values(y)):
+                raise DataError(
+                    f"a transform changed targets of {where}, though it gave Y itself back for "
+                    "the first rows",
+                    "let it return a new array in every call, so that targets are stored as values",
+                )
+        with np.errstate(over="ignore"):  # a writer refuses infinities by row
+            stored = X.astype(self.dtype, copy=False)
+        if self.source.feed_transforms and self.dtype.kind == "u" and (stored != X).any():
+            raise DataError(
+                f"transforms of {where} made numbers that are no {self.dtype.name}",
+                "let those that are marked keeps_integers return whole numbers in its range",
+            )
+        X = stored.reshape(len(X), *self.source.row_shape)
+        return RowBlock(X, y, w, rows.row_ids)
+
+    def _as_values(self, y: Array) -> Array:
+        """Return y as the feed returns it: one-hot, or cast."""
+        if self.source.classes is None:
+            return y.astype(self._values_dtype, copy=False)
+        xp = self.backend.xp
+        Y = xp.zeros((len(y), self.source.n_outputs), self._computed)
+        Y[xp.arange(len(y)), y] = 1
+        return Y
+
+    def _changes_targets(self) -> bool:
+        """Return whether the feed transforms return another Y than the one they are given."""
+        if not self.source.feed_transforms:
+            return False
+        tried = self.source.read_unit(0, self.seed, 0).take(slice(_TRIED_ROWS))
+        X, y = (self.backend.asarray(a) for a in (tried.X, tried.y))
+        Y = self._as_values(y)
+        _, returned, _ = apply_transforms(
+            self.backend.xp,
+            self.source.feed_transforms,
+            X.astype(self._computed),
+            Y,
+            rows=self.backend.asarray(tried.row_ids),
+            seed=self.seed,
+            epoch=0,
+            stage=(Stage.FEED_TRANSFORM,),
+            dtype=self._computed,
+        )
+        return returned is not Y
