@@ -66,6 +66,7 @@ if TYPE_CHECKING:  # the public names for type checkers and editors, one a line
     from streamkern.kernels.builtin import ReluNTK as ReluNTK
     from streamkern.losses.base import Loss as Loss
     from streamkern.store.store import open_store as open_store
+    from streamkern.stream.loader import Loader as Loader
     from streamkern.stream.materialise import augment_store as augment_store
     from streamkern.stream.materialise import materialise as _materialise
     from streamkern.stream.sources.arrays import ArraySource as ArraySource
@@ -117,6 +118,7 @@ _MODULES = {
         "Linear", "Matern32", "Matern52", "Polynomial", "ReluNTK"],
     "losses.base": ["Loss"],
     "store.store": ["open_store"],
+    "stream.loader": ["Loader"],
     "stream.materialise": ["augment_store"],
     "stream.sources.arrays": ["ArraySource"],
     "stream.sources.augmented": ["AugmentedSource"],

@@ -28,6 +28,7 @@ from streamkern.filesystem.icechunk_repository import (
 from streamkern.filesystem.objects import READS
 from streamkern.filesystem.urls import check_missing, local_path, zarr_store
 from streamkern.store import layout
+from streamkern.store.lazy_arrays import dask_arrays, xarray_dataset
 from streamkern.store.metadata import fingerprints_now, read_metadata, rows_appended
 from streamkern.store.sample_weights import as_weights, warn_of_unused
 from streamkern.store.stored_chunks import StoredChunks, StoredRows
@@ -74,6 +75,27 @@ class Store:
         """The arrays X, y and w that exist; slices are read and checked as chunks are."""
         arrays = zip(("X", "y", "w"), (self.stored.x, self.stored.y, self.stored.w), strict=True)
         return {name: StoredRows(self.stored, a) for name, a in arrays if a is not None}
+
+    def to_dask(self) -> dict[str, Any]:
+        """Return X, y and w, if they exist, as lazy arrays of Dask, as stored.
+
+        Chunks are read and checked where and when they are computed; small ones are grouped to
+        about 8 MiB.
+
+        Raises
+        ------
+        DataError
+            The rows are sparse.
+        """
+        return dask_arrays(self)
+
+    def to_xarray(self) -> Any:
+        """Return an `xarray.Dataset` of the arrays of `to_dask`, with the names of the columns.
+
+        The dimensions are row, and feature or axis_1, axis_2, …; the attribute `classes` holds the
+        names of the classes. Raises as `to_dask`, and MissingDependencyError without xarray.
+        """
+        return xarray_dataset(self)
 
     @property
     def n_chunks(self) -> int:

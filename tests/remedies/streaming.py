@@ -9,6 +9,7 @@ from typing import Any
 
 import distributed
 import numpy as np
+import scipy.sparse as sp
 
 import streamkern as sk
 from streamkern.backend.base import Backend
@@ -16,14 +17,16 @@ from streamkern.stream.batch_reader import BatchReader
 from streamkern.stream.cluster import check_cluster, connect
 from streamkern.stream.feed import Feed
 from streamkern.stream.order import EpochPlan
+from streamkern.stream.torch_rows import _of_worker
 from streamkern.stream.unit_readers import Recipe
 from streamkern.stream.unit_readers import opened as unpack
 from tests.remedies import N, Remedy, X, Y, command, regressor
 
 COVERED = (
     "stream/buffers.py", "stream/cluster.py", "stream/unit_readers.py", "stream/feed.py",
-    "stream/batch_reader.py", "stream/materialise.py", "stream/meter.py",
-    "stream/order.py", "stream/read_speed.py", "stream/target_scale.py",
+    "stream/batch_reader.py", "stream/loader.py", "stream/materialise.py", "stream/meter.py",
+    "stream/order.py", "stream/read_speed.py", "stream/row_maker.py", "stream/target_scale.py",
+    "stream/torch_rows.py", "store/lazy_arrays.py",
 )  # fmt: skip
 
 NOT_TRIED = {
@@ -32,6 +35,8 @@ NOT_TRIED = {
         "needs a worker of other packages: tests/stream/test_cluster.py",
     "stream/unit_readers.py:ClusterReader._check_pulse:1":
         "needs a worker that is killed: tests/stream/test_elastic.py",
+    "stream/torch_rows.py:torch_rows.TorchRows.state_dict:1":
+        "needs PyTorch: tests/stream/test_torch_rows.py",
 }  # fmt: skip
 
 SOURCE = sk.ArraySource(X, Y, unit_rows=20)
@@ -105,6 +110,57 @@ def of_loaders() -> list[Remedy]:
          lambda: command("bench-read data.zarr --seconds 0.01")),
         ("give some rows a weight above 0", lambda: weighted(0), lambda: weighted(1)),
         ("give the targets in a larger unit", lambda: around_zero(1e160), lambda: around_zero(1.0)),
+    ]  # fmt: skip
+    return [Remedy(*case) for case in cases]
+
+
+def of_public_loaders() -> list[Remedy]:
+    """Mistakes in the loader for training loops of others."""
+
+    def made(source: Any = SOURCE, batch_size: int = 10, **given: Any) -> Callable[[], None]:
+        return lambda: sk.Loader(source, batch_size, **given).close()
+
+    def loaded(**changes: Any) -> Callable[[], None]:
+        def load() -> None:
+            with sk.Loader(SOURCE, 10) as loader:
+                loader.load_state_dict(loader.state_dict() | changes)
+
+        return load
+
+    def two_at_once(first_to_its_end: bool) -> None:
+        with sk.Loader(SOURCE, 10) as loader:
+            one = iter(loader)
+            next(one)
+            if first_to_its_end:
+                list(one)
+            next(iter(loader))
+            list(one)
+
+    def of_worker(n_workers: int) -> None:
+        with sk.Loader(SOURCE, 10) as loader:
+            list(_of_worker(loader, np.zeros((256, 3), np.int64), 0, n_workers))
+
+    def lazy(n_features: int) -> None:
+        rows = sp.eye_array(N, n_features, format="csr", dtype=np.float32)
+        sk.ingest_store(rows, "lazy.zarr", y=Y, overwrite=True)
+        sk.open_store("lazy.zarr").to_dask()
+
+    noise = (sk.GaussianNoise(1.0),)
+    cases = [
+        ("batch_size=0 must be a whole number", made(batch_size=0), made(batch_size=1)),
+        ("rank=2 must be below n_ranks=2", made(rank=2, n_ranks=2), made(rank=1, n_ranks=2)),
+        ("give transforms to the source", made(transforms=noise),
+         made(sk.AugmentedSource(SOURCE, 1, noise))),
+        ("give some of X, y, w, row_ids, each once", made(fields=("X", "z")), made(fields="X")),
+        ("give fields without them", made(fields=("X", "w")), made(fields=("X", "y"))),
+        ("give one of Loader.state_dict", loaded(epoch="one"), loaded(epoch=1)),
+        ("make the loader with those", loaded(source="0"), loaded()),
+        ("make the loader with the settings of the state", loaded(order={}), loaded()),
+        ("give 0 to 6", loaded(batch=7), loaded(batch=6)),
+        ("use one to its end before the next", lambda: two_at_once(False),
+         lambda: two_at_once(True)),
+        ("use at most 256", lambda: of_worker(300), lambda: of_worker(200)),
+        ("read them by streamkern.Loader", lambda: lazy(5000), lambda: lazy(50)),
     ]  # fmt: skip
     return [Remedy(*case) for case in cases]
 
@@ -193,4 +249,4 @@ def of_clusters() -> list[Remedy]:
 
 def remedies() -> list[Remedy]:
     """Mistakes in how rows are streamed."""
-    return [*of_loaders(), *of_new_stores(), *of_clusters()]
+    return [*of_loaders(), *of_public_loaders(), *of_new_stores(), *of_clusters()]

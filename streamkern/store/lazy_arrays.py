@@ -1,0 +1,87 @@
+"""The arrays of a store as lazy arrays of Dask, and as a dataset of xarray.
+
+Every `store` here is a `Store`, whose module uses this one.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from streamkern.basics.errors import DataError
+from streamkern.basics.optional import import_optional, on_demand
+from streamkern.store.sparse_rows import sparse_features
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_BLOCK_BYTES = 8 << 20
+
+
+class _CheckedArray:
+    """One array of a store, which is opened anew in another process; `from_array` reads it."""
+
+    def __init__(self, store: Any, name: str) -> None:
+        rows = store.rows[name]
+        self.store, self.name = store, name
+        self.shape: tuple[int, ...] = rows.shape
+        self.dtype: np.dtype[Any] = rows.dtype
+        self.ndim = len(rows.shape)
+
+    def __getitem__(self, index: tuple[Any, ...]) -> NDArray[Any]:
+        """Return the part at `index`, of slices and integers."""
+        wanted = range(self.shape[0])[index[0]]
+        places = [wanted] if isinstance(wanted, int) else list(wanted)
+        first, stop = (min(places), max(places) + 1) if places else (0, 0)
+        block: NDArray[Any] = self.store.rows[self.name][first:stop]
+        if len(places) < len(block) or (len(places) > 1 and places[1] < places[0]):
+            block = block[np.array(places, np.int64) - first]
+        part: NDArray[Any] = block[(0 if isinstance(wanted, int) else slice(None), *index[1:])]
+        return part
+
+
+def dask_arrays(store: Any) -> dict[str, Any]:
+    """Return the arrays of `Store.to_dask`."""
+    da: Any = on_demand("dask.array")
+    _refuse_sparse(store)
+    arrays = {}
+    for name in store.rows:
+        array = _CheckedArray(store, name)
+        chunk_bytes = store.spec.chunk_rows * math.prod(array.shape[1:]) * array.dtype.itemsize
+        rows = store.spec.chunk_rows * max(1, _BLOCK_BYTES // max(1, chunk_bytes))
+        arrays[name] = da.from_array(
+            array,
+            chunks=(rows, *array.shape[1:]),
+            name=f"streamkern-{name}-{store.spec.fingerprint[:32]}",
+            fancy=False,
+            meta=array.store.rows[name][:0],
+        )
+    return arrays
+
+
+def xarray_dataset(store: Any) -> Any:
+    """Return the dataset of `Store.to_xarray`."""
+    xr: Any = import_optional("xarray", "Store.to_xarray", "xarray")
+    spec = store.spec
+    axes = ("feature",) if len(spec.row_shape) == 1 else [f"axis_{k}" for k in _axes(store)]
+    dims = {"X": ("row", *axes), "y": ("row", "output"), "w": ("row",)}
+    arrays = {name: (dims[name][: array.ndim], array) for name, array in dask_arrays(store).items()}
+    named = {"feature": spec.columns, "output": spec.target_columns}
+    used = {dim for array_dims, _ in arrays.values() for dim in array_dims}
+    coords = {dim: list(names) for dim, names in named.items() if names and dim in used}
+    attrs = {} if spec.classes is None else {"classes": list(spec.classes)}
+    return xr.Dataset(arrays, coords, attrs)
+
+
+def _axes(store: Any) -> range:
+    return range(1, 1 + len(store.spec.row_shape))
+
+
+def _refuse_sparse(store: Any) -> None:
+    if sparse_features(store.spec.file_form) is not None:
+        raise DataError(
+            f"the rows of {store!r} are sparse, and arrays of Dask are dense",
+            "read them by streamkern.Loader, which gives CSR arrays",
+        )

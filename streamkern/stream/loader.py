@@ -1,0 +1,328 @@
+"""Shuffled batches of a store or source, for any training loop.
+
+    store or source --BatchReader--> batch as read --RowMaker--> arrays of the caller
+
+The position of a loader is the pair (epoch, batch), so its state is small and another process, with
+any number of threads or ranks, goes on from it with the same bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from streamkern.backend.base import Array
+from streamkern.backend.devices import get_backend
+from streamkern.basics.errors import ConfigError, ResumeMismatchError, RunError
+from streamkern.basics.message import mention
+from streamkern.basics.values import checked_int
+from streamkern.store.row_block import RowBlock
+from streamkern.store.sparse_rows import as_csr, sparse_features
+from streamkern.stream.batch_reader import BatchReader
+from streamkern.stream.buffers import Share
+from streamkern.stream.row_maker import RowMaker
+from streamkern.stream.sources.stores import ZarrSource
+from streamkern.stream.sources.transforms import Transform
+from streamkern.stream.sources.user import as_source, is_source
+from streamkern.stream.torch_rows import torch_rows
+
+_STATE = ("epoch", "batch", "order", "source")
+
+
+class _Machinery(NamedTuple):
+    """The reader and the maker of batches in one process."""
+
+    process: int
+    reader: BatchReader
+    maker: RowMaker
+
+
+class Loader:
+    """Iterates over the epochs of a store or source in shuffled batches. Use as a context manager.
+
+    A pass of a ``for`` loop is one epoch, and the next pass is the next epoch in another order. An
+    abandoned epoch is not continued, except by `load_state_dict`. Batches are new arrays, so they
+    may be kept and changed; they support DLPack.
+
+    Parameters
+    ----------
+    data : URL, path, `Store` or source
+        The training set; arrays are given as an `ArraySource`.
+    batch_size : int
+        Rows of a batch, of all ranks together; the last one of an epoch may have fewer.
+    fields : str or sequence of str
+        The arrays of a batch, of "X" (m, *row_shape), "y", "w" (m,) and "row_ids" (m,). y is (m,)
+        int64 class ids, or (m, c) floats. One name gives the array itself, several give a tuple.
+        X of sparse rows is a CSR array of SciPy's.
+    transforms : sequence of Transform
+        Transforms of the rows of a store, as for `ZarrSource`.
+    seed : int
+        Seed of the order and of the draws of random transforms.
+    shuffle : bool
+        False keeps the order of the source.
+    drop_last : bool
+        Leave out a last batch that is not full.
+    dtype : dtype, optional
+        The dtype of X. Default: as stored, or float32 (float64 from float64) after transforms.
+    device : {"cpu", "gpu", "gpu:N", "auto"}
+        Where float transforms run and the arrays are: NumPy's or CuPy's.
+    rank, n_ranks : int
+        The share of every batch that this process reads. All ranks have the same number of
+        batches. Their shares of a batch differ a little in size, and a small one may be empty.
+    threads : int or "auto"
+        Number of reading threads.
+    block_bytes : int
+        Rows are shuffled within blocks of this size, whole chunks put into a random order; two
+        blocks are held in memory. Another size gives another order.
+    in_flight_bytes : int
+        Bound on the decoded bytes that are being read.
+    keep_bytes : int
+        Stores with no more decoded bytes are kept in memory, once they are read.
+    retry_s : float
+        Seconds for which a transient error of the storage is retried.
+    client : distributed.Client, optional
+        A cluster to read on.
+    storage_options : mapping, optional
+        Options of the storage of a URL; never shown.
+
+    Attributes
+    ----------
+    position : (int, int)
+        Epoch and batch after the last batch that was delivered.
+
+    Raises
+    ------
+    ConfigError
+        An argument is not possible.
+    StoreNotFoundError, DataError
+        As `open_store`; batches also raise CorruptChunkError and NonFiniteError.
+
+    Examples
+    --------
+    >>> source = streamkern.ArraySource(numpy.eye(5), numpy.arange(5.0))
+    >>> with streamkern.Loader(source, 2) as loader:
+    ...     [X.shape for X, y in loader]
+    [(2, 5), (2, 5), (1, 5)]
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        batch_size: int,
+        *,
+        fields: str | Sequence[str] = ("X", "y"),
+        transforms: Sequence[Transform] = (),
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        dtype: Any = None,
+        device: str = "cpu",
+        rank: int = 0,
+        n_ranks: int = 1,
+        threads: int | str = "auto",
+        block_bytes: int = 128 << 20,
+        in_flight_bytes: int = 68 << 20,
+        keep_bytes: int = 0,
+        retry_s: float = 60.0,
+        client: Any = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.source = as_source(_opened(data, transforms, storage_options))
+        self.batch_size = checked_int("batch_size", batch_size)
+        self.seed = checked_int("seed", seed, 0)
+        self.drop_last, self.fields = drop_last, _checked_fields(fields, self.source)
+        n_ranks = checked_int("n_ranks", n_ranks)
+        if checked_int("rank", rank, 0) >= n_ranks:
+            raise ConfigError(
+                f"{mention('rank', rank)} must be below {mention('n_ranks', n_ranks)}"
+            )
+        self._n_features = sparse_features(self.source.file_form)
+        self._device, self._dtype, self._client = device, dtype, client
+        self._reading: dict[str, Any] = {
+            "batch_size": self.batch_size, "seed": self.seed, "in_order": not shuffle,
+            "block_bytes": checked_int("block_bytes", block_bytes),
+            "in_flight_bytes": checked_int("in_flight_bytes", in_flight_bytes),
+            "keep_bytes": checked_int("keep_bytes", keep_bytes, 0),
+            "threads": threads, "retry_s": retry_s, "share": Share(rank, n_ranks),
+        }  # fmt: skip
+        self.position, self._loaded, self._turn = (0, 0), False, 0
+        self._machinery: _Machinery | None = None
+        self._made()
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        with suppress(AttributeError):  # of an unfinished __init__
+            self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_machinery": None}
+
+    def __len__(self) -> int:
+        """Return the number of batches of an epoch."""
+        n_rows = self.source.n_rows
+        return n_rows // self.batch_size if self.drop_last else math.ceil(n_rows / self.batch_size)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.batches()
+
+    @property
+    def epoch(self) -> int:
+        """The number of the current epoch; between two epochs, of the next one."""
+        return self.position[0]
+
+    def close(self) -> None:
+        """End the iterator and the threads. A new iteration starts them again."""
+        machinery, self._machinery = self._machinery, None
+        self._turn += 1
+        if machinery is not None and machinery.process == os.getpid():
+            machinery.reader.close()
+            machinery.maker.backend.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position after the last batch that was delivered, as JSON-able values."""
+        epoch, batch = self.position
+        return {"epoch": epoch, "batch": batch, "order": self._order(), "source": self._digest()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take a position of `state_dict`: the next iteration begins there.
+
+        Raises
+        ------
+        ConfigError
+            `state` is no state of a loader.
+        ResumeMismatchError
+            The state belongs to other rows or another order.
+        """
+        try:
+            epoch, batch, order, source = (state[name] for name in _STATE)
+            position = checked_int("epoch", epoch, 0), checked_int("batch", batch, 0)
+        except (TypeError, KeyError, ConfigError):
+            raise ConfigError(
+                f"{mention('state')} is no state of a loader", "give one of Loader.state_dict"
+            ) from None
+        if source != self._digest():
+            raise ResumeMismatchError(
+                "the state of the loader belongs to other rows or transforms",
+                "make the loader with those, or begin without a state",
+            )
+        for name, value in self._order().items():
+            if order.get(name) != value:
+                raise ResumeMismatchError(
+                    f"the state of the loader has {name} {order.get(name)}, and this loader has "
+                    f"{value}",
+                    "make the loader with the settings of the state (mix_units follows from "
+                    "block_bytes), or begin without a state",
+                )
+        self.begin_at(*position)
+
+    def begin_at(self, epoch: int, batch: int = 0) -> None:
+        """Let the next iteration begin at this batch of this epoch."""
+        batch = checked_int("batch", batch, 0)
+        if batch > math.ceil(self.source.n_rows / self.batch_size):
+            raise ConfigError(
+                f"{mention('batch', batch)} is not in an epoch", f"give 0 to {len(self)}"
+            )
+        self.position, self._loaded = (checked_int("epoch", epoch, 0), batch), True
+        self._turn += 1
+
+    def to_torch(self) -> Any:
+        """Return a `torch.utils.data.IterableDataset` with these batches, as tensors.
+
+        Pass it to a ``DataLoader(dataset, batch_size=None)``. The threads of the loader read ahead,
+        so ``num_workers=0`` is best: with workers the order is the same, but every worker reads all
+        rows and delivers its part of the batches. Sparse rows become sparse CSR tensors. The
+        dataset has `state_dict` and `load_state_dict`, which torchdata's StatefulDataLoader calls.
+
+        Raises MissingDependencyError without PyTorch.
+        """
+        return torch_rows(self)
+
+    def batches(self, step: int = 1) -> Iterator[Any]:
+        """Iterate as a ``for`` loop does, but deliver only one of `step` batches, the first one."""
+        if self.position[1] and not self._loaded:
+            self.position = (self.position[0] + 1, 0)
+        self._loaded = False
+        return self._batches(step)
+
+    def _batches(self, step: int) -> Iterator[Any]:
+        self._turn += 1
+        turn, (epoch, start) = self._turn, self.position
+        _, reader, maker = self._made()
+        n_batches = len(self)
+        if start < n_batches:
+            for batch, rows in enumerate(reader.epoch(epoch, start), start):
+                if batch >= n_batches:
+                    break
+                if (batch - start) % step == 0:
+                    self.position = (epoch, min(batch + step, n_batches))
+                    made = maker.make(rows.copy(), epoch, f"batch {batch} of epoch {epoch}")
+                    yield self._delivered(made)
+                if self._turn != turn:
+                    raise RunError(
+                        "this iterator of the loader has ended: another one was started, a state "
+                        "was loaded, or the loader was closed",
+                        "use one to its end before the next",
+                    )
+        self.position = (epoch + 1, 0)
+
+    def _delivered(self, rows: RowBlock) -> Array | tuple[Array, ...]:
+        if self._n_features is not None:
+            rows = rows._replace(X=as_csr(rows.X, self._n_features))
+        if isinstance(self.fields, str):
+            return getattr(rows, self.fields)
+        return tuple(getattr(rows, name) for name in self.fields)
+
+    def _made(self) -> _Machinery:
+        """Return the machinery of this process: threads do not survive a fork."""
+        if self._machinery is None or self._machinery.process != os.getpid():
+            backend = get_backend(self._device, accelerator="none")
+            maker = RowMaker(self.source, self.seed, self._dtype, backend)
+            reader = BatchReader(self.source, client=self._client, **self._reading)
+            self._machinery = _Machinery(os.getpid(), reader, maker)
+        return self._machinery
+
+    def _order(self) -> dict[str, int]:
+        in_order = self._reading["in_order"]
+        return self._made().reader.order_key() | {"in_order": int(in_order)}
+
+    def _digest(self) -> str:
+        text = json.dumps(self.source.describe(), sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _opened(data: Any, transforms: Sequence[Transform], options: Mapping[str, Any] | None) -> Any:
+    if not is_source(data):
+        return ZarrSource(data, transforms, storage_options=options)
+    if transforms or options:
+        given = "transforms" if transforms else "storage_options"
+        raise ConfigError(
+            f"{mention(given)} is given with a source", f"give {mention(given)} to the source"
+        )
+    return data
+
+
+def _checked_fields(fields: str | Sequence[str], source: Any) -> str | tuple[str, ...]:
+    names = (fields,) if isinstance(fields, str) else tuple(fields)
+    unknown = [name for name in names if name not in RowBlock._fields]
+    if unknown or not names or len(set(names)) < len(names):
+        raise ConfigError(
+            f"{mention('fields', fields)} is not possible",
+            f"give some of {', '.join(RowBlock._fields)}, each once",
+        )
+    if ("w" in names and not source.weighted) or ("y" in names and not source.n_outputs):
+        lacking = "sample weights" if "w" in names and not source.weighted else "targets"
+        raise ConfigError(
+            f"{mention('fields', fields)} asks for {lacking}, and the source has none",
+            f"give {mention('fields')} without them",
+        )
+    return fields if isinstance(fields, str) else names

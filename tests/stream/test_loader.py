@@ -1,0 +1,228 @@
+"""The public loader, compared with the rows as they are in the store, and with one pass of it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import subprocess
+import sys
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import streamkern as sk
+
+N = 1000
+X = np.random.default_rng(0).standard_normal((N, 5)).astype(np.float32)
+LABELS = np.arange(N) % 3
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of 1000 rows in 32 chunks, in another order than X."""
+    url = tmp_path_factory.mktemp("loader") / "rows.zarr"
+    sk.ingest_store(X, url, y=LABELS, sample_weight=np.arange(1.0, N + 1), chunk_mb=0.0007)
+    return url
+
+
+def order(loader: Any) -> list[list[int]]:
+    return [np.asarray(rows).tolist() for rows in loader]
+
+
+def rows_of(source: Any, **given: Any) -> sk.Loader:
+    given = {"fields": "row_ids", "seed": 3} | given
+    return sk.Loader(source, given.pop("batch_size", 64), **given)
+
+
+def many_units() -> sk.ArraySource:
+    return sk.ArraySource(X, LABELS, unit_rows=20)
+
+
+def test_every_epoch_has_every_row_once_as_it_is_stored(url: Path) -> None:
+    store = sk.open_store(url)
+    stored_X, stored_y = store.read_rows(np.arange(N))
+    with sk.Loader(url, 64, fields=("X", "y", "w", "row_ids"), seed=1) as loader:
+        assert len(loader) == 16
+        orders = []
+        for epoch in range(2):
+            assert loader.epoch == epoch
+            batches = list(loader)
+            assert [len(X) for X, *_ in batches] == [64] * 15 + [40]
+            found_X, found_y, w, rows = (
+                np.concatenate(parts) for parts in zip(*batches, strict=True)
+            )
+            assert sorted(rows.tolist()) == list(range(N))
+            np.testing.assert_array_equal(found_X, stored_X[rows])
+            np.testing.assert_array_equal(found_y, stored_y[rows])
+            np.testing.assert_array_equal(w, store.rows["w"][:][rows])
+            assert (found_X.dtype, found_y.dtype) == (np.float32, np.int64)
+            orders.append(rows.tolist())
+    assert orders[0] != orders[1]
+
+
+def test_batches_stay_as_they_were_delivered(url: Path) -> None:
+    with sk.Loader(url, 64) as loader:
+        kept = list(loader)
+        copies = [(X.copy(), y.copy()) for X, y in sk.Loader(url, 64)]
+    for (X, y), (X_then, y_then) in zip(kept, copies, strict=True):
+        np.testing.assert_array_equal(X, X_then)
+        np.testing.assert_array_equal(y, y_then)
+        X[:] = 0  # may be written to
+
+
+def test_dropping_the_last_batch_leaves_out_no_full_one() -> None:
+    assert len(rows_of(many_units(), drop_last=True)) == 15
+    assert order(rows_of(many_units(), drop_last=True)) == order(rows_of(many_units()))[:15]
+    assert len(order(rows_of(many_units(), drop_last=True, batch_size=100))) == 10
+
+
+def test_the_order_without_shuffling_is_that_of_the_source() -> None:
+    assert [*chain(*order(rows_of(many_units(), shuffle=False)))] == list(range(N))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    done=st.integers(0, 16), epoch=st.integers(0, 2), threads=st.sampled_from([1, 3]),
+    units=st.sampled_from([1, 4, 50]), drop_last=st.booleans(),
+)  # fmt: skip
+def test_a_state_goes_on_with_the_same_bits(
+    done: int, epoch: int, threads: int, units: int, drop_last: bool
+) -> None:
+    def made(threads: int) -> sk.Loader:
+        block_bytes = units * 20 * (5 * 4 + 8 + 16)
+        return sk.Loader(
+            sk.ArraySource(X, LABELS, [sk.GaussianNoise(1.0)], unit_rows=20), 64, seed=5,
+            threads=threads, block_bytes=block_bytes, drop_last=drop_last,
+            fields=("X", "y", "row_ids"),
+        )  # fmt: skip
+
+    with made(1) as whole, made(threads) as first, made(2) as second:
+        passes = [list(whole) for _ in range(epoch + 2)]
+        done = min(done, len(whole))
+        for _ in range(epoch):
+            list(first)
+        iterator = iter(first)
+        got = [next(iterator) for _ in range(done)]
+        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        assert second.epoch == epoch
+        got += list(second)
+        assert second.epoch == epoch + 1
+        got += list(second)
+    for ours, theirs in zip(got, passes[epoch] + passes[epoch + 1], strict=True):
+        for a, b in zip(ours, theirs, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_an_abandoned_epoch_is_followed_by_the_next_one() -> None:
+    passes = [order(loader) for loader in [rows_of(many_units())] for _ in range(2)]
+    loader = rows_of(many_units())
+    next(iter(loader))
+    assert order(loader) == passes[1]
+
+
+def test_the_shares_of_ranks_make_up_the_batch_of_one() -> None:
+    whole = order(rows_of(many_units()))
+    shares = [order(rows_of(many_units(), rank=rank, n_ranks=3)) for rank in range(3)]
+    assert {len(share) for share in shares} == {len(whole)}
+    for batch, *parts in zip(whole, *shares, strict=True):
+        assert sorted(batch) == sorted(chain(*parts))
+    resumed = rows_of(many_units())  # by another number of ranks
+    iterator = iter(rank := rows_of(many_units(), rank=1, n_ranks=2))
+    for _ in range(4):
+        next(iterator)
+    resumed.load_state_dict(rank.state_dict())
+    assert order(resumed) == whole[4:]
+
+
+def test_transforms_are_those_of_training(url: Path, tmp_path: Path) -> None:
+    noisy = sk.AugmentedSource(sk.ZarrSource(url), 2, [sk.GaussianNoise(0.5)])
+    sk.materialise_store(noisy, tmp_path / "made.zarr", seed=4, shuffle=False)
+    made = sk.open_store(tmp_path / "made.zarr")
+    loader = sk.Loader(noisy, 300, seed=4, shuffle=False)
+    found = [np.concatenate(parts) for parts in zip(*loader, strict=True)]
+    for ours, theirs in zip(found, made.read_rows(np.arange(2 * N)), strict=True):
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_mixed_targets_are_shares_of_the_classes(url: Path) -> None:
+    for _, y in sk.Loader(url, 64, transforms=[sk.MixUp(0.3)]):
+        assert y.shape[1] == 3
+        np.testing.assert_allclose(y.sum(axis=1), 1, rtol=1e-6)
+
+
+def test_sparse_rows_come_as_sparse_arrays(tmp_path: Path) -> None:
+    rows = sp.random_array((300, 9000), density=0.002, format="csr", dtype=np.float32, rng=0)
+    sk.ingest_store(rows, tmp_path / "sparse.zarr", y=np.arange(300) % 2, shuffle=False)
+    for X, ids in sk.Loader(tmp_path / "sparse.zarr", 64, fields=("X", "row_ids")):
+        assert isinstance(X, sp.csr_array)
+        assert X.shape[1] == 9000
+        np.testing.assert_array_equal(X.toarray(), rows[ids].toarray())
+
+
+def test_a_copy_goes_on_from_the_position(url: Path) -> None:
+    loader = rows_of(url)
+    iterator = iter(loader)
+    next(iterator)
+    again = pickle.loads(pickle.dumps(loader))
+    assert again.state_dict() == loader.state_dict()
+    again.load_state_dict(loader.state_dict())
+    assert order(again) == list(map(list, (r.tolist() for r in iterator)))
+    assert copy.copy(loader).epoch == 1
+
+
+def test_a_state_of_other_rows_or_another_order_is_refused(url: Path) -> None:
+    state = rows_of(url).state_dict()
+    for other, word in (
+        (rows_of(many_units()), "other rows"),
+        (rows_of(sk.ZarrSource(url, [sk.GaussianNoise(1.0)])), "other rows or transforms"),
+        (rows_of(url, seed=4), "seed 3"),
+        (rows_of(url, batch_size=65), "batch_size 64"),
+        (rows_of(url, shuffle=False), "in_order 0"),
+    ):
+        before = other.state_dict()
+        with pytest.raises(sk.ResumeMismatchError, match=word):
+            other.load_state_dict(state)
+        assert other.state_dict() == before
+
+
+def test_an_older_iterator_ends_with_an_error() -> None:
+    loader = rows_of(many_units())
+    state = loader.state_dict()
+    for act in (lambda: next(iter(loader)), lambda: loader.load_state_dict(state), loader.close):
+        iterator = iter(loader)
+        next(iterator)
+        act()
+        with pytest.raises(sk.RunError, match="has ended"):
+            next(iterator)
+
+
+def test_a_killed_process_resumes(url: Path, tmp_path: Path) -> None:
+    """A process writes its state after every batch and is killed; the rest is what it lacked."""
+    text = """
+import json, os, sys, streamkern as sk
+loader = sk.Loader(sys.argv[1], 64, fields="row_ids", seed=3)
+if os.path.exists("state.json"):
+    loader.load_state_dict(json.load(open("state.json")))
+for k, rows in enumerate(loader):
+    with open("seen", "a") as file:
+        print(json.dumps(rows.tolist()), file=file)
+    json.dump(loader.state_dict(), open("next.json", "w"))
+    os.replace("next.json", "state.json")
+    if k == 6:
+        os.kill(os.getpid(), 9)
+"""
+    codes = [
+        subprocess.run([sys.executable, "-c", text, url], cwd=tmp_path, check=False).returncode
+        for _ in range(3)
+    ]
+    assert codes == [-9, -9, 0]
+    seen = [json.loads(line) for line in (tmp_path / "seen").read_text().splitlines()]
+    assert seen == order(rows_of(url))

@@ -1,0 +1,122 @@
+"""Batches of the loader in PyTorch's DataLoader and torchdata's StatefulDataLoader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import streamkern as sk
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta:UserWarning"),
+]
+DataLoader = torch.utils.data.DataLoader
+
+N = 1000
+SOURCE = sk.ArraySource(
+    np.random.default_rng(0).standard_normal((N, 5)).astype(np.float32), np.arange(N) % 3,
+    unit_rows=20,
+)  # fmt: skip
+
+
+MADE: list[sk.Loader] = []
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    """Close the loaders of a test: classes of datasets wait for the garbage collector."""
+    yield
+    while MADE:
+        MADE.pop().close()
+
+
+def loader(source: Any = SOURCE, **given: Any) -> sk.Loader:
+    MADE.append(sk.Loader(source, 64, **{"fields": "row_ids", "seed": 3} | given))
+    return MADE[-1]
+
+
+def order(batches: Any) -> list[list[int]]:
+    return [batch.tolist() for batch in batches]
+
+
+@pytest.fixture(scope="module")
+def epochs() -> list[list[list[int]]]:
+    """The order of three epochs."""
+    with loader() as whole:
+        return [order(whole) for _ in range(3)]
+
+
+def test_tensors_hold_the_rows() -> None:
+    data = DataLoader(loader(fields=("X", "y")).to_torch(), batch_size=None)
+    assert len(data) == 16
+    for (X, y), (ours, labels) in zip(data, loader(fields=("X", "y")), strict=True):
+        assert (X.dtype, y.dtype) == (torch.float32, torch.int64)
+        np.testing.assert_array_equal(X.numpy(), ours)
+        np.testing.assert_array_equal(y.numpy(), labels)
+
+
+@pytest.mark.parametrize(
+    ("workers", "context"), [(0, None), (1, "fork"), (3, "fork"), (2, "spawn")]
+)
+@pytest.mark.parametrize("persistent", [False, True])
+def test_the_order_is_that_of_the_loader(
+    epochs: list[Any], workers: int, context: str | None, persistent: bool
+) -> None:
+    data = DataLoader(
+        loader().to_torch(), batch_size=None, num_workers=workers,
+        multiprocessing_context=context, persistent_workers=persistent and workers > 0,
+    )  # fmt: skip
+    assert [order(data) for _ in range(3)] == epochs
+
+
+@pytest.mark.parametrize("workers", [0, 2, 3])
+def test_a_state_in_the_main_process_goes_on(epochs: list[Any], workers: int) -> None:
+    first = loader().to_torch()
+    iterator = iter(DataLoader(first, batch_size=None))
+    for _ in range(5):
+        next(iterator)
+    dataset = loader().to_torch()
+    dataset.load_state_dict(first.state_dict())
+    data = DataLoader(dataset, batch_size=None, num_workers=workers)
+    assert [order(data), order(data)] == [epochs[0][5:], epochs[1]]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("done", [0, 5, 16])
+def test_a_stateful_data_loader_resumes(epochs: list[Any], workers: int, done: int) -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="no torchdata")
+
+    def made() -> Any:
+        return stateful.StatefulDataLoader(
+            loader().to_torch(), batch_size=None, num_workers=workers
+        )
+
+    first, second = made(), made()
+    iterator = iter(first)
+    got = [next(iterator).tolist() for _ in range(done)]
+    second.load_state_dict(first.state_dict())
+    rest = order(second)
+    assert got + rest == epochs[0]
+    assert order(second) == epochs[1]
+
+
+def test_the_dataset_knows_no_state_of_workers() -> None:
+    dataset = loader().to_torch()
+    list(DataLoader(dataset, batch_size=None, num_workers=2))
+    with pytest.raises(sk.RunError, match="use num_workers=0"):
+        dataset.state_dict()
+
+
+def test_sparse_rows_are_sparse_tensors(tmp_path: Any) -> None:
+    rows = sp.random_array((300, 9000), density=0.002, format="csr", dtype=np.float32, rng=0)
+    sk.ingest_store(rows, tmp_path / "sparse.zarr", y=np.arange(300) % 2, shuffle=False)
+    batches = loader(tmp_path / "sparse.zarr", fields=("X", "row_ids"))
+    for X, ids in batches.to_torch():
+        np.testing.assert_array_equal(X.to_dense().numpy(), rows[ids.numpy()].toarray())
