@@ -259,11 +259,11 @@ class Held(ArraySource):
     """Rows held out, of which one evaluation in a process waits in its middle."""
 
     conn: Any = None
-    evaluations = 0
+    reads_of_unit_1 = 0  # threads read the units of an evaluation in any order
 
     def _read(self, u: int, seed: int, epoch: int) -> tuple[Array, Array]:
-        Held.evaluations += u == 0
-        if self.conn is not None and u == 1 and Held.evaluations == self.waits_in:
+        Held.reads_of_unit_1 += u == 1
+        if self.conn is not None and u == 1 and Held.reads_of_unit_1 == self.waits_in:
             self.conn.send("here")
             self.conn.recv()
         return super()._read(u, seed, epoch)
