@@ -13,10 +13,12 @@ the same bit for bit on one thread or sixteen.
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import lru_cache
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -44,6 +46,15 @@ except (AttributeError, OSError, TypeError):  # another C library than glibc
 
 
 WIDE_FEATURES = 128
+
+
+@lru_cache(maxsize=1)
+def _blas_libraries(n_modules: int) -> ThreadpoolController:
+    """Return the control of the loaded BLAS libraries, which takes 2 ms to find.
+
+    n_modules : the number of imported modules; libraries are loaded with one of them
+    """
+    return ThreadpoolController()
 
 
 class Backend(DenseAlgebra):
@@ -89,7 +100,7 @@ class Backend(DenseAlgebra):
         self.threads = threads or available_cpus()
         self.xp: Any = np
         lapack.load_libraries()  # only libraries that are already loaded can be limited
-        self._blas = ThreadpoolController()
+        self._blas = _blas_libraries(len(sys.modules))
         self._pool = (
             ThreadPoolExecutor(self.threads, thread_name_prefix="streamkern-tile")
             if self.threads > 1

@@ -35,6 +35,7 @@ from streamkern.stream.sources.transforms import Scale, Transform, is_determinis
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.loop.step_loop import Result
 from streamkern.train.model.kernel_model import KernelModel
+from streamkern.train.model.wide_sum import KernelSum, may_be_wide, rounding_shows
 from streamkern.train.online import Online, SavedRun
 from streamkern.train.restart.parent_run import ParentRun
 from streamkern.train.restart.run_snapshot import RunSnapshot
@@ -206,6 +207,7 @@ class FittedModel:
     settings : of the run, by table.
     online : the state that `partial_fit` continues, and the transforms of its rows; None after
         `fit`.
+    wide : whether predictions are summed in float64, see `wide_sum`.
     begun : the parameters of the first `partial_fit`, see `Parameters._of_model`.
     """
 
@@ -225,6 +227,7 @@ class FittedModel:
     settings: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     online: tuple[Online | SavedRun, list[Any]] | None = None
     begun: Mapping[str, ParameterValue] | None = None
+    wide: bool = False
 
     @property
     def levels(self) -> Sequence[float] | None:
@@ -292,7 +295,11 @@ class FittedModel:
         return cls(
             schema, attributes, model.targets, warm, model.op.precision, model.op.grid,
             model.fixed, meta, model.calibration, model.posterior, np.asarray(result.order),
-            model.op.origin, **others,
+            model.op.origin,
+            wide=may_be_wide(others.get("settings", {})) and rounding_shows(
+                KernelSum(model.op, model.Z, model.weights), np.asarray(result.Z)
+            ),
+            **others,
         )  # fmt: skip
 
     @classmethod

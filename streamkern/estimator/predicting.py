@@ -146,6 +146,7 @@ class Predicting(Parameters):
                 calibration=fitted.calibration,
                 posterior=fitted.posterior, lacking=self._lacking,
                 loss=loss_for_figures(fitted.meta),
+                centers=Z, wide=fitted.wide,
             )  # fmt: skip
 
     @property

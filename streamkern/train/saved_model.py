@@ -24,6 +24,7 @@ from streamkern.train.loop.guard import LossCurve
 from streamkern.train.loop.step_loop import Kept, Result
 from streamkern.train.model.kernel_model import KernelModel
 from streamkern.train.model.recorded_columns import column_names
+from streamkern.train.model.wide_sum import may_be_wide
 from streamkern.train.resolve.early_stopping import kept_scores, scores_in
 from streamkern.train.restart.run_snapshot import RunSnapshot
 from streamkern.train.restart.scaling import save_scaling
@@ -119,12 +120,14 @@ def model_of(run: RunSnapshot, backend: Backend) -> KernelModel:
     with backend.active():
         Z = op.points(backend.asarray(run.setup.arrays["Z"]), right=True)
     arrays = run.saved.arrays
+    settings = {} if run.setup.run is None else run.record["identity"]["settings"]
     return KernelModel(
         op, Z, backend.asarray(run.weights), run.classes, run.row_shape, run.fixed, run.targets,
         skipped=run.skipped, **column_names(run.setup.meta),
         origin={"run": run.place, "step": run.saved.step},
         calibration=Calibration.from_arrays(arrays), posterior=Posterior.kept(arrays),
         lacking=lacking(run.setup.meta), loss=run.loss,
+        centers=run.setup.arrays["Z"] if may_be_wide(settings) else None,
     )  # fmt: skip
 
 

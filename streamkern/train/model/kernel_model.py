@@ -46,6 +46,7 @@ from streamkern.stream.sources.user import as_source
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.model.spreads import ResidualScales
 from streamkern.train.model.unseen_values import UnseenValues
+from streamkern.train.model.wide_sum import KernelSum, rounding_shows, wide_sum
 from streamkern.train.resolve.training_data import check_evaluable, targets
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -77,6 +78,8 @@ class KernelModel:
     origin, arrays : the run, and names of arrays in its settings
     lacking : the sentence on what is needed for a calibration
     loss : the loss that was minimised; None: squares
+    centers : (p, d) host array of the centers, if f(X) may be summed in float64, see `wide_sum`
+    wide : whether it is; None: if `rounding_shows`
     """
 
     op: KernelOperator
@@ -99,6 +102,8 @@ class KernelModel:
     arrays: RecordedArrays = USUAL
     lacking: str = field(default_factory=lambda: lacking({}))
     loss: Loss | None = None
+    centers: npt.NDArray[Any] | None = None
+    wide: bool | None = None
 
     @property
     def backend(self) -> Backend:
@@ -188,7 +193,15 @@ class KernelModel:
 
     def function(self, X: Array) -> Array:
         """Return f(X) in scaled targets, (n, c). X : (n, d) on the device, scaled."""
-        return self.op.product(self.op.points(X, left=True), self.Z, self.weights)
+        return self._sum(X)
+
+    @functools.cached_property
+    def _sum(self) -> KernelSum:
+        narrow = KernelSum(self.op, self.Z, self.weights)
+        if self.centers is None or self.wide is False:
+            return narrow
+        wide = self.wide or rounding_shows(narrow, self.centers)
+        return wide_sum(narrow, self.centers) if wide else narrow
 
     def _prepared(
         self, block: RowBlock, classes: Sequence[str] | None, n_outputs: int

@@ -1,0 +1,95 @@
+"""A callback that shows the newest numbers of a run to Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
+from streamkern.basics.optional import import_optional
+from streamkern.train.loop.callbacks import Callback, TrainStart
+from streamkern.train.loop.sinks import numbers_in
+
+
+class Prometheus(Callback):
+    """Serves the newest losses and figures of a run, for Prometheus to scrape while it trains.
+
+    The address is ``http://host:port/metrics``. Each number of the log is a gauge, such as
+    ``streamkern_train_mse``, ``streamkern_samples_per_s`` or ``streamkern_test_accuracy``, beside
+    ``streamkern_step`` and ``streamkern_epoch``. The server ends with the run. A collector of
+    OpenTelemetry reads the same address.
+
+    Parameters
+    ----------
+    port : int
+        Port of the server; 0 takes a free one, which is then in `port`.
+    host : str
+        Address to listen at; "0.0.0.0" lets other machines read.
+    labels : mapping of str to str, optional
+        Labels of every gauge, such as the name of the run.
+
+    Raises
+    ------
+    MissingDependencyError
+        prometheus-client is not installed.
+    ConfigError
+        A label has a name that Prometheus refuses; or, as the run starts, the port is taken.
+    """
+
+    def __init__(
+        self, port: int = 9464, *, host: str = "127.0.0.1", labels: Mapping[str, str] | None = None
+    ) -> None:
+        self.port, self.host, self.labels = port, host, dict(labels or {})
+        self._server: Any = None
+        self._gauges: dict[str, Any] = {}
+        self._registry: Any = None
+        self._gauge("step", self._client().CollectorRegistry())  # refuses impossible labels
+
+    def _client(self) -> Any:
+        return import_optional("prometheus_client", "Prometheus", "prometheus")
+
+    def begin(self, run: TrainStart) -> None:
+        """Start the server."""
+        client = self._client()
+        self._registry, self._gauges = client.CollectorRegistry(), {}
+        try:
+            self._server, _ = client.start_http_server(self.port, self.host, self._registry)
+        except (OSError, OverflowError) as error:
+            raise ConfigError(
+                f"{mention('port', self.port)} at {self.host} cannot be served ({error})",
+                "give a free port, or 0 for any",
+            ) from error
+        self.port = self._server.server_port
+        self._show({"step": run.step, "epoch": run.epoch})
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """Show the numbers of a record."""
+        places = {name: record[name] for name in ("step", "epoch", "samples") if name in record}
+        self._show(places | {name: value for name, value, _ in numbers_in(record)})
+
+    def end(self, error: BaseException | None) -> None:
+        """End the server."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None
+
+    def _show(self, numbers: Mapping[str, float]) -> None:
+        for name, value in numbers.items():
+            if name not in self._gauges:
+                self._gauges[name] = self._gauge(name, self._registry)
+            self._gauges[name].set(value)
+
+    def _gauge(self, name: str, registry: Any) -> Any:
+        try:
+            gauge = self._client().Gauge(
+                f"streamkern_{name}", f"Newest {name} of the run.", list(self.labels),
+                registry=registry,
+            )  # fmt: skip
+        except ValueError as error:
+            raise ConfigError(
+                f"{mention('labels', self.labels)} is not possible ({error})",
+                "give other names",
+            ) from error
+        return gauge.labels(**self.labels) if self.labels else gauge

@@ -1,0 +1,88 @@
+"""Sums over the centers in float64, where the rounding of float32 would show in predictions.
+
+Weights of nearly equal centers are large and cancel; so do, with a wide kernel, those of all
+centers. The rounding of float32 kernel values, times such weights, reached 2 % of the spread of
+f(X) in predictions of models that were trained in float32. The weights themselves are as good as
+float32 can make them, so only the sum is computed again. What it gains and costs is in
+docs/howto/predict.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.backend.base import Array
+from streamkern.kernels.fourier import FourierFeatures
+from streamkern.kernels.points import Points
+from streamkern.kernels.products import KernelOperator
+
+MOST_ROUNDING = 1e-4
+"""Root mean square of the rounding that stays, over the spread of f."""
+MOST_BYTES = 1 << 30
+"""Bytes of centers in float64 above which sums stay in float32."""
+
+_PROBES = 128
+_NEAR = 2.0**-7
+
+
+class KernelSum(NamedTuple):
+    """The parts of f(X) = K(X, Z) weights.
+
+    Z, weights : points of the centers, right side; (p, c) on the device
+    """
+
+    op: KernelOperator
+    Z: Points
+    weights: Array
+
+    def __call__(self, X: Array) -> Array:
+        """Return f(X), (n, c). X : (n, d) on the device, scaled."""
+        return self.op.product(self.op.points(X, left=True), self.Z, self.weights)
+
+
+def may_be_wide(settings: Mapping[str, Any]) -> bool:
+    """Return whether a run of these settings leaves the precision of predictions to the model."""
+    return bool(settings.get("run", {}).get("precision") == "auto")
+
+
+def wide_sum(narrow: KernelSum, centers: npt.NDArray[Any]) -> KernelSum:
+    """Return the sum in float64. centers : (p, d) host array, scaled."""
+    op = KernelOperator(narrow.op.kernel, narrow.op.backend, "float64", narrow.op.origin)
+    Z = op.points(op.backend.asarray(centers, np.float64), right=True)
+    return KernelSum(op, Z, op.backend.asarray(narrow.weights, np.float64))
+
+
+def rounding_shows(narrow: KernelSum, centers: npt.NDArray[Any]) -> bool:
+    """Return whether the rounding of float32 shows in predictions.
+
+    Sums in float32 and float64 are compared at points between centers. So the answer depends on the
+    model alone, and a row has the same prediction in every call. Costs 128 p kernel values of each.
+
+    centers : (p, d) host array, scaled
+    """
+    op, xp = narrow.op, narrow.op.backend.xp
+    features = op.kernel.sparse or isinstance(op.kernel, FourierFeatures)
+    if op.precision != "exact" or features or len(centers) < 2 or 8 * centers.size > MOST_BYTES:
+        return False
+    probes = op.backend.asarray(_probes(centers, op.categorical_columns), op.dtype)
+    with np.errstate(over="ignore", invalid="ignore"):  # of a run that diverged
+        F, rounded = wide_sum(narrow, centers)(probes), narrow(probes)
+        spread = xp.square(F - F.mean(axis=0)).mean()
+        return bool(xp.square(F - rounded).mean() > MOST_ROUNDING**2 * spread)
+
+
+def _probes(centers: npt.NDArray[Any], categorical: list[int]) -> npt.NDArray[Any]:
+    """Return points (k, d) on the way from centers to their neighbours in the list.
+
+    They are half-way, and, where a kernel may have a kink, at the centers. Categories are those of
+    the first center.
+    """
+    first = np.linspace(0, len(centers) - 2, min(_PROBES, len(centers) - 1)).astype(np.int64)
+    share = np.where(np.arange(len(first)) % 2, 0.5, _NEAR)[:, None]
+    points: npt.NDArray[Any] = centers[first] + share * (centers[first + 1] - centers[first])
+    points[:, categorical] = centers[first][:, categorical]
+    return points

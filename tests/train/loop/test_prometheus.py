@@ -1,0 +1,82 @@
+"""The figures of a run as Prometheus reads them, compared with its log."""
+
+from __future__ import annotations
+
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import streamkern as sk
+from streamkern.rundir.run_log import read_log
+from tests.runs import array_source, finished, settings, stream
+
+parser = pytest.importorskip("prometheus_client.parser", reason="no prometheus-client")
+CONFIG = {"data.epochs": 3, "run.evaluate_every": "auto"}
+
+
+def scraped(port: int) -> dict[str, tuple[float, dict[str, str]]]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    return {
+        sample.name: (sample.value, dict(sample.labels))
+        for family in parser.text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+class Scraping(sk.Callback):
+    """Reads the server after each record, as it stands behind `shown` in the list."""
+
+    def __init__(self, shown: sk.Prometheus) -> None:
+        self.shown = shown
+        self.seen: list[tuple[dict[str, Any], dict[str, tuple[float, dict[str, str]]]]] = []
+
+    def record(self, record: Any) -> None:
+        self.seen.append((dict(record), scraped(self.shown.port)))
+
+
+def test_gauges_are_the_numbers_of_the_log(tmp_path: Path) -> None:
+    shown = sk.Prometheus(0, labels={"run": 'a "first" one'})
+    scraping = Scraping(shown)
+    finished(
+        settings(tmp_path / "run", **CONFIG), source=stream(), test=array_source(40, 5),
+        callbacks=[shown, scraping],
+    )  # fmt: skip
+    evaluations = [(r, seen) for r, seen in scraping.seen if r["event"] == "evaluation"]
+    assert len(evaluations) == 3
+    for record, seen in evaluations:
+        for name in ("step", "epoch", "test_mse"):
+            assert seen[f"streamkern_{name}"] == (record[name], {"run": 'a "first" one'})
+    logged = [r for r in read_log(tmp_path / "run" / "log.jsonl") if r["event"] == "evaluation"]
+    assert [r["test_mse"] for r in logged] == [r["test_mse"] for r, _ in evaluations]
+    with pytest.raises(OSError, match="refused"):
+        scraped(shown.port)
+
+
+def test_a_second_fit_is_served_anew() -> None:
+    shown = sk.Prometheus(0)
+    for _ in range(2):
+        finished(settings(**CONFIG), source=stream(), callbacks=[shown])
+
+
+def test_a_port_that_is_taken_is_refused() -> None:
+    first = sk.Prometheus(0)
+    seen: list[str] = []
+
+    class Second(sk.Callback):
+        def record(self, record: Any) -> None:
+            if seen:
+                return
+            with pytest.raises(sk.ConfigError, match="give a free port") as refused:
+                finished(settings(), source=stream(), callbacks=[sk.Prometheus(first.port)])
+            seen.append(str(refused.value))
+
+    finished(settings(), source=stream(), callbacks=[first, Second()])
+    assert str(first.port) in seen[0]
+
+
+def test_labels_that_are_no_names_are_refused() -> None:
+    with pytest.raises(sk.ConfigError, match="give other names"):
+        sk.Prometheus(0, labels={"__run": "a"})

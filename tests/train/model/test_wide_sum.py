@@ -1,0 +1,87 @@
+"""Predictions of models with large weights, compared with sums in float64 and in extended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import streamkern as sk
+from streamkern.train.model.wide_sum import MOST_ROUNDING
+
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((1200, 4))
+Y = np.sin(X).sum(axis=1)
+NEW = RNG.standard_normal((400, 4))
+
+
+def exact(model: Any, rows: np.ndarray) -> np.ndarray:
+    """Return f in extended precision, from differences, not from norms."""
+    apart = rows.astype(np.longdouble)[:, None] - model.centers_.astype(np.longdouble)[None]
+    K = np.exp(-(apart**2).sum(axis=2) / (2 * np.longdouble(model.bandwidth_) ** 2))
+    f: np.ndarray = K @ model.dual_coef_.astype(np.longdouble) + model.intercept_
+    return f.astype(np.float64).ravel()
+
+
+def trained(run_dir: Path | None = None, **changes: Any) -> Any:
+    """A Gaussian kernel, as wide as given, nearly without a ridge, trained in float32."""
+    given = {
+        "kernel": "gaussian", "metric": "none", "n_centers": 300, "ridge": 1e-9, "scale": "none",
+        "solver": "direct", "run_dir": run_dir,
+    }  # fmt: skip
+    return sk.KernelRegressor(**given | changes).fit(X, Y)
+
+
+@pytest.mark.parametrize("bandwidth", [0.5, 2.0, 6.0])
+def test_predictions_are_as_exact_as_float64(bandwidth: float) -> None:
+    model = trained(bandwidth=bandwidth)
+    assert model._state.precision == "exact"
+    truth = exact(model, NEW)
+    error = model.predict(NEW) - truth
+    assert np.sqrt(np.mean(error**2)) <= MOST_ROUNDING * truth.std()
+
+
+def test_float32_shows_where_weights_are_large() -> None:
+    """The same model with precision="exact", which stays in float32, is worse."""
+    wide, narrow = trained(bandwidth=6.0), trained(bandwidth=6.0, precision="exact")
+    np.testing.assert_array_equal(wide.dual_coef_, narrow.dual_coef_)
+    truth = exact(wide, NEW)
+    errors = [np.abs(model.predict(NEW) - truth).max() for model in (wide, narrow)]
+    assert errors[0] < 1e-3 * errors[1]
+    assert trained(bandwidth=0.5).predict(NEW).dtype == wide.predict(NEW).dtype
+
+
+def test_small_weights_are_summed_in_float32() -> None:
+    model, narrow = trained(bandwidth=0.5), trained(bandwidth=0.5, precision="exact")
+    np.testing.assert_array_equal(model.predict(NEW), narrow.predict(NEW))
+
+
+def test_a_loaded_model_and_one_row_have_the_same_bits(tmp_path: Path) -> None:
+    model = trained(tmp_path / "run", bandwidth=6.0)
+    whole = model.predict(NEW)
+    np.testing.assert_array_equal(sk.load(tmp_path / "run").predict(NEW), whole)
+    model.save(tmp_path / "saved")
+    np.testing.assert_array_equal(sk.load(tmp_path / "saved").predict(NEW), whole)
+    assert model.score(NEW, whole) == 1
+
+
+def test_classes_keep_the_dtype_of_their_scores() -> None:
+    labels = (Y > 0).astype(int)
+    given = {
+        "kernel": "gaussian", "metric": "none", "n_centers": 300, "bandwidth": 6.0, "ridge": 1e-9,
+        "solver": "direct",
+    }  # fmt: skip
+    wide = sk.KernelClassifier(**given).fit(X, labels)
+    narrow = sk.KernelClassifier(precision="exact", **given).fit(X, labels)
+    scores, rounded = wide.decision_function(NEW), narrow.decision_function(NEW)
+    assert scores.dtype == rounded.dtype == np.float32
+    assert np.abs(scores - rounded).max() > 1e-4
+
+
+def test_deviations_of_a_wide_sum() -> None:
+    model = trained(bandwidth=6.0, posterior=True)
+    f, deviation = model.predict(NEW, return_std=True)
+    np.testing.assert_array_equal(f, model.predict(NEW))
+    assert np.isfinite(deviation).all()
