@@ -18,6 +18,7 @@ object_storage reading behind 40 ms against raw GETs, training against local dis
 cluster        units prepared by Dask workers against threads of this process
 ranks          two ranks with a thread each against one process with two threads
 time_to_loss   seconds and samples to within a few per cent of the exact model
+serving        the latency of one row and of many by predict, onnxruntime and C
 plan_times     what `plan` expects a run to take against what it takes
 
 Nothing fails for being slow. The exit code is 1 if a result is wrong. `benchmarks.harness` says
@@ -41,7 +42,7 @@ from streamkern.basics.text import text_table
 SUBJECTS = (
     *("ceilings", "product", "step_products", "step", "log_cost", "setup", "sums", "small_data"),
     *("loader", "ingest", "pipeline", "object_storage", "cluster", "ranks", "time_to_loss"),
-    "plan_times",
+    *("serving", "plan_times"),
 )
 COLUMNS = ("case", "variant", "median", "low", "high", "unit", "floor", "fraction", "ratio")
 IN_JSON_ONLY = ("min", "max", "repeats")

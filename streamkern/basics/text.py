@@ -33,6 +33,11 @@ def singular(text: str) -> str:
     return _ONE.sub(r"1 \1", text)
 
 
+def printable(text: str) -> str:
+    """Return the text with control characters, which names of classes may hold, as escapes."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 def utc_now() -> str:
     """Return the time as ISO 8601 in UTC, to the millisecond."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from streamkern.basics.text import singular, size_text
+from streamkern.basics.text import printable, singular, size_text
 from streamkern.cli.glossary import STORE_MEANINGS, with_meaning
 from streamkern.ingest.tables.encoder import Encoder
-from streamkern.store.sparse_rows import is_packed
+from streamkern.store.facts import chunks_text, row_shape_text
 
 
 def store_text(store: Mapping[str, Any], *, explain: bool = False) -> str:
@@ -17,9 +17,9 @@ def store_text(store: Mapping[str, Any], *, explain: bool = False) -> str:
     explain : with the meaning of each line
     """
     facts = _unfinished(store) if store.get("unfinished") else _facts(store)
-    lines = [(name, f"  {_printable(singular(text))}") for name, text in facts]
+    lines = [(name, f"  {printable(singular(text))}") for name, text in facts]
     shown = [with_meaning(name, text, STORE_MEANINGS) if explain else text for name, text in lines]
-    return "\n".join([_printable(str(store["url"])), *shown])
+    return "\n".join([printable(str(store["url"])), *shown])
 
 
 def _facts(store: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -33,21 +33,13 @@ def _facts(store: Mapping[str, Any]) -> list[tuple[str, str]]:
         *_balance(store),
         *([("weights", "with sample weights")] if store["sample_weights"] else []),
         *encoder_facts(store.get("encoder"), str(store["url"])),
-        ("chunks", f"{store['n_chunks']:,} chunks of {store['chunk_rows']:,} rows, "
-         f"{size_text(store['chunk_bytes'])}, codecs {', '.join(store['codecs'])}"),
+        ("chunks", chunks_text(store)),
         ("size", f"{size_text(store['decoded_bytes'])} decoded{_stored(store)}"),
         ("fingerprint", f"fingerprint {store['fingerprint']}"),
     ]  # fmt: skip
     if store.get("verified"):
         facts.append(("verified", "every chunk matches its digest"))
     return facts + [("note", f"note: {warning}") for warning in store["warnings"]]
-
-
-def row_shape_text(row_shape: Sequence[int], n_features: int | None) -> str:
-    """Return the shape of a row in words. n_features : of sparse rows"""
-    if is_packed(row_shape):
-        return f"{n_features:,} features, at most {row_shape[1]:,} of them not 0, sparse"
-    return " x ".join(map(str, row_shape))
 
 
 def encoder_facts(encoder: Mapping[str, Any] | None, where: str) -> list[tuple[str, str]]:
@@ -60,11 +52,6 @@ def encoder_facts(encoder: Mapping[str, Any] | None, where: str) -> list[tuple[s
     shown = [f"{name:<{wide[0]}}  {kind:<{wide[1]}}  {what}".rstrip() for name, kind, what in lines]
     head = f"made of {len(found.columns)} columns of a table, {len(found.features)} features:"
     return [("encoder", head), *(("encoder", f"  {line}") for line in shown)]
-
-
-def _printable(text: str) -> str:
-    """Return the text with control characters, which names of classes may hold, as escapes."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def _unfinished(store: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -19,8 +19,8 @@ from zarr.codecs import Crc32cCodec
 from streamkern.basics.errors import DataError, StreamkernError
 from streamkern.basics.text import redact, size_text
 from streamkern.filesystem.urls import local_path, zarr_store
+from streamkern.store.facts import bytes_beside_row, store_facts
 from streamkern.store.sample_weights import class_notes
-from streamkern.store.sparse_rows import is_packed, sparse_features
 from streamkern.store.zarr_json import store_mark
 
 if TYPE_CHECKING:
@@ -46,48 +46,19 @@ def describe_store(store: Store, *, exact: bool = False) -> dict[str, Any]:
 
     `stored_bytes` is None if the storage does not report sizes. URLs are shown without credentials.
     """
-    spec = store.spec
+    facts = store_facts(store.stored)
     listed = exact or local_path(store.url) is not None or store.n_chunks <= _LISTED_CHUNKS
     stored = _listed_bytes(store) if listed else None
     estimated = None if stored is not None else _estimated_bytes(store)
     stored = stored if estimated is None else estimated
-    decoded = spec.n_rows * (spec.row_bytes + _target_bytes(store))
-    counts, sparse = spec.class_counts, is_packed(spec.row_shape)
-    kind = "values" if spec.classes is None else "classes"
-    if spec.n_outputs == 0:
-        kind = "none"
     return {
-        "url": redact(store.url),
-        "n_rows": spec.n_rows,
-        "row_shape": list(spec.row_shape),
-        "dtype": spec.x_dtype.name,
-        "targets": kind,
-        "target_dtype": None if spec.y_dtype is None else spec.y_dtype.name,
-        "n_outputs": spec.n_outputs,
-        "classes": None if spec.classes is None else list(spec.classes),
-        "class_counts": None if counts is None else list(counts),
-        "sample_weights": spec.weight_totals is not None,
-        "n_chunks": store.n_chunks,
-        "chunk_rows": spec.chunk_rows,
-        "chunk_bytes": spec.chunk_rows * spec.row_bytes,
-        "codecs": store.codec_names(),
-        "decoded_bytes": decoded,
+        **facts,
         "stored_bytes": stored,
         "stored_bytes_estimated": estimated is not None,
-        "compression_ratio": None if not stored else decoded / stored,
-        "global_mean": spec.global_mean,
-        "global_scale": spec.global_scale,
-        "constant_features": (
-            None if spec.scale is None or sparse else int((spec.scale == 0).sum())
-        ),
-        "foreign": spec.foreign,
-        "encoder": spec.encoder,
-        "sparse_features": sparse_features(spec.file_form),
-        "n_left_out": spec.n_left_out,
-        "fingerprint": spec.fingerprint,
+        "compression_ratio": None if not stored else facts["decoded_bytes"] / stored,
         "warnings": [
             *_layout_warnings(store),
-            *(_foreign_warnings(store, listed) if spec.foreign else ()),
+            *(_foreign_warnings(store, listed) if facts["foreign"] else ()),
             *_target_warnings(store),
         ],
     }
@@ -175,7 +146,7 @@ def _estimated_bytes(store: Store) -> int | None:
     except OSError:
         return None
     X_bytes = float(np.mean(sizes)) * _objects_per_read(store) * store.n_chunks
-    return int(X_bytes) + store.spec.n_rows * _target_bytes(store)
+    return int(X_bytes) + store.spec.n_rows * bytes_beside_row(store.spec)
 
 
 def _objects_per_read(store: Store) -> int:
@@ -183,15 +154,6 @@ def _objects_per_read(store: Store) -> int:
     X = store.stored.x
     unit = X.shards or X.chunks
     return math.prod(-(-n // k) for n, k in zip(X.shape[1:], unit[1:], strict=True))
-
-
-def _target_bytes(store: Store) -> int:
-    """Return the bytes of the target and the weight of a row."""
-    spec = store.spec
-    if spec.y_dtype is None:
-        return 0
-    weight = 0 if spec.weight_totals is None else 4
-    return weight + spec.y_dtype.itemsize * (1 if spec.classes is not None else spec.n_outputs)
 
 
 # ----------------------------------------------------------------------------------- warnings

@@ -28,6 +28,7 @@ from streamkern.filesystem.icechunk_repository import (
 from streamkern.filesystem.objects import READS
 from streamkern.filesystem.urls import check_missing, local_path, zarr_store
 from streamkern.store import layout
+from streamkern.store.facts import store_facts, store_html
 from streamkern.store.lazy_arrays import dask_arrays, xarray_dataset
 from streamkern.store.metadata import fingerprints_now, read_metadata, rows_appended
 from streamkern.store.sample_weights import as_weights, warn_of_unused
@@ -57,6 +58,9 @@ class Store:
 
     def __repr__(self) -> str:
         return repr(self.stored)
+
+    def _repr_html_(self) -> str:
+        return store_html(self.stored)
 
     def __reduce__(self) -> Any:
         # A Dask worker opens the store anew: no open file, socket or event loop is pickled.
@@ -209,8 +213,8 @@ class Store:
 
     def codec_names(self) -> list[str]:
         """Return the names of X's codecs, in the order of encoding."""
-        codecs = self.stored.x.metadata.to_dict().get("codecs") or ()
-        return [codec["name"] for codec in codecs]
+        names: list[str] = store_facts(self.stored)["codecs"]
+        return names
 
     def stored_bytes(self) -> int:
         """Return the bytes of the arrays in the storage, from a listing."""

@@ -1,0 +1,121 @@
+"""Facts of an open store that need no request: as plain numbers, and as HTML."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from streamkern.basics.text import printable, redact, singular, size_text
+from streamkern.store.sparse_rows import is_packed, sparse_features
+
+if TYPE_CHECKING:
+    from streamkern.store.layout import StoreSpec
+    from streamkern.store.stored_chunks import StoredChunks
+
+_LISTED = 12  # names of classes or columns in a cell
+
+
+def store_facts(stored: StoredChunks) -> dict[str, Any]:
+    """Return the layout, class balance and fingerprint of a store; JSON-able, without a request.
+
+    The URL is shown without credentials.
+    """
+    spec = stored.spec
+    kind = "values" if spec.classes is None else "classes"
+    if spec.n_outputs == 0:
+        kind = "none"
+    counts, sparse = spec.class_counts, is_packed(spec.row_shape)
+    codecs = stored.x.metadata.to_dict().get("codecs") or ()
+    return {
+        "url": redact(stored.url),
+        "n_rows": spec.n_rows,
+        "row_shape": list(spec.row_shape),
+        "dtype": spec.x_dtype.name,
+        "targets": kind,
+        "target_dtype": None if spec.y_dtype is None else spec.y_dtype.name,
+        "n_outputs": spec.n_outputs,
+        "classes": None if spec.classes is None else list(spec.classes),
+        "class_counts": None if counts is None else list(counts),
+        "sample_weights": spec.weight_totals is not None,
+        "n_chunks": spec.n_chunks,
+        "chunk_rows": spec.chunk_rows,
+        "chunk_bytes": spec.chunk_rows * spec.row_bytes,
+        "codecs": [codec["name"] for codec in codecs],
+        "decoded_bytes": spec.n_rows * (spec.row_bytes + bytes_beside_row(spec)),
+        "global_mean": spec.global_mean,
+        "global_scale": spec.global_scale,
+        "constant_features": (
+            None if spec.scale is None or sparse else int((spec.scale == 0).sum())
+        ),
+        "foreign": spec.foreign,
+        "encoder": spec.encoder,
+        "sparse_features": sparse_features(spec.file_form),
+        "n_left_out": spec.n_left_out,
+        "fingerprint": spec.fingerprint,
+    }
+
+
+def bytes_beside_row(spec: StoreSpec) -> int:
+    """Return the bytes of the target and the weight of a row."""
+    if spec.y_dtype is None:
+        return 0
+    weight = 0 if spec.weight_totals is None else 4
+    return weight + spec.y_dtype.itemsize * (1 if spec.classes is not None else spec.n_outputs)
+
+
+def row_shape_text(row_shape: Sequence[int], n_features: int | None) -> str:
+    """Return the shape of a row in words. n_features : of sparse rows"""
+    if is_packed(row_shape):
+        return f"{n_features:,} features, at most {row_shape[1]:,} of them not 0, sparse"
+    return " x ".join(map(str, row_shape))
+
+
+def chunks_text(facts: Mapping[str, Any]) -> str:
+    """Return the chunks of a described store in words."""
+    return (
+        f"{facts['n_chunks']:,} chunks of {facts['chunk_rows']:,} rows, "
+        f"{size_text(facts['chunk_bytes'])}, codecs {', '.join(facts['codecs'])}"
+    )
+
+
+def store_html(stored: StoredChunks) -> str:
+    """Return a table of the facts for a notebook, without colours; all text is escaped."""
+    facts, spec = store_facts(stored), stored.spec
+    left_out = f"; {spec.n_left_out:,} without a target were left out" if spec.n_left_out else ""
+    shape = row_shape_text(spec.row_shape, facts["sparse_features"])
+    cells = [
+        ("store", facts["url"]),
+        ("rows", f"{spec.n_rows:,}{left_out}"),
+        ("features", f"{shape} {facts['dtype']}{_listed(spec.columns or ())}"),
+        (facts["targets"] if facts["targets"] == "classes" else "targets", _targets(spec)),
+        ("weights", "sample weights" if facts["sample_weights"] else "none"),
+        ("chunks", chunks_text(facts)),
+        ("size", f"{size_text(facts['decoded_bytes'])} decoded"),
+    ]
+    rows = "".join(
+        f'<tr><th style="text-align: left">{name}</th>'
+        f'<td style="text-align: left">{html.escape(printable(singular(text)))}</td></tr>'
+        for name, text in cells
+    )
+    return f"<table><tbody>{rows}</tbody></table>"
+
+
+def _targets(spec: StoreSpec) -> str:
+    """Return the classes with their rows, or the columns of values."""
+    if spec.classes is None:
+        dtype = "" if spec.y_dtype is None else f" {spec.y_dtype.name}"
+        names = spec.target_columns or ()
+        return f"{spec.n_outputs:,} values{dtype}{_listed(names)}" if spec.n_outputs else "none"
+    counts = spec.class_counts
+    if counts is None:
+        return f"{spec.n_outputs:,}{_listed(spec.classes)}"
+    of = sum(counts) or 1
+    pairs = zip(spec.classes[: _LISTED + 1], counts, strict=False)
+    return f"{spec.n_outputs:,}{_listed([f'{name} {n:,} ({n / of:.1%})' for name, n in pairs])}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return the names after a colon, or the first of many."""
+    more = ", ..." if len(names) > _LISTED else ""
+    return f": {', '.join(names[:_LISTED])}{more}" if names else ""

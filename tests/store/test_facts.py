@@ -1,0 +1,111 @@
+"""A store in a notebook: the figures of the store, foreign text as text, no request, no secret."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import html5lib
+import numpy as np
+import pandas as pd
+import pytest
+
+from streamkern.ingest.ingest import ingest
+from streamkern.store.store import Store, open_store
+from tests.faultproxy import FaultProxy
+from tests.s3server import S3Server
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(300, 2)).astype(np.float32)
+LABELS = np.repeat(["<script>alert(1)</script>", "a&b\n", "plain"], [50, 100, 150])
+
+
+def cells(store: Store) -> dict[str, str]:
+    """Return the table as a strict parser of HTML reads it: the text of each row, by its head."""
+    head = "<!DOCTYPE html><html><head><title>t</title></head>"
+    page = f"{head}<body>{store._repr_html_()}</body></html>"
+    found = html5lib.HTMLParser(strict=True, namespaceHTMLElements=False).parse(page)
+    tags = {element.tag for element in found.find("body").iter()}
+    assert tags == {"body", "table", "tbody", "tr", "th", "td"}
+    return {row[0].text: row[1].text for row in found.iter("tr")}
+
+
+def test_a_table_has_the_figures_of_the_store_and_foreign_text_as_text(tmp_path: Path) -> None:
+    frame = pd.DataFrame(X, columns=["<b>width</b>", "height"])
+    ingest(frame, tmp_path / "s", y=LABELS, chunk_mb=800 / 2**20)
+    store = open_store(tmp_path / "s")
+    spec = store.spec
+    assert cells(store) == {
+        "store": str(tmp_path / "s"),
+        "rows": "300",
+        "features": "2 float32: <b>width</b>, height",
+        "classes": (
+            "3: <script>alert(1)</script> 50 (16.7%), a&b\\n 100 (33.3%), plain 150 (50.0%)"
+        ),
+        "weights": "none",
+        "chunks": f"3 chunks of {spec.chunk_rows} rows, {100 * 8} bytes, codecs "
+        + ", ".join(store.codec_names()),
+        "size": f"{300 * (8 + spec.y_dtype.itemsize) / 1024:.3g} KiB decoded",  # type: ignore[union-attr]
+    }
+    assert "color" not in store._repr_html_()
+
+
+def test_values_weights_and_many_names_are_told(tmp_path: Path) -> None:
+    wide = rng.normal(size=(40, 30))
+    frame = pd.DataFrame(wide, columns=[f"f{k}" for k in range(30)])
+    ingest(frame, tmp_path / "s", y=wide[:, :2], sample_weight=np.ones(40))
+    found = cells(open_store(tmp_path / "s"))
+    assert found["features"].endswith(": " + ", ".join(f"f{k}" for k in range(12)) + ", ...")
+    assert found["targets"].startswith("2 values float")
+    assert found["weights"] == "sample weights"
+    assert cells(open_store(tmp_path / "s", y=None))["targets"] == "none"
+
+
+def test_rows_left_out_and_classes_that_are_many(tmp_path: Path) -> None:
+    y = np.arange(300.0)
+    y[:4] = np.nan
+    ingest(X, tmp_path / "gaps", y=y, drop_missing_targets=True)
+    assert cells(open_store(tmp_path / "gaps"))["rows"] == "296; 4 without a target were left out"
+    ingest(X, tmp_path / "many", y=np.arange(300) % 20)
+    classes = cells(open_store(tmp_path / "many"))["classes"]
+    assert classes.startswith("20: 0 15 (5.0%), ")
+    assert classes.endswith(" 15 (5.0%), ...")
+    assert classes.count("%") == 12
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["https://me:hidden@host/s", "s3://b/s?X-Amz-Signature=hidden", "https://b/s?token=hidden"],
+)
+def test_credentials_do_not_appear(tmp_path: Path, url: str) -> None:
+    ingest(X, tmp_path / "s", y=LABELS)
+    shown = open_store(tmp_path / "s")
+    shown.stored.url = url  # `open_store` refuses most of them, before a store is there to show
+    assert "hidden" not in shown._repr_html_()
+    assert cells(shown)["store"].startswith(url.partition(":")[0])
+
+
+@pytest.mark.slow
+def test_no_request_is_made(s3: S3Server, bucket: str) -> None:
+    url = f"s3://{bucket}/s.zarr"
+    ingest(X, url, y=LABELS, storage_options=s3.options())
+    with FaultProxy(upstream=s3.endpoint) as proxy:
+        store = open_store(url, storage_options=s3.options(proxy.endpoint))
+        assert proxy.log()
+        found = cells(store)
+        assert proxy.log() == []
+    assert (found["store"], found["rows"]) == (url, "300")
+
+
+@pytest.mark.slow
+def test_a_notebook_shows_it(tmp_path: Path) -> None:
+    nbformat = pytest.importorskip("nbformat", reason="needs nbclient and ipykernel")
+    client = pytest.importorskip("nbclient", reason="needs nbclient and ipykernel")
+    ingest(X, tmp_path / "s", y=LABELS)
+    source = "import streamkern\nstreamkern.open_store('s')"
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
+    client.NotebookClient(
+        notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
+    ).execute()
+    (output,) = [each for each in notebook.cells[0].outputs if each.get("name") != "stderr"]
+    assert output["data"]["text/html"] == open_store(tmp_path / "s")._repr_html_()
+    assert output["data"]["text/plain"].startswith("Store(")
