@@ -23,17 +23,19 @@ MOST_MANDATORY = 12
 
 # Packages that are not called as their modules are.
 CALLED = {
+    "PIL": "pillow",
     "cupy": "cupy-cuda12x",
     "cupyx": "cupy-cuda12x",
     "mlflow": "mlflow-skinny",
     "nvidia": "nvidia-cuda-nvrtc",
     "sklearn": "scikit-learn",
     "xgboost": "xgboost-cpu",
+    "yaml": "pyyaml",
 }
 
 
 # Packages that a declared one always brings, with the bound that it needs.
-BROUGHT = {"google-crc32c": "zarr", "numcodecs": "zarr"}
+BROUGHT = {"google-crc32c": "zarr", "numcodecs": "zarr", "pyyaml": "dask"}
 
 
 def packages(requirements: Iterable[object]) -> set[str]:

@@ -25,8 +25,9 @@ from streamkern.estimator.targets import refuse_numbers_as_labels
 from streamkern.filesystem.abandoned import FIT_PREFIX, locked_folder, remove_locked
 from streamkern.filesystem.icechunk_repository import is_icechunk
 from streamkern.filesystem.urls import StrictStore, local_path
-from streamkern.ingest.columns import USUAL, ReadRequest
-from streamkern.ingest.frames import is_dask_table, is_frame
+from streamkern.ingest.columns import USUAL, ReadRequest, as_list
+from streamkern.ingest.frames import are_names, is_dask_table, is_frame
+from streamkern.ingest.hub_datasets import hub_names, is_hub_dataset
 from streamkern.ingest.ingest import ingest
 from streamkern.ingest.input_files import FileOpener, kind_by_ending
 from streamkern.ingest.path_patterns import expand_paths
@@ -97,6 +98,8 @@ def given_data(
         raise brings_its_own("sample_weight" if y is None else "y")
     if not _is_store(X):
         arrays = USUAL if like is None else like.named_arrays
+        if like is not None and is_hub_dataset(X):
+            X, y, sample_weight = _hub_data(X, y, sample_weight, like)
         data = received_data(X, y, sample_weight, arrays)
         if like is not None and data.y is None and (names := _targets_in(data.X, like)):
             data = received_data(data.X, names, data.sample_weight, arrays)
@@ -122,15 +125,35 @@ def given_data(
     return Received(_store_by_names(X, y, sample_weight, x or "X"), None, None)
 
 
+def _hub_data(X: Any, y: Any, sample_weight: Any, like: Schema) -> tuple[Any, Any, Any]:
+    """Return a data set of Hugging Face, its targets and weights, by the names of earlier data.
+
+    Columns that held these before, and are given as arrays now, are left out.
+    """
+    targets, others = _targets_in(X, like), []
+    if y is None:
+        y = targets
+    elif targets is not None and not are_names(y, X):
+        others = as_list(targets)
+    weights = like.weight_column
+    if weights in hub_names(X) and weights not in (like.given_columns or ()):
+        if sample_weight is None:
+            sample_weight = weights
+        elif not isinstance(sample_weight, str):
+            others = [*others, weights]
+    return X.remove_columns(others) if others else X, y, sample_weight
+
+
 def _targets_in(X: Any, like: Schema) -> Any:
     """Return the name or names of the columns of a table that held the targets in training.
 
     None unless the table has them all.
     """
     names = [*(like.target_columns or like.output_names or ())]
-    if not names or set(names) & set(like.given_columns or ()) or not is_frame(X):
+    held = X.columns if is_frame(X) else hub_names(X) if is_hub_dataset(X) else ()
+    if not names or set(names) & set(like.given_columns or ()):
         return None
-    if not all(isinstance(name, str) and name in X.columns for name in names):
+    if not all(isinstance(name, str) and name in held for name in names):
         return None
     return names[0] if len(names) == 1 else names
 

@@ -328,7 +328,10 @@ def fitted_rows(
     elif X.implementation.is_polars():
         remedies = "X.drop(...), X.cast({...: polars.Float64}), X.cast({...: polars.Categorical})"
     else:
-        remedies = "X.drop_columns(...), or the column cast to float64 or dictionary_encode()"
+        remedies = (
+            "X.drop_columns(...), X.remove_columns(...) of a Dataset, or the column cast to "
+            "float64 or dictionary_encode()"
+        )
     fitted = fit(
         _TableReader(table, y), lambda first: TargetConverter(first, kind), Declared(), MISSING,
         seed, 0, ways=remedies, typed=True,

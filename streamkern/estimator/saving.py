@@ -9,6 +9,7 @@ from typing import Any
 
 from streamkern.estimator.fitted import FittedModel, Schema
 from streamkern.estimator.mistakes import hide_traceback
+from streamkern.estimator.model_card import ModelCard
 from streamkern.estimator.parameter_values import transform_tables
 from streamkern.estimator.parameters import Parameters, own_names
 from streamkern.estimator.predicting import Predicting
@@ -22,8 +23,9 @@ class Saving(Predicting):
 
     @hide_traceback
     def save(
-        self, place: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None
-    ) -> None:
+        self, place: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None,
+        card: bool = False,
+    ) -> None:  # fmt: skip
         """Write the fitted model to a new directory, from which `streamkern.load` restores it.
 
         It is laid out like a run directory, so that `streamkern predict`, `evaluate` and `info`
@@ -35,17 +37,25 @@ class Saving(Predicting):
         ----------
         place : path or URL of a directory in which nothing else was trained or saved.
         storage_options : for a remote place, as fsspec takes them.
+        card : also write a model card, README.md, for a repository of Hugging Face's Hub: the
+            kernel, the data's columns and classes, and the figures of held-out rows. A README.md
+            that is there stays, and is refused unless it is this card.
 
         Raises
         ------
         ConfigError
-            The model has a function or a kernel of the user's, which are not kept on disk.
+            The model has a function or a kernel of the user's, which are not kept on disk; or a
+            card is asked for at a remote place.
         RunError
             The place holds another model or run, or files of another program under the same names.
         """
         now = self._snapshot()
+        fitted = now._state
+        written = ModelCard(now, place) if card else None
         with own_names():
-            now._save(now._state, place, storage_options)
+            now._save(fitted, place, storage_options)
+        if written is not None:
+            written.write()
 
     @hide_traceback
     def to_onnx(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,10 +14,8 @@ from streamkern.basics.message import mention
 from streamkern.basics.optional import import_optional
 from streamkern.basics.text import some
 from streamkern.basics.warning import warn
-from streamkern.ingest.array_reader import contents
 from streamkern.ingest.columns import ReadRequest, as_list, split_columns
 from streamkern.ingest.conform import RawBlock
-from streamkern.ingest.frames import are_names, arrow_table
 from streamkern.ingest.reader import Reader
 from streamkern.ingest.tables.cells import (
     MISSING,
@@ -321,71 +317,3 @@ def readable(where: str, kind: str) -> Iterator[None]:
         raise DataError(
             f"{where} is not a readable {kind} file: {error}", "get it again from where it came"
         ) from error
-
-
-class FrameReader(ArrowReader):
-    """Reader of a data frame from `as_frame`, perhaps with targets and weights beside it."""
-
-    def __init__(self, frame: Any, request: ReadRequest) -> None:
-        self._table = table = arrow_table(frame, "X")
-        beside: dict[str, Any] = {}
-        for name, given in (("y", request.y), ("w", request.w)):
-            if not (given is None or are_names(given, frame) or isinstance(given, int)):
-                beside[name] = _beside(given, len(table), name)
-        self._beside = beside
-        empty: dict[str, Any] = {key: [] for key in beside}
-        request = request._replace(**empty)
-        identity = {
-            "kind": "data frame",
-            "schema": str(table.schema),
-            "rows": table.num_rows,
-            "digest": _digest(table.replace_schema_metadata()),
-            "asked": request.json(),
-            **{name: contents(values) for name, values in beside.items()},
-        }
-        super().__init__("X", table.schema, table.num_rows, request, identity)
-
-    def _read(self, block_bytes: int, columns: list[str] | None) -> Iterator[Any]:
-        rows = max(1, block_bytes // (8 * len(self._kept)))
-        table = self._table if columns is None else self._table.select(columns)
-        return iter(table.to_batches(max_chunksize=rows))
-
-    def _block(self, batch: Any, start: int) -> RawBlock:
-        block = super()._block(batch, start)
-        part = slice(start, start + len(batch))
-        rows: dict[str, Any] = {name: values[part] for name, values in self._beside.items()}
-        return block._replace(**rows)
-
-
-def _beside(given: Any, n_rows: int, name: str) -> NDArray[Any]:
-    """Return targets or weights beside a data frame; raise DataError unless each row has one."""
-    values = np.asarray(given)
-    if values.ndim < 1 or len(values) != n_rows:
-        what = {"y": "target", "w": "weight"}[name]
-        raise DataError(
-            f"X has {n_rows} rows, and the {what}s beside it have the shape {values.shape}",
-            f"give one {what} for each row",
-        )
-    return values
-
-
-class _Digest(io.RawIOBase):
-    """A file that keeps only the SHA-256 of the data written."""
-
-    def __init__(self) -> None:
-        self.sha = hashlib.sha256()
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        self.sha.update(data)
-        return memoryview(data).nbytes
-
-
-def _digest(table: Any) -> str:
-    """Return the SHA-256 of a table, written as an Arrow stream."""
-    file = _Digest()
-    with import_optional("pyarrow.ipc").new_stream(file, table.schema) as stream:
-        stream.write_table(table)
-    return file.sha.hexdigest()

@@ -18,6 +18,7 @@ from streamkern.basics.errors import DataError
 from streamkern.basics.optional import import_optional, on_demand
 from streamkern.basics.text import some
 from streamkern.ingest.columns import ReadRequest, split_columns
+from streamkern.ingest.hub_datasets import hub_table, is_hub_dataset
 from streamkern.ingest.tables.key_columns import index_columns, warn_of_index
 
 _NARWHALS = "narwhals.stable.v2"
@@ -78,8 +79,8 @@ def _known(given: Any) -> Any:
     """Return `given`, or an equivalent that narwhals supports."""
     if isinstance(given, np.ndarray):
         return given if given.dtype.names is None else _of_fields(given)
-    if hasattr(given, "with_format") and hasattr(given, "column_names"):  # of Hugging Face
-        return given.with_format("arrow")[:]
+    if is_hub_dataset(given):
+        return hub_table(given)
     arrow = sys.modules.get("pyarrow")
     if arrow is not None and isinstance(given, arrow.Array):
         return arrow.chunked_array([given])
@@ -166,12 +167,17 @@ def split_frame(frame: Any, y: Any, sample_weight: Any = None) -> tuple[Any, Any
 
 
 def are_names(y: Any, frame: Any) -> bool:
-    """Return whether y are names of columns of a frame, and not targets of its rows."""
+    """Return whether y are names of columns of a table, and not targets of its rows.
+
+    frame : a narwhals data frame, or a data set of Hugging Face
+    """
     if isinstance(y, str):
         return True
     if not isinstance(y, list | tuple) or not all(isinstance(name, str) for name in y):
         return False
-    return len(y) > 0 and (len(y) != len(frame) or all(name in frame.columns for name in y))
+    names = frame.column_names or () if is_hub_dataset(frame) else frame.columns
+    n_rows = len(frame) if hasattr(frame, "__len__") else None
+    return len(y) > 0 and (len(y) != n_rows or all(name in names for name in y))
 
 
 # ------------------------------------------------------------------------------- as cells

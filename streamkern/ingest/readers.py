@@ -28,12 +28,14 @@ from streamkern.basics.text import redact, some
 from streamkern.ingest.array_files import holds_one_array, open_apart, open_npz
 from streamkern.ingest.array_reader import BlockReader, open_dask_table, open_memory
 from streamkern.ingest.arrow_files import TYPED
-from streamkern.ingest.arrow_tables import FrameReader
 from streamkern.ingest.columns import ReadRequest, RecordedArrays
 from streamkern.ingest.csv_files import open_csv
 from streamkern.ingest.formats import NAMED_ARRAYS, TABLES, FileForm
+from streamkern.ingest.frame_reader import FrameReader
 from streamkern.ingest.frames import is_dask_table, is_frame
 from streamkern.ingest.hdf5_files import open_hdf5, open_netcdf
+from streamkern.ingest.hub_datasets import is_hub_dataset
+from streamkern.ingest.hub_reader import HubReader
 from streamkern.ingest.input_files import FileOpener, Url, ending_of, explained_damage, is_path
 from streamkern.ingest.path_patterns import expand_paths
 from streamkern.ingest.reader import FileReader, KeptRows, ManyReader, Reader
@@ -125,6 +127,8 @@ def _reader(inputs: Any, request: ReadRequest, opener: FileOpener) -> Reader:
         return _file_reader(inputs, request, opener)
     if is_frame(inputs):
         return FrameReader(inputs, request)
+    if is_hub_dataset(inputs):
+        return HubReader(inputs, request)
     if is_dask_table(inputs):
         return open_dask_table(inputs, request)
     if isinstance(inputs, zarr.Group):
@@ -232,7 +236,7 @@ def _open_group(group: zarr.Group, request: ReadRequest, opener: FileOpener) -> 
 
 def is_table(inputs: Any, form: FileForm | None = None) -> bool:
     """Return whether targets are columns of the inputs, besides the features."""
-    if is_frame(inputs):
+    if is_frame(inputs) or is_hub_dataset(inputs):
         return True
     first = inputs[0] if isinstance(inputs, list | tuple) and inputs else inputs
     with ExitStack() as files:

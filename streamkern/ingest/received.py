@@ -17,9 +17,17 @@ from numpy.typing import NDArray
 from streamkern.basics.errors import DataError
 from streamkern.basics.message import mention
 from streamkern.basics.text import some
-from streamkern.ingest.columns import USUAL, ReadRequest, RecordedArrays
+from streamkern.ingest.columns import USUAL, ReadRequest, RecordedArrays, split_columns
 from streamkern.ingest.formats import NO_OPTIONS, FileForm
 from streamkern.ingest.frames import are_names, as_frame, is_dask_table, is_frame, split_frame
+from streamkern.ingest.hub_datasets import (
+    hub_names,
+    hub_rows,
+    hub_table,
+    hub_values,
+    is_hub_dataset,
+    refuse_splits,
+)
 from streamkern.ingest.numeric import (
     GIVE_ROWS,
     array_of_list,
@@ -76,6 +84,7 @@ def received(given: Any, name: str, *, keep: bool = False) -> Any:
                 f"fill them, {name}.filled(value), or leave those rows out",
             )
         return np.asarray(given)
+    given = hub_values(given, name)
     if isinstance(given, list | tuple):
         return array_of_list(given, name)
     frame = as_frame(given, name)
@@ -153,9 +162,12 @@ def received_for_store(
         named: tuple[type, ...] = (str, int, os.PathLike, list, tuple)
     elif is_iterator(X) or (isinstance(X, list | tuple) and y is None):
         return X, x, y, sample_weight, form  # blocks
+    elif is_hub_dataset(X):
+        named = (str, int)
     else:
         X, named = received(X, "X"), (str, int)
-    if not (y is None or isinstance(y, named) or (is_frame(X) and are_names(y, X))):
+    tables = is_frame(X) or is_hub_dataset(X)
+    if not (y is None or isinstance(y, named) or (tables and are_names(y, X))):
         y = received_targets(y, "y", keep=True)
     number = isinstance(sample_weight, int) and isinstance(X, np.ndarray)
     if not (sample_weight is None or (isinstance(sample_weight, named) and not number)):
@@ -202,6 +214,8 @@ def received_data(
     _check_arrays(X, y, sample_weight)
     if are_paths(X):
         return Received(X, y, sample_weight)
+    if is_hub_dataset(X) and (data := _of_hub(X, y, sample_weight)) is not None:
+        return data
     X = received(X, "X")
     if isinstance(sample_weight, int | np.integer) and (is_frame(X) or is_dask_table(X)):
         raise DataError(
@@ -226,6 +240,24 @@ def received_data(
                 "give the values, or a data frame as X",
             )
     return Received(X, received_targets(y), _weights(sample_weight, X), names_of_targets(y))
+
+
+def _of_hub(X: Any, y: Any, sample_weight: Any) -> Received | None:
+    """Return the data of a data set of Hugging Face whose cells are rows; None if it is a table."""
+    held, of_columns = hub_names(X), are_names(y, X)
+    column = sample_weight if isinstance(sample_weight, str) else None
+    request = ReadRequest(y=y if of_columns else (), w=column)
+    split = split_columns(held, request, "X")
+    targets, weights = split.targets, split.weights
+    rows = hub_rows(X, (*targets, *weights))
+    if rows is None:
+        return None
+    if of_columns:
+        y = hub_table(X, targets)
+        y = y.column(0) if len(targets) == 1 else y
+    names = targets if of_columns else names_of_targets(y)
+    w = hub_table(X, weights).column(0) if weights else sample_weight
+    return Received(rows, received_targets(y), _weights(w, rows), names, of_columns, column)
 
 
 def _of_frame(X: Any, y: Any, sample_weight: Any) -> Received:
@@ -305,6 +337,7 @@ def names_of_targets(y: Any) -> tuple[Any, ...] | None:
 
 def _refuse_containers(given: Any, name: str) -> None:
     """Raise DataError for a container of arrays or frames."""
+    refuse_splits(given, name)
     if _is_of("xarray", "Dataset", given):
         held = sorted(map(str, given.data_vars))
         raise DataError(

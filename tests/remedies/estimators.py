@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import dask.array
@@ -195,6 +196,8 @@ def of_answers() -> list[Remedy]:
     lazy = dask.array.from_array(X)
     of_quantiles = {"loss": "quantile", "quantile": [0.25, 0.75], "solver": "block"}
     quantiles = regressor(**of_quantiles).fit(X, Y)
+    Path("noted").mkdir()
+    Path("noted/README.md").write_text("of mine")
     return [
         Remedy("ask for one at a time",
                lambda: known.predict(X, interval=0.5, return_std=True),
@@ -255,6 +258,12 @@ def of_answers() -> list[Remedy]:
                lambda: sk.load("run")),
         Remedy("give a new or empty directory", lambda: model.save("run"),
                lambda: model.save("saved")),
+        Remedy("save to a folder, and copy it", lambda: model.save("memory://card", card=True),
+               lambda: model.save("with_card", card=True)),
+        Remedy("leave card=True out to keep it", lambda: model.save("noted", card=True),
+               lambda: model.save("noted")),
+        Remedy("or move it away", lambda: model.save("noted", card=True),
+               lambda: (Path("noted/README.md").rename("mine.md"), model.save("noted", card=True))),
         Remedy("choose another place|give a new or empty directory",
                lambda: model.save("data.zarr"), lambda: model.save("saved_too")),
     ]  # fmt: skip

@@ -15,7 +15,7 @@ import pyarrow.parquet as parquet
 
 from tests.remedies import FRAME, N, Remedy, X, Y, ingested
 
-COVERED = ("ingest/arrow_files.py", "ingest/arrow_tables.py")
+COVERED = ("ingest/arrow_files.py", "ingest/arrow_tables.py", "ingest/frame_reader.py")
 NOT_TRIED = {
     "ingest/arrow_files.py:ParquetReader._read:1": "needs a file replaced while it is read",
     "ingest/arrow_files.py:_check_footer:1": "tests/ingest/test_fuzz_readers.py damages footers",

@@ -27,6 +27,7 @@ BLOCK = re.compile(
 )
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 ON_S3 = "<!-- runs on: s3 -->"
+NEEDS = re.compile(r"^<!-- needs: ([\w, ]+) -->$", re.M)
 MOST_LINES_OF_README = 150
 MOST_NOT_RUN = 10
 
@@ -116,6 +117,9 @@ LONG_PAGES = ("ranks", "probabilities", "resume", "solver", "centers", "report",
 def test_every_block_of_a_page_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
+    for packages in NEEDS.findall(page.read_text(encoding="utf-8")):
+        for package in packages.split(", "):
+            pytest.importorskip(package, reason=f"{package} is not installed")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)  # as the folder of a script
     if ON_S3 in page.read_text(encoding="utf-8"):

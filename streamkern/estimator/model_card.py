@@ -1,0 +1,153 @@
+"""The model card of a saved model: a README.md as the Hub of Hugging Face reads it."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from streamkern.basics.errors import ConfigError, RunError
+from streamkern.basics.message import mention
+from streamkern.basics.optional import on_demand
+from streamkern.basics.text import redact
+from streamkern.basics.version import __version__
+from streamkern.filesystem.durable import write_durably
+from streamkern.filesystem.urls import local_path
+
+_HELD_OUT = {
+    "test_": "test rows",
+    "validation_": "rows held out of the training data, which stopped the training",
+}
+_NAMES = 20  # most names of columns or classes that are listed
+
+_TEXT = """\
+---
+{front}---
+
+# {name}
+
+A kernel {task} model, trained by streamkern.
+
+| | |
+|---|---|
+{facts}
+
+```python
+import streamkern
+from huggingface_hub import snapshot_download
+
+model = streamkern.load(snapshot_download("OWNER/NAME"))  # the name of this repository
+answers = model.predict(X)
+```
+
+The files hold numbers and settings, and no code.
+"""
+
+
+class ModelCard:
+    """The card of a fitted estimator in a folder.
+
+    The folder must be local, and what it holds as README.md must be this card.
+
+    Raises ConfigError or RunError otherwise, before anything is written.
+    """
+
+    def __init__(self, model: Any, place: str | os.PathLike[str]) -> None:
+        folder = local_path(place)
+        if folder is None:
+            raise ConfigError(
+                f"{mention('card', True)} writes a README.md, and {redact(place)} is not a local "
+                "folder",
+                "save to a folder, and copy it",
+            )
+        self._path = Path(folder) / "README.md"
+        name = Path(folder).resolve().name.encode(errors="replace").decode()
+        self._text = card_text(model, name)
+        if os.path.lexists(self._path):
+            self._check()
+
+    def write(self) -> None:
+        """Write the card, unless it is there; the folder must exist."""
+        try:
+            write_durably(self._path, self._text.encode(), exclusive=True)
+        except FileExistsError:
+            self._check()
+
+    def _check(self) -> None:
+        if not self._path.is_file() or self._path.read_bytes() != self._text.encode():
+            raise RunError(
+                f"{self._path} is there already, and is not the card of this model",
+                f"leave {mention('card', True)} out to keep it, or move it away",
+            )
+
+
+def card_text(model: Any, name: str) -> str:
+    """Return the model card of a fitted estimator. name : of the model"""
+    classes = getattr(model, "classes_", None)
+    task = "regression" if classes is None else "classification"
+    figures = list(_figures(model.report_))
+    front: dict[str, Any] = {
+        "library_name": "streamkern",
+        "tags": ["streamkern", "kernel-methods", task],
+    }
+    if figures:
+        kind = "image" if len(model._state.schema.row_shape) == 3 else "tabular"
+        results = [
+            {
+                "task": {"type": f"{kind}-{task}"},
+                "dataset": {"name": rows, "type": "held-out"},
+                "metrics": [{"type": m, "value": v, "name": m} for r, m, v in figures if r == rows],
+            }
+            for rows in dict.fromkeys(rows for rows, _, _ in figures)
+        ]
+        front["model-index"] = [{"name": name, "results": results}]
+    facts = "\n".join(f"| {what} | {_escaped(text)} |" for what, text in _facts(model, figures))
+    text = on_demand("yaml").safe_dump(front, sort_keys=False, allow_unicode=True)
+    return _TEXT.format(front=text, name=_escaped(name), task=task, facts=facts)
+
+
+def _figures(report: dict[str, Any]) -> Iterator[tuple[str, str, float]]:
+    """Yield the finite figures of rows that were held out: which rows, the metric, its value."""
+    for prefix, rows in _HELD_OUT.items():
+        for key, value in report.items():
+            if key.startswith(prefix) and isinstance(value, int | float) and math.isfinite(value):
+                yield rows, key.removeprefix(prefix), float(value)
+
+
+def _facts(model: Any, figures: Iterable[tuple[str, str, float]]) -> Iterator[tuple[str, str]]:
+    kernel, schema = model.kernel_, model._state.schema
+    described = {k: v for k, v in kernel.describe().items() if isinstance(v, str | int | float)}
+    others = [f"{key} {_number(value)}" for key, value in described.items() if key != "kernel"]
+    yield "kernel", ", ".join([str(described.get("kernel", type(kernel).__name__)), *others])
+    if model.n_centers_:
+        yield "centers", str(model.n_centers_)
+    yield "solver", str(model.solver_)
+    if "samples" in model.report_:
+        yield "samples trained on, over all passes", str(model.report_["samples"])
+    if schema.given_columns is not None:
+        yield "columns", _listed(schema.given_columns)
+    else:
+        yield "shape of a row", " x ".join(map(str, schema.row_shape))
+    if (classes := getattr(model, "classes_", None)) is not None:
+        yield "classes", _listed(classes)
+    for rows, metric, value in figures:
+        yield f"{metric} on {rows}", _number(value)
+    yield "written by", f"streamkern {__version__}"
+
+
+def _number(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _listed(names: Iterable[Any]) -> str:
+    texts = list(map(str, names))
+    more = f" and {len(texts) - _NAMES} more" if len(texts) > _NAMES else ""
+    return ", ".join(texts[:_NAMES]) + more
+
+
+def _escaped(text: str) -> str:
+    """Return a text of a user's data as one line that Markdown shows as it is."""
+    return re.sub(r"([\\`*_{}\[\]<>()#|~!&$])", r"\\\1", " ".join(text.split()))

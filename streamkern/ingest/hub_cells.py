@@ -1,0 +1,112 @@
+"""Read cells of a data set of Hugging Face that are whole rows: lists, arrays and images."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamkern.basics.errors import DataError, MissingDependencyError
+from streamkern.basics.optional import import_optional
+from streamkern.basics.text import some
+from streamkern.ingest.tables.cells import RowsInFile, row_number, unwrapped
+
+_CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}  # of the modes of images that are bytes of brightness
+
+
+def is_of_hub(given: Any, *names: str) -> bool:
+    """Return whether `given` is of one of these classes of `datasets`, imported or not."""
+    library = sys.modules.get("datasets")
+    kinds = tuple(k for n in names if isinstance(k := getattr(library, n, None), type))
+    return isinstance(given, kinds)
+
+
+class WideColumn:
+    """A column of a data set whose cells are rows of one shape.
+
+    feature : as the data set describes it
+    name, where : of the column, and of the data set in messages
+    first : the first cell, which decides where lists and images declare no shape
+    shape : of a row, (d,) or (height, width, channels)
+    """
+
+    def __init__(self, feature: Any, name: str, where: str, first: Any) -> None:
+        self._feature, self._name, self._where = feature, name, where
+        self._images = is_of_hub(feature, "Image")
+        self.shape: tuple[int, ...] = ()
+        if self._images:
+            self.shape = self.rows(first, 0).shape[1:]
+            return
+        declared = getattr(feature, "shape", None)
+        if declared is None:
+            declared = (len(unwrapped(first)[0].as_py() or ()),)
+        elif None in declared:
+            raise DataError(
+                f"column {name!r} of {where} holds arrays of the shape {tuple(declared)}",
+                "give it without None: rows have one shape",
+            )
+        self._sizes = tuple(declared)
+        self.shape = self._sizes if len(self._sizes) == 3 else (math.prod(self._sizes),)
+
+    def rows(self, column: Any, numbers: RowsInFile) -> NDArray[Any]:
+        """Return cells as rows (k, ...). numbers : of these rows, for messages"""
+        cells = unwrapped(column)
+        if cells.null_count:
+            raise self._refusal(numbers, cells.is_null().index(True).as_py(), "is null")
+        if self._images:
+            return np.stack([self._pixels(c, numbers, k) for k, c in enumerate(cells.to_pylist())])
+        flat, width = cells, 1
+        for size in self._sizes:
+            lengths = import_optional("pyarrow.compute").list_value_length(flat)
+            other = lengths.to_numpy(zero_copy_only=False) != size  # NaN for null
+            if other.any():
+                k = int(np.argmax(other))
+                held = f"holds {lengths[k].as_py()} values where others hold {size}"
+                raise self._refusal(numbers, k // width, held)
+            flat, width = flat.flatten(), width * size
+        if flat.null_count:
+            k = flat.is_null().index(True).as_py() // width
+            raise self._refusal(numbers, k, "holds a null")
+        return np.asarray(flat.to_numpy(zero_copy_only=False)).reshape(len(cells), *self.shape)
+
+    def _refusal(self, numbers: RowsInFile, k: int, what: str, remedy: str = "") -> DataError:
+        return DataError(
+            f"{self._where}, row {row_number(numbers, k)}: column {self._name!r} {what}",
+            remedy or "correct such rows, or leave them out",
+        )
+
+    def _pixels(self, cell: Any, numbers: RowsInFile, k: int) -> NDArray[np.uint8]:
+        """Return one image as (height, width, channels)."""
+        try:
+            image = type(self._feature)(mode=self._feature.mode).decode_example(cell)
+            image.load()
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"column {self._name!r} of {self._where} holds images, which needs Pillow: "
+                "pip install pillow"
+            ) from error
+        except Exception as error:  # whatever Pillow raises for bytes that are no image
+            what = f"holds an image that cannot be read ({type(error).__name__})"
+            raise self._refusal(numbers, k, what) from error
+        size = image.height, image.width
+        channels, (height, width, others) = _CHANNELS.get(image.mode), self.shape or (*size, None)
+        if channels is None or channels != (others or channels):
+            remedy = f'{self._where}.cast_column({self._name!r}, Image(mode="RGB"))'
+            if image.mode[0] in "IF":  # Pillow would cut off their numbers
+                remedy = "and give their pixels as a column of Array3D"
+            expected = [m for m, c in _CHANNELS.items() if others in (None, c)]
+            raise self._refusal(
+                numbers, k, f"holds an image of mode {image.mode!r} in place of {some(expected)}",
+                f"convert all, {remedy}",
+            )  # fmt: skip
+        if size != (height, width):
+            raise self._refusal(
+                numbers, k,
+                f"holds an image of {size[0]} x {size[1]} pixels where others have {height} x "
+                f"{width}",
+                f"give images of one size, as image.resize makes them in {self._where}.map",
+            )  # fmt: skip
+        return np.asarray(image, np.uint8).reshape(*size, channels)

@@ -1,0 +1,246 @@
+"""Read data sets of Hugging Face's library `datasets`: labels by their names, images as pixels.
+
+Their columns of numbers, text and dates form a table. A column of lists, of arrays (`Array2D`, ...)
+or of images holds whole rows, and is then the only column of features. Everything is read by
+`datasets` itself, in batches, so that rows that were selected, filtered or shuffled come as chosen.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamkern.basics.errors import DataError
+from streamkern.basics.message import mention
+from streamkern.basics.optional import import_optional
+from streamkern.basics.text import some
+from streamkern.ingest.columns import as_list
+from streamkern.ingest.hub_cells import WideColumn, is_of_hub
+from streamkern.ingest.tables.cells import is_list_type, unwrapped
+
+_ROWS = 1000  # in a batch of unknown size, as `datasets` reads them by default
+
+
+def is_hub_dataset(given: Any) -> bool:
+    """Return whether `given` is a `datasets.Dataset` or an `IterableDataset`."""
+    return is_of_hub(given, "Dataset", "IterableDataset")
+
+
+def refuse_splits(given: Any, name: str) -> None:
+    """Raise DataError for a `DatasetDict`, which holds a data set for each split."""
+    if is_of_hub(given, "DatasetDict", "IterableDatasetDict"):
+        splits = list(map(str, given))
+        first = splits[0] if splits else "train"
+        raise DataError(
+            f"{name} holds a data set for each split, {some(splits) or 'of which there is none'}",
+            f'give one of them, {name}["{first}"]',
+        )
+
+
+class HubColumns:
+    """The columns of a data set, as Arrow tables in which a `ClassLabel` is the name of its class.
+
+    n_rows : None for an `IterableDataset`
+    schema : of the tables, but the type of `wide_names` is that of lists of their numbers
+    wide_names : names of the columns whose cells are whole rows: lists, arrays and images
+    """
+
+    def __init__(self, data: Any, name: str = "X") -> None:
+        self._name = name
+        self.n_rows: int | None = None
+        if is_of_hub(data, "Dataset"):
+            self.n_rows = len(data)
+            if data.format["type"] == "custom":
+                raise DataError(
+                    f"{name} has a transform that changes rows as they are looked at, which would "
+                    "not be applied here",
+                    f"apply it, {name}.map(...), or leave it out, {name}.with_format(None)",
+                )
+            self._data = data.with_format("arrow", columns=data.format["columns"])
+            self._data = self._data.select_columns(data.format["columns"])
+        else:
+            self._data = data.with_format("arrow")
+        self._features = self._data.features
+        if self._features is None:  # such as after a `map`: the first rows decide
+            first = next(self._batches(_ROWS, None), None)
+            if first is None:
+                raise DataError(f"{name} is an IterableDataset without rows", "give one with rows")
+            self._features = sys.modules["datasets"].Features.from_arrow_schema(first.schema)
+        self._read = self._features.arrow_schema
+        self.schema, self.wide_names = self._described()
+
+    def _described(self) -> tuple[Any, list[str]]:
+        arrow, fields, wide = import_optional("pyarrow"), [], []
+        for field in self._read:
+            feature, kind = self._features[field.name], field.type
+            if is_of_hub(feature, "ClassLabel"):
+                kind = arrow.dictionary(arrow.int32(), arrow.string())
+            elif is_of_hub(feature, "Image"):
+                kind = arrow.list_(arrow.uint8())
+            elif is_of_hub(feature, "Array2D", "Array3D", "Array4D", "Array5D"):
+                kind = arrow.list_(arrow.type_for_alias(feature.dtype))
+            if is_list_type(kind) and _is_number(kind.value_type):
+                wide.append(field.name)
+            fields.append(field.with_type(kind))
+        return arrow.schema(fields), wide
+
+    def tables(self, rows: int = _ROWS, columns: Sequence[str] | None = None) -> Iterator[Any]:
+        """Yield all rows as tables of at most `rows`. columns : to read, by default all"""
+        for table in self.raw(rows, columns):
+            for k, field in enumerate(table.schema):
+                if field.name not in self.wide_names:
+                    cells = self._cells(table.column(k), field.name)
+                    table = table.set_column(k, self.schema.field(field.name), cells)
+            yield table
+
+    def raw(self, rows: int, columns: Sequence[str] | None = None) -> Iterator[Any]:
+        """Yield the tables as `datasets` stores them."""
+        for table in self._batches(rows, columns):
+            yield table.select(list(self._read.names if columns is None else columns))
+
+    def _batches(self, rows: int, columns: Sequence[str] | None) -> Iterator[Any]:
+        data = self._data if columns is None else self._data.select_columns(list(columns))
+        arrow = import_optional("pyarrow")
+        try:
+            yield from data.iter(batch_size=rows)
+        except arrow.ArrowException as error:  # such as numbers, and then words
+            raise self._changing(error) from error
+
+    def _changing(self, error: Exception) -> DataError:
+        reason = " ".join(str(error).split())
+        return DataError(
+            f"{self._name} has columns that do not keep their type ({reason})",
+            "give rows with values of one type in each column",
+        )
+
+    def _cells(self, column: Any, name: str) -> Any:
+        """Return cells of the type of all rows, labels as names."""
+        feature, kind = self._features[name], self._read.field(name).type
+        if is_of_hub(feature, "ClassLabel"):
+            return self._labels(column, feature, name)
+        try:
+            return column if column.type == kind else column.cast(kind)
+        except (ValueError, import_optional("pyarrow").ArrowException) as error:
+            raise self._changing(error) from error
+
+    def _labels(self, column: Any, feature: Any, name: str) -> Any:
+        """Return the names of the classes; -1 is a label that is not known, and becomes null."""
+        arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
+        codes = unwrapped(column).cast(arrow.int32())
+        codes = compute.if_else(compute.equal(codes, -1), arrow.scalar(None, arrow.int32()), codes)
+        names = arrow.array(feature.names, arrow.string())
+        try:
+            return arrow.DictionaryArray.from_arrays(codes, names)
+        except arrow.ArrowException:
+            raise DataError(
+                f"column {name!r} of {self._name} holds numbers that are no class of its "
+                f"{len(names)} names",
+                f"correct its ClassLabel, {self._name}.cast_column({name!r}, ClassLabel(...))",
+            ) from None
+
+    # ---------------------------------------------------------------------- whole rows in a cell
+
+    def wide_column(
+        self, x: Any = None, others: Sequence[Any] = (), dropped: Sequence[str] = (), *,
+        alone: bool = True,
+    ) -> str | None:  # fmt: skip
+        """Return the column whose cells are the rows; None if the features form a table.
+
+        x : the columns of features, if they were named
+        others, dropped : columns of targets and weights, and columns that are left out
+        alone : whether features beside such a column are refused, in place of passed over
+        """
+        for name in others:
+            if name in self.wide_names:
+                raise DataError(
+                    f"column {name!r} of {self._name} holds lists, arrays or images, and is to be "
+                    "a target or a weight",
+                    "give one number or label for each row, and several targets as columns",
+                )
+        names = as_list(x)
+        if x is None:
+            names = [k for k in self.schema.names if k not in others and k not in dropped]
+        wide = [k for k in names if k in self.wide_names]
+        if not wide or (len(wide) == 1 and (len(names) == 1 or not alone)):
+            return wide[0] if wide else None
+        beside = [k for k in names if k != wide[0]]
+        raise DataError(
+            f"column {wide[0]!r} of {self._name} holds whole rows (lists, an array or an image), "
+            f"and {some(list(map(str, beside)))} would be features beside it",
+            f"name targets with {mention('y=')}, and leave out other columns, "
+            f"{self._name}.remove_columns({beside})",
+        )
+
+    def wide(self, name: str) -> WideColumn:
+        """Return the column of this name, whose cells are rows, with the shape of these."""
+        first = next(self.raw(1, [name]), None)
+        if first is None:
+            raise DataError(f"{self._name} has no rows", "give some")
+        return WideColumn(self._features[name], name, self._name, first.column(0))
+
+
+def _is_number(kind: Any) -> bool:
+    types = import_optional("pyarrow.types")
+    return any(test(kind) for test in (types.is_integer, types.is_floating, types.is_boolean))
+
+
+def hub_names(data: Any, name: str = "X") -> list[str]:
+    """Return the names of the columns; raise DataError for rows that cannot be held."""
+    return list(_with_length(data, name).column_names)
+
+
+def hub_table(data: Any, columns: Sequence[str] | None = None, name: str = "X") -> Any:
+    """Return columns of a data set as one Arrow table, by default all."""
+    read = HubColumns(_with_length(data, name), name)
+    tables = list(read.tables(columns=columns))
+    empty = read.schema.empty_table()
+    arrow = import_optional("pyarrow")
+    return arrow.concat_tables(tables) if tables else empty.select(columns or empty.column_names)
+
+
+def hub_values(given: Any, name: str) -> Any:
+    """Return a column of a data set as it lists its values, and rows that are cells as an array.
+
+    Anything else is returned as it is. name : "X", whose cells may be rows, "y" or "sample_weight"
+    """
+    if type(given).__module__.startswith("datasets.") and hasattr(given, "column_name"):
+        return given[:]
+    if name != "X" or not is_hub_dataset(given):
+        return given
+    rows = hub_rows(given, alone=False)
+    return given if rows is None else rows
+
+
+def hub_rows(
+    data: Any, others: Sequence[Any] = (), name: str = "X", *, alone: bool = True
+) -> NDArray[Any] | None:
+    """Return the rows (n, ...) of a data set whose features are one wide column; else None.
+
+    others, alone : as in `HubColumns.wide_column`
+    """
+    read = HubColumns(_with_length(data, name), name)
+    column = read.wide_column(None, others, alone=alone)
+    if column is None:
+        return None
+    wide, start = read.wide(column), 0
+    kind = read.schema.field(column).type.value_type
+    rows = np.empty((len(data), *wide.shape), kind.to_pandas_dtype())
+    for table in read.tables(columns=[column]):
+        part = wide.rows(table.column(0), start)
+        rows[start : start + len(part)] = part
+        start += len(part)
+    return rows
+
+
+def _with_length(data: Any, name: str) -> Any:
+    if is_of_hub(data, "IterableDataset"):
+        raise DataError(
+            f"{name} is an IterableDataset, whose rows are not held and not counted",
+            f"make a store of it, streamkern.ingest_store({name}, 'rows.zarr', {mention('y=')}...)"
+            ", and give that",
+        )
+    return data

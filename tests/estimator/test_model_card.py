@@ -1,0 +1,144 @@
+"""Saved models as repositories of Hugging Face's Hub: their cards, and copies as its cache has."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+import streamkern
+from streamkern import ConfigError, KernelClassifier, KernelRegressor, RunError
+
+pytestmark = pytest.mark.usefixtures("one_blas_thread")
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(200, 3))
+Y = X[:, 0] + 0.1 * rng.normal(size=200)
+SMALL: dict[str, Any] = {"threads": 1, "n_centers": 40, "kernel": "laplace", "bandwidth": 2.5}
+ODD = ["pipe | pipe", "- dash: 'quote'\n#", "<b>[x](y)*_`</b> ünï 🙂"]
+
+
+def front_matter(folder: Path) -> tuple[Any, str]:
+    """Return the YAML of the card in a folder, and the text below it."""
+    _, front, text = (folder / "README.md").read_text(encoding="utf-8").split("---\n", 2)
+    return yaml.safe_load(front), text
+
+
+def as_snapshot(folder: Path, cache: Path) -> Path:
+    """Copy a folder as huggingface_hub's cache has it: links of a snapshot into a heap of blobs."""
+    snapshot = cache / "models--owner--name" / "snapshots" / ("0" * 40)
+    blobs = cache / "models--owner--name" / "blobs"
+    blobs.mkdir(parents=True)
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            blob = blobs / hashlib.sha256(path.read_bytes()).hexdigest()
+            shutil.copy(path, blob)
+            link = snapshot / path.relative_to(folder)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(Path(*[".."] * len(link.parent.relative_to(blobs.parent).parts))
+                            / "blobs" / blob.name)  # fmt: skip
+    (snapshot / ".gitattributes").write_text("*.bin filter=lfs\n")
+    return snapshot
+
+
+def test_a_snapshot_of_the_cache_is_a_model(tmp_path: Path) -> None:
+    model = KernelClassifier(**SMALL).fit(X, np.where(Y > 0, "up", "down"))
+    model.save(tmp_path / "model", card=True)
+    for name in ("run.lock", "writer.json"):  # which the page leaves out
+        (tmp_path / "model" / name).unlink()
+    snapshot = as_snapshot(tmp_path / "model", tmp_path / "cache")
+    assert (snapshot / "run.json").is_symlink()
+    before = {p: p.stat().st_mtime_ns for p in snapshot.rglob("*")}
+    loaded = streamkern.load(snapshot)
+    np.testing.assert_array_equal(loaded.decision_function(X), model.decision_function(X))
+    assert before == {p: p.stat().st_mtime_ns for p in snapshot.rglob("*")}
+
+
+@pytest.mark.parametrize("name", ["plain", *ODD, "2024-01-01", "yes", "1.0"])
+def test_the_card_is_yaml_whatever_is_called_how(name: str, tmp_path: Path) -> None:
+    frame = pd.DataFrame(X, columns=ODD)
+    labels = np.array(ODD)[np.digitize(Y, [-0.5, 0.5])]
+    model = KernelClassifier(**SMALL).fit(
+        frame[:150], labels[:150], test=(frame[150:], labels[150:])
+    )
+    folder = tmp_path / name.replace("/", "")
+    model.save(folder, card=True)
+    front, text = front_matter(folder)
+    assert front["library_name"] == "streamkern"
+    assert front["tags"] == ["streamkern", "kernel-methods", "classification"]
+    (index,) = front["model-index"]
+    assert index["name"] == folder.name
+    (result,) = index["results"]
+    assert result["task"] == {"type": "tabular-classification"}
+    figures = {metric["type"]: metric["value"] for metric in result["metrics"]}
+    assert figures == {
+        "mse": model.report_["test_mse"], "accuracy": model.score(frame[150:], labels[150:])
+    }  # fmt: skip
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    assert "| centers | 40 |" in table
+    assert "| kernel | laplace, bandwidth 2.5 |" in table
+    assert all(len(line.replace("\\|", "").split("|")) == 4 for line in table)
+    assert "streamkern.load(snapshot_download(" in text
+    np.testing.assert_array_equal(streamkern.load(folder).predict(frame), model.predict(frame))
+
+
+def test_a_card_claims_no_figures_of_training_rows(tmp_path: Path) -> None:
+    KernelRegressor(**SMALL).fit(X, Y).save(tmp_path / "a", card=True)
+    front, text = front_matter(tmp_path / "a")
+    assert front["tags"][-1] == "regression"
+    assert "model-index" not in front
+    assert "mse" not in text
+    KernelRegressor(**SMALL, solver="block", early_stopping=True).fit(X, Y).save(
+        tmp_path / "b", card=True
+    )
+    front, text = front_matter(tmp_path / "b")
+    (result,) = front["model-index"][0]["results"]
+    assert result["dataset"]["name"] == (
+        "rows held out of the training data, which stopped the training"
+    )
+
+
+def test_a_run_directory_and_a_loaded_model_have_cards(tmp_path: Path) -> None:
+    model = KernelRegressor(**SMALL, run_dir=tmp_path / "run").fit(X[:150], Y[:150], test=(X, Y))
+    model.save(tmp_path / "first" / "model", card=True)
+    streamkern.load(tmp_path / "run").save(tmp_path / "second" / "model", card=True)
+    first, second = (tmp_path / k / "model" / "README.md" for k in ("first", "second"))
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_by_default_no_card_is_written_and_one_of_the_user_stays(tmp_path: Path) -> None:
+    model = KernelRegressor(**SMALL).fit(X, Y)
+    place = tmp_path / "model"
+    model.save(place)
+    card = place / "README.md"
+    assert not card.exists()
+    model.save(place, card=True)  # of the model that is there
+    model.save(place, card=True)
+    card.write_text(text := card.read_text() + "\nTrained for a friend.\n")
+    with pytest.raises(RunError, match=r"README\.md is there already, and is not the card of this"):
+        model.save(place, card=True)
+    model.save(place)
+    assert card.read_text() == text
+    np.testing.assert_array_equal(streamkern.load(place).predict(X), model.predict(X))
+    with pytest.raises(ConfigError, match="is not a local folder"):
+        model.save("memory://model", card=True)
+    (other := tmp_path / "other").mkdir()
+    (other / "README.md").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(RunError, match=r"README\.md is there already"):
+        model.save(other, card=True)
+    assert [path.name for path in other.iterdir()] == ["README.md"]  # nothing was written
+
+
+def test_the_hub_reads_the_card(tmp_path: Path) -> None:
+    hub = pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
+    model = KernelRegressor(**SMALL).fit(X[:150], Y[:150], test=(X[150:], Y[150:]))
+    model.save(tmp_path / "model", card=True)
+    data = hub.ModelCard.load(tmp_path / "model" / "README.md").data
+    figures = {result.metric_type: result.metric_value for result in data.eval_results}
+    assert figures == {"mse": model.report_["test_mse"], "r2": model.report_["test_r2"]}

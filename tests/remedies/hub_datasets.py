@@ -1,0 +1,107 @@
+"""Mistakes in data sets of Hugging Face."""
+
+from __future__ import annotations
+
+from functools import partial as Do
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.remedies import Remedy, X, classifier, ingested
+
+COVERED = tuple(f"ingest/{name}.py" for name in ("hub_cells", "hub_datasets", "hub_reader"))
+NOT_TRIED = {
+    "ingest/hub_cells.py:WideColumn._pixels:1": "needs a machine without Pillow",
+}
+
+
+def fit(data: Any, y: Any = "label", **given: Any) -> Any:
+    return classifier().fit(data, y, **given)
+
+
+def remedies() -> list[Remedy]:
+    """Return all remedies of this module."""
+    pytest.importorskip("datasets", reason="datasets is not installed")
+    from tests import hub
+
+    library = hub.datasets
+    good, table, pictures = hub.embeddings(), hub.numbers(), hub.pictures()
+    splits = library.DatasetDict(train=good)
+    lists = library.List(library.Value("float32"))
+
+    def of_lists(rows: Any) -> Any:
+        described = hub.features(emb=lists)
+        return hub.dataset(described, np.arange(len(rows)) % 3, emb=rows)
+
+    grey = np.r_[hub.PIXELS[:9], hub.PIXELS[:9]]
+    mixed = hub.pictures([*hub.PIXELS[:9], *hub.PIXELS[:9, ..., 0]], np.arange(18) % 3)
+    sizes = hub.pictures([*grey[:9], *grey[9:, :5]], np.arange(18) % 3)
+    deep = hub.pictures(grey[..., 0].astype(np.uint16), np.arange(18) % 3)
+    pixels = library.Array3D((6, 5, 1), "uint16")
+    bad = hub.dataset(hub.features(image=library.Image()), [0, 1], image=[{"bytes": b"no"}] * 2)
+    open_shape = library.Array2D((None, 2), "float32")
+    halves = hub.X.reshape(-1, 2, 2).tolist()
+    codes = table.cast_column("label", library.Value("int64")).map(lambda row: {"label": 3})
+    wrong = library.Dataset(codes.data, info=library.DatasetInfo(features=table.features))
+
+    def changing(last: Any) -> Any:
+        def rows() -> Any:
+            yield from ({"a": k, "label": k % 2} for k in range(2000))
+            yield {"a": last, "label": 0}
+
+        return library.IterableDataset.from_generator(rows)
+
+    resized = sizes.map(lambda row: {"image": row["image"].resize((5, 5))})
+    stream = good.to_iterable_dataset()
+    two = good.add_column("age", X[:, 0].tolist() * 2)
+    nothing = stream.filter(lambda row: False)
+    lazy = table.with_transform(lambda rows: rows)
+    rgb = library.Image(mode="RGB")
+    return [
+        Remedy(*given)
+        for given in [
+            (r'give one of them, X."train"', Do(fit, splits), Do(fit, splits["train"])),
+            (r"apply it, X.map", Do(fit, lazy), Do(fit, table.map(lambda row: row))),
+            (r"or leave it out, X.with_format.None", Do(fit, lazy),
+             Do(fit, lazy.with_format(None))),
+            ("make a store of it, streamkern.ingest_store", Do(fit, stream),
+             lambda: (ingested(stream, y="label"), classifier().fit("made.zarr"))),
+            (r"leave out other columns, X.remove_columns...age", Do(fit, two),
+             Do(fit, two.remove_columns(["age"]))),
+            ("name targets with y=", Do(fit, good, None), Do(fit, good, "label")),
+            ("several targets as columns", Do(fit, table.add_column("e", hub.X.tolist()), "e"),
+             Do(fit, table, "label")),
+            (r"cast_column.'label', ClassLabel", Do(fit, wrong),
+             Do(ingested, codes.cast_column("label", library.ClassLabel(names=list("abcd"))),
+                y="label")),
+            ("give rows with values of one type in each column",
+             Do(ingested, changing(1.5), y="label"), Do(ingested, changing(15), y="label")),
+            ("without rows; give one with rows",
+             Do(ingested, nothing.map(lambda row: row), y="label"),
+             Do(ingested, stream, y="label")),
+            ("X has no rows; give some", Do(ingested, good.select([]), y="label"),
+             Do(ingested, good, y="label")),
+            ("X has no rows; give some", Do(ingested, table.select([]), y="label"),
+             Do(ingested, table, y="label")),
+            (r"row 2: column 'emb' holds 1 values where others hold 2; correct such rows",
+             Do(fit, of_lists([[1.0, 2.0]] * 2 + [[1.0]])), Do(fit, of_lists([[1.0, 2.0]] * 3))),
+            ("holds a null; correct", Do(fit, of_lists([[1.0, 2.0]] * 2 + [[1.0, None]])),
+             Do(fit, of_lists([[1.0, 2.0]] * 3))),
+            ("column 'emb' is null", Do(fit, of_lists([[1.0, 2.0]] * 2 + [None])),
+             Do(fit, of_lists([[1.0, 2.0]] * 3))),
+            ("give it without None", Do(fit, hub.dataset(hub.features(e=open_shape), e=halves)),
+             Do(fit, hub.dataset(hub.features(e=library.Array2D((2, 2), "float32")), e=halves))),
+            ("cannot be read .Unidentified.*leave them out", Do(fit, bad), Do(fit, pictures)),
+            (r'convert all, X.cast_column.*mode="RGB"', Do(fit, mixed),
+             Do(fit, mixed.cast_column("image", rgb))),
+            ("give their pixels as a column of Array3D", Do(fit, deep),
+             Do(fit, hub.dataset(hub.features(image=pixels), np.arange(18) % 3,
+                                 image=grey[..., :1].astype(np.uint16).tolist()))),
+            ("give images of one size, as image.resize makes them in X.map", Do(fit, sizes),
+             Do(fit, resized)),
+            ("make them a column, and give its name as y=",
+             Do(ingested, stream.remove_columns("label"), y=hub.CODES),
+             Do(ingested, stream, y="label")),
+        ]
+    ]  # fmt: skip
