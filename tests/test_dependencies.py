@@ -28,6 +28,7 @@ CALLED = {
     "mlflow": "mlflow-skinny",
     "nvidia": "nvidia-cuda-nvrtc",
     "sklearn": "scikit-learn",
+    "streaming": "mosaicml-streaming",
     "xgboost": "xgboost-cpu",
 }
 
