@@ -260,7 +260,7 @@ class Peer(NamedTuple):
     package : module that it needs
     write : writes its format
     workers, remote : numbers of workers from disk and from S3, of which the better one is reported
-    by_row : reads row by row, and is given the first `MOST_ROWS` rows, since that takes long
+    by_row : reads row by row, and is given fewer rows, since that takes long
     caches : remote epochs begin with a new loader, whose cache is empty
     """
 

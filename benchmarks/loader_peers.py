@@ -5,8 +5,9 @@ compressed. y of a row is its number, so each epoch is checked: every row comes 
 the figure says how many were lost (`lost`). A loader is opened before the clock starts, and its
 first epoch is a warm-up; only MosaicML Streaming, which copies remote shards to a local cache,
 begins each remote epoch with an empty one. Loaders that read row by row are given the first
-`MOST_ROWS` rows. Of 0 and 2 worker processes the better number is reported, in the name. Every
-loader has a process of its own, since some may not be forked once others have started threads.
+8 MiB, at least 8192 rows. Of 0 and 2 worker processes the better number is reported, in the name.
+Every loader has a process of its own, since some may not be forked once others have started
+threads.
 
 `resume` is measured: a state is taken after a few batches and loaded into a new loader, whose
 batches are compared with those of the uninterrupted epoch. "any workers" had the same bits with
@@ -32,10 +33,11 @@ import numpy as np
 
 import streamkern as sk
 from benchmarks.harness import Figure, check, compare, figure, in_turns, rates
-from benchmarks.loader_formats import BUCKET, CEILING, OURS, PEERS, S3, Data, Peer
+from benchmarks.loader_formats import BATCH, BUCKET, CEILING, OURS, PEERS, S3, Data, Peer
 from benchmarks.s3_files import FileServer
 
-REPEATS, LONG_S, MOST_ROWS = 3, 4.0, 2**15
+REPEATS, LONG_S, MOST_BYTES = 3, 4.0, 2**23
+MIN_ROWS = 2**13
 SMALL = {"megabytes": 2.0, "chunk_mb": 0.25, "latency_ms": 1.0}
 PROBE = {"megabytes": 1.5, "chunk_mb": 0.125}  # rows of the test of a resume
 KINDS = {"64 float32": (64, np.float32), "32x32x3 uint8": (32 * 32 * 3, np.uint8)}
@@ -87,14 +89,14 @@ def _written(
 ) -> Data:  # fmt: skip
     """Noise, whole chunks of it."""
     rng, row_bytes = np.random.default_rng(8), width * np.dtype(dtype).itemsize
-    chunk_rows = int(chunk_mb * 2**20) // row_bytes
+    chunk_rows = max(1, int(chunk_mb * 2**20) // row_bytes // BATCH) * BATCH  # annbatch wants this
     n_rows = chunk_rows * max(2, round(megabytes * 1e6 / row_bytes / chunk_rows))
     X = rng.integers(0, 256, (n_rows, width), np.uint8).astype(dtype)
     folder.mkdir(parents=True)
     np.save(folder / "x.npy", X)
     store = sk.ingest_store(
         X, folder / "zarr", y=np.arange(n_rows, dtype=np.float32), targets="values",
-        chunk_mb=chunk_mb, shuffle=False, compress="none",
+        chunk_mb=chunk_rows * row_bytes / 2**20, shuffle=False, compress="none",
     )  # fmt: skip
     data = Data(folder, n_rows, store.chunk_rows)
     for peer in peers.values():
@@ -104,7 +106,8 @@ def _written(
 
 
 def _given(peer: Peer, data: Data) -> Data:
-    return data._replace(n_rows=min(data.n_rows, MOST_ROWS)) if peer.by_row else data
+    most = max(MOST_BYTES // data.X[0].nbytes, MIN_ROWS)
+    return data._replace(n_rows=min(data.n_rows, most)) if peer.by_row else data
 
 
 class Epochs:
