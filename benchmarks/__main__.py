@@ -12,6 +12,7 @@ setup          what a run computes before its first step
 sums           what the direct solver adds up, against float64 products
 small_data     a default fit on a small table
 loader         samples from a store to the device
+loader_peers   shuffled epochs of other loaders, from disk and from object storage
 ingest         a file into a shuffled store, against the parts of it
 pipeline       training from a store against training from memory
 object_storage reading behind 40 ms against raw GETs, training against local disk
@@ -43,6 +44,8 @@ SUBJECTS = (
     *("ceilings", "product", "step_products", "step", "log_cost", "setup", "sums", "small_data"),
     *("loader", "ingest", "pipeline", "object_storage", "cluster", "ranks", "time_to_loss"),
     *("serving", "plan_times"),
+    *("loader", "loader_peers", "ingest", "pipeline", "object_storage", "cluster", "ranks"),
+    *("time_to_loss", "plan_times"),
 )
 COLUMNS = ("case", "variant", "median", "low", "high", "unit", "floor", "fraction", "ratio")
 IN_JSON_ONLY = ("min", "max", "repeats")

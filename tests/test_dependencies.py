@@ -29,6 +29,7 @@ CALLED = {
     "mlflow": "mlflow-skinny",
     "nvidia": "nvidia-cuda-nvrtc",
     "sklearn": "scikit-learn",
+    "streaming": "mosaicml-streaming",
     "xgboost": "xgboost-cpu",
     "yaml": "pyyaml",
 }
