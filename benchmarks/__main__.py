@@ -42,10 +42,8 @@ from streamkern.basics.text import text_table
 
 SUBJECTS = (
     *("ceilings", "product", "step_products", "step", "log_cost", "setup", "sums", "small_data"),
-    *("loader", "ingest", "pipeline", "object_storage", "cluster", "ranks", "time_to_loss"),
-    *("serving", "plan_times"),
     *("loader", "loader_peers", "ingest", "pipeline", "object_storage", "cluster", "ranks"),
-    *("time_to_loss", "plan_times"),
+    *("time_to_loss", "serving", "plan_times"),
 )
 COLUMNS = ("case", "variant", "median", "low", "high", "unit", "floor", "fraction", "ratio")
 IN_JSON_ONLY = ("min", "max", "repeats")

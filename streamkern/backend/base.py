@@ -13,18 +13,15 @@ the same bit for bit on one thread or sixteen.
 from __future__ import annotations
 
 import ctypes
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import lru_cache
 from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse
-from threadpoolctl import ThreadpoolController
 
 from streamkern.backend import lapack
 from streamkern.backend.dense import Array, DenseAlgebra, Workspaces, tiles
@@ -46,15 +43,6 @@ except (AttributeError, OSError, TypeError):  # another C library than glibc
 
 
 WIDE_FEATURES = 128
-
-
-@lru_cache(maxsize=1)
-def _blas_libraries(n_modules: int) -> ThreadpoolController:
-    """Return the control of the loaded BLAS libraries, which takes 2 ms to find.
-
-    n_modules : the number of imported modules; libraries are loaded with one of them
-    """
-    return ThreadpoolController()
 
 
 class Backend(DenseAlgebra):
@@ -100,7 +88,7 @@ class Backend(DenseAlgebra):
         self.threads = threads or available_cpus()
         self.xp: Any = np
         lapack.load_libraries()  # only libraries that are already loaded can be limited
-        self._blas = _blas_libraries(len(sys.modules))
+        self._blas = lapack.blas_libraries()
         self._pool = (
             ThreadPoolExecutor(self.threads, thread_name_prefix="streamkern-tile")
             if self.threads > 1

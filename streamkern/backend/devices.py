@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import functools
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,6 +17,8 @@ from streamkern.basics.errors import BackendError, ConfigError
 from streamkern.basics.message import mention
 from streamkern.basics.optional import install
 from streamkern.basics.warning import warn
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 NOT_INSTALLED = f"CuPy is not installed ({install('gpu-cuda12')})"
 _USABLE: dict[int, Any] = {}
@@ -168,3 +172,14 @@ def _rounds(backend: Any) -> bool:
     A += 2**-12
     ours = backend.matmul(A, B, xp.empty((n, n), np.float32))
     return any(bool((backend.to_host(C[0]) == n).any()) for C in (A @ B, ours))
+
+
+def on_its_backend(method: _Method) -> _Method:
+    """Wrap a method to run with `self.backend` active, and then restore the caller's backend."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kw: Any) -> Any:
+        with self.backend.active():
+            return method(self, *args, **kw)
+
+    return call  # type: ignore[return-value]

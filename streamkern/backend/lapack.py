@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -122,6 +123,19 @@ def _function(library: str, name: str, count: int) -> Callable[..., None]:
     address = _pointer_of(capsule, signature)
     function: Callable[..., None] = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * count)(address)
     return function
+
+
+def blas_libraries() -> ThreadpoolController:
+    """Return the control of the loaded BLAS libraries, which takes 2 ms to find.
+
+    It is found again after an import, which may have loaded one.
+    """
+    return _blas_libraries(len(sys.modules))
+
+
+@functools.lru_cache(maxsize=1)
+def _blas_libraries(n_modules: int) -> ThreadpoolController:
+    return ThreadpoolController()
 
 
 class OneThread:

@@ -34,6 +34,7 @@ COVERED = (
     "train/model/kernel_model.py", "train/resolve/resolved_run.py",
     "train/model/permutation.py", "train/resolve/precision.py", "train/restart/scaling.py",
     "train/resolve/calibration_split.py", "train/setup/assemble.py", "train/loop/sinks.py",
+    "train/loop/prometheus.py",
     "train/resolve/training_data.py", "train/resolve/run_inputs.py",
     "train/resolve/check_loss.py", "train/resolve/choose_scores.py",
     "train/online.py", "train/loop/guard.py", "train/saved_model.py", "train/trainer.py",
@@ -47,6 +48,8 @@ NOT_TRIED = {
     "train/resolve/choose_scores.py:with_scores:1": "by images, in remedies/estimators.py",
     "train/setup/assemble.py:operator:1": "settings are compared before",
     "train/setup/assemble.py:operator:2": "settings are compared before",
+    "train/loop/prometheus.py:Prometheus._gauge:1": "in tests/train/loop/test_prometheus.py",
+    "train/loop/prometheus.py:Prometheus.begin:1": "in tests/train/loop/test_prometheus.py",
     "train/loop/sinks.py:MLflow._connected:1": "needs mlflow; tests/train/loop/test_sinks.py",
 }
 

@@ -11,14 +11,15 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array, Backend, tiles
+from streamkern.backend.devices import on_its_backend
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.message import mention
 from streamkern.basics.progress import Progress
@@ -48,19 +49,6 @@ from streamkern.train.model.spreads import ResidualScales
 from streamkern.train.model.unseen_values import UnseenValues
 from streamkern.train.model.wide_sum import KernelSum, rounding_shows, wide_sum
 from streamkern.train.resolve.training_data import check_evaluable, targets
-
-_Method = TypeVar("_Method", bound=Callable[..., Any])
-
-
-def _on_its_backend(method: _Method) -> _Method:
-    """Wrap a method to run with `self.backend` active, and then restore the caller's backend."""
-
-    @functools.wraps(method)
-    def call(self: Any, *args: Any, **kw: Any) -> Any:
-        with self.backend.active():
-            return method(self, *args, **kw)
-
-    return call  # type: ignore[return-value]
 
 
 @dataclass
@@ -133,7 +121,7 @@ class KernelModel:
     def _tiles(self, n: int) -> list[slice]:
         return tiles(n, min(EVALUATED_ROWS, rows_at_once(self.n_outputs)))
 
-    @_on_its_backend
+    @on_its_backend
     def values(self, X: Any, *, std: bool = False, spread: bool = False) -> npt.NDArray[Any]:
         """Return f(X) on the host, (n, c).
 
@@ -175,7 +163,7 @@ class KernelModel:
         check_evaluable(source, self, "the data")
         return source
 
-    @_on_its_backend
+    @on_its_backend
     def _block_values(
         self, block: RowBlock, classes: Sequence[str] | None, n_outputs: int
     ) -> tuple[Array, Array]:
@@ -245,7 +233,7 @@ class KernelModel:
         """Return the rows of a block as the kernel takes them, (k, d) on the device."""
         return self._prepared(block, None, 0)[0]
 
-    @_on_its_backend
+    @on_its_backend
     def evaluate(self, source: Source | FileRows) -> dict[str, float]:
         """Return the mean squared error, for classes against one-hot targets, and R2 or accuracy.
 
@@ -281,7 +269,7 @@ class KernelModel:
                     part = block.take(rows)
                     yield position + rows.start, part.row_ids, self._host_values(part, std, spread)
 
-    @_on_its_backend
+    @on_its_backend
     def _host_values(self, block: RowBlock, std: bool, spread: bool) -> npt.NDArray[Any]:
         F = np.array(self.backend.to_host(self._block_values(block, None, 0)[0]))
         if spread:
@@ -392,7 +380,7 @@ class KernelModel:
             "classes": None if self.classes is None else list(self.classes),
         }
 
-    @_on_its_backend
+    @on_its_backend
     def digest(self) -> str:
         """Return the SHA-256 of everything that determines predictions, except the device."""
         described = [self.op.kernel.describe(), *map(describe_transform, self.fixed)]

@@ -22,7 +22,7 @@ from streamkern.kernels.products import KernelOperator
 
 MOST_ROUNDING = 1e-4
 """Root mean square of the rounding that stays, over the spread of f."""
-MOST_BYTES = 1 << 30
+MOST_WIDE_BYTES = 1 << 30
 """Bytes of centers in float64 above which sums stay in float32."""
 
 _PROBES = 128
@@ -66,7 +66,12 @@ def rounding_shows(narrow: KernelSum, centers: npt.NDArray[Any]) -> bool:
     """
     op, xp = narrow.op, narrow.op.backend.xp
     features = op.kernel.sparse or isinstance(op.kernel, FourierFeatures)
-    if op.precision != "exact" or features or len(centers) < 2 or 8 * centers.size > MOST_BYTES:
+    if (
+        op.precision != "exact"
+        or features
+        or len(centers) < 2
+        or 8 * centers.size > MOST_WIDE_BYTES
+    ):
         return False
     probes = op.backend.asarray(_probes(centers, op.categorical_columns), op.dtype)
     with np.errstate(over="ignore", invalid="ignore"):  # of a run that diverged
