@@ -13,7 +13,6 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 from streamkern.backend.base import Array
@@ -161,7 +160,8 @@ class Loader:
         self.close()
 
     def __del__(self) -> None:
-        with suppress(AttributeError):  # of an unfinished __init__
+        # An unfinished __init__ has no attributes, and the end of the interpreter no modules.
+        if getattr(self, "_machinery", None) is not None:
             self.close()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -301,6 +301,11 @@ class Loader:
 
 
 def _opened(data: Any, transforms: Sequence[Transform], options: Mapping[str, Any] | None) -> Any:
+    if isinstance(data, tuple | list) or hasattr(data, "__array__") or hasattr(data, "dtype"):
+        raise ConfigError(
+            f"{mention('data')} is a {type(data).__name__}, and a loader reads stores and sources",
+            "give the URL of a store, or arrays as streamkern.ArraySource(X, y)",
+        )
     if not is_source(data):
         return ZarrSource(data, transforms, storage_options=options)
     if transforms or options:

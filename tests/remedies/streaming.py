@@ -147,6 +147,7 @@ def of_public_loaders() -> list[Remedy]:
 
     noise = (sk.GaussianNoise(1.0),)
     cases = [
+        ("arrays as streamkern.ArraySource", made(X), made(sk.ArraySource(X, Y))),
         ("batch_size=0 must be a whole number", made(batch_size=0), made(batch_size=1)),
         ("rank=2 must be below n_ranks=2", made(rank=2, n_ranks=2), made(rank=1, n_ranks=2)),
         ("give transforms to the source", made(transforms=noise),
