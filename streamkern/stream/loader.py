@@ -301,12 +301,13 @@ class Loader:
 
 
 def _opened(data: Any, transforms: Sequence[Transform], options: Mapping[str, Any] | None) -> Any:
-    if isinstance(data, tuple | list) or hasattr(data, "__array__") or hasattr(data, "dtype"):
-        raise ConfigError(
-            f"{mention('data')} is a {type(data).__name__}, and a loader reads stores and sources",
-            "give the URL of a store, or arrays as streamkern.ArraySource(X, y)",
-        )
     if not is_source(data):
+        if isinstance(data, tuple | list) or hasattr(data, "__array__"):
+            raise ConfigError(
+                f"{mention('data')} is a {type(data).__name__}, and a loader reads stores and "
+                "sources",
+                "give the URL of a store, or arrays as streamkern.ArraySource(X, y)",
+            )
         return ZarrSource(data, transforms, storage_options=options)
     if transforms or options:
         given = "transforms" if transforms else "storage_options"
