@@ -49,8 +49,9 @@ class StreamkernError(Exception):
 
     exit_code = EXIT_USAGE
 
-    def __init__(self, rule: str = "", remedy: str | None = None) -> None:
-        self.rule, self.remedy = rule, remedy
+    def __init__(self, rule: str = "", remedy: str | None = None, *, message: str = "") -> None:
+        # PyTorch raises the error of a worker anew, with `message` alone.
+        self.rule, self.remedy = rule or message, remedy
         self.vocabulary: Vocabulary = str
         super().__init__(render_message(self.message))
 

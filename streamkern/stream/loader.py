@@ -15,19 +15,27 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from streamkern.backend.base import Array
 from streamkern.backend.devices import get_backend
-from streamkern.basics.errors import ConfigError, ResumeMismatchError, RunError
+from streamkern.basics.errors import (
+    ConfigError,
+    NonFiniteError,
+    ResumeMismatchError,
+    RunError,
+)
 from streamkern.basics.message import mention
 from streamkern.basics.values import checked_int
+from streamkern.store.layout import wanted_dtype
 from streamkern.store.row_block import RowBlock
 from streamkern.store.sparse_rows import as_csr, sparse_features
 from streamkern.stream.batch_reader import BatchReader
 from streamkern.stream.buffers import Share
+from streamkern.stream.loader_arguments import check_loader, checked_fields, opened_source
 from streamkern.stream.row_maker import RowMaker
-from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import Transform
-from streamkern.stream.sources.user import as_source, is_source
+from streamkern.stream.sources.user import as_source
 from streamkern.stream.torch_rows import torch_rows
 
 _STATE = ("epoch", "batch", "order", "source")
@@ -131,19 +139,26 @@ class Loader:
         client: Any = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.source = as_source(_opened(data, transforms, storage_options))
+        self.source = as_source(opened_source(data, transforms, storage_options))
         self.batch_size = checked_int("batch_size", batch_size)
         self.seed = checked_int("seed", seed, 0)
-        self.drop_last, self.fields = drop_last, _checked_fields(fields, self.source)
+        dtype = None if dtype is None else wanted_dtype(dtype)
+        self.drop_last, self.fields = drop_last, checked_fields(fields, self.source)
         n_ranks = checked_int("n_ranks", n_ranks)
         if checked_int("rank", rank, 0) >= n_ranks:
             raise ConfigError(
                 f"{mention('rank', rank)} must be below {mention('n_ranks', n_ranks)}"
             )
+        check_loader(self.source, self.batch_size, n_ranks, shuffle=shuffle, drop_last=drop_last)
         self._n_features = sparse_features(self.source.file_form)
+        if self._n_features is not None and dtype not in (None, np.float32, np.float64):
+            raise ConfigError(
+                f"{mention('dtype', dtype)} of sparse rows must be float32 or float64"
+            )
         self._device, self._dtype, self._client = device, dtype, client
         self._reading: dict[str, Any] = {
-            "batch_size": self.batch_size, "seed": self.seed, "in_order": not shuffle,
+            "batch_size": min(self.batch_size, self.source.n_rows),
+            "seed": self.seed, "in_order": not shuffle,
             "block_bytes": checked_int("block_bytes", block_bytes),
             "in_flight_bytes": checked_int("in_flight_bytes", in_flight_bytes),
             "keep_bytes": checked_int("keep_bytes", keep_bytes, 0),
@@ -151,7 +166,8 @@ class Loader:
         }  # fmt: skip
         self.position, self._loaded, self._turn = (0, 0), False, 0
         self._machinery: _Machinery | None = None
-        self._made()
+        order = self._made().reader.order_key()
+        self._order = order | {"batch_size": self.batch_size, "in_order": int(not shuffle)}
 
     def __enter__(self) -> Loader:
         return self
@@ -191,7 +207,12 @@ class Loader:
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last batch that was delivered, as JSON-able values."""
         epoch, batch = self.position
-        return {"epoch": epoch, "batch": batch, "order": self._order(), "source": self._digest()}
+        return {
+            "epoch": epoch,
+            "batch": batch,
+            "order": dict(self._order),
+            "source": self._digest(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take a position of `state_dict`: the next iteration begins there.
@@ -205,8 +226,9 @@ class Loader:
         """
         try:
             epoch, batch, order, source = (state[name] for name in _STATE)
+            order = dict(order)
             position = checked_int("epoch", epoch, 0), checked_int("batch", batch, 0)
-        except (TypeError, KeyError, ConfigError):
+        except (TypeError, ValueError, KeyError):
             raise ConfigError(
                 f"{mention('state')} is no state of a loader", "give one of Loader.state_dict"
             ) from None
@@ -215,7 +237,7 @@ class Loader:
                 "the state of the loader belongs to other rows or transforms",
                 "make the loader with those, or begin without a state",
             )
-        for name, value in self._order().items():
+        for name, value in self._order.items():
             if order.get(name) != value:
                 raise ResumeMismatchError(
                     f"the state of the loader has {name} {order.get(name)}, and this loader has "
@@ -223,17 +245,25 @@ class Loader:
                     "make the loader with the settings of the state (mix_units follows from "
                     "block_bytes), or begin without a state",
                 )
-        self.begin_at(*position)
+        epoch, batch = position
+        if batch == math.ceil(self.source.n_rows / self.batch_size):
+            batch = len(self)  # the end, also where one of the two drops the last batch
+        self.begin_at(epoch, batch)
 
     def begin_at(self, epoch: int, batch: int = 0) -> None:
         """Let the next iteration begin at this batch of this epoch."""
-        batch = checked_int("batch", batch, 0)
-        if batch > math.ceil(self.source.n_rows / self.batch_size):
+        if checked_int("batch", batch, 0) > len(self):
             raise ConfigError(
                 f"{mention('batch', batch)} is not in an epoch", f"give 0 to {len(self)}"
             )
         self.position, self._loaded = (checked_int("epoch", epoch, 0), batch), True
         self._turn += 1
+
+    @property
+    def next_position(self) -> tuple[int, int]:
+        """Epoch and batch at which the next iteration begins."""
+        epoch, batch = self.position
+        return (epoch + 1, 0) if batch and not self._loaded else (epoch, batch)
 
     def to_torch(self) -> Any:
         """Return a `torch.utils.data.IterableDataset` with these batches, as tensors.
@@ -249,86 +279,58 @@ class Loader:
 
     def batches(self, step: int = 1) -> Iterator[Any]:
         """Iterate as a ``for`` loop does, but deliver only one of `step` batches, the first one."""
-        if self.position[1] and not self._loaded:
-            self.position = (self.position[0] + 1, 0)
-        self._loaded = False
-        return self._batches(step)
-
-    def _batches(self, step: int) -> Iterator[Any]:
         self._turn += 1
-        turn, (epoch, start) = self._turn, self.position
+        turn, process = self._turn, os.getpid()
+        epoch, start = self.position = self.next_position
+        self._loaded = False
         _, reader, maker = self._made()
         n_batches = len(self)
         if start < n_batches:
             for batch, rows in enumerate(reader.epoch(epoch, start), start):
                 if batch >= n_batches:
                     break
-                if (batch - start) % step == 0:
-                    self.position = (epoch, min(batch + step, n_batches))
-                    made = maker.make(rows.copy(), epoch, f"batch {batch} of epoch {epoch}")
-                    yield self._delivered(made)
-                if self._turn != turn:
+                if (batch - start) % step:
+                    continue
+                made = maker.make(rows.copy(), epoch, f"batch {batch} of epoch {epoch}")
+                delivered = self._delivered(made)
+                self.position = (epoch, min(batch + step, n_batches))
+                yield delivered
+                if self._turn != turn or process != os.getpid():
                     raise RunError(
                         "this iterator of the loader has ended: another one was started, a state "
-                        "was loaded, or the loader was closed",
+                        "was loaded, the loader was closed, or the process forked",
                         "use one to its end before the next",
                     )
         self.position = (epoch + 1, 0)
 
     def _delivered(self, rows: RowBlock) -> Array | tuple[Array, ...]:
         if self._n_features is not None:
-            rows = rows._replace(X=as_csr(rows.X, self._n_features))
+            X = as_csr(rows.X, self._n_features)
+            rows = rows._replace(X=X if self._dtype is None else X.astype(self._dtype))
+        if self._dtype is not None:
+            values: Any = rows.X if self._n_features is None else rows.X.data  # of a CSR array
+            self._check_finite(values)
         if isinstance(self.fields, str):
             return getattr(rows, self.fields)
         return tuple(getattr(rows, name) for name in self.fields)
+
+    def _check_finite(self, values: Array) -> None:
+        if not bool(self._made().maker.backend.xp.isfinite(values).all()):
+            raise NonFiniteError(
+                f"{mention('dtype', str(values.dtype))} cannot hold all values of X",
+                f"leave {mention('dtype=')} out, or give a wider one",
+            )
 
     def _made(self) -> _Machinery:
         """Return the machinery of this process: threads do not survive a fork."""
         if self._machinery is None or self._machinery.process != os.getpid():
             backend = get_backend(self._device, accelerator="none")
-            maker = RowMaker(self.source, self.seed, self._dtype, backend)
+            dtype = self._dtype if self._n_features is None else None  # packed rows hold numbers
+            maker = RowMaker(self.source, self.seed, dtype, backend)
             reader = BatchReader(self.source, client=self._client, **self._reading)
             self._machinery = _Machinery(os.getpid(), reader, maker)
         return self._machinery
 
-    def _order(self) -> dict[str, int]:
-        in_order = self._reading["in_order"]
-        return self._made().reader.order_key() | {"in_order": int(in_order)}
-
     def _digest(self) -> str:
         text = json.dumps(self.source.describe(), sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-def _opened(data: Any, transforms: Sequence[Transform], options: Mapping[str, Any] | None) -> Any:
-    if not is_source(data):
-        if isinstance(data, tuple | list) or hasattr(data, "__array__"):
-            raise ConfigError(
-                f"{mention('data')} is a {type(data).__name__}, and a loader reads stores and "
-                "sources",
-                "give the URL of a store, or arrays as streamkern.ArraySource(X, y)",
-            )
-        return ZarrSource(data, transforms, storage_options=options)
-    if transforms or options:
-        given = "transforms" if transforms else "storage_options"
-        raise ConfigError(
-            f"{mention(given)} is given with a source", f"give {mention(given)} to the source"
-        )
-    return data
-
-
-def _checked_fields(fields: str | Sequence[str], source: Any) -> str | tuple[str, ...]:
-    names = (fields,) if isinstance(fields, str) else tuple(fields)
-    unknown = [name for name in names if name not in RowBlock._fields]
-    if unknown or not names or len(set(names)) < len(names):
-        raise ConfigError(
-            f"{mention('fields', fields)} is not possible",
-            f"give some of {', '.join(RowBlock._fields)}, each once",
-        )
-    if ("w" in names and not source.weighted) or ("y" in names and not source.n_outputs):
-        lacking = "sample weights" if "w" in names and not source.weighted else "targets"
-        raise ConfigError(
-            f"{mention('fields', fields)} asks for {lacking}, and the source has none",
-            f"give {mention('fields')} without them",
-        )
-    return fields if isinstance(fields, str) else names

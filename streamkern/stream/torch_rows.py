@@ -1,70 +1,81 @@
 """Batches of a loader as an iterable dataset of PyTorch.
 
+A DataLoader starts its workers anew for each pass, each from a copy of the dataset, and the dataset
+of the main process is not told. So a small file holds where the next pass begins, and the workers
+of one pass agree there: they know each other by the seed of their DataLoader and by the numbers of
+their processes, which follow each other.
+
 Every `loader` here is a `Loader`, whose module uses this one.
 """
 
 from __future__ import annotations
 
+import functools
+import json
+import multiprocessing
+import os
+import shutil
+import tempfile
+import weakref
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
+from filelock import FileLock
 
-from streamkern.basics.errors import ConfigError, RunError
+from streamkern.basics.errors import RunError
 from streamkern.basics.optional import import_optional
 
-MOST_WORKERS = 256
+_KEPT = 256  # passes that a worker which starts late still finds
 
 
-def torch_rows(loader: Any, starts: Any = None) -> Any:
-    """Return the dataset of `Loader.to_torch`.
+def torch_rows(loader: Any, folder: str | None = None) -> Any:
+    """Return the dataset of `Loader.to_torch`. folder : of the record of passes, of a copy"""
+    return _dataset_class()(loader, folder)
 
-    Worker w of W delivers batches w, w + W, …, and a DataLoader takes one of each worker in turn,
-    so the order does not depend on W. A DataLoader starts its workers anew for each epoch, from a
-    copy of a dataset that was never iterated over; so the workers keep in shared memory where each
-    of them begins next.
 
-    starts : (MOST_WORKERS, 3) tensor in shared memory, of the dataset this is a copy of: the next
-        epoch and batch of each worker, and the number of epochs that it began
-    """
+@functools.cache
+def _dataset_class() -> Any:
     torch: Any = import_optional("torch", "Loader.to_torch", "torch")
-    if starts is None:
-        starts = torch.zeros((MOST_WORKERS, 3), dtype=torch.int64).share_memory_()
-        _begin_at(starts, *loader.position)
 
     class TorchRows(torch.utils.data.IterableDataset):  # type: ignore[misc]
         """Batches of tensors; give it to a DataLoader with ``batch_size=None``."""
 
+        def __init__(self, loader: Any, folder: str | None) -> None:
+            self.loader = loader
+            self.passes = _PassRecord(loader, folder)
+
         def __reduce__(self) -> Any:
-            return torch_rows, (loader, starts)
+            return torch_rows, (self.loader, self.passes.folder)
 
         def __len__(self) -> int:
-            return len(loader)
+            return len(self.loader)
 
         def __iter__(self) -> Iterator[Any]:
             worker = torch.utils.data.get_worker_info()
             if worker is None:
-                return map(_as_tensors, loader)
-            return map(_as_tensors, _of_worker(loader, starts, worker.id, worker.num_workers))
+                self.passes.begin()
+                return map(_as_tensors, self.loader)
+            self.passes.begin_in(worker)
+            return map(_as_tensors, self.loader.batches(worker.num_workers))
 
         def state_dict(self) -> dict[str, Any]:
-            if torch.utils.data.get_worker_info() is None and bool(starts[:, 2].any()):
+            in_worker = torch.utils.data.get_worker_info() is not None
+            if not in_worker and self.passes.of_workers:
                 raise RunError(
                     "the workers of a DataLoader deliver the batches, so the dataset does not know "
                     "how many were used",
                     "use num_workers=0, or the state of torchdata's StatefulDataLoader",
                 )
-            state: dict[str, Any] = loader.state_dict()
+            state: dict[str, Any] = self.loader.state_dict()
             return state
 
         def load_state_dict(self, state: Mapping[str, Any]) -> None:
-            loader.load_state_dict(state)
-            worker = torch.utils.data.get_worker_info()
-            if worker is None:
-                _begin_at(starts, *loader.position)
-            else:  # the state of this worker alone
-                starts[worker.id, 0], starts[worker.id, 1] = loader.position
+            self.passes.enter()
+            self.loader.load_state_dict(state)
+            self.passes.loaded = torch.utils.data.get_worker_info() is not None
 
     def _as_tensors(batch: Any) -> Any:
         return tuple(map(_tensor, batch)) if isinstance(batch, tuple) else _tensor(batch)
@@ -73,28 +84,99 @@ def torch_rows(loader: Any, starts: Any = None) -> Any:
         if isinstance(array, sp.csr_array):
             parts = (torch.from_numpy(a) for a in (array.indptr, array.indices, array.data))
             return torch.sparse_csr_tensor(*parts, array.shape, check_invariants=True)
-        # An array of CuPy stays on its device.
-        return (
-            torch.from_numpy(array) if isinstance(array, np.ndarray) else torch.from_dlpack(array)
-        )
+        if isinstance(array, np.ndarray):
+            return torch.from_numpy(array)
+        return torch.from_dlpack(array)  # of CuPy: it stays on its device
 
-    return TorchRows()
-
-
-def _begin_at(starts: Any, epoch: int, batch: int) -> None:
-    """Let the workers begin at this batch, whatever their number is."""
-    starts[:, 0], starts[:, 2] = epoch, 0
-    starts[:, 1] = batch
-    starts[:, 1] += starts.new_tensor(range(len(starts)))
+    return TorchRows
 
 
-def _of_worker(loader: Any, starts: Any, w: int, n_workers: int) -> Iterator[Any]:
-    """Deliver the batches of worker `w` in its next epoch."""
-    if n_workers > MOST_WORKERS:
-        raise ConfigError(f"num_workers={n_workers} is too large", f"use at most {MOST_WORKERS}")
-    epoch, batch, _ = starts[w].tolist()
-    loader.begin_at(epoch, min(batch, len(loader)))
-    starts[w, 0], starts[w, 1] = epoch + 1, w
-    starts[w, 2] += 1
-    batches: Iterator[Any] = loader.batches(n_workers)
-    return batches
+class _PassRecord:
+    """The record of the passes over a dataset, in a file that its processes share.
+
+    loaded : whether a state was loaded in this worker, for its next pass
+    """
+
+    def __init__(self, loader: Any, folder: str | None) -> None:
+        self.loader, self.loaded = loader, False
+        self.folder = tempfile.mkdtemp(prefix="streamkern-passes-") if folder is None else folder
+        if folder is None:
+            weakref.finalize(self, _remove, self.folder, os.getpid())
+        self._process, self._begun, self._base = 0, 0, (0, 0)
+
+    @property
+    def of_workers(self) -> bool:
+        """True if workers made the newest pass."""
+        record = self._read()
+        return bool(record["of_workers"]) and record["base"] == list(self.loader.next_position)
+
+    def begin(self) -> None:
+        """Let the next iteration of the loader in the main process be the next pass."""
+        with self._lock():
+            record, base = self._read(), list(self.loader.next_position)
+            epoch, batch = record["next"] if record["base"] == base else base
+            self.loader.begin_at(epoch, batch)
+            after = [epoch + 1, 0]
+            self._write({**record, "base": after, "next": after, "of_workers": False})
+        self.loaded = False
+
+    def enter(self) -> None:
+        """Note where the loader of the main process is, if this is a new worker with a copy."""
+        if self._process != os.getpid():
+            self._process, self._begun = os.getpid(), 0
+            self._base = self.loader.next_position
+
+    def begin_in(self, worker: Any) -> None:
+        """Let the next iteration be the part of a worker of the pass that it belongs to.
+
+        Worker w of W delivers batches w, w + W, … from where the pass begins.
+        """
+        self.enter()
+        number = multiprocessing.current_process()._identity[-1] - worker.id
+        key = [worker.seed - worker.id, self._begun]
+        self._begun += 1
+        with self._lock():
+            record = self._read()
+            if self.loaded:  # the state of this worker, whose next batch it is
+                epoch, batch = self.loader.next_position
+                record |= {"base": list(self._base), "next": [epoch + 1, 0]}
+            else:
+                epoch, first = self._of_pass(record, key, number, worker.num_workers)
+                batch = min(first + worker.id, len(self.loader))
+            self._write({**record, "of_workers": True})
+        self.loaded = False
+        self.loader.begin_at(epoch, batch)
+
+    def _of_pass(
+        self, record: dict[str, Any], key: list[int], number: int, n_workers: int
+    ) -> list[int]:
+        """Return where the pass begins; the first of its workers decides, and notes it."""
+        for of_pass, of_first, begin in record["passes"]:
+            if of_pass == key and abs(of_first - number) < n_workers:
+                return list(begin)
+        if record["base"] != list(self._base):  # the loader was moved since
+            record["base"] = record["next"] = list(self._base)
+        begin = record["next"]
+        record["passes"] = [*record["passes"], [key, number, begin]][-_KEPT:]
+        record["next"] = [begin[0] + 1, 0]
+        return list(begin)
+
+    def _lock(self) -> FileLock:
+        return FileLock(Path(self.folder, "lock"))
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            record: dict[str, Any] = json.loads(Path(self.folder, "passes.json").read_bytes())
+        except FileNotFoundError:
+            base = list(self._base if self._process == os.getpid() else self.loader.next_position)
+            record = {"base": base, "next": base, "passes": [], "of_workers": False}
+        return record
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        Path(self.folder, "passes.json").write_text(json.dumps(record))
+
+
+def _remove(folder: str, process: int) -> None:
+    """Remove the record, in the process that made it; a forked one has the dataset as well."""
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -17,14 +17,14 @@ from streamkern.stream.batch_reader import BatchReader
 from streamkern.stream.cluster import check_cluster, connect
 from streamkern.stream.feed import Feed
 from streamkern.stream.order import EpochPlan
-from streamkern.stream.torch_rows import _of_worker
 from streamkern.stream.unit_readers import Recipe
 from streamkern.stream.unit_readers import opened as unpack
 from tests.remedies import N, Remedy, X, Y, command, regressor
 
 COVERED = (
     "stream/buffers.py", "stream/cluster.py", "stream/unit_readers.py", "stream/feed.py",
-    "stream/batch_reader.py", "stream/loader.py", "stream/materialise.py", "stream/meter.py",
+    "stream/batch_reader.py", "stream/loader.py", "stream/loader_arguments.py",
+    "stream/materialise.py", "stream/meter.py",
     "stream/order.py", "stream/read_speed.py", "stream/row_maker.py", "stream/target_scale.py",
     "stream/torch_rows.py", "store/lazy_arrays.py",
 )  # fmt: skip
@@ -35,7 +35,7 @@ NOT_TRIED = {
         "needs a worker of other packages: tests/stream/test_cluster.py",
     "stream/unit_readers.py:ClusterReader._check_pulse:1":
         "needs a worker that is killed: tests/stream/test_elastic.py",
-    "stream/torch_rows.py:torch_rows.TorchRows.state_dict:1":
+    "stream/torch_rows.py:_dataset_class.TorchRows.state_dict:1":
         "needs PyTorch: tests/stream/test_torch_rows.py",
 }  # fmt: skip
 
@@ -136,16 +136,19 @@ def of_public_loaders() -> list[Remedy]:
             next(iter(loader))
             list(one)
 
-    def of_worker(n_workers: int) -> None:
-        with sk.Loader(SOURCE, 10) as loader:
-            list(_of_worker(loader, np.zeros((256, 3), np.int64), 0, n_workers))
-
     def lazy(n_features: int) -> None:
         rows = sp.eye_array(N, n_features, format="csr", dtype=np.float32)
         sk.ingest_store(rows, "lazy.zarr", y=Y, overwrite=True)
         sk.open_store("lazy.zarr").to_dask()
 
+    def sparse_rows(dtype: str) -> None:
+        rows = sp.eye_array(N, 5000, format="csr", dtype=np.float32)
+        sk.ingest_store(rows, "few.zarr", y=Y, overwrite=True)
+        sk.Loader("few.zarr", 10, dtype=dtype).close()
+
     noise = (sk.GaussianNoise(1.0),)
+    mixed = sk.AugmentedSource(SOURCE, 1, [sk.MixUp(0.3)])
+    large = sk.ArraySource(X.astype(np.float32) * 0 + 1e6, Y, unit_rows=20)
     cases = [
         ("arrays as streamkern.ArraySource", made(X), made(sk.ArraySource(X, Y))),
         ("batch_size=0 must be a whole number", made(batch_size=0), made(batch_size=1)),
@@ -153,14 +156,21 @@ def of_public_loaders() -> list[Remedy]:
         ("give transforms to the source", made(transforms=noise),
          made(sk.AugmentedSource(SOURCE, 1, noise))),
         ("give some of X, y, w, row_ids, each once", made(fields=("X", "z")), made(fields="X")),
-        ("give fields without them", made(fields=("X", "w")), made(fields=("X", "y"))),
+        ("or others that it has", made(fields=("X", "w")), made(fields=("X", "y"))),
         ("give one of Loader.state_dict", loaded(epoch="one"), loaded(epoch=1)),
         ("make the loader with those", loaded(source="0"), loaded()),
         ("make the loader with the settings of the state", loaded(order={}), loaded()),
         ("give 0 to 6", loaded(batch=7), loaded(batch=6)),
         ("use one to its end before the next", lambda: two_at_once(False),
          lambda: two_at_once(True)),
-        ("use at most 256", lambda: of_worker(300), lambda: of_worker(200)),
+        ("shuffle=.no. must be True or False", made(shuffle="no"), made(shuffle=False)),
+        ("or give a smaller batch_size", made(batch_size=90, drop_last=True),
+         made(batch_size=60, drop_last=True)),
+        ("leave n_ranks out", made(mixed, n_ranks=2), made(mixed)),
+        ("give a wider one", lambda: list(sk.Loader(large, 60, dtype="float16")),
+         lambda: list(sk.Loader(large, 60, dtype="float32"))),
+        ("must be float32 or float64", lambda: sparse_rows("float16"),
+         lambda: sparse_rows("float64")),
         ("read them by streamkern.Loader", lambda: lazy(5000), lambda: lazy(50)),
     ]  # fmt: skip
     return [Remedy(*case) for case in cases]

@@ -226,3 +226,56 @@ for k, rows in enumerate(loader):
     assert codes == [-9, -9, 0]
     seen = [json.loads(line) for line in (tmp_path / "seen").read_text().splitlines()]
     assert seen == order(rows_of(url))
+
+
+def test_a_batch_that_could_not_be_made_is_not_counted() -> None:
+    calls = []
+
+    @sk.deterministic
+    def failing(X: Any, y: Any, rng: Any) -> Any:
+        calls.append(len(X))
+        if len(calls) == 5:  # one call tries the transform
+            raise KeyboardInterrupt
+        return X, y
+
+    source = sk.AugmentedSource(many_units(), 1, [failing])
+    with rows_of(source) as loader, pytest.raises(KeyboardInterrupt):
+        list(loader)
+    assert loader.state_dict()["batch"] == 3
+    loader.load_state_dict(loader.state_dict())
+    with loader, rows_of(source) as whole:
+        assert order(loader) == order(whole)[3:]
+
+
+def test_iterators_that_were_never_used_change_nothing() -> None:
+    loader = rows_of(many_units())
+    loader.begin_at(0, 5)
+    iter(loader)
+    assert order(loader) == order(rows_of(many_units()))[5:]
+
+
+def test_narrow_dtypes_hold_the_rows_or_are_refused(tmp_path: Path) -> None:
+    rows = sp.random_array((300, 50_000), density=0.001, format="csr", dtype=np.float32, rng=0)
+    sk.ingest_store(rows, tmp_path / "sparse.zarr", y=np.arange(300) % 2, shuffle=False)
+    given = {"fields": "X", "shuffle": False}
+    with sk.Loader(tmp_path / "sparse.zarr", 300, dtype="float64", **given) as loader:
+        (found,) = loader
+    assert found.dtype == np.float64
+    np.testing.assert_array_equal(found.toarray(), rows.toarray())
+    with pytest.raises(sk.ConfigError, match="float32 or float64"):
+        sk.Loader(tmp_path / "sparse.zarr", 300, dtype="float16", **given)
+    with (
+        sk.Loader(sk.ArraySource(X * 1e6, LABELS), 10, dtype="float16") as loader,
+        pytest.raises(sk.NonFiniteError, match="cannot hold all values"),
+    ):
+        list(loader)
+
+
+def test_a_batch_may_be_larger_than_the_source() -> None:
+    assert [len(rows) for rows in rows_of(many_units(), batch_size=2**63)] == [N]
+
+
+def test_mixed_rows_are_not_shared_out() -> None:
+    source = sk.AugmentedSource(many_units(), 1, [sk.MixUp(0.3)])
+    with pytest.raises(sk.ConfigError, match="leave n_ranks out"):
+        sk.Loader(source, 64, n_ranks=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -105,6 +106,50 @@ def test_a_stateful_data_loader_resumes(epochs: list[Any], workers: int, done: i
     rest = order(second)
     assert got + rest == epochs[0]
     assert order(second) == epochs[1]
+
+
+def test_the_number_of_workers_may_change_between_passes(epochs: list[Any]) -> None:
+    dataset = loader().to_torch()
+    for workers, epoch in ((2, 0), (3, 1), (0, 2)):
+        assert order(DataLoader(dataset, batch_size=None, num_workers=workers)) == epochs[epoch]
+    again = loader().to_torch()
+    for workers, epoch in ((0, 0), (2, 1), (1, 2)):
+        assert order(DataLoader(again, batch_size=None, num_workers=workers)) == epochs[epoch]
+
+
+def _late(worker: int) -> None:
+    time.sleep(3.0 * (worker == 2))
+
+
+def test_a_worker_that_starts_late_belongs_to_its_pass(epochs: list[Any]) -> None:
+    dataset = loader().to_torch()
+    given = {"batch_size": None, "num_workers": 3, "worker_init_fn": _late}
+    next(iter(DataLoader(dataset, **given)))  # abandoned before the last worker has begun
+    assert order(DataLoader(dataset, **given)) == epochs[1]
+
+
+def test_a_state_loaded_into_the_loader_counts(epochs: list[Any]) -> None:
+    ours = loader()
+    dataset = ours.to_torch()
+    ours.begin_at(0, 5)
+    assert order(DataLoader(dataset, batch_size=None, num_workers=2)) == epochs[0][5:]
+    assert order(DataLoader(dataset, batch_size=None, num_workers=2)) == epochs[1]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_errors_keep_their_sentence(workers: int, tmp_path: Any) -> None:
+    import zarr
+
+    rows = np.ones((100, 3), np.float32)
+    rows[70, 1] = np.nan
+    group = zarr.create_group(tmp_path / "nan.zarr")
+    group.create_array("X", data=rows)
+    group.create_array("y", data=np.arange(100.0))
+    data = DataLoader(
+        loader(tmp_path / "nan.zarr").to_torch(), batch_size=None, num_workers=workers
+    )
+    with pytest.raises(sk.NonFiniteError, match="row 70, column 1"):
+        list(data)
 
 
 def test_the_dataset_knows_no_state_of_workers() -> None:

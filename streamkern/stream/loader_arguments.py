@@ -1,0 +1,79 @@
+"""The arguments of a `Loader`: the source that is meant, and checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
+from streamkern.store.row_block import RowBlock
+from streamkern.stream.sources.base import BaseSource
+from streamkern.stream.sources.stores import ZarrSource
+from streamkern.stream.sources.transforms import MixUp, Transform
+from streamkern.stream.sources.user import is_source
+
+
+def check_loader(
+    source: BaseSource, batch_size: int, n_ranks: int, *, shuffle: Any, drop_last: Any
+) -> None:
+    """Raise ConfigError for arguments that are not possible."""
+    for name, given in (("shuffle", shuffle), ("drop_last", drop_last)):
+        if not isinstance(given, bool | np.bool_):
+            raise ConfigError(f"{mention(name, given)} must be True or False")
+    if drop_last and source.n_rows < batch_size:
+        raise ConfigError(
+            f"{mention('drop_last', True)} leaves nothing of {source.n_rows} rows in batches of "
+            f"{batch_size}",
+            f"leave it out, or give a smaller {mention('batch_size')}",
+        )
+    if n_ranks > 1 and any(isinstance(t, MixUp) for t in _transforms(source)):
+        raise ConfigError(
+            f"mix-up mixes rows of a batch, which {mention('n_ranks', n_ranks)} share out",
+            f"leave {mention('n_ranks')} out",
+        )
+
+
+def opened_source(
+    data: Any, transforms: Sequence[Transform], options: Mapping[str, Any] | None
+) -> Any:
+    if not is_source(data):
+        if isinstance(data, tuple | list) or hasattr(data, "__array__"):
+            raise ConfigError(
+                f"{mention('data')} is a {type(data).__name__}, and a loader reads stores and "
+                "sources",
+                "give the URL of a store, or arrays as streamkern.ArraySource(X, y)",
+            )
+        return ZarrSource(data, transforms, storage_options=options)
+    if transforms or options:
+        given = "transforms" if transforms else "storage_options"
+        raise ConfigError(
+            f"{mention(given)} is given with a source", f"give {mention(given)} to the source"
+        )
+    return data
+
+
+def _transforms(source: BaseSource) -> Iterator[Transform]:
+    yield from (*source.host_transforms, *source.feed_transforms)
+    for part in source.parts:
+        yield from _transforms(part)
+
+
+def checked_fields(fields: str | Sequence[str], source: Any) -> str | tuple[str, ...]:
+    given: Any = fields
+    names = (given,) if isinstance(given, str) or not np.iterable(given) else tuple(given)
+    unknown = [name for name in names if name not in RowBlock._fields]
+    if unknown or not names or len(set(names)) < len(names):
+        raise ConfigError(
+            f"{mention('fields', fields)} is not possible",
+            f"give some of {', '.join(RowBlock._fields)}, each once",
+        )
+    if ("w" in names and not source.weighted) or ("y" in names and not source.n_outputs):
+        lacking = "sample weights" if "w" in names and not source.weighted else "targets"
+        raise ConfigError(
+            f"{mention('fields', fields)} asks for {lacking}, and the source has none",
+            f"give {mention('fields', 'X')}, or others that it has",
+        )
+    return given if isinstance(given, str) else names
