@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import pickle
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,16 @@ import streamkern as sk
 N = 1000
 X = np.random.default_rng(0).standard_normal((N, 5)).astype(np.float32)
 LABELS = np.arange(N) % 3
+
+
+@pytest.fixture(autouse=True)
+def _threads_ended() -> Iterator[None]:
+    """Wait for the threads of loaders that were left to the garbage collector."""
+    yield
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread.name.startswith("streamkern-prefetch"):
+            thread.join(10)
 
 
 @pytest.fixture(scope="module")
