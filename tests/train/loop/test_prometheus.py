@@ -58,7 +58,10 @@ def test_gauges_are_the_numbers_of_the_log(tmp_path: Path) -> None:
 def test_a_second_fit_is_served_anew() -> None:
     shown = sk.Prometheus(0)
     for _ in range(2):
-        finished(settings(**CONFIG), source=stream(), callbacks=[shown])
+        scraping = Scraping(shown)
+        finished(settings(**CONFIG), source=stream(), callbacks=[shown, scraping])
+        for record, seen in scraping.seen:
+            assert seen["streamkern_step"][0] == record["step"]
 
 
 def test_a_port_that_is_taken_is_refused() -> None:
