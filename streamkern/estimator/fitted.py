@@ -28,7 +28,7 @@ from streamkern.predict.calibration import Calibration
 from streamkern.rundir.checkpoint_format import Saved
 from streamkern.solver.posterior import Posterior
 from streamkern.solver.precondition.step_rule import StepRule, max_over_blocks
-from streamkern.store.sparse_rows import as_csr, is_packed, packed, sparse_features
+from streamkern.store.sparse_rows import as_csr, packed, sparse_features
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.patch_features import PatchFeatures
 from streamkern.stream.sources.transforms import Scale, Transform, is_deterministic
@@ -153,6 +153,11 @@ class Schema:
         return facts
 
     @property
+    def sparse(self) -> bool:
+        """True if rows are packed sparse rows, which their shape (2, k) alone does not say."""
+        return sparse_features(self.file_form) is not None
+
+    @property
     def n_features(self) -> int:
         """Number of features of a row, encoded if it is of a table."""
         return sparse_features(self.file_form) or math.prod(self.row_shape)
@@ -249,7 +254,7 @@ class FittedModel:
     def centers(self) -> npt.NDArray[Any]:
         """(p, d) the centers in the order of the run; sparse ones packed, (p, 2 k)."""
         in_order: Any = self.attributes["centers_"][self.order]
-        if is_packed(self.schema.row_shape):
+        if self.schema.sparse:
             in_order = packed(in_order, dtype=in_order.dtype).reshape(len(self.order), -1)
         centers: npt.NDArray[Any] = in_order
         return centers
@@ -274,9 +279,8 @@ class FittedModel:
             arrays["metric"] = kernel.metric
         setup = Saved(0, arrays, meta)
         warm = ParentRun("True", setup, None, centers, alpha, samples=result.samples)
-        sparse = is_packed(schema.row_shape)
         attributes = schema.attributes | {
-            "centers_": as_csr(centers, schema.n_features) if sparse else centers,
+            "centers_": as_csr(centers, schema.n_features) if schema.sparse else centers,
             # Powers of two: nothing is rounded, and float64 holds values that float32 may not.
             "dual_coef_": alpha * (scale.astype(alpha.dtype) if model.classes else scale),
             "intercept_": _intercept(model),

@@ -30,7 +30,7 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.losses.losses import loss_for_figures
 from streamkern.predict.calibration import lacking
 from streamkern.predict.prediction_table import NO_POSTERIOR, SAME_QUANTILE, OutputFormat
-from streamkern.store.sparse_rows import PackedRows, is_packed
+from streamkern.store.sparse_rows import PackedRows
 from streamkern.stream.sources.alignment import check_row_shape
 from streamkern.stream.sources.arrays import ArraySource, is_sparse
 from streamkern.train.model.kernel_model import KernelModel
@@ -374,7 +374,7 @@ class Predicting(Parameters):
             rows = inputs.checked_rows(
                 holder, X, reset=False, nameless=schema.named_by_store, numbers=numbers
             )
-        if is_packed(schema.row_shape):
+        if schema.sparse:
             return PackedRows.of_matrix(rows)
         check_row_shape("X has", rows.shape[1:], "the model was trained on", schema.row_shape)
         return rows if is_sparse(rows) else rows.reshape(len(rows), *schema.row_shape)

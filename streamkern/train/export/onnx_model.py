@@ -159,7 +159,7 @@ def onnx_model(
         )
     graph = Graph(for_runtime)
     if model.encoder is None:
-        X = plain_rows(graph, model.row_shape, dtype)
+        X = plain_rows(graph, model.row_shape, dtype, sparse=model.op.kernel.sparse)
     else:
         X = table_rows(graph, Encoder.from_json(model.encoder, "the model"))
     X = scaled(graph, X, model.fixed, centers.shape[1])
