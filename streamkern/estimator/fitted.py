@@ -6,6 +6,7 @@ other processes. Code that predicts from a record, or trains further from it, re
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -233,6 +234,14 @@ class FittedModel:
     online: tuple[Online | SavedRun, list[Any]] | None = None
     begun: Mapping[str, ParameterValue] | None = None
     wide: bool = False
+
+    @functools.cached_property
+    def prepared(self) -> dict[tuple[Any, ...], Any]:
+        """Centers prepared for calls of few rows, by the device; see `Predicting`."""
+        return {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "prepared"}
 
     @property
     def levels(self) -> Sequence[float] | None:
