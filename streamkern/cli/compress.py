@@ -26,6 +26,9 @@ from streamkern.filesystem.urls import local_path
 from streamkern.ingest.path_patterns import refuse_among
 from streamkern.rundir.run_directory import RunDirectory
 
+# scikit-learn is slow to load.
+_LOAD, _COMPRESS = "streamkern.estimator.load", "streamkern.estimator.compress"
+
 
 @sharing(reading_options, "reading")
 def compress_command(
@@ -66,14 +69,12 @@ def compress_command(
     options = parse_options(storage_option)
     refuse_among(inputs, out)
     _check_new(out, options_for(options, out))
-    model = on_demand("streamkern.estimator.load").load(
-        run_dir, storage_options=options_for(options, run_dir)
-    )
+    model = on_demand(_LOAD).load(run_dir, storage_options=options_for(options, run_dir))
     if memory is not None:
         model.set_params(memory=memory)
     rows_of = rows_and_model(run_dir, inputs, device, options, reading, targets=False)
     with rows_of as (rows, kernel_model):
-        compress = on_demand("streamkern.estimator.compress")
+        compress = on_demand(_COMPRESS)
         small = compress.compressed(model, kernel_model, rows, n_centers, tolerance)
     small.save(out, storage_options=options_for(options, out))
     found = small.report_["compressed"]

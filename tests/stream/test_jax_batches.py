@@ -10,7 +10,8 @@ import pytest
 
 import streamkern as sk
 
-jax = pytest.importorskip("jax")
+PACKAGE = "jax"  # no group of dependencies installs it: 100 MB for one test
+jax: Any = pytest.importorskip(PACKAGE)
 
 N = 640
 X = np.random.default_rng(0).standard_normal((N, 4)).astype(np.float32)
