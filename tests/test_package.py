@@ -55,10 +55,11 @@ MOST_ENTRIES = 21
 MOST_ON_THE_WAY_OF_A_SETTING, MOST_ON_THE_WAY_OF_A_BATCH = 7, 18
 MOST_CARRIERS_OF_A_SETTING = 2
 # Names that are written for types; what all packages go through; whether obstore is installed; the
-# module of a user's own loss.
+# module of a user's own loss; what loads scikit-learn.
 COMPUTED = {
     "",
     "basics.optional",
+    "cli.compress",
     "cli.redaction",
     "filesystem.urls",
     "losses.own",
@@ -97,6 +98,7 @@ OF_SEVERAL_MODULES = {
     "solver.ranks": "methods over several ranks against the same on one",
     "solver.precondition.preconditioners": "preconditioners against dense formulas",
     "store.damage": "a store with flipped bits, through all that reads it",
+    "stream.jax_batches": "the loader in a loop of JAX",
     "stream.elastic": "a cluster whose workers come and go",
     "stream.sources.row_shapes": "images of other axes, at every door",
     "stream.sources.origins": "which rows are made from one, through all sources",

@@ -127,7 +127,8 @@ def check_center_features(shape: tuple[int, ...], row_shape: tuple[int, ...]) ->
     """Raise an error unless centers of a shape (p, ...) have the shape of rows of the data."""
     if is_packed(shape[1:]) and len(row_shape) == 1:
         raise DataError("centers are sparse rows, and the data has dense ones", f"{AS_SPARSE}")
-    check_row_shape("centers have", shape[1:], "the data has rows of shape", row_shape)
+    whose, sparse = "the data has rows of shape", is_packed(row_shape)
+    check_row_shape("centers have", shape[1:], whose, row_shape, sparse=sparse)
 
 
 def given_centers(array: npt.ArrayLike, row_shape: tuple[int, ...], n_outputs: int) -> RowBlock:

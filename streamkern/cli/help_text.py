@@ -32,6 +32,10 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
         "streamkern predict runs/first test.npz predictions.csv",
         "streamkern predict runs/first houses.csv predictions.parquet --y price",
     ),
+    "compress": (
+        "streamkern compress runs/first new.csv runs/small",
+        "streamkern compress runs/first test.zarr runs/small --n-centers 200",
+    ),
     "export": ("streamkern export runs/first model.onnx",),
     "info": ("streamkern info train.zarr", "streamkern info runs/first --explain"),
     "runs": ("streamkern runs runs",),

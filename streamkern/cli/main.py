@@ -31,6 +31,7 @@ from streamkern.filesystem.abandoned import remove_abandoned
 _load, _, _NAMES = lazy_loader.attach(  # all commands at once would take a second
     "streamkern.cli",
     submod_attrs={
+        "compress": ["compress_command"],
         "data": ["append_command", "augment_command", "bench_read_command", "ingest_command"],
         "export": ["export_command"],
         "info": ["info_command"],
@@ -52,7 +53,8 @@ COMMANDS = {  # in the order of `--help`, with their texts there
     "train": "Train, or go on with, the run of a run file.",
     "evaluate": "Evaluate a trained model on stores or files.",
     "predict": "Write what a model predicts for every row.",
-    "export": "Write a trained model to an ONNX file.",
+    "compress": "Write a model with fewer centers and nearly the same answers.",
+    "export": "Write a trained model to an ONNX file or a C file.",
     "info": "Describe a store, finished or not, or the state of a run.",
     "runs": "List the runs in a folder.",
     "report": "Write runs to a page: curves, plan and measured, settings, time line.",

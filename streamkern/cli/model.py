@@ -118,7 +118,7 @@ RowsWeight = Annotated[
 
 
 @sharing(file_form, "form")
-def _reading(
+def reading_options(
     x: RowsX = None,
     y: RowsY = None,
     sample_weight: RowsWeight = None,
@@ -140,7 +140,7 @@ def _reading(
     }
 
 
-@sharing(_reading, "reading")
+@sharing(reading_options, "reading")
 def evaluate_command(
     reading: dict[str, Any],
     run_dir: ModelOf,
@@ -166,7 +166,7 @@ def evaluate_command(
         typer.echo(text_table([row], list(row)))
 
 
-@sharing(_reading, "reading")
+@sharing(reading_options, "reading")
 def predict_command(
     context: typer.Context,
     reading: dict[str, Any],

@@ -22,7 +22,7 @@ from streamkern.cli.page.facts import Facts, HeldOutAnswers, distinct_names, rea
 from streamkern.cli.page.page import MARK, report_page
 from streamkern.cli.redaction import hidden_in
 from streamkern.config.run_config import RunConfig
-from streamkern.filesystem.durable import write_aside
+from streamkern.filesystem.durable import check_writable, write_aside
 from streamkern.filesystem.urls import local_path
 from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.stream.sources.base import BaseSource
@@ -116,6 +116,7 @@ def check_free(out: Path) -> None:
         raise ConfigError(
             f"{mention('out', str(out))}: there is no folder {out.parent}", "make it first"
         )
+    check_writable(out, mention("out", str(out)))
     if not out.exists():
         return
     try:

@@ -28,7 +28,7 @@ from streamkern.cli.run_options import (
 )
 from streamkern.config.run_config import RunConfig
 from streamkern.config.toml import run_file_text
-from streamkern.filesystem.durable import write_durably
+from streamkern.filesystem.durable import check_writable, write_durably
 from streamkern.kernels.notation import kernel_text
 from streamkern.losses.losses import SQUARES, loss_class
 from streamkern.predict.evaluation import format_metrics
@@ -197,6 +197,7 @@ def _writable(path: str, folder: RunStorage) -> Path:
         )
     if not target.absolute().parent.is_dir():
         raise ConfigError(f"--write {path!r} is in a folder that does not exist", "make it first")
+    check_writable(target, f"--write {path!r}")
     return target
 
 

@@ -13,32 +13,34 @@ centers. Every fourth row is held out: it judges, and does not fit.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from streamkern.basics.array_types import Floats
-from streamkern.basics.errors import ConfigError, DataError
+from streamkern.basics.errors import ConfigError, DataError, MemoryBudgetError
+from streamkern.basics.machine import available_memory
 from streamkern.basics.message import mention
-from streamkern.basics.optional import on_demand
-from streamkern.basics.values import checked_int
-from streamkern.centers.rpcholesky import rpcholesky
+from streamkern.basics.text import size_text
+from streamkern.basics.values import checked_int, parse_bytes
+from streamkern.centers.rpcholesky import PIVOT_BLOCK, rpcholesky
+from streamkern.estimator.center_equations import PENALTIES, CenterEquations, CenterSums
 from streamkern.estimator.fitted import FittedModel
 from streamkern.estimator.predicting import Predicting
+from streamkern.planning.memory import EVALUATED_ROWS, default_budget
 from streamkern.store.statistics import ColumnMoments
 from streamkern.train.model.kernel_model import KernelModel
 
 _Model = TypeVar("_Model", bound=Predicting)
 TOLERANCE, MOST, FEWEST, JUDGING = 0.05, 4000, 8, 4
-"""The default tolerance; the most centers to keep, whose equations take 256 MB in float64; the
-fewest; and the rows of which one is held out."""
-PENALTIES = tuple(10.0**k for k in range(-13, -2, 2))
-"""Penalties tried, relative to the mean of the diagonal of the equations."""
+"""The default tolerance; the most centers to keep, whose equations take 400 MB; the fewest; and the
+rows of which one is held out."""
 
 
 def compress(
@@ -54,9 +56,10 @@ def compress(
         not trained on are best: at its own centers a rough kernel has peaks, which no fewer centers
         have.
     n_centers : how many centers to keep, fewer than there are.
-    tolerance : keep the fewest centers, at most 4000, with which the root mean squared difference
-        of the outputs on held-out rows is at most so much of the spread of the outputs; .05 by
-        default. For classes the outputs are scores, and the spread is over rows and classes.
+    tolerance : keep the fewest centers, at most 4000 and as many as the memory allows, with which
+        the root mean squared difference of the outputs on held-out rows is at most so much of the
+        spread of the outputs; .05 by default. For classes the outputs are scores, and the spread is
+        over rows and classes.
 
     Returns
     -------
@@ -64,37 +67,83 @@ def compress(
     before, the difference, and the curve: pairs of a number of centers and the difference with it.
     Probabilities and intervals keep their calibration; standard deviations are lost.
 
-    Time n q (d + q + c) for n rows and p q^2 for the choice; memory 4 q^2 float64 and p q.
+    Time n q (d + q + c) for n rows and p q^2 for the choice. Memory 25 q^2 bytes for the equations,
+    and before them p q numbers for the choice, within the estimator's parameter `memory`.
 
     Raises
     ------
     ConfigError
         Both numbers are given, or one is out of range, or no choice is within the tolerance, or the
         model has no centers.
+    MemoryBudgetError
+        The memory is not enough for so many centers.
     DataError
         There are too few rows.
     """
+    with contextlib.ExitStack() as stack:
+        rows = model._source_of(X, stack)
+        with model._model() as kernel_model:
+            return compressed(model, kernel_model, rows, n_centers, tolerance)
+
+
+def compressed(
+    model: _Model, kernel_model: KernelModel, rows: Any, n_centers: int | None,
+    tolerance: float | None,
+) -> _Model:  # fmt: skip
+    """Return what `compress` does. kernel_model : that of `model`. rows : a source"""
     fitted = model._state
     if fitted.attributes["kernel_"].explicit:
         raise ConfigError(
             f"the model is one of {mention('features', 'fourier')}, which has no centers",
             "train one with fewer features",
         )
-    p = len(fitted.order)
-    most = _most(p, n_centers, tolerance)
-    with contextlib.ExitStack() as stack:
-        rows = model._source_of(X, stack)
-        with model._model() as kernel_model, kernel_model.backend.active():
-            chosen = _pivots(kernel_model, fitted.centers, most)
-            equations = _equations(kernel_model, fitted.centers[chosen], rows)
+    with kernel_model.backend.active():
+        most = _most(kernel_model, len(fitted.order), n_centers, tolerance, model.memory)
+        chosen = _pivots(kernel_model, fitted.centers, most)
+        equations = _equations(kernel_model, fitted.centers[chosen], rows)
     kept, curve = _fewest(equations, n_centers, TOLERANCE if tolerance is None else tolerance)
     other = model._snapshot()
     other._fitted_ = _with_centers(fitted, chosen[: len(kept)], kept, curve)
     return other
 
 
-def _most(p: int, n_centers: int | None, tolerance: float | None) -> int:
-    """Return the largest number of centers that may be kept, after checking the arguments."""
+def _most(
+    model: KernelModel, p: int, n_centers: int | None, tolerance: float | None, memory: int | str
+) -> int:
+    """Return the largest number of centers that may be kept; raise what `compress` does."""
+    most = _asked(p, n_centers, tolerance)
+    if memory == "auto":
+        free = min(available_memory(), model.backend.memory_available())
+        budget = default_budget(free)
+    else:
+        budget = parse_bytes(memory, "memory")
+    fit = bisect.bisect_right(
+        range(1, most + 1), budget, key=lambda q: _bytes(q, p, model.op.dtype.itemsize)
+    )
+    if fit < (n_centers or min(most, FEWEST)):
+        needed = _bytes(n_centers or FEWEST, p, model.op.dtype.itemsize)
+        fewer = f"lower n_centers to {fit}, or " if fit else ""
+        raise MemoryBudgetError(
+            f"to choose {n_centers or FEWEST} of {p} centers takes {size_text(needed)}, and the "
+            f"memory allows {size_text(budget)}",
+            f"{fewer}raise {mention('memory=')}",
+            needed=needed,
+        )
+    return fit
+
+
+def _bytes(q: int, p: int, itemsize: int) -> int:
+    """Return the most bytes held to choose q of p centers and their weights.
+
+    First `rpcholesky` takes them, then `CenterEquations`: two matrices, a product or a factor of
+    them, and the mask of its check.
+    """
+    choosing = p * itemsize * (q + 4 * PIVOT_BLOCK)
+    return max(choosing, (3 * 8 + 1) * q**2 + 4 * 8 * q * EVALUATED_ROWS)
+
+
+def _asked(p: int, n_centers: int | None, tolerance: float | None) -> int:
+    """Return the largest number of centers by the arguments, after checking them."""
     if n_centers is not None and tolerance is not None:
         raise ConfigError(
             f"{mention('n_centers=')} and {mention('tolerance=')} are both given",
@@ -122,60 +171,13 @@ def _pivots(model: KernelModel, centers: npt.NDArray[Any], n: int) -> npt.NDArra
     return rpcholesky(model.op, Z, n, 0).rows
 
 
-class _Sums:
-    """Sums over rows with outputs F (n, c) and kernel values k (n, q) of the candidates."""
-
-    def __init__(self, q: int, c: int) -> None:
-        self.A, self.B = np.zeros((q, q)), np.zeros((q, c))
-        self.squares, self.n = 0.0, 0
-
-    def add(self, k: Floats, F: Floats) -> None:
-        """Add some rows."""
-        self.A += k.T @ k
-        self.B += k.T @ F
-        self.squares += float(np.vdot(F, F))
-        self.n += len(F)
-
-
-@dataclass(frozen=True)
-class _Equations:
-    """The least-squares problem of all candidates.
-
-    fit, held : of the rows that fit, and of those that judge
-    spread : standard deviation of the outputs
-    """
-
-    fit: _Sums
-    held: _Sums
-    spread: float
-
-    def weights(self, n: int, penalty: float) -> Floats | None:
-        """Return the weights (n, c) of the first n candidates; None if the factor breaks down."""
-        linalg = on_demand("scipy.linalg")
-        A, B = self.fit.A[:n, :n], self.fit.B[:n]
-        A = A + penalty * np.trace(A) / n * np.eye(n)
-        try:
-            found: Floats = linalg.cho_solve(linalg.cho_factor(A, lower=True), B)
-        except linalg.LinAlgError:
-            return None
-        return found
-
-    def difference(self, w: Floats | None) -> float:
-        """Return the root mean squared difference on the held-out rows, in spreads."""
-        if w is None:
-            return math.inf
-        n, held = len(w), self.held
-        total = np.vdot(w, held.A[:n, :n] @ w) - 2 * np.vdot(w, held.B[:n]) + held.squares
-        return math.sqrt(max(float(total), 0.0) / (held.n * w.shape[1])) / self.spread
-
-
-def _equations(model: KernelModel, centers: npt.NDArray[Any], rows: Any) -> _Equations:
+def _equations(model: KernelModel, centers: npt.NDArray[Any], rows: Any) -> CenterEquations:
     """Return the sums over all rows."""
     op, backend = model.op, model.backend
     to_host = backend.to_host
     Z = op.points(backend.asarray(centers, op.dtype), right=True)
     q, c = len(centers), model.n_outputs
-    fit, held = _Sums(q, c), _Sums(q, c)
+    fit, held = CenterSums(q, c), CenterSums(q, c)
     outputs = ColumnMoments(c)
     for X in _prepared(model, rows):
         points = op.points(X, left=True)
@@ -192,7 +194,7 @@ def _equations(model: KernelModel, centers: npt.NDArray[Any], rows: Any) -> _Equ
             f"X has {n} rows, on which the model's outputs have the spread {spread:g}",
             "give more rows, like those that will be predicted",
         )
-    return _Equations(fit, held, spread)
+    return CenterEquations(fit, held, spread)
 
 
 def _prepared(model: KernelModel, rows: Any) -> Iterator[Any]:
@@ -203,7 +205,7 @@ def _prepared(model: KernelModel, rows: Any) -> Iterator[Any]:
 
 
 def _fewest(
-    equations: _Equations, n_centers: int | None, tolerance: float
+    equations: CenterEquations, n_centers: int | None, tolerance: float
 ) -> tuple[Floats, list[list[float]]]:
     """Return the weights of the candidates that are kept, and the curve."""
     most = min(len(equations.fit.A), equations.fit.n)

@@ -6,6 +6,7 @@ other processes. Code that predicts from a record, or trains further from it, re
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,7 +29,7 @@ from streamkern.predict.calibration import Calibration
 from streamkern.rundir.checkpoint_format import Saved
 from streamkern.solver.posterior import Posterior
 from streamkern.solver.precondition.step_rule import StepRule, max_over_blocks
-from streamkern.store.sparse_rows import as_csr, is_packed, packed, sparse_features
+from streamkern.store.sparse_rows import as_csr, packed, sparse_features
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.patch_features import PatchFeatures
 from streamkern.stream.sources.transforms import Scale, Transform, is_deterministic
@@ -153,6 +154,11 @@ class Schema:
         return facts
 
     @property
+    def sparse(self) -> bool:
+        """True if rows are packed sparse rows, which their shape (2, k) alone does not say."""
+        return sparse_features(self.file_form) is not None
+
+    @property
     def n_features(self) -> int:
         """Number of features of a row, encoded if it is of a table."""
         return sparse_features(self.file_form) or math.prod(self.row_shape)
@@ -229,6 +235,14 @@ class FittedModel:
     begun: Mapping[str, ParameterValue] | None = None
     wide: bool = False
 
+    @functools.cached_property
+    def prepared(self) -> dict[tuple[Any, ...], Any]:
+        """Centers prepared for calls of few rows, by the device; see `Predicting`."""
+        return {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "prepared"}
+
     @property
     def levels(self) -> Sequence[float] | None:
         """The quantiles of the outputs if a single target has several; else None."""
@@ -249,7 +263,7 @@ class FittedModel:
     def centers(self) -> npt.NDArray[Any]:
         """(p, d) the centers in the order of the run; sparse ones packed, (p, 2 k)."""
         in_order: Any = self.attributes["centers_"][self.order]
-        if is_packed(self.schema.row_shape):
+        if self.schema.sparse:
             in_order = packed(in_order, dtype=in_order.dtype).reshape(len(self.order), -1)
         centers: npt.NDArray[Any] = in_order
         return centers
@@ -274,9 +288,8 @@ class FittedModel:
             arrays["metric"] = kernel.metric
         setup = Saved(0, arrays, meta)
         warm = ParentRun("True", setup, None, centers, alpha, samples=result.samples)
-        sparse = is_packed(schema.row_shape)
         attributes = schema.attributes | {
-            "centers_": as_csr(centers, schema.n_features) if sparse else centers,
+            "centers_": as_csr(centers, schema.n_features) if schema.sparse else centers,
             # Powers of two: nothing is rounded, and float64 holds values that float32 may not.
             "dual_coef_": alpha * (scale.astype(alpha.dtype) if model.classes else scale),
             "intercept_": _intercept(model),

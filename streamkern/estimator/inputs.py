@@ -29,7 +29,7 @@ from streamkern.ingest.tables.scan import Declared
 from streamkern.ingest.targets import TargetConverter
 from streamkern.store.layout import X_DTYPES
 from streamkern.store.packing import refuse_packed
-from streamkern.store.sparse_rows import PackedRows, is_packed, stays_sparse
+from streamkern.store.sparse_rows import PackedRows, stays_sparse
 from streamkern.store.store import Store
 from streamkern.stream.sources.alignment import check_row_shape
 from streamkern.stream.sources.arrays import ArraySource
@@ -128,9 +128,9 @@ def check_features(estimator: Any, X: Any) -> None:
     n_features = math.prod(X.shape[1:])
     if n_features != estimator.n_features_in_ and n_features == n_features:  # NaN: unknown
         raise _other_features(estimator, n_features)
-    shape = estimator._state.schema.row_shape
-    if n_features == n_features and not is_packed(shape):  # rows of a block are packed there
-        check_row_shape("X has", X.shape[1:], "the model was trained on", shape)
+    schema = estimator._state.schema
+    if n_features == n_features and not schema.sparse:  # rows of a block are packed there
+        check_row_shape("X has", X.shape[1:], "the model was trained on", schema.row_shape)
 
 
 def _other_features(estimator: Any, n_features: int) -> DataError:

@@ -4,37 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from sklearn.utils.validation import check_is_fitted
 
-from streamkern.backend.devices import get_backend
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.basics.optional import import_optional
 from streamkern.basics.text import some
 from streamkern.estimator import inputs
 from streamkern.estimator.files import is_files, rows_of_files, rows_without_targets
-from streamkern.estimator.fitted import FittedAttribute, FittedModel, Schema
+from streamkern.estimator.fitted import FittedAttribute, Schema
 from streamkern.estimator.lazy import framed_answers, is_lazy, lazy_answers
 from streamkern.estimator.mistakes import hide_traceback
-from streamkern.estimator.parameters import Parameters, own_names
+from streamkern.estimator.opened_model import OpeningModel
 from streamkern.ingest.frames import is_dask_table, is_frame
 from streamkern.ingest.numeric import numbers_of
 from streamkern.ingest.received import received
 from streamkern.ingest.tables.encoder import Encoder
-from streamkern.kernels.products import KernelOperator
 from streamkern.losses.losses import loss_for_figures
-from streamkern.predict.calibration import lacking
 from streamkern.predict.prediction_table import NO_POSTERIOR, SAME_QUANTILE, OutputFormat
-from streamkern.store.sparse_rows import PackedRows, is_packed
+from streamkern.store.sparse_rows import PackedRows
 from streamkern.stream.sources.alignment import check_row_shape
 from streamkern.stream.sources.arrays import ArraySource, is_sparse
-from streamkern.train.model.kernel_model import KernelModel
-from streamkern.train.setup.assemble import accelerator_of
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -59,11 +54,8 @@ def from_one_fit(method: Callable[Concatenate[Any, _P], _T]) -> Callable[Concate
     return answer
 
 
-class Predicting(Parameters):
+class Predicting(OpeningModel):
     """Predictions, scores and prediction files from the present fit of an estimator."""
-
-    _fitted_: FittedModel | None = None
-    """The fit, always replaced as a unit. Its name ends in _ so that scikit-learn detects a fit."""
 
     n_features_in_ = FittedAttribute()
     feature_names_in_ = FittedAttribute()
@@ -83,15 +75,6 @@ class Predicting(Parameters):
 
     def __sklearn_is_fitted__(self) -> bool:
         return self._fitted_ is not None
-
-    @property
-    def _state(self) -> FittedModel:
-        """The fit; NotFittedError if there is none."""
-        fitted = self._fitted_
-        if fitted is None:
-            check_is_fitted(self)
-        assert fitted is not None
-        return fitted
 
     def _snapshot(self) -> Self:
         """Return a copy with the parameters and the fit of this moment."""
@@ -122,37 +105,6 @@ class Predicting(Parameters):
                 "was trained on numbers as they are"
             )
         return np.array(schema.columns, dtype=object)
-
-    @contextlib.contextmanager
-    def _model(self) -> Iterator[KernelModel]:
-        """Yield the fitted model on its device, for the time of a call."""
-        fitted, threads = self._state, None if isinstance(self.threads, str) else self.threads
-        schema, attributes, targets = fitted.schema, fitted.attributes, fitted.targets
-        auto, Z = self.accelerator == "auto", fitted.centers
-        accelerator = accelerator_of(fitted.meta) if auto else self.accelerator
-        with own_names(), get_backend(self.device, threads, accelerator) as backend:
-            op = KernelOperator(
-                attributes["kernel_"], backend, fitted.precision, fitted.shift, fitted.grid
-            )
-            with backend.active():
-                points = op.points(backend.asarray(Z), right=True)
-            alpha = attributes["dual_coef_"][fitted.order] / targets.scale
-            weights = backend.asarray(alpha, op.dtype)
-            yield KernelModel(
-                op, points, weights, schema.classes, schema.row_shape, fitted.fixed, targets,
-                columns=schema.columns, target_columns=schema.target_columns,
-                encoder=schema.encoder, label_dtype=schema.label_dtype,
-                weight_column=schema.weight_column, file_form=schema.file_form,
-                calibration=fitted.calibration,
-                posterior=fitted.posterior, lacking=self._lacking,
-                loss=loss_for_figures(fitted.meta),
-                centers=Z, wide=fitted.wide,
-            )  # fmt: skip
-
-    @property
-    def _lacking(self) -> str:
-        """Requirement of probabilities and intervals that the model lacks, with the reason."""
-        return lacking(self._state.meta)
 
     def set_output(self, *, predict: str | None = None, transform: Any = None) -> Self:
         """Set the container of predictions and scores.
@@ -250,7 +202,7 @@ class Predicting(Parameters):
                 return np.concatenate([F for _, _, F in model.answers(rows, **behind)])
         if not inputs.is_stream(X):
             rows = self._rows(X, schema)
-            with self._model() as model:
+            with self._model(rows.shape[0]) as model:
                 return model.values(rows, **behind)
         source = rows_without_targets(X, schema)
         with self._model() as model:
@@ -374,7 +326,7 @@ class Predicting(Parameters):
             rows = inputs.checked_rows(
                 holder, X, reset=False, nameless=schema.named_by_store, numbers=numbers
             )
-        if is_packed(schema.row_shape):
+        if schema.sparse:
             return PackedRows.of_matrix(rows)
         check_row_shape("X has", rows.shape[1:], "the model was trained on", schema.row_shape)
         return rows if is_sparse(rows) else rows.reshape(len(rows), *schema.row_shape)

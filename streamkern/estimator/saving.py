@@ -77,8 +77,8 @@ class Saving(Predicting):
         Raises
         ------
         ConfigError
-            There is a file, or the model has a part that ONNX cannot express: a transform of the
-            user, hashed words, more than 2 GB of centers.
+            There is a file, its folder cannot be written, or the model has a part that ONNX cannot
+            express: a transform of the user, hashed words, more than 2 GB of centers.
         MissingDependencyError
             onnx is not installed.
         """

@@ -13,6 +13,7 @@ import contextlib
 import errno
 import os
 import re
+import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from zarr.storage import LocalStore
 
+from streamkern.basics.errors import ConfigError
 from streamkern.basics.text import redact
 
 if TYPE_CHECKING:
@@ -85,6 +87,25 @@ def _sync_all(pool: ThreadPoolExecutor, files: Sequence[Path]) -> None:
     except RuntimeError:  # no thread is available: one after the other
         for file in files:
             sync_file(file)
+
+
+def check_writable(path: Path, named: str | None = None) -> None:
+    """Raise ConfigError unless a file or folder can be made at `path`.
+
+    Its folders need not exist yet. named : the path in the message, without secrets
+    """
+    folder = path.absolute().parent
+    while not os.path.lexists(folder):
+        folder = folder.parent
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        reason = "is a file" if error.errno == errno.ENOTDIR else f"{error.strerror}".lower()
+        raise ConfigError(
+            f"{named or path} cannot be written to ({folder}: {reason})",
+            "give another path",
+        ) from None
 
 
 def make_folders(folder: Path) -> None:

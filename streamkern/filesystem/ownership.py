@@ -29,6 +29,7 @@ from streamkern.basics.text import redact
 from streamkern.basics.values import parsed_json
 from streamkern.filesystem.durable import (
     LocalFiles,
+    check_writable,
     is_temporary,
     make_folders,
     sync_folder,
@@ -323,8 +324,10 @@ def no_run(url: str | os.PathLike[str], place: str) -> str:
     return f"there is no run in {place}{what}; give the run directory of a training"
 
 
-def refuse_within(url: str | os.PathLike[str], what: str) -> None:
+def check_output(url: str | os.PathLike[str], what: str) -> None:
     """Raise ConfigError if output would be written into a store or a run directory, or to "-".
+
+    Also unless it can be written there, see `check_writable`.
 
     what : a plural noun for the message, such as "predictions"
     """
@@ -340,6 +343,9 @@ def refuse_within(url: str | os.PathLike[str], what: str) -> None:
             f"{redact(url)} lies within the {held} {parent}, where {what} do not belong",
             "give a place outside of it",
         )
+    path = local_path(url)
+    if path is not None:
+        check_writable(path, redact(url))
 
 
 def _is_run(path: Path) -> bool:

@@ -29,6 +29,7 @@ from streamkern.basics.errors import ConfigError, CorruptChunkError, DataError
 from streamkern.basics.message import mention
 from streamkern.basics.values import parsed_json
 from streamkern.filesystem.durable import (
+    check_writable,
     disk_full_hint,
     is_temporary,
     make_folders,
@@ -74,17 +75,7 @@ def check_parent(parent: str | os.PathLike[str]) -> None:
         raise ConfigError(
             f"{mention('scratch', redact(parent))} must be a local folder", "give a path"
         )
-    place = local.absolute()
-    while not os.path.lexists(place):
-        place = place.parent
-    try:
-        with tempfile.TemporaryFile(dir=place):
-            pass
-    except OSError as error:
-        raise ConfigError(
-            f"{mention('scratch', os.fspath(parent))} cannot be written to ({error.strerror})",
-            "give a folder on a local disk",
-        ) from None
+    check_writable(local / "scratch", mention("scratch", os.fspath(parent)))
 
 
 class Scratch:

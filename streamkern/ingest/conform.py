@@ -136,7 +136,7 @@ class FeatureConverter:
                 f"X of {first.where} is sparse, and {self.dtype} does not hold feature numbers",
                 f"give {mention('dtype', 'float32')}, or leave it out",
             )
-        self._packed = packed
+        self.packed = packed
 
     def convert(self, block: RawBlock) -> NDArray[Any]:
         """Convert to (k, *row_shape) of `dtype`, C order, finite.
@@ -163,7 +163,7 @@ class FeatureConverter:
         if self._dtype_inferred:
             warn_of_rounding(X, block)
         with np.errstate(over="ignore", invalid="ignore"):
-            if self._packed:
+            if self.packed:
                 X = widened(X, self.row_shape)
             out = np.ascontiguousarray(X, dtype=self.dtype).reshape(len(X), *self.row_shape)
         if self.dtype.kind == "u" and X.dtype.newbyteorder("=") != self.dtype:
@@ -189,7 +189,7 @@ class FeatureConverter:
 
     def fit_to(self, row_shape: tuple[int, ...]) -> None:
         """Give packed rows the length of those of a store. DataError if they are longer."""
-        if not (self._packed and is_packed(row_shape)):
+        if not (self.packed and is_packed(row_shape)):
             return
         if self.row_shape[1] > row_shape[1]:
             raise DataError(

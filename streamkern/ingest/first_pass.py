@@ -186,8 +186,9 @@ def _counter(reader: Reader, features: FeatureConverter, spool: Spool) -> RowCou
 
 def _check_shape(first: RawBlock, features: FeatureConverter, wanted: tuple[int, ...]) -> None:
     """Raise DataError unless rows have the shape that `like` requires."""
-    if is_packed(features.row_shape) and is_packed(wanted):
+    if features.packed and is_packed(wanted):
         return
+    _check_packed(first, features, wanted)
     if features.row_shape != wanted:
         raise DataError(
             f"{first.where} has rows of shape {features.row_shape}, and those of the store that "
@@ -196,10 +197,23 @@ def _check_shape(first: RawBlock, features: FeatureConverter, wanted: tuple[int,
         )
 
 
+def _check_packed(first: RawBlock, features: FeatureConverter, wanted: tuple[int, ...]) -> None:
+    """Raise DataError if rows are sparse and those of a store of this row shape dense, or so."""
+    if features.packed == is_packed(wanted):
+        return
+    found, held = ("sparse", "dense") if features.packed else ("dense", "sparse")
+    how = "toarray() of SciPy" if features.packed else "scipy.sparse.csr_array"
+    raise DataError(
+        f"{first.where} has {found} rows, and those of the store are {held}",
+        f"give {held} rows with the same features ({how})",
+    )
+
+
 def check_fits(
     first: RawBlock, features: FeatureConverter, values: TargetConverter, like: StoreSpec
 ) -> None:
     """Raise DataError unless rows with this first block can be appended to such a store."""
+    _check_packed(first, features, like.row_shape)
     if features.row_shape != like.row_shape:
         raise DataError(
             f"{first.where} has rows of shape {features.row_shape}, and those of the store have "

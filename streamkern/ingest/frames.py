@@ -30,7 +30,8 @@ def as_frame(given: Any, name: str) -> Any:
     Lazy frames are collected, and readers are read to their end. None is also returned for Dask
     frames, which are read by partition. name : of the argument, for messages.
     """
-    if is_dask_table(given):
+    array = isinstance(given, np.ndarray) and given.dtype.names is None
+    if array or is_dask_table(given):
         return None
     narwhals = on_demand("narwhals.stable.v2")
     given = _known(given)

@@ -30,7 +30,7 @@ from streamkern.basics.progress import Progress
 from streamkern.basics.text import redact
 from streamkern.basics.values import json_digest, parse_bytes
 from streamkern.basics.warning import warned_once
-from streamkern.filesystem.ownership import STORE, check_kind, mark_at, refuse_within
+from streamkern.filesystem.ownership import STORE, check_kind, check_output, mark_at
 from streamkern.filesystem.scratch import Scratch, check_parent, scratch_folder
 from streamkern.filesystem.urls import check_missing, zarr_store
 from streamkern.ingest.encoding_options import EncodingOptions
@@ -267,7 +267,7 @@ def _store_at(
     url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None
 ) -> dict[str, Any] | None:
     """Return the mark of the store at a URL; None if there is none."""
-    refuse_within(url, "stores")
+    check_output(url, "stores")
     store = zarr_store(url, storage_options=storage_options, read_only=False)  # or refused
     mark = mark_at(store, str(url))
     if mark is not None:

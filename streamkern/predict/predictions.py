@@ -32,7 +32,7 @@ from streamkern.basics.progress import Progress
 from streamkern.basics.text import redact
 from streamkern.basics.values import json_digest
 from streamkern.filesystem.durable import disk_full_hint
-from streamkern.filesystem.ownership import PREDICTIONS, refuse_within
+from streamkern.filesystem.ownership import PREDICTIONS, check_output
 from streamkern.filesystem.scratch import Scratch, scratch_folder
 from streamkern.filesystem.urls import local_path
 from streamkern.predict.prediction_buffer import PredictionBuffer
@@ -154,7 +154,7 @@ def _other_rows(rows: str) -> DataError:
 def _checked_ending(url: str | os.PathLike[str], order: str) -> str:
     """Return the extension of the output's format; raise ConfigError if it cannot be written."""
     ending = os.path.splitext(os.fspath(url).rstrip("/"))[1].lower()
-    refuse_within(url, "predictions")
+    check_output(url, "predictions")
     if order not in ORDERS:
         raise ConfigError(f"{mention('order', order)} is unknown", 'use "source" or "store"')
     if ending not in FILES:

@@ -36,8 +36,16 @@ def is_packed(row_shape: Sequence[int]) -> bool:
 
 
 def stays_sparse(n_features: int, n_entries: int) -> bool:
-    """Return whether rows of so many features, the longest of so many entries, stay sparse."""
-    return DENSE_FEATURES < n_features <= MAX_FEATURES and 2 * SMALLER * n_entries <= n_features
+    """Return whether rows of so many features, the longest of so many entries, stay sparse.
+
+    Raises DataError if they can be neither sparse nor dense.
+    """
+    if n_features > MAX_FEATURES:
+        raise DataError(
+            f"the sparse rows have {n_features:,} features, and at most {MAX_FEATURES:,} are read",
+            "leave out columns, or hash features to fewer (FeatureHasher of scikit-learn)",
+        )
+    return n_features > DENSE_FEATURES and 2 * SMALLER * n_entries <= n_features
 
 
 def longest_row(indptr: NDArray[Any], n_features: int) -> int:

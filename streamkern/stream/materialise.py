@@ -23,7 +23,7 @@ from streamkern.backend.base import Backend
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.progress import Progress
 from streamkern.basics.values import checked_int
-from streamkern.filesystem.ownership import mark_at, refuse_within
+from streamkern.filesystem.ownership import check_output, mark_at
 from streamkern.filesystem.urls import zarr_store
 from streamkern.store import layout
 from streamkern.store.chunk_output import (
@@ -190,7 +190,7 @@ def _is_there(
     compress: str,
 ) -> bool:
     """Return whether the same call has finished before."""
-    refuse_within(url, "stores")
+    check_output(url, "stores")
     mark = mark_at(zarr_store(url, storage_options=storage_options), str(url))
     return mark is not None and is_made_from(mark, plan, compress)
 

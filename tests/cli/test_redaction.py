@@ -183,6 +183,7 @@ DOORS = (
     "evaluate {} s.zarr", "evaluate run {}", "evaluate run raw.npz {}", "evaluate run X.npy --y {}",
     "predict {} s.zarr o.csv", "predict run {} o.csv", "predict run s.zarr {}",
     "train --train s.zarr --run-dir o --continue {}",
+    "compress {} s.zarr o", "compress run {} o", "compress run s.zarr {}",
     "export {} o.onnx", "export run {}",
     "info {}", "report {}", "report run {}", "report run --out {}", "runs {}", "bench-read {}",
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import scipy.sparse as sp
 
 import streamkern as sk
-from streamkern.basics.errors import ConfigError, DataError
+from streamkern.basics.errors import ConfigError, DataError, MemoryBudgetError
 from tests import reference as ref
 
 RNG = np.random.default_rng(0)
@@ -86,6 +87,26 @@ def test_models_of_sparse_rows_and_of_tables_with_a_log_scale_are_compressed() -
     grown.fit(X[:400], np.exp(Y[:400]))
     less = sk.compress(grown, X[400:], n_centers=100)
     assert np.corrcoef(less.predict(X), grown.predict(X))[0, 1] > 0.99
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_memory_bounds_the_choice(dtype: str) -> None:
+    model = regressor(precision=dtype if dtype == "float64" else "exact")
+    model.set_params(memory="8 MB")
+    with pytest.raises(
+        MemoryBudgetError, match=r"lower n_centers to 21., or raise memory="
+    ) as found:
+        sk.compress(model, X[400:], n_centers=390)
+    few = int(str(found.value).partition("lower n_centers to ")[2].partition(",")[0])
+    tracemalloc.start()
+    try:
+        sk.compress(model, X[400:], n_centers=few)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert 3e6 < peak < 8e6
+    small = sk.compress(model, X[400:], tolerance=0.01)
+    assert max(n for n, _ in small.report_["compressed"]["curve"]) == few
 
 
 def test_what_can_not_be_is_refused() -> None:

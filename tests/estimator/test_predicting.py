@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -135,3 +136,41 @@ def test_other_forms_are_refused_in_one_sentence() -> None:
     with pytest.raises(ConfigError, match=r"^predict='polars' must be one of 'default', 'pandas'"):
         model.set_output(predict="polars")
     assert model.set_output(transform="default") is model
+
+
+@pytest.mark.parametrize("kind", ["plain", "float64", "classes"])
+def test_few_rows_are_predicted_by_one_thread_to_the_same_bits(kind: str) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(700, 3))
+    y = np.sin(X[:, 0]) + X[:, 1]
+    options: dict[str, Any] = {"threads": 2, "n_centers": 600, "random_state": 0, "epochs": 2}
+    if kind == "classes":
+        model: Any = KernelClassifier(calibrate=True, **options).fit(X, y > 0)
+        answer = "predict_proba"
+    else:
+        precision = "exact" if kind == "plain" else kind
+        model = KernelRegressor(precision=precision, solver="block", **options).fit(X, y)
+        answer = "predict"
+    values = []
+    for n_rows, n_threads in ((None, 2), (700, 2), (3, 1), (3, 1)):
+        with model._model(n_rows) as kernel_model:
+            assert kernel_model.backend.threads == n_threads
+            values.append(kernel_model.values(X[5:8]))
+    assert all(np.array_equal(F, values[0]) for F in values)
+    found = getattr(model, answer)(X[5:8])
+    np.testing.assert_allclose(found, getattr(model, answer)(X)[5:8], rtol=1e-4)
+    size = len(pickle.dumps(clone(model).fit(X[:700], y > 0 if kind == "classes" else y)))
+    copy = pickle.loads(pickle.dumps(model))
+    assert np.array_equal(getattr(copy, answer)(X[5:8]), found)
+    assert len(pickle.dumps(copy)) == pytest.approx(size, rel=0.1)
+
+
+def test_few_rows_are_predicted_by_the_present_fit() -> None:
+    X = np.random.default_rng(0).normal(size=(80, 2))
+    model = KernelRegressor(random_state=0, n_centers=40, ridge=1e-3)
+    first = model.fit(X, X[:, 0]).predict(X[:1])
+    assert model.fit(X, -X[:, 0]).predict(X[:1]) == pytest.approx(-first, rel=1e-3)
+    small = streamkern.compress(model, X, n_centers=20)
+    assert small.predict(X[:1]) != model.predict(X[:1])
+    with pytest.raises(ConfigError, match="device='here' is not known"):
+        model.set_params(device="here").predict(X[:1])

@@ -488,8 +488,8 @@ def of_compressed() -> list[Remedy]:
     model = regressor().fit(X, Y)
     rows = np.random.default_rng(1).normal(size=(200, 3))
 
-    def small(given: Any = rows, **limits: Any) -> Callable[[], Any]:
-        return lambda: sk.compress(model, given, **limits)
+    def small(given: Any = rows, **limits: Any) -> Callable[..., Any]:
+        return lambda model=model: sk.compress(model, given, **limits)
 
     def fourier(n: int) -> sk.KernelRegressor:
         given = {"features": "fourier", "n_features": n, "n_centers": "auto", "solver": "sgd"}
@@ -507,6 +507,12 @@ def of_compressed() -> list[Remedy]:
         Remedy("give at least twice as many rows as centers", small(rows[:16], n_centers=15),
                small(rows[:30], n_centers=15)),
         Remedy("give more rows, like those that will be predicted", small(rows[:4]), small()),
+        Remedy("lower n_centers to .*, or raise memory=",
+               lambda: small(n_centers=15)(model.set_params(memory="400 kB")),
+               lambda: small(n_centers=15)(model.set_params(memory="1 MB"))),
+        Remedy("takes .* and the memory allows .*; raise memory=",
+               lambda: small()(model.set_params(memory="1 kB")),
+               lambda: small()(model.set_params(memory="auto"))),
     ]  # fmt: skip
 
 

@@ -183,7 +183,7 @@ def of_scratch() -> list[Remedy]:
 
     cases: list[Case] = [
         ("scratch='s3://b/s' must be a local folder; give a path", Do(ingest, "s3://b/s"), ingest),
-        ("scratch='plain' cannot be written to .*give a folder on a local disk",
+        ("scratch='plain' cannot be written to .*give another path",
          Do(ingest, "plain"), ingest),
         ("is a file; move it away, or give another", Do(taken, "a", "a", file=True),
          Do(taken, "a", "s", file=True)),

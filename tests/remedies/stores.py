@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 import zarr
+from sklearn.feature_extraction import FeatureHasher
 
 import streamkern as sk
 from streamkern.store.appender import StoreAppender
@@ -272,7 +273,11 @@ def of_statistics() -> list[Remedy]:
 
 
 def of_sparse_rows() -> list[Remedy]:
-    """Rows with more entries than those before."""
+    """Rows with more entries than those before, or too many features."""
+
+    def hashed(n: int) -> Any:
+        words = [{f"w{k}": 1} for k in range(len(Y))]
+        return regressor().fit(FeatureHasher(n).transform(words), Y)
 
     def learned(*most: int) -> Any:
         model = regressor(epochs=1)
@@ -284,6 +289,8 @@ def of_sparse_rows() -> list[Remedy]:
                lambda: packed(long_rows(5))),
         Remedy("give the longest row with the first ones", lambda: learned(2, 5),
                lambda: learned(5, 2)),
+        Remedy("hash features to fewer .FeatureHasher of scikit-learn.",
+               lambda: regressor().fit(long_rows(d=(1 << 31) + 1), Y), lambda: hashed(300)),
     ]  # fmt: skip
 
 

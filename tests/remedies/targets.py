@@ -9,9 +9,10 @@ from typing import Any
 import dask.array as da
 import numpy as np
 import zarr
+from scipy.sparse import csr_array
 
 import streamkern as sk
-from tests.remedies import FRAME, LABELS, N, Remedy, X, Y, ingested, regressor
+from tests.remedies import FRAME, LABELS, N, Remedy, X, Y, ingested, long_rows, regressor
 
 COVERED = tuple(
     f"ingest/{name}.py"
@@ -204,6 +205,8 @@ def of_appends() -> list[Case]:
         ("like= names have .*give rows with the same features",
          Do(ingested, X[:, :2], y=Y, like="data.zarr"), Do(ingested, X, y=Y, like="data.zarr")),
         ("append rows with the same features", append("data.zarr", X[:, :2]), append("data.zarr")),
+        ("give dense rows with the same features .toarray", append("data.zarr", long_rows()),
+         append("data.zarr", csr_array(X).toarray(), seed=2)),
         ("weights of .* are 0, .*give some rows a weight above 0",
          Do(ingested, X, y=Y, sample_weight=np.zeros(N)),
          Do(ingested, X, y=Y, sample_weight=np.arange(N))),

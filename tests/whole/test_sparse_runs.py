@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -222,6 +223,43 @@ def test_dense_rows_of_two_parts_are_not_taken_for_sparse_ones(tmp_path: Path) -
         KernelRegressor(random_state=0).fit(X, y.astype(float)).predict(made)
 
 
+def test_a_model_of_rows_of_two_axes_predicts_as_before(tmp_path: Path) -> None:
+    """As version 0.1 trained them from sources: such models are not of sparse rows."""
+    images = np.random.default_rng(0).random((60, 2, 7)).astype(np.float32)
+    model = KernelRegressor(random_state=0).fit(images[..., None], images[:, 0].sum(axis=1))
+    expected = model.predict(images[..., None])
+    fitted = model._fitted_
+    assert fitted is not None
+    schema = replace(fitted.schema, row_shape=(2, 7))
+    model._fitted_ = replace(fitted, schema=schema, meta={**fitted.meta, "row_shape": [2, 7]})
+    model.save(tmp_path / "old")
+    made = streamkern.GeneratorSource(
+        lambda seed, epoch, i, j: (images[i:j], images[i:j, 0, :1]),
+        n_rows=60, row_shape=(2, 7), dtype=np.float32, n_outputs=1, name="images",
+    )  # fmt: skip
+    for old in (model, streamkern.load(tmp_path / "old")):
+        for X in (images.reshape(60, -1), images[..., None], made):
+            np.testing.assert_allclose(old.predict(X), expected, rtol=1e-5)
+        assert old.centers_.shape == (60, 14)
+        old.to_onnx(tmp_path / "m.onnx", overwrite=True)
+
+
+@pytest.mark.parametrize("n_features", [(1 << 31) + 1, 1 << 40])
+def test_more_features_than_numbers_are_refused(tmp_path: Path, n_features: int) -> None:
+    X = sp.csr_array((np.ones(9, "f4"), np.arange(9) + (1 << 31) - 9, np.arange(10)))
+    X = sp.csr_array((X.data, X.indices, X.indptr), shape=(9, n_features))
+    sp.save_npz(tmp_path / "X.npz", X)
+    doors: list[Callable[[], Any]] = [
+        lambda: KernelRegressor().fit(X, np.arange(9.0)),
+        lambda: streamkern.ingest_store(X, tmp_path / "store", y=np.arange(9.0)),
+        lambda: KernelRegressor().partial_fit(X, np.arange(9.0)),
+        lambda: KernelRegressor(centers=X).fit(np.ones((9, 2)), np.arange(9.0)),
+    ]
+    for door in doors:
+        with pytest.raises(DataError, match=r"features, and at most 2,147,483,648 are read; leave"):
+            door()
+
+
 def test_a_store_of_sparse_rows_is_ingested_and_appended(tmp_path: Path) -> None:
     X, y = rows()
     streamkern.ingest_store(X, tmp_path / "first", y=y)
@@ -340,6 +378,23 @@ def test_models_of_dense_rows_refuse_a_store_of_sparse_ones(tmp_path: Path) -> N
         model.predict(tmp_path / "sparse")
     with pytest.raises(ConfigError, match="no operator in ONNX"):
         KernelRegressor(random_state=0).fit(tmp_path / "sparse").to_c(tmp_path / "m.c")
+
+
+def test_stores_of_dense_and_of_sparse_rows_refuse_each_other(tmp_path: Path) -> None:
+    X, _ = rows(30)
+    y = np.arange(30.0)
+    for d in (D, 7):
+        A = np.ones((30, d), np.float32)
+        for held, more, words in (
+            (A, X, "has sparse rows, and those of the store are dense; give dense rows"),
+            (X, A, "has dense rows, and those of the store are sparse; give sparse rows"),
+        ):
+            streamkern.ingest_store(held, tmp_path / "s", y=y, overwrite=True)
+            with pytest.raises(DataError, match=words):
+                streamkern.append_store(more, tmp_path / "s", y=y)
+            if more is A:  # sparse rows would become dense
+                with pytest.raises(DataError, match=words):
+                    streamkern.ingest_store(more, tmp_path / "t", y=y, like=tmp_path / "s")
 
 
 def test_rows_with_few_features_become_dense_as_before(tmp_path: Path) -> None:

@@ -25,15 +25,18 @@ from streamkern.stream.sources.transforms import Moments
 AS_SPARSE = "give both as sparse rows, or both as dense ones"
 
 
-def check_row_shape(subject: str, shape: Sequence[int], whose: str, wanted: Sequence[int]) -> None:
+def check_row_shape(
+    subject: str, shape: Sequence[int], whose: str, wanted: Sequence[int], *, sparse: bool = False
+) -> None:
     """Raise ConfigError unless rows of `shape` can stand for rows of the shape `wanted`.
 
     They can if both are the same, (h, w) being (h, w, 1), or if one of them is flat and has as many
     features: a row read with other axes would be another image of the same length.
 
     subject, whose : beginnings of the clauses of the message, "X has", "the model was trained on"
+    sparse : whether rows of the shape `wanted` are packed sparse rows
     """
-    if is_packed(wanted):
+    if sparse:
         if not is_packed(shape):
             raise ConfigError(
                 f"{subject} rows of shape {tuple(shape)}, {whose} {tuple(wanted)}, which are "
@@ -63,13 +66,13 @@ def check_same_rows(
     subject, whose : as of `check_row_shape`
     """
     found, known = (sparse_features(rows.file_form) for rows in (source, like))
-    if found is not None and not is_packed(like.row_shape):
+    if found is not None and known is None:
         raise ConfigError(f"{subject} sparse rows, and {whose} dense ones", f"{AS_SPARSE}")
     shape = source.row_shape
-    if found is None and is_packed(like.row_shape):  # images of one channel may have that shape
+    if found is None and known is not None:  # images of one channel may have that shape
         shape = _full(shape)
-    check_row_shape(subject, shape, whose, like.row_shape)
-    if found != known and known is not None:
+    check_row_shape(subject, shape, whose, like.row_shape, sparse=known is not None)
+    if found != known:
         raise ConfigError(
             f"{subject} {found:,} features, {whose} {known:,}", "use data with the same features"
         )

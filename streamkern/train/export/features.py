@@ -23,7 +23,6 @@ from streamkern.ingest.tables.columns import (
 )
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.ingest.tables.numbers import is_integer, is_number
-from streamkern.store.sparse_rows import is_packed
 from streamkern.stream.sources.patch_features import PatchFeatures
 from streamkern.stream.sources.quantile_scores import QuantileScores
 from streamkern.stream.sources.transforms import Scale, Transform, transform_name
@@ -33,12 +32,14 @@ ROWS = "X"
 """Name of the input of a model of plain numbers."""
 
 
-def plain_rows(graph: Graph, row_shape: tuple[int, ...], dtype: np.dtype[Any]) -> Traced:
+def plain_rows(
+    graph: Graph, row_shape: tuple[int, ...], dtype: np.dtype[Any], *, sparse: bool
+) -> Traced:
     """Return the rows of a model of numbers as an input, flat: (n, d).
 
     Raises ConfigError for a model of sparse rows.
     """
-    if is_packed(row_shape):
+    if sparse:
         raise ConfigError(
             "the model was trained on sparse rows, which have no operator in ONNX",
             "serve it by streamkern.load",

@@ -17,7 +17,7 @@ from streamkern.basics.message import mention
 from streamkern.basics.text import redact, size_text
 from streamkern.basics.version import __version__
 from streamkern.basics.warning import warn
-from streamkern.filesystem.durable import make_folders, write_aside
+from streamkern.filesystem.durable import check_writable, make_folders, write_aside
 from streamkern.filesystem.urls import local_path
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.kernels.base import Kernel
@@ -81,7 +81,7 @@ def write_onnx(
     ------
     ConfigError
         The model has parts that ONNX cannot express, it is above 2 GB, there is a file, or the
-        path is a folder or not on this machine.
+        path is a folder, not on this machine, or in a folder that cannot be written.
     MissingDependencyError
         onnx is not installed.
     """
@@ -121,6 +121,7 @@ def checked_place(path: str | os.PathLike[str], overwrite: bool) -> Path:
     if place.exists() and not overwrite:
         remedy = f"give another path, or {mention('overwrite', True)}"
         raise ConfigError(f"{place} exists already", remedy)
+    check_writable(place)
     return place
 
 
@@ -158,7 +159,7 @@ def onnx_model(
         )
     graph = Graph(for_runtime)
     if model.encoder is None:
-        X = plain_rows(graph, model.row_shape, dtype)
+        X = plain_rows(graph, model.row_shape, dtype, sparse=model.op.kernel.sparse)
     else:
         X = table_rows(graph, Encoder.from_json(model.encoder, "the model"))
     X = scaled(graph, X, model.fixed, centers.shape[1])

@@ -36,7 +36,6 @@ from streamkern.predict.prediction_table import OutputFormat, PredictionTable, a
 from streamkern.predict.predictions import write_predictions
 from streamkern.solver.posterior import Posterior
 from streamkern.store.row_block import RowBlock
-from streamkern.store.sparse_rows import is_packed
 from streamkern.stream.feed import prepare
 from streamkern.stream.sources.alignment import check_row_shape, in_classes, in_columns
 from streamkern.stream.sources.arrays import is_sparse, rows_of
@@ -128,7 +127,13 @@ class KernelModel:
         X : (n, *row_shape) as stored, or flat; sparse rows are made dense a tile at a time
         std, spread : append standard deviations, or the calibration's difficulty of rows: (n, 2 c)
         """
-        check_row_shape("X has", X.shape[1:], "the model was trained on", self.row_shape)
+        check_row_shape(
+            "X has",
+            X.shape[1:],
+            "the model was trained on",
+            self.row_shape,
+            sparse=self.op.kernel.sparse,
+        )
         X = X.tocsr() if is_sparse(X) else X  # not all sparse formats can slice rows
         out = np.empty((X.shape[0], (1 + std + spread) * self.n_outputs), self.dtype)
         for rows in self._tiles(X.shape[0]):
@@ -195,7 +200,7 @@ class KernelModel:
         self, block: RowBlock, classes: Sequence[str] | None, n_outputs: int
     ) -> tuple[Array, Array]:
         # Transforms need the row shape of training; rows may be given flat.
-        if not is_packed(self.row_shape):
+        if not self.op.kernel.sparse:
             block = block._replace(X=block.X.reshape(len(block.X), *self.row_shape))
         return prepare(
             self.backend, block, transforms=self.fixed, dtype=self.op.dtype, seed=0, epoch=0,

@@ -160,7 +160,7 @@ def count_centers(config: RunConfig, data: Data, *, whole: bool = True) -> int:
         array = open_centers(config, data.source.columns, data.source.encoder)
         check_row_shape(
             f"{mention('model.centers')} has", array.shape[1:], "the data has rows of shape",
-            data.source.row_shape,
+            data.source.row_shape, sparse=data.sparse,
         )  # fmt: skip
         check_count(model.n_centers, array.shape[0], "model.centers")
         return int(array.shape[0])

@@ -272,5 +272,22 @@ def test_hashed_words_are_refused(tmp_path: Path) -> None:
     words = pd.DataFrame({"id": [f"w{k}" for k in range(11_000)]}, dtype="category")
     targets = np.arange(11_000) % 7.0
     model = sk.KernelRegressor(**QUICK | {"bandwidth": "auto"}).fit(words, targets)
-    with pytest.raises(ConfigError, match="column 'id' has hashed words"):
-        model.to_onnx(tmp_path / "m.onnx")
+    for write in (model.to_onnx, model.to_c):
+        with pytest.raises(ConfigError, match="column 'id' has hashed words, which have no operat"):
+            write(tmp_path / "m.c")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("place", ["file/m.onnx", "/proc/m.onnx"])
+def test_a_folder_that_takes_no_file_is_refused_before_the_graph_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    if place.startswith("/proc") and not Path("/proc").is_dir():
+        pytest.skip("needs /proc, as Linux has it")
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    A = np.random.default_rng(0).normal(size=(80, 2))
+    model = sk.KernelRegressor(**QUICK | {"bandwidth": "auto"}).fit(A, A[:, 0])
+    for write in (model.to_onnx, model.to_c):
+        with pytest.raises(ConfigError, match=f"^{place} cannot be written to .*; give another"):
+            write(place)

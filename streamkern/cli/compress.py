@@ -1,0 +1,99 @@
+"""The command `compress_command`: a trained model with fewer centers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from streamkern.basics.errors import ConfigError
+from streamkern.basics.optional import on_demand
+from streamkern.basics.text import redact, text_table
+from streamkern.cli.console import json_text
+from streamkern.cli.model import ModelOf, RowInputs, reading_options, rows_and_model
+from streamkern.cli.options import (
+    AsJson,
+    DeviceName,
+    StorageOption,
+    options_for,
+    parse_options,
+    sharing,
+)
+from streamkern.cli.run_options import MemoryOption
+from streamkern.filesystem.durable import check_writable
+from streamkern.filesystem.urls import local_path
+from streamkern.ingest.path_patterns import refuse_among
+from streamkern.rundir.run_directory import RunDirectory
+
+# scikit-learn is slow to load.
+_LOAD, _COMPRESS = "streamkern.estimator.load", "streamkern.estimator.compress"
+
+
+@sharing(reading_options, "reading")
+def compress_command(
+    reading: dict[str, Any],
+    run_dir: ModelOf,
+    inputs: RowInputs,
+    out: Annotated[
+        str,
+        typer.Argument(
+            metavar="OUT",
+            help="The new folder of the smaller model; evaluate and predict take it as a run.",
+        ),
+    ],
+    n_centers: Annotated[
+        int | None,
+        typer.Option("--n-centers", metavar="N", help="Keep so many centers."),
+    ] = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            "--tolerance",
+            metavar="X",
+            help="Keep the fewest centers with which the outputs differ by at most this share of "
+            "their spread.  [default: 0.05]",
+        ),
+    ] = None,
+    memory: MemoryOption = None,
+    device: DeviceName = "auto",
+    as_json: AsJson = False,
+    storage_option: StorageOption = None,
+) -> None:
+    """Write a model with fewer centers and nearly the same answers.
+
+    INPUT is rows that the model was not trained on, at least twice as many as centers are kept;
+    their targets are not used. The table shows how the outputs differ with other numbers of
+    centers.
+    """
+    options = parse_options(storage_option)
+    refuse_among(inputs, out)
+    _check_new(out, options_for(options, out))
+    model = on_demand(_LOAD).load(run_dir, storage_options=options_for(options, run_dir))
+    if memory is not None:
+        model.set_params(memory=memory)
+    rows_of = rows_and_model(run_dir, inputs, device, options, reading, targets=False)
+    with rows_of as (rows, kernel_model):
+        compress = on_demand(_COMPRESS)
+        small = compress.compressed(model, kernel_model, rows, n_centers, tolerance)
+    small.save(out, storage_options=options_for(options, out))
+    found = small.report_["compressed"]
+    if as_json:
+        typer.echo(json_text({"kept": small.n_centers_, **found}))
+        return
+    curve = [{"centers": n, "difference": difference} for n, difference in found["curve"]]
+    typer.echo(text_table(curve, ["centers", "difference"]))
+    typer.echo(f"{small.n_centers_:,} of {found['n_centers']:,} centers are in {redact(out)}")
+
+
+def _check_new(out: str, options: Mapping[str, Any] | None) -> None:
+    """Raise an error unless a model can be saved to `out`, before it is computed."""
+    directory = RunDirectory(out, writable=False, storage_options=options)
+    # A save that was interrupted has no step yet, and goes on.
+    if directory.steps():
+        raise ConfigError(
+            f"{redact(out)} holds another model or run already", "give a new or empty directory"
+        )
+    place = local_path(out)
+    if place is not None:
+        check_writable(place, redact(out))

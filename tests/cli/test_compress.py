@@ -1,0 +1,81 @@
+"""The command `compress`, from a run directory to a smaller model that is loaded again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import streamkern as sk
+from streamkern.cli.main import run_command
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(900, 3)).astype(np.float32)
+Y = np.sin(X[:, 0]) + X[:, 1]
+NEW = ["run", "new.csv", "--y", "y"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run and a file of new rows."""
+    folder = tmp_path_factory.mktemp("compress")
+    usual = {"kernel": "gaussian", "bandwidth": 2.0, "metric": "none", "random_state": 0}
+    sk.KernelRegressor(run_dir=folder / "run", **usual).fit(X[:300], Y[:300])
+    rows = np.column_stack([X[300:], Y[300:]])
+    np.savetxt(folder / "new.csv", rows, delimiter=",", header="a,b,c,y", comments="")
+    return folder
+
+
+def test_a_run_is_compressed(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    assert (
+        run_command(["compress", "run", "new.csv", "small", "--x", "a,b,c", "--n-centers", "40"])
+        == 0
+    )
+    *curve, last = capsys.readouterr().out.splitlines()
+    assert curve[0].split() == ["centers", "difference"]
+    assert last == "40 of 300 centers are in small"
+    model, small = sk.load("run"), sk.load("small")
+    assert small.n_centers_ == 40
+    ours = sk.compress(model, X[300:], n_centers=40)
+    assert small.predict(X) == pytest.approx(ours.predict(X), abs=1e-4)
+    shown = {int(n): float(difference) for n, difference in map(str.split, curve[2:])}
+    assert shown[40] == pytest.approx(ours.report_["compressed"]["difference"], rel=0.05)
+    assert run_command(["evaluate", "small", "new.csv", "--x", "a,b,c", "--y", "y"]) == 0
+    capsys.readouterr()
+    assert run_command(["compress", *NEW, "found", "--tolerance", "0.1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["kept"] == sk.load("found").n_centers_ < 300
+    assert found["difference"] <= 0.1
+
+
+def test_an_output_that_is_taken_is_refused_before_the_rows_are_read(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    Path("file").touch()
+    for out, words in (
+        ("run", "holds another model or run already; give a new or empty directory"),
+        ("file", "is a file; give a directory"),
+        ("file/x", "file/x cannot be written to"),
+    ):
+        assert run_command(["compress", "run", "no.csv", out]) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_nothing_is_left_of_a_choice_that_fails(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    for option, words in (
+        ("--tolerance 1e-9", "--tolerance 1e-09 is less; raise it, or give --n-centers"),
+        ("--n-centers 300", "the model has 300 centers; give fewer"),
+        ("--n-centers 9 --memory 1kB", "and the memory allows 0.977 KiB; raise --memory"),
+    ):
+        assert run_command(["compress", *NEW, "none", *option.split()]) == 2
+        assert words in capsys.readouterr().err
+        assert not Path("none").exists()

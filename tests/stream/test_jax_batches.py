@@ -1,0 +1,62 @@
+"""Batches of the loader in JAX, by DLPack and in a jitted training step; skipped without it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import streamkern as sk
+
+PACKAGE = "jax"  # no group of dependencies installs it: 100 MB for one test
+jax: Any = pytest.importorskip(PACKAGE)
+
+N = 640
+X = np.random.default_rng(0).standard_normal((N, 4)).astype(np.float32)
+TRUE = np.array([1.0, -2.0, 0.5, 3.0], np.float32)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Path:
+    url = tmp_path / "rows.zarr"
+    sk.ingest_store(X, url, y=X @ TRUE, chunk_mb=0.001, shuffle=False)
+    return url
+
+
+def test_batches_become_arrays_by_dlpack_and_stay_as_they_were(url: Path) -> None:
+    with sk.Loader(url, 96, seed=1, fields=("X", "y", "row_ids")) as loader:
+        batches = [(jax.dlpack.from_dlpack(x), jax.dlpack.from_dlpack(y), ids.copy())
+                   for x, y, ids in loader]  # fmt: skip
+    assert sorted(np.concatenate([ids for *_, ids in batches]).tolist()) == list(range(N))
+    for x, y, ids in batches:
+        assert isinstance(x, jax.Array)
+        assert (x.dtype, x.shape) == (np.float32, (len(ids), 4))
+        np.testing.assert_array_equal(np.asarray(x), X[ids])
+        np.testing.assert_allclose(np.asarray(y).ravel(), (X @ TRUE)[ids], rtol=1e-6)
+
+
+def test_a_jitted_loop_learns_and_resumes_to_the_same_bits(url: Path) -> None:
+    @jax.jit
+    def step(w: Any, x: Any, y: Any) -> Any:
+        return w - 0.1 * jax.grad(lambda w: ((x @ w - y[:, 0]) ** 2).mean())(w)
+
+    def learned(loader: sk.Loader, w: Any, n_epochs: int) -> Any:
+        for _ in range(n_epochs):
+            for batch in loader:
+                w = step(w, *map(jax.dlpack.from_dlpack, batch))
+        return w
+
+    start = jax.numpy.zeros(4)
+    with sk.Loader(url, 64, drop_last=True) as loader:
+        whole = learned(loader, start, 20)
+    np.testing.assert_allclose(whole, TRUE, atol=1e-3)
+    with sk.Loader(url, 64, drop_last=True) as loader:
+        w = learned(loader, start, 10)
+        for _, batch in zip(range(3), loader, strict=False):
+            w = step(w, *map(jax.dlpack.from_dlpack, batch))
+        state = loader.state_dict()
+    with sk.Loader(url, 64, drop_last=True, threads=1) as loader:
+        loader.load_state_dict(state)
+        np.testing.assert_array_equal(learned(loader, w, 10), whole)
