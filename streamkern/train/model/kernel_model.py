@@ -45,6 +45,7 @@ from streamkern.stream.sources.stores import stores_of
 from streamkern.stream.sources.transforms import Transform, describe_transform
 from streamkern.stream.sources.user import as_source
 from streamkern.stream.target_scale import TargetScale
+from streamkern.train.model.model_facts import facts_html, model_facts
 from streamkern.train.model.spreads import ResidualScales
 from streamkern.train.model.unseen_values import UnseenValues
 from streamkern.train.model.wide_sum import KernelSum, rounding_shows, wide_sum
@@ -92,6 +93,9 @@ class KernelModel:
     loss: Loss | None = None
     centers: npt.NDArray[Any] | None = None
     wide: bool | None = None
+
+    def _repr_html_(self) -> str:
+        return facts_html(model_facts(self))
 
     @property
     def backend(self) -> Backend:
