@@ -61,3 +61,11 @@ def ask_pages(folder: Path, pages: Sequence[tuple[Path, int]], script: str) -> l
     (text,) = re.findall(r"ANSWERS([\w+/=]+)", answers)
     found: list[Any] = json.loads(base64.b64decode(text))
     return found
+
+
+def needed_widths(folder: Path, pages: Sequence[tuple[Path, int]]) -> list[int]:
+    """The width that each page needs in a window of a given width; it is more if it overflows."""
+    script = "(page) => [page.innerWidth, page.document.documentElement.scrollWidth]"
+    found = ask_pages(folder, pages, script)
+    assert [inside for inside, _ in found] == [width for _, width in pages]
+    return [needed for _, needed in found]
