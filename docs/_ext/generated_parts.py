@@ -38,6 +38,7 @@ ROOMS = {
     "stream.sources.transforms": "Transforms",
     "stream.sources": "Sources",
     "stream": "Stores",
+    "basics.randomness": "Sources",
     "kernels": "Kernels",
     "losses": "Losses",
     "basics.errors": "Errors",
