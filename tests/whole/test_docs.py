@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from math import isclose
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -218,6 +219,13 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_the_readme_is_short() -> None:
     assert len(README.read_text(encoding="utf-8").splitlines()) <= MOST_LINES_OF_README
+
+
+def test_every_extra_is_described() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    text = (DOCS / "install.md").read_text(encoding="utf-8")
+    missing = [name for name in project["optional-dependencies"] if f"`{name}`" not in text]
+    assert missing == []
 
 
 # ---------------------------------------------------------------------- the generated parts
