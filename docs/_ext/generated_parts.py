@@ -15,7 +15,6 @@ from typing import Any
 
 import typer
 from pydantic import BaseModel
-from sphinx.application import ENV_PICKLE_FILENAME
 
 import streamkern
 from streamkern.basics import errors
@@ -56,7 +55,7 @@ def save_environment(app: Any, error: Exception | None) -> None:
     """Save the environment again: Sphinx did before it wrote the pages, so that a later build of a
     few pages would lose the index entries of all others."""
     if error is None:
-        with (app.doctreedir / ENV_PICKLE_FILENAME).open("wb") as file:
+        with (app.doctreedir / "environment.pickle").open("wb") as file:
             pickle.dump(app.env, file)
 
 
