@@ -23,7 +23,7 @@ serving        the latency of one row and of many by predict, onnxruntime and C
 plan_times     what `plan` expects a run to take against what it takes
 
 Nothing fails for being slow. The exit code is 1 if a result is wrong. `benchmarks.harness` says
-what the columns mean. NumPy, numba and PyTorch (`pip install streamkern[bench]`) run beside ours
+what the columns mean. NumPy, numba and PyTorch (`pip install ".[bench]"`) run beside ours
 where they are installed.
 """
 

@@ -1,12 +1,14 @@
 """Parts of the pages that are made from the code when they are built.
 
-A line `<!-- generated: NAME -->` of a page becomes the Markdown of the function in `PARTS`.
+A line `<!-- generated: NAME -->` of a page becomes the Markdown of the function in `PARTS`. A line
+`<!-- search: WORD, WORD -->` makes the search find the page first for these words.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
+import pickle
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,6 +24,7 @@ from streamkern.config.rules import Table, allowed_values
 from streamkern.config.run_config import FREE_AT_RESUME, RunConfig
 
 MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
+SEARCHED = re.compile(r"^<!-- search: (.+) -->$", re.MULTILINE)
 # Where public names live, and what the parts of the page on them are called.
 ROOMS = {
     "estimator": "Estimators",
@@ -34,6 +37,7 @@ ROOMS = {
     "stream.sources.transforms": "Transforms",
     "stream.sources": "Sources",
     "stream": "Stores",
+    "basics.randomness": "Sources",
     "kernels": "Kernels",
     "losses": "Losses",
     "basics.errors": "Errors",
@@ -43,12 +47,27 @@ ROOMS = {
 
 def setup(app: Any) -> dict[str, bool]:
     app.connect("source-read", fill)
+    app.connect("build-finished", save_environment)
     return {"parallel_read_safe": True}
+
+
+def save_environment(app: Any, error: Exception | None) -> None:
+    """Save the environment again: Sphinx did before it wrote the pages, so that a later build of a
+    few pages would lose the index entries of all others."""
+    if error is None:
+        with (app.doctreedir / "environment.pickle").open("wb") as file:
+            pickle.dump(app.env, file)
 
 
 def fill(app: Any, page: str, source: list[str]) -> None:
     """Put the parts where the page asks for them."""
-    source[0] = MARK.sub(lambda mark: PARTS[mark[1]](), source[0])
+    text = SEARCHED.sub(lambda mark: index_entries(mark[1].split(", ")), source[0])
+    source[0] = MARK.sub(lambda mark: PARTS[mark[1]](), text)
+
+
+def index_entries(words: list[str]) -> str:
+    """Main entries of the index, which the search puts before other pages."""
+    return "\n\n".join(f"```{{index}} ! single: {word}\n```" for word in words)
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:

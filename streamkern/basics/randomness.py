@@ -197,22 +197,37 @@ def words(
 
 
 class RowRandom:
-    """Draws for the rows of one block or batch; each call advances to new words.
+    """Random numbers of rows, for functions that generate or transform rows.
 
-    Row i's numbers depend on (seed, epoch, stage), on ``rows[i]`` and on the calls made
-    before, never on the other rows. Results are arrays of `xp`.
+    The numbers of row i depend on (seed, epoch, stage), on ``rows[i]`` and on the number of words
+    that earlier calls drew, never on the other rows: blocks of any size, threads and resumed runs
+    get the same numbers. Each call draws new ones. Results are arrays of `xp` with a first axis of
+    length k, the number of rows.
 
     Parameters
     ----------
-    xp : numpy or cupy
-    seed, epoch : integers of the key
-    stage : one integer or several, different for each purpose: with another number the same rows
-        get other numbers
-    rows : (k,) int64 virtual row ids, on the host or on the device
-    dtype : float32 (24-bit uniforms) or float64 (53-bit)
-    run, fills : as for `words`
+    xp : numpy, or cupy for results on the GPU
+    seed, epoch : integers, as a generator receives them; another seed or epoch gives other numbers
+    stage : an integer or several, of your choice; the same rows get other numbers for each stage,
+        so that two functions of one run are independent
+    rows : (k,) int64 row numbers, on the host or on the device; of a generator those from `start`
+        to `stop`
+    dtype : dtype of `uniform` and `normal`: float32 (uniforms of 24 bits) or float64 (53 bits)
+    run : calls a function for each slice of the rows, on threads or one after the other
+    fills : compiled functions that draw the same words and normals
     empty : (shape, dtype) -> array, allocates results of `normal` and of transforms; a feed reuses
         its arrays for the next batch
+
+    Raises
+    ------
+    ConfigError
+        dtype is neither float32 nor float64.
+
+    Examples
+    --------
+    >>> rng = RowRandom(np, seed=0, epoch=0, stage=0, rows=np.arange(5, 8))
+    >>> rng.normal((2,)).shape, rng.integers(0, 10).shape
+    ((3, 2), (3,))
     """
 
     def __init__(
@@ -242,7 +257,12 @@ class RowRandom:
         self._next_block = 0
 
     def uniform(self, shape: tuple[int, ...] = ()) -> AnyArray:
-        """Draw uniforms on [0, 1): (k, *shape), multiples of 2^-24 (float32) or 2^-53 (float64)."""
+        """Draw uniform numbers on [0, 1).
+
+        Returns
+        -------
+        u : (k, *shape) in the dtype of this object, multiples of 2^-24 (float32) or 2^-53 (float64)
+        """
         n = math.prod(shape)
         if self.dtype == np.float32:
             unit = _unit24(self._words(n))
@@ -252,9 +272,13 @@ class RowRandom:
         return unit.reshape(len(self.rows), *shape)
 
     def normal(self, shape: tuple[int, ...] = ()) -> AnyArray:
-        """Draw standard normals: (k, *shape), by Box and Muller, |z| <= 5.8 (float32) or 8.6.
+        """Draw normal numbers with mean 0 and standard deviation 1, by Box and Muller.
 
         (z0, z1) = sqrt(-2 ln u) (cos 2πv, sin 2πv), u in (0, 1], v in [0, 1).
+
+        Returns
+        -------
+        z : (k, *shape) in the dtype of this object; abs(z) is at most 5.8 (float32) or 8.6
         """
         n = math.prod(shape)
         per_block = 4 if self.dtype == np.float32 else 2
@@ -274,9 +298,18 @@ class RowRandom:
         return out.reshape(len(self.rows), *shape)
 
     def integers(self, low: int, high: int, shape: tuple[int, ...] = ()) -> AnyArray:
-        """Draw integers in [low, high): (k, *shape) int64, by multiply and shift.
+        """Draw integers from low to high - 1, by multiply and shift.
 
         No value's probability is off by more than 2^-32.
+
+        Returns
+        -------
+        i : (k, *shape) int64
+
+        Raises
+        ------
+        ConfigError
+            high - low is not from 1 to 2^32.
         """
         span = high - low
         if not 1 <= span <= 1 << 32:
@@ -291,10 +324,14 @@ class RowRandom:
         return values.reshape(len(self.rows), *shape)
 
     def permutation(self) -> AnyArray:
-        """Draw a uniformly random order of the k rows: (k,) int64.
+        """Draw a random order of the k rows, all orders equally likely.
 
         Sorts one 64-bit word per row. This is the only draw that depends on which rows share the
-        batch.
+        batch, so a generator must not use it: it has to return the same row i in any block.
+
+        Returns
+        -------
+        order : (k,) int64 positions from 0 to k - 1
         """
         pair = self._words(2).astype(np.uint64)
         return self.xp.argsort((pair[:, 0] << np.uint64(32)) | pair[:, 1], kind="stable")

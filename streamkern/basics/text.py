@@ -6,11 +6,12 @@ never reach a log.
 
 from __future__ import annotations
 
+import html
 import math
 import numbers
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 _SHOWN = 12  # names in a message
@@ -89,6 +90,17 @@ def text_table(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> 
         return "  ".join(padded).rstrip()
 
     return "\n".join([line(columns), line(["-" * w for w in widths]), *map(line, cells)])
+
+
+def html_table_of(facts: Iterable[tuple[str, str]]) -> str:
+    """Return names and texts as an HTML table for a notebook, without colours; all is escaped."""
+    left = 'style="text-align: left"'
+    shown = ((printable(name), printable(singular(text))) for name, text in facts)
+    rows = (
+        f"<tr><th {left}>{html.escape(name)}</th><td {left}>{html.escape(text)}</td></tr>"
+        for name, text in shown
+    )
+    return f"<table><tbody>{''.join(rows)}</tbody></table>"
 
 
 def _cell(value: object) -> str:

@@ -8,22 +8,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from streamkern.basics.errors import RunError, StorageAccessError
-from streamkern.basics.text import redact, seconds_since, time_text
+from streamkern.basics.text import seconds_since, time_text
 from streamkern.cli.glossary import FACTS, with_meaning
-from streamkern.ingest.tables.encoder import column_notes
-from streamkern.kernels.notation import categorical_text, kernel_text
-from streamkern.losses.losses import fitted_loss_table, loss_text
-from streamkern.planning.sizes import own_sizes
+from streamkern.kernels.notation import kernel_text
+from streamkern.losses.losses import loss_text
 from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.rundir.chunked_array import discard_target
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_storage import open_folder
-from streamkern.solver.precondition.step_rule import max_over_blocks
-from streamkern.stream.target_scale import transform_text
 from streamkern.train.log_reader import read_history
 from streamkern.train.loop.evaluations import evaluations_in
 from streamkern.train.loop.progress import PHASE_DESCRIPTIONS
 from streamkern.train.loop.rank_coordinator import format_rank_figures
+from streamkern.train.model.model_facts import facts_in_words, solver_facts, value_text
 
 
 def is_run_directory(
@@ -42,8 +39,6 @@ def is_run_directory(
     return True
 
 
-FEATURES = 6
-"""Number of features of a metric in a line."""
 _NOWHERE = {"step": 0, "epoch": 0, "samples": 0, "done": False}
 
 
@@ -74,7 +69,7 @@ def run_overview(
             solver = (
                 None
                 if setup is None
-                else _solver(setup.meta, {} if saved is None else saved.meta["state"])
+                else solver_facts(setup.meta, {} if saved is None else saved.meta["state"])
             )
             if position["done"]:
                 state = "finished"
@@ -127,29 +122,6 @@ def _recorded(directory: RunDirectory) -> tuple[dict[str, Any], str | None]:
     return bound, f"{directory.place}/run.json is {which}; the next training writes it again"
 
 
-_SETUP_FACTS = ("target_transform", "learned_metric", "metric", "categorical")
-
-
-def _solver(meta: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
-    sizes, setup = meta["sizes"], meta["setup"]
-    found = {"ridge": state["ridge"]} if state.get("ridge") else {}
-    found |= {name: setup[name] for name in _SETUP_FACTS if name in setup}
-    loss = fitted_loss_table(meta)
-    found |= {} if loss is None else {"loss": loss}
-    notes = column_notes(meta.get("encoder"), "the run")
-    if notes:
-        found["encoder"] = ", ".join(f"{n} {note.partition(':')[0]}" for n, note in notes.items())
-    return {
-        "solver": sizes["solver"],
-        "scale": meta["scale"],
-        **meta["kernel"],
-        **own_sizes(sizes),
-        **max_over_blocks(setup["rules"]),
-        **found,
-        **{k: v for k, v in setup.items() if isinstance(v, int | float)},
-    }
-
-
 def run_text(run: Mapping[str, Any], *, explain: bool = False) -> str:
     """Return the overview as text, with a line for each group that was verified.
 
@@ -169,7 +141,7 @@ def run_text(run: Mapping[str, Any], *, explain: bool = False) -> str:
         for key, value in entries.items()
     }
     parts = [run["run_dir"], shown(_head(run)), shown(_of_its_data(run))]
-    parts += [shown(_in_words(run["solver"])), shown(settings), verified]
+    parts += [shown(facts_in_words(run["solver"])), shown(settings), verified]
     parts += [f"note: {warning}" for warning in run["warnings"]]
     return "\n\n".join(part for part in parts if part)
 
@@ -252,58 +224,10 @@ def _figures(evaluation: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in evaluation.items() if name not in ("step", "samples")}
 
 
-def _fact(name: str, value: object) -> str:
-    name = name.replace("_", " ")
-    if isinstance(value, int):
-        return f"{value} {name}"
-    return f"{name} {value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _in_words(solver: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Return the solver with a sum or a product of kernels in one line, and facts of the metric."""
-    found = dict(solver or {})
-    if "categorical" in found:
-        found["categorical"] = categorical_text(found["categorical"])
-    if "parts" in found:
-        found["kernel"] = kernel_text({**found, "categorical": ()})
-    if "loss" in found:
-        found["loss"] = loss_text(found["loss"])
-    if "target_transform" in found:
-        found["target_transform"] = transform_text(found["target_transform"])
-    if "learned_metric" in found:
-        facts = found["learned_metric"]
-        found["learned_metric"] = ", ".join(_fact(*each) for each in facts.items())
-    if "metric" in found:
-        found |= _metric_in_words(found.pop("metric"))
-    return {key: value for key, value in found.items() if key not in ("parts", "weights")}
-
-
-def _metric_in_words(metric: Mapping[str, Any]) -> dict[str, str]:
-    """Return the first few entries of `describe_metric` as text."""
-    shares = ", ".join(f"{name} {share:.1%}" for name, share in metric["importances"][:FEATURES])
-    size = f"{metric['features']} features"
-    if metric["kind"] == "scales":
-        return {"metric": f"scales of {size}", "metric_shares": shares}
-    found = {
-        "metric": f"matrix of {size}, {metric['directions']} directions",
-        "metric_shares": shares,
-        "spectrum": ", ".join(f"{share:.1%}" for share in metric["spectrum"][:FEATURES]),
-    }
-    for k, terms in enumerate(metric["first"], 1):
-        found[f"direction {k}"] = ", ".join(f"{x:+.2f} {name}" for name, x in terms)
-    return found
-
-
 def pairs(values: Mapping[str, Any], meanings: Mapping[str, str] | None = None) -> str:
     """Return a line for each name and value, and one for its meaning if there is one."""
     width = max(map(len, values), default=0)
     return "\n".join(
-        with_meaning(name, f"  {name:<{width}}  {_value(value)}", meanings or {})
+        with_meaning(name, f"  {name:<{width}}  {value_text(value)}", meanings or {})
         for name, value in values.items()
     )
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.5g}"
-    return redact(str(value))

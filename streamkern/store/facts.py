@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from streamkern.basics.text import printable, redact, singular, size_text
+from streamkern.basics.text import html_table_of, redact, size_text
 from streamkern.store.sparse_rows import is_packed, sparse_features
 
 if TYPE_CHECKING:
     from streamkern.store.layout import StoreSpec
     from streamkern.store.stored_chunks import StoredChunks
 
-_LISTED = 12  # names of classes or columns in a cell
+_SHOWN = 12  # names of classes or columns in a cell
 
 
 def store_facts(stored: StoredChunks) -> dict[str, Any]:
@@ -80,25 +79,20 @@ def chunks_text(facts: Mapping[str, Any]) -> str:
 
 
 def store_html(stored: StoredChunks) -> str:
-    """Return a table of the facts for a notebook, without colours; all text is escaped."""
+    """Return a table of the facts for a notebook."""
     facts, spec = store_facts(stored), stored.spec
     left_out = f"; {spec.n_left_out:,} without a target were left out" if spec.n_left_out else ""
     shape = row_shape_text(spec.row_shape, facts["sparse_features"])
     cells = [
         ("store", facts["url"]),
         ("rows", f"{spec.n_rows:,}{left_out}"),
-        ("features", f"{shape} {facts['dtype']}{_listed(spec.columns or ())}"),
+        ("features", f"{shape} {facts['dtype']}{listed(spec.columns or ())}"),
         (facts["targets"] if facts["targets"] == "classes" else "targets", _targets(spec)),
         ("weights", "sample weights" if facts["sample_weights"] else "none"),
         ("chunks", chunks_text(facts)),
         ("size", f"{size_text(facts['decoded_bytes'])} decoded"),
     ]
-    rows = "".join(
-        f'<tr><th style="text-align: left">{name}</th>'
-        f'<td style="text-align: left">{html.escape(printable(singular(text)))}</td></tr>'
-        for name, text in cells
-    )
-    return f"<table><tbody>{rows}</tbody></table>"
+    return html_table_of(cells)
 
 
 def _targets(spec: StoreSpec) -> str:
@@ -106,16 +100,16 @@ def _targets(spec: StoreSpec) -> str:
     if spec.classes is None:
         dtype = "" if spec.y_dtype is None else f" {spec.y_dtype.name}"
         names = spec.target_columns or ()
-        return f"{spec.n_outputs:,} values{dtype}{_listed(names)}" if spec.n_outputs else "none"
+        return f"{spec.n_outputs:,} values{dtype}{listed(names)}" if spec.n_outputs else "none"
     counts = spec.class_counts
     if counts is None:
-        return f"{spec.n_outputs:,}{_listed(spec.classes)}"
+        return f"{spec.n_outputs:,}{listed(spec.classes)}"
     of = sum(counts) or 1
-    pairs = zip(spec.classes[: _LISTED + 1], counts, strict=False)
-    return f"{spec.n_outputs:,}{_listed([f'{name} {n:,} ({n / of:.1%})' for name, n in pairs])}"
+    pairs = zip(spec.classes[: _SHOWN + 1], counts, strict=False)
+    return f"{spec.n_outputs:,}{listed([f'{name} {n:,} ({n / of:.1%})' for name, n in pairs])}"
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
     """Return the names after a colon, or the first of many."""
-    more = ", ..." if len(names) > _LISTED else ""
-    return f": {', '.join(names[:_LISTED])}{more}" if names else ""
+    more = ", ..." if len(names) > _SHOWN else ""
+    return f": {', '.join(names[:_SHOWN])}{more}" if names else ""

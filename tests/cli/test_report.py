@@ -27,7 +27,7 @@ from streamkern.filesystem.urls import open_objects
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.loop import progress
-from tests.browser import COMMAND, open_page
+from tests.browser import COMMAND, ask_pages, needed_widths, open_page
 from tests.faults import flip_bit, tree
 from tests.s3server import SECRET, S3Server
 
@@ -299,6 +299,20 @@ def test_a_browser_has_nothing_to_complain_about(
         backgrounds.append(pixels[0, 0].mean())
     assert backgrounds[0] > 0.9
     assert backgrounds[1] < 0.2
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_the_page_fits_narrow_and_wide_windows(run: Command, folder: Path, tmp_path: Path) -> None:
+    """Wide tables scroll in boxes of their own."""
+    out = tmp_path / "page.html"
+    assert run("report", folder / "one", folder / "two", "--out", out)[0] == DONE
+    assert needed_widths(tmp_path, [(out, 400), (out, 1280)]) == [400, 1280]
+    script = """(page) => [...page.document.querySelectorAll(".wide")].map(
+        (box) => box.scrollWidth > box.clientWidth)"""
+    narrow, wide = ask_pages(tmp_path, [(out, 400), (out, 1280)], script)
+    assert any(narrow)
+    assert not any(wide)
 
 
 @needs_chromium

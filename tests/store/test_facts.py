@@ -4,29 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import html5lib
 import numpy as np
 import pandas as pd
 import pytest
 
 from streamkern.ingest.ingest import ingest
-from streamkern.store.store import Store, open_store
+from streamkern.store.store import open_store
 from tests.faultproxy import FaultProxy
+from tests.notebooks import shown_cells as cells
 from tests.s3server import S3Server
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(300, 2)).astype(np.float32)
 LABELS = np.repeat(["<script>alert(1)</script>", "a&b\n", "plain"], [50, 100, 150])
-
-
-def cells(store: Store) -> dict[str, str]:
-    """Return the table as a strict parser of HTML reads it: the text of each row, by its head."""
-    head = "<!DOCTYPE html><html><head><title>t</title></head>"
-    page = f"{head}<body>{store._repr_html_()}</body></html>"
-    found = html5lib.HTMLParser(strict=True, namespaceHTMLElements=False).parse(page)
-    tags = {element.tag for element in found.find("body").iter()}
-    assert tags == {"body", "table", "tbody", "tr", "th", "td"}
-    return {row[0].text: row[1].text for row in found.iter("tr")}
 
 
 def test_a_table_has_the_figures_of_the_store_and_foreign_text_as_text(tmp_path: Path) -> None:

@@ -139,6 +139,7 @@ figcaption { font-weight: 600; font-size: 13px; margin-bottom: 4px; }
 figcaption small { margin-left: 8px; color: var(--quiet); font-weight: 400; font-size: 12px; }
 svg { display: block; width: 100%; height: auto; max-width: 640px; overflow: visible; }
 .time svg { max-width: none; }
+@media (max-width: 30rem) { figure svg text { font-size: 10px !important; } }
 svg text { font-variant-numeric: tabular-nums; }
 svg path, svg use { stroke-linejoin: round; }
 svg use:hover { opacity: 1 !important; }

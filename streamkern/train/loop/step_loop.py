@@ -37,6 +37,7 @@ from streamkern.train.model.calibrating import (
     native_calibration,
 )
 from streamkern.train.model.kernel_model import KernelModel
+from streamkern.train.model.model_facts import facts_html, result_facts
 from streamkern.train.model.recorded_columns import column_names
 from streamkern.train.model.shared_model import SharedModel
 from streamkern.train.resolve.resolved_run import ResolvedRun
@@ -96,6 +97,9 @@ class Result:
     epochs: int = 0
     losses: list[float] = field(default_factory=list)
     validation_scores: list[float] = field(default_factory=list)
+
+    def _repr_html_(self) -> str:
+        return facts_html(result_facts(self))
 
 
 class StepLoop:

@@ -44,6 +44,7 @@ from streamkern.stream.sources.stores import stores_of
 from streamkern.stream.sources.transforms import Transform, describe_transform
 from streamkern.stream.sources.user import as_source
 from streamkern.stream.target_scale import TargetScale
+from streamkern.train.model.model_facts import facts_html, model_facts
 from streamkern.train.model.spreads import ResidualScales
 from streamkern.train.model.unseen_values import UnseenValues
 from streamkern.train.model.wide_sum import KernelSum, rounding_shows, wide_sum
@@ -57,8 +58,8 @@ class KernelModel:
     Z, weights : points of the centers, right side; (p, c) on the device
     classes : sorted names, or None for values
     fixed : transforms applied to every row
-    targets : mean and scale of the targets, applied to f(x). Values are float64, so that they are
-        exact in the units of the user; those of classes have the dtype of the weights.
+    targets : mean and scale of the targets, applied to f(x); float64 for values, so that they are
+        exact in the units of the user, and the dtype of the weights for classes
     skipped : a sentence for each damaged checkpoint newer than the one that was loaded
     columns, target_columns : names of the features and targets of the training data, or None
     encoder, label_dtype, weight_column, file_form : as in `StoreSpec`
@@ -92,6 +93,9 @@ class KernelModel:
     centers: npt.NDArray[Any] | None = None
     wide: bool | None = None
 
+    def _repr_html_(self) -> str:
+        return facts_html(model_facts(self))
+
     @property
     def backend(self) -> Backend:
         """The backend on which the model is evaluated."""
@@ -114,7 +118,7 @@ class KernelModel:
 
     @property
     def n_targets(self) -> int:
-        """The number of targets, which is that of outputs but for several quantiles of one."""
+        """The number of targets: that of outputs, or 1 with several quantiles."""
         return self.n_outputs if self.levels is None else 1
 
     def _tiles(self, n: int) -> list[slice]:
@@ -210,9 +214,8 @@ class KernelModel:
     def _check_finite(self, F: Array, block: RowBlock) -> None:
         """Raise DataError if distances to a row overflow: it would get NaN, or the first class."""
         xp = self.backend.xp
-        # If the weights are not finite the run diverged, and no row is at fault.
         if bool(xp.isfinite(F).all()) or not bool(xp.isfinite(self.weights).all()):
-            return
+            return  # if the weights are not finite the run diverged, and no row is at fault
         good = np.isfinite(self.backend.to_host(F)).all(axis=1)
         raise DataError(
             f"row {block.row_ids[np.argmin(good)]} is too large for {self.op.dtype} (it overflows)",
@@ -374,14 +377,11 @@ class KernelModel:
 
     def _provenance(self, source: BaseSource | FileRows) -> dict[str, Any]:
         """Return JSON values that describe the model and the rows that it predicts."""
-        files = (
-            source.files
-            if isinstance(source, FileRows)
-            else [file for store in stores_of(source) for file in store.spec.files]
-        )
+        parts = [source] if isinstance(source, FileRows) else [s.spec for s in stores_of(source)]
+        files = [list(file) for part in parts for file in part.files]
         return {
             "model": {**self.origin, "sha256": self.digest()},
-            "data": {"fingerprint": source.fingerprint, "files": [list(file) for file in files]},
+            "data": {"fingerprint": source.fingerprint, "files": files},
             "classes": None if self.classes is None else list(self.classes),
         }
 

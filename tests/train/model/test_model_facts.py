@@ -1,0 +1,103 @@
+"""Runs and models in a notebook: facts of `info`, foreign text as text, no request, no secret."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import streamkern
+from streamkern.cli.run_info import run_overview, run_text
+from streamkern.train.saved_model import load_model
+from streamkern.train.train import train
+from tests.faultproxy import FaultProxy
+from tests.notebooks import shown_cells
+from tests.s3server import SECRET, S3Server
+
+pytestmark = pytest.mark.usefixtures("one_blas_thread")
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(300, 2)).astype(np.float32)
+LABELS = np.where(X[:, 0] > 0, "<script>alert(1)</script>", "a&b")
+FRAME = pd.DataFrame(X, columns=["<b>width</b>", "height"])
+
+
+def settings(folder: Path | str, **model: Any) -> dict[str, Any]:
+    return {
+        "data": {"train": f"{folder}/s", "epochs": 2, "batch_size": 100},
+        "model": {"n_centers": 40, **model},
+        "solver": {"name": "block"},
+        "run": {"threads": 1, "device": "cpu", "run_dir": f"{folder}/run"},
+    }
+
+
+@pytest.mark.parametrize("model", [{"metric": "learn"}, {"metric": "none", "loss": "log_loss"}])
+def test_a_result_has_the_facts_of_info_and_foreign_text_as_text(
+    tmp_path: Path, model: dict[str, Any]
+) -> None:
+    streamkern.ingest_store(FRAME, tmp_path / "s", y=LABELS)
+    source = streamkern.ZarrSource(tmp_path / "s")
+    result = train(settings(tmp_path, **model), test=source)
+    found = shown_cells(result)
+    told = dict(re.findall(r"^  (\S+) +(.*)$", run_text(run_overview(tmp_path / "run")), re.M))
+    added = {"targets", "features", "centers"} | ({"loss"} - set(told))
+    assert found.keys() - told.keys() <= added
+    for name in found.keys() & told.keys() - {"epoch", "samples"}:
+        assert found[name] == told[name], name
+    assert (found["epoch"], found["samples"]) == ("2", "600")
+    assert float(found["test_accuracy"]) > 0.9
+    assert found["targets"] == "2 classes ('<script>alert(1)</script>', 'a&b')"
+    assert found["features"] == "2: <b>width</b>, height"
+    assert "color" not in result._repr_html_()
+
+
+def test_a_model_has_its_run_and_what_it_is(tmp_path: Path) -> None:
+    streamkern.ingest_store(FRAME, tmp_path / "s", y=X[:, :1] + 0.5)
+    train(settings(tmp_path, kernel="gaussian", bandwidth=2.0, loss="huber"))
+    model = load_model(tmp_path / "run")
+    found = shown_cells(model)
+    model.backend.close()
+    assert found["run"] == str(tmp_path / "run")
+    assert (found["targets"], found["centers"]) == ("1 value", "40")
+    assert found["kernel"] == repr(model.op.kernel)
+    assert found["loss"].startswith("huber(delta ")
+
+
+def test_the_points_of_an_own_kernel_are_not_shown() -> None:
+    class Rational(streamkern.Kernel):
+        def profile(self, sq: Any, xp: Any) -> Any:
+            return 1 / (1 + sq)
+
+    source = streamkern.ArraySource(X, X[:, :1])
+    given = {"model": {"kernel": Rational(1.0), "metric": "none"}, "run": {"threads": 1}}
+    found = shown_cells(train(given, source=source))
+    assert found["kernel"].endswith("Rational")
+    assert "values" not in found
+
+
+def test_credentials_do_not_appear(tmp_path: Path) -> None:
+    streamkern.ingest_store(FRAME, tmp_path / "s", y=LABELS)
+    model = train(settings(tmp_path)).model
+    model.origin = {"run": f"https://me:{SECRET}@host/run?token={SECRET}", "step": 1}
+    assert SECRET not in model._repr_html_()
+    assert shown_cells(model)["run"].startswith("https://")
+
+
+@pytest.mark.slow
+def test_no_request_is_made(s3: S3Server, bucket: str) -> None:
+    url = f"s3://{bucket}"
+    streamkern.ingest_store(FRAME, f"{url}/s", y=LABELS, storage_options=s3.options())
+    with FaultProxy(upstream=s3.endpoint) as proxy:
+        options = {"storage_options": s3.options(proxy.endpoint)}
+        config = settings(url)
+        result = train(config | {"data": config["data"] | options})
+        model = load_model(f"{url}/run", **options)
+        model.backend.close()
+        assert proxy.log()
+        assert shown_cells(result)["epoch"] == "2"
+        assert shown_cells(model)["run"] == f"{url}/run"
+        assert proxy.log() == []
