@@ -46,8 +46,9 @@ _Floats = npt.NDArray[np.float64]
 
 TRANSFORM_ROWS, FEWER_ROWS = 1024, 512
 """Largest number of rows that are compared, and number of those that give a second estimate of
-the factor of the predictions. The smaller one is taken: 1024 rows of a rough function took for noise
-what they did not explain, and a few of 512 counts made the factor 1.9, where it was 1.4 of 1024.
+the factor of the predictions. The smaller one is taken: 1024 rows of a rough function took for
+noise what they did not explain, and a few of 512 counts made the factor 1.9, where it was 1.4 of
+1024.
 """
 MARGIN = 1.0
 """Largest prediction: so many standard deviations of log(1 + y / unit) above the largest row."""
