@@ -15,7 +15,8 @@ changes the targets, it is the mean of a sample, and f learns the difference.
 On a log scale, mean and scale are those of z = log(1 + y / unit). The inverse, unit (exp(z) - 1),
 turns a mean of z into something like a median of y; so it is multiplied by the `gain`, which makes
 predictions means. Both maps are odd functions, so that targets and predictions below 0, of which
-the rows that chose the log scale had none, have finite values, too.
+the rows that chose the log scale had none, have finite values, too. Far from the training rows the
+exponential of f may be anything, so |z| is at most `most`: a little above the largest target.
 """
 
 from __future__ import annotations
@@ -45,13 +46,15 @@ class TargetScale:
     mean, scale : (c,) float64
     unit : (c,); then mean and scale are those of log(1 + y / unit): of targets on a log scale, and
         in a setup with squares for a loss with a log link; else None
-    gain : (c,) factor of predictions on a log scale; None without a unit
+    gain, most : (c,) factor of predictions on a log scale, and largest |log(1 + y / unit)| before
+        it; None without a unit, and `most` in runs that were made before there was one
     """
 
     mean: NDArray[np.float64]
     scale: NDArray[np.float64]
     unit: NDArray[np.float64] | None = None
     gain: NDArray[np.float64] | None = None
+    most: NDArray[np.float64] | None = None
 
     @classmethod
     def from_moments(cls, moments: ColumnMoments, fit_intercept: bool) -> TargetScale:
@@ -79,14 +82,13 @@ class TargetScale:
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> TargetScale:
         """Return the scale that `arrays` returned, in this version or one without a log scale."""
-        found = (arrays.get(f"target_{name}") for name in ("unit", "gain"))
+        found = (arrays.get(f"target_{name}") for name in ("unit", "gain", "most"))
         mean, scale = (np.asarray(arrays[f"target_{name}"]) for name in ("mean", "scale"))
         return cls(mean, scale, *(None if a is None else np.asarray(a) for a in found))
 
     def arrays(self) -> dict[str, NDArray[np.float64]]:
         """Return the arrays, without those that are None, under their names in a setup."""
-        parts = {"mean": self.mean, "scale": self.scale, "unit": self.unit, "gain": self.gain}
-        return {f"target_{name}": a for name, a in parts.items() if a is not None}
+        return {f"target_{name}": a for name, a in vars(self).items() if a is not None}
 
     def outside(self, xp: Any, F: Any, dtype: Any) -> Any:
         """Return mean + scale * F in `dtype`, predictions in the units of the targets.
@@ -98,6 +100,9 @@ class TargetScale:
         values += xp.asarray(self.mean, dtype)
         if self.unit is None:
             return values
+        if self.most is not None:
+            most = xp.asarray(self.most, dtype)
+            values = xp.maximum(xp.minimum(values, most), -most)
         values = symmetric_exp(xp, values, xp.asarray(self.unit, dtype))
         return values if self.gain is None else values * xp.asarray(self.gain, dtype)
 

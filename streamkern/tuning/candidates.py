@@ -31,8 +31,9 @@ from streamkern.stream.sources.base import Source, target_bytes
 from streamkern.train.resolve.metric_mode import NO_ROOM, requested_metric_mode
 from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.resolve.run_inputs import RunInputs
+from streamkern.train.resolve.skew_targets import leaves_transform_open
 from streamkern.train.resolve.training_data import Data, auto_epochs, with_epochs
-from streamkern.train.setup.choose_transform import find_transform, leaves_transform_open
+from streamkern.train.setup.choose_transform import find_transform
 from streamkern.tuning.holdout import HELD_OUT_PARTS_OF, MIN_ROWS, SearchSample, draw
 
 TUNING_ROWS, TUNING_SAMPLE_BYTES = 20_000, 512 << 20

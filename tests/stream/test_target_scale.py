@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -86,6 +87,23 @@ def test_squared_errors_are_those_of_the_solver(targets: TargetScale) -> None:
     expected = ((F - inside(targets, Y)) * targets.scale) ** 2
     found = targets.squared_errors(targets.outside(np, F, np.float64), Y)
     np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+def test_no_prediction_on_a_log_scale_is_far_above_the_targets() -> None:
+    """Far from the centers f may be anything, and its exponential anything at all."""
+    bounded = replace(LOGS, most=np.array([3.0, 4.0]))
+    assert bounded.gain is not None
+    assert bounded.unit is not None
+    limit = bounded.gain * bounded.unit * np.expm1(bounded.most)
+    F = np.array([[1e3, 1e3], [-1e3, -1e3]])
+    np.testing.assert_allclose(bounded.outside(np, F, np.float64), [limit, -limit])
+    near = inside(LOGS, np.array([[1e-3, 1e-4]]))
+    np.testing.assert_array_equal(
+        bounded.outside(np, near, np.float64), LOGS.outside(np, near, np.float64)
+    )
+    again = TargetScale.from_arrays(bounded.arrays())
+    np.testing.assert_array_equal(again.most, bounded.most)
+    assert TargetScale.from_arrays(LOGS.arrays()).most is None
 
 
 def test_arrays_of_versions_without_a_log_scale() -> None:

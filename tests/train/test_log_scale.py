@@ -150,12 +150,18 @@ def test_standard_deviations_by_the_delta_method() -> None:
 
 @pytest.mark.slow
 def test_intervals_hold_the_truth() -> None:
-    model = fitted(n=2000, calibrate=True)
-    assert transform_of(model) is not None
-    X, y = made("exponential", 1000, 1)
-    for normalised in (False, True):
-        ends = model.predict(X, interval=0.9, normalised=normalised)[1]
-        assert 0.85 < np.mean((y >= ends[:, 0]) & (y <= ends[:, 1])) < 0.95
+    """On average: those of one model depend on the 200 rows that calibrate it."""
+    held: dict[bool, list[float]] = {False: [], True: []}
+    X, y = made("exponential", 2000, 100)
+    for seed in range(4):
+        model = sk.KernelRegressor(calibrate=True, metric="none", random_state=seed)
+        model.fit(*made("exponential", 2000, seed))
+        assert transform_of(model) is not None
+        for normalised, shares in held.items():
+            ends = model.predict(X, interval=0.9, normalised=normalised)[1]
+            shares.append(float(np.mean((y >= ends[:, 0]) & (y <= ends[:, 1]))))
+    for shares in held.values():
+        assert 0.87 < np.mean(shares) < 0.93
 
 
 @pytest.mark.slow

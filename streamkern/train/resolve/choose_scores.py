@@ -17,6 +17,7 @@ import numpy.typing as npt
 from streamkern.backend.base import Backend
 from streamkern.backend.devices import get_backend
 from streamkern.basics.errors import ConfigError, DataError
+from streamkern.basics.log_scale import symmetric_log
 from streamkern.basics.message import mention
 from streamkern.centers.random_rows import median_bandwidth
 from streamkern.config.run_config import RunConfig
@@ -31,6 +32,7 @@ from streamkern.stream.sources.augmented import without_copies
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.quantile_scores import QuantileScores, scores_among
 from streamkern.stream.sources.transforms import Scale, is_deterministic
+from streamkern.train.resolve.skew_targets import is_skew, leaves_transform_open
 from streamkern.train.restart.scaling import transformed_sample
 
 SCORES_STAGE: Final = 43
@@ -77,7 +79,7 @@ def with_scores(
     scores = QuantileScores.of_sample(X)
     if scores is None or (not asked and d + len(scores) > METRIC_FEATURES):
         return scale, words
-    if not asked and decided is None and not _are_better(scores, X, y, source):
+    if not asked and decided is None and not _are_better(scores, X, y, source, config):
         return scale, words
     found = replace(plain, mode="quantiles", scores=scores)
     return found, f"{words}; quantile scores of {len(scores)} of {d} features beside them"
@@ -116,13 +118,28 @@ def _sample(
 
 
 def _are_better(
-    scores: QuantileScores, X: npt.NDArray[Any], y: npt.NDArray[Any], source: BaseSource
-) -> bool:
-    """Return whether rows of the sample predict each other better with the scores."""
-    Y = y.reshape(len(X), -1)
+    scores: QuantileScores, X: npt.NDArray[Any], y: npt.NDArray[Any], source: BaseSource,
+    config: RunConfig,
+) -> bool:  # fmt: skip
+    """Return whether rows of the sample predict each other better with the scores.
+
+    Of skew targets the log scale may show it, if the run may have one: a few large squares hide
+    what scores are worth. The error of the targets themselves must then not surely rise.
+    """
+    Y = y.reshape(len(y), -1).astype(np.float64)
     if source.classes is not None and y.ndim == 1:
         Y = np.eye(len(source.classes))[y]
-    Y = Y[:COMPARED_ROWS].astype(np.float64)
+    gain = _gain(scores, X, Y)
+    if abs(gain) >= SCORES_GAIN_SE or Y.shape[1] > 1 or not is_skew(Y[:, 0]):
+        return gain >= SCORES_GAIN_SE
+    if config.model.target_transform != "log" and not leaves_transform_open(config):
+        return False
+    return _gain(scores, X, symmetric_log(np, Y, Y.mean(axis=0))) >= SCORES_GAIN_SE
+
+
+def _gain(scores: QuantileScores, X: npt.NDArray[Any], Y: npt.NDArray[np.float64]) -> float:
+    """Return by how many standard errors the squared errors fall."""
+    Y = Y[:COMPARED_ROWS]
     spread = Y.std() or 1.0
     backend = get_backend("cpu", 1, "none")
     with backend, backend.active():
@@ -132,7 +149,7 @@ def _are_better(
         scores.into(np, rows.X, behind)
         before = _errors(backend, rows)
         after = _errors(backend, rows._replace(X=np.column_stack([rows.X, behind])))
-    return surplus(before, after) >= SCORES_GAIN_SE
+    return surplus(before, after)
 
 
 def _errors(backend: Backend, rows: SampleRows) -> npt.NDArray[np.float64]:

@@ -12,7 +12,8 @@ no effect of the group, the sum
 
 has mean 0 and a variance of about the same sum of r_i^2 r_j^2. The feature with the largest T, in
 standard deviations, is given a weight; it is kept if the rows predict each other significantly
-better. Then the next feature is examined, with the residuals of the new kernel.
+better. Then the next feature is examined, with the residuals of the new kernel. Mean targets of
+words are left out: those of a word differ between training rows and rows to predict.
 
 Default, up to 6000 rows, one split, test RMSE (or error of classes) without and with them: wages of
 a panel, number of the person, .8075 .7073; choice of a brand, number of the household, .339 .239;
@@ -31,6 +32,8 @@ import numpy.typing as npt
 
 from streamkern.basics.array_types import Floats
 from streamkern.centers.random_rows import median_bandwidth
+from streamkern.ingest.tables.columns import TargetMeans
+from streamkern.ingest.tables.encoder import Encoder
 from streamkern.kernels.base import Kernel
 from streamkern.kernels.categorical import MAX_CATEGORICAL
 from streamkern.kernels.products import KernelOperator
@@ -44,6 +47,7 @@ from streamkern.solver.precondition.noise import (
     surplus,
 )
 from streamkern.solver.precondition.samples import SampleRows
+from streamkern.stream.sources.base import BaseSource
 from streamkern.train.resolve.metric_mode import looks_for_categorical
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.setup.choose_kernel import moved
@@ -85,6 +89,8 @@ def find_categorical(run: ResolvedRun, rows: SampleRows, kernel: Kernel, report:
     rows = rows.first(n, run.backend)
     host = np.asarray(run.backend.to_host(rows.X))
     groups = groupings(host)
+    for j in _of_target_means(run.data.source):
+        groups.pop(j, None)
     if len(host) < MIN_CATEGORICAL_ROWS or not groups or kernel.geometry != "distance":
         return kernel
     shift = host.mean(axis=0, dtype=np.float64).astype(host.dtype)
@@ -151,6 +157,24 @@ def _weighted(
 
     geometric_search(error, FIRST_WEIGHT, LEAST_WEIGHT, LARGEST_WEIGHT, base=4.0, stride=1)
     return min(tried.values(), key=lambda fit: fit.noise.error, default=None)
+
+
+def _of_target_means(source: BaseSource) -> list[int]:
+    """Return the features that are mean targets of words.
+
+    A row of the training set has the mean over other folds, and a row to predict that over all
+    rows: equal words do not have equal values.
+    """
+    if source.encoder is None:
+        return []
+    encoder = Encoder.from_json(source.encoder, "the training data")
+    pairs = zip(encoder.codes, encoder.groups, strict=True)
+    return [
+        j
+        for code, (_, features) in pairs
+        if isinstance(code, TargetMeans)
+        for j in range(features.start, features.stop)
+    ]
 
 
 def groupings(X: npt.NDArray[Any]) -> dict[int, npt.NDArray[np.int64]]:

@@ -26,15 +26,14 @@ import numpy.typing as npt
 
 from streamkern.basics.log_scale import symmetric_exp, symmetric_log
 from streamkern.centers.random_rows import median_bandwidth
-from streamkern.config.run_config import RunConfig
 from streamkern.kernels.builtin import get_kernel
 from streamkern.kernels.products import KernelOperator
-from streamkern.losses.losses import SQUARES
 from streamkern.solver.method import Report
 from streamkern.solver.precondition.noise import MIN_ROWS_OF_NOISE, surplus, weighted_gram
 from streamkern.solver.precondition.samples import SampleRows, merged
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
+from streamkern.train.resolve.skew_targets import MIN_VARIATION, is_skew, leaves_transform_open
 from streamkern.train.restart.scaling import (
     changes_targets,
     known_moments,
@@ -45,17 +44,21 @@ from streamkern.train.setup.setup_rows import unmerged_rows
 
 _Floats = npt.NDArray[np.float64]
 
-TRANSFORM_ROWS, MIN_ROWS_OF_TRANSFORM = 512, 256
-"""Largest number of rows that are compared, and the smallest one for "auto"."""
-MIN_VARIATION, MIN_SKEWNESS = 0.25, 0.5
-"""Standard deviation over the mean, and skewness, below which "auto" looks for no log scale."""
+TRANSFORM_ROWS, FEWER_ROWS = 1024, 512
+"""Largest number of rows that are compared, and number of those that give a second estimate of
+the factor of the predictions. The smaller one is taken: 1024 rows of a rough function took for
+noise what they did not explain, and a few of 512 counts made the factor 1.9, where it was 1.4 of
+1024.
+"""
+MARGIN = 1.0
+"""Largest prediction: so many standard deviations of log(1 + y / unit) above the largest row."""
 TRIED_KERNELS: Final = (
     ("laplace", 2), ("laplace", 8), ("gaussian", 1), ("gaussian", 2), ("gaussian", 4),
 )  # fmt: skip
 """Kernels that are tried, with their bandwidths in units of the median distance."""
 TRIED_NOISES: Final = tuple(10.0 ** (k / 2) for k in range(-10, 5))
 """Noises that are tried, in units of the mean k(x, x)."""
-LOG_SCALE_GAIN, LOG_SCALE_SE = 0.05, 1.5
+LOG_SCALE_GAIN, LOG_SCALE_SE = 0.03, 1.25
 """Share of the capped squared error by which it has to fall, and standard errors of that."""
 CAPPED, LEAST = 0.98, 0.02
 """Quantiles: of the squared errors, where they are capped; of the positive targets, for a unit."""
@@ -85,39 +88,25 @@ def find_transform(run: ResolvedRun, dtype: np.dtype[Any], report: Report) -> Fo
         counted = rows.root > 0
         rows = rows.part(counted) if counted.any() else rows._replace(root=None)
     y = run.backend.to_host(rows.Y).astype(np.float64)
-    if not asked and not _is_skew(y[:, 0]):
+    if not asked and not is_skew(y[:, 0]):
         return None
     with run.backend.single_threaded_blas():
         verdicts = _TargetColumns(run, rows, y, _units(y)).verdicts()
-    if not asked and not verdicts[0].is_better:
-        return None
-    unit, gain = (np.array([getattr(v, name) for v in verdicts]) for name in ("unit", "gain"))
-    unit *= scale
+        if not asked and not verdicts[0].is_better:
+            return None
+        unit, few = np.array([verdict.unit for verdict in verdicts]), slice(FEWER_ROWS)
+        of_few = _TargetColumns(run, rows.part(few), y[few], [unit]).verdicts()
+    gain = np.array([min(a.gain, b.gain) for a, b in zip(verdicts, of_few, strict=True)])
+    inside = symmetric_log(np, y, unit)
+    most, unit = inside.max(axis=0) + MARGIN * inside.std(axis=0), unit * scale
     moments = sampled_moments(*given, TargetScale(np.zeros(c), np.ones(c), unit))
     found = TargetScale.from_moments(moments, run.config.model.fit_intercept)
-    targets = TargetScale(found.mean, found.scale, unit, gain)
+    targets = TargetScale(found.mean, found.scale, unit, gain, most)
     facts: dict[str, Any] = {"unit": unit.tolist(), "gain": gain.tolist()}
     if all(math.isfinite(verdict.ratio) for verdict in verdicts):
         facts["error_ratio"] = float(np.mean([verdict.ratio for verdict in verdicts]))
     report("target_transform", facts)
     return FoundTransform(targets, facts)
-
-
-def leaves_transform_open(config: RunConfig) -> bool:
-    """Return whether the settings allow a log scale that nobody asked for.
-
-    A user who gives kernel, bandwidth or metric, or no intercept, means other targets by them.
-    """
-    model = config.model
-    return (
-        model.target_transform == "auto"
-        and model.loss == SQUARES
-        and model.kernel == "auto"
-        and model.bandwidth == "auto"
-        and model.metric in ("auto", "none", "learn")
-        and model.fit_intercept
-        and config.run.precision != "integer"
-    )
 
 
 def _is_considered(run: ResolvedRun) -> bool:
@@ -137,21 +126,6 @@ def _is_considered(run: ResolvedRun) -> bool:
         varies = math.sqrt(float(moments.variance()[0])) >= MIN_VARIATION * float(moments.mean[0])
         return bool(moments.mean[0] > 0) and varies
     return True
-
-
-def _is_skew(y: _Floats) -> bool:
-    """Return whether targets (n,) may be simpler on a log scale: none is below 0, most are small.
-
-    One or two values are as simple on any scale.
-    """
-    if len(y) < MIN_ROWS_OF_TRANSFORM or not np.isfinite(y).all() or y.min() < 0:
-        return False
-    if len(np.unique(y)) <= 2:
-        return False
-    y = y / y.max()  # rows without the largest ones may be tiny: their cubes would underflow
-    centred, deviation = y - y.mean(), float(y.std())
-    skewness = float(((centred / deviation) ** 3).mean())
-    return deviation >= MIN_VARIATION * float(y.mean()) and skewness >= MIN_SKEWNESS
 
 
 def _units(y: _Floats) -> list[_Floats]:

@@ -45,8 +45,18 @@ def test_scores_are_not_taken_without_a_gain(kind: str) -> None:
         X = np.log(X)
         y = np.sin(X).sum(axis=1)
     elif kind == "linear":
-        y = X.sum(axis=1)
+        y = X @ [1.0, -1.0, 1.0]
     assert len(fitted("auto", X, y).get_feature_names_out()) == 3
+
+
+def test_skew_targets_show_on_a_log_scale_what_scores_are_worth() -> None:
+    """A few large squares hide it on their own scale."""
+    noise = np.random.default_rng(3).standard_normal(len(HEAVY))
+    y = np.exp(5 * WAVES + 0.3 * noise)
+    auto = fitted("auto", HEAVY[:N], y[:N])
+    assert len(auto.get_feature_names_out()) == 6
+    plain = sk.KernelRegressor(target_transform="none", **SMALL).fit(HEAVY[:N], y[:N])
+    assert len(plain.get_feature_names_out()) == 3
 
 
 def test_a_kernel_or_a_bandwidth_that_is_given_keeps_its_features() -> None:

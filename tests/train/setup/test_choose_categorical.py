@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import streamkern as sk
@@ -111,6 +112,24 @@ def test_rows_count_by_their_weight() -> None:
     y[light] += np.random.default_rng(5).normal(0, 30, light.sum())
     model = sk.KernelRegressor(random_state=0).fit(X, y, np.where(light, 1e-4, 1.0))
     assert columns_of(model) == [LEVEL]
+
+
+@pytest.mark.slow
+@pytest.mark.slow
+def test_mean_targets_of_words_are_not_compared() -> None:
+    """They have other values in training rows than in rows to predict."""
+    (X, y), (fresh, _) = panel(1500), panel(200, 1)
+    frame, new = (
+        pd.DataFrame(rows[:, :3], columns=["a", "b", "c"]).assign(
+            level=[f"w{int(level)}" for level in rows[:, LEVEL]]
+        )
+        for rows in (X, fresh)
+    )
+    model = sk.KernelRegressor(random_state=0, metric="none").fit(frame, y)
+    names = model.get_feature_names_out().tolist()
+    assert any("by target" in name for name in names)
+    assert not any("by target" in names[column] for column in columns_of(model))
+    model.predict(new)  # warns of no value that no center has
 
 
 @pytest.mark.slow

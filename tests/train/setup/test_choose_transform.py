@@ -148,7 +148,7 @@ def test_errors_that_more_rows_correct_are_no_noise() -> None:
     assert many.targets.gain[0] < 1.05
     same = found(X, y, **asked | {"model.n_centers": 500})
     assert same is not None
-    assert same.targets.gain[0] > 1.2  # a model of few centers stays so
+    assert same.targets.gain[0] > 1.1  # a model of few centers stays so
 
 
 def test_left_out_residuals_are_those_of_fits_without_the_row() -> None:
