@@ -292,7 +292,8 @@ def test_a_run_of_a_version_without_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("columns", [1, 2])
+@pytest.mark.full(all_but_every=2)
+@pytest.mark.parametrize("columns", [2, 1])
 def test_ranks_share_the_scale(columns: int, tmp_path: Path) -> None:
     X, y = made("exponential", N)
     store = str(tmp_path / "train.zarr")
