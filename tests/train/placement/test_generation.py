@@ -85,16 +85,16 @@ def test_a_rank_may_be_silent_for_longer_than_one_that_is_well() -> None:
 def test_arrays_of_the_caller_travel_to_ranks(tmp_path: Path) -> None:
     """What comes back is what one process finds: the model, its figures and its history."""
     rng = np.random.default_rng(0)
-    X = rng.normal(size=(600, 4)).astype(np.float32)
+    X = rng.normal(size=(3000, 4)).astype(np.float32)
     y = np.where(np.sin(2 * X[:, 0]) + X[:, 1] > 0, "yes", "no")
     given: dict[str, Any] = {
-        "n_centers": 60, "epochs": 2, "solver": "block", "precision": "float64", "ridge": 1e-3,
+        "n_centers": 100, "epochs": 2, "solver": "block", "precision": "float64",
         "transforms": [sk.GaussianNoise(0.1)], "accelerator": "none", "device": "cpu",
     }  # fmt: skip
     one = sk.KernelClassifier(Laplace(2.0), run_dir=tmp_path / "one", **given)
     two = sk.KernelClassifier(Laplace(2.0), run_dir=tmp_path / "two", ranks=2, **given)
     for model in (one, two):
-        model.fit(X, y, test=(X[:200], y[:200]))
+        model.fit(X, y, test=(X[:500], y[:500]))
     np.testing.assert_allclose(two.decision_function(X), one.decision_function(X), atol=1e-9)
     assert len(two.history_) == 2
     for found, expected in zip(two.history_, one.history_, strict=True):
