@@ -52,6 +52,8 @@ SOLVERS: dict[str, dict[str, Any]] = {
 }
 CENTERS, ROWS, FEATURES, CLASSES, BATCH = 2000, 8000, 20, 10, 256
 GROWING = {"p": (1000, 2000, 4000, 8000), "n": (4000, 8000, 16_000, 32_000)}
+QUICK_SHARE = 8
+"""By which a quick run divides rows, centers and the sizes of a preconditioner."""
 
 
 def step_cost(p: int, m: int = BATCH, s: int = 1000, q: int = 100) -> float:
@@ -89,18 +91,23 @@ T_ep2 = O(p^2) and M_ep2 = O(p) for one epoch of EigenPro 2"""
 def points(data: object, options: argparse.Namespace) -> Iterator[Point]:
     """Yield seconds and memory of the methods while p or n grows."""
 
+    share = QUICK_SHARE if options.quick else 1
+
     def run(label: str, grows: str, size: int) -> Iterator[Measurement]:
-        p, n = (size, ROWS) if grows == "p" else (CENTERS, size)
-        for figure, value in costs(SOLVERS[label], p, n, options.device).items():
+        p, n = (size, ROWS // share) if grows == "p" else (CENTERS // share, size)
+        solver = {
+            k: v // share if k in ("n_nystrom", "level") else v for k, v in SOLVERS[label].items()
+        }
+        for figure, value in costs(solver, p, n, options.device).items():
             yield Measurement(figure, f"{label}, {grows} grows", size, value)
 
     for repetition in range(options.repetitions):
         for grows, sizes in GROWING.items():
-            for size in sizes[: 2 if options.quick else None]:
+            for size in [size // share for size in sizes[: 2 if options.quick else None]]:
                 for label in SOLVERS:
-                    p = size if grows == "p" else CENTERS
+                    p = size if grows == "p" else CENTERS // share
                     key = f"{label}, {grows} {size}, repetition {repetition}"
-                    work = 3e3 * p * max(ROWS, size) + p**3 / 2
+                    work = 3e3 * p * max(ROWS // share, size) + p**3 / 2
                     yield Point(key, work, partial(run, label, grows, size))
 
 

@@ -111,6 +111,7 @@ class Place:
         return sorted(steps)
 
 
+# Local and obstore before a merge, where a test is marked to leave out every second one.
 KINDS = ["local", "memory", "obstore", "s3fs"]
 
 
@@ -161,6 +162,7 @@ def test_every_bit_comes_back(place: Place, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.full(all_but_every=2)
 def test_the_newest_are_kept(place: Place) -> None:
     with pytest.raises(ConfigError, match="keep=0"):
         place.run(keep=0)
@@ -173,6 +175,7 @@ def test_the_newest_are_kept(place: Place) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full(all_but_every=2)
 def test_a_step_may_be_saved_again_but_not_go_back(place: Place) -> None:
     with place.run() as run:
         for value in (3.0, 4.0):
@@ -187,6 +190,7 @@ def test_a_step_may_be_saved_again_but_not_go_back(place: Place) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full(all_but_every=2)
 def test_setup_is_replaced_whole(place: Place) -> None:
     assert place.run(writable=False).load_setup() is None
     for value in (1.0, 2.0, 3.0):
@@ -206,6 +210,7 @@ def test_setup_is_replaced_whole(place: Place) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full(all_but_every=2)
 def test_configuration_and_log(place: Place) -> None:
     with place.run() as run:
         assert run.read_config() is None
@@ -228,6 +233,7 @@ def test_configuration_and_log(place: Place) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full(all_but_every=2)
 def test_a_log_that_ends_too_early_is_said_wherever_it_ends(place: Place) -> None:
     """Bound by the newest checkpoint; and a gap is told from its lines alone."""
     with place.run() as run, run.open_log() as log:
@@ -260,6 +266,7 @@ def test_a_log_that_ends_too_early_is_said_wherever_it_ends(place: Place) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.full(all_but_every=2)
 def test_leftovers_of_a_killed_save_are_cleared(place: Place) -> None:
     place.with_steps(1, 2)
     folder = place.folder
@@ -276,6 +283,7 @@ def test_leftovers_of_a_killed_save_are_cleared(place: Place) -> None:
         assert place.published() == [1, 2]
 
 
+@pytest.mark.full(all_but_every=2)
 def test_only_the_writer_writes(place: Place) -> None:
     place.with_steps(1)
     for writable in (True, False):
@@ -299,6 +307,7 @@ def test_only_the_writer_writes(place: Place) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full(all_but_every=2)
 def test_places_that_hold_something_else_are_refused(place: Place) -> None:
     with pytest.raises(RunError, match="there is no run in"):
         place.run(writable=False).acquire()
@@ -320,6 +329,7 @@ def test_places_that_hold_something_else_are_refused(place: Place) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full(all_but_every=2)
 def test_plain_zarr_opens_a_checkpoint(place: Place) -> None:
     if place.url.startswith("memory:"):
         pytest.skip("needs a place that zarr finds by its URL; it has memory:// URLs of its own")

@@ -156,14 +156,14 @@ def test_iterative_projection_tends_to_the_exact_one_with_epochs() -> None:
     assert errors[-1] < 1e-8
 
 
-@pytest.mark.parametrize("batch", [1, 5, 24])  # two below and one above the critical batch
+@pytest.mark.parametrize("batch", [1, 4, 10])  # two below and one above the critical batch
 def test_every_batch_tends_to_the_exact_projection(batch: int) -> None:
-    op, Z, h = operator(), rows(0, 24, 3), rows(1, 24, 2)
+    op, Z, h = operator(), rows(0, 10, 3), rows(1, 10, 2)
     exact = np.linalg.solve(KERNEL(Z, Z), h)
-    P, critical = inner_rule(op, both(op, Z), 24, level=2, n_nystrom=24, max_batch=24)
-    assert critical == 12
+    P, critical = inner_rule(op, both(op, Z), 10, level=2, n_nystrom=10, max_batch=10)
+    assert critical == 8
     errors = []
-    for epochs in (1, 10, 100, 1000):
+    for epochs in (1, 5, 25, 200):
         projection = IterativeProjection(op, both(op, Z), P, batch=batch, epochs=epochs)
         theta = projection.solve(h)
         errors.append(float(np.abs(theta - exact).max() / np.abs(exact).max()))
@@ -204,13 +204,13 @@ def test_passes_over_ranks_are_those_of_one(resident: bool) -> None:
 
 def trained(**options: Any) -> tuple[ref.Array, dict[str, Any]]:
     """Return predictions of a run of EigenPro 3, and its recorded sizes."""
-    X = rows(0, 400, 3).astype(np.float32)
+    X = rows(0, 100, 3).astype(np.float32)
     config = sk.RunConfig.from_tables(
         {
-            "data": {"train": "in memory", "epochs": 3},
-            "model": {"kernel": "laplace", "bandwidth": 2.0, "n_centers": 80},
-            "solver": {"name": "eigenpro3", "n_nystrom": 100, "level": 10, **options},
-            "run": {"device": "cpu", "precision": "exact"},
+            "data": {"train": "in memory", "epochs": 1, "batch_size": 20},
+            "model": {"kernel": "laplace", "bandwidth": 2.0, "n_centers": 24},
+            "solver": {"name": "eigenpro3", "n_nystrom": 60, "level": 6, **options},
+            "run": {"device": "cpu", "precision": "exact", "threads": 1},
         }
     )
     source = sk.ArraySource(X, np.sin(X.sum(axis=1)))
@@ -228,28 +228,28 @@ def test_settings_of_a_projection_reach_it_and_are_recorded_only_if_they_are_set
         assert sizes.get("projection_epochs", 1) == epochs
     assert gaps == sorted(gaps, reverse=True)
     assert gaps[-1] < 0.02 * gaps[0]
-    for batch in (1, 9, 80):  # 80 are all centers, more than a batch of the steps
+    for batch in (1, 9, 24):  # 24 are all centers, more than a batch of the steps
         predicted, sizes = trained(
             projection="inexact", projection_epochs=64, projection_batch=batch
         )
-        assert np.abs(predicted - exact_one).max() < (0.02 if batch < 80 else 0.3) * gaps[0]
+        assert np.abs(predicted - exact_one).max() < (0.02 if batch < 24 else 0.3) * gaps[0]
         assert sizes["projection_batch"] == batch
     assert not [name for name in trained()[1] if name.startswith("projection_")]
-    _, sizes = trained(projection="resident", projection_nystrom=40, projection_level=7)
-    assert (sizes["projection_nystrom"], sizes["projection_level"]) == (40, 7)
+    _, sizes = trained(projection="resident", projection_nystrom=12, projection_level=5)
+    assert (sizes["projection_nystrom"], sizes["projection_level"]) == (12, 5)
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"projection_nystrom": 81}, "solver.projection_nystrom=81 must lie between 2 and .*80"),
+        ({"projection_nystrom": 25}, "solver.projection_nystrom=25 must lie between 2 and .*24"),
         ({"projection_nystrom": 1}, "solver.projection_nystrom=1 must lie between 2"),
-        ({"projection_level": 80}, "solver.projection_level=80 must lie between 1 and .* 79"),
+        ({"projection_level": 24}, "solver.projection_level=24 must lie between 1 and .* 23"),
         (
             {"projection_nystrom": 20, "projection_level": 20},
             "solver.projection_level=20 must lie between 1 and .* 19",
         ),
-        ({"projection_batch": 81}, "solver.projection_batch=81 must lie between 1 and .*80"),
+        ({"projection_batch": 25}, "solver.projection_batch=25 must lie between 1 and .*24"),
         ({"projection_batch": 0}, "projection_batch=0 must be .*auto.* at least 1"),
     ],
 )

@@ -24,7 +24,7 @@ def columns_of(model: Any) -> list[int]:
 
 @pytest.mark.slow
 def test_those_of_a_given_kernel_stay_when_a_metric_is_learned() -> None:
-    X, y = panel(2200)
+    X, y = panel(900)
     for bandwidth in ("auto", 5.0):
         kernel = sk.Laplace(bandwidth).with_categorical([(LEVEL, 8.0)])
         model = sk.KernelRegressor(kernel, metric="learn-diagonal", random_state=0).fit(X, y)
@@ -36,7 +36,7 @@ def test_those_of_a_given_kernel_stay_when_a_metric_is_learned() -> None:
 @pytest.mark.slow
 def test_an_effect_of_a_level_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error is far below that without them, and not far from that of the noise."""
-    (X, y), (fresh, truth) = panel(1200), panel(1000, 1)
+    (X, y), (fresh, truth) = panel(600), panel(1000, 1)
     found = sk.KernelRegressor(random_state=0, run_dir=tmp_path / "run").fit(X, y)
     assert columns_of(found) == [LEVEL]
     monkeypatch.setattr(choose_categorical, "looks_for_categorical", lambda *_: False)
@@ -56,7 +56,7 @@ def test_an_effect_of_a_level_is_found(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.slow
 def test_it_is_found_beside_a_metric() -> None:
-    (X, y), (fresh, truth) = panel(4000), panel(1000, 1)
+    (X, y), (fresh, truth) = panel(1200), panel(1000, 1)
     found = sk.KernelRegressor(random_state=0, metric="learn").fit(X, y)
     plain = sk.KernelRegressor(random_state=0, metric="none").fit(X, y)
     assert columns_of(found) == [LEVEL]
@@ -86,7 +86,7 @@ def test_nothing_is_found_where_nothing_is(kind: str) -> None:
 
 @pytest.mark.slow
 def test_classes_have_categorical() -> None:
-    X, y = panel(900)
+    X, y = panel(600)
     labels = np.digitize(y, np.quantile(y, [1 / 3, 2 / 3]))
     model = sk.KernelClassifier(random_state=0).fit(X, labels)
     assert columns_of(model) == [LEVEL]
@@ -107,8 +107,8 @@ def test_what_is_given_is_not_looked_for(given: dict[str, Any]) -> None:
 @pytest.mark.slow
 def test_rows_count_by_their_weight() -> None:
     """The noise of rows of little weight hides no effect."""
-    X, y = panel(900)
-    light = np.arange(900) % 2 == 0
+    X, y = panel(700)
+    light = np.arange(700) % 2 == 0
     y[light] += np.random.default_rng(5).normal(0, 30, light.sum())
     model = sk.KernelRegressor(random_state=0).fit(X, y, np.where(light, 1e-4, 1.0))
     assert columns_of(model) == [LEVEL]
@@ -135,7 +135,7 @@ def test_mean_targets_of_words_are_not_compared() -> None:
 @pytest.mark.slow
 def test_no_more_levels_than_there_may_be() -> None:
     rng = np.random.default_rng(0)
-    X = rng.integers(0, 8, (1000, MAX_CATEGORICAL + 2)).astype(np.float32)
+    X = rng.integers(0, 8, (600, MAX_CATEGORICAL + 2)).astype(np.float32)
     effects = rng.normal(size=(MAX_CATEGORICAL + 2, 8))
     y = sum(effect[x.astype(int)] for effect, x in zip(effects, X.T, strict=True))
     model = sk.KernelRegressor(random_state=0).fit(X, y)
