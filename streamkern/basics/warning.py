@@ -9,11 +9,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from types import FrameType
 
-from streamkern.basics.message import render_message
+from streamkern.basics.message import Vocabulary, render_message
 
 _PACKAGE = __name__.partition(".")[0]
 _SAID: ContextVar[set[str] | None] = ContextVar("_SAID", default=None)
 _COMPLETE: ContextVar[Callable[[str], str] | None] = ContextVar("_COMPLETE", default=None)
+
+_VOCABULARY: ContextVar[Vocabulary] = ContextVar("_VOCABULARY", default=str)
 
 
 def warn(message: str, kind: type[Warning] = UserWarning) -> None:
@@ -30,7 +32,7 @@ def warn(message: str, kind: type[Warning] = UserWarning) -> None:
         return
     if said is not None:
         said.add(message)
-    warning = kind(render_message(message))
+    warning = kind(render_message(message, _VOCABULARY.get()))
     warning.message = message  # type: ignore[attr-defined]
     frame: FrameType | None = sys._getframe()
     caller = frame
@@ -54,6 +56,16 @@ def warned_once() -> Iterator[None]:
         yield
     finally:
         _SAID.reset(token)
+
+
+@contextmanager
+def warnings_worded(vocabulary: Vocabulary) -> Iterator[None]:
+    """Name the settings in the warnings of a block by the words of `vocabulary`."""
+    token = _VOCABULARY.set(vocabulary)
+    try:
+        yield
+    finally:
+        _VOCABULARY.reset(token)
 
 
 @contextmanager
