@@ -18,13 +18,18 @@ _COMPLETE: ContextVar[Callable[[str], str] | None] = ContextVar("_COMPLETE", def
 _VOCABULARY: ContextVar[Vocabulary] = ContextVar("_VOCABULARY", default=str)
 
 
-def warn(message: str, kind: type[Warning] = UserWarning) -> None:
+_ISSUED: set[tuple[str, int, str]] = set()
+
+
+def warn(message: str, kind: type[Warning] = UserWarning, *, topic: str | None = None) -> None:
     """Issue a warning at the caller of the outermost frame of this package.
 
     Frames of other packages may lie between two of ours: contextlib, or a library that calls back.
 
     message : may mention settings (see `basics.message`); the warning keeps it as `message`, for
         places that have words of their own for settings
+    topic : if given, a line of a caller receives one warning of the topic in a process. Python
+        forgets what it has shown whenever filters change, which scikit-learn does for every fold.
     """
     complete, said = _COMPLETE.get(), _SAID.get()
     message += "" if complete is None else complete(message)
@@ -41,11 +46,24 @@ def warn(message: str, kind: type[Warning] = UserWarning) -> None:
             caller = frame.f_back or frame
         frame = frame.f_back
     assert caller is not None
+    if topic is not None and not _is_ignored(warning):
+        place = (caller.f_code.co_filename, caller.f_lineno, topic)
+        if place in _ISSUED:
+            return
+        _ISSUED.add(place)
     names = caller.f_globals
     warnings.warn_explicit(
         warning, kind, caller.f_code.co_filename, caller.f_lineno,
         module=names.get("__name__"), registry=names.setdefault("__warningregistry__", {}),
     )  # fmt: skip
+
+
+def _is_ignored(warning: Warning) -> bool:
+    """Return whether the first filter for the message of a warning ignores it."""
+    for action, message, category, _, _ in warnings.filters:
+        if isinstance(warning, category) and (message is None or message.match(str(warning))):
+            return action == "ignore"
+    return False
 
 
 @contextmanager
