@@ -30,7 +30,8 @@ atexit.register(_leave_last)  # registered first, so it is called last
 
 @contextlib.contextmanager
 def nothing_begun() -> Iterator[None]:
-    """Let Ctrl-C end the process silently within the block: an import would print a traceback."""
+    """Let Ctrl-C end the process with a sentence within the block, where imports would print a
+    traceback."""
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
@@ -41,6 +42,8 @@ def nothing_begun() -> Iterator[None]:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
+    with contextlib.suppress(OSError):  # of a pipe that nobody reads
+        os.write(2, b"streamkern: interrupted before anything was begun\n")
     os._exit(_EXIT_INTERRUPTED)
 
 

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 LARGEST_LOGARITHM = 500.0
 """Largest |log(1 + y / unit)| whose inverse is not cut off."""
+
+
+def loss_note(meta: Mapping[str, Any]) -> str:
+    """Return the text behind the training losses of a run: " (log scale)", or "" for other targets.
+
+    meta : of its setup
+    """
+    return " (log scale)" if "target_transform" in meta.get("setup", {}) else ""
 
 
 def symmetric_log(xp: Any, Y: Any, unit: Any) -> Any:

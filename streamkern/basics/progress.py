@@ -100,13 +100,16 @@ class Line:
             self._write(f"streamkern: {text}\n", 0)
 
     def finish(self, text: str, *, always: bool = True) -> None:
-        """Leave `text` as the last line if anything was drawn; nothing is drawn later.
+        """Leave `text` as the last line after work of more than 3 s; nothing is drawn later.
 
-        always : leave it also if nothing was drawn but a line was requested by True.
+        A pipe has seen no other line by then. After shorter work it is left if anything was drawn.
+
+        always : leave it also after short work if a line was requested by True.
         """
         if self._stream is None or self._kind == RELAYED:
             return
-        if not self._drawn and not (always and self._asked is True):
+        long = time.monotonic() - self._began >= self.PATIENCE_S
+        if not (self._drawn or long or (always and self._asked is True)):
             return
         if self._kind == NOTEBOOK:
             self._write(f"streamkern: {text}", 0)

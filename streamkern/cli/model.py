@@ -101,7 +101,8 @@ Replace = Annotated[
     bool,
     typer.Option(
         "--overwrite",
-        help="Replace earlier predictions in a .zarr or .parquet; others must be deleted first.",
+        help="Replace predictions of streamkern, in any format; another or a changed file must be "
+        "deleted first.",
     ),
 ]
 RowsOrder = Annotated[

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from streamkern.basics.errors import RunError, StorageAccessError
+from streamkern.basics.log_scale import loss_note
 from streamkern.basics.text import seconds_since, time_text
 from streamkern.cli.glossary import FACTS, with_meaning
 from streamkern.kernels.notation import kernel_text
@@ -207,7 +208,8 @@ def _of_its_data(run: Mapping[str, Any]) -> dict[str, Any]:
     """Return the figures, and the data that they refer to."""
     live, found = run["live"], dict[str, Any]()
     if "train_mse" in live:
-        found["train_mse"] = live["train_mse"]
+        note = loss_note({"setup": run["solver"] or {}})
+        found["train_mse"] = f"{value_text(live['train_mse'])}{note}"
     found |= run["metrics"]
     given = "given in Python"
     if "train_mse" in live:

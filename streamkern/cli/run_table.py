@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from streamkern.basics.errors import ConfigError, StreamkernError
+from streamkern.basics.log_scale import loss_note
 from streamkern.basics.text import redact, text_table
 from streamkern.cli.console import json_text, write_stderr
 from streamkern.cli.options import AsJson, StorageOption, options_for, parse_options
@@ -65,7 +66,8 @@ def _row(run: Facts) -> dict[str, Any]:
     return {
         "name": run.name, "run_dir": run.place, "state": run.state, "writer": run.writer,
         "solver": run.solver, "centers": run.n_centers, **run.done,
-        "planned_samples": run.planned_samples, "train_mse": run.loss, "held_out": run.figures,
+        "planned_samples": run.planned_samples, "train_mse": run.loss,
+        "log_scale": bool(loss_note(run.setup)), "held_out": run.figures,
         "started": run.started, "last_seen": run.seen, "notes": list(run.notes),
     }  # fmt: skip
 
@@ -76,11 +78,14 @@ def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
     share = f"{row['samples'] / total:.0%}" if total else ""
     if row["state"] == "finished" and total and row["samples"] < total:
         share += ", ended early"
+    loss = row["train_mse"]
+    if loss is not None and row["log_scale"]:
+        loss = f"{loss:.4g} (log scale)"
     figures = {name: value for name, value in row["held_out"].items() if value is not None}
     return {
         "name": row["name"], "state": row["state"], "solver": row["solver"],
         "p": row["centers"], "samples": row["samples"], "of all": share, "epochs": row["epoch"],
-        "train mse": row["train_mse"], "held out": format_metrics(figures),
+        "train mse": loss, "held out": format_metrics(figures),
         "started, UTC": _clock(row["started"]), "last seen": _clock(row["last_seen"]),
     }  # fmt: skip
 

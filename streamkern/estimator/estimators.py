@@ -357,7 +357,9 @@ True
             )
         if labels is None:
             if y is not None:
-                targets.refuse_numbers_as_labels(source.classes, source.n_rows)
+                n_classes, n_rows = len(source.classes), source.n_rows
+                targets.refuse_numbers_as_labels(source.classes, n_rows)
+                targets.refuse_values_as_labels(source.label_dtype, n_classes, n_rows)
             return source, Labels.from_names(source.classes, source.label_dtype)
         return in_classes(source, labels.names, labels.dtype, "the data"), labels
 
@@ -371,4 +373,6 @@ True
         if labels is None:
             labels = Labels.of_targets(y)
             targets.refuse_numbers_as_labels(labels.texts, len(y))
+            n_classes, ids = len(labels.classes), labels.ids(y)
+            targets.refuse_values_as_labels(labels.classes.dtype, n_classes, len(y), ids)
         return ArraySource(X, labels.ids(y), classes=labels.names, sample_weight=w), labels

@@ -170,8 +170,14 @@ def checked_labels(y: Any, n_rows: int, name: str = "y") -> npt.NDArray[Any]:
         row = int(np.isfinite(labels).argmin())
         raise _no_label(labels[row], row, name)
     if kind == "f":
-        with one_sentence(y, name):
+        try:
             check_classification_targets(labels)
+        except ValueError:
+            raise DataError(
+                f"Unknown label type: continuous: {name} holds numbers with fractions, which are "
+                "values and no classes",
+                "use KernelRegressor",
+            ) from None
         labels = labels if labels.dtype.itemsize <= 8 else labels.astype(np.float64)
     return labels
 

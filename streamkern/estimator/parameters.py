@@ -14,7 +14,7 @@ from sklearn.utils import check_random_state
 
 from streamkern.basics.errors import ConfigError, StreamkernError
 from streamkern.basics.message import mention
-from streamkern.basics.warning import warn
+from streamkern.basics.warning import warn, warnings_worded
 from streamkern.centers.random_rows import as_centers
 from streamkern.config.names import PARAMETER_SETTINGS, parameter_words
 from streamkern.config.run_config import RunConfig
@@ -25,9 +25,10 @@ from streamkern.kernels.builtin import Kernel
 
 @contextlib.contextmanager
 def own_names() -> Iterator[None]:
-    """Let errors name settings as parameters of the estimator."""
+    """Let errors and warnings name settings as parameters of the estimator."""
     try:
-        yield
+        with warnings_worded(parameter_words):
+            yield
     except StreamkernError as error:
         error.vocabulary = parameter_words
         raise

@@ -26,6 +26,7 @@ from streamkern.ingest.tables.numbers import (
     said,
     share_a_unit,
 )
+from streamkern.ingest.targets import FEW_ROWS, MANY_CLASSES
 from streamkern.store.packing import refuse_packed
 from streamkern.store.sample_weights import NEGLIGIBLE_WEIGHT
 
@@ -154,6 +155,33 @@ def refuse_numbers_as_labels(names: Sequence[str], n_rows: int) -> None:
         f"they are classes, ingest the rows with {mention('targets', 'classes')} "
         "(streamkern.ingest_store) and fit the store",
     )
+
+
+def refuse_values_as_labels(
+    label_dtype: Any, n_classes: int, n_rows: int, ids: npt.NDArray[np.int64] | None = None
+) -> None:
+    """Raise DataError for numbers that are so many classes of so few rows that they are values.
+
+    `ingest` infers classes by the same rule. Whole numbers that are no floats are more likely
+    labels, such as the persons of a set of faces: they need half as many rows.
+
+    Parameters
+    ----------
+    label_dtype : of the labels; those that are no numbers are never refused.
+    n_classes, n_rows : the classes, and the rows that have them.
+    ids : (n,) the class of each row, if the rows are in memory.
+    """
+    fewest = {"f": FEW_ROWS, "i": ROWS_OF_A_CLASS, "u": ROWS_OF_A_CLASS}
+    needed = fewest.get(np.dtype(label_dtype).kind, 0)
+    if n_classes <= MANY_CLASSES or not needed:
+        return
+    typical = n_rows / n_classes if ids is None else float(np.median(np.bincount(ids)))
+    if typical < needed:
+        raise DataError(
+            f"y holds numbers that would be {n_classes} classes, most of them with fewer than "
+            f"{needed} of the {n_rows} rows",
+            "use KernelRegressor or, if they are classes, give text: y.astype(int).astype(str)",
+        )
 
 
 def floating(y: Any) -> Any:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from streamkern.backend.base import Array, tiles
 from streamkern.basics.array_types import Floats
 from streamkern.basics.errors import DivergenceError
+from streamkern.basics.message import mention
 from streamkern.planning.memory import PANEL
 from streamkern.solver.base import Solver, State
 from streamkern.solver.posterior import Posterior, simultaneous
@@ -87,7 +88,7 @@ class EquationSolver(Solver):
         return (
             f"{SINGULAR_NOTE} for {len(self.Z)} {what} are singular to rounding: "
             f"some {what} nearly coincide, or the rows cannot tell them apart; the weights may "
-            f"fit noise and be useless on other rows: give solver.ridge, such as 1e-4"
+            f"fit noise and be useless on other rows: give {mention('solver.ridge')}, such as 1e-4"
         )
 
     def finished(self, state: State) -> str | None:

@@ -169,6 +169,11 @@ class Loader:
         order = self._made().reader.order_key()
         self._order = order | {"batch_size": self.batch_size, "in_order": int(not shuffle)}
 
+    def __repr__(self) -> str:
+        store = getattr(self.source, "store", None)  # whose repr shows its URL without secrets
+        what = type(self.source).__name__ if store is None else repr(store)
+        return f"Loader({what}, batch_size={self.batch_size}, n_rows={self.source.n_rows})"
+
     def __enter__(self) -> Loader:
         return self
 

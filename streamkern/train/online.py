@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from streamkern.basics.errors import ConfigError, DivergenceError, RunError
+from streamkern.basics.log_scale import loss_note
 from streamkern.basics.message import mention
 from streamkern.basics.progress import Line
 from streamkern.basics.text import redact
@@ -129,7 +130,8 @@ class Online:
         first, passes = steps.position.epoch, run.config.data.passes
         with steps.feed() as feed:
             done = first, steps.position.samples
-            live.begin(Meter(feed.loader, done[1]), run.data.source.n_rows, passes, done)
+            meter, note = Meter(feed.loader, done[1]), loss_note(made.meta)
+            live.begin(meter, run.data.source.n_rows, passes, done, loss_note=note)
             steps.run_through(feed.epochs(first, first + passes), _to(live))
         steps.solver.finish(steps.state)
         check_unchanged(run.data.source)

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.log_scale import loss_note
 from streamkern.basics.message import mention
 from streamkern.basics.progress import Line
 from streamkern.basics.stop import StopRequest, resumable
@@ -261,11 +262,12 @@ def closing_line(result: Result, seconds: float) -> str:
     """
     model, solver = result.model, result.meta["sizes"]["solver"]
     units = "features" if model.op.kernel.explicit else "centers"
+    note = loss_note(result.meta)
     ridge = f", ridge {result.ridge:.3g}" if result.ridge else ""
     took = f"{seconds:.1f} s" if seconds < 10 else time_text(seconds)
     parts = [
         f"trained {model.op.kernel!r} with {len(model.weights):,} {units}, solver {solver}{ridge}",
         f"{result.epochs} epoch{'s'[: result.epochs != 1]} in {took}",
-        *(f"train mse {loss:.4g}" for loss in result.losses[-1:] if math.isfinite(loss)),
+        *(f"train mse {loss:.4g}{note}" for loss in result.losses[-1:] if math.isfinite(loss)),
     ]
     return "  ".join([*parts, format_metrics(result.metrics)] if result.metrics else parts)

@@ -23,6 +23,7 @@ from streamkern.basics.errors import (
     StreamkernError,
     TrainingInterrupted,
 )
+from streamkern.basics.log_scale import loss_note
 from streamkern.basics.progress import Line, ProgressSetting
 from streamkern.basics.stop import Stopped, StopRequest
 from streamkern.basics.text import redact
@@ -200,7 +201,8 @@ class Trainer:
         began = time.perf_counter()
         meter = Meter(self.feed.loader, position.samples)
         passes, empty = self.run.method.passes(self.run.problem), empty_steps(self.run)
-        self.live.begin(meter, self.run.data.source.n_rows, passes, empty_steps=empty)
+        n_rows, note = self.run.data.source.n_rows, loss_note(self.steps.made.meta)
+        self.live.begin(meter, n_rows, passes, empty_steps=empty, loss_note=note)
         continued = self.run.given.continued
         behind = 0 if continued is None else continued.epochs
         batches = self._arriving(

@@ -111,6 +111,20 @@ def test_the_last_line_stays_where_a_line_was_drawn_or_asked_for(notebook: io.St
             assert last.splitlines()[-1:] == ["streamkern: trained"][: asked is True], (asked, last)
 
 
+def test_work_of_more_than_3_s_has_a_last_line_in_a_pipe_too(clock: SimpleNamespace) -> None:
+    for took, asked, always, seen in (
+        (4, "auto", True, True), (2, "auto", True, False), (4, True, False, True),
+        (2, True, False, False), (4, False, True, False),
+    ):  # fmt: skip
+        pipe = io.StringIO()
+        clock.s = 100
+        with Line(pipe, asked=asked) as line:
+            clock.s += took
+            line.draw("half")
+            line.finish("trained", always=always)
+        assert pipe.getvalue() == "streamkern: trained\n" * seen, (took, asked)
+
+
 def test_a_line_loses_its_last_parts_where_a_terminal_is_narrow(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -351,7 +351,8 @@ def test_ctrl_c_while_the_program_is_loaded_shows_no_traceback(store: Path, wher
     done = subprocess.run([sys.executable, "-c", code, "info", store], capture_output=True)
     assert done.returncode == INTERRUPTED
     assert done.stdout == b""
-    assert done.stderr in (b"", b"streamkern: stopped by SIGINT\n")
+    early = b"streamkern: interrupted before anything was begun\n"
+    assert done.stderr in (early, b"streamkern: stopped by SIGINT\n")
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs a file that waits for its writer")
@@ -494,6 +495,16 @@ sys.exit(cli.run_command())
         done = subprocess.run([sys.executable, "-m", "streamkern", *each], capture_output=True)
         assert done.returncode == DONE, done.stderr
     assert_same_bits(final(tmp_path / "e"), final(tmp_path / "w"))
+
+
+def test_a_signal_during_the_imports_of_the_command_is_told() -> None:
+    code = (
+        "import os, signal; from streamkern.__main__ import nothing_begun\n"
+        "with nothing_begun(): os.kill(os.getpid(), signal.SIGINT)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    said = "streamkern: interrupted before anything was begun\n"
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", said)
 
 
 # ------------------------------------------------------------------------------- what they leave

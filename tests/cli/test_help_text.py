@@ -27,6 +27,14 @@ def test_every_command_has_examples(name: str, capsys: pytest.CaptureFixture[str
         main._command(name).make_context(name, words)  # refuses what it does not know
 
 
+def test_the_help_names_all_that_can_be_replaced_and_written(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said = " ".join(help_of("predict", capsys).split())
+    assert "Replace predictions of streamkern, in any format; another or a changed file" in said
+    assert "runs/first model.c" in help_of("export", capsys)
+
+
 @pytest.mark.parametrize("name", main.COMMANDS)
 def test_options_say_in_words_what_they_take(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     said = help_of(name, capsys)

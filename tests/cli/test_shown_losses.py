@@ -12,6 +12,7 @@ import pytest
 import streamkern as sk
 from streamkern.cli.main import run_command
 from streamkern.losses.losses import fitted_loss_table, loss_text
+from tests.log_scale import made
 from tests.losses.own_losses import Distance, LogCosh
 
 N = 120
@@ -108,3 +109,25 @@ def test_tune_shows_the_figure_that_decides(
     text, err = capsys.readouterr()
     assert text.split("\n")[0].split()[5:7] == ["held_out_pinball_loss", "se"]
     assert "held out pinball loss" in err.splitlines()[1]
+
+
+def test_training_losses_of_logarithms_say_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows, targets = made("exponential", 300)
+    sk.ingest_store(rows, tmp_path / "rows.zarr", y=targets)
+    run = str(tmp_path / "runs" / "one")
+    settings = ["model.target_transform=log", "model.n_centers=50", "model.metric=none"]
+    sets = [word for setting in settings for word in ("--set", setting)]
+    where = ["--train", str(tmp_path / "rows.zarr"), "--run-dir", run, "--epochs", "2"]
+    assert run_command(["train", *where, *sets]) == 0
+    capsys.readouterr()
+    for command in ("info", "runs"):
+        assert run_command([command, run]) == 0
+        assert re.search(r"\d \(log scale\)", capsys.readouterr().out), command
+    assert run_command(["runs", run, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"][0]["log_scale"] is True
+    sk.KernelRegressor(
+        n_centers=50, metric="none", target_transform="log", epochs=2, verbose=1
+    ).fit(rows, targets)  # fmt: skip
+    assert re.search(r"train mse \S+ \(log scale\)", capsys.readouterr().err)

@@ -124,3 +124,15 @@ def test_a_mistake_has_a_short_traceback_and_a_failure_a_full_one(
     with pytest.raises(DivergenceError) as failure:
         failing()
     assert traceback.extract_tb(failure.value.__traceback__)[-1].name == "inner"
+
+
+def test_warnings_name_settings_as_parameters_of_the_estimator() -> None:
+    rng = np.random.default_rng(0)
+    rows = np.repeat(rng.normal(size=(100, 3)), 2, axis=0)
+    same = KernelRegressor(kernel="laplace", solver="direct", ridge=0.0, bandwidth=2.0)
+    with pytest.warns(UserWarning, match="give ridge, such as"):
+        same.fit(rows, np.sin(rows[:, 0]) + 0.1 * rng.normal(size=200))
+    rows[::50, 1] = 9999.0  # a code for missing values
+    plain = KernelRegressor(kernel="laplace", n_centers=20, metric="none")
+    with pytest.warns(UserWarning, match="or else set scale='quantiles'"):
+        plain.fit(rows, rows[:, 0])

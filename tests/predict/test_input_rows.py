@@ -6,17 +6,20 @@ import csv
 import json
 import shutil
 import struct
+import warnings
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
+import pandas
 import pyarrow
 import pyarrow.parquet
 import pytest
 import zarr
 
+import streamkern
 from streamkern.cli import main
 from streamkern.ingest.ingest import ingest
 from streamkern.predict import input_rows
@@ -508,6 +511,19 @@ def test_words_that_nobody_knows_are_told(encoded: Path, run: Run, tmp_path: Pat
     assert "has words in 90 rows, of which 90 were not there in training" in err
     assert err.count("were not there") == 1
     assert "were not there" not in run("evaluate", encoded / "run", encoded / "new.csv")[2]
+
+
+def test_a_column_of_words_that_has_none_is_told() -> None:
+    rows = pandas.DataFrame({"w": list("ab") * 20, "x": np.arange(40.0)})
+    model = streamkern.KernelRegressor("laplace", bandwidth=2.0, n_centers=10, metric="none")
+    said = "column 'w' of X is missing in all of 40 rows, and was in none of the training"
+    with pytest.warns(UserWarning, match=said):
+        model.fit(rows, rows.x).predict(rows.assign(w=None))
+    some_lack = rows.assign(w=rows.w.where(rows.x > 9))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.predict(some_lack)
+        model.fit(some_lack, rows.x).predict(rows.assign(w=None))
 
 
 def test_a_run_says_how_its_table_was_encoded(encoded: Path, run: Run, tmp_path: Path) -> None:

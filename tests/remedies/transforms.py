@@ -85,6 +85,8 @@ def remedies() -> list[Remedy]:
         ("put it before that", augmented(noise, rounded, rows=bytes_),
          augmented(rounded, noise, rows=bytes_)),
         ("failed in epoch 0.*correct it there", augmented(failing), augmented(kept)),
+        ("must return .X, Y., arrays, not ndarray; correct it there",
+         augmented(lambda X, Y, rng: X), augmented(lambda X, Y, rng: (X, Y))),
         ("must keep shape and dtype", augmented(shorter), plain),
         ("needs dense rows, .*; leave data.transforms out", of_words(noise), of_words()),
         ("give mean= and scale=", generated, lambda: generated(mean=0.0, scale=1.0)),

@@ -80,6 +80,17 @@ def test_every_epoch_has_every_row_once_as_it_is_stored(url: Path) -> None:
     assert orders[0] != orders[1]
 
 
+def test_a_loader_shows_its_source_without_secrets(url: Path) -> None:
+    with sk.Loader(url, 100) as loader:
+        assert (
+            repr(loader) == f"Loader(Store('{url}', 1000x5 float32), batch_size=100, n_rows=1000)"
+        )
+        loader.source.store.stored.url = "s3://key:secret@bucket/rows.zarr"
+        assert "secret" not in repr(loader)
+    source = sk.ArraySource(X, LABELS)
+    assert repr(sk.Loader(source, 7)) == "Loader(ArraySource, batch_size=7, n_rows=1000)"
+
+
 def test_batches_stay_as_they_were_delivered(url: Path) -> None:
     with sk.Loader(url, 64) as loader:
         kept = list(loader)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from streamkern.basics.log_scale import loss_note
 from streamkern.cli.page.charts import Curve, legend, line_chart
 from streamkern.cli.page.facts import Facts
 from streamkern.cli.page.html import NO_HTML, Cell, Html, html_table, joined_html, tag
@@ -45,7 +46,7 @@ def _charts(runs: Sequence[Facts], names: Sequence[str]) -> list[Html]:
 
     at_ends = all(run.solver in ("direct", "falkon") for run in runs)
     note = "of the model after an epoch" if at_ends else "of rows not learned from yet"
-    if any("target_transform" in run.setup.get("setup", {}) for run in runs):
+    if any(loss_note(run.setup) for run in runs):
         note += "; on a log scale of the targets, squared errors of the logarithms"
     charts = [chart("Training loss", logged(LOSS), y=_SQUARES, note=note)]
     for name in names:

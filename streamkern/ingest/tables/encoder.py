@@ -115,26 +115,36 @@ class Encoder:
 
 
 class UnknownWords:
-    """Counter of cells in new rows whose word was not seen in training."""
+    """Counter of cells in new rows whose word was not seen in training, or that have no word."""
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
         self._codes = [code for code in encoder.codes if isinstance(code, KnownWords)]
         self._counts = np.zeros((len(self._codes), 2), np.int64)
+        self._n_rows = 0
 
     def add(self, table: Any) -> None:
         """Count the words of an Arrow table."""
+        self._n_rows += len(table)
         for k, code in enumerate(self._codes):
             self._counts[k] += code.n_unknown(self._encoder.cells(table, code.name))
 
     def tell(self, where: str) -> None:
-        """Warn of columns most of whose words are unknown; usually they are spelled differently."""
+        """Warn of columns most of whose words are unknown; usually they are spelled differently.
+
+        And of columns without any word that had one in every row of the training.
+        """
         for code, (unknown, n_words) in zip(self._codes, self._counts.tolist(), strict=True):
             if 2 * unknown > n_words:
                 warn(
                     f"column {code.name!r} of {where} has words in {n_words:,} rows, of which "
                     f"{unknown:,} were not there in training and tell nothing; are they spelled "
                     f"as in training ({some([word[:40] for word in code.known])})?"
+                )
+            if self._n_rows and not n_words and not code.n_missing:
+                warn(
+                    f"column {code.name!r} of {where} is missing in all of {self._n_rows:,} rows, "
+                    "and was in none of the training: it tells nothing; is it meant to be empty?"
                 )
 
 

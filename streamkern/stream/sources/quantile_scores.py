@@ -7,6 +7,7 @@ value, spreads them evenly. Both together keep what either shows.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -115,3 +116,11 @@ def _knots(values: Floats, levels: Floats, shares: Floats) -> tuple[Floats, Floa
     chosen = np.unique(np.searchsorted(levels, even).clip(max=len(levels) - 1))
     chosen = np.append(chosen, np.repeat(chosen[-1], KNOTS - len(chosen)))
     return values[chosen], heights[chosen]
+
+
+def brief_numbers(values: Any) -> object:
+    """Return a number unchanged and an array as a digest, so that descriptions stay short."""
+    if values is None or np.ndim(values) == 0:
+        return None if values is None else float(values)
+    raw = np.ascontiguousarray(values, dtype=np.float64).tobytes()
+    return "sha256:" + hashlib.sha256(raw).hexdigest()[:16]

@@ -17,7 +17,6 @@ that mixes rows also has a method `weighted(X, Y, w, rng)`, which returns the mi
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +31,7 @@ from streamkern.basics.optional import on_demand
 from streamkern.basics.randomness import AnyArray, Empty, Fills, RowRandom, RunSlices, one_by_one
 from streamkern.basics.values import to_builtin
 from streamkern.store.sparse_rows import sparse_features
-from streamkern.stream.sources.quantile_scores import QuantileScores, shape_after
+from streamkern.stream.sources.quantile_scores import QuantileScores, brief_numbers, shape_after
 from streamkern.stream.sources.random_transforms import GaussianNoise as GaussianNoise
 from streamkern.stream.sources.random_transforms import RandomCrop as RandomCrop
 from streamkern.stream.sources.random_transforms import RandomFlip as RandomFlip
@@ -187,9 +186,9 @@ class Scale:
         return row_shape if self.scores is None else (row_shape[0] + len(self.scores),)
 
     def describe(self) -> dict[str, object]:
-        numbers = {"mean": _brief(self.mean), "scale": _brief(self.scale)}
+        numbers = {"mean": brief_numbers(self.mean), "scale": brief_numbers(self.scale)}
         if self.scores is not None:
-            numbers |= {name: _brief(a) for name, a in self.scores.arrays().items()}
+            numbers |= {name: brief_numbers(a) for name, a in self.scores.arrays().items()}
         return {"kind": "scale", "mode": self.mode, **numbers}
 
 
@@ -351,27 +350,26 @@ def apply_transforms(
     Raises
     ------
     DataError
-        A transform failed or changed the shape or the dtype of X; names the transform.
+        A transform failed, returned no (X, Y), or changed the shape or the dtype of X; it is named.
     """
     for number, transform in enumerate(transforms):
         rng = RowRandom(
             xp, seed, epoch, (*stage, number), rows, dtype, run=run, fills=fills, empty=empty
         )
         name = transform_name(transform)
+        when = "in the setup sample" if epoch >= SETUP_EPOCH else f"in epoch {epoch}"
+        mixes = None if w is None else getattr(transform, "weighted", None)
         try:
-            mixes = None if w is None else getattr(transform, "weighted", None)
-            if mixes is None:
-                new_X, new_Y = transform(X, Y, rng)
-            else:
-                new_X, new_Y, w = mixes(X, Y, w, rng)
+            returned = transform(X, Y, rng) if mixes is None else mixes(X, Y, w, rng)
         except (StreamkernError, MemoryError):
             raise
         except Exception as error:
-            when = "in the setup sample" if epoch >= SETUP_EPOCH else f"in epoch {epoch}"
             raise DataError(
                 f'transform "{name}" failed {when}: {type(error).__name__}: {error}',
                 "correct it there",
             ) from error
+        new_X, new_Y, *weights = _checked(returned, name, 2 if mixes is None else 3)
+        w = weights[0] if weights else w
         expected = (len(X), *shape_after([transform], X.shape[1:]))
         if new_X.shape != expected or new_X.dtype != X.dtype or len(new_Y) != len(Y):
             raise DataError(
@@ -383,6 +381,16 @@ def apply_transforms(
     return X, Y, w
 
 
+def _checked(returned: Any, name: str, n_arrays: int) -> Sequence[AnyArray]:
+    """Return what a transform has returned if it is (X, Y), or (X, Y, w) for 3 arrays."""
+    parts = returned if isinstance(returned, tuple | list) else ()
+    if len(parts) != n_arrays or not all(hasattr(each, "shape") for each in parts):
+        what = type(returned).__name__ + (f" of {len(parts)}" if parts else "")
+        rule = f'transform "{name}" must return (X, Y{", w" * (n_arrays - 2)}), arrays, not {what}'
+        raise DataError(rule, "correct it there")
+    return parts
+
+
 def _mix(own: AnyArray, other: AnyArray, weight: AnyArray, mixed: AnyArray) -> AnyArray:
     """Compute mixed <- other + weight (own - other)."""
     mixed[...] = own
@@ -390,11 +398,3 @@ def _mix(own: AnyArray, other: AnyArray, weight: AnyArray, mixed: AnyArray) -> A
     mixed *= weight.reshape(-1, *(1,) * (own.ndim - 1))
     mixed += other
     return mixed
-
-
-def _brief(values: Any) -> object:
-    """Return a number unchanged and an array as a digest, so that descriptions stay short."""
-    if values is None or np.ndim(values) == 0:
-        return None if values is None else float(values)
-    raw = np.ascontiguousarray(values, dtype=np.float64).tobytes()
-    return "sha256:" + hashlib.sha256(raw).hexdigest()[:16]

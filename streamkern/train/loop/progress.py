@@ -125,15 +125,16 @@ class RunProgress:
 
     def begin(
         self, meter: Meter, n_rows: int, passes: int, done: tuple[int, int] = (0, 0),
-        empty_steps: int = 0,
+        empty_steps: int = 0, loss_note: str = "",
     ) -> None:  # fmt: skip
         """Begin the steps: `passes` over `n_rows`, after the epochs and samples that are `done`.
 
         empty_steps : number of first steps of the run that only accumulate, while the model is
             still zero: their losses are not those of a model, and are neither shown nor logged
+        loss_note : text behind a shown loss
         """
         self._meter, self._passes, self._done = meter, passes, done
-        self._empty_steps = empty_steps
+        self._empty_steps, self._loss_note = empty_steps, loss_note
         self._total = n_rows * passes
         self.first = self.position.step // WINDOW
 
@@ -154,7 +155,7 @@ class RunProgress:
         epoch = min(at.epoch - self._done[0] + 1, self._passes)
         share = (at.samples - self._done[1]) / self._total
         known = len(self.losses) > self._n_empty(self.losses)
-        loss = f"train mse {self.losses[-1]:.4g}  " if known else ""
+        loss = f"train mse {self.losses[-1]:.4g}{self._loss_note}  " if known else ""
         left = time_text(self._left(flow.samples_per_s))
         ranks = "" if self._ranks is None else self._ranks.words()
         moving = f"{three_digits(flow.samples_per_s)} samples/s  {ranks}" if ranks else flow.words()

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from streamkern.backend.base import Array
 from streamkern.backend.batch import Batch
+from streamkern.basics.message import render_message
 from streamkern.basics.warning import warn
 from streamkern.losses.losses import saved_loss
 from streamkern.predict.calibration import Calibration, lacking
@@ -313,10 +314,11 @@ class StepLoop:
 
     def _end_pass(self) -> None:
         facts = self.solver.end_pass(self.state)
-        if facts:
-            self.report("pass", facts)
         if "note" in facts:
             warn(facts["note"])
+            facts = {**facts, "note": render_message(facts["note"])}
+        if facts:
+            self.report("pass", facts)
 
     def model(self) -> KernelModel:
         """Return the model with the current weights.

@@ -100,12 +100,15 @@ def report_fit(run: ResolvedRun, model: Callable[[], KernelModel], report: Repor
     if run.given.ranks.rank:
         return None
     kernel_model, block = model(), sample_of(run)
+    chosen = run.config.model
     if text := squeezed_features(kernel_model, block):
-        warn(text)
+        tried = run.config.data.scale == chosen.kernel == chosen.bandwidth == "auto"
+        if not tried:  # by `choose_scores`, which found no gain
+            text += f", or else set {mention('data.scale', 'quantiles')}"
+        warn(text, topic=text.partition(" lie ")[0])
     fit = training_fit(run, kernel_model, block)
     if fit is not None:
         report("fit", fit._asdict())
-        chosen = run.config.model
         settings = {
             "kernel": chosen.kernel,
             "bandwidth": chosen.bandwidth,
@@ -149,7 +152,7 @@ def squeezed_features(model: KernelModel, block: RowBlock) -> str | None:
         f"{SQUEEZED_NOTE} {name} lie within {width[worst]:.1g} of its standard deviation, which "
         f"a few large values make, so that the model hardly sees how the others differ{others}; "
         "give NaN in a data frame, or ingest with na_values, for values that stand for missing "
-        f"ones, or else set {mention('data.scale', 'quantiles')}"
+        "ones"
     )
 
 

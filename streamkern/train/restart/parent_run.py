@@ -307,7 +307,7 @@ class ParentRun(RunSnapshot):
                 f"{self._mentioned} has other centers than this run: they "
                 "must be the same after scaling",
                 "give both runs the same centers, transforms and scale, "
-                "and run.calibrate, which says among which rows they are chosen; "
+                f"and {mention('run.calibrate')}, which says among which rows they are chosen; "
                 "continue that run, which takes them over (streamkern train --continue, or "
                 "continues of train_model), or leave warm_start out",
             )

@@ -13,6 +13,8 @@ from scipy import stats
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.randomness import RowRandom
 from streamkern.stream.sources import transforms
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.transforms import (
     SETUP_EPOCH,
     GaussianNoise,
@@ -278,3 +280,22 @@ def test_settings_make_transforms_and_descriptions_make_settings() -> None:
 def test_unknown_settings_are_refused(entry: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         from_config([entry])
+
+
+@pytest.mark.parametrize(
+    ("returned", "what"),
+    [
+        (lambda X, Y: X, "ndarray"), (lambda X, Y: None, "NoneType"),
+        (lambda X, Y: (X, Y, Y), "tuple of 3"), (lambda X, Y: [X.tolist(), Y], "list of 2"),
+    ],
+)  # fmt: skip
+def test_anything_but_two_arrays_is_refused(returned: Any, what: str) -> None:
+    rows = np.ones((20, 3), np.float32)
+
+    def own(X: Any, Y: Any, rng: Any) -> Any:
+        return returned(X, Y)
+
+    own.keeps_dtype = True  # type: ignore[attr-defined]
+    source = AugmentedSource(ArraySource(rows, rows[:, 0]), 1, (own,))
+    with pytest.raises(DataError, match=rf"own\" must return \(X, Y\).*, not {what};"):
+        source.read_unit(0, 0, 0)

@@ -81,6 +81,26 @@ def test_a_feature_that_a_few_values_squeeze_is_told() -> None:
     assert not any("nine tenths" in text for text in warnings_of(pixels, Y))
 
 
+def test_a_squeezed_feature_is_told_once_for_all_folds() -> None:
+    coded = X.copy()
+    coded[::50, 1] = 9999.0
+    told = []
+    for settings in ({"kernel": "laplace"}, {}):
+        make = KernelRegressor(n_centers=20, metric="none", epochs=1, threads=1, **settings)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            for fold in range(4):
+                with warnings.catch_warnings():  # as scikit-learn does for every fold
+                    if fold == 0:  # as a search does, which fits all rows at the end
+                        warnings.filterwarnings("ignore", "nine tenths")
+                    make.fit(coded, Y)
+        told.append([str(each.message) for each in said if "nine tenths" in str(each.message)])
+    assert sum(map(len, told)) == 1
+    assert "or else set scale='quantiles'" in told[0][0]
+    with pytest.warns(UserWarning, match="values that stand for missing ones$"):
+        KernelRegressor(n_centers=20, metric="none", threads=1).fit(coded, Y[::-1])
+
+
 def test_a_worthless_model_names_the_settings_that_were_given() -> None:
     nothing = np.random.default_rng(2).normal(size=N)
     assert not any('"auto"' in text for text in warnings_of(X, nothing))
