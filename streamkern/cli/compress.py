@@ -21,8 +21,7 @@ from streamkern.cli.options import (
     sharing,
 )
 from streamkern.cli.run_options import MemoryOption
-from streamkern.filesystem.durable import check_writable
-from streamkern.filesystem.urls import local_path
+from streamkern.filesystem.ownership import check_output
 from streamkern.ingest.path_patterns import refuse_among
 from streamkern.rundir.run_directory import RunDirectory
 
@@ -94,6 +93,4 @@ def _check_new(out: str, options: Mapping[str, Any] | None) -> None:
         raise ConfigError(
             f"{redact(out)} holds another model or run already", "give a new or empty directory"
         )
-    place = local_path(out)
-    if place is not None:
-        check_writable(place, redact(out))
+    check_output(out, "models")

@@ -64,8 +64,9 @@ class OpeningModel(Parameters):
     def _is_small(self, n_rows: int | None) -> bool:
         """Return whether one thread predicts so many rows in about the time of starting others."""
         p = len(self._state.order)
-        few = n_rows is not None and n_rows * p <= FEW_VALUES
-        return few and self._state.attributes["centers_"].size <= FEW_NUMBERS
+        size = self._state.attributes["centers_"].size
+        few = n_rows is not None and n_rows * p <= FEW_VALUES and n_rows * size <= 8 * FEW_NUMBERS
+        return few and size <= FEW_NUMBERS
 
     def _kept(self) -> tuple[KernelOperator, Points, Array] | None:
         """Return the prepared centers on one thread of the CPU; None on a GPU."""

@@ -26,7 +26,7 @@ from streamkern.ingest.tables.numbers import (
     said,
     share_a_unit,
 )
-from streamkern.ingest.targets import FEW_ROWS, MANY_CLASSES
+from streamkern.ingest.targets import MANY_CLASSES
 from streamkern.store.packing import refuse_packed
 from streamkern.store.sample_weights import NEGLIGIBLE_WEIGHT
 
@@ -162,8 +162,8 @@ def refuse_values_as_labels(
 ) -> None:
     """Raise DataError for numbers that are so many classes of so few rows that they are values.
 
-    `ingest` infers classes by the same rule. Whole numbers that are no floats are more likely
-    labels, such as the persons of a set of faces: they need half as many rows.
+    `ingest` infers classes by a similar rule, of `FEW_ROWS` rows. Whole numbers that are no floats
+    are more likely labels, such as the persons of a set of faces: two rows of each suffice.
 
     Parameters
     ----------
@@ -171,7 +171,7 @@ def refuse_values_as_labels(
     n_classes, n_rows : the classes, and the rows that have them.
     ids : (n,) the class of each row, if the rows are in memory.
     """
-    fewest = {"f": FEW_ROWS, "i": ROWS_OF_A_CLASS, "u": ROWS_OF_A_CLASS}
+    fewest = {"f": ROWS_OF_A_CLASS, "i": 2, "u": 2}
     needed = fewest.get(np.dtype(label_dtype).kind, 0)
     if n_classes <= MANY_CLASSES or not needed:
         return
@@ -180,7 +180,8 @@ def refuse_values_as_labels(
         raise DataError(
             f"y holds numbers that would be {n_classes} classes, most of them with fewer than "
             f"{needed} of the {n_rows} rows",
-            "use KernelRegressor or, if they are classes, give text: y.astype(int).astype(str)",
+            "use KernelRegressor or, if they are classes, give text: "
+            "np.asarray(y).astype(int).astype(str)",
         )
 
 

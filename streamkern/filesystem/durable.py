@@ -92,9 +92,10 @@ def _sync_all(pool: ThreadPoolExecutor, files: Sequence[Path]) -> None:
 def check_writable(path: Path, named: str | None = None) -> None:
     """Raise ConfigError unless a file or folder can be made at `path`.
 
-    Its folders need not exist yet. named : the path in the message, without secrets
+    Its folders need not exist yet; files are to go into a folder that is there. named : the path
+    in the message, without secrets
     """
-    folder = path.absolute().parent
+    folder = path.absolute() if path.is_dir() else path.absolute().parent
     while not os.path.lexists(folder):
         folder = folder.parent
     try:

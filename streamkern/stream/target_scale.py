@@ -16,7 +16,8 @@ On a log scale, mean and scale are those of z = log(1 + y / unit). The inverse, 
 turns a mean of z into something like a median of y; so it is multiplied by the `gain`, which makes
 predictions means. Both maps are odd functions, so that targets and predictions below 0, of which
 the rows that chose the log scale had none, have finite values, too. Far from the training rows the
-exponential of f may be anything, so |z| is at most `most`: a little above the largest target.
+exponential of f may be anything, so |z| is at most `most`, a little above that of the largest
+target, if all targets are in memory.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class TargetScale:
     unit : (c,); then mean and scale are those of log(1 + y / unit): of targets on a log scale, and
         in a setup with squares for a loss with a log link; else None
     gain, most : (c,) factor of predictions on a log scale, and largest |log(1 + y / unit)| before
-        it; None without a unit, and `most` in runs that were made before there was one
+        it; None without a unit, and `most` if the largest target is not known
     """
 
     mean: NDArray[np.float64]

@@ -62,6 +62,8 @@ def test_an_output_that_is_taken_is_refused_before_the_rows_are_read(
         ("run", "holds another model or run already; give a new or empty directory"),
         ("file", "is a file; give a directory"),
         ("file/x", "file/x cannot be written to"),
+        ("run/inner", "run/inner lies within the run directory"),
+        ("-", "models do not go to the standard output (-)"),
     ):
         assert run_command(["compress", "run", "no.csv", out]) == 2
         assert words in capsys.readouterr().err

@@ -171,15 +171,15 @@ def test_other_labels_are_refused_with_their_row() -> None:
 
 @pytest.mark.filterwarnings("ignore:The number of unique classes")
 def test_numbers_that_would_be_many_classes_are_values() -> None:
-    values = np.random.default_rng(1).permutation(120) % 40  # 40 classes of 3 rows
+    values = np.random.default_rng(1).permutation(120) % 80  # 80 classes of 1 or 2 rows
     rows = np.random.default_rng(2).normal(size=(120, 2))
     for y in (values, values.astype(float), values.astype("u1"), dask.array.from_array(values)):
         X = dask.array.from_array(rows) if isinstance(y, dask.array.Array) else rows
-        with pytest.raises(DataError, match=r"40 classes.*use KernelRegressor or, if they are cl"):
+        with pytest.raises(DataError, match=r"80 classes.*use KernelRegressor or, if they are cl"):
             KernelClassifier(**SETTINGS).fit(X, y)
-    persons = np.arange(240) % 40  # of 6 rows each
+    persons = np.arange(240) % 60  # of 4 rows each
     many = np.random.default_rng(3).normal(size=(240, 2))
-    with pytest.raises(DataError, match="fewer than 10 of the 240 rows"):
+    with pytest.raises(DataError, match="fewer than 5 of the 240 rows"):
         KernelClassifier(**SETTINGS).fit(many, persons.astype(float))
     for X, y in ((rows, values.astype(str)), (many, persons), (rows[:30], values[:30])):
         assert len(KernelClassifier(**SETTINGS).fit(X, y).classes_) == len(set(y.tolist()))

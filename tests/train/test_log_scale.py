@@ -439,3 +439,17 @@ def test_a_continued_run_cannot_change_the_scale(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=match):
             finished(settings(tmp_path / "b", **changes), **given)
+
+
+def test_predictions_are_bounded_by_all_targets_in_memory_and_by_none_that_others_follow() -> None:
+    """Few rows have the largest targets, and the rows of the choice do not show them."""
+    X, y = made("exponential", 3000)
+    y = y.copy()
+    X[:5], y[:5] = X[:5] + 8, 300 * y.max()
+    model = sk.KernelRegressor(target_transform="log", metric="none", random_state=0).fit(X, y)
+    assert model.predict(X[:5]).max() > 100 * np.median(y)
+    assert model.predict(X[:5] * 3).max() < 30 * y.max()
+    growing = sk.KernelRegressor(target_transform="log", n_centers=100, random_state=0)
+    for factor in (1, *[100] * 6):
+        growing.partial_fit(X[100:900], factor * y[100:900])
+    assert growing.predict(X[100:900]).max() > 10 * y[100:900].max()

@@ -315,14 +315,15 @@ def open_test(config: RunConfig, data: Data, test: Source | None = None) -> Base
 def check_targets(config: RunConfig, source: BaseSource, of_data: str = "") -> None:
     """Raise DataError if a row in memory has a target that the loss cannot have."""
     loss = loss_of(config.model.loss, config.model.quantile)
-    if isinstance(loss, LogLink) and _in_memory(source):
+    if isinstance(loss, LogLink) and in_memory(source):
         for _, block in source.numbered_blocks(0):
             loss.check_targets(block.y, block.row_ids, of_data)
 
 
-def _in_memory(source: BaseSource) -> bool:
+def in_memory(source: BaseSource) -> bool:
+    """Return whether all rows are in memory, as arrays."""
     return isinstance(source, ArraySource) or (
-        len(source.parts) > 0 and all(map(_in_memory, source.parts))
+        len(source.parts) > 0 and all(map(in_memory, source.parts))
     )
 
 

@@ -34,6 +34,7 @@ from streamkern.solver.precondition.samples import SampleRows, merged
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.resolve.skew_targets import MIN_VARIATION, is_skew, leaves_transform_open
+from streamkern.train.resolve.training_data import in_memory
 from streamkern.train.restart.scaling import (
     changes_targets,
     known_moments,
@@ -51,7 +52,7 @@ noise what they did not explain, and a few of 512 counts made the factor 1.9, wh
 1024.
 """
 MARGIN = 1.0
-"""Largest prediction: so many standard deviations of log(1 + y / unit) above the largest row."""
+"""Largest prediction: so many standard deviations of log(1 + y / unit) above the largest target."""
 TRIED_KERNELS: Final = (
     ("laplace", 2), ("laplace", 8), ("gaussian", 1), ("gaussian", 2), ("gaussian", 4),
 )  # fmt: skip
@@ -97,8 +98,9 @@ def find_transform(run: ResolvedRun, dtype: np.dtype[Any], report: Report) -> Fo
         unit, few = np.array([verdict.unit for verdict in verdicts]), slice(FEWER_ROWS)
         of_few = _TargetColumns(run, rows.part(few), y[few], [unit]).verdicts()
     gain = np.array([min(a.gain, b.gain) for a, b in zip(verdicts, of_few, strict=True)])
-    inside = symmetric_log(np, y, unit)
-    most, unit = inside.max(axis=0) + MARGIN * inside.std(axis=0), unit * scale
+    deviation, unit = symmetric_log(np, y, unit).std(axis=0), unit * scale
+    most = _largest(run, unit)
+    most = None if most is None else most + MARGIN * deviation
     moments = sampled_moments(*given, TargetScale(np.zeros(c), np.ones(c), unit))
     found = TargetScale.from_moments(moments, run.config.model.fit_intercept)
     targets = TargetScale(found.mean, found.scale, unit, gain, most)
@@ -107,6 +109,17 @@ def find_transform(run: ResolvedRun, dtype: np.dtype[Any], report: Report) -> Fo
         facts["error_ratio"] = float(np.mean([verdict.ratio for verdict in verdicts]))
     report("target_transform", facts)
     return FoundTransform(targets, facts)
+
+
+def _largest(run: ResolvedRun, unit: _Floats) -> _Floats | None:
+    """Return the largest |log(1 + y / unit)| of all rows, (c,); None if they are not in memory, if
+    others may follow, or if an output is 0."""
+    source = run.data.source
+    if not run.problem.whole or not in_memory(source) or changes_targets(source):
+        return None
+    blocks = (block.y.reshape(len(block.y), -1) for _, block in source.numbered_blocks(0))
+    largest = np.max([np.abs(y).max(axis=0) for y in blocks], axis=0).astype(np.float64)
+    return np.asarray(np.log1p(largest / unit)) if largest.all() else None
 
 
 def _is_considered(run: ResolvedRun) -> bool:

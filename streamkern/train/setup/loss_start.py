@@ -173,7 +173,7 @@ def scale_for_setup(run: ResolvedRun, dtype: Any, warm: ParentRun | None) -> Tar
     none of targets.
     """
     if warm is not None and warm.loss is None:
-        return warm.targets
+        return replace(warm.targets, most=None)  # other targets may be larger
     data, config, loss = run.data, run.config, run.loss
     targets = target_scale(
         run.backend, data.source, data.weight_factors,
