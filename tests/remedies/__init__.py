@@ -39,8 +39,8 @@ Do = Callable[[], Any]
 
 
 def long_rows(most: int = 2, n: int = N, d: int = 9000) -> Any:
-    """Return rows that stay sparse, with at most `most` entries."""
-    kept = np.arange(d) % 100 == 7  # of rows that differ in few features
+    """Return rows that stay sparse, with at most `most` entries, in a few of the first features."""
+    kept = np.arange(min(d, 9000)) % 100 == 7  # of rows that differ in few features
     rows = np.zeros((n, kept.sum()), np.float32)
     for k in range(most):
         rows[np.arange(n), (np.arange(n) + k) % rows.shape[1]] = k + 1

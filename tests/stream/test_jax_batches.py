@@ -10,8 +10,8 @@ import pytest
 
 import streamkern as sk
 
-PACKAGE = "jax"  # no group of dependencies installs it: 100 MB for one test
-jax: Any = pytest.importorskip(PACKAGE)
+PACKAGE = "jax"  # no group of dependencies installs it: 600 MB for one test
+jax: Any = pytest.importorskip(PACKAGE, reason="needs JAX, which takes 600 MB: pip install jax")
 
 N = 640
 X = np.random.default_rng(0).standard_normal((N, 4)).astype(np.float32)
