@@ -142,7 +142,7 @@ def of_fits() -> list[Remedy]:
                lambda: regressor().fit(X, [text.replace(",", ".") for text in COMMAS])),
         Remedy("continuous: .*use KernelRegressor", lambda: classifier().fit(X, Y),
                lambda: regressor().fit(X, Y)),
-        Remedy(r"if they are classes, give text: y.astype\(int\).astype\(str\)",
+        Remedy(r"if they are classes, give text: np.asarray\(y\).astype\(int\).astype\(str\)",
                lambda: classifier().fit(X, np.arange(60)),
                lambda: classifier().fit(X, np.arange(60).astype(int).astype(str))),
         Remedy("ingest the rows with targets='classes'.*and fit the store",
