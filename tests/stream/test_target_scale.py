@@ -14,6 +14,7 @@ from streamkern.backend.base import Backend
 from streamkern.basics.log_scale import symmetric_exp, symmetric_log
 from streamkern.store.row_block import RowBlock
 from streamkern.stream.feed import prepare
+from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.target_scale import (
     TargetScale,
     transform_text,
@@ -127,3 +128,12 @@ def test_arrays_of_versions_without_a_log_scale() -> None:
 )  # fmt: skip
 def test_facts_as_text(facts: dict[str, object], text: str) -> None:
     assert transform_text(facts) == text
+
+
+def test_the_largest_targets_are_found_in_all_units_and_without_the_features() -> None:
+    y = np.random.default_rng(4).standard_normal((50, 2))
+    y[37, 0], y[49, 1] = -90.0, 70.0
+    X = np.zeros((50, 1), np.float32)
+    X[3] = np.nan  # a read of it would be an error
+    source = ArraySource(X, y, unit_rows=7)
+    np.testing.assert_array_equal(source.largest_targets(), [90.0, 70.0])

@@ -160,6 +160,12 @@ class ArraySource(BaseSource):
             moments.add(y, None if self._w is None else self._w[start:stop])
         return moments
 
+    def largest_targets(self) -> np.ndarray:
+        """Return the largest |y| of each output, (c,) float64, without reading the features."""
+        pairs = zip(self._edges[:-1], self._edges[1:], strict=True)
+        parts = [np.abs(self._targets(*pair)).reshape(-1, self.n_outputs) for pair in pairs]
+        return np.asarray(np.max([part.max(axis=0) for part in parts], axis=0), np.float64)
+
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
         start, stop = self.unit_bounds(u)
         X = rows_of(self._X, start, stop).astype(self.dtype, copy=False)

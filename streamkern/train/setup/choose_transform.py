@@ -31,6 +31,8 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.solver.method import Report
 from streamkern.solver.precondition.noise import MIN_ROWS_OF_NOISE, surplus, weighted_gram
 from streamkern.solver.precondition.samples import SampleRows, merged
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.resolve.skew_targets import MIN_VARIATION, is_skew, leaves_transform_open
@@ -114,12 +116,18 @@ def find_transform(run: ResolvedRun, dtype: np.dtype[Any], report: Report) -> Fo
 def _largest(run: ResolvedRun, unit: _Floats) -> _Floats | None:
     """Return the largest |log(1 + y / unit)| of all rows, (c,); None if they are not in memory, if
     others may follow, or if an output is 0."""
-    source = run.data.source
-    if not run.problem.whole or not in_memory(source) or changes_targets(source):
+    base = run.data.base
+    if not run.problem.whole or not in_memory(base) or changes_targets(run.data.source):
         return None
-    blocks = (block.y.reshape(len(block.y), -1) for _, block in source.numbered_blocks(0))
-    largest = np.max([np.abs(y).max(axis=0) for y in blocks], axis=0).astype(np.float64)
+    largest = np.max([part.largest_targets() for part in _arrays(base)], axis=0)
     return np.asarray(np.log1p(largest / unit)) if largest.all() else None
+
+
+def _arrays(source: BaseSource) -> list[ArraySource]:
+    """Return the arrays that a source of rows in memory is made of."""
+    if isinstance(source, ArraySource):
+        return [source]
+    return [found for part in source.parts for found in _arrays(part)]
 
 
 def _is_considered(run: ResolvedRun) -> bool:
