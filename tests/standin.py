@@ -124,7 +124,7 @@ class ElementwiseKernel:
         self.named = "raw" in self.parameters[-1]
         if not self.named:
             assert [part[0] for part in self.parameters] == ["T"] * len(self.names)
-        self.operation, self.preamble = operation, preamble
+        self.operation, self.preamble, self.name = operation, preamble, name
 
     def _walk(self, args: tuple[Any, ...], size: int) -> None:
         """Of raw arrays in C order, indexed as they are, by what the loop counts."""
@@ -174,6 +174,7 @@ class ReductionKernel:
         assert (reduced, identity, reduce_type) == ("a + b", "0", "double")
         assert after.split() == [outs.split()[1], "=", "a"]
         self.names = [part.split()[1] for part in ins.split(",")]
+        self.name = name
         self.mapped = mapped.replace("(double)", "")
 
     def __call__(self, *args: Any, axis: int) -> None:
