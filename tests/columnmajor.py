@@ -72,6 +72,26 @@ def gemmEx(
     c[...] = product + factor * c if factor else product
 
 
+_gemm = gemmEx
+
+
+def gemmStridedBatchedEx(
+    handle: int, transa: int, transb: int, m: int, n: int, k: int,
+    alpha: int, A: int, Atype: int, lda: int, strideA: int,
+    B: int, Btype: int, ldb: int, strideB: int,
+    beta: int, C: int, Ctype: int, ldc: int, strideC: int, batchCount: int, computeType: int,
+    algo: int,
+) -> None:  # fmt: skip
+    """`gemmEx` for each of a batch, whose matrices are that many elements apart."""
+    size = {number: dtype.itemsize for dtype, number in TYPES.items()}
+    for i in range(batchCount):
+        _gemm(
+            handle, transa, transb, m, n, k, alpha, A + i * strideA * size[Atype], Atype, lda,
+            B + i * strideB * size[Btype], Btype, ldb, beta, C + i * strideC * size[Ctype], Ctype,
+            ldc, computeType, algo,
+        )  # fmt: skip
+
+
 def _trsm(dtype: Any) -> Any:
     def trsm(
         handle: int, side: int, uplo: int, trans: int, diag: int, m: int, n: int,

@@ -199,7 +199,7 @@ def featured(op: KernelOperator, features: str, n_features: int) -> KernelOperat
 
 def make_case(
     op: KernelOperator, name: str, *, options: SolverConfig | None = None,
-    set_batch_size: int | None = None, **changes: Any,
+    set_batch_size: int | None = None, p: int = 24, **changes: Any,
 ) -> Case:  # fmt: skip
     """Compute the setup of a solver named in SOLVERS on a problem of 240 rows in 3 dimensions."""
     asked = SOLVERS[name] | changes
@@ -207,7 +207,7 @@ def make_case(
     options = options or solver_settings(ridge=0.0)
     X, fresh = rows(0, 240, 3), rows(2, 300, 3)
     Y = np.stack([np.sin(X[:, 0]) + X[:, 1], X[:, 2] ** 2], axis=1) + 0.3 * rows(3, 240, 2)
-    Z, X_s = rows(1, 24, 3), fresh[: sizes.n_sample]
+    Z, X_s = rows(1, p, 3), fresh[: sizes.n_sample]
     probe, sample_rows = fresh[-sizes.n_probe :], None
     if features == "fourier":
         Z = frequencies(op.kernel, 3, len(Z), 3)

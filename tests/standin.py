@@ -22,6 +22,7 @@ from tests.columnmajor import HANDLE, TYPES, Addressed
 C_TYPES = {
     np.dtype(np.float32): "float",
     np.dtype(np.float64): "double",
+    np.dtype(np.float16): "_Float16",
     np.dtype(np.uint32): "unsigned int",
     np.dtype(np.int64): "long long",
 }
@@ -115,15 +116,17 @@ def _here(a: Any) -> Any:
 
 
 class ElementwiseKernel:
-    """One number of type T and arrays of it, the last one in and out; or numbers and raw arrays of
-    types that are named."""
+    """Numbers and arrays of type T, and outputs of types T and H, which may be read; or numbers and
+    raw arrays of types that are named."""
 
     def __init__(self, ins: str, outs: str, operation: str, name: str, preamble: str) -> None:
-        self.parameters = [part.split() for part in (*ins.split(","), outs)]
+        given, made = ([part.split() for part in text.split(",")] for text in (ins, outs))
+        self.parameters = [part for part in (*given, *made) if part]
         self.names = [part[-1] for part in self.parameters]
+        self.n_outputs = len(made)
         self.named = "raw" in self.parameters[-1]
         if not self.named:
-            assert [part[0] for part in self.parameters] == ["T"] * len(self.names)
+            assert {part[0] for part in self.parameters} <= {"T", "H"}
         self.operation, self.preamble, self.name = operation, preamble, name
 
     def _walk(self, args: tuple[Any, ...], size: int) -> None:
@@ -146,22 +149,33 @@ class ElementwiseKernel:
         if self.named:
             assert size is not None
             return self._walk(args, size)
-        out = args[-1]
-        T, given = C_TYPES[out.dtype], []
-        for a in args[:-1]:
-            number = np.ndim(a) == 0
-            assert number or a.dtype == out.dtype
-            given.append(np.ascontiguousarray(np.broadcast_to(np.asarray(a, out.dtype), out.shape)))
-        given.append(np.array(out))
-        parameters = ", ".join(f"{T}* {name}_" for name in self.names)
-        entries = " ".join(f"{T}& {name} = {name}_[i];" for name in self.names)
+        shape = args[-1].shape
+        assert all(out.shape == shape for out in args[-self.n_outputs :]), "out shape is mismatched"
+        types, given = self._types(args), []
+        for (kind, _), a in zip(self.parameters, args, strict=True):
+            number = np.ndim(a) == 0 and not isinstance(a, np.ndarray)
+            assert number or a.dtype == types[kind]
+            part = np.broadcast_to(np.asarray(_here(a), types[kind]), shape)
+            given.append(np.array(part, order="C"))
+        parameters = ", ".join(f"{kind}* {name}_" for kind, name in self.parameters)
+        entries = " ".join(f"{kind}& {name} = {name}_[i];" for kind, name in self.parameters)
+        typed = " ".join(f"typedef {C_TYPES[T]} {kind};" for kind, T in types.items())
         text = (
-            f'{self.preamble}\nextern "C" void run({parameters}, long n) '
+            f'{typed}\n{self.preamble}\nextern "C" void run({parameters}, long n) '
             f"{{ for (long i = 0; i < n; ++i) {{ {entries} {self.operation}; }} }}"
         )
         pointers = [a.ctypes.data_as(ctypes.c_void_p) for a in given]
-        hostcuda.library(text).run(*pointers, ctypes.c_long(out.size))
-        out[...] = given[-1]
+        hostcuda.library(text).run(*pointers, ctypes.c_long(given[-1].size))
+        for out, values in zip(args[-self.n_outputs :], given[-self.n_outputs :], strict=True):
+            _here(out)[...] = values
+
+    def _types(self, args: tuple[Any, ...]) -> dict[str, np.dtype[Any]]:
+        """Return the dtypes of T and H: those of the arrays, which are alike."""
+        kinds = dict[str, np.dtype[Any]]()
+        for (kind, name), a in reversed(list(zip(self.parameters, args, strict=True))):
+            if isinstance(a, np.ndarray):
+                assert kinds.setdefault(kind, a.dtype) == a.dtype, name
+        return kinds
 
 
 class ReductionKernel:
@@ -181,7 +195,7 @@ class ReductionKernel:
         *ins, out = args
         wide = (np.asarray(a, np.float64) for a in ins)
         values = eval(self.mapped, dict(zip(self.names, wide, strict=True)))
-        out[...] = values.sum(axis=axis)
+        _here(out)[...] = values.sum(axis=axis)
 
 
 def _potrf(dtype: Any) -> Any:

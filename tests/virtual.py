@@ -365,21 +365,28 @@ class VirtualBackend(PlainBackend):
     def gemm(self, A: Any, B: Any, out: Any) -> None:
         self._launch("gemm", A, B, out)
 
-    def square_norms(self, parts: Any, out: Any) -> None:
-        self._launch("square_norms", parts, out)
+    def assign(self, assignments: Any, **values: Any) -> None:
+        self._launch("assign", assignments, **values)
+
+    def sum_squares(self, a: Any, out: Any, axis: int, *rest: Any) -> None:
+        self._launch("sum_squares", a, out, axis, *rest)
+
+    def square_norms(self, points: Any, out: Any) -> None:
+        self._launch("square_norms", points, out)
 
     def finish_tile(
-        self, kernel: Any, tile: Any, norms: Any, scale: Any, W: Any, out: Any, keep: Any
-    ) -> None:
+        self, kernel: Any, tile: Any, norms: Any, scale: Any, W: Any, out: Any, keep: Any, *,
+        first: bool = False,
+    ) -> None:  # fmt: skip
         assert keep is None or keep is tile
-        self._launch("finish_tile", kernel, tile, norms, scale, W, out, None)
+        self._launch("finish_tile", kernel, tile, norms, scale, W, out, None, first=first)
 
     def matmul(self, A: Any, B: Any, out: Any, *, lower: bool = False) -> Any:
         self._launch("matmul", A, B, out, lower=lower)
         return out
 
-    def matmul_t(self, A: Any, B: Any, out: Any, *, lower: bool = False) -> Any:
-        self._launch("matmul_t", A, B, out, lower=lower)
+    def matmul_t(self, A: Any, B: Any, out: Any, *, lower: bool = False, scale: float = 1.0) -> Any:
+        self._launch("matmul_t", A, B, out, lower=lower, scale=scale)
         return out
 
     def solve_lower(self, L: Any, B: Any, transposed: bool = False) -> Any:

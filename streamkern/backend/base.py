@@ -306,17 +306,13 @@ class Backend(DenseAlgebra):
                 part *= weight
                 out += part
 
-    def square_norms(self, parts: list[Array], out: Array) -> None:
-        """Set out to |sum of parts|^2 per row, summed in float64. parts : (r, d) each, out : (r,).
+    def square_norms(self, points: Array, out: Array) -> None:
+        """Set out to |x|^2 per row, summed in float64. points : (r, d), out : (r,).
 
         float64 norms cost nothing next to the product, and remove their error from the distance.
         """
-        first, *rest = parts
-        lent = self.workspace(first.shape, first.dtype) if rest else nullcontext(first)
-        with lent as values, self.workspace(out.shape, np.float64) as norms:
-            if rest:
-                np.add(first, rest[0], out=values)
-            np.einsum("ij,ij->i", values, values, dtype=np.float64, out=norms)
+        with self.workspace(out.shape, np.float64) as norms:
+            np.einsum("ij,ij->i", points, points, dtype=np.float64, out=norms)
             out[...] = norms
 
     def finish_tile(
@@ -328,6 +324,8 @@ class Backend(DenseAlgebra):
         W: Array | None,
         out: Array | None,
         keep: Array | None,
+        *,
+        first: bool = False,
     ) -> None:
         """Turn a GEMM's tile into kernel values, in place; out += tile @ W; keep <- tile.
 
@@ -336,12 +334,15 @@ class Backend(DenseAlgebra):
         W : (t, c).
         out : (r, c).
         keep : (r, t), may be the tile itself.
+        first : `out` is not read, and starts at zero.
         """
         self.apply_profile(kernel, tile, scale, norms)
         if keep is not None and keep is not tile:
             keep[...] = tile
         if W is not None:
             assert out is not None
+            if first:
+                out[...] = 0
             self.add_product(tile, W, out)
 
     def add_product(self, tile: Array, W: Array, out: Array) -> None:

@@ -17,8 +17,10 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from streamkern.backend.assignments import Assignments
 from streamkern.backend.base import Array, Backend, Uploader, tiles
 from streamkern.backend.dense import SharedWorkspaces
+from streamkern.backend.device_algebra import DeviceAlgebra
 from streamkern.backend.expression import DRAWS_CUDA, NORMALS, WORDS, kernel_value
 from streamkern.backend.row_major import RowMajor
 from streamkern.backend.staging_ring import ByParts, Ring, Transfers
@@ -32,10 +34,6 @@ _T = TypeVar("_T")
 # CuPy divides the indices of arrays of up to this many elements with 32 bits, several times as fast
 # as with 64.
 SHORT_INDEX = 1 << 31
-# cuSOLVER's Cholesky takes sizes as C integers and multiplies them; a block of this size is safe.
-CHOLESKY_BLOCK = 4096
-# Rows or columns of a triangular matrix that are multiplied at once, skipping most of its zeros.
-TRIANGLE_BLOCK = 4096
 # Seconds for which another thread may keep Python while a run steps. Each launch gives it away for
 # a moment, and by default a loader thread that takes it may keep it ten times as long.
 SWITCH_INTERVAL_S = 5e-4
@@ -52,7 +50,7 @@ def import_cupy() -> Any:
     return on_demand("cupy")
 
 
-class CupyBackend(Backend):
+class CupyBackend(DeviceAlgebra, Backend):
     """CuPy on the device of this index, all arithmetic on one stream; see `active`."""
 
     tile_rows = 8192
@@ -93,7 +91,8 @@ class CupyBackend(Backend):
         }
         self.blas = RowMajor(cupy.cuda.cublas, types, cupy.cuda.device.get_cublas_handle)
         self._epilogues: dict[str, Any] = {}
-        self._square_norms = {n: self._norm_kernel(n) for n in (1, 2)}
+        self._assignments: dict[Assignments, Any] = {}
+        self._squares = {weighted: self._sum_of_squares(weighted) for weighted in (False, True)}
         self.fills = Fills(
             self._draws("uint32", WORDS, "words"),
             self._draws("float32", NORMALS, "normals"),
@@ -256,15 +255,31 @@ class CupyBackend(Backend):
         """Compute out = A @ B.T; half operands have a float32 result."""
         self.blas.gemm(A, B, out, transposed=True)
 
-    def square_norms(self, parts: list[Array], out: Array) -> None:
-        """Set out to the squared norms of the summed parts, in one pass."""
-        self._square_norms[len(parts)](*parts, out, axis=1)
+    def assign(self, assignments: Assignments, **values: Any) -> None:
+        """Run element-wise assignments in one launch."""
+        kernel = self._assignments.get(assignments)
+        if kernel is None:
+            kernel = self._assignments.setdefault(assignments, assignments.kernel(self.xp))
+        kernel(*assignments.arguments(values))
 
-    def _norm_kernel(self, n: int) -> Any:
-        total = "(" + " + ".join(f"(double)x{i}" for i in range(n)) + ")"
+    def square_norms(self, points: Array, out: Array) -> None:
+        """Set out to the squared norms, in one launch."""
+        self._squares[False](points, 1.0, out, axis=1)
+
+    def sum_squares(
+        self, a: Array, out: Array, axis: int, scratch: Array, w: Array | None = None,
+        scale: float = 1.0,
+    ) -> None:  # fmt: skip
+        """Write the sums as on the CPU, in one launch; the squares are summed in float64."""
+        given = (a,) if w is None else (a, w)
+        self._squares[w is not None](*given, scale, out, axis=axis)
+
+    def _sum_of_squares(self, weighted: bool) -> Any:
+        square = "scale * (double)x * (double)x" + " * (double)w" * weighted
+        ins = "T x, T w, float64 scale" if weighted else "T x, float64 scale"
         return self.xp.ReductionKernel(
-            ", ".join(f"T x{i}" for i in range(n)), "T norm", f"{total} * {total}", "a + b",
-            "norm = a", "0", f"streamkern_square_norms_{n}", reduce_type="double",
+            ins, "S total", square, "a + b", "total = a", "0",
+            f"streamkern_sum_of_squares{'_weighted' * weighted}", reduce_type="double",
         )  # fmt: skip
 
     def _draws(self, dtype: str, text: str, name: str) -> Callable[..., None]:
@@ -290,13 +305,15 @@ class CupyBackend(Backend):
         W: Array | None,
         out: Array | None,
         keep: Array | None,
+        *,
+        first: bool = False,
     ) -> None:
         """Turn a tile into kernel values; `keep` is the tile itself, which the GEMM wrote."""
         assert norms is not None
         assert keep is None or keep is tile
         self._epilogue(kernel, tile, norms, scale)
         if W is not None:
-            self.blas.gemm(tile, W, out, beta=1)
+            self.blas.gemm(tile, W, out, beta=0 if first else 1)
 
     def _epilogue(self, kernel: Any, tile: Array, norms: tuple[Array, Array], scale: float) -> None:
         """Turn products into kernel values, in place: one CUDA kernel if there is an expression."""
@@ -318,79 +335,3 @@ class CupyBackend(Backend):
                 "streamkern_epilogue", preamble=kernel_value(expression),
             )  # fmt: skip
         return self._epilogues[expression]
-
-    # -- dense algebra ---------------------------------------------------------------------
-
-    def matmul(self, A: Array, B: Array, out: Array, *, lower: bool = False) -> Array:
-        """Compute out = A @ B by one GEMM, or by one per `TRIANGLE_BLOCK` rows of a triangle."""
-        for rows in tiles(len(A), TRIANGLE_BLOCK if lower else max(1, len(A))):
-            end = rows.stop if lower else A.shape[1]
-            self.blas.gemm(A[rows, :end], B[:end], out[rows])
-        return out
-
-    def matmul_t(self, A: Array, B: Array, out: Array, *, lower: bool = False) -> Array:
-        """Compute out = A.T @ B by one GEMM, or one per `TRIANGLE_BLOCK` columns of a triangle."""
-        width = A.shape[1]
-        for cols in tiles(width, TRIANGLE_BLOCK if lower else max(1, width)):
-            start = cols.start if lower else 0
-            self.blas.gemm(A[start:, cols].T, B[start:], out[cols])
-        return out
-
-    def cholesky(self, A: Array) -> bool:
-        """Factor A as on the CPU, by blocks of columns; waits for the device after each."""
-        n = len(A)
-        for k in tiles(n, CHOLESKY_BLOCK):
-            if not self._factor(A[k, k]):
-                return False
-            A[k, k.stop :] = 0
-            self.blas.solve_lower(A[k, k], A[k.stop :, k], right=True)
-            for part in tiles(n - k.stop, CHOLESKY_BLOCK):
-                i = slice(k.stop + part.start, k.stop + part.stop)
-                j = slice(k.stop, i.stop)  # the lower part and no more
-                self.blas.gemm(A[i, k], A[j, k], A[i, j], transposed=True, alpha=-1, beta=1)
-        return bool(self.xp.isfinite(A.diagonal()).all())
-
-    def _factor(self, A: Array) -> bool:
-        """Replace a square view by its lower Cholesky factor, by cuSOLVER. False: not positive."""
-        xp, library = self.xp, self.xp.cuda.cusolver
-        single, n = A.dtype == np.float32, len(A)
-        room = library.spotrf_bufferSize if single else library.dpotrf_bufferSize
-        factor = library.spotrf if single else library.dpotrf
-        handle = xp.cuda.device.get_cusolver_handle()
-        # The lower part of a row-major matrix is the upper one of its transpose.
-        where = (handle, xp.cuda.cublas.CUBLAS_FILL_MODE_UPPER, n, A.data.ptr,
-                 int(A.strides[0]) // A.itemsize)  # fmt: skip
-        size, info = room(*where), xp.empty(1, np.int32)
-        work = xp.empty(max(1, size), A.dtype)
-        factor(*where, work.data.ptr, size, info.data.ptr)
-        A[...] = xp.tril(A)
-        return int(info[0]) == 0
-
-    def solve_lower(self, L: Array, B: Array, transposed: bool = False) -> Array:
-        """Solve as on the CPU."""
-        self.blas.solve_lower(L, B, transposed=transposed)
-        return B
-
-    def solve_lower_triangular(self, L: Array, B: Array) -> Array:
-        """Solve as on the CPU, by blocks of columns: nothing waits for small diagonal blocks."""
-        for cols in tiles(len(B), TRIANGLE_BLOCK):
-            self.blas.solve_lower(L[cols.start :, cols.start :], B[cols.start :, cols])
-        return B
-
-    def solve_lower_right(self, L: Array, B: Array) -> Array:
-        """Solve as on the CPU."""
-        self.blas.solve_lower(L, B, right=True)
-        return B
-
-    def add_gram(self, C: Array, W: Array, scale: float, *, lower: bool = False) -> None:
-        """Add as on the CPU; for a triangle, one GEMM for every `TRIANGLE_BLOCK` rows of C."""
-        if not lower:
-            return self.blas.add_gram(C, W, scale)
-        for i in tiles(len(C), TRIANGLE_BLOCK):
-            left, right = W[i.start :, i].T, W[i.start :, : i.stop]
-            self.blas.gemm(left, right, C[i, : i.stop], alpha=scale, beta=1)
-
-    def top_eigh(self, A: Array, k: int) -> tuple[Array, Array]:
-        """Return eigenpairs as on the CPU; cuSOLVER computes all of them."""
-        w, v = self.xp.linalg.eigh(A)
-        return w[::-1][:k].copy(), v[:, ::-1][:, :k]

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend import lapack
+from streamkern.backend.assignments import Assignments
 from streamkern.planning.memory import PRODUCT_TILE
 
 Array = Any
@@ -27,6 +28,8 @@ def tiles(n: int, size: int) -> list[slice]:
 
 
 _T = TypeVar("_T")
+MOST_VIEWS = 64
+"""Arrays of a piece of scratch memory that are kept."""
 SINGLE_THREAD_COLUMNS = 2048
 """Largest number of columns of a matrix that one thread factors alone."""
 
@@ -53,6 +56,26 @@ class DenseAlgebra(ABC):
     ) -> AbstractContextManager[Array]:
         """Lend a scratch array for a `with` block."""
 
+    def assign(self, assignments: Assignments, **values: Any) -> None:
+        """Run element-wise assignments; `values` are the arrays and numbers by their names."""
+        assignments.on_host(self.xp, *assignments.arguments(values))
+
+    def sum_squares(
+        self, a: Array, out: Array, axis: int, scratch: Array, w: Array | None = None,
+        scale: float = 1.0,
+    ) -> None:  # fmt: skip
+        """Write the sums of scale w a^2 over an axis to `out`, in its dtype.
+
+        a : two or three dimensions. w : None, or an array that broadcasts against it.
+        scratch : as `a`, may be `a`; overwritten.
+        """
+        self.xp.multiply(a, a, out=scratch)
+        if w is not None:
+            scratch *= w
+        scratch.sum(axis=axis, dtype=out.dtype, out=out)
+        if scale != 1:
+            out *= scale
+
     def matmul(self, A: Array, B: Array, out: Array, *, lower: bool = False) -> Array:
         """Compute out = A @ B, rows of A in fixed chunks over the threads. A : (m, k), B : (k, c).
 
@@ -67,8 +90,10 @@ class DenseAlgebra(ABC):
         self.run(rows_of, tiles(len(A), self.chunk // 2 if lower else self.chunk)[::-1])
         return out
 
-    def matmul_t(self, A: Array, B: Array, out: Array, *, lower: bool = False) -> Array:
-        """Compute out = A.T @ B, columns of A in fixed chunks over the threads.
+    def matmul_t(
+        self, A: Array, B: Array, out: Array, *, lower: bool = False, scale: float = 1.0
+    ) -> Array:
+        """Compute out = scale * A.T @ B, columns of A in fixed chunks over the threads.
 
         A : (k, m), B : (k, c). lower : A is lower triangular, and its zeros are not read.
         """
@@ -84,6 +109,8 @@ class DenseAlgebra(ABC):
                     out[cols] = part.T
 
             self.run(columns_of, tiles(A.shape[1], self.chunk))
+        if scale != 1:
+            out *= scale
         return out
 
     def cholesky(self, A: Array) -> bool:
@@ -205,15 +232,35 @@ class Workspaces:
     def lend(self, xp: Any, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Lent:
         """Lend an uninitialised array of `xp` of this shape and dtype, for a `with` block."""
         try:
-            free: list[Any] = self._local.free
+            free: list[_Piece] = self._local.free
         except AttributeError:
             free = self._local.free = []
         dtype = np.dtype(dtype)
         n_bytes = math.prod(shape) * dtype.itemsize
         piece = _taken(free, n_bytes)
         if piece is None:
-            piece = xp.empty(n_bytes, np.uint8)
-        return Lent(free, piece, piece[:n_bytes].view(dtype).reshape(shape))
+            piece = _Piece(xp.empty(n_bytes, np.uint8))
+        return Lent(free, piece, piece.array(shape, dtype, n_bytes))
+
+
+class _Piece:
+    """Memory, and the arrays that were made of it: on a GPU each costs the host 5 us."""
+
+    __slots__ = ("_arrays", "_memory", "n_bytes")
+
+    def __init__(self, memory: Array) -> None:
+        self._memory, self.n_bytes = memory, len(memory)
+        self._arrays: dict[Any, Array] = {}
+
+    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any], n_bytes: int) -> Array:
+        """Return an array of this memory."""
+        found = self._arrays.get((shape, dtype))
+        if found is None:
+            if len(self._arrays) >= MOST_VIEWS:
+                self._arrays.clear()
+            found = self._memory[:n_bytes].view(dtype).reshape(shape)
+            self._arrays[shape, dtype] = found
+        return found
 
 
 class SharedWorkspaces(Workspaces):
@@ -234,7 +281,7 @@ class Lent:
 
     __slots__ = ("_array", "_free", "_piece")
 
-    def __init__(self, free: list[Any], piece: Any, array: Any) -> None:
+    def __init__(self, free: list[_Piece], piece: _Piece, array: Any) -> None:
         self._free, self._piece, self._array = free, piece, array
 
     def __enter__(self) -> Any:
@@ -244,11 +291,11 @@ class Lent:
         self._free.append(self._piece)
 
 
-def _taken(free: list[Any], n_bytes: int) -> Any:
+def _taken(free: list[_Piece], n_bytes: int) -> _Piece | None:
     """Take the smallest piece that is large enough; otherwise drop the largest and return None."""
     if not free:
         return None
-    sizes = [len(piece) for piece in free]
+    sizes = [piece.n_bytes for piece in free]
     fit = [size for size in sizes if size >= n_bytes]
     piece = free.pop(sizes.index(min(fit) if fit else max(sizes)))
     return piece if fit else None

@@ -136,7 +136,7 @@ def probe(backend: Any) -> None:
         tile, square = (xp.empty((2, 2), np.float32) for _ in range(2))
         half = points.astype(backend.operand_dtype("high"))
         backend.gemm(half, half, tile)
-        backend.square_norms([points], norms)
+        backend.square_norms(points, norms)
         backend.compiled("s")(norms[:, None], norms, 0.5, tile)  # |x - z|^2 / 2
         tile += 2 * points
         positive = backend.cholesky(tile)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 
+from streamkern.backend.assignments import Assignments
 from streamkern.backend.base import Array, Backend
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
@@ -50,6 +52,8 @@ class Points:
         return side
 
     def __getitem__(self, rows: slice | Array) -> Points:
+        if isinstance(rows, slice) and rows == slice(0, len(self)):
+            return self
         some = self.each(lambda a: a[rows])
         if self.postings is None or not isinstance(rows, slice):
             return some
@@ -83,6 +87,39 @@ def with_postings(backend: Backend, points: Points) -> Points:
     if points.right is None or points.postings is not None:
         return points
     return replace(points, postings=Postings.of_rows(backend, points.right))
+
+
+@cache
+def preparation(
+    precision: str, *, moved: bool, shifted: bool, scaled: bool, left: bool, right: bool,
+    doubled: bool,
+) -> Assignments:  # fmt: skip
+    """Return the assignments that round points and write them to their sides.
+
+    They write x, the points as rounded, (n, d), and the columns of the sides, left0, left1, ...
+    and right0, ...; "high" has [h h l] . [h l h] = hh + hl + lh, without ll.
+
+    moved : x already holds the points; else it is made of X, minus `shift` if `shifted`, times
+        `factor` if `scaled`.
+    doubled : the left side holds -2 x.
+    """
+    difference = "X - shift" if shifted else "X"
+    lines = [] if moved else [f"x = ({difference}) * factor" if scaled else f"x = {difference}"]
+    terms = {"left": ["x"], "right": ["x"]}
+    if precision == "high":
+        lines += ["h = rounded(x)", "low = rounded(x - h)", "x = h + low"]
+        terms = {"left": ["h", "h", "low"], "right": ["h", "low", "h"]}
+    elif precision in ("fast", "integer"):
+        lines += ["h = rounded(x)", "x = h"]
+        terms = {"left": ["h"], "right": ["h"]}
+    sides = [side for side, wanted in (("left", left), ("right", right)) if wanted]
+    names = [f"{side}{i}" for side in sides for i in range(len(terms[side]))]
+    factors = {"left": " * -2" if doubled else "", "right": ""}
+    values = [term + factors[side] for side in sides for term in terms[side]]
+    lines += [f"{name} = {value}" for name, value in zip(names, values, strict=True)]
+    local = "h low" if precision == "high" else "h" * ("h = rounded(x)" in lines)
+    halves = "" if precision in ("exact", "float64") else " ".join(names)
+    return Assignments(f"points_{precision}", "; ".join(lines), local=local, halves=halves)
 
 
 @dataclass(frozen=True)

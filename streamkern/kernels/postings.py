@@ -91,4 +91,4 @@ def prepare_sparse(
     for side in (left, right):
         if side is not None:
             put_packed(rows, side)
-    backend.square_norms([rows[:, rows.shape[1] // 2 :]], norms)
+    backend.square_norms(rows[:, rows.shape[1] // 2 :], norms)

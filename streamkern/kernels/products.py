@@ -36,12 +36,14 @@ from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.kernels.base import Kernel
 from streamkern.kernels.points import (
+    HALVES,
     Grid,
     Points,
     check_precision,
     norms_in_columns,
     point_columns,
     point_width,
+    preparation,
     with_postings,
 )
 from streamkern.kernels.postings import SPARSE_TILE, prepare_sparse, sparse_products
@@ -146,11 +148,16 @@ class KernelOperator:
     ) -> Points:
         """Return n uninitialised prepared rows of `width` columns."""
         xp, shape = self.backend.xp, (n, width)
-        return Points(
+        norms = None if self.norms_in_columns else xp.empty(n, self.dtype)
+        points = Points(
             xp.empty(shape, self.operand_dtype) if left else None,
             xp.empty(shape, self.operand_dtype) if right else None,
-            None if self.norms_in_columns else xp.empty(n, self.dtype),
+            norms,
         )
+        for side in (points.left, points.right):
+            if side is not None and side.itemsize == 2:
+                side[:, 1 - HALVES :] = 0  # padding; whatever else is there is written later
+        return points
 
     def width(self, d: int) -> int:
         """Return columns of a prepared row. ConfigError if the metric is not for d features."""
@@ -167,66 +174,65 @@ class KernelOperator:
             prepare_sparse(self.backend, X, out.left, out.right, out.norms)
             return
         backend, shape = self.backend, (len(X), self.kernel.features(X.shape[1]))
-        splits, own = self.precision not in ("exact", "float64"), out.norms
+        own = out.norms
         with (
-            backend.workspace(shape, self.dtype) as values,
-            backend.workspace(shape, self.dtype) if splits else nullcontext() as high,
+            backend.workspace(shape, self.dtype) as x,
             backend.workspace(shape[:1], self.dtype) if own is None else nullcontext(own) as norms,
         ):
-            self._transform(X, values)
-            parts = [values] if high is None else self._split(values, high)
-            backend.square_norms(parts, norms)
-            self._write_sides(parts, norms, out)
+            self._write_points(X, x, out)
+            backend.square_norms(x, norms)
+            if self.norms_in_columns:
+                self._write_norms(norms, out)
         for side in (out.left, out.right):
             if side is not None and self.categorical_columns:
                 side[:, : len(self.categorical_columns)] = X[:, self.categorical_columns]
 
-    def _write_sides(self, parts: list[Array], norms: Array, out: Points) -> None:
-        """Write prepared rows to the sides of `out`. parts : float32 summands. norms : (n,)."""
-        d, start = parts[0].shape[1], len(self.categorical_columns)
-        # If norms are separate, products are not doubled: -2 a would overflow half precision first.
-        doubled = -2 if self.norms_in_columns else 1
-        for side, factor, first in ((out.left, doubled, -2), (out.right, 1, -1)):
-            if side is None:
-                continue
-            terms = self._columns(parts, left=side is out.left)
-            for i, part in enumerate(terms):
-                self.backend.xp.multiply(part, factor, out=side[:, start + i * d :][:, :d])
-            if self.norms_in_columns:
-                side[:, -2:] = 1
-                side[:, first] = norms
-            elif start + len(terms) * d < side.shape[1]:
-                side[:, start + len(terms) * d :] = 0
+    def _write_points(self, X: Array, x: Array, out: Points) -> None:
+        """Write the points of X to the columns of their sides, and as rounded to x (n, d).
 
-    def _transform(self, X: Array, out: Array) -> None:
-        """Shift X and move it to the metric and units of the bandwidth, or to steps of the grid.
-
-        out : (n, d), or as many columns as the metric has.
+        They are shifted, and in the metric and units of the bandwidth, or in steps of the grid.
         """
+        moved = self._move(X, x)
+        factor = self.metric if self.metric is not None else 1 / self.kernel.bandwidth
+        # If norms are separate, products are not doubled: -2 a would overflow half precision first.
+        assignments = preparation(
+            self.precision, moved=moved, shifted=self.shift is not None,
+            scaled=self.metric is not None or self.kernel.bandwidth != 1,
+            left=out.left is not None, right=out.right is not None, doubled=self.norms_in_columns,
+        )  # fmt: skip
+        d, start = x.shape[1], len(self.categorical_columns)
+        columns = {
+            f"{name}{i}": side[:, start + i * d :][:, :d]
+            for name, side in (("left", out.left), ("right", out.right))
+            if side is not None
+            for i in range(3 if self.precision == "high" else 1)
+        }
+        self.backend.assign(assignments, X=X, x=x, shift=self.shift, factor=factor, **columns)
+
+    def _write_norms(self, norms: Array, out: Points) -> None:
+        """Write the last two columns of the sides."""
+        for side, at in ((out.left, -2), (out.right, -1)):
+            if side is not None:
+                side[:, -2:] = 1
+                side[:, at] = norms
+
+    def _move(self, X: Array, x: Array) -> bool:
+        """Move X to x by a matrix, or to steps of the grid; return False if there is neither."""
         xp = self.backend.xp
         if self.grid is not None:
-            xp.subtract(X, self.grid.offset, out=out)
-            out *= 1 / self.grid.step
-            self._snap(out)
+            xp.subtract(X, self.grid.offset, out=x)
+            x *= 1 / self.grid.step
+            self._snap(x)
             if self.shift is not None:
-                out -= self.shift
-            return
-        if self.metric is not None and self.metric.ndim == 2:
-            with self.backend.workspace(X.shape, self.dtype) as shifted:
-                self._shift(X, shifted)
-                self.backend.gemm(shifted, self.metric, out)
-            return
-        self._shift(X, out)
-        if self.metric is not None:
-            out *= self.metric
-        elif self.kernel.bandwidth != 1:
-            out *= 1 / self.kernel.bandwidth
-
-    def _shift(self, X: Array, out: Array) -> None:
-        if self.shift is None:
-            out[...] = X
-        else:
-            self.backend.xp.subtract(X, self.shift, out=out)
+                x -= self.shift
+            return True
+        if self.metric is None or self.metric.ndim == 1:
+            return False
+        with self.backend.workspace(X.shape, self.dtype) as shifted:
+            if self.shift is not None:
+                X = xp.subtract(X, self.shift, out=shifted)
+            self.backend.gemm(X, self.metric, x)
+        return True
 
     def _snap(self, X: Array) -> None:
         """Restore the integers that were scaled in float32, in place; keep all other numbers."""
@@ -241,26 +247,6 @@ class KernelOperator:
             xp.greater(xp.absolute(X, out=distance), SNAP, out=far)
             X *= far
             X += whole
-
-    def _split(self, X: Array, high: Array) -> list[Array]:
-        """Return the summands of the points, in float32: `high`, and X itself if there are two."""
-        with self.backend.workspace(X.shape, np.float16) as half:
-            half[...] = X
-            high[...] = half
-            if self.precision != "high":
-                return [high]
-            X -= high
-            half[...] = X
-            X[...] = half
-        return [high, X]
-
-    @staticmethod
-    def _columns(parts: list[Array], *, left: bool) -> list[Array]:
-        """Return the columns of a side; "high": [h h l] . [h l h] = hh + hl + lh, without ll."""
-        if len(parts) == 1:
-            return parts
-        h, low = parts
-        return [h, h, low] if left else [h, low, h]
 
     # -- products --------------------------------------------------------------------------
 
@@ -295,12 +281,13 @@ class KernelOperator:
             def slab(item: tuple[slice, int]) -> None:
                 rows, g = item
                 share = None if sums is None else sums[g, rows]
+                if share is not None and not groups[g]:
+                    share[...] = 0
                 for cols in groups[g]:
                     columns = B if self.kernel.sparse else B[cols]
-                    self._tile(A[rows], columns, rows, cols, W, share, keep, same)
+                    first = cols is groups[g][0]
+                    self._tile(A[rows], columns, rows, cols, W, share, keep, same, first)
 
-            if sums is not None:
-                sums[...] = 0
             backend.run(slab, [(rows, g) for g in range(len(groups)) for rows in slabs])
 
         if W is None:
@@ -323,9 +310,12 @@ class KernelOperator:
 
     def _tile(
         self, A: Points, B: Points, rows: slice, cols: slice, W: Array | None, share: Array | None,
-        keep: Array | None, same: tuple[Array, Array] | None,
+        keep: Array | None, same: tuple[Array, Array] | None, first: bool,
     ) -> None:  # fmt: skip
-        """Evaluate one tile: share += K @ W[cols], keep[rows, cols] <- K."""
+        """Evaluate one tile: share += K @ W[cols], keep[rows, cols] <- K.
+
+        first : the share starts at zero.
+        """
         backend = self.backend
         assert A.left is not None
         assert B.right is not None
@@ -351,7 +341,7 @@ class KernelOperator:
             if same is not None:
                 self._mark_same(tile, A, rows, cols, same)
             W = None if W is None else W[cols]
-            backend.finish_tile(self.kernel, tile, norms, self.scale, W, share, keep)
+            backend.finish_tile(self.kernel, tile, norms, self.scale, W, share, keep, first=first)
 
     def matrix(self, A: Points, B: Points, out: Array | None = None) -> Array:
         """Return K(A, B), (m, p)."""

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy.typing as npt
 
+from streamkern.backend.assignments import Assignments
 from streamkern.backend.base import Array
 from streamkern.backend.batch import Batch
 from streamkern.backend.rank_grid import CenterPartition, RankGrid
@@ -35,6 +36,7 @@ from streamkern.planning.problem import ProblemShape
 from streamkern.solver.precondition.partition import Partition
 from streamkern.solver.precondition.step_rule import StepRule
 
+AVERAGE = Assignments("average", "average = average + (alpha - average) * weight")
 LOSSES = 32
 """Number of steps whose losses stay on the device before they are overwritten."""
 ROOM_FACTOR = 1.1
@@ -105,7 +107,6 @@ class Solver:
         self.averaging = average
         xp = op.backend.xp
         self.losses = xp.zeros((LOSSES, 2, n_outputs))
-        self._scratch = xp.empty((len(Z), n_outputs), op.dtype)
 
     def _make_room(self, rows: int | None = None) -> None:
         """Allocate buffers for `rows` rows of a batch; None: for this rank's share of the largest.
@@ -207,14 +208,13 @@ class Solver:
         r : (m, c), before `_weigh`.
         squares : (m, c), overwritten.
         """
-        losses = self.losses[state.steps % LOSSES]
-        xp, of_zero = self.backend.xp, batch.Y
-        for values, loss in ((r, losses[0, ...]), (of_zero, losses[1, ...])):
-            if values is batch.Y and self.loss is not None:
-                values = xp.subtract(batch.Y, self.loss.of_zero, out=squares)
-            xp.multiply(values, values, out=squares)
-            self._weigh(squares, batch.w).sum(axis=0, dtype=loss.dtype, out=loss)
-        losses *= 1 / batch.whole
+        losses, of_zero, w = self.losses[state.steps % LOSSES], batch.Y, batch.w
+        w = None if w is None else w[:, None]
+        scale = 1 / batch.whole
+        self.backend.sum_squares(r, losses[0], 0, squares, w, scale)
+        if self.loss is not None:
+            of_zero = self.backend.xp.subtract(batch.Y, self.loss.of_zero, out=squares)
+        self.backend.sum_squares(of_zero, losses[1], 0, squares, w, scale)
         return self.partition.sum_over_rows(losses)
 
     def agree(self, so: bool) -> bool:
@@ -250,10 +250,7 @@ class Solver:
             return
         state.averaged += 1
         weight = (self.average_k + 1) / (state.averaged + self.average_k)
-        move = self._scratch
-        self.backend.xp.subtract(state.alpha, state.average, out=move)
-        move *= weight
-        state.average += move
+        self.backend.assign(AVERAGE, average=state.average, alpha=state.alpha, weight=weight)
 
     # -- checkpoint ------------------------------------------------------------------------
 

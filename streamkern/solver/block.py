@@ -133,7 +133,7 @@ class BlockMethod(Method[BlockSizes]):
         p, m = held, batch_room(problem, sizes.batch_size)
         add("train", "K(X, Z)", m, p if sizes.keep else own, itemsize=item)
         add("train", "parts of a step", 3 * b, c, itemsize=item)
-        add("train", "sketches beside alpha", p + m, c + SKETCH, itemsize=item)
+        add("train", "sketches beside alpha", p + m * n_blocks, c + SKETCH, itemsize=item)
         add("train", "leverages of a batch", m, n_blocks + 2, itemsize=item)
         if problem.ridge and problem.features != "fourier":
             add("train", "K(Z, Z) alpha, its copy, at the start", 3 * p, c, itemsize=item)

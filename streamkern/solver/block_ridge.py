@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 
+from streamkern.backend.assignments import Assignments
 from streamkern.backend.base import Array
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import State
 from streamkern.solver.precondition.block import BlockPreconditioner
-from streamkern.solver.precondition.partition import Partition
+from streamkern.solver.precondition.partition import Partition, PartViews
 from streamkern.solver.precondition.step_rule import RIDGE_DELAY, blocks_due
 
 RIDGE_AGE = 0.5
 """Constant of `ridge_schedule`. With 1 a smooth problem converged later."""
 MIN_SHARE = 1e-15
+ADD = Assignments("ridge", "g = g + v * ridge")
+ADD_WITH_JITTER = Assignments("ridge_jitter", "g = g + v * ridge + alpha * more")
 
 
 def ridge_schedule(n: int, share: float) -> tuple[int, int]:
@@ -53,6 +56,8 @@ class BlockRidge:
         self.op, self.Z, self.preconditioner, self.ridge = op, Z, preconditioner, ridge
         self.partition, self.backend = partition, op.backend
         self.stride, self.count = self._schedule(max_batch)
+        self._stripes = [partition.stripe(b) for b in range(len(partition.blocks))]
+        self._values, self._alpha = (PartViews([own for _, own in self._stripes]) for _ in "va")
 
     def _schedule(self, max_batch: int) -> tuple[int, int]:
         pre = self.preconditioner
@@ -68,11 +73,11 @@ class BlockRidge:
             return {}
         return {"ridge_values": self.backend.xp.zeros(shape, self.op.dtype)}
 
-    def add(self, g: Array, state: State, b: int, scratch: Array) -> None:
+    def add(self, g: Array, state: State, b: int) -> None:
         """Add ridge v_b to g, with v = K(Z, Z) alpha.
 
         K(Z, Z) has the jitter of each block's factor. With several ranks, each adds its part of the
-        sum. scratch : as g.
+        sum.
 
         The jitter is part of the ridge: where centers nearly coincide, rounding leaves K(Z, Z) with
         negative eigenvalues, along which alpha would grow without end.
@@ -84,17 +89,20 @@ class BlockRidge:
         is unbiased but only in the additive form: with Gauss-Seidel it ended 10 to 15 % away.
         Explicit features have the identity for K(Z, Z).
         """
-        pre, xp = self.preconditioner, self.backend.xp
-        at, own = self.partition.stripe(b)  # other ranks add the other rows
-        g, part = g[at], scratch[at]
+        pre = self.preconditioner
+        at, _ = self._stripes[b]  # other ranks add the other rows
+        if at.stop - at.start < len(g):
+            g = g[at]
         values = state.alpha if self.op.kernel.explicit else state.pending["ridge_values"]
         if not self.op.kernel.explicit and self._is_due(b, state.steps):
             self._refresh(state, b)
-        xp.multiply(values[own], self.ridge, out=part)
-        g += part
+        given = {"g": g, "v": self._values(values)[b], "ridge": self.ridge}
         if pre.jitters[b] and pre.L is None:
-            xp.multiply(state.alpha[own], self.ridge * pre.jitters[b], out=part)
-            g += part
+            more = self.ridge * pre.jitters[b]
+            alpha = self._alpha(state.alpha)[b]
+            self.backend.assign(ADD_WITH_JITTER, alpha=alpha, more=more, **given)
+        else:
+            self.backend.assign(ADD, **given)
 
     def _refresh(self, state: State, b: int) -> None:
         """Update K(Z, Z) alpha of block b."""

@@ -45,11 +45,14 @@ ridge.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from streamkern.backend.assignments import Assignments
 from streamkern.backend.base import Array
 from streamkern.backend.batch import Batch
 from streamkern.backend.rank_grid import CenterPartition, RankGrid
@@ -60,6 +63,7 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import Solver, State
 from streamkern.solver.block_ridge import BlockRidge
 from streamkern.solver.precondition.block import BlockPreconditioner
+from streamkern.solver.precondition.partition import PartViews
 from streamkern.solver.precondition.step_rule import StepRule
 
 ORDER_STAGE = 11
@@ -80,12 +84,52 @@ rows were as good as any.
 """
 
 
+MOVE = Assignments("move", "u = u * eta; alpha = alpha - u")
+DAMP = Assignments("damp", "w = 1 / (w * share + 1)")
+DAMP_WEIGHTED = Assignments("damp_weighted", "w = weights / (w * share * weights + 1)")
+LEAVE_OWN = Assignments("leave_own", "r = r * (leverage * share * w + 1) - Ku * w")
+
+
+@cache
+def residual(n: int, minus_targets: bool) -> Assignments:
+    """Return the assignment of the sum of the values v0, v1, ... of n blocks, minus Y, to r."""
+    first = "v0 - Y" if minus_targets else "v0"
+    return Assignments("residual", " + ".join(("r = " + first, *(f"v{b}" for b in range(1, n)))))
+
+
 def finite_population_factor(cycled: int | None, m: int) -> float:
     """Return the variance of a mean of m rows of a stream over that of m independent rows.
 
     cycled : rows over which the stream cycles, each once in a pass; None if every row is new.
     """
     return 1.0 if cycled is None else (cycled - m) / max(cycled - 1, 1)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Views of the buffers for the m rows of a batch."""
+
+    x: Points
+    r: Array
+    """(m, c)"""
+    Ku: Array
+    """(m, c)"""
+    w: Array
+    """(m,)"""
+    leverages: Array
+    """(n, m), of n blocks"""
+    leverage: list[Array]
+    """(m, 1) of each block"""
+    both: list[Array]
+    """(m, c + k) of each block: values, and the sketches of the leverage"""
+    values: dict[str, Array]
+    """(m, c) of each block"""
+    sketched: Array
+    """(n, m, k)"""
+    K: list[Array | None]
+    """(m, b) of each block, if it is kept"""
+    whole_K: Array | None
+    """(m, p)"""
 
 
 class BlockSolver(Solver):
@@ -122,30 +166,54 @@ class BlockSolver(Solver):
         default_k = 0.5 if len(preconditioner.blocks) <= 4 else 1
         self.average_k = default_k if average_k is None else average_k
         widest = max(b.stop - b.start for b in preconditioner.blocks)
-        widths = [own.stop - own.start for own in self.partition.local]
-        # One matrix per block rather than slices of one: a GPU's GEMM needs contiguous matrices.
+        self._Z = [Z[own] for own in self.partition.local]
+        widths = [len(Z_b) for Z_b in self._Z]
         self._columns = widths if keep else [max(widths)]
-        self.g, self.u = (xp.empty((widest, c), op.dtype) for _ in range(2))
+        self._g, self._u = (
+            [room[: b.stop - b.start] for b in preconditioner.blocks]
+            for room in (xp.empty((widest, c), op.dtype) for _ in range(2))
+        )
+        self._alpha, self._W = (PartViews(self.partition.local) for _ in range(2))
         sketches = preconditioner.sketches or []
         self.sketch = sketches[0].shape[1] if sketches else 0
-        # [alpha, G] of every block, so that one product with K_b serves both.
-        self.augmented = [xp.empty((len(G), c + G.shape[1]), op.dtype) for G in sketches]
-        for augmented, G in zip(self.augmented, sketches, strict=True):
-            augmented[:, c:] = G
+        # [alpha, G], so that one product with the K of a block serves both.
+        self.augmented: Array = None
+        if sketches:
+            self.augmented = xp.empty((len(Z), c + self.sketch), op.dtype)
+            for own, G in zip(self.partition.local, sketches, strict=True):
+                self.augmented[own, c:] = G
+            self.augmented_alpha = self.augmented[:, :c]
         self._make_room()
 
     def _allocate(self, m: int) -> None:
-        xp, dtype, c = self.backend.xp, self.op.dtype, self.n_outputs
-        self.K = []  # free the old buffers first
-        self.K = [xp.empty((m, width), dtype) for width in self._columns]
+        xp, dtype, c, n = self.backend.xp, self.op.dtype, self.n_outputs, len(self._Z)
+        self.K, self.whole_K = [], None  # free the old buffers first
+        if self.keep and self.backend.kept_in_place:  # one launch for all blocks
+            self.whole_K = xp.empty((m, len(self.Z)), dtype)
+            self.K = [self.whole_K[:, own] for own in self.partition.local]
+        else:
+            self.K = [xp.empty((m, width), dtype) for width in self._columns]
         self.x = self.op.empty_points(m, self.Z.width, left=True)
         self.r, self.Ku = (xp.empty((m, c), dtype) for _ in range(2))
-        if self.augmented:
-            self.both = xp.empty((m, self.augmented[0].shape[1]), dtype)
-            self.leverages = xp.empty((len(self.augmented), m), dtype)
-            if not self.partition.whole:
-                self.parts = xp.empty((m, c + self.sketch * len(self.augmented)), dtype)
-            self.own, self.w = (xp.empty(m, dtype) for _ in range(2))
+        self.both = xp.empty((n, m, c + self.sketch), dtype)
+        self.w, self.leverages = xp.empty(m, dtype), xp.empty((n, m), dtype)
+        self.parts: Array = None
+        if self.sketch and not self.partition.whole:
+            self.parts = xp.empty((m, c + self.sketch * n), dtype)
+        self._rows: dict[int, _Rows] = {}
+
+    def _of_rows(self, m: int) -> _Rows:
+        """Return the views for m rows, which are made once: on a GPU each costs the host 2 us."""
+        if m not in self._rows:
+            c, both, blocks = self.n_outputs, self.both[:, :m], range(len(self._Z))
+            self._rows[m] = _Rows(
+                self.x[:m], self.r[:m], self.Ku[:m], self.w[:m],
+                self.leverages[:, :m], [self.leverages[b, :m, None] for b in blocks],
+                [both[b] for b in blocks], {f"v{b}": both[b, :, :c] for b in blocks},
+                both[:, :, c:], [self.K[b][:m] if self.keep else None for b in blocks],
+                None if self.whole_K is None else self.whole_K[:m],
+            )  # fmt: skip
+        return self._rows[m]
 
     def init(self, alpha: Array | None = None) -> State:
         """Return the state of the setup sample's weights, `BlockPreconditioner.start`, or `alpha`.
@@ -186,56 +254,56 @@ class BlockSolver(Solver):
         self._make_room(m)
         self.partition.begin(m, n)
         rng = np.random.default_rng([self.seed, ORDER_STAGE, state.steps])
-        order = rng.permutation(len(own))
+        order, rows = rng.permutation(len(own)), self._of_rows(m)
         with self.backend.single_threaded_blas():
-            x = self.op.points(batch.X, out=self.x[:m])
-            r = self._residual(state, x, batch.Y)
-            r, w, loss = self._to_residual(state, batch, r, self.Ku[:m])
-            w = self._weights(state, m, n, w)
+            self.op.points(batch.X, out=rows.x)
+            r = self._residual(state, rows, batch.Y)
+            r, w, loss = self._to_residual(state, batch, r, rows.Ku)
+            w = self._weights(state, rows, n, w)
             self._weigh(r, w)
+            w = None if w is None else w[:, None]
             for i, b in enumerate(order.tolist()):
-                K_b = self.K[b][:m] if self.keep else self._recomputed(x, own[b])
+                K_b = self._recomputed(rows.x, b) if rows.K[b] is None else rows.K[b]
                 u = self._block_step(state, b, K_b, r, n)
                 if i + 1 < len(order):
-                    self._update_residual(r, state, b, K_b, u, w, n)
+                    self._update_residual(r, state, b, K_b, u, rows, w, n)
             self._average(state)
         state.rows += n
         return loss
 
     def _block_step(self, state: State, b: int, K_b: Array, r: Array, n: int) -> Array:
-        block, at = self.preconditioner.blocks[b], self.partition.in_block[b]
-        width = block.stop - block.start
-        g = self.g[:width]
-        g[...] = 0  # at centers of other ranks, whose share the sum over all of them adds
-        part = self.backend.matmul_t(K_b, r, g[at])
-        part *= 1 / n
+        g, u, at = self._g[b], self._u[b], self.partition.in_block[b]
+        part = at.stop - at.start < len(g)
+        if part:
+            g[...] = 0  # at centers of other ranks, whose share the sum over all of them adds
+        self.backend.matmul_t(K_b, r, g[at] if part else g, scale=1 / n)
         if self.ridge:
-            self.ridge_term.add(g, state, b, self.u[:width])
+            self.ridge_term.add(g, state, b)
         self.partition.sum(g)
-        u = self.partition.sum(self.preconditioner.apply(b, g, self.backend, self.u[:width]))
-        u *= self._eta(state, b, n)
-        u = u[at]
-        if self.loss is not None and self.loss.limits:
-            moves = self.partition.row_sum(self.backend.matmul(K_b, u, self.Ku[: len(K_b)]))
-            u *= self.loss.limit(moves)
-        alpha = state.alpha[self.partition.local[b]]
+        u = self.partition.sum(self.preconditioner.apply(b, g, self.backend, u))
+        u = u[at] if part else u
+        alpha, eta = self._alpha(state.alpha)[b], self._eta(state, b, n)
+        if self.loss is None or not self.loss.limits:
+            self.backend.assign(MOVE, u=u, eta=eta, alpha=alpha)
+            return u
+        u *= eta
+        moves = self.partition.row_sum(self.backend.matmul(K_b, u, self.Ku[: len(K_b)]))
+        u *= self.loss.limit(moves)
         alpha -= u
         return u
 
-    def _weights(self, state: State, m: int, n: int, sample_weights: Array | None) -> Array | None:
+    def _weights(self, state: State, rows: _Rows, n: int, w: Array | None) -> Array | None:
         """Return the factors of the rows in the step, (m,): sample weights, damped by leverage."""
-        if not self.augmented:
-            return sample_weights
-        xp, w = self.backend.xp, self.w[:m]
+        if not self.sketch:
+            return w
         eta = max(self._eta(state, b, n) for b in range(len(self.preconditioner.rules)))
-        self.leverages[:, :m].sum(axis=0, out=w)
-        w *= self._variance_ratio(n) * eta / n
-        if sample_weights is None:
-            w += 1
-            return xp.reciprocal(w, out=w)
-        w *= sample_weights
-        w += 1
-        return xp.divide(sample_weights, w, out=w)
+        rows.leverages.sum(axis=0, out=rows.w)
+        share = self._variance_ratio(n) * eta / n
+        if w is None:
+            self.backend.assign(DAMP, w=rows.w, share=share)
+        else:
+            self.backend.assign(DAMP_WEIGHTED, w=rows.w, share=share, weights=w)
+        return rows.w
 
     def _eta(self, state: State, b: int, m: int) -> float:
         """Return the step size of a block for m rows.
@@ -253,18 +321,22 @@ class BlockSolver(Solver):
         return finite_population_factor(self.cycled, m)
 
     def _update_residual(
-        self, r: Array, state: State, b: int, K_b: Array, u: Array, w: Array | None, n: int
-    ) -> None:
-        """Subtract w K_b u from r, already weighted, except for each row's share from itself."""
-        m = len(r)
-        if self.augmented:
-            own = self.own[:m]
+        self, r: Array, state: State, b: int, K_b: Array, u: Array, rows: _Rows, w: Array | None,
+        n: int,
+    ) -> None:  # fmt: skip
+        """Subtract w K_b u from r, already weighted, except for each row's share from itself.
+
+        w : (m, 1) or None.
+        """
+        Ku = self.partition.row_sum(self.backend.matmul(K_b, u, rows.Ku))
+        if self.sketch:
             share = self._variance_ratio(n) * self._eta(state, b, n) / n
-            self.backend.xp.multiply(self.leverages[b, :m], share, out=own)
-            own *= w
-            own += 1
-            self._weigh(r, own)
-        r -= self._weigh(self.partition.row_sum(self.backend.matmul(K_b, u, self.Ku[:m])), w)
+            leverage = rows.leverage[b]
+            self.backend.assign(LEAVE_OWN, r=r, leverage=leverage, share=share, w=w, Ku=Ku)
+            return
+        if w is not None:
+            Ku *= w
+        r -= Ku
 
     def _pending(self) -> dict[str, Array]:
         return self.ridge_term.pending(self.n_outputs)
@@ -274,53 +346,37 @@ class BlockSolver(Solver):
         super().backed_off(state, good, factor)
         self.ridge_term.refresh_all(state)
 
-    def _residual(self, state: State, x: Points, Y: Array) -> Array:
+    def _residual(self, state: State, rows: _Rows, Y: Array) -> Array:
         """Return K alpha - Y, without Y for a loss of another form; fills self.K, the leverages."""
-        m, c = len(x), self.n_outputs
-        r = self.r[:m]
+        W, r, (m, c) = state.alpha, rows.r, rows.r.shape
+        if self.sketch:
+            W = self.augmented
+            self.augmented_alpha[...] = state.alpha
+        if self.whole_K is not None:
+            self.op.matrix(rows.x, self.Z, out=rows.whole_K)
+        for b, W_b in enumerate(self._W(W)):
+            K_b, out = rows.K[b], rows.both[b]
+            if self.whole_K is not None:
+                self.backend.matmul(K_b, W_b, out)
+            else:
+                self.op.product(rows.x, self._Z[b], W_b, out=out, keep=K_b)
         # Of the ranks with these rows, one subtracts Y.
-        if self.loss is None and not self.partition.grid.column:
-            self.backend.xp.negative(Y, out=r)
-        else:
-            r[...] = 0
-        for b in range(len(self.preconditioner.blocks)):
-            r += self._values(state, x, b)
+        minus = self.loss is None and not self.partition.grid.column
+        self.backend.assign(residual(len(rows.both), minus), r=r, Y=Y, **rows.values)
         if self.partition.whole:
+            if self.sketch:
+                self.backend.sum_squares(rows.sketched, rows.leverages, 2, rows.sketched)
             return r
-        if not self.augmented:
+        if not self.sketch:
             return self.partition.row_sum(r)
         parts = self.parts[:m]
-        parts[:, :c] = r
+        sketched = parts[:, c:].reshape(m, -1, self.sketch).transpose(1, 0, 2)
+        parts[:, :c], sketched[...] = r, rows.sketched
         r[...] = self.partition.row_sum(parts)[:, :c]
-        for b in range(len(self.augmented)):
-            self._set_leverages(b, self._sketched(parts, b))
+        self.backend.sum_squares(sketched, rows.leverages, 2, sketched)
         return r
 
-    def _values(self, state: State, x: Points, b: int) -> Array:
-        """Return K_b alpha_b; fills the leverages of the rows in the block on the way."""
-        m, c, own = len(x), self.n_outputs, self.partition.local[b]
-        Z, alpha = self.Z[own], state.alpha[own]
-        keep = self.K[b][:m] if self.keep else None
-        if not self.augmented:
-            return self.op.product(x, Z, alpha, out=self.Ku[:m], keep=keep)
-        self.augmented[b][:, :c] = alpha
-        both = self.op.product(x, Z, self.augmented[b], out=self.both[:m], keep=keep)
-        if self.partition.whole:
-            self._set_leverages(b, both[:, c:])
-        else:
-            self._sketched(self.parts[:m], b)[...] = both[:, c:]
-        return both[:, :c]
-
-    def _sketched(self, parts: Array, b: int) -> Array:
-        first = self.n_outputs + self.sketch * b
-        return parts[:, first : first + self.sketch]
-
-    def _set_leverages(self, b: int, sketched: Array) -> None:
-        """Set the leverages in block b. sketched : (m, k), overwritten."""
-        self.backend.xp.multiply(sketched, sketched, out=sketched)
-        sketched.sum(axis=1, out=self.leverages[b, : len(sketched)])
-
-    def _recomputed(self, x: Points, own: slice) -> Array:
-        shape = (len(x), own.stop - own.start)
+    def _recomputed(self, x: Points, b: int) -> Array:
+        shape = (len(x), len(self._Z[b]))
         K = self.K[0].reshape(-1)[: shape[0] * shape[1]].reshape(shape)
-        return self.op.matrix(x, self.Z[own], out=K)
+        return self.op.matrix(x, self._Z[b], out=K)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamkern.backend.row_major import RowMajor
+from streamkern.backend.row_major import RowMajor, triangle_parts
 from tests import columnmajor
 from tests.columnmajor import HANDLE, TYPES, addressed
 
@@ -53,6 +53,48 @@ def test_products(
         out[...] = np.nan
     blas.gemm(A, B, out, transposed=transposed, alpha=0.75, beta=beta)
     close(out, truth, tolerance)
+
+
+@given(SIZES, SIZES, SIZES, GAPS, PRECISIONS)
+def test_products_with_a_transposed_left_side(
+    blas: RowMajor, r: int, k: int, c: int, gap: int, precision: Any
+) -> None:
+    dtype, tolerance = precision
+    A, B, out = matrix(0, k, r, dtype, gap), matrix(1, k, c, dtype, gap), matrix(2, r, c, dtype)
+    truth = 2 * (A.T @ B)
+    blas.gemm(A, B, out, left_transposed=True, alpha=2)
+    close(out, truth, tolerance)
+
+
+@given(
+    st.integers(0, 40), SIZES, st.integers(2, 50), GAPS, PRECISIONS, st.booleans(), st.booleans()
+)
+def test_products_with_a_triangle(
+    blas: RowMajor, n: int, c: int, block: int, gap: int, precision: Any, transposed: bool,
+    columns: bool,
+) -> None:  # fmt: skip
+    """Also of a right side with contiguous columns, and of sizes that are not halved evenly."""
+    dtype, tolerance = precision
+    A = matrix(0, n, n, dtype, gap)
+    A *= np.tri(n, dtype=dtype)
+    B = matrix(1, c, n, dtype, gap).T if columns else matrix(1, n, c, dtype, gap)
+    out = matrix(2, n, c, dtype, gap)
+    truth = 0.5 * ((A.T if transposed else A) @ B)
+    out[...] = np.nan
+    blas.lower(A, B, out, block, transposed=transposed, scale=0.5)
+    close(out, truth, tolerance)
+
+
+@pytest.mark.parametrize(
+    ("n", "launches", "share"),
+    [(4000, 1, 1.0), (4096, 2, 0.75), (15_000, 3, 0.625), (15_001, 4, 0.625), (60_000, 5, 0.53125)],
+)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_few_products_read_few_zeros(n: int, launches: int, share: float, transposed: bool) -> None:
+    parts = triangle_parts(n, 4096, n, 10, 10, transposed)
+    assert len(parts) == launches
+    entries = sum(r * k * count for r, k, _, _, count, _ in parts)
+    assert entries / n**2 == pytest.approx(share, rel=1e-3)
 
 
 def test_numbers_are_made_once() -> None:

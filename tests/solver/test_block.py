@@ -332,7 +332,7 @@ def test_a_block_has_its_own_jitter_in_its_ridge() -> None:
     for b, block in enumerate(solver.preconditioner.blocks):
         g = np.zeros((block.stop - block.start, case.Y.shape[1]))
         state.steps = b
-        solver.ridge_term.add(g, state, b, np.empty_like(g))
+        solver.ridge_term.add(g, state, b)
         close(g, expected[block], 1e-10)
 
 
@@ -351,7 +351,7 @@ def test_one_block_has_its_ridge_from_its_factor() -> None:
         solver.preconditioner, L=np.linalg.cholesky(jittered), jitters=[0.1]
     )
     g = np.ones((len(case.Z), case.Y.shape[1]))
-    solver.ridge_term.add(g, state, 0, np.empty_like(g))
+    solver.ridge_term.add(g, state, 0)
     close(g, 1 + 0.1 * jittered @ state.alpha, 1e-10)
 
 
@@ -405,7 +405,7 @@ def test_ridge_gradient_is_of_blocks_in_turn(stride: int, count: int) -> None:
         history.append(0.3 * KERNEL(case.Z, case.Z) @ state.alpha)
         for b, block in enumerate(blocks):
             g = np.ones((block.stop - block.start, 2))
-            solver.ridge_term.add(g, state, b, np.empty_like(g))
+            solver.ridge_term.add(g, state, b)
             expected = (history[last[b]] if last[b] >= 0 else at_start)[block]
             close(g, 1 + expected, 1e-12)
 

@@ -243,7 +243,7 @@ class BlockFactor:
         return leverage, top(phi, float((w * leverage).max()))
 
 
-CENTER_SHARE = 0.25
+NOISE_SHARE = 0.25
 """Fraction of the centers with which the noise is searched; smaller blocks are not used."""
 NOISE_CENTERS = 2000
 """Centers with which the noise is searched, if that is more than this fraction: their factors take
@@ -287,7 +287,7 @@ def noise_on_fresh_rows(factor: BlockFactor, probe: Sample, noise: Noise, rows: 
     rows : number of rows that the sample is worth.
     """
     least = noise.penalty(rows)
-    enough = CENTER_SHARE * len(factor.centers)
+    enough = NOISE_SHARE * len(factor.centers)
     few = len(factor.Z) < enough
     if noise.grows or few or probe.n_fresh < 2 or not least > 0:
         return noise

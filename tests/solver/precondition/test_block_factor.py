@@ -11,7 +11,7 @@ import pytest
 from streamkern import KernelRegressor
 from streamkern.solver.precondition.block import block_slices, build_block
 from streamkern.solver.precondition.block_factor import (
-    CENTER_SHARE,
+    NOISE_SHARE,
     BlockFactor,
     noise_on_fresh_rows,
 )
@@ -114,9 +114,9 @@ def test_noise_that_is_told_stays(told: Noise) -> None:
 
 
 def test_few_centers_and_rows_that_were_learned_from_are_not_asked() -> None:
-    few = Case(3.0, block=int(CENTER_SHARE * P) - 1)
+    few = Case(3.0, block=int(NOISE_SHARE * P) - 1)
     assert few.found() is LOW
-    case = Case(3.0, block=int(CENTER_SHARE * P))
+    case = Case(3.0, block=int(NOISE_SHARE * P))
     assert case.found() is not LOW
     case.probe = Sample(case.probe.X, case.probe.Y, fresh=H)
     assert case.found() is LOW

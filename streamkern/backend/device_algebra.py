@@ -1,0 +1,98 @@
+"""Products, factors and eigenpairs of large matrices on a GPU, by cuBLAS and cuSOLVER."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from streamkern.backend.dense import Array, DenseAlgebra, tiles
+from streamkern.backend.row_major import RowMajor
+
+CHOLESKY_BLOCK = 4096
+"""Columns that are factored at once. cuSOLVER takes sizes as C integers and multiplies them."""
+TRIANGLE_BLOCK = 4096
+"""Rows of a triangular matrix below which it is multiplied with its zeros."""
+
+
+class DeviceAlgebra(DenseAlgebra):
+    """Linear algebra of CuPy's arrays."""
+
+    blas: RowMajor
+
+    def matmul(self, A: Array, B: Array, out: Array, *, lower: bool = False) -> Array:
+        """Compute out = A @ B by one GEMM, or a triangle by a few, see `RowMajor.lower`."""
+        if lower:
+            self.blas.lower(A, B, out, TRIANGLE_BLOCK)
+        else:
+            self.blas.gemm(A, B, out)
+        return out
+
+    def matmul_t(
+        self, A: Array, B: Array, out: Array, *, lower: bool = False, scale: float = 1.0
+    ) -> Array:
+        """Compute out = scale * A.T @ B as `matmul` does."""
+        if lower:
+            self.blas.lower(A, B, out, TRIANGLE_BLOCK, transposed=True, scale=scale)
+        else:
+            self.blas.gemm(A, B, out, left_transposed=True, alpha=scale)
+        return out
+
+    def cholesky(self, A: Array) -> bool:
+        """Factor A as on the CPU, by blocks of columns; waits for the device after each."""
+        n = len(A)
+        for k in tiles(n, CHOLESKY_BLOCK):
+            if not self._factor(A[k, k]):
+                return False
+            A[k, k.stop :] = 0
+            self.blas.solve_lower(A[k, k], A[k.stop :, k], right=True)
+            for part in tiles(n - k.stop, CHOLESKY_BLOCK):
+                i = slice(k.stop + part.start, k.stop + part.stop)
+                j = slice(k.stop, i.stop)  # the lower part and no more
+                self.blas.gemm(A[i, k], A[j, k], A[i, j], transposed=True, alpha=-1, beta=1)
+        return bool(self.xp.isfinite(A.diagonal()).all())
+
+    def _factor(self, A: Array) -> bool:
+        """Replace a square view by its lower Cholesky factor, by cuSOLVER. False: not positive."""
+        xp, library = self.xp, self.xp.cuda.cusolver
+        single, n = A.dtype == np.float32, len(A)
+        room = library.spotrf_bufferSize if single else library.dpotrf_bufferSize
+        factor = library.spotrf if single else library.dpotrf
+        handle = xp.cuda.device.get_cusolver_handle()
+        # The lower part of a row-major matrix is the upper one of its transpose.
+        where = (handle, xp.cuda.cublas.CUBLAS_FILL_MODE_UPPER, n, A.data.ptr,
+                 int(A.strides[0]) // A.itemsize)  # fmt: skip
+        size, info = room(*where), xp.empty(1, np.int32)
+        work = xp.empty(max(1, size), A.dtype)
+        factor(*where, work.data.ptr, size, info.data.ptr)
+        A[...] = xp.tril(A)
+        return int(info[0]) == 0
+
+    def solve_lower(self, L: Array, B: Array, transposed: bool = False) -> Array:
+        """Solve as on the CPU."""
+        self.blas.solve_lower(L, B, transposed=transposed)
+        return B
+
+    def solve_lower_triangular(self, L: Array, B: Array) -> Array:
+        """Solve as on the CPU, by blocks of columns: nothing waits for small diagonal blocks."""
+        for cols in tiles(len(B), TRIANGLE_BLOCK):
+            self.blas.solve_lower(L[cols.start :, cols.start :], B[cols.start :, cols])
+        return B
+
+    def solve_lower_right(self, L: Array, B: Array) -> Array:
+        """Solve as on the CPU."""
+        self.blas.solve_lower(L, B, right=True)
+        return B
+
+    def add_gram(self, C: Array, W: Array, scale: float, *, lower: bool = False) -> None:
+        """Add as on the CPU; for a triangle, one GEMM for every `TRIANGLE_BLOCK` rows of C."""
+        if not lower:
+            return self.blas.add_gram(C, W, scale)
+        for i in tiles(len(C), TRIANGLE_BLOCK):
+            left, right = W[i.start :, i].T, W[i.start :, : i.stop]
+            self.blas.gemm(left, right, C[i, : i.stop], alpha=scale, beta=1)
+
+    def top_eigh(self, A: Array, k: int) -> tuple[Array, Array]:
+        """Return eigenpairs as on the CPU; cuSOLVER computes all of them."""
+        w, v = self.xp.linalg.eigh(A)
+        return w[::-1][:k].copy(), v[:, ::-1][:, :k]

@@ -1,0 +1,113 @@
+"""Assignments by NumPy, by their CUDA text on the host, and by arithmetic in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamkern.backend.assignments import Assignments
+from streamkern.backend.base import Backend
+from streamkern.kernels.points import preparation
+from streamkern.solver import base, block_ridge, block_step
+from tests import hostcuda, standin
+
+USED = {
+    assignments.name: assignments
+    for assignments in (
+        base.AVERAGE, block_ridge.ADD, block_ridge.ADD_WITH_JITTER, block_step.MOVE,
+        block_step.DAMP, block_step.DAMP_WEIGHTED, block_step.LEAVE_OWN,
+        block_step.residual(3, True), block_step.residual(1, False),
+    )
+}  # fmt: skip
+
+
+def values(assignments: Assignments, dtype: Any) -> dict[str, Any]:
+    """Return positive arrays (5, 3) of the inputs and the outputs, and a number for the others."""
+    rng, numbers = np.random.default_rng(0), ("eta", "weight", "share", "ridge", "more")
+    names = [*assignments.inputs, *assignments.outputs]
+    return {
+        name: 0.3 if name in numbers else rng.uniform(0.5, 2, (5, 3)).astype(dtype)
+        for name in names
+    }
+
+
+@pytest.mark.parametrize("name", sorted(USED))
+def test_memory_is_reused_without_an_effect(name: str) -> None:
+    """In float64 the result is that of the formulas one after another, to the last bit."""
+    assignments = USED[name]
+    given = values(assignments, np.float64)
+    truth = dict(given)
+    for target, value in assignments.lines:
+        truth[target] = eval(value, {}, truth)
+    Backend(1).assign(assignments, **given)
+    for output in assignments.outputs:
+        np.testing.assert_array_equal(given[output], truth[output])
+
+
+@pytest.mark.skipif(hostcuda.COMPILER is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("name", sorted(USED))
+def test_cuda_computes_the_same(name: str) -> None:
+    assignments = USED[name]
+    given = values(assignments, np.float32)
+    on_device = {
+        key: value.copy().view(standin.Array) if isinstance(value, np.ndarray) else value
+        for key, value in given.items()
+    }
+    Backend(1).assign(assignments, **given)
+    kernel = assignments.kernel(standin.modules()["cupy"])
+    kernel(*assignments.arguments(on_device))
+    for output in assignments.outputs:
+        np.testing.assert_array_equal(np.asarray(on_device[output]), given[output])
+
+
+def test_a_target_within_a_later_operand_is_read_first() -> None:
+    """Its memory may not hold a part of the result before."""
+    x, y = np.array([3.0]), np.array([5.0])
+    Backend(1).assign(Assignments("t", "x = (y + 1) * (x + y)"), x=x, y=y)
+    assert x == 6 * 8
+
+
+@pytest.mark.parametrize("doubled", [False, True])
+def test_high_points_are_two_halves(doubled: bool) -> None:
+    X = np.random.default_rng(1).normal(size=(6, 4)).astype(np.float32)
+    names = [f"{side}{i}" for side in ("left", "right") for i in range(3)]
+    given = {name: np.empty_like(X) for name in ("x", *names)}
+    assignments = preparation(
+        "high", moved=False, shifted=True, scaled=True, left=True, right=True, doubled=doubled
+    )
+    Backend(1).assign(assignments, X=X, shift=np.float32(0.5), factor=0.25, **given)
+    moved = (X - np.float32(0.5)) * np.float32(0.25)
+    h = moved.astype(np.float16).astype(np.float32)
+    low = (moved - h).astype(np.float16).astype(np.float32)
+    np.testing.assert_array_equal(given["x"], h + low)
+    factor = -2 if doubled else 1
+    for name, part in zip(names, (h, h, low, h, low, h), strict=True):
+        np.testing.assert_array_equal(given[name], part * (factor if "left" in name else 1))
+
+
+@pytest.mark.skipif(hostcuda.nvrtc() is None, reason="needs NVIDIA's compiler")
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize("name", sorted(USED))
+def test_cuda_compiles_without_float64(name: str, architecture: str) -> None:
+    assignments = USED[name]
+    made: dict[str, Any] = {}
+
+    class Library:
+        @staticmethod
+        def ElementwiseKernel(ins: str, outs: str, body: str, name: str, preamble: str) -> None:
+            parameters = ", ".join(part.replace("T ", "T* ") for part in (*ins.split(","), outs))
+            arrays = [part.split()[-1] for part in (*ins.split(","), *outs.split(","))]
+            read = " ".join(f"T& {x} = {x}_[i];" for x in arrays)
+            parameters = ", ".join(f"T* {x}_" for x in arrays)
+            made["text"] = (
+                f'typedef float T; {preamble} extern "C" __global__ void run({parameters}) '
+                f"{{ int i = threadIdx.x; {read} {body} }}"
+            )
+
+    assignments.kernel(Library)
+    code, log = hostcuda.compile_for(architecture, made["text"])
+    assert code
+    assert "spill" not in log or "0 bytes spill stores" in log
+    assert ".f64" not in hostcuda.ptx_for(architecture, made["text"])
