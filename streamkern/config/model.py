@@ -23,6 +23,7 @@ from streamkern.config.rules import (
     Table,
 )
 from streamkern.kernels.builtin import KERNELS, Kernel, get_kernel, our_name
+from streamkern.kernels.own import given_kernel
 from streamkern.losses.base import Loss
 from streamkern.losses.losses import LOSS_CLASSES, SQUARES
 from streamkern.losses.own import described_loss, given_loss
@@ -53,8 +54,8 @@ KernelChoice = Annotated[
     BeforeValidator(_kernel),
     PlainSerializer(_described, when_used="json"),
     Rule(
-        f'"auto", one of {", ".join(json.dumps(name) for name in KERNELS)}, or a table with '
-        'kind = one of these, "sum" or "product"'
+        f'"auto", one of {", ".join(json.dumps(name) for name in KERNELS)}, "module:Class" of a '
+        'class of your own, or a table with kind = one of these, "sum" or "product"'
     ),
 ]
 
@@ -80,9 +81,10 @@ class ModelConfig(Table):
     """[model]: the kernel and its centers.
 
     kernel : kernel function; "auto": the one of four with which rows predict each other best. A
-        name, or a table: `{kind = "polynomial", degree = 2}`, or a sum or product of kernels,
-        such as {kind = "sum", parts = ["laplace", {kind = "gaussian", bandwidth = 2.0}]}. In
-        Python it may be a `Kernel`, such as `0.5 * Laplace(3) + Polynomial(2)`, with its bandwidth.
+        name, "module:Class" of a class of your own, or a table: `{kind = "polynomial", degree =
+        2}`, or a sum or product of kernels, such as {kind = "sum", parts = ["laplace", {kind =
+        "gaussian", bandwidth = 2.0}]}. In Python it may be a `Kernel`, such as `0.5 * Laplace(3) +
+        Polynomial(2)`, with its bandwidth.
         "auto" chooses among "laplace", "matern32", "matern52" and "gaussian" by 512 rows
         (`setup.choose_kernel`), and takes "laplace" for "sgd" and EigenPro.
     metric : metric of the distances; "auto": a learned one on tables, else none. "learn": one in
@@ -205,10 +207,12 @@ class ModelConfig(Table):
 
     @model_validator(mode="before")
     @classmethod
-    def _own_loss(cls, values: Any) -> Any:
-        """Take a class of the user's own as a loss of it."""
-        given = isinstance(values, dict) and "loss" in values
-        return values | {"loss": given_loss(values["loss"])} if given else values
+    def _own_classes(cls, values: Any) -> Any:
+        """Take classes of the user's own as a kernel and a loss."""
+        if not isinstance(values, dict):
+            return values
+        taken = {"kernel": given_kernel, "loss": given_loss}
+        return values | {name: taken[name](values[name]) for name in taken if name in values}
 
     @model_validator(mode="after")
     def _quantile_is_taken(self) -> ModelConfig:

@@ -1,13 +1,11 @@
 """Losses of the user's own: given as a setting, and found again for a saved model.
 
 A setting is a loss, a class of one, "module:Class", or a table {kind = "module:Class", ...} with
-its parameters. Only a setting of the user's lets a module be imported: of a saved model, the class
-must be defined already, as a run directory is data and never names code to execute.
+its parameters. Of a saved model, the class must be defined already, see `basics.own_class`.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -16,6 +14,7 @@ import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
+from streamkern.basics.own_class import imported_class
 from streamkern.losses.base import Loss
 
 PACKAGE: Final = "streamkern."
@@ -60,26 +59,7 @@ def given_loss(value: object) -> object:
 
 def _imported(reference: str) -> type[Loss]:
     """Return the class of a reference, whose module is imported unless the class is defined."""
-    kind = defined_class(reference)
-    if kind is not None:
-        return kind
-    module, _, name = reference.partition(":")
-    try:
-        found: Any = importlib.import_module(module)
-    except Exception as error:  # whatever a module of the user raises
-        raise ConfigError(
-            f"{mention('model.loss', reference)}: the module {module!r} cannot be imported "
-            f"({type(error).__name__}: {error})",
-            "correct it, or add its folder to PYTHONPATH",
-        ) from error
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if not (isinstance(found, type) and issubclass(found, Loss)):
-        raise ConfigError(
-            f"{mention('model.loss', reference)} is no class that is derived from streamkern.Loss",
-            'give "module:Class" of one that is',
-        )
-    return found
+    return defined_class(reference) or imported_class(reference, Loss, "model.loss")
 
 
 def _made(kind: type[Loss], parameters: Mapping[str, Any]) -> Loss:

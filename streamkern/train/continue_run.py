@@ -15,6 +15,7 @@ from streamkern.config.run_config import ADDED, RunConfig
 from streamkern.config.solver import options_of
 from streamkern.filesystem.urls import local_path
 from streamkern.kernels.builtin import get_kernel
+from streamkern.kernels.own import kernel_of_run
 from streamkern.losses.own import loss_of_run
 from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.rundir.run_directory import RunDirectory
@@ -174,7 +175,7 @@ def _with_model_of(
             "leave these out, or start a run of its own",
         )
     own = {f"model.{k}": v for k, v in {**usual, **old}.items()}
-    kernel = old.get("kernel")
+    kernel = kernel_of_run(old.get("kernel"))
     if isinstance(kernel, Mapping) and "kind" not in kernel:  # a `Kernel` object, described
         own["model.kernel"] = get_kernel(kernel)
     if "loss" in old:

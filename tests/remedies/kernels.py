@@ -12,6 +12,7 @@ from streamkern.kernels.base import Kernel, Sum
 from streamkern.kernels.builtin import get_kernel
 from streamkern.kernels.fourier import FourierFeatures, frequencies
 from streamkern.kernels.notation import in_settings
+from streamkern.kernels.own import kernel_of_run
 from streamkern.kernels.points import Grid
 from streamkern.kernels.products import KernelOperator
 from streamkern.kernels.slope import Slope
@@ -51,6 +52,9 @@ def of_kernels() -> list[Remedy]:
         return lambda: KernelOperator(kernel, backend, precision, shift, on)
 
     cases: list[tuple[str, Do, Do]] = [
+        ("names a module to import; do not use this run directory",
+         lambda: kernel_of_run({"kind": "module:Class"}),
+         lambda: kernel_of_run(own)),
         ("bandwidth=-1 must be a finite number above 0", lambda: sk.Gaussian(-1),
          lambda: sk.Gaussian(1)),
         ("degree=0 must be a whole number between 1 and", lambda: sk.Polynomial(0),

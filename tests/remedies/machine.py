@@ -14,6 +14,7 @@ from streamkern.backend.devices import get_backend
 from streamkern.backend.expression import check_expression, render
 from streamkern.backend.rank_grid import check_columns
 from streamkern.basics.optional import import_optional
+from streamkern.basics.own_class import imported_class
 from streamkern.basics.values import parse_seconds
 from streamkern.kernels.base import Kernel
 from tests.remedies import Do, Remedy, X, Y
@@ -51,6 +52,11 @@ class Early(sk.Callback):
         signal.raise_signal(signal.SIGTERM)
 
 
+def by_name() -> None:
+    """Name a class that is a kernel."""
+    assert imported_class(f"{__name__}:Own", Kernel, "model.kernel") is Own
+
+
 def without_h5py() -> None:
     """Need a package that is not there, until it is installed."""
     with mock.patch.dict(sys.modules, {"h5py": None}):
@@ -67,6 +73,10 @@ def remedies() -> list[Remedy]:
     """Return all remedies of this module: (words, wrong, right)."""
     rows = sk.RowRandom(np, 0, 0, 0, np.arange(3), np.float64)
     cases: list[tuple[str, Do, Do]] = [
+        ("the module 'none_such' cannot be imported.*add its folder to PYTHONPATH",
+         lambda: imported_class("none_such:Own", Kernel, "model.kernel"), by_name),
+        ("is no class that is derived from streamkern.Kernel; give .module:Class. of one",
+         lambda: imported_class(f"{__name__}:Early", Kernel, "model.kernel"), by_name),
         ("threads=0 must be at least 1", lambda: get_backend("cpu", 0, "none"),
          lambda: get_backend("cpu", 1, "none")),
         ("accelerator='jax' is not known; use one of .*none", lambda: get_backend("cpu", 1, "jax"),
