@@ -217,6 +217,10 @@ def _potrf(dtype: Any) -> Any:
     return potrf
 
 
+class OutOfMemoryError(MemoryError):
+    """cupy.cuda.memory.OutOfMemoryError."""
+
+
 class _Cupy(ModuleType):
     """Functions that make arrays make them of `Array`; all others are NumPy's."""
 
@@ -271,6 +275,7 @@ def modules() -> dict[str, ModuleType]:
             Event=Immediate,
             Stream=Immediate,
             get_current_stream=lambda: current.stream,
+            memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
             cublas=columnmajor,
             nvrtc=SimpleNamespace(getVersion=lambda: (13, 0)),
             cusolver=SimpleNamespace(

@@ -25,6 +25,7 @@ from streamkern.backend.expression import DRAWS_CUDA, NORMALS, WORDS, kernel_val
 from streamkern.backend.row_major import RowMajor
 from streamkern.backend.staging_ring import ByParts, Ring, Transfers
 from streamkern.basics.errors import BackendError
+from streamkern.basics.message import mention
 from streamkern.basics.optional import on_demand
 from streamkern.basics.randomness import Fills
 from streamkern.planning.problem import Costs, device_costs
@@ -112,6 +113,12 @@ class CupyBackend(DeviceAlgebra, Backend):
             self.stream.use()
             try:
                 yield
+            except self.xp.cuda.memory.OutOfMemoryError as error:
+                raise BackendError(
+                    f"the memory of {self.name} is full ({error})",
+                    f"give a smaller {mention('run.memory')} or fewer {mention('n_centers')}, see "
+                    "streamkern plan, or end other programs on this GPU",
+                ) from error
             finally:
                 before.use()
 

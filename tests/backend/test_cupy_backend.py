@@ -489,6 +489,19 @@ def test_a_broken_cupy_is_not_called_missing(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @needs_compiler
+def test_full_memory_of_a_device_is_said_in_words(cupy: Any) -> None:
+    """With what to lower, by whatever allocates; other errors pass."""
+    with get_backend("gpu") as backend:
+        with (
+            pytest.raises(BackendError, match=r"memory of gpu:0 is full .*see streamkern plan"),
+            backend.active(),
+        ):
+            raise standin.OutOfMemoryError("Out of memory allocating 1,000 bytes")
+        with pytest.raises(KeyError), backend.active():
+            raise KeyError
+
+
+@needs_compiler
 def test_tf32_is_refused(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """1.6: CuPy's own products obey CUPY_TF32, and setup uses some of them."""
     monkeypatch.setenv("CUPY_TF32", "1")

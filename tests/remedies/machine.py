@@ -26,6 +26,7 @@ GPU = "needs a GPU; tests/backend/test_cupy_backend.py"
 LOST = "a rank is lost; tests/backend/test_ranks.py"
 NOT_TRIED = {
     "backend/cupy_backend.py:CupyBackend.__init__:1": GPU,
+    "backend/cupy_backend.py:CupyBackend.active:1": GPU,
     "backend/ranks.py:on_devices:1": "needs GPUs",
     "backend/devices.py:probe:1": GPU,
     "backend/devices.py:refuse_rounding:1": GPU,
