@@ -7,7 +7,7 @@ import math
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from scipy.spatial.distance import cdist
 
 from benchmarks import __main__ as command
-from benchmarks import harness, plain, product, public_curves, setup, solvers, step
+from benchmarks import harness, host_step, plain, product, public_curves, setup, solvers, step
 from benchmarks.harness import Figure, WrongResult, compare, figure, in_turns
 from benchmarks.public_curves import PUBLIC, PUBLIC_EXACT, verdict
 from streamkern.backend.base import Backend
 from streamkern.kernels.products import KernelOperator
+from tests.columnmajor import Addressed
 
 FIGURE_TYPES = {
     "subject": str, "case": str, "variant": str, "unit": str, "repeats": int,
@@ -342,3 +343,16 @@ def test_losses_are_over_the_exact_models_or_that_of_zero(
     shown = capsys.readouterr().out
     assert (f"exact {loss:.5g} (ridge {ridge:g})" in shown) == (exact_centers == 1000)
     assert ("s to 1.05" in shown) == (exact_centers == 1000)
+
+
+@pytest.mark.parametrize(("n_blocks", "launches"), [(1, 19), (4, 43)])
+def test_the_host_s_share_of_a_step_is_measured_without_launches(
+    n_blocks: int, launches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On NumPy's arrays; of blocks so small that a triangle is multiplied with its zeros."""
+    memory = SimpleNamespace(UnownedMemory=lambda *given: None, MemoryPointer=lambda *given: None)
+    cupy = SimpleNamespace(ndarray=Addressed, cuda=SimpleNamespace(memory=memory))
+    monkeypatch.setattr(host_step, "on_demand", lambda name: cupy)
+    found = host_step.measure(200, n_blocks, repeats=1)
+    assert found["launches"] == launches
+    assert found["host_us"] > 0
