@@ -53,7 +53,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.assignments import Assignments
-from streamkern.backend.base import Array
+from streamkern.backend.base import Array, tiles
 from streamkern.backend.batch import Batch
 from streamkern.backend.rank_grid import CenterPartition, RankGrid
 from streamkern.backend.ranks import SINGLE
@@ -82,8 +82,10 @@ p/16 after five epochs: smooth 1.019 1.122 1.142, .999 1.043 1.051, 1.001 1.009 
 .992 1.066 1.143; diamonds .988 1.013 1.032, .988 1.019 1.038, .992 1.027 1.050; after one epoch 8
 rows were as good as any.
 """
-
-
+BLOCKS_AT_ONCE = 16
+"""Blocks whose values are summed in one launch; its arguments are limited to 4 KB on a GPU."""
+MOST_SIZES = 16
+"""Sizes of batches whose views are kept."""
 MOVE = Assignments("move", "u = u * eta; alpha = alpha - u")
 DAMP = Assignments("damp", "w = 1 / (w * share + 1)")
 DAMP_WEIGHTED = Assignments("damp_weighted", "w = weights / (w * share * weights + 1)")
@@ -91,10 +93,17 @@ LEAVE_OWN = Assignments("leave_own", "r = r * (leverage * share * w + 1) - Ku * 
 
 
 @cache
-def residual(n: int, minus_targets: bool) -> Assignments:
-    """Return the assignment of the sum of the values v0, v1, ... of n blocks, minus Y, to r."""
-    first = "v0 - Y" if minus_targets else "v0"
-    return Assignments("residual", " + ".join(("r = " + first, *(f"v{b}" for b in range(1, n)))))
+def residual(first: int, stop: int, minus_targets: bool) -> Assignments:
+    """Return the assignment of the sum of the values v0, v1, ... of some blocks to r.
+
+    The sum of the first blocks is minus Y, if `minus_targets`; that of others is added to r.
+    """
+    terms = [f"v{b}" for b in range(first, stop)]
+    if first:
+        terms.insert(0, "r")
+    elif minus_targets:
+        terms[0] += " - Y"
+    return Assignments("residual", "r = " + " + ".join(terms))
 
 
 def finite_population_factor(cycled: int | None, m: int) -> float:
@@ -173,6 +182,7 @@ class BlockSolver(Solver):
             [room[: b.stop - b.start] for b in preconditioner.blocks]
             for room in (xp.empty((widest, c), op.dtype) for _ in range(2))
         )
+        self._summed = tiles(len(widths), BLOCKS_AT_ONCE)
         self._alpha, self._W = (PartViews(self.partition.local) for _ in range(2))
         sketches = preconditioner.sketches or []
         self.sketch = sketches[0].shape[1] if sketches else 0
@@ -205,6 +215,8 @@ class BlockSolver(Solver):
     def _of_rows(self, m: int) -> _Rows:
         """Return the views for m rows, which are made once: on a GPU each costs the host 2 us."""
         if m not in self._rows:
+            if len(self._rows) >= MOST_SIZES:
+                self._rows.clear()
             c, both, blocks = self.n_outputs, self.both[:, :m], range(len(self._Z))
             self._rows[m] = _Rows(
                 self.x[:m], self.r[:m], self.Ku[:m], self.w[:m],
@@ -362,7 +374,9 @@ class BlockSolver(Solver):
                 self.op.product(rows.x, self._Z[b], W_b, out=out, keep=K_b)
         # Of the ranks with these rows, one subtracts Y.
         minus = self.loss is None and not self.partition.grid.column
-        self.backend.assign(residual(len(rows.both), minus), r=r, Y=Y, **rows.values)
+        for blocks in self._summed:
+            summed = residual(blocks.start, blocks.stop, minus)
+            self.backend.assign(summed, r=r, Y=Y, **rows.values)
         if self.partition.whole:
             if self.sketch:
                 self.backend.sum_squares(rows.sketched, rows.leverages, 2, rows.sketched)

@@ -518,3 +518,17 @@ def test_too_many_rows_for_the_buffers_is_an_error() -> None:
     solver = case.solver()
     with pytest.raises(ValueError, match=r"shape|dimension|broadcast"):
         solver.step(solver.init(), Batch(rows(0, 30, 3), rows(1, 30, 2), np.arange(30)))
+
+
+def test_many_blocks_are_summed_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the bits of a single sum."""
+    weights = []
+    for at_once in (16, 3):
+        monkeypatch.setattr("streamkern.solver.block_step.BLOCKS_AT_ONCE", at_once)
+        case = make_case(operator(), "blocks", block_size=3)
+        solver = case.solver()
+        state = solver.init()
+        for t in range(4):
+            case.step(solver, state, t)
+        weights.append(solver.weights(state))
+    np.testing.assert_array_equal(*weights)
