@@ -148,11 +148,21 @@ def _without_sign(
     return names if words and fits else rows[0]
 
 
+def _below_titles(widths: list[int]) -> list[int]:
+    """Return the fields of the lines below the first, without titles, which have one each.
+
+    Two lines below the titles must have more.
+    """
+    titles = next((i for i, width in enumerate(widths) if width > 1), 0)
+    return widths[titles:] if len(widths) > titles + 1 else widths
+
+
 def _check_same_width(
     lines: NumberedLines, rows: Sequence[Sequence[str]], where: str, delimiter: str
 ) -> None:
     """Raise DataError if the first line is not a header but a line above it, with other fields."""
-    first, after = rows[0], {len(row) for row in rows[1 : 1 + _LOOKED_AT]}
+    widths = [len(row) for row in rows[1 : 1 + _LOOKED_AT]]
+    first, after = rows[0], set(_below_titles(widths))
     comment = _COMMENT.match(lines[0][1])
     comment = comment if first and first[0].startswith(("#", "/", "-", " ", "\t")) else None
     longer = after == {len(first) + 1} and len(first) > 1

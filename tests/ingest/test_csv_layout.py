@@ -81,6 +81,7 @@ def test_names_stand_for_a_header(tmp_path: Path) -> None:
         ("# made today\nx,y\n1,2\n3,4\n", "skip_lines=", {"skip_lines": 1}),
         ("# made, today\nx,y\n1,2\n3,4\n", "skip_lines=", {"skip_lines": 1}),
         ("A title\n\nx,y\n1,2\n3,4\n", "has 1 field, and the next ones 2", {"skip_lines": 2}),
+        ("A title\nby me\nx,y\n1,2\n3,4\n", "has 1 field, and the next ones 2", {"skip_lines": 2}),
     ],
 )
 def test_what_stands_between_fields_or_above_them_is_told_with_the_remedy(
