@@ -25,8 +25,9 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from tools.gpu_clock import guarded  # noqa: E402
 from tools.gpu_parts import costs, large, shared, step_parts, two_backends  # noqa: E402
-from tools.gpu_speed import guarded, measure  # noqa: E402
+from tools.gpu_speed import measure  # noqa: E402
 
 # float32 on both sides, different summation orders: a few sqrt(p) roundings of sums of size 1.
 TOLERANCE = {"exact": 2e-4, "float64": 1e-10, "high": 5e-4, "fast": 5e-4, "integer": 5e-5}

@@ -24,7 +24,9 @@ from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.solver.precondition.block import SKETCH
 from streamkern.train.rank_work import prepare_run, train_rank
-from tools.gpu_speed import MODES, Clock, _operator
+from tools.gpu_clock import Clock, Figures
+from tools.gpu_solver import distances
+from tools.gpu_speed import MODES
 from tools.rank_threads import Threads
 
 # b^2 is above 2^31 from 46 341 on.
@@ -32,8 +34,6 @@ LARGE = 46_600
 # (batch m, centers p, features d, outputs c), in one block.
 COSTS = (8192, 30_000, 784, 10)
 STEPS = ((4096, 60_000, 784, 10), (16_384, 60_000, 784, 10))
-
-Figures = dict[str, Any]
 
 
 def large(backend: Any, b: int = LARGE) -> Figures:
@@ -97,7 +97,7 @@ def step_parts(backend: Any, shapes: Any = STEPS, mode: str = "high") -> Figures
 def _kernel_parts(backend: Any, mode: str, m: int, p: int, d: int, c: int) -> dict[str, float]:
     """Return ms of products with K; beside alpha are the sketches of the leverage, as in steps."""
     xp, clock, rng = backend.xp, Clock(backend), np.random.default_rng(0)
-    op = _operator(backend, mode, d)
+    op = distances(backend, mode, d)
     X, Z, alpha, r = (
         backend.asarray(rng.standard_normal(shape, np.float32))
         for shape in ((m, d), (p, d), (p, c + SKETCH), (m, c))

@@ -15,7 +15,7 @@ from streamkern import planning
 from streamkern.backend.base import Backend
 from streamkern.backend.devices import gpu_problem
 from tests.virtual import VirtualBackend
-from tools import gpu_check, gpu_parts, gpu_speed
+from tools import gpu_check, gpu_clock, gpu_parts, gpu_solver, gpu_speed
 
 SHAPE = (40, 70, 6, 3)
 SIZES: dict[str, Any] = {"shapes": [SHAPE], "eigh": (30,), "copy_bytes": 1 << 12}
@@ -23,15 +23,15 @@ SIZES: dict[str, Any] = {"shapes": [SHAPE], "eigh": (30,), "copy_bytes": 1 << 12
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_speed, "SECONDS", 0.0)
+    monkeypatch.setattr(gpu_clock, "SECONDS", 0.0)
 
 
 def test_the_step_is_that_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are weighted by leverages that sketches tell, in blocks whose factors fit."""
     made = list[Any]()
-    monkeypatch.setattr(gpu_speed.BlockSolver, "_weights", lambda self, *of: made.append(self))
+    monkeypatch.setattr(gpu_solver.BlockSolver, "_weights", lambda self, *of: made.append(self))
     for size, n_blocks in ((10**9, 1), (4 * 70 * 20, 4)):
-        monkeypatch.setattr(gpu_speed, "FACTOR_BYTES", size)
+        monkeypatch.setattr(gpu_solver, "FACTOR_BYTES", size)
         gpu_speed.measure(Backend(1), 100, **SIZES)
         assert len(made[-1].preconditioner.blocks) == n_blocks
         assert made[-1].sketch == 16
@@ -55,6 +55,7 @@ def test_speed_is_reported_in_full(backend: Any) -> None:
         assert 0 < figures["step"]["busy"] <= 1
         assert figures["step"]["samples_per_s"] > 0
         assert 0 < figures["step"]["enqueued_ms"] <= figures["step"]["ms"]
+        assert figures["step"]["calls"]["assign"] >= 3
     json.dumps(report)
 
 
