@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from streamkern.backend.dense import Array, DenseAlgebra, tiles
