@@ -5,6 +5,7 @@ Everything takes any backend, so that it can be tested without a GPU.
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 import time
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -27,6 +29,16 @@ def guarded(check: Callable[[], Figures]) -> Figures:
         return check()
     except Exception as error:  # whatever it is, it belongs into the report
         return {"passed": False, "error": f"{type(error).__name__}: {error}"}
+
+
+def write_report(report: Figures, out: Path | None) -> None:
+    """Write a report as JSON, whole or not at all, if there is a path."""
+    if out is None:
+        return
+    out.parent.mkdir(parents=True, exist_ok=True)
+    beside = out.with_name(out.name + ".part")
+    beside.write_text(json.dumps(report, indent=1, default=float) + "\n")
+    beside.replace(out)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -16,10 +16,14 @@ import numpy as np
 
 from streamkern.backend.base import Array, tiles
 from streamkern.backend.batch import Batch
+from streamkern.config.solver import SolverConfig
 from streamkern.kernels.builtin import Laplace
 from streamkern.kernels.points import Grid, Points
 from streamkern.kernels.products import KernelOperator
+from streamkern.planning.problem import ProblemShape
 from streamkern.solver.block_step import BlockSolver
+from streamkern.solver.method import Method, Work
+from streamkern.solver.methods import find
 from streamkern.solver.precondition.block import SKETCH, BlockPreconditioner, block_slices
 from streamkern.solver.precondition.step_rule import StepRule
 from tools import gpu_clock
@@ -47,12 +51,32 @@ def made_rows(mode: str, rows: int, d: int, seed: int) -> np.ndarray:
     return rng.standard_normal((rows, d), np.float32)
 
 
-def distances(backend: Any, mode: str, d: int) -> KernelOperator:
-    """Return the operator of a Laplace kernel, for distances of a few bandwidths."""
-    pixels = mode == "integer"
-    kernel = Laplace((100.0 if pixels else 1.4) * d**0.5)
+def distances(
+    backend: Any, mode: str, d: int, *, pixels: bool = False, bandwidth: float = 1.4
+) -> KernelOperator:
+    """Return the operator of a Laplace kernel, for distances of a few bandwidths.
+
+    pixels : whether the rows are pixels in other modes as well.
+    bandwidth : of other rows, over the root of d.
+    """
+    pixels = pixels or mode == "integer"
+    kernel = Laplace((100.0 if pixels else bandwidth) * d**0.5)
     shift = np.full(d, 128 if pixels else 0, np.float32)
-    return KernelOperator(kernel, backend, mode, shift, Grid(0.0, 1.0) if pixels else None)
+    grid = Grid(0.0, 1.0) if mode == "integer" else None
+    return KernelOperator(kernel, backend, mode, shift, grid)
+
+
+def made_problem(rows: int, d: int, c: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows (rows, d) and targets (rows, c), smooth functions of six hidden numbers.
+
+    Features have a deviation of about 1, and targets a noise of .1.
+    """
+    fixed, rng = np.random.default_rng(12), np.random.default_rng([seed, 13])
+    A, B = (fixed.standard_normal((6, k)).astype(np.float32) for k in (d, c))
+    hidden = rng.standard_normal((rows, 6), np.float32)
+    X = np.tanh(hidden @ A) + 0.3 * rng.standard_normal((rows, d), np.float32)
+    Y = np.sin(hidden @ B) + 0.1 * rng.standard_normal((rows, c), np.float32)
+    return X, Y
 
 
 def made_factor(backend: Any, b: int, seed: int = 0) -> Array:
@@ -73,7 +97,7 @@ def planned_block(p: int) -> int:
 
 
 def made_solver(
-    op: KernelOperator, z: Points, factors: list[Array], block_size: int, *, c: int, m: int,
+    op: KernelOperator, z: Points, factors: Sequence[Array], block_size: int, *, c: int, m: int,
     share: float = 0.0,
 ) -> BlockSolver:  # fmt: skip
     """Return a solver whose blocks have these factors in turn.
@@ -96,6 +120,29 @@ def made_solver(
         L=H[0] if ridge and n == 1 else None,
     )  # fmt: skip
     return BlockSolver(op, z, pre, max_batch=m, seed=0, n_outputs=c, ridge=ridge)
+
+
+def made_work(
+    op: KernelOperator, z: Points, name: str, shape: tuple[int, int, int, int, int],
+    options: SolverConfig | None = None, *, rows: int = 0, **own: Any,
+) -> tuple[Method[Any], Work[Any]]:  # fmt: skip
+    """Return a method and the work of its setup, with these sizes in place of planned ones.
+
+    shape : features, outputs, rows of a batch, of the sample and of the probe.
+    rows : rows over which the stream cycles; 0: a million rows, each new.
+    own : sizes of the method's own.
+    """
+    d, c, m, s, h = shape
+    problem = ProblemShape(
+        n_rows=rows or 10**6, epochs=1, d=d, c=c, p=len(z), row_bytes=4 * (d + c), unit_rows=1000,
+        itemsize=4, threads=1, width=z.width, tile_bytes=1 << 20, repeats=bool(rows),
+    )  # fmt: skip
+    method: Method[Any] = find(name, "kernel")
+    sizes = method.sizes(
+        solver=name, batch_size=m, n_sample=s, n_probe=h, loader_block_bytes=1,
+        loader_in_flight_bytes=1, **own,
+    )  # fmt: skip
+    return method, Work(op, z, problem, sizes, options or SolverConfig(), 0)
 
 
 class FedSteps:

@@ -124,7 +124,7 @@ def _mode(
     z = op.points(backend.asarray(host_Z), right=True)
     x = op.points(backend.asarray(host_X), left=True)
     figures = _products(clock, op, x, z, c)
-    figures["largest_error"] = _largest_error(op, x, z, host_X, host_Z)
+    figures["largest_error"] = largest_error(op, x, z, host_X, host_Z)
     gb = m * p / 1e9
     rate = report["copy"].get("gb_per_s")
     if rate:
@@ -159,7 +159,7 @@ def _products(clock: Clock, op: KernelOperator, x: Points, z: Points, c: int) ->
     return figures
 
 
-def _largest_error(op: KernelOperator, x: Points, z: Points, X: np.ndarray, Z: np.ndarray) -> float:
+def largest_error(op: KernelOperator, x: Points, z: Points, X: np.ndarray, Z: np.ndarray) -> float:
     """Of some entries of K against float64."""
     K = op.backend.to_host(op.matrix(x[:16], z[:256])).astype(np.float64)
     a, b = X[:16].astype(np.float64), Z[:256].astype(np.float64)
