@@ -78,7 +78,7 @@ def main(given: list[str] | None = None) -> int:
 
 
 def agreement(cpu: Any, gpu: Any) -> dict[str, Callable[[], dict[str, Any]]]:
-    """The checks of one backend against the other."""
+    """Return the checks of one backend against the other."""
     checks = {"kernels": kernels, "solvers": solvers, "random": draws}
     return {name: partial(check, cpu, gpu) for name, check in checks.items()}
 
@@ -86,7 +86,7 @@ def agreement(cpu: Any, gpu: Any) -> dict[str, Callable[[], dict[str, Any]]]:
 def run(
     parts: dict[str, Callable[[], dict[str, Any]]], report: dict[str, Any], out: Path | None
 ) -> dict[str, Any]:
-    """The parts in order, each guarded; the report is written after each."""
+    """Run the parts in order, each guarded, and write the report after each."""
     began = time.perf_counter()
     for name, part in parts.items():
         report[name] = guarded(part)
@@ -98,7 +98,7 @@ def run(
 
 
 def tests(seconds: float) -> dict[str, Any]:
-    """The tests marked `gpu`."""
+    """Run the tests marked `gpu`."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"],
         cwd=ROOT, env=child_environment(), capture_output=True, text=True, check=False,
@@ -118,7 +118,7 @@ def _relative(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def kernels(cpu: Any, gpu: Any) -> dict[str, Any]:
-    """K(X, Z) @ W of every kernel and precision on both devices."""
+    """Compare K(X, Z) @ W of every kernel and precision on both devices."""
     from streamkern.kernels.builtin import KERNELS, get_kernel
     from streamkern.kernels.points import PRECISIONS, Grid
     from streamkern.kernels.products import KernelOperator
@@ -207,7 +207,7 @@ def draws(cpu: Any, gpu: Any) -> dict[str, Any]:
 def long_run(
     seconds: float, device: str = "gpu", options: Sequence[str] = ("--centers", "20000")
 ) -> dict[str, Any]:
-    """As much of examples/augmented_120m.py as fits; a run that is stopped saves first."""
+    """Run as much of examples/augmented_120m.py as fits; a run that is stopped saves first."""
     if seconds < LEAST_RUN:
         return {"left_out": f"{LEAST_RUN} seconds were not left"}
     with tempfile.TemporaryDirectory() as folder:

@@ -26,7 +26,7 @@ STEPS = ((4096, 60_000, 784, 10), (16_384, 60_000, 784, 10))
 
 
 def large(backend: Any, b: int = LARGE) -> Figures:
-    """Whether the algebra of a block is right where its entries are more than 2^31.
+    """Check the algebra of a block whose entries are more than 2^31.
 
     A = L L.T = min(i, j) + 1 with L the lower triangle of ones: whole numbers, so float32 has to be
     exact. Takes two arrays of b^2.
@@ -114,7 +114,7 @@ def _factor_parts(backend: Any, p: int, c: int) -> dict[str, float]:
 
 
 def costs(backend: Any, shape: Any = COSTS) -> Figures:
-    """What `planning.problem` assumes of a device, by its names: to be written there for a card.
+    """Return what `planning.problem` assumes of a device, by its names, to be written there.
 
     shape : (m, p, d, c), of one block.
     """
@@ -139,7 +139,7 @@ def costs(backend: Any, shape: Any = COSTS) -> Figures:
 
 
 def two_backends(device: str) -> Figures:
-    """Whether a backend computes right after another one on the thread was opened, used, closed."""
+    """Check that a backend computes right after another one was opened, used and closed."""
     A = np.random.default_rng(0).standard_normal((500, 400)).astype(np.float32)
     found = []
     with get_backend(device) as first, first.active():

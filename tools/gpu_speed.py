@@ -62,7 +62,7 @@ def measure(
 
 
 def copy_rate(clock: Clock, nbytes: int) -> Figures:
-    """Bytes read and written per second by a copy on the device."""
+    """Return the bytes that a copy on the device reads and writes per second."""
     xp = clock.backend.xp
     a, b = (xp.ones(nbytes // 4, np.float32) for _ in range(2))
 
@@ -73,7 +73,7 @@ def copy_rate(clock: Clock, nbytes: int) -> Figures:
 
 
 def upload_rate(clock: Clock, nbytes: int) -> Figures:
-    """Bytes per second through the ring: host memory to pinned memory, and that to the device."""
+    """Return bytes per second through the ring: to pinned memory, and from there to the device."""
     host = np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)
     ring = clock.backend.uploader()
     for _ in range(6):
@@ -139,7 +139,7 @@ def _mode(
 
 
 def _products(clock: Clock, op: KernelOperator, x: Points, z: Points, c: int) -> Figures:
-    """GEMM alone, then K W and K^T r with K kept, by the backend."""
+    """Time GEMM alone, then K W and K^T r with K kept, by the backend."""
     backend, (m, p) = clock.backend, (len(x), len(z))
     rng = np.random.default_rng(3)
     W = backend.asarray(rng.standard_normal((p, c), np.float32))
@@ -160,7 +160,7 @@ def _products(clock: Clock, op: KernelOperator, x: Points, z: Points, c: int) ->
 
 
 def largest_error(op: KernelOperator, x: Points, z: Points, X: np.ndarray, Z: np.ndarray) -> float:
-    """Of some entries of K against float64."""
+    """Return the largest error of some entries of K, against float64."""
     K = op.backend.to_host(op.matrix(x[:16], z[:256])).astype(np.float64)
     a, b = X[:16].astype(np.float64), Z[:256].astype(np.float64)
     distance = np.sqrt(((a[:, None] - b) ** 2).sum(axis=2))
@@ -168,7 +168,7 @@ def largest_error(op: KernelOperator, x: Points, z: Points, X: np.ndarray, Z: np
 
 
 def torch_products(backend: Any, m: int, p: int, d: int, c: int) -> Figures:
-    """The two products in a plain PyTorch rendering, float32."""
+    """Time the two products in a plain PyTorch rendering, float32."""
     try:
         import torch
     except ImportError:
