@@ -52,12 +52,13 @@ def limited(seconds: float) -> Iterator[None]:
         raise TimeoutError(f"the time of this part, {seconds:.0f} s, was over")
 
     before = signal.signal(signal.SIGALRM, over)
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
+    earlier = signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, *earlier)  # of a test with a limit of its own
 
 
 @contextmanager
