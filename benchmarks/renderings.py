@@ -1,8 +1,8 @@
-"""EigenPro 4 and FALKON as their authors describe them, in plain NumPy, to compare with.
+"""EigenPro 4 and FALKON as their authors describe them, in plain array code, to compare with.
 
 Written from the papers and from measurements of the public codes; nothing here is tuned, and
 nothing of this package's solvers is in it. Both take a function that evaluates the kernel, so that
-whoever compares seconds can give all methods the same one.
+whoever compares seconds can give all methods the same one. EigenPro 4 also runs on a GPU.
 
 EigenPro 4 (Abedsoltan et al. 2024, arXiv 2411.16658, "Fast training of large kernel models with
 delayed projections"): stochastic gradient descent in the span of all the rows, the top q
@@ -32,7 +32,7 @@ import numpy.typing as npt
 from scipy.linalg import cholesky, solve_triangular
 from scipy.sparse.linalg import eigsh
 
-from streamkern.backend.base import tiles
+from streamkern.backend.base import Backend, tiles
 
 Array = npt.NDArray[Any]
 Kernel = Callable[[Array, Array], Array]
@@ -62,21 +62,27 @@ class Preconditioner(NamedTuple):
 
     def correction(self, K: Array, g: Array) -> Array:
         """E D E^T K^T g for K (m, s) between a batch and the sample, and g (m, c)."""
-        return np.asarray(self.E @ (self.D[:, None] * (self.E.T @ (K.T @ g))))
+        correction: Array = self.E @ (self.D[:, None] * (self.E.T @ (K.T @ g)))
+        return correction
 
 
-def precondition(K: Array, rows: Array, level: int) -> Preconditioner:
-    """From K (s, s) between the rows of the sample.
+def precondition(
+    K: Array, rows: Array, level: int, backend: Backend | None = None
+) -> Preconditioner:
+    """From K (s, s) between the rows of the sample, both arrays of the backend.
 
     The top eigenpairs come from ARPACK, faster than the dense solver of the public code.
     """
+    on_device = np.ascontiguousarray if backend is None else backend.asarray
+    K = K if backend is None else backend.to_host(K)
     s = len(K)
     level = min(level, s - 2)
     values, vectors = eigsh(K / s, level + 1, v0=np.ones(s, K.dtype))
     values, vectors = values[::-1].astype(np.float64), vectors[:, ::-1]
     top, tail = values[:level], float(values[level])
     D = (1 - tail / top) / (top * s)
-    return Preconditioner(rows, np.ascontiguousarray(vectors[:, :level]), D.astype(K.dtype), tail)
+    E, D = on_device(vectors[:, :level]), on_device(D.astype(K.dtype))
+    return Preconditioner(rows, E, D, tail)
 
 
 class EigenPro4:
@@ -84,6 +90,7 @@ class EigenPro4:
 
     period : T; by default p // m, and 1 where the batch is larger than p, where the public code,
     which takes 0 there, stops with an error.
+    backend : whose arrays the kernel takes, and X, Y and Z are; None: NumPy's.
     """
 
     def __init__(
@@ -98,30 +105,35 @@ class EigenPro4:
         batch: int | None = None,
         period: int | None = None,
         seed: int = 0,
+        backend: Backend | None = None,
     ) -> None:
         self.kernel, self.X, self.Y, self.Z = kernel, X, Y, Z
+        self.backend, self.xp = backend, np if backend is None else backend.xp
         self.rng = np.random.default_rng(seed)
-        drawn = self.rng.permutation(len(X))[:sample]
-        S = X[drawn]
-        self.of_rows = precondition(kernel(S, S), S, level)
+        S = X[self._permutation(len(X))[:sample]]
+        self.of_rows = precondition(kernel(S, S), S, level, backend)
         # The public code stops with an error where there are fewer centers than that.
-        inner = self.rng.permutation(len(Z))[:sample]
+        inner = self._permutation(len(Z))[:sample]
         C = Z[inner]
-        self.of_centers = precondition(kernel(C, C), inner, level)
+        self.of_centers = precondition(kernel(C, C), inner, level, backend)
         self.batch = batch or min(MAX_BATCH, self.of_rows.critical_batch)
         self.period = period or max(1, len(Z) // self.batch)
-        self.alpha = np.zeros((len(Z), Y.shape[1]), X.dtype)
+        self.alpha = self.xp.zeros((len(Z), Y.shape[1]), X.dtype)
         self._forget()
+
+    def _permutation(self, n: int) -> Array:
+        order = self.rng.permutation(n)
+        return order if self.backend is None else self.backend.asarray(order)
 
     def _forget(self) -> None:
         self.temporary: list[Array] = []
         self.delta: list[Array] = []
-        self.gamma = np.zeros((len(self.of_rows.rows), self.Y.shape[1]), self.X.dtype)
-        self.h = np.zeros_like(self.alpha)
+        self.gamma = self.xp.zeros((len(self.of_rows.rows), self.Y.shape[1]), self.X.dtype)
+        self.h = self.xp.zeros_like(self.alpha)
 
     def epoch(self) -> None:
         """All rows once, in another order each time, with a projection at the end."""
-        order = self.rng.permutation(len(self.X))
+        order = self._permutation(len(self.X))
         for rows in tiles(len(order), self.batch):
             self._step(order[rows])
             if len(self.delta) == self.period:
@@ -135,7 +147,8 @@ class EigenPro4:
         K, K_s = self.kernel(x, self.Z), self.kernel(x, P.rows)
         g = K @ self.alpha - self.Y[rows]
         if self.delta:
-            g += self.kernel(x, np.concatenate(self.temporary)) @ np.concatenate(self.delta)
+            temporary, delta = map(self.xp.concatenate, (self.temporary, self.delta))
+            g += self.kernel(x, temporary) @ delta
             g += K_s @ self.gamma
         g *= P.step(len(x))
         self.temporary.append(x)
@@ -147,7 +160,7 @@ class EigenPro4:
         """alpha += theta with K(Z, Z) theta near h, by one pass over the centers."""
         Z, P = self.Z, self.of_centers
         self.h += self.kernel(Z, self.of_rows.rows) @ self.gamma
-        theta, order = np.zeros_like(self.alpha), self.rng.permutation(len(Z))
+        theta, order = self.xp.zeros_like(self.alpha), self._permutation(len(Z))
         for part in tiles(len(Z), min(MAX_BATCH, P.critical_batch)):
             rows = order[part]
             K = self.kernel(Z[rows], Z)

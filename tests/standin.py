@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
@@ -66,6 +67,14 @@ class Immediate:
 
 
 Immediate.null = Immediate()
+
+
+class Event(Immediate):
+    """An event that knows when it was recorded."""
+
+    def record(self, *args: Any) -> None:
+        """Record it."""
+        self.at = time.perf_counter()
 
 
 class _Current(threading.local):
@@ -254,7 +263,7 @@ def modules() -> dict[str, ModuleType]:
     cupy, cupyx = _Cupy("cupy"), ModuleType("cupyx")
     for name in ("empty", "zeros", "ones", "eye", "arange", "ascontiguousarray"):
         setattr(cupy, name, _making(getattr(np, name)))
-    pool = SimpleNamespace(free_all_blocks=lambda: None)
+    pool = SimpleNamespace(free_all_blocks=lambda: None, total_bytes=lambda: 1 << 20)
     handle = lambda: HANDLE  # noqa: E731
     vars(cupy).update(
         __version__="0",
@@ -272,7 +281,8 @@ def modules() -> dict[str, ModuleType]:
         get_default_pinned_memory_pool=lambda: pool,
         cuda=SimpleNamespace(
             Device=Device,
-            Event=Immediate,
+            Event=Event,
+            get_elapsed_time=lambda start, end: 1e3 * (end.at - start.at),
             Stream=Immediate,
             get_current_stream=lambda: current.stream,
             memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),

@@ -158,6 +158,7 @@ class DeviceArray(np.lib.mixins.NDArrayOperatorsMixin):
     ndim = property(lambda self: self.raw.ndim)
     size = property(lambda self: self.raw.size)
     nbytes = property(lambda self: self.raw.nbytes)
+    itemsize = property(lambda self: self.raw.itemsize)
     T = property(lambda self: self._view(self.raw.T))
 
     def __len__(self) -> int:

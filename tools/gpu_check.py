@@ -16,7 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,18 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tools.gpu_parts import costs, large, shared, step_parts, two_backends  # noqa: E402
-from tools.gpu_speed import guarded, measure  # noqa: E402
+from tools.gpu_clock import guarded, write_report  # noqa: E402
+from tools.gpu_parts import costs, large, step_parts, two_backends  # noqa: E402
+from tools.gpu_ranks import on_two_devices, shared  # noqa: E402
+from tools.gpu_solver import made_work  # noqa: E402
+from tools.gpu_speed import measure  # noqa: E402
 
 # float32 on both sides, different summation orders: a few sqrt(p) roundings of sums of size 1.
 TOLERANCE = {"exact": 2e-4, "float64": 1e-10, "high": 5e-4, "fast": 5e-4, "integer": 5e-5}
 # Shares of the time: what speed may take until the tests, and the tests until the long example.
 SPEED, TESTS = 0.5, 0.7
 LEAST_RUN = 30
+CURVE = ("time", "samples", "train_mse", "samples_per_s", "stall_share")
 
 
 def main(given: list[str] | None = None) -> int:
@@ -61,6 +66,7 @@ def main(given: list[str] | None = None) -> int:
             "release again": lambda: gpu.release() or {},
             "two_backends": lambda: two_backends("gpu"),
             "ranks_on_one_device": lambda: shared("gpu"),
+            "ranks on two devices": on_two_devices,
         }
         if not arguments.skip_tests:
             parts["tests"] = lambda: tests(arguments.seconds * (TESTS - SPEED) + 60)
@@ -72,32 +78,31 @@ def main(given: list[str] | None = None) -> int:
 
 
 def agreement(cpu: Any, gpu: Any) -> dict[str, Callable[[], dict[str, Any]]]:
-    """The checks of one backend against the other."""
+    """Return the checks of one backend against the other."""
     checks = {"kernels": kernels, "solvers": solvers, "random": draws}
-    return {name: lambda check=check: check(cpu, gpu) for name, check in checks.items()}  # type: ignore[misc]
+    return {name: partial(check, cpu, gpu) for name, check in checks.items()}
 
 
 def run(
     parts: dict[str, Callable[[], dict[str, Any]]], report: dict[str, Any], out: Path | None
 ) -> dict[str, Any]:
-    """The parts in order, each guarded; the report is written after each."""
+    """Run the parts in order, each guarded, and write the report after each."""
     began = time.perf_counter()
     for name, part in parts.items():
         report[name] = guarded(part)
         report["seconds"] = round(time.perf_counter() - began, 1)
         done = [entry for entry in report.values() if isinstance(entry, dict)]
         report["passed"] = all(entry.get("passed", True) for entry in done)
-        if out is not None:
-            out.parent.mkdir(parents=True, exist_ok=True)
-            out.write_text(json.dumps(report, indent=1, default=float) + "\n")
+        write_report(report, out)
     return report
 
 
 def tests(seconds: float) -> dict[str, Any]:
-    """The tests marked `gpu`."""
+    """Run the tests marked `gpu`."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"],
-        cwd=ROOT, env=_environment(), capture_output=True, text=True, check=False, timeout=seconds,
+        cwd=ROOT, env=child_environment(), capture_output=True, text=True, check=False,
+        timeout=seconds,
     )  # fmt: skip
     return {"passed": done.returncode == 0, "tail": done.stdout.strip().splitlines()[-12:]}
 
@@ -113,7 +118,7 @@ def _relative(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def kernels(cpu: Any, gpu: Any) -> dict[str, Any]:
-    """K(X, Z) @ W of every kernel and precision on both devices."""
+    """Compare K(X, Z) @ W of every kernel and precision on both devices."""
     from streamkern.kernels.builtin import KERNELS, get_kernel
     from streamkern.kernels.points import PRECISIONS, Grid
     from streamkern.kernels.products import KernelOperator
@@ -145,24 +150,13 @@ def kernels(cpu: Any, gpu: Any) -> dict[str, Any]:
 def solvers(cpu: Any, gpu: Any) -> dict[str, Any]:
     """Twenty steps of every solver from the same setup arrays on both devices."""
     from streamkern.backend.batch import Batch
-    from streamkern.config.solver import SolverConfig
     from streamkern.kernels.builtin import Laplace
     from streamkern.kernels.products import KernelOperator
-    from streamkern.planning.problem import ProblemShape
-    from streamkern.solver.method import Setup, Work
-    from streamkern.solver.methods import find
+    from streamkern.solver.method import Setup
     from streamkern.solver.precondition.samples import SampleRows
 
     Z, X, Y = _problem(600, 4000, 32, 5)
     S, P = Z.repeat(3, axis=0) + 0.3 * X[:1800], X[2000:3000]
-    problem = ProblemShape(
-        n_rows=10**6, epochs=1, d=32, c=5, p=600, row_bytes=148, unit_rows=1000, itemsize=4,
-        threads=1, width=34, tile_bytes=1 << 20, repeats=False,
-    )  # fmt: skip
-    common = {
-        "batch_size": 200, "n_sample": 1800, "n_probe": 1000, "loader_block_bytes": 1,
-        "loader_in_flight_bytes": 1,
-    }  # fmt: skip
     cases: dict[str, tuple[str, dict[str, Any]]] = {
         "block": ("block", {"block_size": 600, "keep": True}),
         "4 blocks": ("block", {"block_size": 150, "keep": True}),
@@ -171,14 +165,12 @@ def solvers(cpu: Any, gpu: Any) -> dict[str, Any]:
     }
     errors: dict[str, float] = {}
     for name, (solver_name, own) in cases.items():
-        method = find(solver_name, "kernel")
-        sizes = method.sizes(solver=solver_name, **common, **own)
         made: list[np.ndarray] = []
         setup = None
         for backend in (cpu, gpu):
             op = KernelOperator(Laplace(6.0), backend)
             z = op.points(backend.asarray(Z), left=True, right=True)
-            work = Work(op, z, problem, sizes, SolverConfig(), 0)
+            method, work = made_work(op, z, solver_name, (32, 5, 200, 1800, 1000), **own)
             if setup is None:
                 first, second = (
                     SampleRows(backend.asarray(a), backend.asarray(a[:, :5])) for a in (S, P)
@@ -212,17 +204,19 @@ def draws(cpu: Any, gpu: Any) -> dict[str, Any]:
     return {"passed": error < 1e-5, "largest_difference": error}
 
 
-def long_run(seconds: float) -> dict[str, Any]:
-    """As much of examples/augmented_120m.py as fits; a run that is stopped saves first."""
+def long_run(
+    seconds: float, device: str = "gpu", options: Sequence[str] = ("--centers", "20000")
+) -> dict[str, Any]:
+    """Run as much of examples/augmented_120m.py as fits; a run that is stopped saves first."""
     if seconds < LEAST_RUN:
         return {"left_out": f"{LEAST_RUN} seconds were not left"}
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "examples/augmented_120m.py", "--device", "gpu", "--yes",
-                   "--centers", "20000", "--folder", folder]  # fmt: skip
+        command = [sys.executable, "examples/augmented_120m.py", "--device", device, "--yes",
+                   *options, "--folder", folder]  # fmt: skip
         began = time.perf_counter()
         with tempfile.TemporaryFile("w+") as output:
             child = subprocess.Popen(
-                command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, env=_environment()
+                command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, env=child_environment()
             )
             try:
                 child.wait(seconds)
@@ -244,12 +238,16 @@ def long_run(seconds: float) -> dict[str, Any]:
 
 def _progress(folder: Path) -> dict[str, Any]:
     from streamkern.cli.run_info import run_overview
+    from streamkern.rundir.run_log import read_log
 
     run = run_overview(folder)
-    return {key: run[key] for key in ("step", "samples", "metrics", "solver")}
+    log = [record for record in read_log(folder / "log.jsonl") if record["event"] == "train"]
+    curve = [{key: record.get(key) for key in CURVE} for record in log[:: len(log) // 50 + 1]]
+    return {key: run[key] for key in ("step", "samples", "metrics", "solver")} | {"curve": curve}
 
 
-def _environment() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
+    """Return the environment of a process that imports this checkout."""
     return os.environ | {"PYTHONPATH": str(ROOT)}
 
 

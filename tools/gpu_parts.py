@@ -1,15 +1,11 @@
-"""Checks of `gpu_check` that take a while: large triangles, the parts of a step, backends and ranks
-that share a device.
+"""Checks of `gpu_check` that take a while: large triangles, the parts of a step, two backends.
 
 They take any backend, so that they can be tested without a GPU.
 """
 
 from __future__ import annotations
 
-import tempfile
-import threading
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -17,15 +13,10 @@ import numpy as np
 
 from streamkern.backend.base import tiles
 from streamkern.backend.devices import get_backend
-from streamkern.backend.ranks import Communicator
-from streamkern.basics.stop import StopRequest
-from streamkern.config.run_config import RunConfig
-from streamkern.ingest.ingest import ingest
-from streamkern.rundir.run_directory import RunDirectory
 from streamkern.solver.precondition.block import SKETCH
-from streamkern.train.rank_work import prepare_run, train_rank
-from tools.gpu_speed import MODES, Clock, _operator
-from tools.rank_threads import Threads
+from tools.gpu_clock import Clock, Figures
+from tools.gpu_solver import distances
+from tools.gpu_speed import MODES
 
 # b^2 is above 2^31 from 46 341 on.
 LARGE = 46_600
@@ -33,11 +24,9 @@ LARGE = 46_600
 COSTS = (8192, 30_000, 784, 10)
 STEPS = ((4096, 60_000, 784, 10), (16_384, 60_000, 784, 10))
 
-Figures = dict[str, Any]
-
 
 def large(backend: Any, b: int = LARGE) -> Figures:
-    """Whether the algebra of a block is right where its entries are more than 2^31.
+    """Check the algebra of a block whose entries are more than 2^31.
 
     A = L L.T = min(i, j) + 1 with L the lower triangle of ones: whole numbers, so float32 has to be
     exact. Takes two arrays of b^2.
@@ -97,7 +86,7 @@ def step_parts(backend: Any, shapes: Any = STEPS, mode: str = "high") -> Figures
 def _kernel_parts(backend: Any, mode: str, m: int, p: int, d: int, c: int) -> dict[str, float]:
     """Return ms of products with K; beside alpha are the sketches of the leverage, as in steps."""
     xp, clock, rng = backend.xp, Clock(backend), np.random.default_rng(0)
-    op = _operator(backend, mode, d)
+    op = distances(backend, mode, d)
     X, Z, alpha, r = (
         backend.asarray(rng.standard_normal(shape, np.float32))
         for shape in ((m, d), (p, d), (p, c + SKETCH), (m, c))
@@ -125,7 +114,7 @@ def _factor_parts(backend: Any, p: int, c: int) -> dict[str, float]:
 
 
 def costs(backend: Any, shape: Any = COSTS) -> Figures:
-    """What `planning.problem` assumes of a device, by its names: to be written there for a card.
+    """Return what `planning.problem` assumes of a device, by its names, to be written there.
 
     shape : (m, p, d, c), of one block.
     """
@@ -150,7 +139,7 @@ def costs(backend: Any, shape: Any = COSTS) -> Figures:
 
 
 def two_backends(device: str) -> Figures:
-    """Whether a backend computes right after another one on the thread was opened, used, closed."""
+    """Check that a backend computes right after another one was opened, used and closed."""
     A = np.random.default_rng(0).standard_normal((500, 400)).astype(np.float32)
     found = []
     with get_backend(device) as first, first.active():
@@ -162,50 +151,3 @@ def two_backends(device: str) -> Figures:
                 theirs = second.asarray(A)
                 second.matmul_t(theirs, theirs, second.xp.empty((400, 400), np.float32))
     return {"passed": all((each == found[0]).all() for each in found)}
-
-
-def shared(device: str, rows: int = 20_000, centers: int = 2000) -> Figures:
-    """A training by one rank, and by two on one device, whose sums go through the host."""
-    rng = np.random.default_rng(0)
-    X = rng.standard_normal((rows, 20)).astype(np.float32)
-    report: Figures = {}
-    with tempfile.TemporaryDirectory() as folder:
-        ingest(X, f"{folder}/store", y=np.sin(2 * X[:, 0]) + X[:, 1], chunk_mb=0.02)
-        weights = []
-        for size in (1, 2):
-            config = RunConfig().with_overrides({
-                "data.train": f"{folder}/store", "data.epochs": 3, "data.batch_size": 500,
-                "run.run_dir": f"{folder}/{size}", "run.ranks": size, "run.device": device,
-                "model.n_centers": centers, "model.kernel": "laplace", "model.bandwidth": 6.0,
-                "model.metric": "none", "solver.name": "block", "solver.ridge": 0.001,
-            })  # fmt: skip
-            prepare_run(config)
-            report[f"seconds of {size}"] = _trained(config, size)
-            saved = RunDirectory(Path(folder) / str(size), writable=False).load_latest()
-            assert saved is not None
-            weights.append(np.asarray(saved.arrays["alpha"]))
-    error = float(np.linalg.norm(weights[1] - weights[0]) / np.linalg.norm(weights[0]))
-    return report | {"passed": error < 1e-2, "relative_error": error}
-
-
-def _trained(config: RunConfig, size: int) -> float:
-    """Seconds of the loop of rank 0; raises what a rank does."""
-    found: dict[int, Any] = {}
-
-    def work(ranks: Threads) -> None:
-        try:
-            one: Communicator = ranks
-            found[ranks.rank] = train_rank(config, one, StopRequest(install=False))
-        except BaseException as error:
-            found[ranks.rank] = error
-            ranks.abort()
-
-    threads = [threading.Thread(target=work, args=(ranks,)) for ranks in Threads.made(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for each in found.values():
-        if isinstance(each, BaseException):
-            raise each
-    return float(found[0]["timing"]["loop_s"])

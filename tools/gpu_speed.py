@@ -11,39 +11,21 @@ Rates are those measured here, at the run's own shapes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from itertools import pairwise
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from streamkern.backend.batch import Batch
-from streamkern.kernels.builtin import Laplace
-from streamkern.kernels.points import Grid, Points
+from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.solver.block_step import BlockSolver
-from streamkern.solver.precondition.block import SKETCH, BlockPreconditioner, block_slices
-from streamkern.solver.precondition.step_rule import StepRule
+from tools.gpu_clock import LEAST, WARM, Clock, Figures, guarded
+from tools.gpu_solver import distances, made_rows, step
 
 # (batch m, centers p, features d, outputs c); the last needs 80 GB of device memory.
 SHAPES = ((4096, 100_000, 784, 10), (2048, 60_000, 784, 10), (8192, 1_000_000, 64, 1))
 MODES = ("exact", "high", "fast", "integer")
 EIGH = (2000, 5000, 10_000)
 COPY_BYTES = 1 << 30
-# Centers of a block, as plans have them, and fewer where the factors would take more bytes.
-BLOCK, FACTOR_BYTES = 15_000, 20 * 10**9
-WARM, LEAST, MOST, SECONDS = 2, 5, 50, 2.0
-
-Figures = dict[str, Any]
-
-
-def guarded(check: Callable[[], Figures]) -> Figures:
-    """One broken check must not hide the others."""
-    try:
-        return check()
-    except Exception as error:  # whatever it is, it belongs into the report
-        return {"passed": False, "error": f"{type(error).__name__}: {error}"}
 
 
 def measure(
@@ -79,46 +61,8 @@ def measure(
     return report
 
 
-class Clock:
-    """Marks on the compute stream: events of the GPU, or, on the CPU, the time."""
-
-    def __init__(self, backend: Any) -> None:
-        self.backend = backend
-        self._cuda = backend.xp.cuda if backend.name.startswith("gpu") else None
-
-    def mark(self) -> Any:
-        """Now, as the stream sees it; nothing waits."""
-        if self._cuda is None:
-            return time.perf_counter()
-        event = self._cuda.Event()
-        event.record(self.backend.stream)
-        return event
-
-    def between(self, start: Any, end: Any) -> float:
-        """Milliseconds; for marks that have been reached."""
-        if self._cuda is None:
-            return float(end - start) * 1e3
-        return float(self._cuda.get_elapsed_time(start, end))
-
-    def median_ms(self, work: Callable[[], Any]) -> float:
-        """Of 5 to 50 runs back to back, after two that compile and fill buffers."""
-        for _ in range(WARM):
-            work()
-        self.backend.synchronize()
-        began = time.perf_counter()
-        work()
-        self.backend.synchronize()
-        once = max(time.perf_counter() - began, 1e-6)
-        marks = [self.mark()]
-        for _ in range(min(MOST, max(LEAST, int(SECONDS / once)))):
-            work()
-            marks.append(self.mark())
-        self.backend.synchronize()
-        return median(self.between(a, b) for a, b in pairwise(marks))
-
-
 def copy_rate(clock: Clock, nbytes: int) -> Figures:
-    """Bytes read and written per second by a copy on the device."""
+    """Return the bytes that a copy on the device reads and writes per second."""
     xp = clock.backend.xp
     a, b = (xp.ones(nbytes // 4, np.float32) for _ in range(2))
 
@@ -129,7 +73,7 @@ def copy_rate(clock: Clock, nbytes: int) -> Figures:
 
 
 def upload_rate(clock: Clock, nbytes: int) -> Figures:
-    """Bytes per second through the ring: host memory to pinned memory, and that to the device."""
+    """Return bytes per second through the ring: to pinned memory, and from there to the device."""
     host = np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)
     ring = clock.backend.uploader()
     for _ in range(6):
@@ -170,33 +114,17 @@ def _eigh(clock: Clock, size: int) -> Figures:
 # --- the products and the step --------------------------------------------------------------------
 
 
-def _data(mode: str, rows: int, d: int, seed: int) -> np.ndarray:
-    """Rows in storage form, never zeros: pixels for the integer mode, normal numbers else."""
-    rng = np.random.default_rng(seed)
-    if mode == "integer":
-        return rng.integers(0, 256, (rows, d), np.uint8)
-    return rng.standard_normal((rows, d), np.float32)
-
-
-def _operator(backend: Any, mode: str, d: int) -> KernelOperator:
-    """Distances of a few bandwidths."""
-    pixels = mode == "integer"
-    kernel = Laplace((100.0 if pixels else 1.4) * d**0.5)
-    shift = np.full(d, 128 if pixels else 0, np.float32)
-    return KernelOperator(kernel, backend, mode, shift, Grid(0.0, 1.0) if pixels else None)
-
-
 def _mode(
     clock: Clock, mode: str, shape: tuple[int, ...], report: Figures, entry: Figures
 ) -> Figures:
     """Products and step of one shape in one mode."""
     (m, p, d, c), backend = shape, clock.backend
-    op = _operator(backend, mode, d)
-    host_X, host_Z = _data(mode, m, d, 1), _data(mode, p, d, 2)
+    op = distances(backend, mode, d)
+    host_X, host_Z = made_rows(mode, m, d, 1), made_rows(mode, p, d, 2)
     z = op.points(backend.asarray(host_Z), right=True)
     x = op.points(backend.asarray(host_X), left=True)
     figures = _products(clock, op, x, z, c)
-    figures["largest_error"] = _largest_error(op, x, z, host_X, host_Z)
+    figures["largest_error"] = largest_error(op, x, z, host_X, host_Z)
     gb = m * p / 1e9
     rate = report["copy"].get("gb_per_s")
     if rate:
@@ -206,12 +134,12 @@ def _mode(
         figures["products_fraction_of_floor"] = floor / figures["products_ms"]
     if "products_ms" in entry["torch"]:
         figures["ratio_to_torch"] = entry["torch"]["products_ms"] / figures["products_ms"]
-    figures["step"] = guarded(lambda: _step(clock, op, z, host_X, c))
+    figures["step"] = guarded(lambda: step(clock, op, z, host_X, c))
     return figures
 
 
 def _products(clock: Clock, op: KernelOperator, x: Points, z: Points, c: int) -> Figures:
-    """GEMM alone, then K W and K^T r with K kept, by the backend."""
+    """Time GEMM alone, then K W and K^T r with K kept, by the backend."""
     backend, (m, p) = clock.backend, (len(x), len(z))
     rng = np.random.default_rng(3)
     W = backend.asarray(rng.standard_normal((p, c), np.float32))
@@ -231,66 +159,16 @@ def _products(clock: Clock, op: KernelOperator, x: Points, z: Points, c: int) ->
     return figures
 
 
-def _largest_error(op: KernelOperator, x: Points, z: Points, X: np.ndarray, Z: np.ndarray) -> float:
-    """Of some entries of K against float64."""
+def largest_error(op: KernelOperator, x: Points, z: Points, X: np.ndarray, Z: np.ndarray) -> float:
+    """Return the largest error of some entries of K, against float64."""
     K = op.backend.to_host(op.matrix(x[:16], z[:256])).astype(np.float64)
     a, b = X[:16].astype(np.float64), Z[:256].astype(np.float64)
     distance = np.sqrt(((a[:, None] - b) ** 2).sum(axis=2))
     return float(np.abs(K - np.exp(-distance / op.kernel.bandwidth)).max())
 
 
-def _step(clock: Clock, op: KernelOperator, z: Points, host_X: np.ndarray, c: int) -> Figures:
-    """Time steps without a ridge, fed through the ring in storage form, as in training.
-
-    Speed does not depend on the values: identities stand in for the factors.
-    """
-    backend, xp, m = clock.backend, clock.backend.xp, len(host_X)
-    blocks = block_slices(len(z), min(len(z), BLOCK, FACTOR_BYTES // (4 * len(z))))
-    H = [xp.eye(s.stop - s.start, dtype=np.float32) for s in blocks]
-    rules = [StepRule(1e4, 2.0, damped=True, mean=1e4) for _ in blocks]
-    sketches = [xp.ones((s.stop - s.start, SKETCH), np.float32) for s in blocks]
-    pre = BlockPreconditioner(blocks, H, rules, 0.0, [0.0 for _ in blocks], sketches=sketches)
-    solver = BlockSolver(op, z, pre, max_batch=m, seed=0, n_outputs=c)
-    state, ids = solver.init(), np.arange(m)
-    Y = backend.asarray(np.random.default_rng(4).standard_normal((m, c), np.float32))
-    X, ring = xp.empty(host_X.shape, np.float32), backend.uploader()
-    starts, ends = [], []
-
-    def step() -> None:
-        batch = ring.upload(host_X)
-        starts.append(clock.mark())
-        X[...] = batch
-        solver.step(state, Batch(X, Y, ids))
-        ends.append(clock.mark())
-
-    for _ in range(3):
-        step()
-    backend.synchronize()
-    took = clock.between(starts[-1], ends[-1]) / 1e3
-    repeats = min(MOST, max(LEAST, int(SECONDS / max(took, 1e-6))))
-    starts.clear(), ends.clear()
-    began = time.perf_counter()
-    for _ in range(repeats):
-        step()
-    enqueued = (time.perf_counter() - began) * 1e3
-    backend.synchronize()
-    wall = (time.perf_counter() - began) * 1e3
-    ring.close()
-    busy = sum(clock.between(a, b) for a, b in zip(starts, ends, strict=True))
-    # From the end of a step to the arrival of the next batch, as the compute stream sees it.
-    stall = sum(clock.between(a, b) for a, b in zip(ends, starts[1:], strict=False))
-    return {
-        "ms": wall / repeats,
-        "enqueued_ms": enqueued / repeats,  # as long as `ms` where the host is what steps wait for
-        "samples_per_s": m * repeats / wall * 1e3,
-        "busy": busy / wall,
-        "stall": stall / wall,
-        "blocks": len(blocks),
-    }
-
-
 def torch_products(backend: Any, m: int, p: int, d: int, c: int) -> Figures:
-    """The two products in a plain PyTorch rendering, float32."""
+    """Time the two products in a plain PyTorch rendering, float32."""
     try:
         import torch
     except ImportError:
@@ -301,7 +179,11 @@ def torch_products(backend: Any, m: int, p: int, d: int, c: int) -> Figures:
     torch.backends.cuda.matmul.allow_tf32 = False
     X, Z, W = (
         torch.from_numpy(a).to("cuda" if on_gpu else "cpu")
-        for a in (_data("exact", m, d, 1), _data("exact", p, d, 2), _data("exact", p, c, 3))
+        for a in (
+            made_rows("exact", m, d, 1),
+            made_rows("exact", p, d, 2),
+            made_rows("exact", p, c, 3),
+        )
     )
     x2, z2, scale = (X * X).sum(1, keepdim=True), (Z * Z).sum(1), -1 / (1.4 * d**0.5)
 

@@ -100,25 +100,28 @@ class RowMajor:
         the diagonal, and one for all squares of a size below them. Of the zeros, only those within
         blocks of the diagonal are read.
 
-        B : (b, c), may have contiguous columns. out : (b, c).
+        B : (b, c), may have contiguous columns. out : (b, c). Dtypes are as in `gemm`.
         """
         n, c = out.shape
         assert A.shape == (n, n)
         assert B.shape == (n, c)
+        assert A.dtype == B.dtype
         if 0 in (n, c):
             return
         of_B, ldb = self._layout(B, False)
-        lda, ldc, size, dtype = _rows_apart(A), _rows_apart(out), out.itemsize, out.dtype
+        lda, ldc, dtype = _rows_apart(A), _rows_apart(out), out.dtype
+        item, size = A.itemsize, out.itemsize
         of_A = self._cublas.CUBLAS_OP_T if transposed else self._cublas.CUBLAS_OP_N
-        parts = triangle_parts(n, block, lda, B.strides[0] // size, ldc, transposed)
+        parts = triangle_parts(n, block, lda, B.strides[0] // item, ldc, transposed)
         a, b, o = A.data.ptr, B.data.ptr, out.data.ptr
-        kind, handle, number = self._types[dtype], self._handle(), self._number(scale, dtype)
+        kind, result, handle = self._types[A.dtype], self._types[dtype], self._handle()
         compute, algorithm = self._compute[dtype], self._cublas.CUBLAS_GEMM_DEFAULT
+        number = self._number(scale, dtype)
         for r, k, (at_a, at_b, at_o), (apart_a, apart_b, apart_o), count, beta in parts:
             self._cublas.gemmStridedBatchedEx(
-                handle, of_B, of_A, c, r, k, number, b + size * at_b, kind, ldb, apart_b,
-                a + size * at_a, kind, lda, apart_a, self._number(beta, dtype),
-                o + size * at_o, kind, ldc, apart_o, count, compute, algorithm,
+                handle, of_B, of_A, c, r, k, number, b + item * at_b, kind, ldb, apart_b,
+                a + item * at_a, kind, lda, apart_a, self._number(beta, dtype),
+                o + size * at_o, result, ldc, apart_o, count, compute, algorithm,
             )  # fmt: skip
 
     def _layout(self, A: Array, transposed: bool) -> tuple[int, int]:

@@ -85,6 +85,16 @@ def test_products_with_a_triangle(
     close(out, truth, tolerance)
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_triangle_of_halves_has_sums_in_float32(blas: RowMajor, transposed: bool) -> None:
+    A, B = (matrix(seed, 40, columns, np.float16) for seed, columns in ((0, 40), (1, 6)))
+    A *= np.tri(40, dtype=np.float16)
+    out = matrix(2, 40, 6, np.float32)
+    wide = A.T.astype(np.float64) if transposed else A.astype(np.float64)
+    blas.lower(A, B, out, 7, transposed=transposed)
+    close(out, wide @ B.astype(np.float64), 1e-5)
+
+
 @pytest.mark.parametrize(
     ("n", "launches", "share"),
     [(4000, 1, 1.0), (4096, 2, 0.75), (15_000, 3, 0.625), (15_001, 4, 0.625), (60_000, 5, 0.53125)],

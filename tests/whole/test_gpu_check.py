@@ -13,9 +13,9 @@ import pytest
 
 from streamkern import planning
 from streamkern.backend.base import Backend
-from streamkern.backend.devices import gpu_problem
+from streamkern.backend.devices import gpu_count, gpu_problem
 from tests.virtual import VirtualBackend
-from tools import gpu_check, gpu_parts, gpu_speed
+from tools import gpu_check, gpu_clock, gpu_parts, gpu_ranks, gpu_solver, gpu_speed
 
 SHAPE = (40, 70, 6, 3)
 SIZES: dict[str, Any] = {"shapes": [SHAPE], "eigh": (30,), "copy_bytes": 1 << 12}
@@ -23,15 +23,15 @@ SIZES: dict[str, Any] = {"shapes": [SHAPE], "eigh": (30,), "copy_bytes": 1 << 12
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_speed, "SECONDS", 0.0)
+    monkeypatch.setattr(gpu_clock, "SECONDS", 0.0)
 
 
 def test_the_step_is_that_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are weighted by leverages that sketches tell, in blocks whose factors fit."""
     made = list[Any]()
-    monkeypatch.setattr(gpu_speed.BlockSolver, "_weights", lambda self, *of: made.append(self))
+    monkeypatch.setattr(gpu_solver.BlockSolver, "_weights", lambda self, *of: made.append(self))
     for size, n_blocks in ((10**9, 1), (4 * 70 * 20, 4)):
-        monkeypatch.setattr(gpu_speed, "FACTOR_BYTES", size)
+        monkeypatch.setattr(gpu_solver, "FACTOR_BYTES", size)
         gpu_speed.measure(Backend(1), 100, **SIZES)
         assert len(made[-1].preconditioner.blocks) == n_blocks
         assert made[-1].sketch == 16
@@ -55,6 +55,7 @@ def test_speed_is_reported_in_full(backend: Any) -> None:
         assert 0 < figures["step"]["busy"] <= 1
         assert figures["step"]["samples_per_s"] > 0
         assert 0 < figures["step"]["enqueued_ms"] <= figures["step"]["ms"]
+        assert figures["step"]["calls"]["assign"] >= 3
     json.dumps(report)
 
 
@@ -140,10 +141,26 @@ def test_costs_are_told_by_the_names_of_those_that_are_assumed() -> None:
 
 def test_backends_and_ranks_may_share_a_device() -> None:
     assert gpu_parts.two_backends("cpu")["passed"]
-    report = gpu_parts.shared("cpu", 2000, 200)
+    report = gpu_ranks.shared("cpu", 2000, 200)
     assert report["passed"], report
     assert report["seconds of 1"] > 0
     assert report["seconds of 2"] > 0
+
+
+@pytest.mark.slow
+def test_ranks_have_devices_of_their_own() -> None:
+    """Two processes are, on a CPU, two devices; their sums go through the host."""
+    report = gpu_ranks.on_two_devices("cpu", 2000, 200)
+    assert report["passed"], report
+    sums = report["sums"]
+    assert sums["passed"]
+    assert sums["by"] == "Collective"
+    assert 0 < sums["sum_of_2400000_bytes_us"] < sums["sum_of_40000000_bytes_us"]
+
+
+@pytest.mark.skipif(gpu_count() > 1, reason="needs a machine with one GPU or none")
+def test_two_devices_are_asked_for() -> None:
+    assert gpu_ranks.on_two_devices() == {"left_out": "needs two GPUs"}
 
 
 @pytest.mark.skipif(gpu_problem() is None, reason="needs a machine without a GPU")

@@ -1,0 +1,150 @@
+"""Parts of `gpu_step`: thin products, kernel values, points, and the phases of setup."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from streamkern.backend import device_algebra
+from streamkern.solver.precondition import block as block_module
+from streamkern.solver.precondition.block import block_slices
+from streamkern.solver.precondition.joint import Joint
+from streamkern.solver.precondition.noise import Noise
+from streamkern.solver.precondition.samples import Sample
+from tools.gpu_clock import Figures, Place, Spans, replaced
+from tools.gpu_solver import distances, made_factor, made_problem, made_rows
+from tools.gpu_speed import largest_error, upload_rate
+from tools.gpu_step_parts import LATE, Bench, floored
+
+
+def thin(
+    bench: Bench, entry: Figures, *, sizes: Any, columns: Any, triangle_blocks: Any
+) -> None:  # fmt: skip
+    """Time the products of a step with a triangular H, in float32 and with H in float16.
+
+    Those of float16 have operands [high low], twice as many columns, and float32 sums.
+    """
+    backend = bench.backend
+    on_gpu = hasattr(backend, "blas")
+    for b in sizes:
+        H = made_factor(backend, b)
+        found = entry[f"b={b}"] = {}
+        for kind in ("float32", "half"):
+            if kind == "half" and not on_gpu:
+                found[kind] = {"left_out": "products of halves are cuBLAS's"}
+                continue
+            H = H.astype(np.float16) if kind == "half" else H
+            for c in columns:
+                for block in triangle_blocks if on_gpu else triangle_blocks[:1]:
+                    name = f"{kind}, {c} columns, TRIANGLE_BLOCK {block}"
+                    found[name] = LATE if bench.late() else _thin(bench, H, c, block)
+        del H
+        backend.release()
+
+
+def _thin(bench: Bench, H: Any, c: int, block: int) -> Figures:
+    backend, b, half = bench.backend, len(H), H.dtype == np.float16
+    width = 2 * c if half else c
+    g = backend.asarray(made_rows("exact", b, width, 7).astype(H.dtype))
+    u = backend.xp.empty((b, width), np.float32)
+    floor = bench.bytes_ms(b * (b + 1) / 2 * H.itemsize)
+    figures: Figures = {}
+    for name, transposed in (("H_g", False), ("Ht_g", True)):
+
+        def product(transposed: bool = transposed) -> None:
+            if half:
+                backend.blas.lower(H, g, u, block, transposed=transposed)
+            else:
+                (backend.matmul_t if transposed else backend.matmul)(H, g, u, lower=True)
+
+        with replaced(device_algebra, "TRIANGLE_BLOCK", block):
+            ms = bench.clock.median_ms(product)
+        tb_per_s = b * (b + 1) / 2 * H.itemsize / ms / 1e9
+        figures[name] = floored(ms, floor) | {"tb_per_s": tb_per_s}
+    return figures
+
+
+def epilogue(bench: Bench, entry: Figures, *, m: int, p: int, d: int, modes: Any) -> None:
+    """Time the kernel that turns products into kernel values, and compare K with float64."""
+    backend, xp = bench.backend, bench.backend.xp
+    for mode in modes:
+        op = distances(backend, mode, d)
+        rows, centers = made_rows(mode, m, d, 1), made_rows(mode, p, d, 2)
+        x = op.points(backend.asarray(rows), left=True)
+        z = op.points(backend.asarray(centers), right=True)
+        tile = xp.empty((m, p), np.float32)
+        backend.gemm(x.left, z.right, tile)
+        norms = None if op.norms_in_columns else (x.norms, z.norms)
+        finish = partial(backend.finish_tile, op.kernel, tile, norms, op.scale, None, None, tile)
+        ms = bench.clock.median_ms(finish)
+        entry[mode] = floored(ms, bench.bytes_ms(8 * m * p)) | {
+            "gb_per_s": 8 * m * p / ms / 1e6,
+            "largest_error_of_K": largest_error(op, x, z, rows, centers),
+        }
+        del x, z, tile, finish
+        backend.release()
+
+
+def points(bench: Bench, entry: Figures, *, m: int, d: int, modes: Any) -> None:
+    """Time the preparation of a batch: the upload of bytes, the cast, and the points."""
+    backend, clock = bench.backend, bench.clock
+    pixels = backend.asarray(made_rows("integer", m, d, 1))
+    X = backend.xp.empty((m, d), np.float32)
+
+    def cast() -> None:
+        X[...] = pixels
+
+    entry["upload_of_bytes"] = upload_rate(clock, m * d)
+    entry["cast"] = floored(clock.median_ms(cast), bench.bytes_ms(5 * m * d))
+    for mode in modes:
+        op = distances(backend, mode, d, pixels=True)
+        x = op.empty_points(m, op.width(d), left=True)
+        ms = clock.median_ms(partial(op.points, X, out=x))
+        written = x.left.nbytes + (0 if x.norms is None else x.norms.nbytes)
+        entry[mode] = floored(ms, bench.bytes_ms(4 * m * d + written)) | {
+            "gb_per_s": (4 * m * d + written) / ms / 1e6
+        }
+
+
+def setup(
+    bench: Bench, entry: Figures, *, b: int, n: int, d: int, c: int, sample: int, probe: int,
+    sweeps: int,
+) -> None:  # fmt: skip
+    """Time the phases of the setup of n blocks. own_ms : without the phases inside."""
+    backend, op = bench.backend, distances(bench.backend, "high", d, bandwidth=0.7)
+    X, Y = (backend.asarray(a) for a in made_problem(n * b + sample + probe, d, c))
+    z = op.points(X[: n * b], left=True, right=True)
+    S, P = (
+        Sample(op.points(X[rows], left=True), Y[rows].copy())
+        for rows in (slice(n * b, n * b + sample), slice(n * b + sample, None))
+    )
+    places = [
+        Place(backend, "cholesky", "cholesky", lambda A: len(A) ** 3 / 3),
+        Place(backend, "solve_lower_right", "solve_lower_right", lambda L, B: B.size * len(L)),
+        Place(backend, "solve_lower_triangular", "solve_lower_triangular",
+              lambda L, B: len(L) ** 3 / 3),
+        Place(backend, "add_gram", "add_gram", lambda C, W, *of: len(W) * len(C) ** 2),
+        Place(backend, "mirror_lower", "mirror_lower"),
+        Place(backend, "matmul", "matmul"), Place(backend, "matmul_t", "matmul_t"),
+        Place(op, "gram", "kernel values"), Place(op, "matrix", "kernel values"),
+        Place(op, "product", "kernel products"),
+        Place(block_module, "noise_on_fresh_rows", "trials of the noise"),
+        Place(Joint, "learn", "sweeps"), Place(block_module, "build_block", "setup"),
+    ]  # fmt: skip
+    spans = Spans(bench.clock)
+    noise = Noise(variance=1e-2, n_rows=1000, grows=False)
+    with spans.around(places):
+        block_module.build_block(
+            op, z, S, P, block_slices(n * b, b), noise=noise, sweeps=sweeps, batch=4096
+        )
+    for name, figures in spans.times().items():
+        flops = figures.pop("flops")
+        if flops:
+            figures["tflops"] = flops / figures["own_ms"] / 1e9
+            figures |= floored(figures["ms"], bench.gemm_ms(flops))
+        elif name == "mirror_lower":
+            floor = bench.bytes_ms(4.0 * b * b) * figures["calls"]
+            figures |= floored(figures["ms"], floor)
+        entry[name] = figures
