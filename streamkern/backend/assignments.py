@@ -55,34 +55,25 @@ class Assignments:
 
     @cached_property
     def on_host(self) -> Callable[..., None]:
-        """Function of the library, the inputs and the outputs, which it writes to."""
-        body = [line for target, value in self.lines for line in self._statements(target, value)]
-        parameters = ", ".join(("xp", *self.inputs, *self.outputs))
-        source = f"def assign({parameters}):\n    " + "\n    ".join(body)
+        """Function of the library, `Backend.workspace`, the inputs and the outputs it writes to."""
+        scratch: list[str] = []
+        body = [
+            line
+            for target, value in self.lines
+            for line in (
+                [f"{target} = {value}"] if target in self._local
+                else _statements(target, parsed(value), scratch)
+            )
+        ]  # fmt: skip
+        lent = ", ".join(f"lend({self.outputs[0]}.shape, {self.outputs[0]}.dtype) as {name}"
+                         for name in scratch)  # fmt: skip
+        lines = [f"with {lent}:", *(f"    {line}" for line in body)] if scratch else body
+        parameters = ", ".join(("xp", "lend", *self.inputs, *self.outputs))
+        source = f"def assign({parameters}):\n    " + "\n    ".join(lines)
         names: dict[str, Any] = {"rounded": _rounded}
         exec(compile(source, f"<{self.name}>", "exec"), names)
         assign: Callable[..., None] = names["assign"]
         return assign
-
-    def _statements(self, target: str, value: str) -> list[str]:
-        if target in self._local:
-            return [f"{target} = {value}"]
-        lines: list[str] = []
-
-        def into(node: ast.expr) -> None:
-            """Append lines that write the value of a node to the target."""
-            if not isinstance(node, ast.BinOp):
-                lines.append(f"{target}[...] = {ast.unparse(node)}")
-                return
-            left, right = node.left, ast.unparse(node.right)
-            first = ast.unparse(left)
-            if isinstance(left, ast.BinOp) and target not in _names(node.right):
-                into(left)  # the target's memory holds it
-                first = target
-            lines.append(f"xp.{_UFUNCS[type(node.op)]}({first}, {right}, out={target})")
-
-        into(parsed(value))
-        return lines
 
     # -- CUDA ------------------------------------------------------------------------------
 
@@ -104,6 +95,27 @@ class Assignments:
     def arguments(self, values: Mapping[str, Any]) -> list[Any]:
         """Return the values of the inputs and the outputs, in their order."""
         return [values[name] for name in (*self.inputs, *self.outputs)]
+
+
+def _statements(target: str, node: ast.expr, scratch: list[str]) -> list[str]:
+    """Return calls that write the value of a node to the target, one for each operation.
+
+    scratch : names of arrays of the target's shape, for operands; those that are needed are added.
+    """
+    if not isinstance(node, ast.BinOp):
+        return [f"{target}[...] = {ast.unparse(node)}"]
+    lines: list[str] = []
+    operands: list[str] = []
+    for operand in (node.left, node.right):
+        place = ast.unparse(operand)
+        if isinstance(operand, ast.BinOp):
+            place = target  # its memory may hold the left operand, unless the right one reads it
+            if operand is node.right or target in _names(node.right):
+                place = f"scratch{len(scratch)}"
+                scratch.append(place)
+            lines += _statements(place, operand, scratch)
+        operands.append(place)
+    return [*lines, f"xp.{_UFUNCS[type(node.op)]}({', '.join(operands)}, out={target})"]
 
 
 def _names(node: ast.expr) -> set[str]:

@@ -24,7 +24,7 @@ from streamkern.backend.device_algebra import DeviceAlgebra
 from streamkern.backend.expression import DRAWS_CUDA, NORMALS, WORDS, kernel_value
 from streamkern.backend.row_major import RowMajor
 from streamkern.backend.staging_ring import ByParts, Ring, Transfers
-from streamkern.basics.errors import BackendError
+from streamkern.basics.errors import BackendError, DeviceMemoryError
 from streamkern.basics.message import mention
 from streamkern.basics.optional import on_demand
 from streamkern.basics.randomness import Fills
@@ -114,7 +114,7 @@ class CupyBackend(DeviceAlgebra, Backend):
             try:
                 yield
             except self.xp.cuda.memory.OutOfMemoryError as error:
-                raise BackendError(
+                raise DeviceMemoryError(
                     f"the memory of {self.name} is full ({error})",
                     f"give a smaller {mention('run.memory')} or fewer {mention('n_centers')}, see "
                     "streamkern plan, or end other programs on this GPU",

@@ -58,7 +58,7 @@ class DenseAlgebra(ABC):
 
     def assign(self, assignments: Assignments, **values: Any) -> None:
         """Run element-wise assignments; `values` are the arrays and numbers by their names."""
-        assignments.on_host(self.xp, *assignments.arguments(values))
+        assignments.on_host(self.xp, self.workspace, *assignments.arguments(values))
 
     def sum_squares(
         self, a: Array, out: Array, axis: int, scratch: Array, w: Array | None = None,

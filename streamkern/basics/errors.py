@@ -18,7 +18,8 @@
     ├── ClusterError           (OSError)            the Dask cluster is gone, or cannot do the work
     ├── TrainingInterrupted    (RuntimeError)       stopped by a signal; the same call goes on
     ├── DivergenceError        (ArithmeticError)    diverged, and smaller steps did not help
-    ├── BackendError           (RuntimeError)       the device asked for is not there
+    ├── BackendError           (RuntimeError)       the device asked for cannot be used
+    │   └── DeviceMemoryError  (also MemoryError)   its memory is full
     └── MissingDependencyError (ImportError)        an optional package is needed
 
 A message names the setting, its value, the rule it breaks and the remedy, in one sentence; each is
@@ -177,7 +178,11 @@ class DivergenceError(StreamkernError, ArithmeticError):
 
 
 class BackendError(StreamkernError, RuntimeError):
-    """The device asked for is not available."""
+    """The device asked for cannot be used."""
+
+
+class DeviceMemoryError(BackendError, MemoryError):
+    """The memory of a device is full."""
 
 
 class MissingDependencyError(StreamkernError, ImportError):

@@ -34,7 +34,7 @@ def imported_class(reference: str, base: type[_T], setting: str) -> type[_T]:
         ) from error
     for part in name.split("."):
         found = getattr(found, part, None)
-    if not (isinstance(found, type) and issubclass(found, base)):
+    if found is base or not (isinstance(found, type) and issubclass(found, base)):
         raise ConfigError(
             f"{mention(setting, reference)} is no class that is derived from "
             f"streamkern.{base.__name__}",

@@ -39,7 +39,7 @@ METRICS: Final = ("auto", "none", *LEARNED)
 def _kernel(value: object) -> object:
     if isinstance(value, str):
         value = "auto" if value.lower() == "auto" else our_name(value)
-    known = value in ("auto", *KERNELS) if isinstance(value, str) else False
+    known = isinstance(value, str) and (value in ("auto", *KERNELS) or ":" in value)
     if known or isinstance(value, Mapping | Kernel):
         return value
     raise ValueError("not a kernel")

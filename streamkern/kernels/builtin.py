@@ -256,7 +256,7 @@ def get_kernel(
     kernel : a `Kernel`; "laplace"; {"kind": "polynomial", "degree": 2}; {"kind": "sum",
         "parts": [...], "weights": [...]}, {"kind": "product", "parts": [...]}; or a result of
         `Kernel.describe`, which has "kernel" for "kind". A class of the user's that this process
-        has defined is named by module and class.
+        has defined is named by "module.Class" or "module:Class".
     bandwidth : for those parts that have a bandwidth and do not set it, or set it to "auto". A
         function is called with the geometry of such a part.
     metric : see `Kernel`.
@@ -305,7 +305,7 @@ def _width(kernel: Kernel | type[Kernel], bandwidth: float | str | Widths) -> An
 def _class_of(name: object) -> type[Kernel]:
     """Return the class of a kernel by its name."""
     chosen = BUILT_IN.get(our_name(name)) if isinstance(name, str) else None
-    own = [kind for kind in _subclasses(Kernel) if name_of(kind) == name]
+    own = [kind for kind in own_classes() if name in (name_of(kind), reference_of(kind))]
     if chosen is not None or own:
         return chosen or own[-1]  # the last one defined
     if isinstance(name, str) and "." in name:
@@ -319,10 +319,16 @@ def _class_of(name: object) -> type[Kernel]:
     raise ConfigError(f"{mention('kernel', name)} is not known", f"use one of {names}")
 
 
-def _subclasses(kind: type[Kernel]) -> Iterator[type[Kernel]]:
+def own_classes(kind: type[Kernel] = Kernel) -> Iterator[type[Kernel]]:
+    """Yield the classes derived from one that this process has defined, the newest last."""
     for one in kind.__subclasses__():
         yield one
-        yield from _subclasses(one)
+        yield from own_classes(one)
+
+
+def reference_of(kind: type[Kernel]) -> str:
+    """Return the "module:Class" by which a setting names a class."""
+    return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def _made(table: Mapping[str, Any], bandwidth: float | str | Widths) -> Kernel:
@@ -331,7 +337,7 @@ def _made(table: Mapping[str, Any], bandwidth: float | str | Widths) -> Kernel:
     reserved = ("kind", "kernel", "values")
     values = {key: value for key, value in table.items() if key not in reserved}
     allowed = [k for k in inspect.signature(chosen).parameters if k != "metric"]
-    if chosen not in BUILT_IN.values():  # other attributes of such a class follow from these
+    if chosen not in BUILT_IN.values() and "kind" not in table:  # a description, which has more
         values = {key: value for key, value in values.items() if key in allowed}
     for key in values:
         if key not in allowed:

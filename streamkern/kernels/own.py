@@ -1,53 +1,56 @@
-"""Kernels of the user's own that a setting names by "module:Class"."""
+"""Kernels of the user's own that a setting names by "module:Class".
+
+The name stays in the settings, so that other processes of a run import the module, too. In the
+record of a run it is data, and the class must be defined already (`basics.own_class`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.basics.own_class import imported_class
-from streamkern.kernels.base import Kernel, name_of
+from streamkern.kernels.base import Kernel
+from streamkern.kernels.builtin import own_classes, reference_of
+
+NAMING = ("kind", "kernel", "parts", "of")
+"""Keys of a table or a description whose values are names of classes, or hold such."""
 
 
 def given_kernel(value: object) -> object:
     """Return the kernel of a setting, with the modules of its classes imported.
 
-    "module:Class", alone or as the kind of a table or of one of its parts, becomes a table whose
-    kind is the name of the class in a record. All else stays as it is.
-
+    A class is named by "module:Class", alone or as the kind of a table or of one of its parts.
     Raises ConfigError if there is no such class.
     """
-    if isinstance(value, str):
-        return {"kind": _name(value)} if ":" in value else value
-    if not isinstance(value, Mapping):
-        return value
-    table = dict(value)
-    if isinstance(table.get("kind"), str) and ":" in table["kind"]:
-        table["kind"] = _name(table["kind"])
-    if isinstance(table.get("parts"), list | tuple):
-        table["parts"] = [given_kernel(part) for part in table["parts"]]
-    return table
-
-
-def _name(reference: str) -> str:
-    return name_of(imported_class(reference, Kernel, "model.kernel"))
+    return _named(value, lambda name: reference_of(imported_class(name, Kernel, "model.kernel")))
 
 
 def kernel_of_run(described: object) -> object:
-    """Return the kernel of the recorded settings of a run, for which no module is imported.
+    """Return the kernel of a record, for which no module is imported.
 
-    Raises ConfigError if a name would let `given_kernel` import one.
+    Raises ConfigError if it has a class of the user's own that the process has not defined.
     """
-    table = described if isinstance(described, Mapping) else {"kind": described}
-    parts = table.get("parts")
-    names = [table.get("kind"), *(parts if isinstance(parts, list | tuple) else ())]
-    for name in names:
-        if isinstance(name, Mapping):
-            kernel_of_run(name)
-        elif isinstance(name, str) and ":" in name:
-            raise ConfigError(
-                f"{mention('model.kernel', name)} of a recorded run names a module to import",
-                "do not use this run directory: streamkern records no such name",
-            )
-    return described
+    return _named(described, _defined)
+
+
+def _named(value: object, named: Callable[[str], str]) -> object:
+    """Return a kernel with the names of classes in it, which hold a colon, replaced by `named`."""
+    if isinstance(value, str):
+        return named(value) if ":" in value else value
+    if isinstance(value, Mapping):
+        return {key: _named(each, named) if key in NAMING else each for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_named(each, named) for each in value]
+    return value
+
+
+def _defined(name: str) -> str:
+    if name not in map(reference_of, own_classes()):
+        raise ConfigError(
+            f"{mention('model.kernel', name)} is a class of the user's own that this process has "
+            "not defined",
+            "import its module before, or define the class",
+        )
+    return name

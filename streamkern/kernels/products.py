@@ -231,6 +231,9 @@ class KernelOperator:
         with self.backend.workspace(X.shape, self.dtype) as shifted:
             if self.shift is not None:
                 X = xp.subtract(X, self.shift, out=shifted)
+            elif X.strides[1] != X.itemsize:  # cuBLAS needs contiguous rows
+                shifted[...] = X
+                X = shifted
             self.backend.gemm(X, self.metric, x)
         return True
 

@@ -197,7 +197,12 @@ class BlockSolver(Solver):
 
     def _allocate(self, m: int) -> None:
         xp, dtype, c, n = self.backend.xp, self.op.dtype, self.n_outputs, len(self._Z)
-        self.K, self.whole_K = [], None  # free the old buffers first
+        # Free the old buffers first, and the views of them.
+        self._rows: dict[int, _Rows] = {}
+        self.K: list[Array] = []
+        self.whole_K: Array = None
+        self.both: Array = None
+        self.parts: Array = None
         if self.keep and self.backend.kept_in_place:  # one launch for all blocks
             self.whole_K = xp.empty((m, len(self.Z)), dtype)
             self.K = [self.whole_K[:, own] for own in self.partition.local]
@@ -207,10 +212,8 @@ class BlockSolver(Solver):
         self.r, self.Ku = (xp.empty((m, c), dtype) for _ in range(2))
         self.both = xp.empty((n, m, c + self.sketch), dtype)
         self.w, self.leverages = xp.empty(m, dtype), xp.empty((n, m), dtype)
-        self.parts: Array = None
         if self.sketch and not self.partition.whole:
             self.parts = xp.empty((m, c + self.sketch * n), dtype)
-        self._rows: dict[int, _Rows] = {}
 
     def _of_rows(self, m: int) -> _Rows:
         """Return the views for m rows, which are made once: on a GPU each costs the host 2 us."""
@@ -384,7 +387,7 @@ class BlockSolver(Solver):
         if not self.sketch:
             return self.partition.row_sum(r)
         parts = self.parts[:m]
-        sketched = parts[:, c:].reshape(m, -1, self.sketch).transpose(1, 0, 2)
+        sketched = parts[:, c:].reshape(m, len(self._Z), self.sketch).transpose(1, 0, 2)
         parts[:, :c], sketched[...] = r, rows.sketched
         r[...] = self.partition.row_sum(parts)[:, :c]
         self.backend.sum_squares(sketched, rows.leverages, 2, sketched)

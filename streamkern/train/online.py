@@ -22,6 +22,7 @@ from streamkern.basics.message import mention
 from streamkern.basics.progress import Line
 from streamkern.basics.text import redact
 from streamkern.config.run_config import RunConfig
+from streamkern.kernels.own import kernel_of_run
 from streamkern.losses.losses import SQUARES
 from streamkern.losses.own import loss_of_run
 from streamkern.planning.sizes import Sizes
@@ -216,7 +217,7 @@ def _continued(
     settings: Mapping[str, Mapping[str, Any]], kernel: Mapping[str, Any], solver: str
 ) -> RunConfig:
     """Return settings for rows to come, without the choices of the setup, but for the kernel."""
-    described = {name: value for name, value in kernel.items() if name != "metric"}
+    described = kernel_of_run({name: value for name, value in kernel.items() if name != "metric"})
     if solver == "direct" and settings["solver"]["ridge"] == "auto":
         raise ConfigError(
             "the ridge of a run of 'direct' was found on some of its rows, and partial_fit cannot "

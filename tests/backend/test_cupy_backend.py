@@ -21,7 +21,7 @@ from streamkern.backend.base import Backend
 from streamkern.backend.cupy_backend import CUBLAS_VARIABLES
 from streamkern.backend.devices import get_backend, gpu_problem
 from streamkern.backend.row_major import RowMajor
-from streamkern.basics.errors import BackendError
+from streamkern.basics.errors import BackendError, DeviceMemoryError
 from streamkern.basics.randomness import RowRandom
 from streamkern.centers.rpcholesky import rpcholesky
 from streamkern.kernels.builtin import (
@@ -493,7 +493,9 @@ def test_full_memory_of_a_device_is_said_in_words(cupy: Any) -> None:
     """With what to lower, by whatever allocates; other errors pass."""
     with get_backend("gpu") as backend:
         with (
-            pytest.raises(BackendError, match=r"memory of gpu:0 is full .*see streamkern plan"),
+            pytest.raises(
+                DeviceMemoryError, match=r"memory of gpu:0 is full .*see streamkern plan"
+            ),
             backend.active(),
         ):
             raise standin.OutOfMemoryError("Out of memory allocating 1,000 bytes")

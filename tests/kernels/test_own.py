@@ -15,6 +15,7 @@ from streamkern import ConfigError, Kernel
 from streamkern.cli.main import run_command
 from streamkern.kernels.builtin import get_kernel
 from streamkern.kernels.own import given_kernel, kernel_of_run
+from streamkern.rundir.checksums import seal, unseal
 
 
 class Quartic(Kernel):
@@ -42,8 +43,14 @@ def test_a_class_is_given_by_its_name(value: Any, power: float) -> None:
 
 
 def test_parts_may_be_classes() -> None:
-    given = given_kernel({"kind": "sum", "parts": ["laplace", {"kind": REFERENCE, "power": 1.0}]})
-    assert given == {"kind": "sum", "parts": ["laplace", {"kind": NAME, "power": 1.0}]}
+    table = {"kind": "sum", "parts": ["laplace", {"kind": REFERENCE, "power": 1.0}]}
+    assert given_kernel(table) == table
+    assert isinstance(get_kernel(table, 2.0).parts[1], Quartic)
+
+
+def test_parameters_that_the_class_does_not_take_are_refused() -> None:
+    with pytest.raises(ConfigError, match="has no parameter 'powre'; it takes bandwidth, power"):
+        get_kernel({"kind": REFERENCE, "powre": 2.0}, 2.0)
 
 
 def test_other_values_stay_as_they_are() -> None:
@@ -55,6 +62,7 @@ def test_other_values_stay_as_they_are() -> None:
     ("value", "says"),
     [
         ("no_such_module:Quartic", "the module 'no_such_module' cannot be imported"),
+        ("streamkern:Kernel", "is no class that is derived from streamkern.Kernel"),
         (f"{__name__}:NoSuchClass", "is no class that is derived from streamkern.Kernel"),
         ({"kind": f"{__name__}:NAME"}, "is no class that is derived from streamkern.Kernel"),
     ],
@@ -67,7 +75,7 @@ def test_names_of_no_kernel_are_refused(value: Any, says: str) -> None:
 def test_a_run_by_name_is_that_of_the_object(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From a command; the record names no module to import, and continues and loads."""
+    """From a command, also with two ranks, whose processes import the module."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(300, 2)).astype(np.float32)
     y = np.sin(X[:, 0])
@@ -78,20 +86,54 @@ def test_a_run_by_name_is_that_of_the_object(
     loaded = sk.load("run")
     same = sk.KernelRegressor(Quartic("auto"), bandwidth=2.0, scale="feature").fit("a.zarr")
     np.testing.assert_allclose(loaded.predict(X), same.predict(X), rtol=1e-4, atol=1e-4)
-    assert REFERENCE not in "".join(p.read_text() for p in Path("run").rglob("*.json"))
+    ranks = ["--ranks", "2", "--epochs", "1", "--set", "solver.name=block"]
+    assert run_command(["train", "--train", "a.zarr", "--run-dir", "two", *settings, *ranks]) == 0
 
 
 @pytest.mark.parametrize(
     "recorded",
-    ["evil:Kernel", {"kind": "evil:Kernel"}, {"kind": "sum", "parts": ["laplace", "evil:Kernel"]}],
+    [
+        "evil:Kernel",
+        {"kind": "evil:Kernel"},
+        {"kind": "sum", "parts": ["laplace", "evil:Kernel"]},
+        {"kernel": "fourier", "of": {"kind": "evil:Kernel"}},
+        {"kernel": NAME, "parts": ["evil:Kernel"]},
+    ],
 )
 def test_a_record_imports_no_module(
     recorded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "evil.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match="names a module to import"):
+    with pytest.raises(ConfigError, match="that this process has not defined; import its module"):
         kernel_of_run(json.loads(json.dumps(recorded)))
-    with pytest.raises(ConfigError, match="is not known"):
-        get_kernel(recorded, 1.0)
+    assert kernel_of_run({"kind": REFERENCE}) == {"kind": REFERENCE}
+    assert "evil" not in sys.modules
+
+
+@pytest.mark.parametrize("features", ["kernel", "fourier"])
+def test_going_on_with_a_model_imports_no_module(
+    features: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever its setup was made to say, with a checksum that fits."""
+    (tmp_path / "evil.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(200, 2)).astype(np.float32)
+    sizes = {"n_features": 16} if features == "fourier" else {"n_centers": 16}
+    model = sk.KernelRegressor(
+        sk.Laplace(2.0) if features == "fourier" else Quartic(2.0), features=features,
+        solver="block", epochs=1, **sizes,
+    )  # fmt: skip
+    model.partial_fit(X, X[:, 0])
+    model.save(tmp_path / "model")
+    path = tmp_path / "model" / "setup.json"
+    document = unseal("checkpoint", path.read_bytes())
+    if features == "fourier":
+        document["meta"]["kernel"]["of"] |= {"kind": "evil:Kernel"}
+    else:
+        document["meta"]["kernel"]["parts"] = ["evil:Kernel"]
+    path.write_bytes(seal("checkpoint", document))
+    with pytest.raises(ConfigError, match="that this process has not defined"):
+        sk.load(tmp_path / "model").partial_fit(X, X[:, 0])
     assert "evil" not in sys.modules

@@ -52,9 +52,9 @@ def of_kernels() -> list[Remedy]:
         return lambda: KernelOperator(kernel, backend, precision, shift, on)
 
     cases: list[tuple[str, Do, Do]] = [
-        ("names a module to import; do not use this run directory",
+        ("is a class of the user's own .*import its module before, or define the class",
          lambda: kernel_of_run({"kind": "module:Class"}),
-         lambda: kernel_of_run(own)),
+         lambda: kernel_of_run({"kind": f"{__name__}:Squares"})),
         ("bandwidth=-1 must be a finite number above 0", lambda: sk.Gaussian(-1),
          lambda: sk.Gaussian(1)),
         ("degree=0 must be a whole number between 1 and", lambda: sk.Polynomial(0),

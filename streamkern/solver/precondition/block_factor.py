@@ -282,7 +282,8 @@ def noise_on_fresh_rows(factor: BlockFactor, probe: Sample, noise: Noise, rows: 
     for the made problems, and for the tables the kappa of all p centers, within a factor of three;
     the first of sixteen counts as noise what so few centers cannot fit: 1.2 for the rough problem.
     So blocks of fewer than a quarter of the centers are not used, and of a larger block the first
-    centers, a quarter of all.
+    centers, a quarter of all. A quarter of explicit features makes a quarter of the kernel, which
+    has another noise, so there all are used.
 
     rows : number of rows that the sample is worth.
     """
@@ -291,7 +292,8 @@ def noise_on_fresh_rows(factor: BlockFactor, probe: Sample, noise: Noise, rows: 
     few = len(factor.Z) < enough
     if noise.grows or few or probe.n_fresh < 2 or not least > 0:
         return noise
-    factor = factor.leading(max(math.ceil(enough), NOISE_CENTERS))
+    if factor.norm.L is not None:
+        factor = factor.leading(max(math.ceil(enough), NOISE_CENTERS))
     squares_at: dict[int, npt.NDArray[Any]] = {}
 
     def error(times: float) -> float:

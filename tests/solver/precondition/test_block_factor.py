@@ -16,6 +16,7 @@ from streamkern.solver.precondition.block_factor import (
     noise_on_fresh_rows,
 )
 from streamkern.solver.precondition.noise import NO_NOISE, Noise
+from streamkern.solver.precondition.norm import WeightNorm
 from streamkern.solver.precondition.partition import Centers
 from streamkern.solver.precondition.samples import Sample
 from tests import reference as ref
@@ -186,3 +187,20 @@ def test_the_noise_of_many_centers_is_searched_with_a_quarter(
     found, quarter = Case(3.0).found(), Case(3.0, block=P // 4).found()
     assert found.tried == pytest.approx(np.array(quarter.tried), rel=1e-6)
     assert found.variance == pytest.approx(quarter.variance, rel=1e-6)
+
+
+def test_the_noise_of_features_is_searched_with_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quarter of them makes a quarter of the kernel."""
+    monkeypatch.setattr("streamkern.solver.precondition.block_factor.NOISE_CENTERS", 1)
+    case = Case(3.0)
+    case.factor.norm = WeightNorm(None, 0.0)
+    tried: list[int] = []
+    solution = BlockFactor.solution
+
+    def counted(factor: BlockFactor, penalty: float) -> Any:
+        tried.append(len(factor.Z))
+        return solution(factor, penalty)
+
+    monkeypatch.setattr(BlockFactor, "solution", counted)
+    case.found()
+    assert set(tried) == {P}
