@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # the public names for type checkers and editors, one a line
     from streamkern.basics.errors import ConfigError as ConfigError
     from streamkern.basics.errors import CorruptChunkError as CorruptChunkError
     from streamkern.basics.errors import DataError as DataError
+    from streamkern.basics.errors import DeviceMemoryError as DeviceMemoryError
     from streamkern.basics.errors import DivergenceError as DivergenceError
     from streamkern.basics.errors import MemoryBudgetError as MemoryBudgetError
     from streamkern.basics.errors import MissingDependencyError as MissingDependencyError
@@ -100,7 +101,7 @@ if TYPE_CHECKING:  # the public names for type checkers and editors, one a line
 
 _MODULES = {
     "basics.errors": ["BackendError", "CheckpointError", "ClusterError", "ConfigError",
-        "CorruptChunkError", "DataError", "DivergenceError", "MemoryBudgetError",
+        "CorruptChunkError", "DataError", "DeviceMemoryError", "DivergenceError", "MemoryBudgetError",
         "MissingDependencyError", "NonFiniteError", "NotNumbersError", "RankLostError",
         "ResumeMismatchError", "RunError", "RunLockedError", "RunLostError",
         "StorageAccessError", "StorageError", "StoreNotFoundError", "StreamkernError",
