@@ -68,7 +68,7 @@ def test_small_tables_have_probabilities_by_default(tmp_path: Path) -> None:
         assert np.abs(told.predict_proba(X[NEW])[:, 1] - p[NEW]).mean() < 0.1
     for without in (
         KernelClassifier(**quick, calibrate=False).fit(X[:100], y[:100]),
-        KernelClassifier(**quick, solver="sgd").fit(X[:400], y[:400]),
+        KernelClassifier(**quick, solver="sgd").fit(X[:150], y[:150]),
         KernelClassifier(**quick).partial_fit(X[:100], y[:100]),
     ):
         with pytest.raises(AttributeError, match=r"predict_proba needs .* calibrate=True"):

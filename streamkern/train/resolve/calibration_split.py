@@ -4,14 +4,20 @@ A tenth of the rows is set aside if `calibrate` is True; by "auto", a fiftieth o
 classification with enough rows; never more than are needed. A row set aside is not trained on,
 scores no epoch and has no part in any choice of the setup; see `calibrating`.
 
-If there are fewer rows and all of them are centers of solver "direct", none is set aside, and each
-row is predicted by the others (`KernelRidgeSolver.left_out`), without equal rows of its class. If
-copies are known to differ, as those of `augment` do, there is no such prediction. It is slightly
-optimistic if a metric was learned from all rows, and still the better way: the log loss on other
-rows was below that with a tenth set aside in 29 of 31 fits to 100, 400 and 1500 rows of 13 tables,
-below that of scikit-learn's CalibratedClassifierCV with three folds in 23, and below that of its
-HistGradientBoostingClassifier in 29. With classes drawn at random it was .757, .697 and .697; equal
-probabilities have .693.
+If there are fewer rows, "auto" sets none aside, and each row is predicted by the others, without
+equal rows of its class. If all rows are centers of solver "direct", this is
+`KernelRidgeSolver.left_out`; for other models of the solvers near the minimum of the squares it is
+`each_left_out`. Otherwise a tenth of the rows is set aside: for sgd and EigenPro, which are far
+from the minimum after few epochs (on 7 tables the log loss by the minimum was then up to 2.4 times
+that with a tenth set aside), for rows that change from epoch to epoch, and for copies that are
+known to differ, as those of `augment`.
+
+Leave-one-out is slightly optimistic if a metric was learned from all rows, and still the better
+way: if all rows are centers, the log loss on other rows was below that with a tenth set aside in 29
+of 31 fits to 100, 400 and 1500 rows of 13 tables, below that of scikit-learn's
+CalibratedClassifierCV with three folds in 23, and below that of its HistGradientBoostingClassifier
+in 29. With classes drawn at random it was .757, .697 and .697; equal probabilities have .693. For
+other models see docs/howto/probabilities.md.
 """
 
 from __future__ import annotations
@@ -42,8 +48,9 @@ MIN_CALIBRATED_ROWS, MIN_MEAN_ROWS_PER_CLASS = 5000, 500
 fewer, the fit would suffer. With the same kernel, a fiftieth of the numbers required here cost .04
 points of accuracy in the mean of 27 fits to nine sets, and .36 at most; on three real tables
 nothing, and .27 (`benchmarks.set_aside`)."""
-MIN_SET_ASIDE_PER_CLASS = round(AUTO_SHARE * MIN_MEAN_ROWS_PER_CLASS)
-"""Smallest number of rows per class on average that "auto" sets aside."""
+MIN_SPLIT_ROWS = 200
+"""Smallest number of rows for "auto" to set a tenth aside, if they cannot be left out one by one:
+20 rows determine a temperature roughly."""
 MIN_DISTINCT_ROWS = 50
 """Smallest number of distinct rows that "auto" sets aside; if equal rows leave fewer, a tenth of
 the rows is set aside."""
@@ -177,27 +184,25 @@ def _can_leave_out(config: RunConfig, source: BaseSource, n: int) -> bool:
 def _why_too_few(config: RunConfig, source: BaseSource, n: int) -> str | None:
     """Return why "auto" leaves all `n` rows of `source` to training; None if it sets some aside."""
     stored, classes, why = stored_rows(source), source.classes, None
-    counts, most = stored.totals, n >= MIN_CALIBRATED_ROWS
-    share = AUTO_SHARE if most else CALIBRATION_SHARE
-    least = round(MIN_DISTINCT_ROWS / share)
-    per_class, rarest_rows = round(MIN_SET_ASIDE_PER_CLASS / share), round(1 / share)
+    counts, few = stored.totals, n < MIN_CALIBRATED_ROWS
+    least = round(1 / (CALIBRATION_SHARE if few else AUTO_SHARE))  # one of them is set aside
     if classes is None:
         why = "of values"
-    elif not most and _can_leave_out(config, source, n):
+    elif few and _can_leave_out(config, source, n):
         why = f"of fewer than {MIN_CALIBRATED_ROWS:,} rows"
-    elif n < least:
-        why = f"of fewer than {least:,} rows"
-    elif n < per_class * len(classes):
-        why = f"of fewer than {per_class:,} rows for each class in the mean"
+    elif n < MIN_SPLIT_ROWS:
+        why = f"of fewer than {MIN_SPLIT_ROWS} rows"
+    elif not few and n < MIN_MEAN_ROWS_PER_CLASS * len(classes):
+        why = f"of fewer than {MIN_MEAN_ROWS_PER_CLASS:,} rows for each class in the mean"
     elif len(classes) > MAX_CALIBRATED_CLASSES:
         why = f"of more than {MAX_CALIBRATED_CLASSES:,} classes"
     elif source.weighted:
         why = "of rows with sample weights, which may be those of few"
     elif counts is not None:
         rows = counts * (n / stored.n_rows)
-        if rows[rows > 0].min() < rarest_rows:
+        if rows[rows > 0].min() < least:
             rarest = classes[int(np.argmin(np.where(rows > 0, rows, np.inf)))]
-            why = f"where a class, here {rarest!r}, has fewer than {rarest_rows} of them"
+            why = f"where a class, here {rarest!r}, has fewer than {least} of them"
     return None if why is None else f'as calibrate="auto" sets none aside {why}; {WITH_TRUE}'
 
 
