@@ -132,7 +132,9 @@ def test_few_rows_are_set_aside_where_they_cannot_be_left_out_one_by_one() -> No
     for solver in ("auto", "direct", "falkon", "block"):
         assert aside(1000, "auto", **{"solver.name": solver}) == 0
     assert aside(1000, "auto", **{"model.features": "fourier", "model.n_features": 300}) == 0
-    noisy = AugmentedSource(ArraySource(X[:500], y[:500], classes=("a", "b")), 1, [GaussianNoise()])
+    noisy = AugmentedSource(
+        ArraySource(X[:500], y[:500], classes=("a", "b")), 1, [GaussianNoise(0.1)]
+    )
     held = calibration_split(RunConfig(), noisy).aside
     assert held is not None
     assert held.n_rows == 50
