@@ -71,7 +71,6 @@ def problem_shape(
     width = point_width(data.d, precision, backend, kernel)
     itemsize = 8 if precision == "float64" else 4
     row_bytes = math.prod(source.row_shape) * source.dtype.itemsize + target_bytes(source)
-    unit_rows = int(unit_sizes(source).max())
     floating = np.dtype(f"f{itemsize}")
     transformed = transform_dtype(source.dtype, floating, source.feed_transforms).itemsize
     columns = widths(source.row_shape, source.feed_transforms)
@@ -83,7 +82,7 @@ def problem_shape(
         p=p,
         batch_size=set_value(config.data.batch_size),
         row_bytes=row_bytes,
-        unit_rows=unit_rows,
+        unit_rows=int(unit_sizes(source).max()),
         itemsize=itemsize,
         threads=backend.threads,
         width=width,
