@@ -139,6 +139,7 @@ class ProblemShape:
     hides_copies : whether that holds for some rows only, see `BaseSource`.
     set_aside : validation rows, evaluated after every epoch.
     set_apart : calibration rows of the finished model.
+    left_out : whether each row is predicted by the others instead, if not all are centers.
     ranks : ranks that share the steps.
     center_ranks : of these, the number over which the centers are partitioned.
     streams_centers : whether rank 0 then broadcasts centers while it reads them; otherwise it holds
@@ -192,6 +193,7 @@ class ProblemShape:
     hides_copies: bool = False
     set_aside: int = 0
     set_apart: int = 0
+    left_out: bool = False
     ranks: int = 1
     center_ranks: int = 1
     streams_centers: bool = False

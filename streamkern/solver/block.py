@@ -25,6 +25,7 @@ from streamkern.solver.block_sizes import (
     setup_op_counts,
 )
 from streamkern.solver.block_step import BlockSolver, finite_population_factor
+from streamkern.solver.left_out import add_left_out
 from streamkern.solver.method import Method, Report, Samples, Setup, Work
 from streamkern.solver.precondition.block import (
     MIN_PENALTY,
@@ -46,6 +47,7 @@ class BlockMethod(Method[BlockSizes]):
     name = "block"
     sizes = BlockSizes
     features = ("kernel", "nystrom", "fourier")
+    reaches_minimum = True
     uses_center_targets = True
     insensitive_to_conditioning = True
     data_parallel = over_centers = True
@@ -135,6 +137,7 @@ class BlockMethod(Method[BlockSizes]):
         add("train", "parts of a step", 3 * b, c, itemsize=item)
         add("train", "sketches beside alpha", p + m * n_blocks, c + SKETCH, itemsize=item)
         add("train", "leverages of a batch", m, n_blocks + 2, itemsize=item)
+        add_left_out(buffers, problem)
         if problem.ridge and problem.features != "fourier":
             add("train", "K(Z, Z) alpha, its copy, at the start", 3 * p, c, itemsize=item)
             if n_blocks == 1:

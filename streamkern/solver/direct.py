@@ -22,7 +22,8 @@ from streamkern.planning.sizes import Sizes, batches
 from streamkern.solver.base import Solver
 from streamkern.solver.direct_step import HELD_SHARE, DirectSolver
 from streamkern.solver.equations import KERNEL_SLAB_ROWS
-from streamkern.solver.kernel_ridge import LEFT_OUT, PRODUCT_COLUMNS, KernelRidgeSolver
+from streamkern.solver.kernel_ridge import PRODUCT_COLUMNS, KernelRidgeSolver
+from streamkern.solver.left_out import LEFT_OUT, add_left_out
 from streamkern.solver.method import Method, Report, Samples, Setup, Work
 from streamkern.solver.posterior import MATRICES
 from streamkern.solver.precondition.held_out import BITS_SLAB, n_parts
@@ -67,7 +68,7 @@ class Direct(Method[DirectSizes]):
     of_losses = False  # see `newton`
     dense_p_by_p = True
     empty_epochs = 1
-    data_parallel = True
+    data_parallel = reaches_minimum = True
     ridge_each = True
     insensitive_to_conditioning = True
 
@@ -227,6 +228,7 @@ class Direct(Method[DirectSizes]):
         add("train", "solutions", 4 * p, min(c, PANEL), itemsize=8)
         add("train", "their factor", p, p, itemsize=8)
         add("train", "part of K(Z, Z)", min(p, KERNEL_SLAB_ROWS), p, itemsize=item)
+        add_left_out(buffers, problem)
         self._add_posterior(buffers, problem)
         if problem.kept:
             apart = problem.staging > 0

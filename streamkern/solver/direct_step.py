@@ -45,6 +45,7 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import PANEL
 from streamkern.solver.base import State
 from streamkern.solver.equations import KERNEL_SLAB_ROWS, EquationSolver, middle, on_grid
+from streamkern.solver.left_out import LeftOut, left_out_together, residuals_without
 from streamkern.solver.precondition.held_out import (
     bits_of,
     geometric_search,
@@ -171,6 +172,48 @@ class DirectSolver(EquationSolver):
             rows = np.flatnonzero(part == k)
             for some in tiles(len(rows), few):
                 yield k, self.backend.asarray(rows[some])
+
+    def left_out(self, state: State, X: Array, Y: Array, w: Array | None) -> LeftOut:
+        """Return the predictions of each row by a fit without it, its copies and its center.
+
+        See `solver.left_out`; rows of weight 0 are omitted. All outputs have the same ridge. Takes
+        n p^2 + 2 p^3 / 3 FLOPs, and 2 p^2 float64.
+
+        X, Y, w : (n, d), (n, c), (n,) all rows that are in the sums, each once.
+        """
+        xp, to_host = self.backend.xp, self.backend.to_host
+        root = xp.ones(len(X)) if w is None else xp.sqrt(w.astype(np.float64))
+        kept = xp.flatnonzero(root > 0)
+        X, Y, root = X[kept], Y[kept].astype(np.float64), root[kept]
+        scale, F = (root / math.sqrt(state.rows))[:, None], xp.empty(Y.shape)
+        groups = left_out_together(*map(to_host, (*self._sides(X), Y)))
+        A = xp.empty((len(self.Z), len(self.Z)))
+        self._factor_with(A, state, float(self._ridges(state)[0]))
+        alpha = self._solution(A, state, xp.arange(Y.shape[1]))
+
+        def columns(rows: Array) -> tuple[Array, Array]:
+            K = self.op.matrix(self.op.points(X[rows], left=True), self.Z)
+            V = xp.ascontiguousarray(K.T, np.float64)
+            V *= scale[rows, 0]
+            return V, Y[rows] * scale[rows]
+
+        for rows, residuals in residuals_without(self.backend, A, alpha, columns, groups):
+            F[rows] = Y[rows] - residuals / scale[rows]
+        origins = np.empty(len(Y), np.int64)
+        for group in groups:
+            origins[group.rows] = group.rows[:, :1]
+        return LeftOut(F, Y, root**2, origins)
+
+    def _sides(self, X: Array) -> tuple[Array, Array]:
+        """Return rows and centers in float64, (n, k) and (p, k), in which equal points are equal.
+
+        The frequencies of explicit features are not among the rows.
+        """
+        xp, wide = self.backend.xp, np.float64
+        if self.op.kernel.explicit:
+            return X.astype(wide), xp.empty((0, X.shape[1]))
+        sides = self.op.points(X, right=True).right, self.Z.right
+        return xp.asarray(sides[0], wide), xp.asarray(sides[1], wide)
 
     @property
     def _outputs(self) -> int | None:

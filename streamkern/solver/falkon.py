@@ -24,6 +24,7 @@ from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import Sizes, batches, check_epochs
 from streamkern.solver.base import Solver, batch_room
 from streamkern.solver.falkon_step import OF_ALL, FalkonSolver
+from streamkern.solver.left_out import add_left_out
 from streamkern.solver.method import Method, Report, Samples, Setup, Work
 from streamkern.solver.precondition.block import MIN_PENALTY
 from streamkern.solver.precondition.norm import (
@@ -58,6 +59,7 @@ class Falkon(Method[Sizes]):
     name = "falkon"
     sizes = Sizes
     of_losses = False
+    reaches_minimum = True
     same_rows = True
     empty_epochs = 2
     data_parallel = over_centers = True
@@ -115,6 +117,7 @@ class Falkon(Method[Sizes]):
         add("setup", "factors", 3 * p + solving, p, itemsize=item)
         add("train", "vectors of the iteration", self.n_vectors * held, c, itemsize=8)
         add("train", "part of H", min(p, CAST_SLAB_ROWS), p, itemsize=8)
+        add_left_out(buffers, problem)
         if problem.center_ranks > 1:
             _count_shared(buffers, problem, sizes)
 

@@ -29,28 +29,25 @@ Cost n^3 / 3 + n^2 (d + c) FLOPs; memory n^2 float64, or float32.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array, tiles
 from streamkern.backend.batch import Batch
-from streamkern.basics.array_types import Floats, Ints
+from streamkern.basics.array_types import Floats
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.planning.memory import MAX_COPIES
 from streamkern.solver.base import State
 from streamkern.solver.equations import EquationSolver, grouped
+from streamkern.solver.left_out import LEFT_OUT, LeftOut, groups_of_copies, packed_groups
 from streamkern.solver.precondition.held_out import rounding
 from streamkern.solver.precondition.norm import eps
 from streamkern.solver.refined import conjugate_gradient
 from streamkern.solver.ridge_curve import MAX_FACTORS, better_ridge, inverted
 
-LEFT_OUT = 256
-"""Number of columns of an inverse that are computed at a time."""
 PRODUCT_COLUMNS = 256
 """Columns of a kernel matrix that are converted to float64 at a time."""
 NEAR_RIDGE = 4.0
@@ -62,20 +59,6 @@ MOST_JITTER = 100.0
 """Largest jitter of the equations, relative to that of the factor, or of rounding in float32."""
 MAX_COPIED_SHARE = 0.01
 """Share of rows that are copies of others, above which leave-one-out errors do not show a ridge."""
-
-
-class LeftOut(NamedTuple):
-    """Leave-one-out predictions, in which a row's copies are left out with it.
-
-    F, Y : (n, c) float64 on the device, predictions and targets, in the solver's scaling.
-    w : (n,) sample weights, on the device.
-    origins : (n,) int64, equal for copies of a row.
-    """
-
-    F: Array
-    Y: Array
-    w: Array
-    origins: npt.NDArray[np.int64]
 
 
 class KernelRidgeSolver(EquationSolver):
@@ -340,52 +323,3 @@ class KernelRidgeSolver(EquationSolver):
             A[rows, : rows.stop] = slab
             A[rows, : rows.stop] *= root[: rows.stop]
             A[rows, : rows.stop] *= root[rows, None]
-
-
-EQUAL_TOLERANCE = 1e-5
-"""Relative difference up to which rows are equal: a product with a metric rounds."""
-
-
-def groups_of_copies(X: npt.NDArray[np.floating], Y: npt.NDArray[np.floating]) -> list[Ints]:
-    """Return the indices of the rows of each group, ascending; every row is in one group.
-
-    Rows with equal features and equal targets form a group. Equal rows with different targets are
-    not copies, and neither are more than `MAX_COPIES`; each of them is a group of its own.
-
-    Parameters
-    ----------
-    X : (n, d) features.
-    Y : (n, c) targets.
-    """
-    order, starts = _runs(X)
-    sizes = np.diff(starts, append=len(X))
-    first = np.repeat(order[starts], sizes)
-    alike = np.isclose(Y[order], Y[first]).all(axis=1)
-    same = np.logical_and.reduceat(alike, starts) & (sizes <= MAX_COPIES)
-    single = ~np.repeat(same & (sizes > 1), sizes)
-    several = np.flatnonzero(same & (sizes > 1))
-    return [*order[single][:, None], *(np.sort(order[starts[i] :][: sizes[i]]) for i in several)]
-
-
-def _runs(X: npt.NDArray[np.floating]) -> tuple[Ints, Ints]:
-    """Return an order of the rows with equal rows side by side, and the start of each run."""
-    # Equal rows have equal projections, up to rounding; other rows only by chance.
-    X = X.astype(np.float64)
-    projected = X @ np.random.default_rng(0).normal(size=X.shape[1])
-    order = np.argsort(projected, kind="stable")
-    X = X[order]
-    limit = EQUAL_TOLERANCE * np.abs(X[1:]).max(axis=1, initial=0.0)
-    other = np.abs(np.diff(X, axis=0)).max(axis=1, initial=0.0) > limit
-    return order, np.concatenate(([0], np.flatnonzero(other) + 1))
-
-
-def packed_groups(groups: list[Ints], columns: int) -> Iterator[list[Ints]]:
-    """Yield lists of groups, ordered by their first rows, with up to `columns` rows in a list."""
-    together: list[Ints] = []
-    for group in sorted(groups, key=lambda rows: int(rows[0])):
-        if together and sum(map(len, together)) + len(group) > columns:
-            yield together
-            together = []
-        together.append(group)
-    if together:
-        yield together

@@ -175,6 +175,11 @@ class Method(Generic[_S]):
     """
     ridge_each = False
     """Whether each of several outputs has its own ridge, if the ridge is left open."""
+    reaches_minimum = False
+    """Whether its model is near the minimum of the squares with the ridge, after any run.
+
+    The leave-one-out predictions of the minimum are then those of the model.
+    """
     dense_p_by_p = False
     """Whether the method holds p x p matrices whatever the memory."""
 

@@ -24,7 +24,7 @@ from streamkern.stream.sources.patch_features import PatchFeatures
 from streamkern.train.differences import difference
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.resolve.run_inputs import RunInputs
-from streamkern.train.restart.run_snapshot import recorded_run, sizes_of
+from streamkern.train.restart.run_snapshot import calibrate_of, recorded_run, sizes_of
 from streamkern.train.restart.scaling import saved_patches
 from streamkern.train.restart.stored_centers import StoredCenters
 
@@ -75,8 +75,7 @@ def as_recorded(config: RunConfig, directory: RunDirectory | None) -> RunConfig:
     if config.data.epochs == "auto":
         meant["data.epochs"] = recorded["identity"]["settings"]["data"]["epochs"]
     if config.run.calibrate == "auto":
-        settings = recorded["identity"]["settings"].get("run", {})
-        meant["run.calibrate"] = settings.get("calibrate", False)
+        meant["run.calibrate"] = calibrate_of(recorded)
     if config.run.accelerator == "auto":
         setup = directory.load_setup(lambda *_: None)
         with checkpoint_errors(directory.place):

@@ -360,7 +360,7 @@ class Trainer:
         owed."""
         if self.steps.owes_calibration:
             with self._looking_on():
-                self.steps.take_calibration()
+                self.steps.take_calibration(self.feed)
         self.steps.answer()
 
     @contextlib.contextmanager

@@ -354,7 +354,7 @@ def test_training_and_info_say_where_a_run_is(
     code, _, err = run(*words, "--epochs", 4, "--set", "data.batch_size=10")
     assert (code, err) == (DONE, "")
     monkeypatch.setattr(Line, "PERIODS_S", dict.fromkeys(Line.PERIODS_S, 0.0))
-    words = (*words[:4], tmp_path / "again", *BY_STEPS)
+    words = (*words[:4], tmp_path / "again", *BY_STEPS, "--set", "run.calibrate=false")
     code, _, err = run(*words, "--epochs", 4, "--set", "data.batch_size=10")
     lines = err.splitlines()
     assert code == DONE

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 from sklearn.metrics import get_scorer, log_loss
-from sklearn.model_selection import cross_val_score
+from sklearn.model_selection import GridSearchCV, cross_val_score
 
 from streamkern import KernelClassifier, KernelRegressor, load
 from streamkern.basics.errors import ConfigError
@@ -68,11 +68,32 @@ def test_small_tables_have_probabilities_by_default(tmp_path: Path) -> None:
         assert np.abs(told.predict_proba(X[NEW])[:, 1] - p[NEW]).mean() < 0.1
     for without in (
         KernelClassifier(**quick, calibrate=False).fit(X[:100], y[:100]),
-        KernelClassifier(**quick, n_centers=20).fit(X[:100], y[:100]),
+        KernelClassifier(**quick, solver="sgd").fit(X[:150], y[:150]),
         KernelClassifier(**quick).partial_fit(X[:100], y[:100]),
     ):
         with pytest.raises(AttributeError, match=r"predict_proba needs .* calibrate=True"):
             without.predict_proba(X)
+
+
+def test_a_search_over_the_centers_of_a_small_table_scores_probabilities() -> None:
+    """By default: few of the rows are centers, and all of them are trained on."""
+    quick: dict[str, Any] = {
+        "threads": 1, "accelerator": "none", "kernel": "laplace", "metric": "none",
+    }  # fmt: skip
+    search = GridSearchCV(
+        KernelClassifier(**quick), {"n_centers": [10, 40, 200], "solver": ["direct", "falkon"]},
+        scoring="neg_log_loss", cv=3,
+    ).fit(X[:300], y[:300])  # fmt: skip
+    assert np.isfinite(search.cv_results_["mean_test_score"]).all()
+    assert search.best_score_ > -0.69
+    for settings, rows in (
+        ({"n_centers": 60}, 1000), ({"n_centers": 60, "solver": "block"}, 1000),
+        ({"features": "fourier", "n_features": 60}, 1000), ({"solver": "eigenpro2"}, 100),
+        ({"n_centers": 60, "solver": "eigenpro3"}, 100), ({"features": "fourier"}, 100),
+    ):  # fmt: skip
+        model = KernelClassifier(**quick, epochs=3, **settings).fit(X[FIT], y[FIT])
+        assert model.report_["calibration"]["rows"] == rows
+        assert np.abs(model.predict_proba(X[NEW])[:, 1] - p[NEW]).mean() < 0.1, settings
 
 
 def test_probabilities(classifier: KernelClassifier, tmp_path: Path) -> None:

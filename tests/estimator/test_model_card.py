@@ -64,7 +64,7 @@ def test_a_snapshot_of_the_cache_is_a_model(tmp_path: Path) -> None:
 def test_the_card_is_yaml_whatever_is_called_how(name: str, tmp_path: Path) -> None:
     frame = pd.DataFrame(X, columns=ODD)
     labels = np.array(ODD)[np.digitize(Y, [-0.5, 0.5])]
-    model = KernelClassifier(**SMALL).fit(
+    model = KernelClassifier(**SMALL, calibrate=False).fit(
         frame[:150], labels[:150], test=(frame[150:], labels[150:])
     )
     folder = tmp_path / name.replace("/", "")

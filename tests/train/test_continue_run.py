@@ -129,7 +129,7 @@ def test_more_epochs_bring_other_orders_than_those_behind(
     monkeypatch.setattr(Feed, "epochs", noted)
     for name, old in (("a", None), ("b", "a"), ("c", "b")):
         finished(
-            config(tmp_path, name, **{"data.epochs": 2}),
+            config(tmp_path, name, **{"data.epochs": 2, "run.calibrate": False}),
             continues=None if old is None else tmp_path / old,
         )
     assert asked == [(0, 2), (2, 4), (4, 6)]

@@ -250,7 +250,7 @@ def test_a_store_gives_the_bits_of_its_arrays(tmp_path: Path) -> None:
     ingest(X, tmp_path / "train.zarr", y=y, chunk_mb=1, shuffle=False)
     source = ArraySource(X, y, unit_rows=600)
     scaled = AugmentedSource(source, 2, [Scale("feature"), GaussianNoise(0.1)])
-    auto = {"data.scale": "auto"}
+    auto = {"data.scale": "auto", "run.calibrate": False}
     finished(settings(tmp_path / "array", **auto), source=scaled)
     transforms = [{"kind": "scale", "mode": "feature"}, {"kind": "noise", "sigma": 0.1}]
     overrides = {

@@ -23,8 +23,10 @@ from streamkern.basics.warning import warn
 from streamkern.losses.losses import saved_loss
 from streamkern.predict.calibration import Calibration, lacking
 from streamkern.solver.base import State
+from streamkern.solver.direct_step import DirectSolver
 from streamkern.solver.equations import EquationSolver
 from streamkern.solver.kernel_ridge import KernelRidgeSolver
+from streamkern.solver.left_out import LeftOut
 from streamkern.solver.method import Report
 from streamkern.solver.posterior import Posterior
 from streamkern.stream.batch_reader import BatchReader
@@ -35,6 +37,7 @@ from streamkern.train.loop.guard import Guard, LossCurve, Watch
 from streamkern.train.model.calibrating import (
     calibrate,
     calibrate_left_out,
+    each_left_out,
     native_calibration,
 )
 from streamkern.train.model.kernel_model import KernelModel
@@ -230,7 +233,8 @@ class StepLoop:
 
     @property
     def _leaves_out(self) -> bool:
-        return self.made.meta["left_out"] and isinstance(self.solver, KernelRidgeSolver)
+        rows_are_centers = isinstance(self.solver, KernelRidgeSolver)
+        return bool(self.made.meta["left_out" if rows_are_centers else "center_left_out"])
 
     @property
     def owes_calibration(self) -> bool:
@@ -239,18 +243,30 @@ class StepLoop:
         known = self.calibration is not None and self.calibration.n_rows > 0
         return can and self.ranks.rank == 0 and not known
 
-    def take_calibration(self) -> None:
-        """Calibrate the finished model on the calibration rows, or on leave-one-out predictions."""
+    def take_calibration(self, feed: Feed) -> None:
+        """Calibrate the finished model on the calibration rows, or on leave-one-out predictions.
+
+        feed : brings the rows once more, if only some of them are centers.
+        """
         model, data = self.model(), self.run.data
         if data.apart is not None:
             self.calibration = calibrate(model, data.apart)
         else:
-            assert isinstance(self.solver, KernelRidgeSolver)
             factors = data.weight_factors if data.source.weighted else None
             with self.run.backend.active():
-                rows = self.solver.left_out(self.state)
+                rows = self._left_out(feed)
                 self.calibration = calibrate_left_out(model, rows, factors)
         self.report("calibrated", self.calibration.describe())
+
+    def _left_out(self, feed: Feed) -> LeftOut:
+        """Return the leave-one-out predictions of the rows."""
+        made, solver, options = self.made, self.solver, self.run.config.solver
+        if isinstance(solver, KernelRidgeSolver):
+            return solver.left_out(self.state)
+        sums = (solver, self.state) if isinstance(solver, DirectSolver) else None
+        Z = made.op.points(self.run.backend.asarray(made.arrays["Z"]), left=True, right=True)
+        ridge = made.meta["setup"].get("ridge", options.fixed_ridge)
+        return each_left_out(made.op, Z, ridge, feed.epoch(0), sums)
 
     @contextlib.contextmanager
     def feed(self, client: Any = None) -> Iterator[Feed]:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array, tiles
+from streamkern.backend.batch import Batch
 from streamkern.basics.array_types import Floats
 from streamkern.basics.errors import DataError
+from streamkern.kernels.points import Points
+from streamkern.kernels.products import KernelOperator
 from streamkern.losses.log_loss import LogLoss
 from streamkern.planning.memory import EVALUATED_ROWS
 from streamkern.predict.calibration import Calibration, Intervals, distances
 from streamkern.predict.probabilities import Softmax
-from streamkern.solver.kernel_ridge import LeftOut
+from streamkern.solver.base import State
+from streamkern.solver.direct_step import DirectSolver
+from streamkern.solver.left_out import LeftOut
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.quantile_scores import shape_after
 from streamkern.stream.target_scale import TargetScale
@@ -77,6 +82,35 @@ def calibrate_left_out(model: KernelModel, rows: LeftOut, factors: Floats | None
     if factors is not None:
         w = to_host(rows.w) / (factors[labels] if len(factors) > 1 else factors)
     return Calibration.of_classes(F, labels, w, rows.origins)
+
+
+def each_left_out(
+    op: KernelOperator, Z: Points, ridge: float, batches: Iterable[Batch],
+    sums: tuple[DirectSolver, State] | None = None,
+) -> LeftOut:  # fmt: skip
+    """Return the predictions of each row by the minimum of the squares without it.
+
+    The minimum is that over centers Z with this ridge; see `DirectSolver.left_out`.
+
+    batches : all rows, each once.
+    sums : a solver whose sums are those of these rows; None: they are made here.
+    """
+    xp = op.backend.xp
+    parts = [(b.X.copy(), b.Y.copy(), None if b.w is None else b.w.copy()) for b in batches]
+    X, Y, w = (
+        None if part[0] is None else xp.concatenate(part) for part in zip(*parts, strict=True)
+    )
+    assert X is not None
+    assert Y is not None
+    if sums is None:
+        most = min(len(X), EVALUATED_ROWS)
+        solver = DirectSolver(op, Z, ridge=ridge, n_outputs=Y.shape[1], max_batch=most)
+        state = solver.init()
+        for rows in tiles(len(X), most):
+            ids = np.arange(rows.start, rows.stop)
+            solver.step(state, Batch(X[rows], Y[rows], ids, None if w is None else w[rows]))
+        sums = solver, state
+    return sums[0].left_out(sums[1], X, Y, w)
 
 
 def _normalised(

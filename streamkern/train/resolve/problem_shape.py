@@ -24,6 +24,7 @@ from streamkern.stream.sources.quantile_scores import shape_after
 from streamkern.stream.sources.split import rows_read
 from streamkern.stream.sources.transforms import Transform
 from streamkern.stream.sources.unit_edges import unit_sizes
+from streamkern.train.resolve.calibration_split import MIN_CALIBRATED_ROWS
 from streamkern.train.resolve.training_data import Data
 
 SAVING = 128 << 20  # bytes besides the arrays, for the chunks that `checksums` holds at once
@@ -49,6 +50,16 @@ def _scratch_bytes(
     return max(prepared, patches.tile_bytes(shape, itemsize, on_host=backend.staging == 0))
 
 
+def leaves_out(config: RunConfig, data: Data, p: int) -> bool:
+    """Return whether each row is predicted by the others after training, if the method can.
+
+    There are few rows then, of which "auto" sets none aside. It is for models whose centers are not
+    all rows: those of all rows need no further equations.
+    """
+    few = p <= data.source.n_rows < MIN_CALIBRATED_ROWS and config.run.n_ranks == 1
+    return data.left_out and few and data.repeats
+
+
 def problem_shape(
     config: RunConfig, data: Data, p: int, backend: Backend, precision: str, on_cluster: bool,
     kernel: Kernel,
@@ -60,7 +71,6 @@ def problem_shape(
     width = point_width(data.d, precision, backend, kernel)
     itemsize = 8 if precision == "float64" else 4
     row_bytes = math.prod(source.row_shape) * source.dtype.itemsize + target_bytes(source)
-    unit_rows = int(unit_sizes(source).max())
     floating = np.dtype(f"f{itemsize}")
     transformed = transform_dtype(source.dtype, floating, source.feed_transforms).itemsize
     columns = widths(source.row_shape, source.feed_transforms)
@@ -72,7 +82,7 @@ def problem_shape(
         p=p,
         batch_size=set_value(config.data.batch_size),
         row_bytes=row_bytes,
-        unit_rows=unit_rows,
+        unit_rows=int(unit_sizes(source).max()),
         itemsize=itemsize,
         threads=backend.threads,
         width=width,
@@ -105,6 +115,7 @@ def problem_shape(
         squares=config.model.loss == SQUARES,
         set_aside=0 if data.aside is None else data.aside.n_rows,
         set_apart=0 if data.apart is None else data.apart.n_rows,
+        left_out=leaves_out(config, data, p),
         ranks=config.run.n_ranks,
         center_ranks=config.run.center_ranks,
         goes_on=config.solver.warm_start is not None,

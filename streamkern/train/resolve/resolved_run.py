@@ -27,7 +27,6 @@ from streamkern.kernels.fourier import FourierFeatures, check_sampled
 from streamkern.kernels.points import Grid
 from streamkern.losses.base import Loss
 from streamkern.losses.log_link import LogLink
-from streamkern.losses.log_loss import LogLoss
 from streamkern.losses.losses import loss_of
 from streamkern.planning.effort_levels import EFFORT_LEVELS
 from streamkern.planning.memory import Buffers, default_budget, keep_stores
@@ -173,9 +172,7 @@ def _open(
     check_early_stopping(config, whole=whole, goes_on=goes_on)
     why_none = check_calibrate(config, whole=whole, goes_on=goes_on) or no_room
     check_columns(config.run.n_ranks, config.run.center_ranks)
-    warm = whole and bool(given.warm or config.solver.warm_start) and given.continued is None
-    if config.model.loss == LogLoss.name:  # of which a run sets no rows aside
-        warm = warm and given.warm is not None and given.warm.loss is None
+    warm = given.leaves_same_rows(config, whole=whole)
     if not whole or given.metric is not None:
         scores = False
     elif scores is None and given.warm is not None:  # whose weights are of its features

@@ -11,6 +11,8 @@ import numpy.typing as npt
 from streamkern.backend.ranks import SINGLE, Communicator
 from streamkern.centers.selectors import SELECTORS
 from streamkern.config.run_config import RunConfig
+from streamkern.losses.log_loss import LogLoss
+from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.sources.base import Source
 from streamkern.stream.sources.patch_features import PatchFeatures
 from streamkern.train.resolve.given_arrays import (
@@ -18,6 +20,7 @@ from streamkern.train.resolve.given_arrays import (
 )
 from streamkern.train.resolve.training_data import storage_options_for
 from streamkern.train.restart.parent_run import ParentRun
+from streamkern.train.restart.run_snapshot import calibrate_of, recorded_run
 from streamkern.train.restart.scaling import saved_patches
 from streamkern.train.restart.stored_centers import StoredCenters
 
@@ -73,6 +76,24 @@ class RunInputs:
             if array is not None:
                 del settings["model"][name]
         return settings
+
+    def leaves_same_rows(self, config: RunConfig, *, whole: bool) -> bool:
+        """Return whether the run leaves out the rows that an earlier one may have set aside.
+
+        It then goes on from weights over the same centers, chosen among the other rows. The run of
+        solver.warm_start records if it set none aside.
+        """
+        place = config.solver.warm_start
+        if not whole or self.continued is not None or not (self.warm or place):
+            return False
+        if config.model.loss == LogLoss.name:  # of which a run sets no rows aside
+            return self.warm is not None and self.warm.loss is None
+        if place is None or config.run.calibrate != "auto":
+            return True
+        options = storage_options_for(config, place)
+        with RunDirectory(place, writable=False, storage_options=options) as directory:
+            recorded = recorded_run(directory)
+        return recorded is None or calibrate_of(recorded) is not False
 
     def known_patches(self, config: RunConfig) -> PatchFeatures | None:
         """Return the patch features that the run has already, or that its first weights are of."""

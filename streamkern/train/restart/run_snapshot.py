@@ -71,6 +71,11 @@ def recorded_run(directory: RunDirectory | None) -> dict[str, Any] | None:
     return checked_record(recorded, directory.place)
 
 
+def calibrate_of(record: Mapping[str, Any]) -> Any:
+    """Return the setting run.calibrate of a run; False if all rows were trained on."""
+    return record["identity"]["settings"].get("run", {}).get("calibrate", False)
+
+
 def sizes_of(record: Mapping[str, Any]) -> Sizes:
     """Return the sizes that a run was started with."""
     return sizes_from(record["sizes"], record["identity"]["settings"]["model"]["features"])

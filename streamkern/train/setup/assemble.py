@@ -56,7 +56,8 @@ FEW_CENTERS = 256
 _META = (
     "kernel", "sizes", "setup", "classes", "row_shape", "columns", "target_columns", "encoder",
     "file_form", "n_outputs", "fit_intercept", "precision", "grid", "scaling", "scale", "backend",
-    "warm_start", "facts", "uncalibrated", "left_out", "loss",
+    "warm_start", "facts", "uncalibrated", "left_out", "center_left_out",
+    "loss",
 )  # fmt: skip
 
 
@@ -287,6 +288,7 @@ def _meta(
         "facts": _source_facts(run) | dict(run.given.facts),
         "uncalibrated": data.uncalibrated,
         "left_out": data.left_out,
+        "center_left_out": run.problem.left_out and run.method.reaches_minimum,
         "loss": recorded_loss(run.config.model.loss, run.problem.c),
     }
 
@@ -314,7 +316,7 @@ def reassemble(
     Raises KeyError if an entry of meta is missing.
     """
     # Entries missing from runs made with 0.1.0.
-    added = {"uncalibrated": None, "left_out": False, "loss": SQUARES}
+    added = {"uncalibrated": None, "left_out": False, "loss": SQUARES, "center_left_out": False}
     meta = {"facts": {}, "encoder": None, "file_form": None, **added, **meta}
     meta = {name: meta[name] for name in _META}
     kernel = run.config.model.kernel

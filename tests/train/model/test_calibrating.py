@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -12,13 +13,16 @@ import pytest
 
 from streamkern.basics.errors import DataError, TrainingInterrupted
 from streamkern.config.run_config import RunConfig
+from streamkern.predict.calibration import Calibration
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.split import TO_CALIBRATE, split_rows
 from streamkern.train.loop import step_loop
-from streamkern.train.model.calibrating import calibrate
+from streamkern.train.model.calibrating import calibrate, each_left_out
+from streamkern.train.resolve import problem_shape
 from streamkern.train.saved_model import load_model
 from streamkern.train.train import train
+from tests import reference as ref
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(600, 3)).astype(np.float32)
@@ -113,3 +117,69 @@ def test_rows_without_weight_do_not_count() -> None:
     with pytest.raises(DataError, match="set aside by calibrate have sample weight 0"):
         calibrate(result.model, rows(slice(600), w=np.zeros(600)))
     result.model.backend.close()
+
+
+@pytest.mark.parametrize("solver", ["direct", "falkon", "block"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_few_rows_are_each_predicted_by_a_model_of_the_others(solver: str, weighted: bool) -> None:
+    """As by brute force, at the minimum that a block solver only comes near to."""
+    n = 90
+    w = np.random.default_rng(1).integers(1, 4, n).astype(float) if weighted else None
+    few = {"run.calibrate": "auto", "run.precision": "float64", "data.scale": "none"}
+    ridge, balanced = {"solver.ridge": 1e-3}, {"data.class_weight": "balanced"}
+    given = settings(**SETTINGS | few | ridge | (balanced if weighted else {}))
+    given = given.with_overrides({"solver.name": solver, "data.epochs": 60, "model.n_centers": 30})
+    result = train(given, source=rows(slice(n), w=w))
+    found, targets = result.model.calibration, result.model.targets
+    assert found is not None
+    Y = (np.eye(2)[LABELS[:n]] - targets.mean) / targets.scale
+    plain = np.ones(n) if w is None else w
+    total = plain
+    if weighted:
+        sums = np.bincount(LABELS[:n], plain)
+        total = plain * (sums.sum() / 2 / sums)[LABELS[:n]]
+        total = total / total.mean()
+    K, norm = ref.laplace(X[:n], result.Z, 2.0), ref.laplace(result.Z, result.Z, 2.0)
+    F = np.empty((n, 2))
+    for i in range(n):
+        others = np.delete(np.arange(n), i)
+        among = (X[i] != result.Z).any(axis=1)
+        G, v = K[np.ix_(others, among)], total[others, None]
+        A = G.T @ (v * G) / n + 1e-3 * norm[np.ix_(among, among)]
+        F[i] = K[i, among] @ np.linalg.solve(A, G.T @ (v * Y[others]) / n)
+    F = F * targets.scale + targets.mean
+    truth = Calibration.of_classes(F, LABELS[:n], w, np.arange(n))
+    np.testing.assert_allclose(found.intervals.scores, truth.intervals.scores, atol=1e-5)
+    np.testing.assert_allclose(found.probabilities(F), truth.probabilities(F), atol=1e-5)
+    result.model.backend.close()
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_what_the_setup_records_of_leaving_rows_out_holds(
+    known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of an earlier version, which recorded nothing, ends without probabilities."""
+    auto = {"run.calibrate": "auto"}
+
+    def killed(*given: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return each_left_out(*given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(step_loop, "each_left_out", killed)
+        if not known:
+            patched.setattr(problem_shape, "leaves_out", lambda *_: False)
+        ends = pytest.raises(TrainingInterrupted) if known else contextlib.nullcontext()
+        with ends:
+            train(settings(tmp_path / "a", **auto), source=rows(slice(500)))
+    again = train(settings(tmp_path / "a", **auto), source=rows(slice(500)))
+    assert (again.model.calibration is not None) == known
+    if known:
+        whole = train(settings(**auto), source=rows(slice(500)))
+        assert again.model.calibration is not None
+        assert whole.model.calibration is not None
+        np.testing.assert_array_equal(
+            again.model.calibration.intervals.scores, whole.model.calibration.intervals.scores
+        )
+        whole.model.backend.close()
+    again.model.backend.close()

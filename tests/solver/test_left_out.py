@@ -1,0 +1,119 @@
+"""Rows left out of a fit to centers, against fits to all other rows in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamkern.backend.batch import Batch
+from streamkern.kernels.fourier import frequencies
+from streamkern.solver.direct_step import DirectSolver
+from streamkern.solver.left_out import left_out_together
+from tests import maths
+from tests import reference as ref
+
+N = 60
+
+
+def left_out(
+    X: np.ndarray, Y: np.ndarray, w: np.ndarray | None, Z: np.ndarray, ridge: float,
+    features: str = "kernel",
+) -> tuple[np.ndarray, ...]:  # fmt: skip
+    op = maths.featured(maths.operator(precision="float64"), features, len(Z))
+    points = op.points(Z, left=True, right=True)
+    solver = DirectSolver(op, points, ridge=ridge, n_outputs=Y.shape[1], max_batch=len(X))
+    state = solver.init()
+    solver.step(state, Batch(X, Y, np.arange(len(X)), w))
+    return solver.left_out(state, X, Y, w)
+
+
+def without(
+    K: np.ndarray, norm: np.ndarray, Y: np.ndarray, w: np.ndarray, rows: list[int],
+    centers: list[int], ridge: float,
+) -> np.ndarray:  # fmt: skip
+    """Predictions of `rows` by a fit without them and the centers; the ridge stays that of n."""
+    n, p = K.shape
+    kept, among = np.delete(np.arange(n), rows), np.delete(np.arange(p), centers)
+    G, root = K[np.ix_(kept, among)], np.sqrt(w[kept])[:, None]
+    A = (root * G).T @ (root * G) / n + ridge * norm[np.ix_(among, among)]
+    alpha = np.linalg.solve(A, (root * G).T @ (root * Y[kept]) / n)
+    return K[np.ix_(rows, among)] @ alpha
+
+
+@given(seed=st.integers(0, 1000), ridge=st.floats(1e-6, 1), weighted=st.booleans())
+def test_a_row_is_predicted_without_it_and_its_center(
+    seed: int, ridge: float, weighted: bool
+) -> None:
+    """Of 20 centers 12 are rows, and weights may be 0."""
+    rng = np.random.default_rng(seed)
+    X, Y = rng.normal(size=(N, 3)), rng.normal(size=(N, 2))
+    Z = np.concatenate((X[rng.permutation(N)[:12]], rng.normal(size=(8, 3))))
+    w = rng.integers(0, 3, N) * 0.5 if weighted else np.ones(N)
+    F, targets, weights, origins = left_out(X, Y, w if weighted else None, Z, ridge)
+    kept = np.flatnonzero(w)
+    np.testing.assert_array_equal(targets, Y[kept])
+    np.testing.assert_allclose(weights, w[kept])
+    np.testing.assert_array_equal(origins, np.arange(len(kept)))
+    K, norm = ref.laplace(X, Z, 2.0), ref.laplace(Z, Z, 2.0)
+    for place, row in enumerate(kept):
+        own = np.flatnonzero((X[row] == Z).all(axis=1)).tolist()
+        truth = without(K, norm, Y, w, [row], own, ridge)
+        np.testing.assert_allclose(F[place : place + 1], truth, rtol=0, atol=1e-6)
+
+
+def test_copies_and_equal_centers_are_left_out_together() -> None:
+    """Equal rows of other targets are not copies, and keep their center."""
+    rng = np.random.default_rng(1)
+    X, Y = rng.normal(size=(N, 3)), rng.normal(size=(N, 2))
+    X[10:20], Y[10:20] = X[:10], Y[:10]
+    X[20:22] = X[22:24]
+    Z = np.concatenate((X[:5], X[10:13], X[20:23], X[30:35]))
+    F, _, _, origins = left_out(X, Y, None, Z, 1e-3)
+    K, norm = ref.laplace(X, Z, 2.0), ref.laplace(Z, Z, 2.0)
+    norm[np.diag_indices(len(Z))] *= 1 + 1e-12  # of equal centers
+    for rows, centers in (
+        ([0, 10], [0, 5]), ([3, 13], [3]), ([8, 18], []), ([20], []), ([22], []),
+        ([30], [11]), ([40], []),
+    ):  # fmt: skip
+        truth = without(K, norm, Y, np.ones(N), rows, centers, 1e-3)
+        np.testing.assert_allclose(F[rows], truth, rtol=0, atol=1e-5, err_msg=str(rows))
+        assert set(np.flatnonzero(origins == origins[rows[0]])) == set(rows)
+
+
+def test_fourier_features_have_no_centers_among_the_rows() -> None:
+    rng = np.random.default_rng(2)
+    X, Y = rng.normal(size=(N, 3)), rng.normal(size=(N, 2))
+    plain = maths.operator(precision="float64")
+    op, Z = maths.featured(plain, "fourier", 16), frequencies(plain.kernel, 3, 16, 3)
+    F = left_out(X, Y, None, Z, 1e-2, "fourier")[0]
+    features = op.matrix(op.points(X, left=True), op.points(Z, left=True, right=True))
+    for row in (0, 7, 59):
+        truth = without(features, np.eye(16), Y, np.ones(N), [row], [], 1e-2)
+        np.testing.assert_allclose(F[row : row + 1], truth, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("ridge", [0.0, 1e-12])
+def test_rows_that_nothing_else_determines_are_predicted_by_numbers(ridge: float) -> None:
+    """As many centers as rows, and hardly a ridge: each row is fitted exactly."""
+    rng = np.random.default_rng(3)
+    X, Y = rng.normal(size=(N, 3)), rng.normal(size=(N, 2))
+    F = left_out(X, Y, None, rng.normal(size=(N, 3)), ridge)[0]
+    assert np.isfinite(F).all()
+    K = ref.laplace(X, X, 2.0)
+    inverse = np.linalg.inv(K)
+    truth = Y - inverse @ Y / inverse.diagonal()[:, None]
+    np.testing.assert_allclose(left_out(X, Y, None, X, ridge)[0], truth, rtol=0, atol=1e-4)
+
+
+def test_groups_have_the_rows_and_centers_that_coincide() -> None:
+    X = np.array([[0.0], [1], [0], [2], [3], [2]])
+    Y = np.array([[1.0], [2], [1], [5], [4], [6]])
+    groups = left_out_together(X, np.array([[3.0], [0], [2], [7], [3]]), Y)
+    found = {
+        tuple(map(int, rows)): sorted(map(int, centers))
+        for group in groups
+        for rows, centers in zip(group.rows, group.centers, strict=True)
+    }
+    assert found == {(0, 2): [1], (1,): [], (3,): [], (5,): [], (4,): [0, 4]}
