@@ -101,8 +101,9 @@ if TYPE_CHECKING:  # the public names for type checkers and editors, one a line
 
 _MODULES = {
     "basics.errors": ["BackendError", "CheckpointError", "ClusterError", "ConfigError",
-        "CorruptChunkError", "DataError", "DeviceMemoryError", "DivergenceError", "MemoryBudgetError",
-        "MissingDependencyError", "NonFiniteError", "NotNumbersError", "RankLostError",
+        "CorruptChunkError", "DataError", "DeviceMemoryError", "DivergenceError",
+        "MemoryBudgetError", "MissingDependencyError", "NonFiniteError", "NotNumbersError",
+        "RankLostError",
         "ResumeMismatchError", "RunError", "RunLockedError", "RunLostError",
         "StorageAccessError", "StorageError", "StoreNotFoundError", "StreamkernError",
         "TrainingInterrupted"],

@@ -28,6 +28,7 @@ CALLED = {
     "cupyx": "cupy-cuda12x",
     "mlflow": "mlflow-skinny",
     "nvidia": "nvidia-cuda-nvrtc",
+    "opentelemetry": "opentelemetry-sdk",
     "sklearn": "scikit-learn",
     "streaming": "mosaicml-streaming",
     "xgboost": "xgboost-cpu",

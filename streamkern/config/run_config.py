@@ -147,10 +147,10 @@ class ExecutionConfig(Table):
         values with the requested coverage. true: a tenth of the rows, at most 2000, never trained
         on; not for warm starts, and rows that a function makes. "auto": a fiftieth, at most 2000,
         of 5000 rows or more with one class each, 500 for each class, if rows can be set aside; of
-        values and of weighted rows none. With fewer rows of classes, each row, weighted or not, is
-        predicted by a model of the others instead, for the solvers "direct", "block" and "falkon".
-        For other solvers, and with copies, random transforms, class_sampling, ranks, or more
-        Fourier features than rows, a tenth is set aside, of 200 rows or more.
+        values, of weighted and of fewer rows none. With fewer rows of classes, each row, weighted
+        or not, is predicted by a model of the others instead, for the solvers "direct", "block" and
+        "falkon"; not with copies, random transforms, class_sampling, ranks, or more Fourier
+        features than rows.
     """
 
     table = "run"

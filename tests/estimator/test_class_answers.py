@@ -88,8 +88,7 @@ def test_a_search_over_the_centers_of_a_small_table_scores_probabilities() -> No
     assert search.best_score_ > -0.69
     for settings, rows in (
         ({"n_centers": 60}, 1000), ({"n_centers": 60, "solver": "block"}, 1000),
-        ({"features": "fourier", "n_features": 60}, 1000), ({"solver": "eigenpro2"}, 100),
-        ({"n_centers": 60, "solver": "eigenpro3"}, 100), ({"features": "fourier"}, 100),
+        ({"features": "fourier", "n_features": 60}, 1000),
     ):  # fmt: skip
         model = KernelClassifier(**quick, epochs=3, **settings).fit(X[FIT], y[FIT])
         assert model.report_["calibration"]["rows"] == rows

@@ -7,10 +7,10 @@ scores no epoch and has no part in any choice of the setup; see `calibrating`.
 If there are fewer rows, "auto" sets none aside, and each row is predicted by the others, without
 equal rows of its class. If all rows are centers of solver "direct", this is
 `KernelRidgeSolver.left_out`; for other models of the solvers near the minimum of the squares it is
-`each_left_out`. Otherwise a tenth of the rows is set aside: for sgd and EigenPro, which may be far
-from the minimum (by its leave-one-out values the log loss on four tables was .83 to 1.04 times that
-with a tenth set aside, and after a single epoch .9 to 1.9 times), for rows that change from epoch
-to epoch, and for copies that are known to differ, as those of `augment`.
+`each_left_out`. There is no such prediction for sgd and EigenPro, which may be far from the minimum
+(by its leave-one-out values the log loss on four tables was .83 to 1.04 times that with a tenth set
+aside, and after a single epoch .9 to 1.9 times), for rows that change from epoch to epoch, and for
+copies that are known to differ, as those of `augment`.
 
 Leave-one-out is slightly optimistic if a metric was learned from all rows, and still the better
 way: if all rows are centers, the log loss on other rows was below that with a tenth set aside in 29
@@ -30,12 +30,9 @@ from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.message import mention, render_message
 from streamkern.config.run_config import RunConfig
 from streamkern.losses.log_loss import LogLoss
-from streamkern.losses.losses import SQUARES
-from streamkern.solver.methods import find
-from streamkern.stream.sources.base import BaseSource, host_transforms, same_rows
+from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.mixture import stored_rows
 from streamkern.stream.sources.split import TO_CALIBRATE, n_different, split_rows
-from streamkern.stream.sources.transforms import is_deterministic
 
 CALIBRATION_SHARE, MAX_CALIBRATION_ROWS = 0.1, 2000
 """Share of the rows that calibrate=True sets aside, and their largest number. With 2000 rows the
@@ -48,9 +45,9 @@ MIN_CALIBRATED_ROWS, MIN_MEAN_ROWS_PER_CLASS = 5000, 500
 fewer, the fit would suffer. With the same kernel, a fiftieth of the numbers required here cost .04
 points of accuracy in the mean of 27 fits to nine sets, and .36 at most; on three real tables
 nothing, and .27 (`benchmarks.set_aside`)."""
-MIN_SPLIT_ROWS = 200
-"""Smallest number of rows for "auto" to set a tenth aside, if they cannot be left out one by one:
-20 rows determine a temperature roughly."""
+MIN_ROWS_RAREST_CLASS = round(1 / AUTO_SHARE)
+"""Smallest number of rows of the rarest class for "auto": one of them is set aside, and no class is
+left without rows."""
 MIN_DISTINCT_ROWS = 50
 """Smallest number of distinct rows that "auto" sets aside; if equal rows leave fewer, a tenth of
 the rows is set aside."""
@@ -115,18 +112,17 @@ def calibration_split(
         the others.
     """
     asked, n, cold = config.run.calibrate, _stored(source), why
-    auto_share = AUTO_SHARE if n >= MIN_CALIBRATED_ROWS else CALIBRATION_SHARE
     left_out = asked == "auto" and why is None and source.classes is not None
     left_out = left_out and not _has_copies(source, n)
     if warm and asked == "auto":
-        why = _why_too_few(config, source, n)
+        why = _why_too_few(source, n)
     elif why is None and not asked:
         why = f"as calibrate=False asks for; {WITH_TRUE}"
     elif why is None and asked == "auto":
-        why = _why_too_few(config, source, n)
+        why = _why_too_few(source, n)
     if why is not None:
         return CalibrationSplit(source, None, cold or why, left_out=left_out)
-    share = min(auto_share if asked == "auto" else CALIBRATION_SHARE, MAX_CALIBRATION_ROWS / n)
+    share = min(AUTO_SHARE if asked == "auto" else CALIBRATION_SHARE, MAX_CALIBRATION_ROWS / n)
     try:
         left, aside = split_rows(source, share, config.run.random_state, TO_CALIBRATE)
         if asked == "auto" and n_different(aside) < MIN_DISTINCT_ROWS:
@@ -166,33 +162,17 @@ def _stored(source: BaseSource) -> int:
     return stored.n_origins or stored.n_rows
 
 
-def _can_leave_out(config: RunConfig, source: BaseSource, n: int) -> bool:
-    """Return whether each of few rows can be predicted by a model of the others.
-
-    With more features than rows, the equations of the features would take longer than a fit.
-    """
-    model = config.model
-    if model.features == "fourier" and not (model.n_features != "auto" and model.n_features <= n):
-        return False
-    method = find(config.solver.name, model.features, squares=model.loss == SQUARES)
-    changed = config.data.class_sampling is not None or bool(host_transforms(source))
-    changed = changed or not all(map(is_deterministic, source.feed_transforms))
-    alike = same_rows(source) and not changed and not _has_copies(source, n)
-    return method.reaches_minimum and config.run.n_ranks == 1 and alike
-
-
-def _why_too_few(config: RunConfig, source: BaseSource, n: int) -> str | None:
+def _why_too_few(source: BaseSource, n: int) -> str | None:
     """Return why "auto" leaves all `n` rows of `source` to training; None if it sets some aside."""
     stored, classes, why = stored_rows(source), source.classes, None
-    counts, few = stored.totals, n < MIN_CALIBRATED_ROWS
-    least = round(1 / (CALIBRATION_SHARE if few else AUTO_SHARE))  # one of them is set aside
+    counts = stored.totals
     if classes is None:
         why = "of values"
-    elif few and _can_leave_out(config, source, n):
+    elif n < MIN_CALIBRATED_ROWS:
         why = f"of fewer than {MIN_CALIBRATED_ROWS:,} rows"
-    elif n < MIN_SPLIT_ROWS:
-        why = f"of fewer than {MIN_SPLIT_ROWS} rows"
-    elif not few and n < MIN_MEAN_ROWS_PER_CLASS * len(classes):
+        if _has_copies(source, n):
+            why += ", and a row is not judged by a fit to copies of it"
+    elif n < MIN_MEAN_ROWS_PER_CLASS * len(classes):
         why = f"of fewer than {MIN_MEAN_ROWS_PER_CLASS:,} rows for each class in the mean"
     elif len(classes) > MAX_CALIBRATED_CLASSES:
         why = f"of more than {MAX_CALIBRATED_CLASSES:,} classes"
@@ -200,9 +180,9 @@ def _why_too_few(config: RunConfig, source: BaseSource, n: int) -> str | None:
         why = "of rows with sample weights, which may be those of few"
     elif counts is not None:
         rows = counts * (n / stored.n_rows)
-        if rows[rows > 0].min() < least:
+        if rows[rows > 0].min() < MIN_ROWS_RAREST_CLASS:
             rarest = classes[int(np.argmin(np.where(rows > 0, rows, np.inf)))]
-            why = f"where a class, here {rarest!r}, has fewer than {least} of them"
+            why = f"where a class, here {rarest!r}, has fewer than {MIN_ROWS_RAREST_CLASS} of them"
     return None if why is None else f'as calibrate="auto" sets none aside {why}; {WITH_TRUE}'
 
 

@@ -57,7 +57,7 @@ def leaves_out(config: RunConfig, data: Data, p: int) -> bool:
     all rows: those of all rows need no further equations.
     """
     few = p <= data.source.n_rows < MIN_CALIBRATED_ROWS and config.run.n_ranks == 1
-    return data.left_out and few and data.repeats
+    return data.left_out and few and data.repeats and config.data.class_sampling is None
 
 
 def problem_shape(
