@@ -163,8 +163,9 @@ class EquationSolver(Solver):
             A.reshape(-1)[:: len(A) + 1] += ridge
             return
         for rows, slab in self._slabs():
-            slab *= ridge
-            A[rows] += slab
+            wide = slab.astype(A.dtype) if ridge > 1 else slab  # or float32 might overflow
+            wide *= ridge
+            A[rows] += wide
 
     def _norm_times(self, v: Array) -> Array:
         """Return K(Z, Z) v, (p, k) float64, or v for explicit features."""

@@ -68,7 +68,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reports")
     ingest(X[:500], folder / "train.zarr", y=Y[:500])
     ingest(X[500:], folder / "test.zarr", y=Y[500:])
-    often = ("run.evaluate_every=50", "solver.name='block'")
+    often = ("run.evaluate_every=50", "run.calibrate=false", "solver.name='block'")
     metric = ("model.metric='learn-diagonal'", "model.kernel='auto'")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(progress, "LOG_EVERY_S", 0.0)  # these runs take no second
