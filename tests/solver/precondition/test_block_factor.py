@@ -11,12 +11,11 @@ import pytest
 from streamkern import KernelRegressor
 from streamkern.solver.precondition.block import block_slices, build_block
 from streamkern.solver.precondition.block_factor import (
-    NOISE_SHARE,
+    MIN_CENTER_SHARE,
     BlockFactor,
     noise_on_fresh_rows,
 )
 from streamkern.solver.precondition.noise import NO_NOISE, Noise
-from streamkern.solver.precondition.norm import WeightNorm
 from streamkern.solver.precondition.partition import Centers
 from streamkern.solver.precondition.samples import Sample
 from tests import reference as ref
@@ -115,9 +114,9 @@ def test_noise_that_is_told_stays(told: Noise) -> None:
 
 
 def test_few_centers_and_rows_that_were_learned_from_are_not_asked() -> None:
-    few = Case(3.0, block=int(NOISE_SHARE * P) - 1)
+    few = Case(3.0, block=int(MIN_CENTER_SHARE * P) - 1)
     assert few.found() is LOW
-    case = Case(3.0, block=int(NOISE_SHARE * P))
+    case = Case(3.0, block=int(MIN_CENTER_SHARE * P))
     assert case.found() is not LOW
     case.probe = Sample(case.probe.X, case.probe.Y, fresh=H)
     assert case.found() is LOW
@@ -169,38 +168,3 @@ def test_noise_that_a_thousand_rows_hide_is_found_by_a_run() -> None:
     found = model("auto")
     best = min(error(model(ridge)) for ridge in (0.0, 1e-6, 1e-5, 1e-4))
     assert error(found) < 1.02 * best
-
-
-@pytest.mark.parametrize("penalty", [1e-4, 1e-1])
-def test_leading_centers_are_a_block_of_their_own(penalty: float) -> None:
-    whole, quarter = Case(0.5), Case(0.5, block=P // 4)
-    leading = whole.factor.leading(P // 4)
-    np.testing.assert_allclose(
-        leading.solution(penalty), quarter.factor.solution(penalty), rtol=1e-6, atol=1e-9
-    )
-
-
-def test_the_noise_of_many_centers_is_searched_with_a_quarter(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("streamkern.solver.precondition.block_factor.NOISE_CENTERS", 1)
-    found, quarter = Case(3.0).found(), Case(3.0, block=P // 4).found()
-    assert found.tried == pytest.approx(np.array(quarter.tried), rel=1e-6)
-    assert found.variance == pytest.approx(quarter.variance, rel=1e-6)
-
-
-def test_the_noise_of_features_is_searched_with_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A quarter of them makes a quarter of the kernel."""
-    monkeypatch.setattr("streamkern.solver.precondition.block_factor.NOISE_CENTERS", 1)
-    case = Case(3.0)
-    case.factor.norm = WeightNorm(None, 0.0)
-    tried: list[int] = []
-    solution = BlockFactor.solution
-
-    def counted(factor: BlockFactor, penalty: float) -> Any:
-        tried.append(len(factor.Z))
-        return solution(factor, penalty)
-
-    monkeypatch.setattr(BlockFactor, "solution", counted)
-    case.found()
-    assert set(tried) == {P}
