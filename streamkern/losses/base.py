@@ -56,6 +56,8 @@ class Loss:
     """Whether the prediction is exp(z), and the loss a `LogLink`."""
     shift_invariant: ClassVar[bool] = False
     """Whether an equal change of all outputs of a row leaves the loss as it is."""
+    robust: ClassVar[bool] = False
+    """Whether a row's gradient is bounded, and outliers shall not rule the choice of the kernel."""
     takes_quantile: ClassVar[bool] = False
     """Whether it is made with model.quantile."""
 

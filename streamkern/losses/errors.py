@@ -42,7 +42,7 @@ class Huber(Loss):
     delta : (c,) by output, in units of the targets; found from the data
     """
 
-    name, figure = "huber", "huber_loss"
+    name, figure, robust = "huber", "huber_loss", True
     delta: Sequence[float] | None = None
 
     def fitted(self, errors: npt.NDArray[np.float64], scale: npt.NDArray[np.float64]) -> Self:
@@ -119,7 +119,7 @@ class Quantile(_Levels):
     width : (c,) by output, in units of the targets; found from the data
     """
 
-    name, figure = "quantile", "pinball_loss"
+    name, figure, robust = "quantile", "pinball_loss", True
     width: Sequence[float] | None = None
 
     @property

@@ -48,8 +48,8 @@ from streamkern.train.setup.center_stripes import mean, receive_shard
 from streamkern.train.setup.choose_centers import choose_centers, scatter_all
 from streamkern.train.setup.choose_metric import Learned
 from streamkern.train.setup.kernel_and_metric import choose_kernel_and_metric
-from streamkern.train.setup.loss_start import fit_loss, scale_start, setup_targets
-from streamkern.train.setup.setup_rows import known_rows, rows_worth, samples_of
+from streamkern.train.setup.loss_start import LossFit, fit_loss, scale_start, setup_targets
+from streamkern.train.setup.setup_rows import SquareTargets, known_rows, rows_worth, samples_of
 
 FEW_CENTERS = 256
 """Number of centers whose kernel values show how large these are."""
@@ -124,7 +124,7 @@ def compute_setup(
     config, data = run.config, run.data
     dtype, searched = map(_floating, (run.precision, run.search_precision))
     loss, inside, facts = setup_targets(run, searched, warm, report)
-    read_few_rows, learned = choose_kernel_and_metric(run, searched, inside, report, found)
+    few, learned = choose_kernel_and_metric(run, searched, inside, report, found)
     host_Z, order, kernel, center_rows, shift = choose_centers(
         run, dtype, report, learned.kernel, learned.metric
     )
@@ -133,26 +133,27 @@ def compute_setup(
 
     def samples() -> tuple[SampleRows, SampleRows]:
         nonlocal rows
-        sample, probe, rows = samples_of(run, dtype, inside, center_rows, first)
+        sample, probe, rows = samples_of(run, dtype, inside, center_rows, squares)
         return sample, probe
 
-    noise, n, options, ridges = _estimate_noise(run, op, points, read_few_rows, inside, report)
+    noise, n, options, ridges = _estimate_noise(run, op, points, few.read, inside, report)
     if warm is None and _rounding_is_hidden(run, options, op, points):
         dtype, host_Z = searched, host_Z.astype(searched)
         op, points = _prepared(run, kernel, run.search_precision, shift, host_Z)
-    fit, first = None, None
+    fit: LossFit | None = None
+    squares: SquareTargets | None = few.bounded
     if loss is not None:
-        fit = fit_loss(run, loss, op, points, inside, read_few_rows(), noise, warm)
-        options, first = fit.with_ridge(options, n, report), fit.first
-        if first is not None:
-            inside, noise = first.targets, fit.noise
-    read_few_rows.cache_clear()
+        fit = fit_loss(run, loss, op, points, inside, few, noise, warm)
+        options = fit.with_ridge(options, n, report)
+        if fit.first is not None:
+            inside, noise, squares = fit.first.targets, fit.noise, fit.first
+    del few
     if kernel.explicit and run.problem.center_ranks > 1:  # estimating the noise needed all centers
         del points
         host_Z, _ = scatter_all(run, host_Z)
         points = op.points(run.backend.asarray(host_Z), left=True, right=True)
     run.backend.release()
-    known = known_rows(run, dtype, inside, center_rows, points, first)
+    known = known_rows(run, dtype, inside, center_rows, host_Z, squares)
     seed, ranks, worth = config.run.random_state, run.given.ranks, n if fit is None else None
     work = Work(op, points, run.problem, run.sizes, options, seed, known, noise, worth, ranks)
     described = {

@@ -6,14 +6,16 @@ run has without a metric.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from streamkern.kernels.base import Kernel
 from streamkern.kernels.categorical import CategoricalFeatures
 from streamkern.solver.method import Report
+from streamkern.solver.precondition.samples import SampleRows
 from streamkern.solver.ridge_curve import noise_rows
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
@@ -26,20 +28,55 @@ from streamkern.train.setup.choose_metric import (
     learn_metric,
     split,
 )
-from streamkern.train.setup.setup_rows import few_rows
+from streamkern.train.setup.outliers import OUTLIER_ROWS, BoundedTargets, find_outliers
+from streamkern.train.setup.setup_rows import few_rows, unmerged_rows
+
+
+class FewRows(NamedTuple):
+    """Cached functions that read the rows from which noise and loss are found.
+
+    read : with targets in which outliers are replaced, if there are any
+    stored : the same rows with the targets as stored
+    bounded : replaces outliers; None: there are none, or the loss is not robust
+    """
+
+    read: Callable[[], SampleRows]
+    stored: Callable[[], SampleRows]
+    bounded: BoundedTargets | None
 
 
 def choose_kernel_and_metric(
     run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, report: Report,
     found: Learned | None,
-) -> tuple[Any, Learned]:  # fmt: skip
-    """Return a cached function that reads the rows to estimate the noise from, and the metric, with
-    the kernel if it was open.
+) -> tuple[FewRows, Learned]:  # fmt: skip
+    """Return rows to estimate the noise from, and the metric, with the kernel if it was open.
 
     found : the metric and the kernel, if they are known already
     """
+    choose = partial(_choose, run, dtype, targets, report, found)
+    if found is not None or run.loss is None or not run.loss.robust:
+        return choose(None)
+    rows = unmerged_rows(run, dtype, targets, OUTLIER_ROWS)
+    bounded = find_outliers(run, rows, None, run.metric)
+    few, learned = choose(bounded)
+    if bounded is not None:
+        bounded = find_outliers(run, rows, learned.kernel, learned.metric)
+        few, learned = choose(bounded)
+    if bounded is not None:
+        limit = bounded.limit * targets.scale
+        report("outliers", {"share": bounded.share, "limit": limit.tolist()})
+    return few, learned
+
+
+def _choose(
+    run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, report: Report,
+    found: Learned | None, bounded: BoundedTargets | None,
+) -> tuple[FewRows, Learned]:  # fmt: skip
+    """Return the choice of `choose_kernel_and_metric` with these targets."""
     most, opened = noise_rows(run.problem), is_open(run)
-    few, learned = cache(partial(few_rows, run, dtype, targets, most)), found or NOT_LEARNED
+    learned = found or NOT_LEARNED
+    read = partial(few_rows, run, dtype, targets)
+    few, stored = cache(partial(read, most, bounded)), cache(partial(read, most))
 
     @cache
     def plain_kernel(categorical: CategoricalFeatures) -> Kernel:
@@ -50,12 +87,17 @@ def choose_kernel_and_metric(
         learned = Learned(run.metric, {})
     elif found is None and run.metric_mode.learns:
         report("setup", {"doing": "metric", "why": run.metric_mode.reason})
-        rows = few_rows(run, dtype, targets, run.problem.metric_rows)
+        rows = read(run.problem.metric_rows, bounded)
         learned = learn_metric(run, rows, targets, report, plain_kernel if opened else None)
         if learned.metric is not None:  # it was not learned from the targets of these rows
             n_fit, n_held = split(len(rows.X))
-            others = copied_part(rows, slice(n_held, min(n_held + most, len(rows.X) - n_fit)))
-            few = cache(lambda: others)
+            part = slice(n_held, min(n_held + most, len(rows.X) - n_fit))
+            others = copied_part(rows, part)
+            few = stored = cache(lambda: others)
+            if bounded is not None:
+                rows = read(run.problem.metric_rows)
+                as_stored = copied_part(rows, part)
+                stored = cache(lambda: as_stored)
     if learned.kernel is None and opened:
         categorical = learned.categorical or ()
         if learned.metric is None:
@@ -66,4 +108,4 @@ def choose_kernel_and_metric(
         if found is None and learned.categorical is None:
             kernel = find_categorical(run, few(), kernel, report)
         learned = learned._replace(kernel=kernel)
-    return few, learned
+    return FewRows(few, few if bounded is None else stored, bounded), learned

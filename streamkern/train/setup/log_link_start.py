@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from streamkern.backend.base import Array
 from streamkern.kernels.points import Points
@@ -68,56 +67,43 @@ class FirstModel:
 
     @property
     def targets(self) -> TargetScale:
-        """Scale of the targets that `reweighed` takes, which are divided by the unit."""
+        """Scale of the targets that `in_rows` takes, which are divided by the unit."""
         unit = self.scaled.unit
         assert unit is not None
         return TargetScale(np.zeros_like(unit), unit)
 
-    def reweighed(self, rows: SampleRows) -> SampleRows:
+    def in_rows(self, rows: SampleRows) -> SampleRows:
         """Return rows with the targets and weights of a Newton step. rows.Y : over the unit."""
-        x = self.op.points(rows.X, left=True)
-        Y, root = self.step(x, rows.Y, rows.root)
-        return rows._replace(Y=Y, root=root)
-
-    def of_centers(
-        self, Z: Points, place: npt.NDArray[np.int64], Y: Array, w: Array | None
-    ) -> tuple[Array, Array]:
-        """Return targets and weights (q,) of rows that are the centers Z[place]."""
-        xp = self.op.backend.xp
-        root = None if w is None else xp.sqrt(w)
-        Y, root = self.step(Z[xp.asarray(place)], Y, root)
-        return Y, root * root
-
-    def step(self, x: Points, Y: Array, root: Array | None) -> tuple[Array, Array]:
-        """Return targets and roots of the weights of rows with the targets Y over the unit."""
-        xp = self.op.backend.xp
+        xp, x = self.op.backend.xp, self.op.points(rows.X, left=True)
         f = self.op.product(x, self.points, self.weights)
-        errors = self.scaled.errors(f.copy(), Y)
-        r, h = self.scaled.residual(errors, Y, 0.0)
+        errors = self.scaled.errors(f.copy(), rows.Y)
+        r, h = self.scaled.residual(errors, rows.Y, 0.0)
         assert h is not None
         enough = xp.maximum(h, MIN_CURVATURE)
         r *= (h / enough)[:, None]
         of_step = xp.sqrt(enough)
-        return f - r, of_step if root is None else root * of_step
+        root = of_step if rows.root is None else rows.root * of_step
+        return rows._replace(Y=f - r, root=root)
 
 
 def first_model(
-    op: KernelOperator, Z: Points, X: Array, group: npt.NDArray[np.int64] | None,
-    loss: LogLink, rows: LossRows, outputs: TargetScale, kappa: float,
+    op: KernelOperator, Z: Points, few: SampleRows, loss: LogLink, rows: LossRows,
+    outputs: TargetScale, kappa: float,
 ) -> FirstModel:  # fmt: skip
     """Return the model of few rows with the noise kappa.
 
     Less noise than the rounding of the kernel matrix would make weights whose values are rounding.
 
-    X : (n, d) the rows, equal ones once; group : (N,) the row that each of `rows` is in X, or None
+    few, rows : the rows, equal ones merged, and one by one
     """
+    X = few.X
     path = NewtonPath(loss, rows, np.arange(len(rows.Y)))
     rounding = len(rows.Y) * eps(op.dtype) * float(rows.K.diagonal().mean())
     path.minimise(max(kappa, rounding))
     alpha = path.alpha
-    if group is not None:
+    if few.repeats is not None:
         merged = np.zeros((len(X), alpha.shape[1]))
-        np.add.at(merged, group, alpha)
+        np.add.at(merged, few.repeats.group, alpha)
         alpha = merged
     scaled = ScaledLoss(loss, op.backend, op.dtype, outputs.mean, outputs.scale)
     if not op.kernel.explicit:

@@ -63,7 +63,7 @@ def loss_noise(loss: Loss, rows: LossRows, noise: Noise) -> Noise:
     scale = float(rows.K.diagonal().mean())
     for exponent in EXPONENTS:
         kappa = scale * 10.0**exponent
-        held_out = sum(path.held_out_loss(kappa) for path in paths) / rows.w.sum()
+        held_out = sum(path.held_out_loss(kappa) for path in paths) / rows.judged.sum()
         if not math.isfinite(held_out):
             break
         tried.append((kappa, float(held_out)))
@@ -92,12 +92,12 @@ class _RidgePath:
         self.b = np.zeros_like(own.Y)
 
     def held_out_loss(self, kappa: float) -> float:
-        """Return the sum of w l over the other rows at the minimum for kappa."""
+        """Return the weighted sum of l over the other rows at the minimum for kappa."""
         self._minimise(kappa)
         others = self.of_others
         z = others.mean + others.gain * (self.K_others @ self.b)
         F = z if self.loss.for_classes else self.loss.predict(np, z)
-        return float(others.w @ self.loss.values(np, F, others.Y))
+        return float(others.judged @ self.loss.values(np, F, others.Y))
 
     def _minimise(self, kappa: float) -> None:
         """Move b to the minimum by accelerated steps, which begin anew if they turn back."""

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from streamkern.stream.target_scale import TargetScale
+
 _Floats = npt.NDArray[np.float64]
 
 
@@ -14,15 +16,22 @@ class LossRows(NamedTuple):
     """Rows to find the ridge from, in float64, with targets as stored.
 
     K, Y, w : (n, n) kernel matrix without weights, (n, c) targets, (n,) weights
+    judged : (n,) weights of the rows where they are held out, 0 of outliers
     mean, gain : (c,) of the outputs z = mean + gain f
     """
 
     K: _Floats
     Y: _Floats
     w: _Floats
+    judged: _Floats
     mean: _Floats
     gain: _Floats
 
     def part(self, rows: npt.NDArray[np.int64]) -> LossRows:
         """Return these rows, with the kernel matrix of all rows and them."""
-        return self._replace(K=self.K[:, rows], Y=self.Y[rows], w=self.w[rows])
+        w, judged = self.w[rows], self.judged[rows]
+        return self._replace(K=self.K[:, rows], Y=self.Y[rows], w=w, judged=judged)
+
+    def with_outputs(self, outputs: TargetScale) -> LossRows:
+        """Return the rows with this mean and gain of the outputs."""
+        return self._replace(mean=outputs.mean, gain=outputs.scale)

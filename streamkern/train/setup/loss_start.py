@@ -22,12 +22,12 @@ from streamkern.losses.own import is_own
 from streamkern.predict.probabilities import temperature
 from streamkern.solver.method import Report, Setup
 from streamkern.solver.precondition.noise import Noise, left_out_values, weighted_gram
-from streamkern.solver.precondition.samples import SampleRows
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.restart.parent_run import ParentRun
 from streamkern.train.restart.scaling import target_scale
 from streamkern.train.setup.choose_transform import find_transform
+from streamkern.train.setup.kernel_and_metric import FewRows
 from streamkern.train.setup.log_link_start import FirstModel, first_model, log_targets
 from streamkern.train.setup.loss_ridge import loss_noise
 from streamkern.train.setup.loss_rows import LossRows
@@ -92,7 +92,7 @@ def scale_start(arrays: Mapping[str, Array], slope: float) -> None:
 
 def fit_loss(
     run: ResolvedRun, loss: Loss, op: KernelOperator, Z: Points, targets: TargetScale,
-    rows: SampleRows, noise: Noise, warm: ParentRun | None = None,
+    few: FewRows, noise: Noise, warm: ParentRun | None = None,
 ) -> LossFit:  # fmt: skip
     """Find the parameters of a loss, its start and its ridge from few rows.
 
@@ -104,26 +104,24 @@ def fit_loss(
     the loss of their own, see `log_link_start`.
 
     targets : mean and scale of the targets
-    rows, noise : rows that the noise was found from, with scaled targets, and their noise
+    few, noise : rows that the noise was found from, with scaled targets, and their noise
     warm : the run whose weights the run starts from; those of a loss keep its parameters, and the
         mean and gain of its outputs
     """
     fit_intercept = run.config.model.fit_intercept
-    F, Y, w, K = _left_out(op, Z, targets, rows, noise)
+    F, rows = _left_out(op, Z, targets, few, noise)
+    Y, w = rows.Y, rows.w
     if warm is not None and warm.loss is not None:
-        outputs = warm.targets
-        noise = loss_noise(warm.loss, LossRows(K, Y, w, outputs.mean, outputs.scale), noise)
-        return LossFit(warm.loss, outputs, 1.0, noise, age=warm.loss_age)
+        noise = loss_noise(warm.loss, rows.with_outputs(warm.targets), noise)
+        return LossFit(warm.loss, warm.targets, 1.0, noise, age=warm.loss_age)
     slope = 1.0
     if isinstance(loss, LogLink):
         unit = np.asarray(loss.unit)
-        mean, group = loss.output(unit) if fit_intercept else np.zeros_like(unit), None
-        few = LossRows(K, Y / unit, w, mean - np.log(unit), np.ones_like(unit))
-        noise = loss_noise(loss, few, noise)
-        if rows.repeats is not None:
-            group = rows.repeats.group
-        outputs = TargetScale(mean, few.gain)
-        first = first_model(op, Z, rows.X, group, loss, few, outputs, noise.variance)
+        mean = loss.output(unit) if fit_intercept else np.zeros_like(unit)
+        rows = rows._replace(Y=Y / unit, mean=mean - np.log(unit), gain=np.ones_like(unit))
+        noise = loss_noise(loss, rows, noise)
+        outputs = TargetScale(mean, rows.gain)
+        first = first_model(op, Z, few.stored(), loss, rows, outputs, noise.variance)
         return LossFit(loss, outputs, slope, noise, first=first)
     if loss.identity_link:
         errors = F * targets.scale + targets.mean - Y
@@ -141,7 +139,7 @@ def fit_loss(
         loss = loss.fitted(loss.predict(np, mean + slope * F) - Y, targets.scale)
         outputs = TargetScale(mean, np.full_like(targets.scale, gain))
         slope /= gain
-    noise = loss_noise(loss, LossRows(K, Y, w, outputs.mean, outputs.scale), noise)
+    noise = loss_noise(loss, rows.with_outputs(outputs), noise)
     return LossFit(loss, outputs, slope, noise, warm is not None)
 
 
@@ -208,24 +206,27 @@ def _shift(loss: Loss, errors: _Floats, Y: _Floats, w: _Floats) -> _Floats:
 
 
 def _left_out(
-    op: KernelOperator, Z: Points, targets: TargetScale, rows: SampleRows, noise: Noise
-) -> tuple[_Floats, _Floats, _Floats, _Floats]:
-    """Return scaled values of rows, each predicted by the others, their targets, weights and
-    kernel matrix.
+    op: KernelOperator, Z: Points, targets: TargetScale, few: FewRows, noise: Noise
+) -> tuple[_Floats, LossRows]:
+    """Return scaled values of rows, each predicted by the others, and the rows, whose outputs are
+    the targets.
 
     Equal rows, which were merged, are taken one by one, as their mean has no quantiles. The values
     are 0 if there are too few rows to find the noise from.
     """
-    to_host = op.backend.to_host
-    scaled = to_host(rows.Y).astype(np.float64)
+    to_host, rows, stored = op.backend.to_host, few.read(), few.stored()
+    scaled = to_host(stored.Y).astype(np.float64)
     F = left_out_values(op, Z, rows, noise) if noise.tried else np.zeros_like(scaled)
     w = np.ones(len(F)) if rows.root is None else to_host(rows.root).astype(np.float64) ** 2
     K = to_host(weighted_gram(op, Z, rows.X, None))
-    if rows.repeats is not None:
-        group, scaled, w = rows.repeats
-        F, K = F[group], K[np.ix_(group, group)]
+    inside = to_host((rows.Y == stored.Y).all(axis=1))
+    if stored.repeats is not None:
+        group, scaled, w = stored.repeats
+        F, K, inside = F[group], K[np.ix_(group, group)], inside[group]
     Y = scaled * targets.scale + targets.mean
-    return F, Y if targets.unit is None else targets.unit * np.expm1(np.maximum(Y, 0)), w, K
+    if targets.unit is not None:
+        Y = targets.unit * np.expm1(np.maximum(Y, 0))
+    return F, LossRows(K, Y, w, w * inside, targets.mean, targets.scale)
 
 
 def _slope(loss: Loss, F: _Floats, Y: _Floats, w: _Floats, mean: _Floats) -> float:

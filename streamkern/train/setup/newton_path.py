@@ -47,12 +47,12 @@ class NewtonPath:
         self.alpha = np.zeros_like(own.Y)
 
     def held_out_loss(self, kappa: float) -> float:
-        """Return the sum of w l over the other rows at the minimum for kappa."""
+        """Return the weighted sum of l over the other rows at the minimum for kappa."""
         self.minimise(kappa)
         others = self.of_others
         z = others.mean + others.gain * (self.K_others @ self.alpha)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            return float(others.w @ self.loss.values(np, self.loss.predict(np, z), others.Y))
+            return float(others.judged @ self.loss.values(np, self.loss.predict(np, z), others.Y))
 
     def minimise(self, kappa: float) -> None:
         """Move alpha to the minimum for kappa."""

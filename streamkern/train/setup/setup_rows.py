@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array
+from streamkern.basics.array_types import HostArray
 from streamkern.centers.random_rows import median_bandwidth
 from streamkern.kernels.builtin import Laplace
-from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.copies import (
     COPIES,
@@ -39,7 +39,7 @@ from streamkern.stream.sources.transforms import SETUP_EPOCH
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.setup.center_rows import CenterRows, center_places
-from streamkern.train.setup.log_link_start import FirstModel
+from streamkern.train.setup.outliers import BoundedTargets
 
 SAMPLE_STAGE = 2
 COPIED_UNITS = 16
@@ -47,13 +47,20 @@ COPIED_UNITS = 16
 row."""
 
 
+class SquareTargets(Protocol):
+    """Targets and weights that stand for those of a loss where squares are fitted."""
+
+    def in_rows(self, rows: SampleRows) -> SampleRows:
+        """Return rows with these targets and weights."""
+
+
 def samples_of(
     run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, known: CenterRows | None,
-    first: FirstModel | None = None,
+    squares: SquareTargets | None = None,
 ) -> tuple[SampleRows, SampleRows, npt.NDArray[np.int64]]:  # fmt: skip
     """Return the setup sample, the probe, and the row numbers of the sample.
 
-    first : makes targets and weights of the loss; None: they stay
+    squares : makes the targets and weights that squares take; None: they stay
     """
     source, sizes, seed = run.data.source, run.sizes, run.config.run.random_state
     wanted = min(sizes.n_sample + sizes.n_probe, source.n_rows)
@@ -79,19 +86,23 @@ def samples_of(
         )
         for part, fresh in ((s, 0), (h, shared))
     )
-    if first is not None:
-        sample, probe = first.reweighed(sample), first.reweighed(probe)
+    if squares is not None:
+        sample, probe = squares.in_rows(sample), squares.in_rows(probe)
     return sample, probe, block.row_ids[s]
 
 
 def few_rows(
-    run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, most: int
+    run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, most: int,
+    bounded: BoundedTargets | None = None,
 ) -> SampleRows:  # fmt: skip
     """Return rows to estimate metric, kernel and noise from, with equal rows merged.
 
     None of them has weight 0; see `unmerged_rows`.
+
+    bounded : replaces the targets of outliers; None: they stay
     """
-    rows = merged(run.backend, unmerged_rows(run, dtype, targets, most))
+    rows = unmerged_rows(run, dtype, targets, most)
+    rows = merged(run.backend, rows if bounded is None else bounded.in_rows(rows))
     return rows._replace(repeats=None) if _are_copies(run, rows) else rows
 
 
@@ -131,13 +142,13 @@ def _are_copies(run: ResolvedRun, rows: SampleRows) -> bool:
 
 def known_rows(
     run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, known: CenterRows | None,
-    Z: Points, first: FirstModel | None,
+    Z: HostArray, squares: SquareTargets | None,
 ) -> CenterTargets | None:  # fmt: skip
     """Return the targets and weights of the centers in the form that solvers take; None without
     centers that are rows.
 
-    Z : the points of the centers
-    first : makes targets and weights of the loss; None: they stay
+    Z : (p, d), the centers
+    squares : makes the targets and weights that squares take; None: they stay
     """
     if known is None:
         return None
@@ -147,8 +158,11 @@ def known_rows(
         seed=run.config.run.random_state, epoch=SETUP_EPOCH, n_outputs=source.n_outputs,
         classes=source.classes, targets=targets, check=run.check_targets,
     )  # fmt: skip
-    if first is not None:
-        Y, w = first.of_centers(Z, known.place, Y, w)
+    if squares is not None:
+        xp = run.backend.xp
+        X, root = run.backend.asarray(Z[known.place]), None if w is None else xp.sqrt(w)
+        _, Y, root, *_ = squares.in_rows(SampleRows(X, Y, root))
+        w = None if root is None else root * root
     to_host = run.backend.to_host
     found = by_center(
         run.backend, known.place, to_host(Y), None if w is None else to_host(w), p=run.problem.p,

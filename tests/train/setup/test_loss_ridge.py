@@ -30,7 +30,7 @@ def drawn(name: str, noise: float, weighted: bool = False, n: int = 120) -> Loss
     if name == "log_loss":
         Y = (Y > 0).astype(float)
     w = rng.integers(1, 3, n).astype(float) if weighted else np.ones(n)
-    return LossRows(np.exp(-cdist(points, points)), Y, w, np.zeros(2), np.ones(2))
+    return LossRows(np.exp(-cdist(points, points)), Y, w, w, np.zeros(2), np.ones(2))
 
 
 @pytest.mark.parametrize("name", LOSSES)
