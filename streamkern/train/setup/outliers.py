@@ -105,6 +105,8 @@ def find_outliers(
         median distance
     """
     rows, to_host = rows.part(slice(OUTLIER_ROWS)), run.backend.to_host
+    if rows.root is not None:
+        rows = rows.part(rows.root > 0)
     if len(rows.X) < MIN_OUTLIER_ROWS:
         return None
     host = to_host(rows.X)
