@@ -80,7 +80,8 @@ MIN_ROWS_OF_METRIC = 48
 GAIN_SE = 2.0
 """Smallest gain for which a learned metric is used, in standard errors of the mean over held-out
 rows: of squared errors, for classes of log losses. The tables of
-docs/explanation/metric-measured.md chose it. Squared errors of one-hot targets may fall while the classes are told apart less well."""
+docs/explanation/metric-measured.md chose it. Squared errors of one-hot targets may fall while the
+classes are told apart less well."""
 
 
 class Learned(NamedTuple):
