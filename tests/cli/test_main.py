@@ -364,7 +364,7 @@ def test_training_and_info_say_where_a_run_is(
     assert any(line.startswith("streamkern: setup: ") for line in lines)
     code, out, err = run("info", tmp_path / "run", "--explain")
     assert (code, err) == (DONE, "")
-    assert "  step         200\n      batches that were trained on" in out
+    assert "  step         200\n      number of batches trained" in out
     assert "train_data  " + str(stores / "train.zarr") in out
     code, out, _ = run("info", tmp_path / "run", "--explain", "--json")
     assert json.loads(out)["meanings"]["step"].startswith("batches that were trained on")
