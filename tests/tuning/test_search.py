@@ -562,6 +562,27 @@ def test_centers_are_chosen_as_in_the_run(method: str) -> None:
     assert found.best["held_out_mse"] == errors[0] != errors[1]
 
 
+@pytest.mark.parametrize(
+    ("settings", "rows", "made"),
+    [
+        ({"model.n_centers": 100}, None, 100),  # the sample is the whole data: 108 rows to fit
+        ({"model.n_centers": 135}, None, 108),
+        ({"model.n_centers": 100}, 100, 50),
+        ({"model.n_centers": "auto"}, None, 50),
+        ({"model.features": "fourier", "model.n_features": 90, "model.kernel": "gaussian",
+          "model.n_centers": "auto"}, None, 90),
+    ],
+)  # fmt: skip
+def test_sizes_are_those_of_the_run_where_the_rows_allow(
+    settings: dict[str, Any], rows: int | None, made: int
+) -> None:
+    source, run = array_source(), config(**OPEN, **settings)
+    candidates = Candidates(run, open_data(run, source), FixedSizes(rows, epochs=1), folds=1)
+    sizes = candidates.sizes()
+    asked = settings.get("model.n_features", settings["model.n_centers"])
+    assert (sizes["centers"], sizes["run_centers"], sizes["run_rows"]) == (made, asked, 135)
+
+
 def test_fourier_features_are_few_as_centers_are() -> None:
     plain = {
         "model.features": "fourier", "model.n_centers": "auto", "model.kernel": "gaussian", **OPEN,
@@ -636,7 +657,7 @@ def test_another_place_of_the_same_data_goes_on(tmp_path: Path) -> None:
         ({"run.random_state": 1}, {}, "run.random_state: was 0, now 1"),
         ({"solver.damping": 0.1}, {}, "solver.damping: was 'auto', now 0.1"),
         ({}, {"epochs": 3}, "data.epochs: was 2, now 3"),
-        ({}, {"centers": 10}, "model.n_centers: was 50, now 10"),
+        ({}, {"centers": 10}, "model.n_centers: was 60, now 10"),
         ({}, {"rows": 100}, "sample.rows: was 135, now 100"),
         ({}, {"folds": 6}, "sample.parts: was 5, now 6"),
         ({}, {"source": array_source(seed=1)}, "data: other rows or targets"),
@@ -949,7 +970,8 @@ def test_the_command(call: Command, run_file: Path) -> None:
     assert code == DONE, err
     lines = err.splitlines()
     assert lines[0] == (
-        "streamkern: 5 trainings at most: 480 rows to fit, 120 held out, 60 centers, 2 passes"
+        "streamkern: 5 trainings at most: 480 rows to fit, 120 held out, 60 centers, 2 passes; "
+        "the run has 600 rows and 60 centers"
     )
     assert sum("laplace, bandwidth" in line for line in lines) == 5
     assert "4 left, about" in lines[1]
