@@ -44,7 +44,7 @@ class Newton(Method[DirectSizes]):
         """Return the operations of setup and of training, see `newton_step`."""
         p, c, n = problem.p, problem.c, problem.n_rows * problem.epochs
         return NO_WORK, OpCounts(
-            kept=p * n, swept=3 * p * n, wide_products=c * p * p * n,
+            kept=p * n, swept=p * n, wide_products=c * p * (p + 2) * n,
             wide_factors=problem.epochs * c * p**3 / 3,
         )  # fmt: skip
 
