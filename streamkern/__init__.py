@@ -163,9 +163,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"{__name__}.{name}")
     if name in _ALIASES:
         module, attribute = _ALIASES[name]
-        value = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
-        globals()[name] = value
-        return value
+        return getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
     if name in _RENAMED:
         new = _RENAMED[name]
         importlib.import_module(f"{__name__}.basics.warning").warn(

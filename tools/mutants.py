@@ -1,17 +1,18 @@
-"""Measure how many faults in a module its own tests find.
+"""Measure how many faults in a module its tests find.
 
-    python tools/mutants.py [--modules 10] [--each 12] [--seed 0]
+    python tools/mutants.py MODULE [--tests FILE ...] [--count 12] [--seed 0]
 
-Draws modules of the package that have a file of tests of their own, and in each of them some
-operators, comparisons, conditions and numbers. Each is changed alone, in a copy of the package,
-and the module's tests run until one fails: the mutant is dead. A mutant that no test can find, as
-it computes the same, counts as alive.
+Changes one comparison, operator, number, condition, returned value or statement of MODULE, such as
+streamkern/solver/block.py, at a time, in a copy of the package, and runs the tests, by default the
+module's own file, until one fails: the mutant is dead. A mutant that no test can find, as it
+computes the same, counts as alive.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import copy
 import os
 import random
 import shutil
@@ -20,105 +21,98 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).parents[1]
-PACKAGE, TESTS = ROOT / "streamkern", ROOT / "tests"
-TIMEOUT_S = 180
-SWAPS: dict[type[ast.AST], type[ast.AST]] = {
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Div: ast.Mult,
-    ast.FloorDiv: ast.Mult, ast.And: ast.Or, ast.Or: ast.And,
-}  # fmt: skip
+LIMIT_S = 60  # for the tests of a mutant, which may not end by themselves
+PAIRS: list[tuple[Any, Any]] = [
+    (ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.Is, ast.IsNot),
+    (ast.In, ast.NotIn), (ast.Add, ast.Sub), (ast.Mult, ast.Div), (ast.And, ast.Or),
+]  # fmt: skip
+SWAPS = {ast.FloorDiv: ast.Mult} | {a: b for pair in PAIRS for a, b in (pair, pair[::-1])}
 """Operator -> its replacement."""
+DELETED = ast.Assign, ast.AugAssign, ast.Expr, ast.Raise, ast.Break, ast.Continue
 
 
-def tests_of(module: Path) -> Path:
-    """Return the file of tests of a module, which may be missing."""
-    return TESTS / module.relative_to(PACKAGE).parent / f"test_{module.name}"
-
-
-def places(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes that a mutant can change; messages, types and docstrings are left alone."""
-    for name, value in ast.iter_fields(tree):
-        if name in ("annotation", "returns", "decorator_list") or isinstance(tree, ast.Raise):
+def mutants(tree: Any) -> Iterator[tuple[Any, str, int, Any, ast.AST]]:
+    """Yield (parent, its field, index there, old node, new node); messages and types stay."""
+    for field, value in ast.iter_fields(tree):
+        if field in ("annotation", "returns", "decorator_list") or isinstance(tree, ast.Raise):
             continue
-        for node in value if isinstance(value, list) else [value]:
-            if not isinstance(node, ast.AST) or isinstance(node, ast.JoinedStr):
-                continue
-            is_number = isinstance(node, ast.Constant) and type(node.value) in (int, float, bool)
-            operators = (
-                node.ops if isinstance(node, ast.Compare)
-                else [node.op] if isinstance(node, ast.BinOp | ast.BoolOp | ast.AugAssign) else []
-            )  # fmt: skip
-            if is_number or isinstance(node, ast.If) or type((operators or [node])[0]) in SWAPS:
-                yield node
-            yield from places(node)
+        for k, node in enumerate(value if isinstance(value, list) else [value]):
+            is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+            is_types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+            is_left_alone = is_text or is_types or isinstance(node, ast.JoinedStr)
+            if isinstance(node, ast.AST) and not is_left_alone:
+                yield from ((tree, field, k, node, new) for new in _versions(node))
+                yield from mutants(node)
 
 
-def mutate(node: ast.AST) -> str:
-    """Change a node in place, and return the change in words."""
-    before = ast.unparse(node).partition("\n")[0]
-    if isinstance(node, ast.Constant):
-        node.value = not node.value if isinstance(node.value, bool) else node.value + 1  # type: ignore[operator]
-    elif isinstance(node, ast.If):
-        node.test = ast.UnaryOp(ast.Not(), node.test)
-    elif isinstance(node, ast.Compare):
-        node.ops[0] = SWAPS[type(node.ops[0])]()  # type: ignore[call-overload]
-    else:
-        node.op = SWAPS[type(node.op)]()  # type: ignore[attr-defined]
-    return f"line {node.lineno}: {before} -> {ast.unparse(node).partition(chr(10))[0]}"  # type: ignore[attr-defined]
+def _versions(node: Any) -> Iterator[ast.AST]:
+    new: Any = copy.copy(node)
+    if isinstance(node, ast.Compare):
+        new.ops = [SWAPS[type(node.ops[0])](), *node.ops[1:]]
+    elif type(getattr(node, "op", None)) in SWAPS:
+        new.op = SWAPS[type(node.op)]()
+    elif isinstance(node, ast.Constant) and type(node.value) in (int, float, bool):
+        new.value = not node.value if type(node.value) is bool else new.value + 1
+    elif isinstance(node, ast.If | ast.IfExp | ast.While):
+        is_not = isinstance(node.test, ast.UnaryOp) and isinstance(node.test.op, ast.Not)
+        new.test = new.test.operand if is_not else ast.UnaryOp(ast.Not(), node.test)
+    elif isinstance(node, ast.Return) and ast.unparse(node) != "return None":
+        new.value = None
+    if vars(new) != vars(node):
+        yield new
+    if isinstance(node, DELETED):
+        yield ast.Pass()
 
 
-def survives(folder: Path, tests: Path) -> bool:
-    """Return whether the tests pass on the package in `folder`."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-    environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+def changed(source: str, number: int) -> tuple[str, str]:
+    """Return the source of a mutant, and its change in words."""
+    tree = ast.parse(source)
+    parent, field, k, old, new = list(mutants(tree))[number]
+    values = getattr(parent, field)
+    setattr(parent, field, [*values[:k], new, *values[k + 1 :]] if type(values) is list else new)
+    words = " -> ".join(ast.unparse(node).partition("\n")[0] for node in (old, new))
+    return ast.unparse(ast.fix_missing_locations(tree)), f"line {old.lineno}: {words}"
+
+
+def passes(folder: Path, tests: list[str]) -> bool:
+    """Return whether the tests pass, within the limit, on the package in `folder`."""
+    more = {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "HYPOTHESIS_PROFILE": "ci"}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    given: dict[str, Any] = {"cwd": folder, "env": os.environ | more, "timeout": LIMIT_S}
     try:
-        done = subprocess.run(
-            [*command, str(tests.relative_to(ROOT))], cwd=folder, env=environment,
-            capture_output=True, timeout=TIMEOUT_S, check=False,
-        )  # fmt: skip
+        return not subprocess.run(command, capture_output=True, check=False, **given).returncode
     except subprocess.TimeoutExpired:
         return False
-    return done.returncode == 0
 
 
-def main(arguments: list[str]) -> int:
-    """Print the mutants that live, and the share that died."""
+def main(arguments: list[str]) -> None:
+    """Print the mutants that live, and how many died; exit if the tests fail without a mutant."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--modules", type=int, default=10, help="how many modules are drawn")
-    parser.add_argument("--each", type=int, default=12, help="mutants of each module")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args(arguments)
-    rng, dead, total = random.Random(options.seed), 0, 0
-    candidates = [path for path in sorted(PACKAGE.rglob("*.py")) if tests_of(path).exists()]
+    parser.add_argument("module", type=Path)
+    parser.add_argument("--tests", nargs="+", help="files of tests")
+    parser.add_argument("--count", type=int, default=12, help="how many mutants are drawn")
+    parser.add_argument("--seed", default="0")
+    parser.add_argument("--root", type=Path, default=Path(__file__).parents[1], help="the checkout")
+    given = parser.parse_args(arguments)
+    own = Path("tests", *given.module.parts[1:-1], f"test_{given.module.name}")
+    tests, source = given.tests or [str(own)], (given.root / given.module).read_text("utf-8")
+    n, alive = len(list(mutants(ast.parse(source)))), 0
+    drawn = random.Random(f"{given.seed} {given.module}").sample(range(n), min(given.count, n))
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        shutil.copytree(PACKAGE, folder / "streamkern")
-        for entry in ROOT.iterdir():
-            if entry.name not in ("streamkern", ".git"):
-                (folder / entry.name).symlink_to(entry)
-        for module in rng.sample(candidates, options.modules):
-            name, copy = module.relative_to(ROOT), folder / module.relative_to(ROOT)
-            source = module.read_text(encoding="utf-8")
-            n_places = len(list(places(ast.parse(source))))
-            drawn = rng.sample(range(n_places), min(options.each, n_places))
-            alive = []
-            for k in drawn:
-                tree = ast.parse(source)
-                change = mutate(list(places(tree))[k])
-                copy.write_text(ast.unparse(tree), encoding="utf-8")
-                if survives(folder, tests_of(module)):
-                    alive.append(change)
-            copy.write_text(source, encoding="utf-8")
-            dead, total = dead + len(drawn) - len(alive), total + len(drawn)
-            print(f"{name}: {len(drawn) - len(alive)} of {len(drawn)} dead", flush=True)
-            for change in alive:
-                print(f"  alive: {change}", flush=True)
-    print(f"{dead} of {total} mutants died: {dead / max(total, 1):.0%}")
-    return 0
+        folder = Path(place, "copy")
+        shutil.copytree(given.root, folder, ignore=shutil.ignore_patterns(".*"))
+        if not passes(folder, tests):
+            sys.exit(f"{' '.join(tests)} fail, or take more than {LIMIT_S} s, without a mutant")
+        for number in sorted(drawn):
+            text, words = changed(source, number)
+            (folder / given.module).write_text(text, "utf-8")
+            if passes(folder, tests):
+                alive += 1
+                print(f"alive: {words}", flush=True)
+    print(f"{len(drawn) - alive} of {len(drawn)} mutants died")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

@@ -21,15 +21,16 @@ _VOCABULARY: ContextVar[Vocabulary] = ContextVar("_VOCABULARY", default=str)
 _ISSUED: set[tuple[str, int, str]] = set()
 
 
-def warn(message: str, kind: type[Warning] = UserWarning, *, topic: str | None = None) -> None:
+def warn(message: str, kind: type[Warning] = UserWarning, *, once: bool = False) -> None:
     """Issue a warning at the caller of the outermost frame of this package.
 
     Frames of other packages may lie between two of ours: contextlib, or a library that calls back.
 
     message : may mention settings (see `basics.message`); the warning keeps it as `message`, for
         places that have words of their own for settings
-    topic : if given, a line of a caller receives one warning of the topic in a process. Python
-        forgets what it has shown whenever filters change, which scikit-learn does for every fold.
+    once : whether a line of a caller receives this text only once in a process. Python forgets what
+        it has shown whenever filters change, which scikit-learn does for every fold. Texts should
+        round their figures, so that those of similar data are equal.
     """
     complete, said = _COMPLETE.get(), _SAID.get()
     message += "" if complete is None else complete(message)
@@ -46,8 +47,8 @@ def warn(message: str, kind: type[Warning] = UserWarning, *, topic: str | None =
             caller = frame.f_back or frame
         frame = frame.f_back
     assert caller is not None
-    if topic is not None and not _is_ignored(warning):
-        place = (caller.f_code.co_filename, caller.f_lineno, topic)
+    if once and not _is_ignored(warning):
+        place = (caller.f_code.co_filename, caller.f_lineno, str(warning))
         if place in _ISSUED:
             return
         _ISSUED.add(place)

@@ -12,114 +12,134 @@ from typing import Final
 from streamkern.config.run_config import FREE_AT_RESUME, RunConfig
 
 RUN: Final = {
-    "state": "whether the run is finished, whether a process works on it now, and which",
-    "doing": "what the setup, which comes before the first step, is at",
-    "step": "batches that were trained on: now, where a process works on it, else when last saved",
-    "epoch": "passes over the training data that are done, of those that were asked for; of a run "
-    "under way the pass that it is in",
-    "samples": "training rows seen so far, of those in all epochs; a row counts once an epoch",
-    "time_left": "until the last epoch ends, at the rate of the last ten seconds of training",
-    "samples_per_s": "training rows a second, over the last ten seconds of training",
-    "last_heard": "the age of the newest line of the run's log",
-    "ranks": "the processes that train it, the least and the largest share of the time that one "
-    "waits for the others and for data (stall), and samples a second where it waits for no other; "
-    "of a run at rest those that trained it last, and what they shared out",
-    "slowest_rank": "the rank that waits least for the others, which wait for it",
-    "dashboard": "where the Dask cluster shows what it does",
-    "ended": "why fewer epochs than were asked for are all it took",
-    "changed": "what was not as before where the run was gone on with: from there on it is the "
-    "same to rounding only",
-    "logged_step": "the last step that the log tells of; those not saved are computed again",
-    "checkpoints": "the steps at which the run was saved, of the checkpoints that are kept",
-    "rows": "of the training data, copies included",
-    "continues": "the run whose newest weights it started from, and what that one continued",
+    "state": "whether the run is finished, and which process works on it now",
+    "doing": "what the setup (the work before the first step) is computing",
+    "step": "number of batches trained: now, if a process works on the run, otherwise at the "
+    "last save",
+    "epoch": "number of finished passes over the training data, of those asked for; while a run "
+    "trains, the current pass",
+    "samples": "number of training rows seen so far, of those in all epochs; a row counts once "
+    "per epoch",
+    "time_left": "time until the last epoch ends, at the rate of the last ten seconds of training",
+    "samples_per_s": "training rows per second, over the last ten seconds of training",
+    "last_heard": "age of the newest line of the run's log",
+    "ranks": "the processes that train the run; the smallest and the largest share of the time "
+    "in which one of them waits for the others, and for data (stall); samples per second without "
+    "waiting for others; if the run does not train, the processes that trained it last, and what "
+    "they divided among themselves",
+    "slowest_rank": "the rank that the others wait for",
+    "dashboard": "address of the dashboard of the Dask cluster",
+    "ended": "why the run ended before all epochs that were asked for",
+    "changed": "changes of the environment when the run was resumed; results after that step "
+    "match only to rounding",
+    "logged_step": "last step in the log; steps after the last checkpoint are computed again",
+    "checkpoints": "steps of the checkpoints that are kept",
+    "rows": "number of training rows, copies included",
+    "continues": "the run from whose newest weights this run started, and the ancestors of that "
+    "run",
 }
 FIGURES: Final = {
-    "train_mse": "mean squared error on training rows, in squares of the units of the targets, or "
-    "of their logarithms, on a log scale (target_transform): of the last 32 steps, or of the last "
-    "epoch of a saved model, of each row before the step that learns from it; with solvers direct "
-    "and falkon of the finished model, on up to 512 rows",
-    "test_mse": "mean squared error on the test data, over rows and outputs, in squares of the "
-    "units of the targets",
-    "test_r2": "1 minus the mean squared error over the variance of the test targets, mean over "
-    "the outputs",
-    "test_accuracy": "the share of the rows of the test data whose class is predicted",
+    "train_mse": "mean squared error on training rows, in squared units of the targets, or of "
+    "their logarithms on a log scale (target_transform); over the last 32 steps, or the last "
+    "epoch of a saved model, each row before the step that learns from it; with the solvers "
+    "direct and falkon, the error of the finished model on up to 512 rows",
+    "test_mse": "mean squared error on the test data, over rows and outputs, in squared units of "
+    "the targets",
+    "test_r2": "R2 on the test data: 1 minus the mean squared error divided by the variance of "
+    "the targets; mean over the outputs",
+    "test_accuracy": "share of the test rows whose class is predicted correctly",
     "validation_mse": "mean squared error on the rows set aside for early stopping",
-    "validation_r2": "R2 on the rows set aside",
-    "validation_accuracy": "the share of the rows set aside whose class is predicted",
-    "validation_data": "the rows that the validation figures are of",
-    "train_data": "the rows that train_mse is of",
-    "test_data": "the rows that the test figures are of, and the step at which they were taken",
+    "validation_r2": "R2 on the rows set aside for early stopping",
+    "validation_accuracy": "share of the rows set aside for early stopping whose class is "
+    "predicted correctly",
+    "validation_data": "the rows on which the validation metrics are measured",
+    "train_data": "the rows on which train_mse is measured",
+    "test_data": "the rows on which the test metrics are measured, and the step of the measurement",
     **{
         f"{data}_{name}": text
         for data in ("test", "validation")
         for name, text in (
-            ("log_loss", "mean of -log of the probability of the class of a row"),
-            ("squared_hinge", "mean over rows of the squared hinge, summed over the classes"),
-            ("mae", "mean absolute error, in the units of the targets"),
-            ("huber_loss", "mean of Huber's loss, in squares of the units of the targets"),
-            ("pinball_loss", "mean pinball loss of the quantile, in the units of the targets"),
-            ("poisson_deviance", "mean Poisson deviance, in the units of the targets"),
+            ("log_loss", "mean of -log of the predicted probability of the true class"),
+            (
+                "squared_hinge",
+                "mean over the rows of the squared hinge loss, summed over the classes",
+            ),
+            ("mae", "mean absolute error, in units of the targets"),
+            ("huber_loss", "mean Huber loss, in squared units of the targets"),
+            ("pinball_loss", "mean pinball loss of the quantile, in units of the targets"),
+            ("poisson_deviance", "mean Poisson deviance, in units of the targets"),
             ("gamma_deviance", "mean deviance of the gamma distribution, without a unit"),
-            ("expectile_loss", "mean of the asymmetric squares, in squares of these units"),
-            ("loss", "mean of a loss of one's own whose class gives its figure no name"),
-            ("brier", "mean squared error of the probabilities, of two classes half of it"),
-            ("ece", "how far the probability of the likeliest class is from being right as often"),
+            ("expectile_loss", "mean asymmetric squared error, in squared units of the targets"),
+            ("loss", "mean of your own loss, if its class does not name its metric"),
+            ("brier", "mean squared error of the probabilities; for two classes, half of it"),
+            (
+                "ece",
+                "expected calibration error: mean difference between the probability of the most "
+                "probable class and the share of rows in which this class is right",
+            ),
             (
                 "coverage",
-                "the share of the targets in their 90 % intervals, or between the smallest and the "
-                "largest of several quantiles, or of the classes in their sets",
+                "share of the targets inside their 90 % intervals, or between the smallest and "
+                "the largest of several quantiles; for classes, share of the true classes in "
+                "their sets",
             ),
-            ("width", "mean width of these intervals, in the units of the targets"),
+            ("width", "mean width of these intervals, in units of the targets"),
             ("set_size", "mean number of classes in these sets"),
-            ("normalised_coverage", "`coverage` of intervals that are as wide as rows are hard"),
-            ("normalised_width", "mean width of these intervals"),
+            (
+                "normalised_coverage",
+                "`coverage` of normalised intervals, which are wider where errors are larger",
+            ),
+            ("normalised_width", "mean width of normalised intervals"),
         )
     },
 }
 SOLVER: Final = {
-    "solver": "the method that was used, where `solver.name` leaves it open the one chosen",
-    "scale": "what is done to every feature before the kernel sees it",
-    "encoder": "how the columns of a table were made features, and every row to come will be",
-    "kernel": "the kernel that was used, where `model.kernel` leaves it open the one chosen",
-    "bandwidth": "the length in which the kernel counts distances, after scaling",
-    "gamma": "the factor on the inner product in a polynomial kernel",
-    "c0": "the constant beside the inner product in a polynomial kernel",
-    "degree": "the power of a polynomial kernel",
-    "depth": "hidden layers of the network that the kernel stands for",
-    "of": "the kernel that the Fourier features stand for",
-    "n_features": "random Fourier features",
-    "block_size": "centers in a block of the preconditioner, at most",
-    "keep": "whether a step holds all of K(batch, centers) in memory",
-    "n_sums": "sets of sums that the direct solver takes: of all rows, and of parts held out",
-    "level": "directions that EigenPro damps",
-    "n_nystrom": "rows of the sample that EigenPro's directions are found on",
-    "period": "steps from one projection to the next",
-    "projection": "how what was learned is brought to the centers",
-    "projection_epochs": "passes over the centers in a projection",
-    "projection_nystrom": "centers of the sample of the projection's preconditioner",
-    "projection_level": "directions that the projection's preconditioner damps",
-    "projection_batch": "centers in a step of the projection",
-    "leverage": "the largest influence that a row can have on a step, which bounds the step size",
-    "lambda_1": "the top eigenvalue, after preconditioning, which bounds the step size",
-    "mu": "the damping of the preconditioner",
-    "jitter": "what was added to the diagonal of the kernel matrix so that it could be factored",
-    "start_rows": "rows of the sample that the weights started from",
-    "loss_age": "rows per center that the weights had been trained with by the loss at the start",
-    "warm_slope": "factor by which weights of squares were made the start of another loss",
-    "batch_size": "training rows of a step",
-    "loss": "the loss that was minimised in place of squares, with what its setup found for it",
-    "ridge": "the weight of the norm of f beside the error",
-    "target_transform": "the log scale, log(1 + y / unit), on which squares of the targets are "
-    "learned, and how much better it is on held-out rows",
-    "learned_metric": "how the metric was found, and how much better it is on held-out rows",
-    "metric": "the scales of the features, or the matrix, in which distances are taken",
-    "categorical": "features whose values are compared for equality, and the squared distance that "
-    "a difference adds",
-    "metric_shares": "the features with the largest shares in the metric, which are those of the "
-    "mean squared gradients; how much of the error a column takes away says info --importances",
-    "spectrum": "the largest shares of directions in the metric",
-    "direction": "the features that make up one of the main directions of the metric",
+    "solver": 'the solver in use; if `solver.name` is "auto", the one that was chosen',
+    "scale": "how the features are scaled before the kernel",
+    "encoder": "how the columns of a table are encoded as features, now and for later rows",
+    "kernel": 'the kernel in use; if `model.kernel` is "auto", the one that was chosen',
+    "bandwidth": "length scale of the kernel, in units of the scaled features",
+    "gamma": "factor of the inner product in a polynomial kernel",
+    "c0": "constant added to the inner product in a polynomial kernel",
+    "degree": "power of a polynomial kernel",
+    "depth": "number of hidden layers of the network that the kernel represents",
+    "of": "the kernel that the Fourier features approximate",
+    "n_features": "number of random Fourier features",
+    "block_size": "largest number of centers in a block of the preconditioner",
+    "keep": "whether a step keeps all of K(batch, centers) in memory",
+    "n_sums": "number of sets of sums that the direct solver computes: one for all rows, and one "
+    "for each held-out part",
+    "level": "number of directions that EigenPro damps",
+    "n_nystrom": "number of rows in the sample from which EigenPro computes its directions",
+    "period": "number of steps between two projections",
+    "projection": "how the model is projected onto the centers",
+    "projection_epochs": "number of passes over the centers in a projection",
+    "projection_nystrom": "number of centers in the sample for the preconditioner of the "
+    "projection",
+    "projection_level": "number of directions that the preconditioner of the projection damps",
+    "projection_batch": "number of centers in a step of the projection",
+    "leverage": "largest influence of a row on a step, which bounds the step size",
+    "lambda_1": "largest eigenvalue after preconditioning, which bounds the step size",
+    "mu": "damping of the preconditioner",
+    "jitter": "number added to the diagonal of the kernel matrix so that it can be factored",
+    "start_rows": "number of sampled rows from which the first weights were learned",
+    "loss_age": "number of rows per center with which earlier runs had trained the weights by "
+    "this loss",
+    "warm_slope": "factor that converted least-squares weights to the start of another loss",
+    "batch_size": "number of training rows in a step",
+    "loss": "the loss that was minimised instead of the squared error, with the parameters that "
+    "its setup found",
+    "ridge": "strength of the regularisation: the weight of the squared norm of f",
+    "target_transform": "the log scale, log(1 + y / unit), on which the targets are learned, and "
+    "how much it improves held-out predictions",
+    "learned_metric": "how the metric was found, and how much it improves held-out predictions",
+    "metric": "the scales of the features, or the matrix, that define distances",
+    "categorical": "features whose values are compared for equality, and the squared distance "
+    "that a difference adds",
+    "metric_shares": "the features with the largest shares of the metric, from mean squared "
+    "gradients; info --importances measures how much a column lowers the error",
+    "spectrum": "largest shares of directions in the metric",
+    "direction": "the features with the largest weights in a main direction of the metric",
 }
 SETTING_MEANINGS: Final = {
     f"{section}.{name}": meaning.partition(". ")[0].rstrip(".")
@@ -129,21 +149,21 @@ SETTING_MEANINGS: Final = {
 }
 """The first sentence on each setting that a run is bound to."""
 VERIFIED: Final = {
-    "setup": "whether every byte of what is computed once matches its checksum",
+    "setup": "whether every byte of the setup matches its checksum",
     "checkpoints/": "whether every byte of this checkpoint matches its checksum",
 }
 STORE_MEANINGS: Final = {
-    "unfinished": "what a command that was interrupted has written so far",
-    "rows": "how many, of which shape and type, and what their targets are",
-    "encoder": "how the columns of a table were made features, and every row to come will be",
-    "left_out": "rows that had no target, and were left out as ingest was told to",
-    "balance": "the smallest and the largest class, and their shares",
+    "unfinished": "what an interrupted command has written so far",
+    "rows": "number, shape and dtype of the rows, and the kind of their targets",
+    "encoder": "how the columns of a table are encoded as features, now and for later rows",
+    "left_out": "number of rows without a target, which ingest was told to leave out",
+    "balance": "the smallest and the largest class, and their shares of the rows",
     "weights": "every row has a weight",
-    "chunks": "what is read, checked and decompressed in one piece",
-    "size": "in memory, and as it is stored",
-    "fingerprint": "of all contents: stores with the same one are equal",
-    "verified": "every byte was read and compared",
-    "note": "what is worth knowing before training on it",
+    "chunks": "size of the parts that are read, checked and decompressed at once",
+    "size": "size in memory, and as stored",
+    "fingerprint": "fingerprint of all contents; stores with the same fingerprint are equal",
+    "verified": "every byte was read and compared with its checksum",
+    "note": "what to know about the store before training on it",
 }
 FACTS: Final = {**RUN, **FIGURES, **SOLVER, **SETTING_MEANINGS, **VERIFIED}
 """Meanings by the names of facts that `info` prints for a run."""
@@ -160,22 +180,23 @@ def with_meaning(name: str, line: str, meanings: Mapping[str, str]) -> str:
 
 
 _HEADS: Final = (
-    ("Of a run", RUN),
-    ("Figures, and what they are of", FIGURES),
-    ("What the setup chose and measured", SOLVER),
+    ("A run", RUN),
+    ("Metrics", FIGURES),
+    ("Choices and measurements of the setup", SOLVER),
     ("Settings", SETTING_MEANINGS),
     ("With `--verify`", VERIFIED),
-    ("Of a store", STORE_MEANINGS),
+    ("A store", STORE_MEANINGS),
 )
 
 
 def glossary_page() -> str:
     """Return the glossary as Markdown."""
     parts = [
-        "# Glossary\n\nThe facts that `streamkern info` prints, and what each means; "
-        "`streamkern info --explain` says it\nbeside them. Written by `python tools/glossary.py`.\n"
+        "# Glossary\n\nThis page explains the entries that `streamkern info` prints. "
+        "`streamkern info --explain` prints the\nmeaning below each entry. "
+        "`python tools/glossary.py` generates the page.\n"
     ]
     for head, meanings in _HEADS:
         rows = "".join(f"| `{name}` | {text} |\n" for name, text in meanings.items())
-        parts.append(f"## {head}\n\n| fact | meaning |\n|---|---|\n{rows}")
+        parts.append(f"## {head}\n\n| entry | meaning |\n|---|---|\n{rows}")
     return "\n".join(parts)

@@ -42,8 +42,13 @@ _load, _, _NAMES = lazy_loader.attach(  # all commands at once would take a seco
         "tune": ["tune_command"],
     },
 )
+_option, _, _ = lazy_loader.attach(
+    "streamkern.cli", submod_attrs={"options": ["import_modules", "sharing"]}
+)
 DEBUG = "--debug"
 ANSWERS = ("plan", "info", "runs", "evaluate")  # their printed text is their only result
+LOADING = ("plan", "train", "evaluate", "predict", "compress", "export", "info", "report")
+"""Commands that load models, whose classes may be of the user's own."""
 COMMANDS = {  # in the order of `--help`, with their texts there
     "ingest": "Make a store from files of raw data.",
     "append": "Add the rows of files to a store, in one step.",
@@ -91,7 +96,10 @@ class Commands(TyperGroup):
 def _command(name: str) -> Any:
     """Return the command of this name, loaded."""
     one = typer.Typer(**TYPER_SETTINGS)
-    one.command(name)(_load(f"{name.replace('-', '_')}_command"))
+    command = _load(f"{name.replace('-', '_')}_command")
+    if name in LOADING:
+        command = _option("sharing")(_option("import_modules"))(command)
+    one.command(name)(command)
     return say_usage(typer.main.get_command(one), name)
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.own_class import imported_module
 from streamkern.config.toml import parse_toml
 from streamkern.filesystem.urls import local_path
 
@@ -53,6 +54,14 @@ Importances = Annotated[
         metavar="DATA",
         help="Show permutation importances: how much worse the model gets on this store or file, "
         "which it was not trained on, when a column is shuffled.",
+    ),
+]
+ImportOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--import",
+        metavar="MODULE",
+        help="Import this module first, such as that of your own kernel; repeatable.",
     ),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing store.")]
@@ -115,21 +124,23 @@ Thousands = Annotated[
 
 
 def sharing(
-    shared: Callable[..., Any], name: str
+    shared: Callable[..., Any], name: str | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that gives a command the options of `shared`, in place of one parameter.
 
-    name : of the parameter, which gets what `shared` returns for the options
+    name : of the parameter, which gets what `shared` returns for the options; None: of none, and
+        `shared` is called before the command
     """
     options = inspect.signature(shared, eval_str=True).parameters
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         own = inspect.signature(command, eval_str=True).parameters.values()
         listed = [each for o in own for each in (options.values() if o.name == name else [o])]
+        listed += options.values() if name is None else ()
 
         def run(**words: Any) -> Any:
             value = shared(**{option: words.pop(option) for option in options})
-            return command(**{name: value}, **words)
+            return command(**words if name is None else words | {name: value})
 
         parameters = sorted(  # those without a default first
             (each.replace(kind=each.KEYWORD_ONLY) for each in listed),
@@ -159,6 +170,12 @@ def file_form(
         "delimiter": delimiter, "decimal": decimal, "encoding": encoding,
         "skip_lines": skip_lines, "thousands": thousands,
     }  # fmt: skip
+
+
+def import_modules(modules: ImportOption = None) -> None:
+    """Import modules of the user's own, whose classes a model may be of."""
+    for module in modules or ():
+        imported_module(module, f"--import {module}")
 
 
 _TEXTS = ("key", "secret", "token", "password", "username")  # even if they look like numbers

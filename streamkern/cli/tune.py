@@ -222,11 +222,14 @@ def _shown_metric(metric: str, config: RunConfig) -> str:
 def _show(metric: str, event: str, fields: Mapping[str, Any]) -> None:
     """Print the size of the search, and every training."""
     if event == "search":
+        run_centers = fields["run_centers"]
+        open_centers = run_centers == "auto"
         known = f", {fields['recorded']} recorded already" if fields["recorded"] else ""
         write_stderr(
             f"{fields['trainings']} trainings at most{known}: {fields['fit']:,} rows to fit, "
             f"{fields['held_out']:,} held out, {fields['centers']} centers, "
-            f"{fields['epochs'] * fields['copies']} passes"
+            f"{fields['epochs'] * fields['copies']} passes; the run has {fields['run_rows']:,} rows"
+            f"{'' if open_centers else f' and {run_centers} centers'}"
         )
         return
     width = fields["bandwidth"]
@@ -264,7 +267,12 @@ def _show_result(tuned: Tuned, folder: str, as_json: bool) -> None:
         )
     if tuned.ridge_edge:
         write_stderr("note: the best ridge is at the edge of those tried; give --ridges beyond it")
-    bound = "; the ridge found is an upper bound for a run on more rows"
+    n, fit = tuned.search["centers"], tuned.search["fit"]
+    bound = (
+        f"; bandwidth and ridge were compared with {'all' if n == 'auto' else n} centers on "
+        f"{fit:,} rows: for a run on more rows the ridge is an upper bound, and with other centers "
+        "the best bandwidth may be another"
+    )
     write_stderr(f"results are in {folder}{'' if tuned.best['as_given'] else bound}")
 
 

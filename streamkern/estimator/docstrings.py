@@ -60,6 +60,7 @@ centers_ : (p, d) the centers, in the order given or drawn, in the units the ker
     of X after scaling. With Fourier features (p, d + 1), their frequencies and phases; of rows
     that stay sparse, a sparse array of SciPy's.
 dual_coef_ : (p, c) their weights: f(X) = K(scaled X, centers_) @ dual_coef_ + intercept_.
+    Arrays of a fit are read-only.
     float64, but for classes in the precision of the training. On a log scale (`target_transform`)
     the sum s is log(1 + y / unit), and f(X) = gain * unit * (exp(s) - 1).
 intercept_ : (c,) float64; zeros without `fit_intercept`.
@@ -77,7 +78,7 @@ n_features_in_ : d, or the columns of the table that was encoded.
 feature_names_in_ : names of the columns, where a DataFrame or a store had them: those of the d
     features, or of the table that they were encoded from.
 encoded_features_ : (d,) names of the features, of a table with words, dates or gaps.
-report_ : what was chosen and measured: solver, sizes, leverage, step size, samples, metrics;
+report_ : what was chosen and measured: solver, sizes, ridge, leverage, step size, samples, metrics;
     why it took fewer epochs than were allowed (`ended`); of sparse rows how full they are.
 n_iter_ : epochs that were passed to the end; in `partial_fit` over all blocks so far.
 loss_curve_ : (n_iter_,) the training loss of each epoch, oldest first: the mean squared error

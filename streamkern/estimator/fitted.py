@@ -44,7 +44,10 @@ from streamkern.train.restart.scaling import save_scaling
 
 
 class FittedAttribute:
-    """An attribute of the present fit of an estimator; it does not exist before the first fit."""
+    """An attribute of the present fit of an estimator; it does not exist before the first fit.
+
+    Arrays are read-only: predictions use copies, prepared on the device, which a write would miss.
+    """
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -56,7 +59,11 @@ class FittedAttribute:
         if fitted is None or self._name not in fitted.attributes:
             kind = type(estimator).__name__
             raise AttributeError(f"{kind!r} object has no attribute {self._name!r}")
-        return fitted.attributes[self._name]
+        value = fitted.attributes[self._name]
+        if isinstance(value, np.ndarray):
+            value = value.view()
+            value.flags.writeable = False
+        return value
 
 
 @dataclass(frozen=True)
@@ -282,7 +289,9 @@ class FittedModel:
         alpha, scale = model.backend.to_host(model.weights)[chosen], model.targets.scale
         # Fourier features have the bandwidth of the kernel that they approximate.
         described = kernel.of if isinstance(kernel, FourierFeatures) else {}
-        ridge = others.get("settings", {}).get("solver", {}).get("ridge")  # "auto" if it was found
+        ridge = others.get("settings", {}).get("solver", {}).get("ridge")
+        if ridge in (None, "auto"):  # it was found, or the solver takes none
+            ridge = result.ridge
         arrays = model.targets.arrays() | save_scaling(model.fixed)[0]
         if kernel.metric is not None:
             arrays["metric"] = kernel.metric
@@ -296,14 +305,14 @@ class FittedModel:
             "kernel_": kernel,
             "bandwidth_": described.get("bandwidth", kernel.bandwidth),
             "n_centers_": 0 if described else len(centers),
-            "ridge_": result.ridge if ridge in (None, "auto") else ridge,
+            "ridge_": ridge,
             "solver_": meta["sizes"]["solver"],
             **({} if result.ridges is None else {"ridge_": np.asarray(result.ridges)}),
             "history_": result.history,
             "loss_curve_": result.losses,
             "validation_scores_": result.validation_scores or None,
             "n_iter_": result.epochs,
-            "report_": _report(result) | dict(notes),
+            "report_": _report(result) | {"ridge": ridge} | dict(notes),
         }
         return cls(
             schema, attributes, model.targets, warm, model.op.precision, model.op.grid,
@@ -367,8 +376,6 @@ def _report(result: Result) -> dict[str, Any]:
         report["calibration"] = result.model.calibration.describe()
     if result.model.posterior is not None:
         report["posterior"] = result.model.posterior.describe(result.model.targets.scale)
-    if result.ridge:
-        report["ridge"] = result.ridge
     if result.ridges is not None:
         report["ridges"] = np.asarray(result.ridges).tolist()
     if result.ended:

@@ -109,7 +109,7 @@ def append(
         format, names, header, delimiter, decimal, encoding, skip_lines, thousands
     )
     path = _checked_place(store)
-    form = form._replace(recorded=recorded_form(open_store(path).spec))
+    form = form._replace(recorded=recorded_form(open_store(path).spec) or {})
     inputs = expand_paths(inputs, input_options)
     _refuse_svmlight(inputs, form)
     inputs, x, y, sample_weight, form = received_for_store(inputs, x, y, sample_weight, form)

@@ -198,15 +198,15 @@ def _check_shape(first: RawBlock, features: FeatureConverter, wanted: tuple[int,
 
 
 def _check_packed(first: RawBlock, features: FeatureConverter, wanted: tuple[int, ...]) -> None:
-    """Raise DataError if rows are sparse and those of a store of this row shape dense, or so."""
-    if features.packed == is_packed(wanted):
-        return
-    found, held = ("sparse", "dense") if features.packed else ("dense", "sparse")
-    how = "toarray() of SciPy" if features.packed else "scipy.sparse.csr_array"
-    raise DataError(
-        f"{first.where} has {found} rows, and those of the store are {held}",
-        f"give {held} rows with the same features ({how})",
-    )
+    """Raise DataError if rows are dense and those of a store of this row shape sparse.
+
+    Sparse rows become dense for a store of dense ones, see `readers`.
+    """
+    if is_packed(wanted) and not features.packed:
+        raise DataError(
+            f"{first.where} has dense rows, and those of the store are sparse",
+            "give sparse rows with the same features (scipy.sparse.csr_array)",
+        )
 
 
 def check_fits(

@@ -7,6 +7,7 @@ row, and whether all labels are integers; then rows are made dense, or packed, i
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ from streamkern.store.sparse_rows import MAX_GAP, longest_row, packed
 _PIECE = 4 << 20  # bytes of text that are parsed at a time
 _MAX_FEATURES = 1 << 24
 _WHOLE = 2.0**53
+_LAST_FEATURE = 2**31 - 1  # of the reader in scikit-learn
 SVMLIGHT = "svmlight"
 
 
@@ -182,8 +184,16 @@ class SvmlightReader(Reader):
                 middle = len(lines) // 2  # to find the line
                 self._parsed(lines[:middle], first, width, zero_based)
                 self._parsed(lines[middle:], first + middle, width, zero_based)
-            raise DataError(f"{self._where}, row {first}, {_why(lines[0], error)}") from error
+            at = f"{self._where}, line {self._line_number(first)}"
+            raise DataError(f"{at}, {_why(lines[0], error)}") from error
         return X, y
+
+    def _line_number(self, row: int) -> int:
+        """Return the number of the line with a row, both of the file, lines counted from 1."""
+        with self._place.open_once(self._url) as file:
+            lines = (line for text in _texts(file) for line in text.split(b"\n"))
+            rows = (number for number, line in enumerate(lines, 1) if _rows(line))
+            return next(itertools.islice(rows, row, None))
 
 
 def open_svmlight(url: Url, request: ReadRequest, opener: FileOpener) -> SvmlightReader:
@@ -221,12 +231,17 @@ def read_alike(readers: Sequence[FileReader], n_features: int | None) -> None:
 
 def _lines(file: Any) -> Iterator[list[bytes]]:
     """Yield the lines that are rows, without comments and blank lines."""
+    yield from map(_rows, _texts(file))
+
+
+def _texts(file: Any) -> Iterator[bytes]:
+    """Yield pieces of the text that end before a line break, or with the file."""
     rest = b""
     while piece := file.read(_PIECE):
         text, newline, rest = (rest + piece).rpartition(b"\n")
         if newline:
-            yield _rows(text)
-    yield _rows(rest)
+            yield text
+    yield rest
 
 
 def _rows(text: bytes) -> list[bytes]:
@@ -242,9 +257,16 @@ def _load(lines: list[bytes], width: int | None, zero_based: bool) -> Any:
 
 
 def _why(line: bytes, error: Exception) -> str:
-    label = line.split()[0].decode("utf-8", "replace")
+    label, *cells = line.decode("utf-8", "replace").split()
     if "," in label:
         return f"has the labels {label}; give rows of one label, or of one number, each"
+    numbers = (cell.partition(":")[0] for cell in cells)
+    large = next((n for n in numbers if n.isdecimal() and int(n) > _LAST_FEATURE), None)
+    if large is not None:
+        return (
+            f"has the feature number {large}, and at most {_LAST_FEATURE} is read; number the "
+            "features that occur from 1, or hash them to fewer (FeatureHasher of scikit-learn)"
+        )
     return (
         f"is no row of an svmlight file ({str(error).rstrip('.')}); write it as "
         "LABEL FEATURE:VALUE ..., its features in order"

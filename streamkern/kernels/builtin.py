@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
+from streamkern.basics.own_class import undefined_class
 from streamkern.kernels.base import BUILT_IN, Geometry, Product, Sum, name_of
 from streamkern.kernels.base import Kernel as Kernel
 from streamkern.kernels.inner import InnerKernel
@@ -309,12 +310,7 @@ def _class_of(name: object) -> type[Kernel]:
     if chosen is not None or own:
         return chosen or own[-1]  # the last one defined
     if isinstance(name, str) and "." in name:
-        raise ConfigError(
-            f"{mention('kernel', name)} is a class of the user's own that this process has not "
-            f"defined",
-            "load the model in Python, after the class was defined or imported from the same "
-            "module",
-        )
+        raise undefined_class("kernel", name)
     names = ", ".join([*KERNELS, "sum", "product"])
     raise ConfigError(f"{mention('kernel', name)} is not known", f"use one of {names}")
 

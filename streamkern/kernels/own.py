@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from streamkern.basics.errors import ConfigError
-from streamkern.basics.message import mention
-from streamkern.basics.own_class import imported_class
+from streamkern.basics.own_class import imported_class, undefined_class
 from streamkern.kernels.base import Kernel
 from streamkern.kernels.builtin import own_classes, reference_of
 
@@ -48,9 +46,5 @@ def _named(value: object, named: Callable[[str], str]) -> object:
 
 def _defined(name: str) -> str:
     if name not in map(reference_of, own_classes()):
-        raise ConfigError(
-            f"{mention('model.kernel', name)} is a class of the user's own that this process has "
-            "not defined",
-            "import its module before, or define the class",
-        )
+        raise undefined_class("kernel", name)
     return name

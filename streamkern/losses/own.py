@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
-from streamkern.basics.own_class import imported_class
+from streamkern.basics.own_class import imported_class, undefined_class
 from streamkern.losses.base import Loss
 
 PACKAGE: Final = "streamkern."
@@ -150,11 +150,7 @@ def _known_class(name: str) -> type[Loss]:
     """Return the class of a recorded loss, or raise ConfigError."""
     kind = defined_class(name)
     if kind is None:
-        raise ConfigError(
-            f"{mention('model.loss', name)} is a class of the user's own that this process has not "
-            "defined",
-            "import its module before, or define the class",
-        )
+        raise undefined_class("loss", name)
     return kind
 
 

@@ -44,7 +44,7 @@ class Newton(Method[DirectSizes]):
         """Return the operations of setup and of training, see `newton_step`."""
         p, c, n = problem.p, problem.c, problem.n_rows * problem.epochs
         return NO_WORK, OpCounts(
-            kept=p * n, swept=3 * p * n, wide_products=c * p * p * n,
+            kept=p * n, swept=p * n, wide_products=c * p * (p + 2) * n,
             wide_factors=problem.epochs * c * p**3 / 3,
         )  # fmt: skip
 
@@ -62,12 +62,12 @@ class Newton(Method[DirectSizes]):
         add, item, p, c, m = buffers.add, problem.itemsize, problem.p, problem.c, sizes.batch_size
         add("train", "K(X, Z)", m, p, itemsize=item)
         add("train", "K(X, Z) in float64, with weights", 2 * m, p, itemsize=8)
-        add("train", "residuals, curvatures", 6 * m, c, itemsize=8)
+        add("train", "residuals, curvatures", 4 * m, c, itemsize=item + 8)
         add("always", "tiles of a p x p matrix", problem.threads, PRODUCT_TILE**2, itemsize=8)
         add("train", "Hessians", c * p, p, itemsize=8)
         add("train", "gradient, step", 12 * p, c, itemsize=8)
         add("train", "their factor", p, p, itemsize=8)
-        add("train", "part of K(Z, Z)", 2 * min(p, KERNEL_SLAB_ROWS), p, itemsize=8)
+        add("train", "part of K(Z, Z)", min(p, KERNEL_SLAB_ROWS), p, itemsize=item + 8)
         if problem.kept:
             apart = problem.staging > 0
             add(

@@ -14,7 +14,7 @@ from streamkern.basics.text import redact
 from streamkern.config.run_config import ADDED, RunConfig
 from streamkern.config.solver import options_of
 from streamkern.filesystem.urls import local_path
-from streamkern.kernels.builtin import get_kernel
+from streamkern.kernels.builtin import get_kernel, reference_of
 from streamkern.kernels.own import kernel_of_run
 from streamkern.losses.own import loss_of_run
 from streamkern.rundir.checkpoint_format import checkpoint_errors
@@ -162,6 +162,12 @@ def _with_model_of(
     requested, usual = config.identity()["model"], RunConfig().identity()["model"]
     added = {k.partition(".")[2]: v for k, v in ADDED.items() if k.startswith("model.")}
     old, named = settings["model"], {**usual, **added, **settings["model"]}
+    kernel = kernel_of_run(old.get("kernel"))
+    made = None
+    if isinstance(kernel, Mapping) and "kind" not in kernel:  # a `Kernel` object, described
+        made = get_kernel(kernel, "auto")
+        if requested["kernel"] == reference_of(type(made)):  # names its class, to be imported
+            requested["kernel"] = old["kernel"]
     # Missing settings were given as arrays, as in every run that continues another one.
     other = [k for k, v in requested.items() if v not in (usual.get(k), old.get(k, usual.get(k)))]
     if "loss" not in old:
@@ -175,9 +181,8 @@ def _with_model_of(
             "leave these out, or start a run of its own",
         )
     own = {f"model.{k}": v for k, v in {**usual, **old}.items()}
-    kernel = kernel_of_run(old.get("kernel"))
-    if isinstance(kernel, Mapping) and "kind" not in kernel:  # a `Kernel` object, described
-        own["model.kernel"] = get_kernel(kernel)
+    if made is not None:
+        own["model.kernel"] = made
     if "loss" in old:
         own["model.loss"] = loss_of_run(old["loss"])
     if parent_id is not None:

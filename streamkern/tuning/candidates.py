@@ -84,10 +84,11 @@ class Candidates:
         self._split: tuple[int, tuple[Source, Source]] | None = None
         for fold in reversed(range(folds)):  # checks that all can be made
             self.split(fold)
+        self.run_centers = _asked_centers(config)
         self.trial = config.with_overrides(
             {
                 **dict.fromkeys(_OF_THE_WHOLE, "auto"),
-                **_centers(config, n, n_fit, wishes.centers),
+                **_centers(config, n, n_fit, wishes.centers, whole=n == data.base.n_rows),
                 **_memory(config, self.sample),
                 "data.epochs": epochs,
                 "data.class_sampling": None,  # already applied to the rows to fit
@@ -189,16 +190,18 @@ class Candidates:
         )
 
     def sizes(self) -> dict[str, Any]:
-        """Return the sizes that are common to all candidates."""
-        (fit, held_out), model = self.split(0), self.trial.model
+        """Return the sizes that are common to all candidates, and those of the run, if known."""
+        fit, held_out = self.split(0)
         return {
             "rows": len(self.sample.X),
             "fit": fit.n_rows // self.copies,
             "held_out": held_out.n_rows,
-            "centers": model.n_features if model.features == "fourier" else model.n_centers,
+            "centers": _asked_centers(self.trial),
             "epochs": self.trial.data.epochs,
             "copies": self.copies,
             "folds": self.folds,
+            "run_rows": self.data.base.n_rows,
+            "run_centers": self.run_centers,
         }
 
     def ridges(
@@ -253,15 +256,26 @@ def _sampled(config: RunConfig, data: Data, rows: int | None) -> SearchSample:
     return draw(data, rows, config.run.random_state)
 
 
-def _centers(config: RunConfig, n: int, n_fit: int, wished: int | None) -> dict[str, Any]:
+def _asked_centers(config: RunConfig) -> int | str:
+    """Return the number of centers, or of Fourier features, in the settings; maybe "auto"."""
+    model = config.model
+    return model.n_features if model.features == "fourier" else model.n_centers
+
+
+def _centers(
+    config: RunConfig, n: int, n_fit: int, wished: int | None, *, whole: bool
+) -> dict[str, Any]:
     """Return the settings of centers: as many as the rows support, chosen as in the run.
 
-    With in-place solvers, or ways of choosing that are not for a sample, they are random rows.
+    If the sample is the whole data, they are as many as the run has, if it says so: the best
+    bandwidth and ridge depend on their number. With in-place solvers, or ways of choosing that are
+    not for a sample, they are random rows.
     """
-    model, name = config.model, config.solver.name
+    model, name, asked = config.model, config.solver.name, _asked_centers(config)
+    few = min(CENTERS, n_fit, asked if isinstance(asked, int) else CENTERS)
+    if asked == "auto" or not whole:
+        few = min(few, max(n // 5, MIN_CENTERS))
     if model.features == "fourier":
-        most = min(CENTERS, n_fit, CENTERS if model.n_features == "auto" else model.n_features)
-        few = min(most, max(n // 5, MIN_CENTERS))
         return {"model.n_features": wished or max(2, few - few % 2)}
     if find(config.solver.name, config.model.features).in_place:
         if wished is not None:
@@ -275,10 +289,9 @@ def _centers(config: RunConfig, n: int, n_fit: int, wished: int | None) -> dict[
             f"{mention('centers', wished)} cannot be drawn from the {n_fit} rows to fit",
             "take fewer, or more rows",
         )
-    most = min(n_fit, CENTERS, CENTERS if model.n_centers == "auto" else model.n_centers)
     return {
         "model.centers": model.centers if model.centers in SELECTORS else "random",
-        "model.n_centers": wished or min(most, max(n // 5, MIN_CENTERS)),
+        "model.n_centers": wished or few,
     }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from streamkern.backend import lapack
 
@@ -101,3 +102,39 @@ def test_other_threads_go_on(work: str) -> None:
     under_way.clear()
     other.join()
     assert ended - began > 3
+
+
+def blas_threads() -> set[int]:
+    return {lib["num_threads"] for lib in threadpool_info() if lib["user_api"] == "blas"}
+
+
+def test_the_last_thread_out_restores_the_limit_that_the_first_one_found() -> None:
+    """No thread keeps the hold on limits that threadpoolctl gives it while it is alive."""
+    blas, seen = lapack.blas_libraries(), list[set[int]]()
+    turns = threading.Barrier(2, timeout=60)
+
+    def first() -> None:
+        with lapack.one_thread(blas):
+            seen.append(blas_threads())
+            turns.wait()
+            turns.wait()
+        turns.wait()
+        turns.wait()
+        with threadpool_limits(3, user_api="blas"):
+            seen.append(blas_threads())
+
+    with threadpool_limits(2, user_api="blas"):
+        thread = threading.Thread(target=first)
+        thread.start()
+        turns.wait()
+        with lapack.one_thread(blas):
+            turns.wait()
+            turns.wait()
+            seen.append(blas_threads())
+        seen.append(blas_threads())
+        turns.wait()
+        thread.join()
+        assert seen == [{1}, {1}, {2}, {3}]
+        with lapack.one_thread(blas), lapack.one_thread(blas):
+            assert blas_threads() == {1}
+        assert blas_threads() == {2}

@@ -136,7 +136,8 @@ def test_no_two_samples_of_a_run_are_the_same_draw() -> None:
     """The sources of a search add hundreds to theirs."""
     stages = [
         setup_rows.SAMPLE_STAGE, balanced.BALANCED_STAGE, random_rows.CENTERS_STAGE,
-        holdout.TUNING_SAMPLE_STAGE, scaling.INTERCEPT_SAMPLE_STAGE, scaling.SCALE_STAGE,
+        holdout.TUNING_SAMPLE_STAGE, holdout.SPLIT_STAGE, scaling.INTERCEPT_SAMPLE_STAGE,
+        scaling.SCALE_STAGE,
     ]  # fmt: skip
     assert len({stage % 100 for stage in stages}) == len(stages)
 

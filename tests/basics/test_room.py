@@ -26,6 +26,12 @@ def test_a_folder_that_is_called_names_the_function(name: str) -> None:
     assert importlib.import_module(f"streamkern.{name}") is getattr(streamkern, name)
 
 
+def test_a_folder_is_there_before_anything_imports_it() -> None:
+    code = f"import streamkern; print(*(getattr(streamkern, k).__name__ for k in {list(INSTEAD)}))"
+    found = subprocess.check_output([sys.executable, "-c", code], text=True).split()
+    assert found == [f"streamkern.{name}" for name in INSTEAD]
+
+
 @pytest.mark.parametrize("name", ["append", "evaluate", "plan", "report", "tune", "load"])
 def test_what_commands_do_functions_do(name: str) -> None:
     assert callable(getattr(streamkern, name))

@@ -364,13 +364,13 @@ def test_training_and_info_say_where_a_run_is(
     assert any(line.startswith("streamkern: setup: ") for line in lines)
     code, out, err = run("info", tmp_path / "run", "--explain")
     assert (code, err) == (DONE, "")
-    assert "  step         200\n      batches that were trained on" in out
+    assert "  step         200\n      number of batches trained" in out
     assert "train_data  " + str(stores / "train.zarr") in out
     code, out, _ = run("info", tmp_path / "run", "--explain", "--json")
-    assert json.loads(out)["meanings"]["step"].startswith("batches that were trained on")
+    assert json.loads(out)["meanings"]["step"].startswith("number of batches trained")
     assert json.loads(out)["live"]["of_samples"] == 2000
     code, out, _ = run("info", stores / "train.zarr", "--explain")
-    assert "\n      what is read, checked and decompressed in one piece" in out
+    assert "\n      size of the parts that are read, checked and decompressed at once" in out
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +34,7 @@ from tests.s3server import SECRET, S3Server
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
-DONE, USAGE = 0, 2
+DONE, USAGE, STOPPED = 0, 2, 75
 COLUMNS = ["<b>width</b>", "height & depth", "a \"quoted\" 'name'", "plain"]
 SETTINGS = ("model.n_centers=60", "data.batch_size=50", "run.threads=1", "run.device=cpu")
 
@@ -313,6 +314,35 @@ def test_the_page_fits_narrow_and_wide_windows(run: Command, folder: Path, tmp_p
     narrow, wide = ask_pages(tmp_path, [(out, 400), (out, 1280)], script)
     assert any(narrow)
     assert not any(wide)
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_probabilities_fit_and_the_labels_of_the_time_line_are_legible(
+    run: Command, folder: Path, tmp_path: Path
+) -> None:
+    """At both widths labels are at least as large as those of the other charts."""
+    out, place = tmp_path / "page.html", tmp_path / "calibrated"
+    more = ("run.calibrate=true", "run.evaluate_every=50", "solver.name=block")
+    training = ["train", *words(folder, place, *more)]
+    with pytest.MonkeyPatch.context() as patch:  # a stop, so that there is a pause
+        patch.setattr(
+            "streamkern.cli.runs.show_evaluation", lambda _: signal.raise_signal(signal.SIGTERM)
+        )
+        assert main.run_command(training) == STOPPED
+    assert main.run_command(training) == DONE
+    assert run("report", place, folder / "one", "--out", out)[0] == DONE
+    script = """(page) => [
+        [...page.document.querySelectorAll(".wide:not(.time)")].map(
+            (box) => box.scrollWidth > box.clientWidth),
+        [...page.document.querySelectorAll(".time svg text")].map(
+            (text) => text.getBoundingClientRect().height)]"""
+    (_, narrow), (scrolls, wide) = ask_pages(tmp_path, [(out, 400), (out, 1280)], script)
+    assert needed_widths(tmp_path, [(out, 400), (out, 1280)]) == [400, 1280]
+    assert len(rows_of(page_of(out.read_text()), "Answers on held-out rows")) == 2
+    assert not any(scrolls)
+    assert len(narrow) == len(wide) == 1
+    assert min(*narrow, *wide) > 10
 
 
 @needs_chromium

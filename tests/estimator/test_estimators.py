@@ -512,7 +512,7 @@ def test_partial_fit_of_a_smaller_block_and_of_streams() -> None:
 
 def test_partial_fit_refuses_what_it_can_not_use(tmp_path: Path) -> None:
     few = KernelClassifier(**SMALL).partial_fit(X[:50], np.arange(50) % 2)
-    after, values = few.dual_coef_, KernelRegressor(**SMALL).partial_fit(X, Y)
+    after, values = few._fitted_, KernelRegressor(**SMALL).partial_fit(X, Y)
     for call, message in (
         (lambda: few.partial_fit(X[:50], np.arange(50) % 3), "label 2 of row 2 is none of"),
         (lambda: few.partial_fit(X[:50], np.arange(50) % 2, classes=[0, 1, 2]), "differ from"),
@@ -523,7 +523,7 @@ def test_partial_fit_refuses_what_it_can_not_use(tmp_path: Path) -> None:
     ):  # fmt: skip
         with pytest.raises((ConfigError, DataError), match=message):
             call()
-    assert few.dual_coef_ is after
+    assert few._fitted_ is after
     known = KernelClassifier(**SMALL).partial_fit(X[:50], np.arange(50) % 2, classes=[0, 1, 2])
     known.partial_fit(X[:50], np.arange(50) % 3, classes=[2, 1, 0])
     np.testing.assert_array_equal(known.classes_, [0, 1, 2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import pickle
 import signal
@@ -75,12 +76,25 @@ def labels(model: Any) -> bytes:
     return ",".join(map(str, model.predict(PROBE))).encode()
 
 
+@pytest.mark.parametrize("name", ["dual_coef_", "centers_", "intercept_", "classes_"])
+def test_fitted_arrays_are_read_only(name: str) -> None:
+    """Also of copies: predictions would not follow a write."""
+    X = np.random.default_rng(0).normal(size=(90, 3))
+    model = KernelClassifier(kernel="laplace", n_centers=20).fit(X, X[:, 0] > 0)
+    for one in (model, pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        with pytest.raises(ValueError, match="read-only"):
+            getattr(one, name)[:1] = 0
+        np.testing.assert_array_equal(one.predict(X[:2]), model.predict(X)[:2])
+    model.fit(X, X[:, 1] > 0)  # is not kept from training
+
+
 @pytest.mark.filterwarnings("ignore:X (has|does not have valid) feature names")
 def test_what_was_chosen_has_attributes(tmp_path: Path) -> None:
     X = np.random.default_rng(0).normal(size=(90, 3))
     y = np.stack((np.sin(X[:, 0]), X[:, 1]), axis=1)
     given = KernelRegressor(ridge=1e-3, solver="block", n_centers=20, epochs=1).fit(X, y[:, 0])
     assert (given.ridge_, given.solver_, given.n_centers_) == (1e-3, "block", 20)
+    assert given.report_["ridge"] == 1e-3
     found = KernelRegressor().fit(X, y[:, 0])
     assert found.ridge_ == found.report_["ridge"] > 0
     assert (found.solver_, found.n_centers_) == (found.report_["solver"], len(found.centers_))

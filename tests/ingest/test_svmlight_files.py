@@ -83,13 +83,27 @@ def test_the_number_of_features_can_be_given(tmp_path: Path) -> None:
         ("a 2:1", "no row of an svmlight file"),
         ("1 2", "no row of an svmlight file"),
         ("1 -3:1", "no row of an svmlight file"),
-        ("1 99999999999999999999:1", "no row of an svmlight file"),
+        ("1 99999999999999999999:1", "feature number 99999999999999999999, .* number the feat"),
+        ("1 qid:3 2:1 2147483648:1", "feature number 2147483648, and at most 2147483647 is read"),
+        ("1 2:9e999 -2147483649:1", "no row of an svmlight file"),
     ],
 )
-def test_a_wrong_line_is_refused_by_its_row(tmp_path: Path, line: str, words: str) -> None:
-    (tmp_path / "a.svm").write_text("1 1:1\n" * 40 + line + "\n" + "2 1:1\n" * 30)
-    with pytest.raises(DataError, match=f"a.svm, row 40, .*{words}"):
-        read(tmp_path / "a.svm")
+def test_a_wrong_line_is_refused_by_its_number(
+    tmp_path: Path, line: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Comments and blank lines count, also where a piece of the file ends."""
+    (tmp_path / "a.svm").write_text("# a\n\n" + "1 1:1\n" * 40 + line + "\n" + "2 1:1\n" * 30)
+    for piece in (7, 100, 4 << 20):
+        monkeypatch.setattr("streamkern.ingest.svmlight_files._PIECE", piece)
+        with pytest.raises(DataError, match=f"a.svm, line 43, .*{words}"):
+            read(tmp_path / "a.svm")
+
+
+def test_queries_and_labels_may_be_large(tmp_path: Path) -> None:
+    large = 2**53 - 1
+    (tmp_path / "a.svm").write_text(f"{large} qid:{2**63} 1:1\n-{large} qid:{2**63} 1:1\n")
+    with pytest.warns(UserWarning, match="have a qid"):
+        assert read(tmp_path / "a.svm")[1].ravel().tolist() == [large, -large]
 
 
 def test_what_can_not_be_rows_is_refused(tmp_path: Path) -> None:

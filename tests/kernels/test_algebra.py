@@ -259,7 +259,7 @@ def test_an_own_kernel_is_made_again_if_it_is_the_same_function() -> None:
     assert repr(get_kernel(told)) == "Quartic(bandwidth=2)"
     with pytest.raises(ConfigError, match=r"has other values.* define the class as it was"):
         get_kernel(told | {"values": [1.0, 0.5, 0.2, 0.1]})
-    with pytest.raises(ConfigError, match="not defined; load the model in Python, after the class"):
+    with pytest.raises(ConfigError, match=r"not defined; .* with --import elsewhere"):
         get_kernel(told | {"kernel": "elsewhere.Quartic"})
 
 

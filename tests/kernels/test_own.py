@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from streamkern import ConfigError, Kernel
 from streamkern.cli.main import run_command
 from streamkern.kernels.builtin import get_kernel
 from streamkern.kernels.own import given_kernel, kernel_of_run
+from streamkern.losses.own import loss_of_run
 from streamkern.rundir.checksums import seal, unseal
 
 
@@ -137,3 +139,68 @@ def test_going_on_with_a_model_imports_no_module(
     with pytest.raises(ConfigError, match="that this process has not defined"):
         sk.load(tmp_path / "model").partial_fit(X, X[:, 0])
     assert "evil" not in sys.modules
+
+
+OWN_MODULE = """
+import streamkern
+
+
+class Rational(streamkern.Kernel):
+    def profile(self, sq, xp):
+        return 1 / (1 + sq)
+"""
+TRAINING = """
+import numpy as np
+import rational_kernels
+import streamkern as sk
+
+X = np.random.default_rng(0).normal(size=(300, 2)).astype(np.float32)
+y = np.sin(X[:, 0])
+sk.ingest_store(X, "a.zarr", y=y, targets="values")
+np.savez("b.npz", X=X, y=y)
+model = {"kernel": rational_kernels.Rational("auto"), "n_centers": 100}
+run = {"run_dir": "run"}
+solver = {"name": "block"}
+data = {"train": "a.zarr", "epochs": 2}
+sk.train_model({"data": data, "model": model, "run": run, "solver": solver})
+np.save("expected.npy", sk.load("run").predict(X))
+"""
+
+
+def test_commands_import_the_module_of_a_kernel_object(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With --import; a continued run also by naming the class, with which ranks find it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rational_kernels.py").write_text(OWN_MODULE)
+    (tmp_path / "training.py").write_text(TRAINING)
+    subprocess.run([sys.executable, "training.py"], check=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    new = ["train", "--train", "a.zarr", "--solver", "block", "--epochs", "1"]
+    new += ["--continue", "run", "--run-dir"]
+    commands = [
+        ["predict", "run", "b.npz", "p.npy"], ["evaluate", "run", "b.npz"],
+        ["compress", "run", "b.npz", "small", "--n-centers", "50"], ["export", "run", "m.c"],
+        ["info", "run", "--importances", "b.npz"], ["report", "run", "--importances", "b.npz"],
+        [*new, "next"], ["plan", *new[1:-1]],
+    ]  # fmt: skip
+    for words in commands:
+        assert run_command(words) == 2, words
+        assert "a command imports it with --import rational_kernels" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="with --import rational_kernels"):
+        loss_of_run("rational_kernels:Bent")
+    assert "rational_kernels" not in sys.modules
+    for words in commands:
+        assert run_command([*words, "--import", "rational_kernels"]) == 0, words
+    np.testing.assert_allclose(np.load("p.npy"), np.load("expected.npy"), rtol=1e-4, atol=1e-4)
+    assert run_command(["predict", "run", "b.npz", "q.npy", "--import", "no_such_module"]) == 2
+    assert "--import no_such_module: the module 'no_such" in capsys.readouterr().err
+    for _ in range(2):  # the second call resumes
+        named = ["--set", "model.kernel=rational_kernels:Rational", "--ranks", "2"]
+        assert run_command([*new, "third", *named]) == 0
+
+
+def test_a_class_of_a_script_is_not_said_to_be_imported() -> None:
+    with pytest.raises(ConfigError, match=r"import its module before, or define the class$"):
+        kernel_of_run("__main__:Rational")

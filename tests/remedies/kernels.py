@@ -131,7 +131,7 @@ def of_kernels() -> list[Remedy]:
          operator(gauss, "exact")),
         ("give it a number, or a table", lambda: 2 * sk.Laplace("auto"),
          lambda: (2 * laplace, get_kernel({"kind": "sum", "parts": ["laplace", "gaussian"]}))),
-        ("load the model in Python, after the class was defined",
+        ("import its module before, or define the class .a command imports it with --import elsew",
          lambda: get_kernel(own | {"kernel": "elsewhere.Squares"}), lambda: get_kernel(own)),
         ("define the class as it was then",
          lambda: get_kernel(own | {"values": [1.0, 0.5, 0.2, 0.1]}), lambda: get_kernel(own)),

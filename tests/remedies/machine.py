@@ -17,6 +17,7 @@ from streamkern.basics.optional import import_optional
 from streamkern.basics.own_class import imported_class
 from streamkern.basics.values import parse_seconds
 from streamkern.kernels.base import Kernel
+from streamkern.kernels.own import kernel_of_run
 from tests.remedies import Do, Remedy, X, Y
 from tests.remedies.training import trained
 
@@ -76,6 +77,8 @@ def remedies() -> list[Remedy]:
     cases: list[tuple[str, Do, Do]] = [
         ("the module 'none_such' cannot be imported.*add its folder to PYTHONPATH",
          lambda: imported_class("none_such:Own", Kernel, "model.kernel"), by_name),
+        ("has not defined; import its module before, or define the class",
+         lambda: kernel_of_run("none_such:Own"), lambda: kernel_of_run(f"{__name__}:Own")),
         ("is no class that is derived from streamkern.Kernel; give .module:Class. of one",
          lambda: imported_class(f"{__name__}:Early", Kernel, "model.kernel"), by_name),
         ("threads=0 must be at least 1", lambda: get_backend("cpu", 0, "none"),

@@ -9,7 +9,6 @@ from typing import Any
 import dask.array as da
 import numpy as np
 import zarr
-from scipy.sparse import csr_array
 
 import streamkern as sk
 from tests.remedies import FRAME, LABELS, N, Remedy, X, Y, ingested, long_rows, regressor
@@ -137,6 +136,7 @@ def of_appends() -> list[Case]:
     table.to_csv("table.csv", index=False)
     sk.ingest_store(X, "weighted.zarr", y=Y, sample_weight=np.ones(N))
     sk.ingest_store(X, "float32.zarr", y=Y.astype("f4"), dtype="float32")
+    sk.ingest_store(long_rows(), "sparse.zarr", y=Y)
     foreign = zarr.open_group("foreign.zarr", mode="w")
     foreign.create_array("X", data=X)
     foreign.create_array("y", data=Y)
@@ -205,8 +205,8 @@ def of_appends() -> list[Case]:
         ("like= names have .*give rows with the same features",
          Do(ingested, X[:, :2], y=Y, like="data.zarr"), Do(ingested, X, y=Y, like="data.zarr")),
         ("append rows with the same features", append("data.zarr", X[:, :2]), append("data.zarr")),
-        ("give dense rows with the same features .toarray", append("data.zarr", long_rows()),
-         append("data.zarr", csr_array(X).toarray(), seed=2)),
+        ("give sparse rows with the same features .scipy", append("sparse.zarr"),
+         append("sparse.zarr", long_rows())),
         ("weights of .* are 0, .*give some rows a weight above 0",
          Do(ingested, X, y=Y, sample_weight=np.zeros(N)),
          Do(ingested, X, y=Y, sample_weight=np.arange(N))),

@@ -248,7 +248,7 @@ def test_any_small_file_is_a_sentence_or_the_same(name: str, n: int, run: Path) 
                     raise AssertionError(f"input {k}: {text[:2000]!r}") from error
         shutil.rmtree("other", ignore_errors=True)
     assert not [text for text in said if "\n" in text]
-    print(f"{name}: {n} inputs, {len(said)} refused")
+    assert said or name == "writer.json"  # which only a writer reads
 
 
 @pytest.mark.parametrize("value", [1e308, 1e-308, 0.0, -1.0])

@@ -12,7 +12,7 @@ from streamkern.basics.errors import MemoryBudgetError
 from streamkern.config.solver import SolverConfig
 from streamkern.planning.problem import ProblemShape
 from streamkern.solver.block_sizes import setup_flops
-from streamkern.solver.methods import BLOCK, DIRECT, choose_method
+from streamkern.solver.methods import BLOCK, DIRECT, METHODS, choose_method, find
 from tests.plans import planned, solver_settings
 
 GIB = 1 << 30
@@ -113,6 +113,21 @@ def test_otherwise_it_is_the_block_solver(options: SolverConfig, memory: int, re
     assert reason in why
     block = options.model_copy(update={"name": "block"})
     assert (sizes, buffers) == planned(problem, block, memory)
+
+
+def test_a_name_means_one_method_for_each_kind_of_features_and_loss() -> None:
+    """Whatever the order in which `METHODS` has them."""
+    for name, methods in METHODS.items():
+        for features in {each for method in methods for each in method.features}:
+            for squares in (True, False):
+                usable = [
+                    method
+                    for method in methods
+                    if features in method.features
+                    and (method.of_squares if squares else method.of_losses)
+                ]
+                assert len(usable) <= 1, (name, features, squares)
+                assert all(find(name, features, squares=squares) is each for each in usable)
 
 
 def test_what_fits_no_solver_is_refused() -> None:

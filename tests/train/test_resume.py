@@ -357,14 +357,19 @@ def uncompiled(run_dir: Path, method: str, **overrides: Any) -> RunConfig:
 @pytest.mark.parametrize("method", METHODS)
 def test_killed_in_the_middle_of_passes(method: str, tmp_path: Path) -> None:
     """Twice, in the first pass and, resumed, in the second; both times inside a period, too."""
+    survived(tmp_path, method, _die_in_step, method)
+
+
+def survived(folder: Path, method: str, die: Any, given: Any, **settings: Any) -> None:
+    """Kill a run twice by `die(run_dir, given, step)`, and compare it with an undisturbed one."""
     for at, published in ((5, 4), (11, 10)):
-        life = process(_die_in_step, tmp_path / "run", method, at)
+        life = process(die, folder / "run", given, at)
         life.join(60)
         assert life.exitcode == -signal.SIGKILL
-        assert latest_step(tmp_path / "run") == published
+        assert latest_step(folder / "run") == published
     for name in ("run", "plain"):
-        finished(uncompiled(tmp_path / name, method), source=stream(method))
-    assert_same_bits(final(tmp_path / "run"), final(tmp_path / "plain"))
+        finished(uncompiled(folder / name, method, **settings), source=stream(method))
+    assert_same_bits(final(folder / "run"), final(folder / "plain"))
 
 
 def _die_in_projection(run_dir: Path, settings: dict[str, Any], at: int) -> None:
@@ -398,14 +403,7 @@ INEXACT = "eigenpro3, inexact"
 @pytest.mark.parametrize("batch", ["auto", 1, 7, 60])
 def test_killed_in_an_inexact_projection(batch: str | int, tmp_path: Path) -> None:
     settings = {"solver.projection_batch": batch}
-    for at, published in ((5, 4), (11, 10)):
-        life = process(_die_in_projection, tmp_path / "run", settings, at)
-        life.join(60)
-        assert life.exitcode == -signal.SIGKILL
-        assert latest_step(tmp_path / "run") == published
-    for name in ("run", "plain"):
-        finished(uncompiled(tmp_path / name, INEXACT, **settings), source=stream(INEXACT))
-    assert_same_bits(final(tmp_path / "run"), final(tmp_path / "plain"))
+    survived(tmp_path, INEXACT, _die_in_projection, settings, **settings)
 
 
 def _die_when(run_dir: Path, method: str, what: str, moment: str) -> None:

@@ -22,19 +22,26 @@ from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
 from streamkern.kernels.builtin import get_kernel
 from streamkern.rundir.run_directory import RunDirectory
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.patch_features import PatchFeatures
 from streamkern.train.loop import rank_coordinator
 from streamkern.train.loop.rank_coordinator import RankCoordinator
 from streamkern.train.loop.step_loop import StepLoop
 from streamkern.train.rank_work import prepare_run, train_rank
+from streamkern.train.resolve.run_inputs import NO_INPUTS
 from streamkern.train.restart.run_snapshot import recorded_run
 from streamkern.train.run_identity import (
     changed_backend,
+    check_same_model,
     check_same_run,
+    recorded_patches,
+    recorded_scores,
     recorded_sizes,
     run_record,
 )
 from tests.rank_threads import on_threads
 from tests.runs import (
+    CLASSES,
     Array,
     array_source,
     arrays,
@@ -137,6 +144,48 @@ def test_only_a_setup_binds(tmp_path: Path) -> None:
         directory.save_setup({"a": np.zeros(1)}, {})
     assert recorded_run(directory) == record
     assert recorded_sizes(directory) == opened().sizes
+
+
+def test_only_the_model_of_a_run_by_itself_is_compared_before_its_data_are_read(
+    tmp_path: Path,
+) -> None:
+    record, config = run_record(opened()), opened().config
+    directory, epochs = written(tmp_path / "run", record), {"data.epochs": 7}
+    wider = config.with_overrides({"model.bandwidth": 9.0, **epochs})
+    check_same_model(RunDirectory(tmp_path / "none"), wider, NO_INPUTS)
+    check_same_model(directory, config.with_overrides(epochs), NO_INPUTS)
+    with pytest.raises(ResumeMismatchError, match=r"model\.bandwidth: was .*, now 9") as caught:
+        check_same_model(directory, wider, NO_INPUTS)
+    assert "epochs" not in str(caught.value)
+    identity = record["identity"] | {"continues": {"run": "another"}}
+    continued = written(tmp_path / "continued", record | {"identity": identity})
+    check_same_model(continued, wider, NO_INPUTS)
+
+
+@pytest.mark.parametrize("scale", ["quantiles", "feature"])
+def test_quantile_scores_are_known_of_a_run_that_was_started(scale: str, tmp_path: Path) -> None:
+    assert recorded_scores(None) is None
+    assert recorded_scores(RunDirectory(tmp_path / "none")) is None
+    X, y = arrays(135)
+    source = ArraySource(np.exp(3 * X), y, classes=CLASSES)  # far from normal
+    stopped(settings(tmp_path / "run", **{"data.scale": scale}), 3, source=source)
+    assert recorded_scores(RunDirectory(tmp_path / "run")) is (scale == "quantiles")
+
+
+def test_patch_features_are_known_of_a_run_that_was_started(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 255, (130, 9, 9, 1)).astype(np.uint8)
+    source = ArraySource(images, rng.integers(0, 2, 130))
+    with_patches = {"model.patch_features": 6, "data.scale": "auto"}
+    place = tmp_path / "run"
+    found = finished(settings(place, **with_patches), source=source).model.fixed[-1]
+    assert isinstance(found, PatchFeatures)
+    known = recorded_patches(RunDirectory(place), settings(place, **with_patches))
+    assert known is not None
+    assert known.describe() == found.describe()
+    assert recorded_patches(RunDirectory(place), settings(place)) is None
+    for none in (None, RunDirectory(tmp_path / "none")):
+        assert recorded_patches(none, settings(place, **with_patches)) is None
 
 
 def changed(record: dict[str, Any], **sizes: Any) -> dict[str, Any]:

@@ -24,7 +24,6 @@ from scipy.spatial.distance import cdist, pdist
 import streamkern
 from streamkern.basics.errors import (
     ConfigError,
-    DataError,
     ResumeMismatchError,
     RunError,
     RunLockedError,
@@ -38,10 +37,8 @@ from streamkern.config.run_config import RunConfig, load_run_file
 from streamkern.config.toml import run_file_text, toml
 from streamkern.ingest.ingest import ingest
 from streamkern.kernels import notation
-from streamkern.stream.materialise import materialise
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
-from streamkern.stream.sources.transforms import GaussianNoise
 from streamkern.train.resolve.training_data import open_data
 from streamkern.train.train import train
 from streamkern.tuning import plot, points, trainings
@@ -272,57 +269,6 @@ def test_the_automatic_grid_is_around_the_median_distance() -> None:
 # -- the sample and its splits -------------------------------------------------------------------
 
 
-@given(
-    st.lists(st.integers(0, 6), min_size=2, max_size=200), st.integers(2, 9), st.integers(0, 2**40)
-)
-def test_parts_are_disjoint_even_and_stratified(labels: list[int], n_parts: int, seed: int) -> None:
-    stratum = np.array(labels)
-    part = parts_of(stratum, n_parts, seed)
-    np.testing.assert_array_equal(part, parts_of(stratum, n_parts, seed))
-    single = np.isin(stratum, [k for k in set(labels) if labels.count(k) == 1])
-    assert (part[single] == -1).all()
-    assert ((part[~single] >= 0) & (part[~single] < n_parts)).all()
-    sizes = np.bincount(part[~single], minlength=n_parts)
-    assert np.ptp(sizes) <= 1
-    for label in set(np.array(labels)[~single].tolist()):
-        counts = np.bincount(part[stratum == label], minlength=n_parts)
-        assert np.ptp(counts) <= 1
-
-
-def rows_of(source: Any) -> set[bytes]:
-    return {bytes(row) for u in range(source.n_units) for row in source.read_unit(u, 0, 0).X}
-
-
-def test_no_row_is_fitted_and_held_out_and_a_sorted_store_gives_all_classes(
-    tmp_path: Path,
-) -> None:
-    """From the stored rows, not from the augmented ones, which are all different."""
-    rng = np.random.default_rng(3)
-    X, y = rng.standard_normal((2000, 3)).astype(np.float32), np.arange(2000) // 500
-    ingest(X, tmp_path / "sorted.zarr", y=y, shuffle=False, chunk_mb=240 / 2**20)  # 20 rows
-    run = config(
-        **{
-            "data.train": str(tmp_path / "sorted.zarr"), "data.copies": 4,
-            "data.transforms": [{"kind": "noise", "sigma": 0.1}],
-        }
-    )  # fmt: skip
-    made = Candidates(run, open_data(run), FixedSizes(rows=500, epochs=9), folds=7)
-    seen: list[bytes] = []
-    for fold in range(7):
-        fit, held_out = made.split(fold)
-        assert isinstance(fit, AugmentedSource)
-        assert (fit.copies, made.trial.data.epochs) == (4, 3)  # nine passes, rounded up
-        assert fit.n_rows == 4 * (500 - held_out.n_rows)
-        assert not held_out.feed_transforms
-        assert not rows_of(fit) & rows_of(held_out)
-        assert rows_of(fit) | rows_of(held_out) <= {bytes(row) for row in X}
-        seen += rows_of(held_out)
-        ids = held_out.read_unit(0, 0, 0).y
-        shares = np.bincount(made.sample.y, minlength=4) / 7
-        assert (np.abs(np.bincount(ids, minlength=4) - shares) < 1).all()
-    assert len(seen) == len(set(seen)) == 500  # each row is held out once
-
-
 @pytest.mark.parametrize(
     ("given", "made"),
     [
@@ -338,30 +284,6 @@ def test_passes_are_copies_or_epochs_as_in_the_run(
     given: tuple[int, int, int], made: tuple[int, int]
 ) -> None:
     assert copies_and_epochs(*given) == made
-
-
-def test_a_weighted_mixture_is_sampled_in_its_shares(tmp_path: Path) -> None:
-    rng = np.random.default_rng(3)
-    for name, shift in (("a", 0.0), ("b", 100.0)):
-        X = (rng.standard_normal((200, 2)) + shift).astype(np.float32)
-        ingest(X, tmp_path / name, y=X[:, :1].astype(np.float64))
-    run = config(
-        **{"data.train": [str(tmp_path / "a"), str(tmp_path / "b")], "data.weights": [3, 1]}
-    )
-    data = open_data(run)
-    assert (draw(data, 100, 0).X[:, 0] > 50).sum() == 25
-    # A store that is used up bounds the sample, or its share would be wrong.
-    sample = draw(data, 400, 0)
-    assert (len(sample.X), (sample.X[:, 0] > 50).sum()) == (266, 66)
-    made = Candidates(run, data, FixedSizes(), folds=1)
-    assert ((made.split(0)[1].read_unit(0, 0, 0).X[:, 0] > 50).sum()) in (13, 14)
-
-
-def test_rows_augmented_while_they_are_read_are_refused() -> None:
-    X = np.zeros((20, 4, 4, 1), np.uint8)
-    source = ArraySource(X, np.arange(20) % 2, [streamkern.RandomFlip()])
-    with pytest.raises(ConfigError, match=r"augmented by .*by an AugmentedSource around it"):
-        search_settings(config(), source=source)
 
 
 def test_a_large_sample_stays_within_the_memory(tmp_path: Path) -> None:
@@ -405,18 +327,6 @@ def test_sample_weights_count_in_what_is_fitted_and_held_out() -> None:
     ]
     errors = [[row["held_out_mse"] for row in table] for table in tables]
     np.testing.assert_allclose(*errors, rtol=1e-4)
-
-
-def test_data_that_can_not_be_split() -> None:
-    X = np.random.default_rng(0).standard_normal((20, 3)).astype(np.float32)
-    with pytest.raises(DataError, match="all rows are of class '0'"):
-        search_settings(
-            config(**{"model.n_centers": "auto"}), source=ArraySource(X, np.zeros(20, int))
-        )
-    with pytest.raises(DataError, match="20 rows in 20 classes are too few"):
-        search_settings(config(), source=ArraySource(X, np.arange(20)))
-    with pytest.raises(DataError, match="a sample of 4 rows cannot be split"):
-        search_settings(config(), source=ArraySource(X[:4], np.arange(4) % 2))
 
 
 def test_every_solver(recwarn: pytest.WarningsRecorder) -> None:
@@ -562,6 +472,27 @@ def test_centers_are_chosen_as_in_the_run(method: str) -> None:
     assert found.best["held_out_mse"] == errors[0] != errors[1]
 
 
+@pytest.mark.parametrize(
+    ("settings", "rows", "made"),
+    [
+        ({"model.n_centers": 100}, None, 100),  # the sample is the whole data: 108 rows to fit
+        ({"model.n_centers": 135}, None, 108),
+        ({"model.n_centers": 100}, 100, 50),
+        ({"model.n_centers": "auto"}, None, 50),
+        ({"model.features": "fourier", "model.n_features": 90, "model.kernel": "gaussian",
+          "model.n_centers": "auto"}, None, 90),
+    ],
+)  # fmt: skip
+def test_sizes_are_those_of_the_run_where_the_rows_allow(
+    settings: dict[str, Any], rows: int | None, made: int
+) -> None:
+    source, run = array_source(), config(**OPEN, **settings)
+    candidates = Candidates(run, open_data(run, source), FixedSizes(rows, epochs=1), folds=1)
+    sizes = candidates.sizes()
+    asked = settings.get("model.n_features", settings["model.n_centers"])
+    assert (sizes["centers"], sizes["run_centers"], sizes["run_rows"]) == (made, asked, 135)
+
+
 def test_fourier_features_are_few_as_centers_are() -> None:
     plain = {
         "model.features": "fourier", "model.n_centers": "auto", "model.kernel": "gaussian", **OPEN,
@@ -636,7 +567,7 @@ def test_another_place_of_the_same_data_goes_on(tmp_path: Path) -> None:
         ({"run.random_state": 1}, {}, "run.random_state: was 0, now 1"),
         ({"solver.damping": 0.1}, {}, "solver.damping: was 'auto', now 0.1"),
         ({}, {"epochs": 3}, "data.epochs: was 2, now 3"),
-        ({}, {"centers": 10}, "model.n_centers: was 50, now 10"),
+        ({}, {"centers": 10}, "model.n_centers: was 60, now 10"),
         ({}, {"rows": 100}, "sample.rows: was 135, now 100"),
         ({}, {"folds": 6}, "sample.parts: was 5, now 6"),
         ({}, {"source": array_source(seed=1)}, "data: other rows or targets"),
@@ -949,7 +880,8 @@ def test_the_command(call: Command, run_file: Path) -> None:
     assert code == DONE, err
     lines = err.splitlines()
     assert lines[0] == (
-        "streamkern: 5 trainings at most: 480 rows to fit, 120 held out, 60 centers, 2 passes"
+        "streamkern: 5 trainings at most: 480 rows to fit, 120 held out, 60 centers, 2 passes; "
+        "the run has 600 rows and 60 centers"
     )
     assert sum("laplace, bandwidth" in line for line in lines) == 5
     assert "4 left, about" in lines[1]
@@ -1219,15 +1151,3 @@ def test_killed_stopped_and_gone_on_with(call: Command, run_file: Path, tmp_path
 def test_the_error_tree_is_one_sentence_each() -> None:
     with pytest.raises(StreamkernError, match=r"run file 'no.toml' cannot be read"):
         search_settings("no.toml")
-
-
-def test_of_copies_in_a_store_one_is_drawn(tmp_path: Path) -> None:
-    """Others would be learned by heart where it is held out."""
-    rng = np.random.default_rng(0)
-    X = rng.standard_normal((150, 3)).astype(np.float32)
-    copies = AugmentedSource(ArraySource(X, X[:, 0]), 4, [GaussianNoise(0.01)])
-    materialise(copies, tmp_path / "a.zarr")
-    config = RunConfig.from_tables({"data": {"train": str(tmp_path / "a.zarr")}})
-    sample = draw(open_data(config), 10_000, 0)
-    nearest = cdist(sample.X, X).argmin(axis=1)
-    assert len(sample.X) == len(np.unique(nearest)) == 150

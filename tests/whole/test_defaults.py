@@ -55,7 +55,9 @@ def test_class_weight_and_memory_share_their_defaults() -> None:
 )
 def test_auto_epochs(n_rows: int, epochs: int) -> None:
     assert auto_epochs(config(), n_rows) == epochs
-    assert auto_epochs(config().with_overrides({"solver.name": "falkon"}), n_rows) == 20
+    log_loss = {"model.loss": "log_loss", "solver.ridge": 1e-3}
+    for iterates in ({"solver.name": "falkon"}, {"solver.name": "direct", **log_loss}):
+        assert auto_epochs(config().with_overrides(iterates), n_rows) == 20
 
 
 def config(tmp_path: Path | None = None, **data: Any) -> RunConfig:

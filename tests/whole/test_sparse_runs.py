@@ -380,21 +380,42 @@ def test_models_of_dense_rows_refuse_a_store_of_sparse_ones(tmp_path: Path) -> N
         KernelRegressor(random_state=0).fit(tmp_path / "sparse").to_c(tmp_path / "m.c")
 
 
-def test_stores_of_dense_and_of_sparse_rows_refuse_each_other(tmp_path: Path) -> None:
-    X, _ = rows(30)
+@pytest.mark.parametrize("kind", ["array", "npz", "svm"])
+def test_sparse_rows_become_dense_like_those_of_a_store(kind: str, tmp_path: Path) -> None:
+    """In a store like it, and behind its rows."""
+    last = np.ones((30, 1), np.float32)  # so that the svmlight file has all features
+    X = sp.csr_array(sp.hstack([rows(30)[0][:, :-1], last]))
     y = np.arange(30.0)
+    more: Any = X
+    if kind == "npz":
+        sp.save_npz(tmp_path / "more.npz", X)
+        more = tmp_path / "more.npz"
+    elif kind == "svm":
+        more = tmp_path / "more.svm"
+        dump_svmlight_file(sp.csr_matrix(X.toarray()), y, str(more), zero_based=False)
+    targets: Any = {"targets": "values"} if kind == "svm" else {"y": y}
+    held, like = tmp_path / "held", tmp_path / "like"
+    streamkern.ingest_store(X.toarray(), held, y=y, shuffle=False)
+    spec = streamkern.ingest_store(more, like, like=held, shuffle=False, **targets)
+    assert spec.row_shape == (D,)
+    np.testing.assert_array_equal(zarr.open_array(like / "X")[:], X.toarray())
+    if kind == "svm":  # which does not say whether its features count from 0
+        return
+    assert streamkern.append_store(more, held, shuffle=False, **targets).row_shape == (D,)
+    np.testing.assert_array_equal(zarr.open_array(held / "X")[30:], X.toarray())
+
+
+def test_stores_of_sparse_rows_refuse_dense_ones(tmp_path: Path) -> None:
+    X, _ = rows(30)
+    y, held = np.arange(30.0), tmp_path / "s"
+    streamkern.ingest_store(X, held, y=y)
     for d in (D, 7):
         A = np.ones((30, d), np.float32)
-        for held, more, words in (
-            (A, X, "has sparse rows, and those of the store are dense; give dense rows"),
-            (X, A, "has dense rows, and those of the store are sparse; give sparse rows"),
-        ):
-            streamkern.ingest_store(held, tmp_path / "s", y=y, overwrite=True)
-            with pytest.raises(DataError, match=words):
-                streamkern.append_store(more, tmp_path / "s", y=y)
-            if more is A:  # sparse rows would become dense
-                with pytest.raises(DataError, match=words):
-                    streamkern.ingest_store(more, tmp_path / "t", y=y, like=tmp_path / "s")
+        words = "has dense rows, and those of the store are sparse; give sparse rows"
+        with pytest.raises(DataError, match=words):
+            streamkern.append_store(A, held, y=y)
+        with pytest.raises(DataError, match=words):
+            streamkern.ingest_store(A, tmp_path / "t", y=y, like=held)
 
 
 def test_rows_with_few_features_become_dense_as_before(tmp_path: Path) -> None:

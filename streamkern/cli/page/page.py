@@ -109,6 +109,8 @@ th:last-child, td:last-child { padding-right: 4px; }
 thead th { color: var(--quiet); font-size: 12px; white-space: nowrap; vertical-align: bottom; }
 tbody th { color: var(--quiet); white-space: nowrap; }
 th.n, td.n { text-align: right; white-space: nowrap; }
+thead th.n { white-space: normal; }
+.wide + .wide { margin-top: 14px; }
 td.group, th.group { text-align: right; border-bottom: 0; }
 .pairs td:nth-child(even), .pairs thead th:nth-child(even) { padding-left: 22px; }
 .legend { margin: 0 0 14px; max-width: none; font-size: 13px; }
@@ -139,6 +141,7 @@ figcaption { font-weight: 600; font-size: 13px; margin-bottom: 4px; }
 figcaption small { margin-left: 8px; color: var(--quiet); font-weight: 400; font-size: 12px; }
 svg { display: block; width: 100%; height: auto; max-width: 640px; overflow: visible; }
 .time svg { max-width: none; }
+.time svg:has(text) { min-width: 1000px; }
 @media (max-width: 30rem) { figure svg text { font-size: 10px !important; } }
 svg text { font-variant-numeric: tabular-nums; }
 svg path, svg use { stroke-linejoin: round; }

@@ -72,10 +72,13 @@ def _listed(value: Mapping[str, Any]) -> str:
 
 # ----------------------------------------------------------------------------------- in short
 
+_MOST_FIGURES = 4  # beside the other columns, in a window of 1280 pixels
+
 
 def summary_section(runs: Sequence[Facts]) -> Html:
-    """Return a summary with a line for each run."""
-    names = list(dict.fromkeys(name for run in runs for name in run.figures))
+    """Return a summary with a line for each run, and many figures in a table of their own."""
+    figures = list(dict.fromkeys(name for run in runs for name in run.figures))
+    names = figures if len(figures) <= _MOST_FIGURES else []
     shows_loss = any(fitted_loss_table(run.setup) for run in runs)
     head = ["run", "state", "solver", "kernel", *(["loss"] if shows_loss else []), "centers",
             "samples", "% of plan", "epochs", "training loss",
@@ -91,11 +94,17 @@ def summary_section(runs: Sequence[Facts]) -> Html:
         ]
         for k, run in enumerate(runs)
     ]  # fmt: skip
+    apart = html_table(
+        ["run", *map(figure_name, figures)],
+        [
+            [run_label(run, k), *(figure_cell(run.figures.get(name)) for name in figures)]
+            for k, run in enumerate(runs)
+        ],
+    )
     notes = [tag("p", f"{run.name}: {note}", class_="note") for run in runs for note in run.notes]
     busy = [tag("p", f"{run.name} is being written by {run.writer}") for run in runs if run.writer]
-    return joined_html(
-        [html_table(head, rows, left=(1, 2, 3, 3 + shows_loss, len(head) - 1)), *busy, *notes]
-    )
+    table = html_table(head, rows, left=(1, 2, 3, 3 + shows_loss, len(head) - 1))
+    return joined_html([table, *([] if names == figures else [apart]), *busy, *notes])
 
 
 def _kernel(run: Facts) -> Cell:

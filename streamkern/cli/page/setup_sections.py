@@ -268,7 +268,7 @@ def _in_time(run: Facts, k: int) -> Html:
     kept = ", ".join(f"{step:,}" for step in run.steps) or "none"
     words = f"{times}, {duration_cell(working_s(run)) or 'no time'}; checkpoints kept: step {kept}"
     title = tag("h3", run_label(run, k), tag("small", words))
-    line = tag("div", time_line(f"{run.name} in time", spans, k), class_="time")
+    line = tag("div", time_line(f"{run.name} in time", spans, k), class_="wide time")
     return joined_html([title, line, events])
 
 

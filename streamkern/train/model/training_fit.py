@@ -105,7 +105,7 @@ def report_fit(run: ResolvedRun, model: Callable[[], KernelModel], report: Repor
         tried = run.config.data.scale == chosen.kernel == chosen.bandwidth == "auto"
         if not tried:  # by `choose_scores`, which found no gain
             text += f", or else set {mention('data.scale', 'quantiles')}"
-        warn(text, topic=text.partition(" lie ")[0])
+        warn(text, once=True)
     fit = training_fit(run, kernel_model, block)
     if fit is not None:
         report("fit", fit._asdict())

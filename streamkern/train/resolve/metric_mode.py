@@ -23,7 +23,7 @@ from streamkern.train.resolve.training_data import Data
 
 MIN_METRIC_ROWS, MIN_METRIC_ROWS_OF_CLASSES = 256, 1000
 """Smallest numbers of rows for which "auto" learns a metric of values, and of classes, whose log
-losses fewer rows hardly tell: see the tables of docs/learned-metric.md."""
+losses fewer rows hardly tell: see the tables of docs/explanation/metric-measured.md."""
 MAX_OUTPUTS = 1000
 """Largest number of outputs for which "auto" learns a metric: with 16 features, 1.4 TFLOP, growing
 in proportion to the outputs."""

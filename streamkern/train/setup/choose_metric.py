@@ -79,8 +79,9 @@ MIN_ROWS_OF_METRIC = 48
 """Smallest number of rows to learn a metric: a third of them has to distinguish metrics."""
 GAIN_SE = 2.0
 """Smallest gain for which a learned metric is used, in standard errors of the mean over held-out
-rows: of squared errors, for classes of log losses. The tables of docs/learned-metric.md chose it.
-Squared errors of one-hot targets may fall while the classes are told apart less well."""
+rows: of squared errors, for classes of log losses. The tables of
+docs/explanation/metric-measured.md chose it. Squared errors of one-hot targets may fall while the
+classes are told apart less well."""
 
 
 class Learned(NamedTuple):

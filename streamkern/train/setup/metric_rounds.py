@@ -23,7 +23,7 @@ from streamkern.train.setup.held_out_models import NARROWEST, WIDEST, Fitted, He
 
 CONTEST_ROUNDS, ROUNDS = 3, 5
 """Largest numbers of rounds to compare the variants, and of the best variant. See the table of
-docs/learned-metric.md."""
+docs/explanation/metric-measured.md."""
 PATIENCE = 2
 """Rounds without a gain after which the rounds end."""
 GRADIENTS, MIN_GRADIENTS, MAX_GRADIENTS = 4e9, 512, 2048

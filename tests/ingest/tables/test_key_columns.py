@@ -221,3 +221,11 @@ def test_blocks_and_files_are_counted_on_or_anew(cut: int) -> None:
             assert counter.counts
             counter.add(np.array([5, 5]), N_ROWS)
             assert not counter.counts
+
+
+def test_a_column_that_holds_words_later_does_not_count() -> None:
+    counter = RowCounter()
+    counter.add_cells(pa.array([str(k) for k in range(N_ROWS)]), 0)
+    assert counter.counts
+    counter.add_cells(pa.array(["u", "v"]), N_ROWS)
+    assert not said(counter.tell, "id", "a table")

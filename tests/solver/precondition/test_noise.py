@@ -70,15 +70,21 @@ def squares_without_each_row(
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_the_error_is_that_of_fits_without_each_row(weighted: bool) -> None:
-    rng = np.random.default_rng(0)
-    X, Y = rng.standard_normal((40, 3)), rng.standard_normal((40, 2))
+@pytest.mark.parametrize(("distinct", "rel"), [(40, 1e-8), (9, 1e-6)])
+def test_the_error_is_that_of_fits_without_each_row(
+    distinct: int, rel: float, weighted: bool
+) -> None:
+    """Of all rows as they came: equal ones predict each other, and round more."""
+    rng = np.random.default_rng(4)
+    at = rng.integers(0, distinct, 40) if distinct < 40 else np.arange(40)
+    X = rng.standard_normal((distinct, 3))[at]
+    Y = rng.standard_normal((40, 2)) + X[:, :1] * (distinct < 40)
     w = rng.uniform(0.2, 3, 40) if weighted else np.ones(40)
     tried = found(X, Y, w if weighted else None).tried
     assert len(tried) >= 3
     for kappa, error in tried:
         wanted = squares_without_each_row(X, Y, w, kappa).mean()
-        assert error == pytest.approx(wanted, rel=1e-8), kappa
+        assert error == pytest.approx(wanted, rel=rel), kappa
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -192,20 +198,6 @@ def test_a_surplus_is_the_statistic_of_a_paired_test() -> None:
 
 
 # ------------------------------------------------------------------------------ rows that repeat
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-def test_equal_rows_predict_each_other(weighted: bool) -> None:
-    """As fits without each row do, of all rows as they came."""
-    rng = np.random.default_rng(4)
-    X = rng.standard_normal((9, 3))[rng.integers(0, 9, 40)]
-    Y = rng.standard_normal((40, 2)) + X[:, :1]
-    w = rng.uniform(0.2, 3, 40) if weighted else np.ones(40)
-    tried = found(X, Y, w if weighted else None).tried
-    assert len(tried) >= 3
-    for kappa, error in tried:
-        wanted = squares_without_each_row(X, Y, w, kappa).mean()
-        assert error == pytest.approx(wanted, rel=1e-6), kappa
 
 
 @pytest.mark.parametrize("words", [1, 2, 3, 8, 40])

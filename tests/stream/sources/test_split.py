@@ -79,7 +79,8 @@ def test_of_many_units_few_are_read() -> None:
 def test_of_a_store(make_zarr: MakeZarr) -> None:
     X = np.arange(400, dtype=np.float32).reshape(200, 2)
     y = np.arange(200, dtype=np.float32)
-    check(ZarrSource(make_zarr({"X": X, "y": y}, 16), foreign=True), 0.2)
+    left, aside = check(ZarrSource(make_zarr({"X": X, "y": y}, 16), foreign=True), 0.2)
+    assert (left.n_rows, aside.n_rows) == (160, 40)
 
 
 def test_of_each_class_the_same_share() -> None:

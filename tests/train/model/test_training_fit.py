@@ -81,11 +81,13 @@ def test_a_feature_that_a_few_values_squeeze_is_told() -> None:
     assert not any("nine tenths" in text for text in warnings_of(pixels, Y))
 
 
-def test_a_squeezed_feature_is_told_once_for_all_folds() -> None:
-    coded = X.copy()
-    coded[::50, 1] = 9999.0
+def test_a_squeezed_feature_is_told_once_for_all_folds_and_again_of_other_data() -> None:
+    """Folds have the same text; other data, or other settings, have another."""
+    coded, other = X.copy(), X.copy()
+    coded[::50, 1], other[::50, 1] = 9999.0, 99999.0
     told = []
-    for settings in ({"kernel": "laplace"}, {}):
+    for data, settings in ((coded, {"kernel": "laplace"}), (other, {"kernel": "laplace"}),
+                           (coded, {}), (coded, {})):  # fmt: skip
         make = KernelRegressor(n_centers=20, metric="none", epochs=1, threads=1, **settings)
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
@@ -93,12 +95,11 @@ def test_a_squeezed_feature_is_told_once_for_all_folds() -> None:
                 with warnings.catch_warnings():  # as scikit-learn does for every fold
                     if fold == 0:  # as a search does, which fits all rows at the end
                         warnings.filterwarnings("ignore", "nine tenths")
-                    make.fit(coded, Y)
+                    make.fit(data, Y)
         told.append([str(each.message) for each in said if "nine tenths" in str(each.message)])
-    assert sum(map(len, told)) == 1
+    assert [*map(len, told)] == [1, 1, 1, 0]
     assert "or else set scale='quantiles'" in told[0][0]
-    with pytest.warns(UserWarning, match="values that stand for missing ones$"):
-        KernelRegressor(n_centers=20, metric="none", threads=1).fit(coded, Y[::-1])
+    assert "or else set scale='quantiles'" not in told[2][0]
 
 
 def test_a_worthless_model_names_the_settings_that_were_given() -> None:

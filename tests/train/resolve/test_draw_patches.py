@@ -258,13 +258,15 @@ def test_a_plan_counts_their_bytes_and_flops() -> None:
 
 
 def test_features_are_not_taken_for_columns_of_a_scale_each() -> None:
-    """A pixel that is nearly always dark would be named in a warning, and is none of the model."""
-    dark = X.copy()
-    dark[:, 0, 0] = 0
-    dark[3, 0, 0] = 255
+    """A pixel whose scale one value makes is named in a warning, unless patches stand for it."""
+    bright = X.astype(np.float32)
+    bright[3, 0, 0] = 1e6
+    pixels = SMALL | {"patch_features": 0}
+    with pytest.warns(UserWarning, match="nine tenths of the values of feature 0 "):
+        sk.KernelClassifier(scale="feature", **pixels).fit(bright, Y)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        sk.KernelClassifier(scale="feature", **SMALL).fit(dark, Y)
+        sk.KernelClassifier(scale="feature", **SMALL).fit(bright, Y)
 
 
 def test_no_pass_is_made_for_the_targets() -> None:

@@ -1,0 +1,112 @@
+"""k-means in the metric of the kernel, against scikit-learn's on rows in that metric; its plan."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.cluster import MiniBatchKMeans
+
+from streamkern.backend.base import Backend
+from streamkern.centers.kmeans import (
+    KMEANS_BATCH,
+    KMEANS_STAGE,
+    SKLEARN_CHUNK,
+    KMeans,
+)
+from streamkern.centers.selector import CenterWork
+from streamkern.kernels.builtin import Gaussian
+from tests.plans import PLAIN
+
+rng = np.random.default_rng(0)
+D, P, N, SEED = 5, 20, 2000, 3
+X = (rng.standard_normal((N, D)) + 5 * rng.standard_normal((8, D))[rng.integers(8, size=N)] + 30
+     ).astype(np.float32)  # fmt: skip
+Q = np.linalg.qr(rng.standard_normal((D, D)))[0]
+METRICS = {
+    "scales": np.array([1.0, 0.5, 3.0, 0.0, 2.0]),
+    # Scales and singular values below the rounding errors of float32 are taken for 0.
+    "tiny scale": np.array([1.0, 0.5, 3.0, 1e-9, 2.0]),
+    "matrix": rng.standard_normal((D, D)),
+    "singular": Q * [2.0, 1.0, 1.0, 0.5, 1e-9] @ Q.T,
+    "narrow": rng.standard_normal((D, 2)),
+}
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_centers_have_the_means_in_the_metric_and_are_nearest_to_the_middle(name: str) -> None:
+    A = METRICS[name]
+    A = np.diag(A) if A.ndim == 1 else A
+    batches = [X[i : i + 500] for i in range(0, N, 500)]
+
+    def stream(n_rows: int, batch_size: int) -> Iterator[Any]:
+        assert (n_rows, batch_size) == (N, KMEANS_BATCH)
+        return iter(batches)
+
+    plan = KMeans().plan(replace(PLAIN, d=D, p=P), N, 1 << 30)
+    kernel = Gaussian(1.0).with_metric(METRICS[name])
+    with Backend(threads=1) as backend:
+        work = CenterWork(P, SEED, kernel, backend, "float32", None, stream)
+        Z, fields = KMeans().refine(X[:P], replace(plan, rows=N), work)
+    assert fields == {"rows": P + N}
+    middle = X[:P].mean(axis=0, dtype=np.float64)
+    state = int(np.random.default_rng([SEED, KMEANS_STAGE]).integers(1 << 32))
+    first, *moved = ((rows - middle) @ A for rows in (X[:P], *batches))
+    model = MiniBatchKMeans(P, init=first, n_init=1, batch_size=KMEANS_BATCH, random_state=state)
+    for rows in (first, *moved):
+        model.partial_fit(rows)
+    # Of float32: a few rounding errors of values up to 50.
+    np.testing.assert_allclose((Z - middle) @ A, model.cluster_centers_, atol=1e-3)
+    # The way from the middle has no part that the metric does not see.
+    np.testing.assert_allclose(
+        (Z - middle) @ A @ np.linalg.pinv(A, rcond=1e-6), Z - middle, atol=1e-3
+    )
+
+
+@pytest.mark.parametrize("metric", [0, 8 * 784, 8 * 784**2])
+def test_the_plan_counts_the_arrays_of_the_work(metric: int) -> None:
+    problem = replace(PLAIN, metric=metric, threads=3)
+    plan = KMeans().plan(problem, 60_000, 1 << 30)
+    assert (plan.first, plan.rows, plan.streamed) == (10_000, 500_000, True)
+    assert KMeans().plan(replace(problem, p=100), 10**9, 1 << 30).rows == 1 << 16
+    assert KMeans().plan(problem, 20_000, 1 << 30).rows == 200_000  # ten times all
+    # A product of two numbers and its sum, for each feature of each distance.
+    assert plan.flops == 500_000 * 10_000 * sum([784, 784])
+    centers, batch = (np.empty((n, 784), np.float32).nbytes for n in (10_000, KMEANS_BATCH))
+    column = np.empty(KMEANS_BATCH, np.float32).nbytes
+    assert dict(plan.buffers) == {
+        "first rows": 10_000 * 785 + centers,
+        "means, copies": centers + centers,
+        "batch, cast and transformed": batch + batch + column + column,
+        "distances to all means": np.empty((3, SKLEARN_CHUNK, 10_000), np.float32).nbytes,
+        "rows and means in the metric": centers + centers + batch if metric else 0,
+        "the metric and its inverse": 9 * metric,  # see the next test
+    }
+
+
+INVERSE = """
+import numpy as np
+from streamkern.centers.kmeans import _inverse
+
+def peak():
+    lines = open("/proc/self/status").read().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+A = np.random.default_rng(0).standard_normal((1000, 1000))
+_inverse(A[:50, :50], A.dtype)  # loads everything
+before = peak()
+both = A.copy(), _inverse(A, A.dtype)
+print((peak() - before) / A.nbytes)
+"""
+
+
+def test_the_inverse_of_a_metric_takes_what_is_planned() -> None:
+    one_thread = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
+    taken = float(subprocess.check_output([sys.executable, "-c", INVERSE], env=one_thread))
+    assert 0.85 * 9 < taken < 1.05 * 9

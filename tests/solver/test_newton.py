@@ -1,0 +1,92 @@
+"""The memory and the operations that the plan of Newton's method counts, against its steps."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamkern.backend.batch import Batch
+from streamkern.basics.errors import ConfigError
+from streamkern.losses.log_loss import LogLoss
+from streamkern.losses.scaled import ScaledLoss
+from streamkern.planning.memory import Buffers
+from streamkern.planning.problem import ProblemShape
+from streamkern.solver.direct import DirectSizes
+from streamkern.solver.newton import Newton
+from streamkern.solver.newton_step import NewtonSolver
+from tests.maths import both, operator, rows
+from tests.plans import PLAIN, solver_settings
+
+D = 4
+
+
+def problem(p: int, c: int, m: int, **changes: Any) -> tuple[ProblemShape, DirectSizes]:
+    shape = replace(PLAIN, n_rows=3 * m, d=D, width=D + 2, p=p, c=c, threads=1, **changes)
+    return shape, DirectSizes("direct", m, 0, 0, 1 << 20, 1 << 20, 1)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("precision", ["exact", "float64"])
+@pytest.mark.parametrize(
+    ("p", "c", "m"), [(600, 2, 1800), (600, 6, 20), (600, 2, 20), (60, 40, 2400)]
+)
+def test_the_buffers_are_those_of_a_pass(
+    p: int, c: int, m: int, precision: str, kept: bool
+) -> None:
+    op = operator(precision=precision)
+    Z, X = both(op, rows(0, p, D)), rows(1, m, D).astype(op.dtype)
+    Y = np.eye(c, dtype=op.dtype)[np.arange(m) % c]
+    shape, sizes = problem(p, c, m, itemsize=op.dtype.itemsize, kept=kept)
+    buffers, needs = Buffers(), Newton().needs(shape, sizes)
+    Newton().add_buffers(buffers, shape, sizes)
+
+    def trained() -> None:
+        loss = ScaledLoss(LogLoss(), op.backend, op.dtype, np.zeros(c), np.ones(c))
+        solver = NewtonSolver(op, Z, ridge=1e-3, n_outputs=c, max_batch=m, loss=loss)
+        state = solver.init()
+        checkpoint: list[Any] = []
+        for _ in range(2):
+            solver.step(state, Batch(X, Y, np.arange(m)))
+            checkpoint.clear()
+            checkpoint = [array.copy() for array in state.pending.values()] if kept else []
+            solver.end_pass(state)
+        assert len(checkpoint) == kept * len(state.pending)
+        assert state.pending["G"].nbytes == needs.sums
+        assert solver.values.shape == (needs.product_rows, needs.outputs)
+        assert needs.outputs == Newton().outputs(shape)
+
+    trained()  # loads everything
+    tracemalloc.start()
+    trained()
+    taken = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    planned = buffers.total("train") - buffers.total("always")  # tiles, which p does not fill
+    assert 0.77 * planned < taken <= planned
+
+
+@pytest.mark.parametrize(
+    ("ridge", "epochs", "refused"), [(0.0, 5, r"solver\.ridge=0"), (1e-3, 1, r"epochs=1 must be")]
+)
+def test_it_needs_a_ridge_and_a_pass_after_the_first(
+    ridge: float, epochs: int, refused: str
+) -> None:
+    with pytest.raises(ConfigError, match=refused):
+        Newton().check(problem(60, 3, 100, epochs=epochs)[0], solver_settings(ridge=ridge))
+    Newton().check(problem(60, 3, 100, epochs=2)[0], solver_settings(ridge=1e-3))
+
+
+def test_the_operations_are_those_of_the_steps() -> None:
+    """As `newton_step` has them: a row takes c p^2 + 2 p (d + 3 c), and a pass c p^3 / 3."""
+    p, c, m, epochs = 60, 7, 100, 5
+    shape, sizes = problem(p, c, m, epochs=epochs)
+    setup, steps = Newton().op_counts(shape, sizes)
+    assert setup.flops(shape) == 0
+    row = c * p**2 + 2 * p * (D + 3 * c)
+    assert steps.flops(shape) == epochs * (3 * m * row + c * p**3 // 3)
+    assert steps.wide_factors == epochs * c * p**3 / 3
+    # In float64: the Hessians, of which one half is computed, and the gradient.
+    assert steps.wide_products == epochs * 3 * m * (c * p**2 + 2 * p * c)

@@ -1,0 +1,113 @@
+"""Arrays given in place of settings, and which rows a run leaves out as the one before it did."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamkern.basics.errors import ConfigError
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.patch_features import PatchFeatures
+from streamkern.train.resolve.run_inputs import NO_INPUTS, RunInputs, centers_from
+from streamkern.train.restart.parent_run import ParentRun
+from tests.runs import D, P, array_source, finished, settings
+
+Z = np.zeros((P, D), np.float32)
+
+
+def test_arrays_replace_their_settings() -> None:
+    config = settings(**{"model.centers": "kmeans"})
+    assert NO_INPUTS.settings(config) is config
+    assert NO_INPUTS.recorded(config) == config.identity()
+    for given, changed, gone in (
+        (RunInputs(centers=Z), {"centers": "random"}, {"centers"}),
+        (RunInputs(metric=np.ones(D)), {"metric": "none"}, {"metric"}),
+        (
+            RunInputs(centers=Z, metric=np.ones(D)),
+            {"centers": "random", "metric": "none"}, {"centers", "metric"},
+        ),
+    ):  # fmt: skip
+        learned = config.with_overrides({"model.metric": "learn"})
+        found = given.settings(learned).identity()["model"]
+        assert found == learned.identity()["model"] | changed
+        recorded = given.recorded(learned)
+        assert learned.identity()["model"].keys() - recorded["model"].keys() == gone
+        assert recorded.keys() == config.identity().keys()
+    with pytest.raises(ConfigError, match=rf"n_centers={P} but centers holds {P + 1} rows"):
+        RunInputs(centers=np.zeros((P + 1, D))).settings(config)
+    fourier = settings(**{"model.n_centers": "auto", "model.features": "fourier"})
+    for given in (RunInputs(centers=Z), RunInputs(metric=np.ones(D))):
+        with pytest.raises(ConfigError, match="fourier"):
+            given.settings(fourier)
+
+
+@pytest.mark.parametrize(
+    ("setting", "origin"),
+    [("random", "random"), ("kmeans", "kmeans"), ("all", "all"), ("centers.npy", "file")],
+)
+def test_centers_are_given_chosen_or_in_a_file(setting: str, origin: str) -> None:
+    config = settings(**{"model.centers": setting, "model.n_centers": "auto"})
+    assert centers_from(config, NO_INPUTS) == origin
+    assert centers_from(config, RunInputs(centers=Z)) == "given"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run that may have set rows aside, and of one that has not."""
+    folder = tmp_path_factory.mktemp("runs")
+    for calibrate in (True, False):
+        config = settings(folder / str(calibrate), **{"run.calibrate": calibrate})
+        finished(config, source=array_source(400))
+    return folder
+
+
+def parent(place: Path) -> ParentRun:
+    return ParentRun.find(str(place), {}, load_centers=False, load_weights=False)
+
+
+@pytest.mark.parametrize("calibrated", [True, False])
+def test_a_run_leaves_out_the_rows_that_its_first_weights_did_not_see(
+    runs: Path, calibrated: bool
+) -> None:
+    place = runs / str(calibrated)
+
+    def leaves(given: RunInputs = NO_INPUTS, whole: bool = True, **changes: Any) -> bool:
+        return given.leaves_same_rows(settings(**changes), whole=whole)
+
+    by_path = {"solver.warm_start": str(place)}
+    assert not leaves()
+    assert leaves(**by_path) is calibrated
+    assert leaves(**by_path, **{"run.calibrate": True})
+    assert leaves(RunInputs(warm=parent(place)))
+    for given in (NO_INPUTS, RunInputs(warm=parent(place))):
+        assert not leaves(given, whole=False, **by_path)
+        assert not leaves(replace(given, continued=parent(place)), **by_path)
+    # A run with the log loss sets no rows aside, so that only one of squares can have.
+    log_loss = {"model.loss": "log_loss"}
+    assert not leaves(**by_path, **log_loss)
+    assert leaves(RunInputs(warm=parent(place)), **log_loss)
+
+
+def test_patch_features_are_those_given_or_of_the_first_weights(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 255, (130, 9, 9, 1)).astype(np.uint8)
+    filters = {"model.patch_features": 6, "data.scale": "auto"}
+    first = settings(tmp_path / "run", **filters)
+    drawn = finished(first, source=ArraySource(images, np.arange(130) % 2)).model.fixed[-1]
+    assert isinstance(drawn, PatchFeatures)
+    plain, again = settings(), settings(**filters)
+    place = str(tmp_path / "run")
+    for given, config in (
+        (RunInputs(patches=drawn), plain), (RunInputs(patches=drawn), again),
+        (RunInputs(warm=parent(tmp_path / "run")), again),
+        (NO_INPUTS, again.with_overrides({"solver.warm_start": place})),
+    ):  # fmt: skip
+        found = given.known_patches(config)
+        assert found is not None
+        assert found.describe() == drawn.describe()
+    assert NO_INPUTS.known_patches(again) is None
+    assert RunInputs(warm=parent(tmp_path / "run")).known_patches(plain) is None
