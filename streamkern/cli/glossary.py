@@ -132,6 +132,8 @@ SOLVER: Final = {
     "ridge": "strength of the regularisation: the weight of the squared norm of f",
     "target_transform": "the log scale, log(1 + y / unit), on which the targets are learned, and "
     "how much it improves held-out predictions",
+    "outliers": "share of the targets that were replaced where the setup fits squares, for a loss "
+    "that bounds the influence of a row",
     "learned_metric": "how the metric was found, and how much it improves held-out predictions",
     "metric": "the scales of the features, or the matrix, that define distances",
     "categorical": "features whose values are compared for equality, and the squared distance "

@@ -300,6 +300,9 @@ def _event_text(record: LogRecord, event: str) -> tuple[str, bool] | tuple[str] 
             return (f"standard deviation of the noise: {noise}",)
         case "pass":
             return (f"pass: {facts_text(record)}", "note" in record)
+        case "outliers":
+            share = finite_number(record.get("share")) or 0.0
+            return (f"replaced outliers in the setup, {share:.2%} of the targets",)
         case "centers":
             return (f"chose {record.get('centers', 0):,} centers: {record.get('method', '')}",)
     return None

@@ -142,6 +142,8 @@ def compute_setup(
         op, points = _prepared(run, kernel, run.search_precision, shift, host_Z)
     fit: LossFit | None = None
     squares: SquareTargets | None = few.bounded
+    if few.bounded is not None:
+        facts["outliers"] = few.bounded.share
     if loss is not None:
         fit = fit_loss(run, loss, op, points, inside, few, noise, warm)
         options = fit.with_ridge(options, n, report)

@@ -1,0 +1,136 @@
+"""Outliers that are replaced where squares are fitted: against the truth of made data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from streamkern import KernelRegressor, load
+from streamkern.rundir.run_log import read_log
+from streamkern.solver.precondition.samples import SampleRows
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.train.log_reader import read_history
+from streamkern.train.resolve.resolved_run import open_run
+from streamkern.train.resolve.run_inputs import RunInputs
+from streamkern.train.setup.outliers import BoundedTargets, find_outliers
+from tests.runs import settings
+
+_Floats = npt.NDArray[Any]
+
+
+def drawn(n: int, seed: int = 0, share: float = 0.05) -> tuple[_Floats, _Floats, _Floats, Any]:
+    """Return rows, noisy targets with outliers, the targets without, and where outliers are.
+
+    Two of six features matter, so that a metric helps.
+    """
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-1, 1, (n, 6)).astype(np.float32)
+    y = np.sin(3 * X[:, 0]) + X[:, 1] ** 2 + 0.05 * rng.standard_normal(n)
+    far = rng.random(n) < share
+    sign = rng.choice([-1.0, 1.0], n)
+    return X, np.where(far, y + sign * rng.uniform(20, 60, n), y), y, far
+
+
+def found(X: _Floats, Y: _Floats, root: _Floats | None = None) -> BoundedTargets | None:
+    """Return the result of `find_outliers` for rows in a run with their data."""
+    run = open_run(settings(**{"model.n_centers": 10}), RunInputs(ArraySource(X, Y)))
+    try:
+        with run.backend.active():
+            return find_outliers(run, SampleRows(X, Y, root), None)
+    finally:
+        run.backend.close()
+
+
+@pytest.mark.parametrize("case", ["plain", "weighted", "equal rows"])
+def test_outliers_are_moved_near_the_truth_and_others_stay(case: str) -> None:
+    X, moved, y, far = drawn(400)
+    root = np.random.default_rng(2).uniform(0.5, 1.5, len(X)) if case == "weighted" else None
+    if case == "weighted":
+        assert root is not None
+        root[:30] = 0
+    if case == "equal rows":
+        X[1::10], moved[1::10], y[1::10], far[1::10] = X[::10], y[::10], y[::10], False
+    bounded = found(X, moved[:, None], root)
+    assert bounded is not None
+    assert bounded.share == pytest.approx(far.mean(), abs=0.02)
+    Y = bounded.in_rows(SampleRows(X, moved[:, None])).Y[:, 0]
+    np.testing.assert_array_equal(Y[~far], moved[~far])
+    assert np.abs(Y - y)[far].max() < 2
+    fresh, moved, y, far = drawn(2000, seed=1)  # of rows that were not examined as well
+    Y = bounded.in_rows(SampleRows(fresh, moved[:, None])).Y[:, 0]
+    np.testing.assert_array_equal(Y[~far], moved[~far])
+    assert np.abs(Y - y)[far].max() < 2
+
+
+def test_an_output_keeps_the_targets_that_are_outliers_in_another_one() -> None:
+    X, moved, y, far = drawn(400)
+    bounded = found(X, np.stack([moved, y], axis=1))
+    assert bounded is not None
+    Y = bounded.in_rows(SampleRows(X, np.stack([moved, y], axis=1))).Y
+    np.testing.assert_array_equal(Y[:, 1], y)
+    assert (Y[far, 0] != moved[far]).all()
+
+
+@pytest.mark.parametrize("noise", ["normal", "Student 3", "exponential"])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_tails_of_usual_noise_are_none(noise: str, seed: int) -> None:
+    X, _, y, _ = drawn(400, seed)
+    rng = np.random.default_rng(seed + 10)
+    if noise == "Student 3":
+        y = y + 0.3 * rng.standard_t(3, len(y))
+    if noise == "exponential":
+        y = y + rng.exponential(0.5, len(y))
+    assert found(X, y[:, None]) is None
+
+
+def test_a_group_that_the_features_tell_of_is_none() -> None:
+    """A twentieth of the rows has quite another target, which their neighbours predict."""
+    X, _, y, _ = drawn(500)
+    group = X[:, 0] > 0.9
+    X[group, 0] += 8
+    assert found(X, np.where(group, y - 40, y)[:, None]) is None
+
+
+def test_too_few_rows_and_constant_targets_have_none() -> None:
+    X, moved, y, _ = drawn(20)
+    assert found(X, moved[:, None]) is None
+    X, _, y, _ = drawn(100)
+    assert found(X, np.ones_like(y)[:, None]) is None
+
+
+@pytest.mark.parametrize("loss", ["huber", "absolute_error", "quantile"])
+def test_a_robust_loss_is_nearly_as_good_with_outliers(loss: str) -> None:
+    """With the outliers in the setup, the error was 15 times that of clean targets."""
+    X, moved, y, _ = drawn(900)
+    fresh, _, truth, _ = drawn(2000, seed=1, share=0)
+    options: dict[str, Any] = {"loss": loss, "random_state": 0, "verbose": False}
+    rmse = [
+        float(np.sqrt(np.mean((model.predict(fresh) - truth) ** 2)))
+        for model in (KernelRegressor(**options).fit(X, t) for t in (y, moved))
+    ]
+    assert rmse[1] < 1.2 * rmse[0]
+
+
+def test_a_run_records_them(tmp_path: Path) -> None:
+    X, moved, y, far = drawn(600)
+    for name, targets in (("with", moved), ("without", y)):
+        folder = tmp_path / name
+        model = KernelRegressor(loss="huber", n_centers=200, run_dir=folder, verbose=False)
+        model.fit(X, targets)
+        share = [r["share"] for r in read_log(folder / "log.jsonl") if r["event"] == "outliers"]
+        kept = load(folder).report_
+        assert share == ([] if name == "without" else [kept["outliers"]])
+        assert model.report_.get("outliers") == kept.get("outliers")
+    assert kept.get("outliers") is None
+    told = [each.text for each in read_history(read_log(tmp_path / "with" / "log.jsonl")).events]
+    assert any("outliers" in text for text in told)
+
+
+def test_squares_keep_their_outliers() -> None:
+    X, moved, _, _ = drawn(600)
+    model = KernelRegressor(n_centers=200, verbose=False).fit(X, moved)
+    assert "outliers" not in model.report_
