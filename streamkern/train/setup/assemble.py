@@ -144,6 +144,8 @@ def compute_setup(
     squares: SquareTargets | None = few.bounded
     if few.bounded is not None:
         facts["outliers"] = few.bounded.share
+        if run.problem.center_ranks > 1:  # their targets would take the centers of all ranks
+            center_rows = None
     if loss is not None:
         fit = fit_loss(run, loss, op, points, inside, few, noise, warm)
         options = fit.with_ridge(options, n, report)
@@ -158,16 +160,7 @@ def compute_setup(
     known = known_rows(run, dtype, inside, center_rows, host_Z, squares)
     seed, ranks, worth = config.run.random_state, run.given.ranks, n if fit is None else None
     work = Work(op, points, run.problem, run.sizes, options, seed, known, noise, worth, ranks)
-    described = {
-        "kernel": kernel.describe(), "precision": op.precision, "grid": _grid(run),
-        "slope": 1.0 if fit is None else fit.slope,
-    }  # fmt: skip
-    arrays = {"Z": host_Z, "shift": shift}
-    if kernel.metric is not None:
-        arrays["metric"] = kernel.metric
-    if run.problem.center_ranks > 1:
-        del arrays["Z"]  # each rank has its stripe of it
-    read = broadcast_setup(work, arrays, described, _reported(samples, report))
+    read = _broadcast(work, host_Z, shift, fit, _reported(samples, report))
     setup = run.method.compute(work, read, report)
     if fit is not None:
         inside = fit.turn_start(setup)
@@ -177,10 +170,31 @@ def compute_setup(
         options = options.with_ridge(setup.meta.setdefault("ridge", options.fixed_ridge))
     setup.meta |= facts | ({"learned_metric": learned.facts} if learned.facts else {})
     scale_arrays, scale_meta = save_scaling(data.fixed)
-    arrays |= {"Z": host_Z, "order": order, "sample_rows": rows} | inside.arrays() | setup.arrays
+    arrays = {"Z": host_Z, "shift": shift, "order": order, "sample_rows": rows}
+    if kernel.metric is not None:
+        arrays["metric"] = kernel.metric
+    arrays |= inside.arrays() | setup.arrays
     meta = _meta(run, op, setup.meta, scale_meta)
     work = replace(work, options=options, loss=scaled_loss(run.backend, dtype, meta, arrays))
     return ComputedSetup(work, setup, arrays | scale_arrays, meta)
+
+
+def _broadcast(
+    work: Work[Any], Z: Array, shift: Array, fit: LossFit | None, samples: Samples
+) -> Samples:
+    """Broadcast the input of a setup to the other ranks, and return samples for this rank."""
+    op, problem = work.op, work.problem
+    described = {
+        "kernel": op.kernel.describe(), "precision": op.precision,
+        "grid": None if op.grid is None else asdict(op.grid),
+        "slope": 1.0 if fit is None else fit.slope,
+    }  # fmt: skip
+    arrays = {"shift": shift}
+    if problem.center_ranks == 1:  # else each rank has its stripe
+        arrays["Z"] = Z
+    if op.kernel.metric is not None:
+        arrays["metric"] = op.kernel.metric
+    return broadcast_setup(work, arrays, described, samples)
 
 
 def _prepared(

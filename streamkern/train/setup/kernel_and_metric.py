@@ -59,7 +59,7 @@ def choose_kernel_and_metric(
     rows = unmerged_rows(run, dtype, targets, OUTLIER_ROWS)
     bounded = find_outliers(run, rows, None, run.metric)
     few, learned = choose(bounded)
-    if bounded is not None:
+    if bounded is not None and not (learned.kernel is None and learned.metric is run.metric):
         bounded = find_outliers(run, rows, learned.kernel, learned.metric)
         few, learned = choose(bounded)
     if bounded is not None:

@@ -219,14 +219,16 @@ def _left_out(
     F = left_out_values(op, Z, rows, noise) if noise.tried else np.zeros_like(scaled)
     w = np.ones(len(F)) if rows.root is None else to_host(rows.root).astype(np.float64) ** 2
     K = to_host(weighted_gram(op, Z, rows.X, None))
-    inside = to_host((rows.Y == stored.Y).all(axis=1))
+    bounded = to_host(rows.Y)
     if stored.repeats is not None:
         group, scaled, w = stored.repeats
-        F, K, inside = F[group], K[np.ix_(group, group)], inside[group]
+        F, K = F[group], K[np.ix_(group, group)]
+        bounded = bounded[group] if rows.repeats is None else rows.repeats.Y
+    judged = w * (bounded == scaled).all(axis=1)
     Y = scaled * targets.scale + targets.mean
     if targets.unit is not None:
         Y = targets.unit * np.expm1(np.maximum(Y, 0))
-    return F, LossRows(K, Y, w, w * inside, targets.mean, targets.scale)
+    return F, LossRows(K, Y, w, judged if judged.any() else w, targets.mean, targets.scale)
 
 
 def _slope(loss: Loss, F: _Floats, Y: _Floats, w: _Floats, mean: _Floats) -> float:

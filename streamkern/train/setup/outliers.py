@@ -10,7 +10,8 @@ targets that are clipped about these predictions in turns, as Huber's loss has i
 Ronchetti 2009, Robust Statistics, section 7.8). An outlier is a target that is off by more than
 `OUTLIER` robust standard deviations of these errors. Large errors may also be what the kernel does
 not see yet. So outliers are replaced only if rows are then predicted better, see `HELPS_SE`, and
-looked for again in the kernel that is found without them, where the limit is lower.
+looked for again in the kernel or metric that is found without them, whose errors are smaller. A run
+that starts from earlier weights has its kernel, and looks for none.
 """
 
 from __future__ import annotations

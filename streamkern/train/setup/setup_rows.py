@@ -150,8 +150,8 @@ def known_rows(
     Z : (p, d), the centers
     squares : makes the targets and weights that squares take; None: they stay
     """
-    if known is None or (squares is not None and run.problem.center_ranks > 1):
-        return None  # this rank has no more than its stripe of the centers
+    if known is None:
+        return None
     source = run.data.source
     _, Y, w = prepare(
         run.backend, known.block, run.data.weight_factors, transforms=(), dtype=dtype,
