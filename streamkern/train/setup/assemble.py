@@ -171,9 +171,8 @@ def compute_setup(
     setup.meta |= facts | ({"learned_metric": learned.facts} if learned.facts else {})
     scale_arrays, scale_meta = save_scaling(data.fixed)
     arrays = {"Z": host_Z, "shift": shift, "order": order, "sample_rows": rows}
-    if kernel.metric is not None:
-        arrays["metric"] = kernel.metric
-    arrays |= inside.arrays() | setup.arrays
+    arrays |= ({} if kernel.metric is None else {"metric": kernel.metric}) | inside.arrays()
+    arrays |= setup.arrays
     meta = _meta(run, op, setup.meta, scale_meta)
     work = replace(work, options=options, loss=scaled_loss(run.backend, dtype, meta, arrays))
     return ComputedSetup(work, setup, arrays | scale_arrays, meta)
@@ -186,14 +185,11 @@ def _broadcast(
     op, problem = work.op, work.problem
     described = {
         "kernel": op.kernel.describe(), "precision": op.precision,
-        "grid": None if op.grid is None else asdict(op.grid),
-        "slope": 1.0 if fit is None else fit.slope,
+        "grid": op.grid and asdict(op.grid), "slope": 1.0 if fit is None else fit.slope,
     }  # fmt: skip
-    arrays = {"shift": shift}
+    arrays = {"shift": shift} | ({} if op.kernel.metric is None else {"metric": op.kernel.metric})
     if problem.center_ranks == 1:  # else each rank has its stripe
         arrays["Z"] = Z
-    if op.kernel.metric is not None:
-        arrays["metric"] = op.kernel.metric
     return broadcast_setup(work, arrays, described, samples)
 
 
@@ -297,7 +293,7 @@ def _meta(
         "n_outputs": run.problem.c,
         "fit_intercept": run.config.model.fit_intercept,
         "precision": op.precision,
-        "grid": _grid(run),
+        "grid": run.grid and asdict(run.grid),
         "scaling": scaling,
         "scale": data.scale,
         "backend": run.backend.describe(),
@@ -315,10 +311,6 @@ def _source_facts(run: ResolvedRun) -> dict[str, str]:
     source = run.data.source
     found = {"labels": source.label_dtype, "weight_column": source.weight_column}
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _grid(run: ResolvedRun) -> dict[str, float] | None:
-    return None if run.grid is None else asdict(run.grid)
 
 
 def _as_list(names: tuple[str, ...] | None) -> list[str] | None:

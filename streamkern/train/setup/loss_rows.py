@@ -16,7 +16,7 @@ class LossRows(NamedTuple):
     """Rows to find the ridge from, in float64, with targets as stored.
 
     K, Y, w : (n, n) kernel matrix without weights, (n, c) targets, (n,) weights
-    judged : (n,) weights of the rows where they are held out; 0 if a target of the row is an outlier
+    judged : (n,) weights of the rows where they are held out; 0 with an outlier as a target
     mean, gain : (c,) of the outputs z = mean + gain f
     """
 

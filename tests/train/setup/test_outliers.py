@@ -116,7 +116,7 @@ def test_a_robust_loss_is_nearly_as_good_with_outliers(loss: str) -> None:
 
 
 def test_a_run_records_them(tmp_path: Path) -> None:
-    X, moved, y, far = drawn(600)
+    X, moved, y, _ = drawn(600)
     for name, targets in (("with", moved), ("without", y)):
         folder = tmp_path / name
         model = KernelRegressor(loss="huber", n_centers=200, run_dir=folder, verbose=False)
