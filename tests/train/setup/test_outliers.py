@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from streamkern import KernelRegressor, load
+from streamkern import KernelRegressor, Loss, load
 from streamkern.rundir.run_log import read_log
 from streamkern.solver.precondition.samples import SampleRows
 from streamkern.stream.sources.arrays import ArraySource
@@ -33,6 +33,17 @@ def drawn(n: int, seed: int = 0, share: float = 0.05) -> tuple[_Floats, _Floats,
     far = rng.random(n) < share
     sign = rng.choice([-1.0, 1.0], n)
     return X, np.where(far, y + sign * rng.uniform(20, 60, n), y), y, far
+
+
+class Smooth(Loss):
+    """sqrt(1 + e^2) - 1, whose gradient is below 1."""
+
+    def gradient(self, xp: Any, errors: Any, Y: Any) -> Any:
+        return errors / xp.sqrt(1 + errors * errors)
+
+    def values(self, xp: Any, F: Any, Y: Any) -> Any:
+        e = F.astype("float64") - Y
+        return (xp.sqrt(1 + e * e) - 1).sum(axis=1)
 
 
 def found(X: _Floats, Y: _Floats, root: _Floats | None = None) -> BoundedTargets | None:
@@ -134,3 +145,11 @@ def test_squares_keep_their_outliers() -> None:
     X, moved, _, _ = drawn(600)
     model = KernelRegressor(n_centers=200, verbose=False).fit(X, moved)
     assert "outliers" not in model.report_
+
+
+@pytest.mark.parametrize("robust", [True, False])
+def test_a_loss_of_ones_own_says_whether_it_is_robust(robust: bool) -> None:
+    kind = type("Own", (Smooth,), {"robust": robust, "__module__": __name__})
+    X, moved, _, _ = drawn(400)
+    model = KernelRegressor(loss=kind(), n_centers=100, verbose=False).fit(X, moved)
+    assert ("outliers" in model.report_) is robust
