@@ -32,6 +32,10 @@ MOST_VIEWS = 64
 """Arrays of a piece of scratch memory that are kept."""
 SINGLE_THREAD_COLUMNS = 2048
 """Largest number of columns of a matrix that one thread factors alone."""
+ZEROED_ROWS = 64
+"""Rows of a factor whose upper part is zeroed at once."""
+INVERTED_COLUMNS = 64
+"""Columns of the inverse of a triangular block that are solved at once."""
 
 
 class DenseAlgebra(ABC):
@@ -133,10 +137,10 @@ class DenseAlgebra(ABC):
                 if not lapack.potrf(A[k, k]):
                     return False
                 self.run(partial(self._solve_right, A, k), below[1:])
-        for k in columns:
-            A[k, k.stop :] = 0
-            for i in range(k.start, k.stop):
-                A[i, i + 1 : k.stop] = 0
+        for rows in tiles(len(A), ZEROED_ROWS):
+            A[rows, rows.stop :] = 0
+            square = A[rows, rows]
+            square[...] = self.xp.tril(square)
         return bool(np.isfinite(A.diagonal()).all())
 
     @staticmethod
@@ -159,22 +163,52 @@ class DenseAlgebra(ABC):
         L, B : (b, b), C-ordered. b^3/3 FLOPs, a third of `solve_lower`: forward substitution by
         square blocks, columns of blocks over the threads.
         """
-        # Half of a diagonal block is zeros that take time as well, so the blocks are small.
-        blocks = tiles(len(L), self.chunk // 2)
-        eyes = [self.xp.eye(i.stop - i.start, dtype=L.dtype) for i in blocks]
-        inverses = [self.solve_lower(L[i, i], eye) for i, eye in zip(blocks, eyes, strict=True)]
+        blocks, inverses = self._diagonal_inverses(L)
 
-        def substitute(j: slice) -> None:
-            for i, inverse in zip(blocks, inverses, strict=True):
-                if i.start < j.start:
-                    continue
-                X = B[i, j]
-                if i.start > j.start:
-                    X -= L[i, j.start : i.start] @ B[j.start : i.start, j]
-                X[...] = inverse @ X
+        def substitute(k: int) -> None:
+            square = B[blocks[k], blocks[k]]
+            square[...] = inverses[k] @ square
+            self._substitute_below(L, B, blocks, inverses, k)
 
-        self.run(substitute, blocks)
+        self.run(substitute, range(len(blocks)))
         return B
+
+    def inverse_lower(self, L: Array) -> Array:
+        """Return L^-1 of a lower triangular L, both (b, b), C-ordered.
+
+        It is `solve_lower_triangular` with the identity, whose blocks need no products.
+        """
+        B = self.xp.zeros(L.shape, L.dtype)
+        blocks, inverses = self._diagonal_inverses(L)
+        for i, inverse in zip(blocks, inverses, strict=True):
+            B[i, i] = inverse
+        self.run(partial(self._substitute_below, L, B, blocks, inverses), range(len(blocks)))
+        return B
+
+    def _diagonal_inverses(self, L: Array) -> tuple[list[slice], list[Array]]:
+        """Return the blocks of rows of a triangular L, and the inverses of its diagonal blocks.
+
+        Half of a diagonal block is zeros that take time as well, so the blocks are small, and a few
+        columns are solved at once, from their first row that is not zero.
+        """
+        blocks = tiles(len(L), self.chunk // 2)
+        inverses = [self.xp.eye(i.stop - i.start, dtype=L.dtype) for i in blocks]
+        for i, inverse in zip(blocks, inverses, strict=True):
+            for cols in tiles(len(inverse), INVERTED_COLUMNS):
+                below = slice(i.start + cols.start, i.stop)
+                self.solve_lower(L[below, below], inverse[cols.start :, cols])
+        return blocks, inverses
+
+    @staticmethod
+    def _substitute_below(
+        L: Array, B: Array, blocks: list[slice], inverses: list[Array], k: int
+    ) -> None:
+        """Solve the blocks of B below diagonal block k, which is solved, in the same columns."""
+        j = blocks[k]
+        for i, inverse in zip(blocks[k + 1 :], inverses[k + 1 :], strict=True):
+            X = B[i, j]
+            X -= L[i, j.start : i.start] @ B[j.start : i.start, j]
+            X[...] = inverse @ X
 
     def solve_lower_right(self, L: Array, B: Array) -> Array:
         """Compute B <- B L^-T in place: rows of B (k, b) solved with L (b, b), both C-ordered."""
