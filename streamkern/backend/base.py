@@ -12,7 +12,6 @@ the same bit for bit on one thread or sixteen.
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -23,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse
 
-from streamkern.backend import lapack
+from streamkern.backend import freed_arrays, lapack
 from streamkern.backend.dense import Array, DenseAlgebra, Workspaces, tiles
 from streamkern.backend.lapack import one_thread
 from streamkern.basics.errors import ConfigError
@@ -35,12 +34,6 @@ from streamkern.planning.problem import CPU, Costs
 __all__ = ["Array", "Backend", "Uploader", "tiles"]
 
 _T = TypeVar("_T")
-
-try:
-    _MALLOC_TRIM: Any = ctypes.CDLL(None).malloc_trim
-except (AttributeError, OSError, TypeError):  # another C library than glibc
-    _MALLOC_TRIM = None
-
 
 WIDE_FEATURES = 128
 
@@ -87,6 +80,7 @@ class Backend(DenseAlgebra):
             raise ConfigError(f"{mention('threads', threads)} must be at least 1")
         self.threads = threads or available_cpus()
         self.xp: Any = np
+        freed_arrays.keep()
         lapack.load_libraries()  # only libraries that are already loaded can be limited
         self._blas = lapack.blas_libraries()
         self._pool = (
@@ -172,12 +166,8 @@ class Backend(DenseAlgebra):
         """Wait until the device has completed all queued work."""
 
     def release(self) -> None:
-        """Give freed memory back. Call between phases only: the next allocation pays for it.
-
-        glibc keeps freed arrays below 32 MiB for itself, up to the size of a whole phase.
-        """
-        if _MALLOC_TRIM is not None:
-            _MALLOC_TRIM(0)
+        """Give freed memory back. Call between phases only: the next allocation pays for it."""
+        freed_arrays.release()
 
     def memory_available(self) -> int:
         """Return the bytes that can be allocated now without swapping."""

@@ -35,7 +35,7 @@ SINGLE_THREAD_COLUMNS = 2048
 ZEROED_ROWS = 64
 """Rows of a factor whose upper part is zeroed at once."""
 INVERTED_COLUMNS = 64
-"""Columns of the inverse of a triangular block that are solved at once."""
+"""Columns of the inverse of a small triangle that are solved at once."""
 
 
 class DenseAlgebra(ABC):
@@ -163,12 +163,16 @@ class DenseAlgebra(ABC):
         L, B : (b, b), C-ordered. b^3/3 FLOPs, a third of `solve_lower`: forward substitution by
         square blocks, columns of blocks over the threads.
         """
-        blocks, inverses = self._diagonal_inverses(L)
+        blocks = tiles(len(L), self.chunk // 2)
+        inverses = [self._invert(L[i, i], self.xp.zeros_like(L[i, i])) for i in blocks]
 
         def substitute(k: int) -> None:
-            square = B[blocks[k], blocks[k]]
-            square[...] = inverses[k] @ square
-            self._substitute_below(L, B, blocks, inverses, k)
+            j = blocks[k]
+            B[j, j] = inverses[k] @ B[j, j]
+            for i, inverse in zip(blocks[k + 1 :], inverses[k + 1 :], strict=True):
+                X = B[i, j]
+                X -= L[i, j.start : i.start] @ B[j.start : i.start, j]
+                X[...] = inverse @ X
 
         self.run(substitute, range(len(blocks)))
         return B
@@ -178,37 +182,29 @@ class DenseAlgebra(ABC):
 
         It is `solve_lower_triangular` with the identity, whose blocks need no products.
         """
-        B = self.xp.zeros(L.shape, L.dtype)
-        blocks, inverses = self._diagonal_inverses(L)
-        for i, inverse in zip(blocks, inverses, strict=True):
-            B[i, i] = inverse
-        self.run(partial(self._substitute_below, L, B, blocks, inverses), range(len(blocks)))
+        blocks, B = tiles(len(L), self.chunk // 2), self.xp.zeros(L.shape, L.dtype)
+        for i in blocks:
+            self._invert(L[i, i], B[i, i])
+
+        def substitute(k: int) -> None:
+            j = blocks[k]
+            for i in blocks[k + 1 :]:
+                X = self.xp.matmul(L[i, j.start : i.start], B[j.start : i.start, j], out=B[i, j])
+                self.xp.negative(B[i, i] @ X, out=X)
+
+        self.run(substitute, range(len(blocks)))
         return B
 
-    def _diagonal_inverses(self, L: Array) -> tuple[list[slice], list[Array]]:
-        """Return the blocks of rows of a triangular L, and the inverses of its diagonal blocks.
+    def _invert(self, L: Array, out: Array) -> Array:
+        """Write L^-1 to `out`, which is 0. L, out : (b, b), L lower triangular, of few rows.
 
-        Half of a diagonal block is zeros that take time as well, so the blocks are small, and a few
-        columns are solved at once, from their first row that is not zero.
+        Half of the inverse is zeros: a few columns are solved at once, below their first entry.
         """
-        blocks = tiles(len(L), self.chunk // 2)
-        inverses = [self.xp.eye(i.stop - i.start, dtype=L.dtype) for i in blocks]
-        for i, inverse in zip(blocks, inverses, strict=True):
-            for cols in tiles(len(inverse), INVERTED_COLUMNS):
-                below = slice(i.start + cols.start, i.stop)
-                self.solve_lower(L[below, below], inverse[cols.start :, cols])
-        return blocks, inverses
-
-    @staticmethod
-    def _substitute_below(
-        L: Array, B: Array, blocks: list[slice], inverses: list[Array], k: int
-    ) -> None:
-        """Solve the blocks of B below diagonal block k, which is solved, in the same columns."""
-        j = blocks[k]
-        for i, inverse in zip(blocks[k + 1 :], inverses[k + 1 :], strict=True):
-            X = B[i, j]
-            X -= L[i, j.start : i.start] @ B[j.start : i.start, j]
-            X[...] = inverse @ X
+        for cols in tiles(len(L), INVERTED_COLUMNS):
+            below, diagonal = slice(cols.start, None), self.xp.arange(cols.start, cols.stop)
+            out[diagonal, diagonal] = 1
+            self.solve_lower(L[below, below], out[below, cols])
+        return out
 
     def solve_lower_right(self, L: Array, B: Array) -> Array:
         """Compute B <- B L^-T in place: rows of B (k, b) solved with L (b, b), both C-ordered."""
