@@ -84,7 +84,7 @@ class Backend(DenseAlgebra):
         lapack.load_libraries()  # only libraries that are already loaded can be limited
         self._blas = lapack.blas_libraries()
         self._pool = (
-            ThreadPoolExecutor(self.threads, thread_name_prefix="streamkern-tile")
+            ThreadPoolExecutor(self.threads - 1, thread_name_prefix="streamkern-tile")
             if self.threads > 1
             else None
         )
@@ -193,8 +193,9 @@ class Backend(DenseAlgebra):
     def run(self, fn: Callable[[_T], None], items: Iterable[_T]) -> None:
         """Call `fn` on every item, in any order, and return when all are done.
 
-        `fn` must write to its own part of an output only, and must not call `run`. After an error
-        no further item is started, and the error is raised once all threads are idle.
+        The calling thread works as well: to wake another one takes longer than a small item. `fn`
+        must write to its own part of an output only, and must not call `run`. After an error no
+        further item is started, and the error is raised once all threads are idle.
         """
         work = list(items)
         with self.single_threaded_blas():
@@ -218,11 +219,15 @@ class Backend(DenseAlgebra):
                         stop.set()
                         raise
 
-            futures = [self._pool.submit(drain) for _ in range(min(self.threads, len(work)))]
+            others = min(self.threads, len(work)) - 1
+            futures = [self._pool.submit(drain) for _ in range(others)]
             try:
+                drain()
                 wait(futures)
-            finally:  # an interrupt of this thread reaches the others here
+            except BaseException:  # an interrupt of this thread reaches the others here
                 stop.set()
+                wait(futures)
+                raise
             for future in futures:
                 future.result()
 
