@@ -34,6 +34,7 @@ SINGLE_THREAD_COLUMNS = 2048
 """Largest number of columns of a matrix that one thread factors alone."""
 ZEROED_ROWS = 64
 """Rows of a factor whose upper part is zeroed at once."""
+ABOVE_DIAGONAL = ~np.tri(ZEROED_ROWS, dtype=np.bool_)
 INVERTED_COLUMNS = 64
 """Columns of the inverse of a small triangle that are solved at once."""
 
@@ -140,7 +141,7 @@ class DenseAlgebra(ABC):
         for rows in tiles(len(A), ZEROED_ROWS):
             A[rows, rows.stop :] = 0
             square = A[rows, rows]
-            square[...] = self.xp.tril(square)
+            np.copyto(square, 0, where=ABOVE_DIAGONAL[: len(square), : len(square)])
         return bool(np.isfinite(A.diagonal()).all())
 
     @staticmethod
