@@ -50,7 +50,7 @@ class ScaleConfig(_Transform):
 class NoiseConfig(_Transform):
     """Add independent Gaussian noise of standard deviation `sigma`.
 
-    round : to whole steps of stored integers, clipped to their range, so that they stay such.
+    round : whether noisy values are rounded to stored integers, and clipped to their range.
     """
 
     kind: Literal["noise"] = "noise"

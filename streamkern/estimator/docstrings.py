@@ -28,10 +28,10 @@ _ONLY_HERE = {
     "the steps, the training loss, and the time left: in a line that is redrawn on a terminal and "
     'in a notebook, in a new line every 30 s into a pipe. "auto": likewise, if it takes more than '
     "3 s.",
-    "warm_start": "True: `fit` starts from the weights of the fit before, over the same centers, "
-    "which the same rows and random_state give, or `centers` that are handed over; other ones are "
-    "a `ConfigError`. Or the run_dir of another fit, with its centers. False: from nothing. For "
-    '"block", "eigenpro3", "eigenpro4" and "falkon".',
+    "warm_start": "True: `fit` starts from the weights of the previous fit. The centers must be "
+    "the same, as with the same rows and random_state, or with the same `centers`; other centers "
+    "are a `ConfigError`. The run_dir of another fit: `fit` starts from its weights, on the same "
+    'centers. False: `fit` starts anew. For "block", "eigenpro3", "eigenpro4" and "falkon".',
 }
 """Parameters that differ from the setting of a run."""
 _MORE = {
@@ -42,15 +42,15 @@ _MORE = {
     "early_stopping": "Not for `partial_fit`.",
     "epochs": 'In `partial_fit`, passes over each block; "auto": one.',
     "loss": "Or an object, or a class, that derives from `streamkern.Loss`.",
-    "memory": "Of a GPU its memory as well.",
+    "memory": "On a GPU, it also limits the memory of the GPU.",
     "posterior": 'For `predict(X, return_std=True)`; `report_["posterior"]` has the standard '
-    "deviation of the noise, on a log scale that of the logarithms.",
+    "deviation of the noise (on a log scale, of the logarithms).",
     "random_state": "Or None or a RandomState, as in scikit-learn.",
     "ranks": "They need the extra `ranks` and a `run_dir`; see the page on ranks.",
-    "ridge": 'The one found is `report_["ridge"]`, or `report_["ridges"]` for several outputs.',
-    "target_transform": 'A log scale that is taken is `report_["target_transform"]`: its unit, the '
-    "factor of the predictions (gain), and the ratio of the squared errors of left-out rows, the "
-    "largest of which are capped.",
+    "ridge": 'The ridge found is `report_["ridge"]`; several ridges are `report_["ridges"]`.',
+    "target_transform": '`report_["target_transform"]` describes a log scale in use: its unit, the '
+    "factor of the predictions (gain), and the ratio of the squared errors of left-out rows with "
+    "and without it; the largest errors are capped.",
 }
 """What an estimator adds to a setting."""
 
