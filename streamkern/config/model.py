@@ -81,10 +81,10 @@ class ModelConfig(Table):
     """[model]: the kernel and its centers.
 
     kernel : kernel function; "auto": the one of four with which rows predict each other best. It is
-        a name, "module:Class" of a class of your own, or a table, such as `{kind = "polynomial",
-        degree = 2}`. A sum or product of kernels is a table, too, such as {kind = "sum", parts =
+        a name, "module:Class" of a class of your own, or a table, such as {kind = "polynomial",
+        degree = 2}. A sum or product of kernels is a table, too, such as {kind = "sum", parts =
         ["laplace", {kind = "gaussian", bandwidth = 2.0}]}. In Python it may be a `Kernel` with its
-        bandwidth, such as `0.5 * Laplace(3) + Polynomial(2)`. "auto" chooses among "laplace",
+        bandwidth, such as 0.5 * Laplace(3) + Polynomial(2). "auto" chooses among "laplace",
         "matern32", "matern52" and "gaussian" on 512 rows (`setup.choose_kernel`); for "sgd" and
         EigenPro it takes "laplace".
     metric : metric of the distances; "auto": a learned one on tables, else none. "learn" learns a
