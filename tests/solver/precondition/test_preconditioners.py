@@ -571,6 +571,8 @@ def test_ridge_is_part_of_the_damping_and_of_the_step() -> None:
             assert np.linalg.eigvalsh(S_w + R - eta * second)[0] > -1e-12
 
 
+@pytest.mark.slow
+@pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("precision", ["exact", "float64"])
 def test_sketches_have_the_leverage_on_average(precision: str) -> None:
     """To five deviations of the mean of 100 draws, row by row; one block has one, too."""
