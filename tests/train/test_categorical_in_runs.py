@@ -67,6 +67,7 @@ def error(model: Any) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("name", SOLVERS)
 def test_a_stop_leaves_no_trace(name: str, tmp_path: Path) -> None:
     changes = SOLVERS[name]

@@ -357,7 +357,7 @@ def test_duplicate_centers_are_factored_with_a_reported_jitter(precision: str) -
 
 
 @pytest.mark.slow
-@pytest.mark.full(all_but_every=3)
+@pytest.mark.full(all_but_every=5)
 @pytest.mark.parametrize("n_outputs", [1, 300])
 @pytest.mark.parametrize("n_blocks", [1, 4])
 @pytest.mark.parametrize(

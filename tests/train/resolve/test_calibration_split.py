@@ -148,9 +148,7 @@ def test_who_has_no_probabilities_says_why() -> None:
         (model.fit(X, y), "with weights to go on from, which rows set aside may have trained"),
         (KernelClassifier(**QUICK | {"solver": "block"}).partial_fit(X[:200], y[:200]), "partial_"),
         (
-            KernelClassifier(**QUICK | {"solver": "eigenpro3", "ridge": "auto"}).fit(
-                X[:900], y[:900]
-            ),
+            KernelClassifier(**other).fit(X[:900], y[:900]),
             "of fewer than 5,000 rows; train with calib",
         ),
         (
