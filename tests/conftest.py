@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -45,6 +46,20 @@ def pytest_configure(config: pytest.Config) -> None:
     ):  # fmt: skip
         if signal.getsignal(ignored) is signal.SIG_IGN:
             signal.signal(ignored, default)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Spare the collector of garbage what stays to the end: modules, and a million parts of tests.
+
+    To look through them takes a quarter of the time of the collection, and half a second later.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

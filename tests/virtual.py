@@ -398,6 +398,9 @@ class VirtualBackend(PlainBackend):
         self._launch("solve_lower_triangular", L, B)
         return B
 
+    def inverse_lower(self, L: Any) -> Any:
+        return self.solve_lower_triangular(L, self.xp.eye(len(L), dtype=L.dtype))
+
     def solve_lower_right(self, L: Any, B: Any) -> Any:
         self._launch("solve_lower_right", L, B)
         return B

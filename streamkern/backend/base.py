@@ -12,7 +12,6 @@ the same bit for bit on one thread or sixteen.
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -23,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse
 
-from streamkern.backend import lapack
+from streamkern.backend import freed_arrays, lapack
 from streamkern.backend.dense import Array, DenseAlgebra, Workspaces, tiles
 from streamkern.backend.lapack import one_thread
 from streamkern.basics.errors import ConfigError
@@ -35,12 +34,6 @@ from streamkern.planning.problem import CPU, Costs
 __all__ = ["Array", "Backend", "Uploader", "tiles"]
 
 _T = TypeVar("_T")
-
-try:
-    _MALLOC_TRIM: Any = ctypes.CDLL(None).malloc_trim
-except (AttributeError, OSError, TypeError):  # another C library than glibc
-    _MALLOC_TRIM = None
-
 
 WIDE_FEATURES = 128
 
@@ -87,10 +80,11 @@ class Backend(DenseAlgebra):
             raise ConfigError(f"{mention('threads', threads)} must be at least 1")
         self.threads = threads or available_cpus()
         self.xp: Any = np
+        freed_arrays.keep()
         lapack.load_libraries()  # only libraries that are already loaded can be limited
         self._blas = lapack.blas_libraries()
         self._pool = (
-            ThreadPoolExecutor(self.threads, thread_name_prefix="streamkern-tile")
+            ThreadPoolExecutor(self.threads - 1, thread_name_prefix="streamkern-tile")
             if self.threads > 1
             else None
         )
@@ -172,12 +166,8 @@ class Backend(DenseAlgebra):
         """Wait until the device has completed all queued work."""
 
     def release(self) -> None:
-        """Give freed memory back. Call between phases only: the next allocation pays for it.
-
-        glibc keeps freed arrays below 32 MiB for itself, up to the size of a whole phase.
-        """
-        if _MALLOC_TRIM is not None:
-            _MALLOC_TRIM(0)
+        """Give freed memory back. Call between phases only: the next allocation pays for it."""
+        freed_arrays.release()
 
     def memory_available(self) -> int:
         """Return the bytes that can be allocated now without swapping."""
@@ -203,8 +193,9 @@ class Backend(DenseAlgebra):
     def run(self, fn: Callable[[_T], None], items: Iterable[_T]) -> None:
         """Call `fn` on every item, in any order, and return when all are done.
 
-        `fn` must write to its own part of an output only, and must not call `run`. After an error
-        no further item is started, and the error is raised once all threads are idle.
+        The calling thread works as well: to wake another one takes longer than a small item. `fn`
+        must write to its own part of an output only, and must not call `run`. After an error no
+        further item is started, and the error is raised once all threads are idle.
         """
         work = list(items)
         with self.single_threaded_blas():
@@ -228,11 +219,15 @@ class Backend(DenseAlgebra):
                         stop.set()
                         raise
 
-            futures = [self._pool.submit(drain) for _ in range(min(self.threads, len(work)))]
+            others = min(self.threads, len(work)) - 1
+            futures = [self._pool.submit(drain) for _ in range(others)]
             try:
+                drain()
                 wait(futures)
-            finally:  # an interrupt of this thread reaches the others here
+            except BaseException:  # an interrupt of this thread reaches the others here
                 stop.set()
+                wait(futures)
+                raise
             for future in futures:
                 future.result()
 

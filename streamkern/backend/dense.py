@@ -32,6 +32,11 @@ MOST_VIEWS = 64
 """Arrays of a piece of scratch memory that are kept."""
 SINGLE_THREAD_COLUMNS = 2048
 """Largest number of columns of a matrix that one thread factors alone."""
+ZEROED_ROWS = 64
+"""Rows of a factor whose upper part is zeroed at once."""
+ABOVE_DIAGONAL = ~np.tri(ZEROED_ROWS, dtype=np.bool_)
+INVERTED_COLUMNS = 64
+"""Columns of the inverse of a small triangle that are solved at once."""
 
 
 class DenseAlgebra(ABC):
@@ -133,10 +138,10 @@ class DenseAlgebra(ABC):
                 if not lapack.potrf(A[k, k]):
                     return False
                 self.run(partial(self._solve_right, A, k), below[1:])
-        for k in columns:
-            A[k, k.stop :] = 0
-            for i in range(k.start, k.stop):
-                A[i, i + 1 : k.stop] = 0
+        for rows in tiles(len(A), ZEROED_ROWS):
+            A[rows, rows.stop :] = 0
+            square = A[rows, rows]
+            np.copyto(square, 0, where=ABOVE_DIAGONAL[: len(square), : len(square)])
         return bool(np.isfinite(A.diagonal()).all())
 
     @staticmethod
@@ -159,22 +164,48 @@ class DenseAlgebra(ABC):
         L, B : (b, b), C-ordered. b^3/3 FLOPs, a third of `solve_lower`: forward substitution by
         square blocks, columns of blocks over the threads.
         """
-        # Half of a diagonal block is zeros that take time as well, so the blocks are small.
         blocks = tiles(len(L), self.chunk // 2)
-        eyes = [self.xp.eye(i.stop - i.start, dtype=L.dtype) for i in blocks]
-        inverses = [self.solve_lower(L[i, i], eye) for i, eye in zip(blocks, eyes, strict=True)]
+        inverses = [self._invert(L[i, i], self.xp.zeros_like(L[i, i])) for i in blocks]
 
-        def substitute(j: slice) -> None:
-            for i, inverse in zip(blocks, inverses, strict=True):
-                if i.start < j.start:
-                    continue
+        def substitute(k: int) -> None:
+            j = blocks[k]
+            B[j, j] = inverses[k] @ B[j, j]
+            for i, inverse in zip(blocks[k + 1 :], inverses[k + 1 :], strict=True):
                 X = B[i, j]
-                if i.start > j.start:
-                    X -= L[i, j.start : i.start] @ B[j.start : i.start, j]
+                X -= L[i, j.start : i.start] @ B[j.start : i.start, j]
                 X[...] = inverse @ X
 
-        self.run(substitute, blocks)
+        self.run(substitute, range(len(blocks)))
         return B
+
+    def inverse_lower(self, L: Array) -> Array:
+        """Return L^-1 of a lower triangular L, both (b, b), C-ordered.
+
+        It is `solve_lower_triangular` with the identity, whose blocks need no products.
+        """
+        blocks, B = tiles(len(L), self.chunk // 2), self.xp.zeros(L.shape, L.dtype)
+        for i in blocks:
+            self._invert(L[i, i], B[i, i])
+
+        def substitute(k: int) -> None:
+            j = blocks[k]
+            for i in blocks[k + 1 :]:
+                X = self.xp.matmul(L[i, j.start : i.start], B[j.start : i.start, j], out=B[i, j])
+                self.xp.negative(B[i, i] @ X, out=X)
+
+        self.run(substitute, range(len(blocks)))
+        return B
+
+    def _invert(self, L: Array, out: Array) -> Array:
+        """Write L^-1 to `out`, which is 0. L, out : (b, b), L lower triangular, of few rows.
+
+        Half of the inverse is zeros: a few columns are solved at once, below their first entry.
+        """
+        for cols in tiles(len(L), INVERTED_COLUMNS):
+            below, diagonal = slice(cols.start, None), self.xp.arange(cols.start, cols.stop)
+            out[diagonal, diagonal] = 1
+            self.solve_lower(L[below, below], out[below, cols])
+        return out
 
     def solve_lower_right(self, L: Array, B: Array) -> Array:
         """Compute B <- B L^-T in place: rows of B (k, b) solved with L (b, b), both C-ordered."""

@@ -77,6 +77,10 @@ class DeviceAlgebra(DenseAlgebra):
             self.blas.solve_lower(L[cols.start :, cols.start :], B[cols.start :, cols])
         return B
 
+    def inverse_lower(self, L: Array) -> Array:
+        """Return L^-1 as on the CPU."""
+        return self.solve_lower_triangular(L, self.xp.eye(len(L), dtype=L.dtype))
+
     def solve_lower_right(self, L: Array, B: Array) -> Array:
         """Solve as on the CPU."""
         self.blas.solve_lower(L, B, right=True)

@@ -163,5 +163,7 @@ def median_bandwidth(
     distances = (
         packed_distances(Z) if sparse else on_demand("scipy.spatial.distance").pdist(Z, norm)
     )
-    distances = distances[distances > 0]
-    return float(np.median(distances)) if len(distances) else 1.0
+    apart = distances > 0
+    if not apart.all():
+        distances = distances[apart]
+    return float(np.median(distances, overwrite_input=True)) if len(distances) else 1.0

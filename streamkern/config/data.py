@@ -50,7 +50,7 @@ class ScaleConfig(_Transform):
 class NoiseConfig(_Transform):
     """Add independent Gaussian noise of standard deviation `sigma`.
 
-    round : to whole steps of stored integers, clipped to their range, so that they stay such.
+    round : whether noisy values are rounded to stored integers, and clipped to their range.
     """
 
     kind: Literal["noise"] = "noise"
@@ -101,50 +101,54 @@ Transforms = Annotated[tuple[TransformConfig, ...], Rule("a list of tables")]
 class DataConfig(Table):
     """[data]: the training data, and the order and size in which it is read.
 
-    train : a store, or several: one after another, or with `weights` in those shares.
-    weights : shares of the stores in `train`; without them they are read one after another.
-    test : store that is evaluated during training, and never trained on. Of its weights only those
-        of an ingested store count, and class weights do not.
+    train : a store, or a list of stores, which are read one after another, or mixed by `weights`.
+    weights : share of the rows that each store in `train` provides; without them the stores are
+        read one after another.
+    test : store that is evaluated during training, and never trained on. Its sample weights count
+        if streamkern ingested them; class weights do not count.
     x : name of the array of rows in a foreign store.
     y : name of the array of targets in a foreign store.
     sample_weight : name of the array of sample weights in a foreign store. Stores of streamkern
         have their own.
-    foreign : whether a store of streamkern is read as if another program had written it. It may be
-        damaged; its classes, weights and checks are ignored.
-    class_weight : weights of the classes, on top of the sample weights. "balanced": every class has
-        the same total weight, n / (classes * rows of the class) for each row. Or weights by class;
-        1 for classes that are left out.
-    class_sampling : shares in which rows of the classes are read. "balanced": every class as many
-        rows of an epoch as any other. Or shares of all classes. An epoch has as many rows as the
-        data: those of rare classes are repeated and those of frequent ones come less often, all
-        equally often over the epochs. Scaling, rows set aside and evaluations are of the data as it
-        is. May be combined with weights.
+    foreign : whether a store of streamkern is read as if another program had written it. The store
+        may then be damaged; its classes, weights and checksums are ignored.
+    class_weight : weights of the classes, on top of the sample weights. "balanced" gives every
+        class the same total weight: n / (classes * rows of the class) for each row. A table gives
+        weights by class; a class that it leaves out has weight 1.
+    class_sampling : shares of the classes in the rows of an epoch. "balanced" reads equally many
+        rows of every class; a table gives a share for every class. An epoch has as many rows as the
+        data: rows of rare classes are repeated, and rows of frequent classes are read in some
+        epochs only. Over the epochs, all rows of a class are read equally often. Scaling, held-out
+        rows and evaluations use the data as it is. Sample and class weights may be used as well.
     copies : number of times that each row is used in an epoch, each time changed anew by the
         transforms.
     transforms : transforms of training rows, in order, before they are scaled. They see rows in the
-        units they are stored in, unless a scale is first among them. Random ones are augmentation.
+        units in which they are stored, unless the first transform is a scale. Random transforms are
+        augmentation.
     scale : scaling of the features, as a part of the model; "auto": by the kind of the data.
-        "feature": every feature by its own mean and standard deviation; "quantiles": the same, and
-        beside them the quantile scores of the features that are far from normal; "global": all of
-        them by one; "none". "auto" is "global" for images, rows of uint8, and features that vary
-        little because they are nearly always 0, which are usually pixels; for all others "feature",
-        or "quantiles" if rows of a sample predict each other better with it. The numbers are those
-        of a store or of arrays in memory, else of a sample of the rows. Every row that the model
-        sees, and its centers, are given in units before the scaling. A constant feature is only
-        centred. A scale in `transforms` replaces it.
+        "feature" standardises each feature by its own mean and standard deviation. "quantiles" does
+        the same, and adds quantile scores for the features that are far from normally distributed.
+        "global" uses one mean and one standard deviation for all features. "none" does not scale.
+        "auto" is "global" for images, for rows of uint8, and for features that vary little because
+        they are nearly always 0, which are usually pixels. Otherwise it is "feature", or
+        "quantiles" if rows of a sample predict each other better with the scores. The means and
+        standard deviations are those of a store or of arrays in memory, otherwise of a sample of
+        the rows. Rows and centers are always given in the units before the scaling. A constant
+        feature is only centred. A scale in `transforms` replaces this setting.
     epochs : passes over the training data; "auto": enough for 100 000 rows, copies included,
-        between 1 and 20. They are at most 20 for solvers that stop when they have converged, and
-        with early stopping; "direct" stops after the first, unless transforms change every pass.
-    batch_size : training rows of a step; "auto": by the method and the memory.
-    prefetch_threads : threads that read ahead; "auto": as many as speed up this storage. The
-        batches are the same for any number.
+        between 1 and 20. With early stopping, and with solvers that stop when they have converged,
+        "auto" is at most 20; "direct" stops after the first pass, unless transforms change every
+        pass.
+    batch_size : training rows of a step; "auto": chosen by the method and the memory.
+    prefetch_threads : threads that read ahead; "auto": as many as speed up reading from this
+        storage. The batches do not depend on their number.
     dask : address of a Dask scheduler whose workers read and transform the rows.
     cache : a folder that keeps chunks of remote stores, up to `cache_size`, so that a second epoch
         or run does not fetch them again.
-    cache_size : bytes; "auto": half of the free disk.
-    storage_options : for all remote places of the run, as fsspec takes them, and two of ours:
-        `engine`, "obstore" or "s3fs", and `deadline_s`, seconds for which a failing request is
-        retried. Never logged or saved.
+    cache_size : largest size of the cache in bytes; "auto": half of the free disk.
+    storage_options : options for all remote places of the run: those of fsspec, and two of
+        streamkern. `engine` is "obstore" or "s3fs"; `deadline_s` is the number of seconds for which
+        a failing request is retried. The options are never logged or saved.
     """
 
     table = "data"

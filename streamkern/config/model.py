@@ -80,75 +80,81 @@ LossChoice = Annotated[
 class ModelConfig(Table):
     """[model]: the kernel and its centers.
 
-    kernel : kernel function; "auto": the one of four with which rows predict each other best. A
-        name, "module:Class" of a class of your own, or a table: `{kind = "polynomial", degree =
-        2}`, or a sum or product of kernels, such as {kind = "sum", parts = ["laplace", {kind =
-        "gaussian", bandwidth = 2.0}]}. In Python it may be a `Kernel`, such as `0.5 * Laplace(3) +
-        Polynomial(2)`, with its bandwidth.
-        "auto" chooses among "laplace", "matern32", "matern52" and "gaussian" by 512 rows
-        (`setup.choose_kernel`), and takes "laplace" for "sgd" and EigenPro.
-    metric : metric of the distances; "auto": a learned one on tables, else none. "learn": one in
-        which the targets are simpler, if it is surely better on held-out rows: a scale for each
-        feature, or a matrix (`setup.choose_metric`); kernel and bandwidth that are left open are
-        those that suit it. "learn-diagonal": only scales; "learn-full": only a matrix. "none":
-        features as they are. "auto": "learn" on tables (2 to 256 features, not taken for pixels) of
-        256 rows and more, 1000 of classes, if the bandwidth is left open, and the kernel is, too,
-        or one of those that "auto" chooses among (`resolve.metric_mode`). Or the path or URL of an
-        array (.npy or zarr), in Python also an array: scales (d,), or a matrix A (d, r), for
-        distances |(x - z) A| of the features after scaling.
+    kernel : kernel function; "auto": the one of four with which rows predict each other best. It is
+        a name, "module:Class" of a class of your own, or a table, such as {kind = "polynomial",
+        degree = 2}. A sum or product of kernels is a table, too, such as {kind = "sum", parts =
+        ["laplace", {kind = "gaussian", bandwidth = 2.0}]}. In Python it may be a `Kernel` with its
+        bandwidth, such as 0.5 * Laplace(3) + Polynomial(2). "auto" chooses among "laplace",
+        "matern32", "matern52" and "gaussian" on 512 rows (`setup.choose_kernel`); for "sgd" and
+        EigenPro it takes "laplace".
+    metric : metric of the distances; "auto": a learned one on tables, else none. "learn" learns a
+        scale for each feature, or a matrix, and uses it if held-out rows are predicted
+        significantly better (`setup.choose_metric`). A kernel and a bandwidth that are "auto" are
+        then chosen to suit the metric. "learn-diagonal" allows only scales, "learn-full" only a
+        matrix. "none" takes the features as they are. "auto" means "learn" on tables (2 to 256
+        features that are not classified as pixels) with at least 256 rows, or 1000 for classes, if
+        the bandwidth is "auto" and the kernel is "auto" or one of its candidates
+        (`resolve.metric_mode`). A path or URL names an array (.npy or zarr), which in Python may be
+        given itself: scales (d,), or a matrix A (d, r) for distances |(x - z) A| of the features
+        after scaling.
     bandwidth : length scale of the kernel; "auto": the one with which rows predict each other best.
-        It is in units of the features after scaling, and of the parts of a kernel without their
-        own. "median": the median distance, in the norm of the kernel, between centers, or between
-        the rows that "kmeans" and "rpcholesky" begin with (with `kernel="auto"`, between 512 rows).
-        "auto" tries a 64th to 16 times the median distance on 512 rows (`setup.choose_kernel`).
-    n_centers : number of centers p; "auto": all rows, at most as many as `effort` allows. "all":
-        centers = "all". If there are fewer rows, all are taken, with a warning.
-    effort : the work that "auto" of `n_centers` and `metric` may take. "quick": at most 2000
-        centers, or all of up to 4096 rows, and a metric from 6144 rows. "default": 10 000 centers,
-        or all of up to 16 384 rows, and a metric from 15 360 rows. "best": 10 000 centers, or all
-        of up to 100 000 rows as far as their kernel matrix fits the memory in float32, and a metric
-        from 24 576 rows. All rows are centers of the solver "direct" alone, without random
-        transforms.
+        Its unit is that of the features after scaling. In a sum or product of kernels, it holds for
+        the parts that have no bandwidth of their own. "median" is the median distance, in the norm
+        of the kernel, between centers, or between the rows with which "kmeans" and "rpcholesky"
+        begin (with `kernel="auto"`, between 512 rows). "auto" tries 1/64 to 16 times the median
+        distance on 512 rows (`setup.choose_kernel`).
+    n_centers : number of centers p; "auto": all rows, or as many as `effort` allows. "all" means
+        centers = "all". If there are fewer rows than this number, all rows are centers, and a
+        warning says so.
+    effort : limit of the work of "auto" for `n_centers` and `metric`. "quick": all rows are centers
+        up to 4096 rows, otherwise 2000; a metric is learned from 6144 rows. "default": all up to 16
+        384 rows, otherwise 10 000; a metric from 15 360 rows. "best": all up to 100 000 rows if
+        their kernel matrix fits into memory in float32, otherwise 10 000; a metric from 24 576
+        rows. All rows are centers only with the solver "direct", and without random transforms.
     features : whether f is made of kernels or of explicit features. "kernel": f is a sum of kernels
-        at the centers. "nystrom": the same f, trained as a linear model of L^-1 k(Z, x),
-        K(Z, Z) = L L^T. "fourier": a linear model of `n_features` random Fourier features, without
-        centers, for the built-in kernels of a distance. Explicit features are for the solvers
-        "block", "sgd", "eigenpro1" and "direct".
-    centers : selection of the centers, or their path. "random": rows of the data. "balanced": the
-        same, with equally many of each class as far as there are. "kmeans": means of a stream of
-        rows (`kmeans`); they help if p is far below n. "rpcholesky": rows that span the kernel
-        matrix well, out of up to 8 p random ones (`rpcholesky`). "all": every row. Or the path or
-        URL of an array of rows (.npy or zarr) or a store, in Python also an array (p, d), in units
-        before the scaling.
+        at the centers. "nystrom": the same f, trained as a linear model of the features L^-1 k(Z,
+        x), where K(Z, Z) = L L^T. "fourier": a linear model of `n_features` random Fourier
+        features, without centers, for the built-in kernels that are functions of a distance. The
+        solvers "block", "sgd", "eigenpro1" and "direct" train explicit features.
+    centers : selection of the centers, or their path. "random": random rows of the data.
+        "balanced": random rows, equally many of each class if there are enough. "kmeans": means of
+        clusters of a stream of rows (`kmeans`), which help if p is far below n. "rpcholesky": rows
+        that span the kernel matrix well, out of up to 8 p random rows (`rpcholesky`). "all": every
+        row. A path or URL names an array of rows (.npy or zarr) or a store, in the units before the
+        scaling; in Python it may be an array (p, d).
     n_features : number of Fourier features, even; "auto": 10 000.
-    fit_intercept : whether the mean of the targets is subtracted before and added to f after. It is
-        the weighted mean; without it, as in most papers, f is kernels and nothing else. It is the
-        mean over the rows of the run, of the first block in `partial_fit` (f learns by how much
-        later ones differ), of the run that a warm start continues, and of a sample of the rows if a
-        function makes or changes the targets. Mix-up keeps it.
-    loss : the loss that is minimised. For classes "log_loss", of the softmax of the outputs, and
-        "squared_hinge", of each class against the others. For values "absolute_error", whose
-        minimum is the median, "huber", which is linear for large errors, and "quantile" and
-        "expectile", which take `quantile`. For counts and amounts, whose logarithm f then is, by
-        "block": "poisson" for targets of at least 0, "gamma" above 0. Or "module:Class" of a class
-        of your own, or a table `{kind = "module:Class", ...}` with its parameters.
-    quantile : the quantile or expectile of those two losses, in (0, 1); left out it is 0.5. A list
-        that rises, such as [0.05, 0.5, 0.95], gives one target as many outputs, which do not cross;
-        one number in a list is a column, (n, 1).
-    target_transform : the scale on which squares of the targets are learned; predictions and
-        figures are in the units of the targets. "log": the logarithm, log(1 + y / unit), for
-        targets of at least 0, of which each output has a unit of its own. "auto": "log" for one
-        target if it is surely better on held-out rows, else none. It is looked for in whole runs of
-        256 rows and more, whose targets are skew and never below 0, if kernel and bandwidth are
-        left open (`setup.choose_transform`). "none": the targets as they are.
-    patch_features : number of filters N by which images are described to the kernel, such as 512:
-        whitened patches of training images, drawn at random. Each is compared with all patches of
-        an image, and what is above a threshold, of either sign, is averaged over each region of the
-        image: 2 N features for each, in place of the pixels. They are computed on the device, after
-        transforms and scale, for every row that the model sees. 0: none.
+    fit_intercept : whether the mean of the targets is subtracted before training, and added to f
+        afterwards. It is the weighted mean. Without it, as in most papers, f is a sum of kernels
+        and nothing else. The mean is over the rows of the run; in `partial_fit` over the first
+        block (f learns by how much later blocks differ); in a warm start over the rows of the
+        earlier run; and if a function makes or changes the targets, over a sample of the rows.
+        Mix-up keeps the mean.
+    loss : the loss that is minimised. For classes, besides squares: "log_loss" of the softmax of
+        the outputs, and "squared_hinge" of each class against the others. For values:
+        "absolute_error", whose minimum is the median; "huber", which is linear for large errors;
+        "quantile" and "expectile", with the setting `quantile`. For counts and amounts, with the
+        solver "block": "poisson" for targets of at least 0, and "gamma" for targets above 0; f is
+        then the logarithm of the prediction. A loss of your own is "module:Class", or a table
+        `{kind = "module:Class", ...}` with its parameters.
+    quantile : the quantile of the loss "quantile", or the expectile of "expectile", in (0, 1); 0.5
+        if it is left out. An increasing list, such as [0.05, 0.5, 0.95], gives a single target as
+        many outputs, which do not cross. With a list of one number, predictions are a column, (n,
+        1).
+    target_transform : the scale of the targets on which the squared error is minimised; predictions
+        and figures are in the units of the targets. "log" is log(1 + y / unit), for targets of at
+        least 0; each output has a unit of its own. "auto" means "log" if there is one target and
+        left-out rows are then predicted clearly better, else "none". It tries "log" for skewed
+        targets that are never below 0, in whole runs of at least 256 rows, if kernel and bandwidth
+        are "auto" (`setup.choose_transform`). "none" takes the targets as they are.
+    patch_features : number of filters N whose responses replace the pixels of an image, such as
+        512; 0: none. A filter is a whitened patch of a training image, drawn at random. It is
+        compared with all patches of an image. The part of the responses above a threshold, and the
+        part below the negative threshold, are averaged over each region of the image, which gives 2
+        N features for each region. They are computed on the device, after transforms and scaling,
+        for every row that the model sees.
     patch_size : pixels along a side of a patch; "auto": 6, or 3 in images with a side of fewer than
         16 pixels.
-    patch_grid : regions along a side of an image; 2: its quarters, for 8 N features.
+    patch_grid : number of regions along a side of an image; 2: its quarters, for 8 N features.
     """
 
     table = "model"

@@ -102,55 +102,56 @@ class Every(NamedTuple):
 class ExecutionConfig(Table):
     """[run]: execution, checkpoints and monitoring of the run.
 
-    run_dir : folder or URL of checkpoints and log, from which the same call resumes. Without it
-        nothing is saved.
+    run_dir : folder or URL of the checkpoints and the log, from which the same call resumes.
+        Without it nothing is saved.
     precision : precision of the arithmetic; "auto": the fastest that is as good as float32, and
-        float64 for values where all rows are centers: of fewer than 4096 rows, and of up to 16 384
-        with so little noise that the rounding of float32 would show. "exact" is float32,
-        "float64" is float64, "high", "integer" and "fast" are GPU modes.
+        float64 for values if all rows are centers and there are fewer than 4096 rows, or up to 16
+        384 rows with so little noise that the rounding of float32 would show. "exact" is float32,
+        "float64" is float64; "high", "integer" and "fast" are modes of a GPU.
     device : device of the computation; "auto": a GPU that CuPy can use, else the CPU.
     accelerator : accelerator of the CPU; "auto": Numba if it is installed and the work outweighs
         its compilation.
     memory : bytes that the run may add to the process; "auto": four fifths of the free memory.
-    device_memory : the same for the GPU's memory.
+    device_memory : bytes that the run may add to the memory of the GPU; "auto": four fifths of its
+        free memory.
     threads : threads of the computation; "auto": one for each processor.
     ranks : processes that share every step, each with a part of its rows. They run on this machine
-        or on `cluster`; "gpus": one for each GPU of this machine. For the block and the direct
-        solver, FALKON, EigenPro 3 and 4. The result is that of one process, to rounding.
-    min_ranks : smallest number of ranks; with fewer workers than `ranks` the run takes as many as
-        there are.
-    center_ranks : number of ranks over which the centers and weights are partitioned, in the steps
-        of the block solver, EigenPro 3 and 4, and FALKON, if one rank cannot hold all of them; it
-        divides `ranks`. The setup then partitions them over all ranks. A step takes longer than
-        with 1.
+        or on `cluster`; "gpus" means one for each GPU of this machine. For "block", "direct",
+        "falkon", "eigenpro3" and "eigenpro4". The result is that of one process, up to rounding.
+    min_ranks : smallest number of ranks; if there are fewer workers than `ranks`, the run uses all
+        of them.
+    center_ranks : number of ranks over which the steps partition the centers and weights, if one
+        rank cannot hold all of them, for "block", "eigenpro3", "eigenpro4" and "falkon". It must
+        divide `ranks`. The setup then partitions centers and weights over all ranks. A step takes
+        longer than with 1.
     cluster : address of a Dask scheduler whose workers run the ranks, one on each.
     random_state : seed that fixes every draw.
-    checkpoint_every : steps or time between two checkpoints; "auto": a minute, or 20 times the time
-        for which the last one stopped training.
+    checkpoint_every : steps or time between two checkpoints; "auto": a minute, or 20 times as long
+        as the last checkpoint stopped the training.
     keep_checkpoints : number of newest checkpoints that are kept.
     evaluate_every : steps between two evaluations on `data.test`; "auto": one after each pass.
-    evaluate_at : counts of samples, each evaluated once it is reached.
+    evaluate_at : numbers of samples after each of which the model is evaluated.
     log : whether the run log is written.
-    tensorboard : folder for TensorBoard, which gets losses and figures as they are logged.
-    mlflow : tracking URI of MLflow, which gets the settings and the same numbers.
-    early_stopping : whether the run stops once the score on rows set aside no longer improves. A
-        share of the rows is set aside, the model is scored on it after every pass, by accuracy or
-        R2, or by the loss if it is not squares, and the run stops after `n_iter_no_change` passes
-        in a row without a better score. The model has the weights of the best pass, also if
-        `data.epochs` end it. Rows set aside are never trained on, nor are copies of them. Not for
-        "direct", warm starts, and rows that a function makes.
-    validation_fraction : share of the stored rows that is set aside for early stopping. Of arrays
-        in memory it is the same share of each class.
-    n_iter_no_change : passes in a row without a better score that end the run.
-    calibrate : whether rows are set aside for probabilities and intervals; "auto": for many rows of
-        classes. By them the finished model predicts probabilities of classes, and intervals of
-        values with the requested coverage. true: a tenth of the rows, at most 2000, never trained
-        on; not for warm starts, and rows that a function makes. "auto": a fiftieth, at most 2000,
-        of 5000 rows or more with one class each, 500 for each class, if rows can be set aside; of
-        values, of weighted and of fewer rows none. With fewer rows of classes, each row, weighted
-        or not, is predicted by a model of the others instead, for the solvers "direct", "block" and
-        "falkon"; not with copies, random transforms, class_sampling, ranks, or more Fourier
-        features than rows.
+    tensorboard : folder for TensorBoard, which receives losses and figures as they are logged.
+    mlflow : tracking URI of MLflow, which receives the settings and the same numbers.
+    early_stopping : whether the run stops once the score on validation rows no longer improves. A
+        share of the rows is set aside as validation rows, and the model is scored on them after
+        every pass: by accuracy or R2, or by the loss if it is not the squared error. The run stops
+        after `n_iter_no_change` passes in a row without a better score. The model has the weights
+        of the best pass, even if `data.epochs` ends the run. Neither validation rows nor copies of
+        them are trained on. Not for "direct", for warm starts, and for rows that a function makes.
+    validation_fraction : share of the stored rows that is set aside for early stopping. From arrays
+        in memory, the same share of each class is taken.
+    n_iter_no_change : number of passes in a row without a better score after which the run ends.
+    calibrate : whether rows are set aside for probabilities and intervals; "auto": for classes with
+        many rows. After training, these rows determine the probabilities of classes, or the widths
+        of intervals with the requested coverage. true sets aside a tenth of the rows, at most 2000,
+        which are never trained on; not for warm starts, and for rows that a function makes. "auto"
+        sets aside a fiftieth, at most 2000, if there are at least 5000 rows with one class each,
+        and 500 for each class; it sets none aside for values and for weighted rows. With fewer rows
+        of classes, weighted or not, each row is predicted by a model of the others instead, for the
+        solvers "direct", "block" and "falkon"; not with copies, random transforms, class_sampling,
+        several ranks, or more Fourier features than rows.
     """
 
     table = "run"

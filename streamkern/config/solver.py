@@ -91,19 +91,20 @@ class SolverConfig(Table):
 
     name : training method; "auto": "block", or "direct" if that is expected to finish sooner.
         "sgd", "eigenpro1" and "eigenpro2" take all rows as centers, unless features are explicit.
-    block_size : centers in a block of the preconditioner, for "block"; "auto": as many as memory
-        and length of the run justify.
-    ridge : weight of the squared norm of f beside the error; "auto": found from the data. It is the
-        coefficient of tr(alpha^T K(Z, Z) alpha) / 2 beside half the mean squared error, with
-        Fourier features of |w|^2; 0 is none. It is found by "direct" on held-out rows, for each
-        output with values, and otherwise from the noise of the targets
-        (`solver.precondition.noise`). For "block", "sgd", "direct", "falkon", and "eigenpro1" with
-        explicit features; solvers without a ridge ignore "auto".
+    block_size : centers in a block of the preconditioner, for "block"; "auto": as many as the
+        memory and the length of the run justify.
+    ridge : weight of the squared norm of f in the objective; "auto": estimated from the data. It is
+        the coefficient of tr(alpha^T K(Z, Z) alpha) / 2 beside half the mean squared error, with
+        |w|^2 in place of the trace for Fourier features; 0 means no ridge. "direct" estimates it on
+        held-out rows, for values separately for each output; otherwise it follows from the noise of
+        the targets (`solver.precondition.noise`). For "block", "sgd", "direct", "falkon", and
+        "eigenpro1" with explicit features; solvers without a ridge ignore "auto".
     n_nystrom : rows of the sample from which EigenPro's preconditioner is made.
     level : directions that EigenPro's preconditioner damps.
     period : steps between two projections, for "eigenpro4".
-    projection : projection onto the span of the centers, for "eigenpro3" and "eigenpro4". "exact";
-        "resident", with K(Z, Z) kept in memory; "inexact", by an inner EigenPro.
+    projection : projection onto the span of the centers, for "eigenpro3" and "eigenpro4". "exact"
+        uses a factor of K(Z, Z); "resident" uses an inner EigenPro, and keeps K(Z, Z) in memory;
+        "inexact" uses an inner EigenPro, and does not keep it.
     projection_epochs : passes of the inner EigenPro over the centers in a projection, for
         projection "resident" and "inexact".
     projection_nystrom : centers of the sample from which the inner EigenPro's preconditioner is
@@ -111,18 +112,20 @@ class SolverConfig(Table):
     projection_level : directions that the inner EigenPro's preconditioner damps; "auto": a tenth of
         the sample.
     projection_batch : centers in a step of the inner EigenPro; "auto": its critical batch, and at
-        most the batch of the steps. With more than the critical batch a pass learns less.
+        most the batch of the steps. Above the critical batch, a pass makes less progress.
     average : whether the model has the running average of the weights, or the last ones.
     damping : damping of the preconditioner; "auto": by the noise of the targets. For "block" it is
-        mu over the top eigenvalue of the first block's covariance, for "eigenpro1" the factor tau
-        in (0, 1].
+        mu divided by the top eigenvalue of the first block's covariance; for "eigenpro1" it is the
+        factor tau in (0, 1].
     step_scale : factor on the step size that was measured to be safe.
-    tolerance : residual, relative to that of the zero function, at which conjugate gradients stop.
-        It is in the norm of their preconditioner; left out it is 1e-4. For "falkon".
-    posterior : whether the model keeps the posterior for standard deviations of its values. It is
-        p^2 numbers in float64, for "direct", which "auto" then stands for, and rows without copies.
+    tolerance : residual, relative to that of the zero function, at which conjugate gradients stop,
+        for "falkon". It is measured in the norm of the preconditioner; left out it is 1e-4.
+    posterior : whether the model stores the posterior, from which it predicts standard deviations.
+        The posterior takes p^2 numbers in float64. It needs the solver "direct" (which "auto" then
+        means) and rows without copies.
     warm_start : run directory whose newest weights training starts from. Its centers must be the
-        same, and its loss the same or squares. For "block", "eigenpro3", "eigenpro4" and "falkon".
+        same, and its loss must be the same or the squared error. For "block", "eigenpro3",
+        "eigenpro4" and "falkon".
     """
 
     table = "solver"

@@ -28,10 +28,10 @@ _ONLY_HERE = {
     "the steps, the training loss, and the time left: in a line that is redrawn on a terminal and "
     'in a notebook, in a new line every 30 s into a pipe. "auto": likewise, if it takes more than '
     "3 s.",
-    "warm_start": "True: `fit` starts from the weights of the fit before, over the same centers, "
-    "which the same rows and random_state give, or `centers` that are handed over; other ones are "
-    "a `ConfigError`. Or the run_dir of another fit, with its centers. False: from nothing. For "
-    '"block", "eigenpro3", "eigenpro4" and "falkon".',
+    "warm_start": "True: `fit` starts from the weights of the previous fit. The centers must be "
+    "the same, as with the same rows and random_state, or with the same `centers`; other centers "
+    "are a `ConfigError`. The run_dir of another fit: `fit` starts from its weights, on the same "
+    'centers. False: `fit` starts anew. For "block", "eigenpro3", "eigenpro4" and "falkon".',
 }
 """Parameters that differ from the setting of a run."""
 _MORE = {
@@ -42,76 +42,76 @@ _MORE = {
     "early_stopping": "Not for `partial_fit`.",
     "epochs": 'In `partial_fit`, passes over each block; "auto": one.',
     "loss": "Or an object, or a class, that derives from `streamkern.Loss`.",
-    "memory": "Of a GPU its memory as well.",
+    "memory": "On a GPU, it also limits the memory of the GPU.",
     "posterior": 'For `predict(X, return_std=True)`; `report_["posterior"]` has the standard '
-    "deviation of the noise, on a log scale that of the logarithms.",
+    "deviation of the noise (on a log scale, of the logarithms).",
     "random_state": "Or None or a RandomState, as in scikit-learn.",
     "ranks": "They need the extra `ranks` and a `run_dir`; see the page on ranks.",
-    "ridge": 'The one found is `report_["ridge"]`, or `report_["ridges"]` for several outputs.',
-    "target_transform": 'A log scale that is taken is `report_["target_transform"]`: its unit, the '
-    "factor of the predictions (gain), and the ratio of the squared errors of left-out rows, the "
-    "largest of which are capped.",
+    "ridge": 'The ridge found is `report_["ridge"]`; several ridges are `report_["ridges"]`.',
+    "target_transform": '`report_["target_transform"]` describes a log scale in use: its unit, the '
+    "factor of the predictions (gain), and the ratio of the squared errors of left-out rows with "
+    "and without it; the largest errors are capped.",
 }
 """What an estimator adds to a setting."""
 
 
 ATTRIBUTES = """\
-centers_ : (p, d) the centers, in the order given or drawn, in the units the kernel sees: those
-    of X after scaling. With Fourier features (p, d + 1), their frequencies and phases; of rows
-    that stay sparse, a sparse array of SciPy's.
-dual_coef_ : (p, c) their weights: f(X) = K(scaled X, centers_) @ dual_coef_ + intercept_.
-    Arrays of a fit are read-only.
+centers_ : (p, d) the centers, in the order given or drawn, after the scaling of X. With Fourier
+    features (p, d + 1), their frequencies and phases; for rows that stay sparse, a sparse array of
+    SciPy.
+dual_coef_ : (p, c) the weights of the centers, read-only:
+    f(X) = K(scaled X, centers_) @ dual_coef_ + intercept_.
     float64, but for classes in the precision of the training. On a log scale (`target_transform`)
-    the sum s is log(1 + y / unit), and f(X) = gain * unit * (exp(s) - 1).
+    this sum s is log(1 + y / unit), and f(X) = gain * unit * (exp(s) - 1).
 intercept_ : (c,) float64; zeros without `fit_intercept`.
-feature_importances_ : (n_features_in_,) of a model with a metric: the share of each column in it,
-    which is that of the mean squared gradients; they sum to 1. For how much of the error a column
-    takes away see `permutation_importances`.
-metric_importances_ : (d,) the same of the features that columns were encoded as.
+feature_importances_ : (n_features_in_,) for a model with a metric: the share of each column in the
+    mean squared gradients from which the metric is made; they sum to 1.
+    `permutation_importances` measures how much a column lowers the error.
+metric_importances_ : (d,) the same shares for the features that the columns were encoded as.
 kernel_ : the kernel with its bandwidth, a `Kernel`.
-ridge_ : the ridge, given or found; 0.0 without one; (c,) where several targets have their own.
+ridge_ : the ridge, given or found; 0.0 without one; (c,) if several targets have their own.
 solver_ : the name of the solver, given or chosen.
 n_centers_ : p, the number of centers; 0 with Fourier features.
-bandwidth_ : of the kernel: 1 if it has none, and the largest of a sum or product of kernels of
-    distances.
-n_features_in_ : d, or the columns of the table that was encoded.
-feature_names_in_ : names of the columns, where a DataFrame or a store had them: those of the d
-    features, or of the table that they were encoded from.
-encoded_features_ : (d,) names of the features, of a table with words, dates or gaps.
-report_ : what was chosen and measured: solver, sizes, ridge, leverage, step size, samples, metrics;
-    why it took fewer epochs than were allowed (`ended`); of sparse rows how full they are.
-n_iter_ : epochs that were passed to the end; in `partial_fit` over all blocks so far.
+bandwidth_ : the bandwidth of the kernel; 1 if it has none, and the largest one in a sum or product
+    of kernels.
+n_features_in_ : d, or the number of columns of the table that was encoded.
+feature_names_in_ : names of the columns, if a DataFrame or a store had them: names of the d
+    features, or of the columns of the table that they were encoded from.
+encoded_features_ : (d,) names of the features, for a table with words, dates or missing values.
+report_ : the choices and measurements: solver, sizes, ridge, leverage, step size, samples, metrics;
+    why it took fewer epochs than were allowed (`ended`); for sparse rows their density.
+n_iter_ : number of complete epochs; in `partial_fit` over all blocks so far.
 loss_curve_ : (n_iter_,) the training loss of each epoch, oldest first: the mean squared error
-    over its rows and outputs, in squares of the units of y, or of its logarithm on a log scale
-    (`target_transform`), of each row before the step that learned from it. The solvers "direct"
-    and "falkon" change the model at the end of an epoch: theirs is the loss of that model, after
-    the last epoch on up to 512 rows. NaN where it is not known, of a run that an older version
-    began. It covers all processes that worked on `run_dir`.
-history_ : the evaluations on `test`, oldest first: `test_mse` in squares of the units of y,
-    its mean over rows and outputs, and `test_r2` or, of classes, `test_accuracy`; with
-    `early_stopping` also `validation_mse` and so on, of the rows set aside. The last of them, of
-    the weights that are kept, are in report_ as well. Of several labels for a row they are those
-    of values.
-validation_scores_ : with `early_stopping` the score of every pass on the rows set aside, accuracy
-    or R2, or minus the figure of a loss other than squares, oldest first; else None.
+    over rows and outputs, each row before the step that learned from it, in squared units of y, or
+    of its logarithm on a log scale (`target_transform`). With the solvers "direct" and "falkon",
+    which change the model at the end of an epoch, it is the loss of that model; after the last
+    epoch it is computed on up to 512 rows. NaN if an older version began the run and did not record
+    it. The curve covers all processes that worked on `run_dir`.
+history_ : the evaluations on `test`, oldest first: `test_mse` in squared units of y, as the mean
+    over rows and outputs, and `test_r2` or, for classes, `test_accuracy`; with `early_stopping`
+    also `validation_mse` and so on, for the validation rows. The evaluation of the weights that are
+    kept is in report_ as well. With several labels for a row, they are evaluated as values.
+validation_scores_ : with `early_stopping` the score of every pass on the validation rows, oldest
+    first: accuracy or R2, or minus the metric of a loss other than the squared error; else None.
 """
 
 CLASSES_ATTRIBUTE = """\
-classes_ : (c,) sorted labels. Of a store they are its class names, as whole numbers where all
-    of them are; of several labels for a row the numbers of their columns. Answers have their
-    columns in this order, `dual_coef_` and `intercept_` in that of the store's classes.
+classes_ : (c,) sorted labels. For a store they are its class names, as whole numbers if all of
+    them are whole numbers; with several labels for a row, the numbers of the columns. Predictions
+    have their columns in this order, `dual_coef_` and `intercept_` in the order of the store's
+    classes.
 """
 
 RAISES = """\
 ConfigError
-    A parameter is wrong: `fit` and `partial_fit` say which, the rule and the remedy.
-    `MemoryBudgetError`, one of them, where the sizes asked for do not fit `memory`.
+    A parameter is wrong: `fit` and `partial_fit` name it, the rule and the remedy.
+    `MemoryBudgetError` is a `ConfigError` for sizes that do not fit `memory`.
 DataError
     The data is not what it has to be: NaN or infinity, rows of another shape, a damaged store.
 ResumeMismatchError
     `run_dir` holds a run of other data or settings.
 TrainingInterrupted
-    A signal stopped `fit` with a `run_dir`; the same call goes on.
+    A signal stopped `fit` with a `run_dir`; the same call resumes it.
 """
 
 

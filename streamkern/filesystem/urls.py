@@ -96,7 +96,7 @@ def _refuse_zip(url: str, refused: bool, why: str) -> None:
 
 
 def _holds_zarr(path: Path) -> bool:
-    """Return whether an archive is a Zarr store; ConfigError if the store is in a folder of it."""
+    """Return whether an archive is a Zarr store; raise ConfigError if it holds one in a folder."""
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:
@@ -163,7 +163,7 @@ def _engines(scheme: str) -> tuple[str, ...]:
 def _is_for_obstore(scheme: str, engine: str | None, options: Mapping[str, Any]) -> bool:
     """Return whether obstore is requested, or is installed and supports the options.
 
-    The packages of fsspec for Google and Azure know more logins, and are used where installed.
+    For Google and Azure, fsspec's packages come first if they are installed: they know more logins.
     """
     needed = ("obstore", "botocore") if scheme in S3 else ("obstore",)
     installed = all(importlib.util.find_spec(name) for name in needed)
@@ -184,7 +184,10 @@ def _is_for_obstore(scheme: str, engine: str | None, options: Mapping[str, Any])
 
 
 def _checked(url: str, make: Callable[[], Engine]) -> Engine:
-    """Return an engine; raise a sentence if a package lacks or the settings are wrong."""
+    """Return an engine.
+
+    Raises MissingDependencyError if a package is not installed, and ConfigError for wrong settings.
+    """
     try:
         return make()
     except ImportError as error:
@@ -236,9 +239,9 @@ def _check_hosts(url: str) -> None:
 def check_open(url: str) -> None:
     """Raise ConfigError if a URL, or one of those that it chains, holds a secret.
 
-    Libraries name hosts and buckets in their errors, and parse URLs differently from their author:
-    no URL with credentials may reach one. S3 takes no query either, as it may hold credentials;
-    elsewhere a query is a part of the name.
+    Libraries name hosts and buckets in their errors, and may split a URL differently from its
+    author. So no URL with credentials may reach a library. A query is refused for S3, because it
+    may hold credentials; elsewhere it is a part of the name.
     """
     if any(_holds_credentials(part) for part in url.split("::")):  # simplecache::s3://bucket
         raise ConfigError(

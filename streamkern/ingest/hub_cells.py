@@ -14,7 +14,7 @@ from streamkern.basics.optional import import_optional
 from streamkern.basics.text import some
 from streamkern.ingest.tables.cells import RowsInFile, row_number, unwrapped
 
-_CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}  # of the modes of images that are bytes of brightness
+_CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}  # channels of the image modes with uint8 pixels
 
 
 def is_of_hub(given: Any, *names: str) -> bool:
@@ -27,10 +27,10 @@ def is_of_hub(given: Any, *names: str) -> bool:
 class WideColumn:
     """A column of a data set whose cells are rows of one shape.
 
-    feature : as the data set describes it
-    name, where : of the column, and of the data set in messages
-    first : the first cell, which decides where lists and images declare no shape
-    shape : of a row, (d,) or (height, width, channels)
+    feature : the type of the column, as the data set describes it
+    name, where : names of the column and of the data set, for messages
+    first : the first cell, which gives the shape if `feature` declares none
+    shape : shape of a row, (d,) or (height, width, channels)
     """
 
     def __init__(self, feature: Any, name: str, where: str, first: Any) -> None:
@@ -52,7 +52,7 @@ class WideColumn:
         self.shape = self._sizes if len(self._sizes) == 3 else (math.prod(self._sizes),)
 
     def rows(self, column: Any, numbers: RowsInFile) -> NDArray[Any]:
-        """Return cells as rows (k, ...). numbers : of these rows, for messages"""
+        """Return cells as rows (k, ...). numbers : row numbers of the cells, for messages"""
         cells = unwrapped(column)
         if cells.null_count:
             raise self._refusal(numbers, cells.is_null().index(True).as_py(), "is null")

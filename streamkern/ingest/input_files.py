@@ -45,7 +45,7 @@ _VECTORS: Final = {
     ".ivecs": "a.reshape(-1, a[:4].view('i4')[0] * 4 + 4)[:, 4:].copy().view('i4')",
     ".bvecs": "a.reshape(-1, a[:4].view('i4')[0] + 4)[:, 4:]",
 }
-"""Files of vectors, each after its length, and the code that makes rows (n, d) of their bytes."""
+"""Files of vectors, each preceded by its length, and the code that makes (n, d) of the bytes."""
 
 
 @contextmanager
@@ -108,7 +108,7 @@ class FileOpener:
     external : whether links of HDF5 to other files are followed
     foreign : whether a Zarr group of streamkern is read as if another program had written it
     form : the format of the files, and how CSV files are written
-    memory : bytes that an array may take that cannot be read by rows, and is converted
+    memory : largest size in bytes of an array that cannot be read by rows, and is converted whole
     """
 
     def __init__(
@@ -138,9 +138,9 @@ class FileOpener:
     def fetched(self, url: Url) -> Any:
         """Return a path, or a temporary copy of all data at a URL, closed with the others.
 
-        For h5py, which holds a lock while it reads. The finalisers of its objects need that lock:
-        on the thread that answers a request of the reader, they would wait for the reader, which
-        waits for the answer.
+        For h5py, which holds a lock while it reads, and whose finalisers need that lock. If h5py
+        read from the URL itself, a finaliser could run on the thread that fetches the data. It
+        would wait for the reader, and the reader for the data.
         """
         path = plain_path(url)
         if path is not None:
@@ -257,7 +257,7 @@ class FileOpener:
     def misnamed(self, url: Url, kind: str) -> str | None:
         """Return an error message for a file whose content is not `kind`; None if it may be.
 
-        url : of a file that could not be read
+        url : the file, which could not be read as `kind`
         """
         path, where = local_path(url), redact(url)
         if path is not None and not path.is_file():

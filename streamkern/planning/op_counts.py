@@ -11,15 +11,15 @@ from streamkern.planning.problem import ProblemShape
 
 @dataclass(frozen=True)
 class OpCounts:
-    """Leading terms of the work, in the precision of the run unless named wide.
+    """Leading terms of the work, in the precision of the run unless the name begins with `wide`.
 
-    entries : entries of kernel matrices that are evaluated and multiplied with all outputs.
-    kept : such entries that are stored as well.
-    swept : entries of stored matrices, each multiplied with all outputs.
+    entries : kernel values that are evaluated and multiplied by the weights of all outputs.
+    kept : kernel values that are evaluated, multiplied and also stored.
+    swept : stored kernel values, each multiplied by the weights of all outputs.
     products : FLOPs of products of large matrices.
     factors : FLOPs of Cholesky factors and of inverses of triangles.
     eigen : FLOPs of eigendecompositions.
-    wide_products, wide_factors : the same in float64.
+    wide_products, wide_factors : as `products` and `factors`, in float64.
     calls : library calls, which take time however small the arrays are.
     """
 
@@ -51,7 +51,7 @@ class OpCounts:
         return int(2 * problem.d * evaluated + outputs * (evaluated + self.swept) + own)
 
     def seconds(self, each: OpCounts) -> float:
-        """Return the seconds this takes. each : seconds of one operation of each kind."""
+        """Return the seconds of all operations. each : seconds of one operation of each kind."""
         return sum(a * b for a, b in zip(self._amounts, each._amounts, strict=True))
 
 
@@ -70,7 +70,7 @@ class Speeds:
 
     compute : seconds of one operation of each kind.
     prepared : seconds to prepare a row for a step.
-    read, busy : seconds in which a thread reads a row, and those of them in which it computes.
+    read, busy : seconds in which a thread reads a row, and the part of them in which it computes.
     compiled : seconds until a kernel is evaluated for the first time in a process.
     """
 
@@ -90,7 +90,7 @@ class Speeds:
         return max(beside, rows * self.read / at_once)
 
     def as_rates(self) -> dict[str, Any]:
-        """Return units per second of each kind that was measured."""
+        """Return the operations, or rows, per second of each kind whose speed was measured."""
         found = {name: getattr(self.compute, name) for name in WORK_KINDS}
         found |= {"rows_prepared": self.prepared, "rows_read": self.read}
         return {name: 1 / seconds for name, seconds in found.items() if seconds}

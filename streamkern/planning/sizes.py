@@ -1,6 +1,6 @@
-"""Sizes common to all methods: batches, samples, reading ahead.
+"""Sizes common to all methods: batches, samples, read-ahead.
 
-Pure integers, no arrays.
+This module computes with integers only, and holds no arrays.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class Sizes:
     """Sizes of a run, for any method; subclasses add those of their method.
 
     n_sample, n_probe : rows of the setup sample, and of the probe on which step sizes are measured.
-    widened : whether run.precision "auto" is float64 after kernel and metric were chosen in float32
+    widened : whether the run computes in float64 although its kernel and metric were chosen in
+        float32, because run.precision is "auto"
     """
 
     solver: str
@@ -49,7 +50,10 @@ def own_sizes(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_between(name: str, value: int | None, low: int, high: int, bound: str) -> None:
-    """Raise ConfigError unless a size is None or possible; bound : name of the bound `high`."""
+    """Raise ConfigError unless a size is None or between `low` and `high`.
+
+    bound : text before `high` in the message, such as "n_rows="
+    """
     if value is not None and not low <= value <= high:
         remedy = "lower" if value > high else "raise"
         limit = mention(f"{bound}{high}") if bound.endswith("=") else f"{bound}{high}"
@@ -77,7 +81,7 @@ def auto_batch(problem: ProblemShape) -> int:
     """Return the power of two nearest to p / 4, between 256 and 4096 and at most n.
 
     A step costs 2 p b c FLOPs and two passes over H for any m; with m = p / 4 that is a few per
-    cent of the kernel product, and m stays below the critical batch size, where every row counts.
+    cent of the kernel product, and m stays below the critical batch size, so that no row is wasted.
     """
     return min(max(MIN_BATCH, min(near_quarter(problem.p), MAX_BATCH)), problem.n_rows)
 
@@ -98,7 +102,7 @@ def batches(problem: ProblemShape, best: int | None = None) -> list[int]:
 
 
 def steps(problem: ProblemShape) -> int:
-    """Return the steps of the whole run, with the batch size that is set or the best one."""
+    """Return the number of steps of the run, with the batch size that is set, or else the best."""
     return -(-problem.n_rows // (problem.batch_size or auto_batch(problem))) * problem.epochs
 
 
@@ -117,7 +121,7 @@ def sample_sizes(n_rows: int, wanted: int, probe: int) -> tuple[int, int]:
 
 
 def check_epochs(problem: ProblemShape, solver: str) -> None:
-    """Raise ConfigError if there is only the pass that a solver by iterations takes for a start."""
+    """Raise ConfigError for a single epoch: the first pass of such a solver takes no step."""
     if problem.epochs < 2:
         raise ConfigError(
             f"{mention('data.epochs', problem.epochs)} must be at least 2 with solver {solver!r}, "

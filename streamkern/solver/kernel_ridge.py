@@ -299,7 +299,7 @@ class KernelRidgeSolver(EquationSolver):
         Without the subtraction, the jitter of zero eigenvalues of K would count as information.
         """
         xp, backend = self.backend.xp, self.backend
-        M = backend.solve_lower_triangular(R, xp.eye(len(R))).T * -self.jitter
+        M = backend.inverse_lower(R).T * -self.jitter
         M += R
         M *= state.pending["root"][:, None]
         S = xp.zeros(R.shape)
@@ -319,7 +319,9 @@ class KernelRidgeSolver(EquationSolver):
 
     def _fill(self, A: Array, root: Array) -> None:
         """Write W^1/2 K W^1/2 to the lower part of A, one slab of rows at a time."""
+        weighted = bool((root != 1).any())
         for rows, slab in self._slabs(lower=True):
             A[rows, : rows.stop] = slab
-            A[rows, : rows.stop] *= root[: rows.stop]
-            A[rows, : rows.stop] *= root[rows, None]
+            if weighted:
+                A[rows, : rows.stop] *= root[: rows.stop]
+                A[rows, : rows.stop] *= root[rows, None]

@@ -182,7 +182,7 @@ def residuals_without(
     xp, c = backend.xp, alpha.shape[1]
     inverse = None
     if any(group.centers.size for group in groups):
-        inverse = backend.solve_lower_triangular(L, xp.eye(len(L)))
+        inverse = backend.inverse_lower(L)
     for rows, centers in groups:
         k, q = rows.shape[1], centers.shape[1]
         for part in tiles(len(rows), max(LEFT_OUT // (k + q), 1)):

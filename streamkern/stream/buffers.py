@@ -20,7 +20,7 @@ from streamkern.stream.order import EpochPlan
 from streamkern.stream.sources.base import BaseSource, check_promise, empty_rows
 
 MIN_UNITS = 8
-"""Smallest number of units per rank of a block that is shared out by units, not by rows."""
+"""Smallest number of units per rank at which a block is shared out by units, not by rows."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Share:
     def units(self, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the indices of the units of a block that this rank reads, in ascending order.
 
-        The largest unit is assigned first, each to the rank with the fewest rows so far; of equal
-        units a rank gets every R-th.
+        The units are assigned from the largest to the smallest, each to the rank with the fewest
+        rows so far. Of equal units, each of R ranks gets every R-th.
 
         sizes : (n,) rows of each unit
         """
@@ -67,7 +67,7 @@ WHOLE_SHARE = Share()
 
 
 class Buffer:
-    """Memory for the rows of a block or of a share of it, and for the places of shuffled rows."""
+    """Memory for the rows of a block, or of a share of it, and for their shuffled positions."""
 
     def __init__(self, source: BaseSource, n_rows: int, n_places: int) -> None:
         self.rows = empty_rows(source, n_rows)
@@ -80,7 +80,7 @@ class Buffer:
 class Fill:
     """One shuffle block, or a share of it, that is being read into a buffer.
 
-    units : the units to read, each with the place of its first row in the block as read
+    units : the units to read, each with the position of its first row in the unshuffled block
     """
 
     def __init__(self, plan: EpochPlan, block: int, buffer: Buffer, share: Share) -> None:
@@ -104,7 +104,7 @@ class Fill:
         return self.buffer.part(start, stop)
 
     def _shuffle(self) -> None:
-        """Compute the places of all rows, and the number of held rows before each place."""
+        """Compute the shuffled positions of all rows, and the rows of this share before each."""
         with self._lock:  # the first unit to arrive does it for all
             if self._shuffled:
                 return
@@ -121,7 +121,7 @@ class Fill:
             self._shuffled = True
 
     def scatter(self, offset: int, block: RowBlock, u: int) -> None:
-        """Scatter unit u, whose first row is row `offset` of the block as read, to its places."""
+        """Write unit u, which begins at row `offset` of the unshuffled block, in shuffled order."""
         self._shuffle()
         positions = self.buffer.positions[offset : offset + len(block.row_ids)]
         held = self.buffer.rows

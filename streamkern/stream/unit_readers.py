@@ -33,7 +33,6 @@ from concurrent.futures import CancelledError, Future, wait
 from functools import partial
 from typing import Any, Protocol
 
-import dask
 import numpy as np
 
 from streamkern.basics.errors import ClusterError, ConfigError, StreamkernError
@@ -219,7 +218,8 @@ class ClusterReader:
         with self._lock:
             if self._held is None or self._held.status in ("cancelled", "lost", "error"):
                 # Dask warns of large graphs; this one goes out once, not with every task.
-                with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 PiB"}):
+                limit = {"distributed.admin.large-graph-warning-threshold": "1 PiB"}
+                with on_demand("dask").config.set(limit):
                     self._held = self._client.submit(hold, self._recipe, pure=False)
             return self._held
 

@@ -121,8 +121,12 @@ def test_triangular_solve_of_a_triangle(b: int, threads: int, dtype: npt.DTypeLi
         assert backend.cholesky(L)
         X = B.copy()
         assert backend.solve_lower_triangular(L, X) is X
+        inverse, eye = backend.inverse_lower(L), np.eye(b, dtype=L.dtype)
+        np.testing.assert_array_equal(inverse, backend.solve_lower_triangular(L, eye))
     close_to(X, np.linalg.solve(L.astype(np.float64), B), b)
+    close_to(inverse, np.linalg.inv(L.astype(np.float64)), b)
     assert not np.triu(X, 1).any()
+    assert not np.triu(inverse, 1).any()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -70,6 +70,8 @@ def test_an_expression_that_is_none_is_refused() -> None:
 # --- compiled tiles -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
+@pytest.mark.full(all_but_every=2)
 @needs_numba
 @pytest.mark.parametrize("name", [*RADIAL, "inverse"])
 def test_a_compiled_profile_is_numpys(name: str) -> None:

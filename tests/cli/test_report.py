@@ -78,6 +78,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def page_of_one(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page on the run `one`, which tests only read."""
+    out = tmp_path_factory.mktemp("page") / "page.html"
+    assert main.run_command(["report", str(folder / "one"), "--out", str(out)]) == DONE
+    return out.read_text()
+
+
+@pytest.fixture(scope="module")
+def page_of_both(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page on both runs."""
+    out = tmp_path_factory.mktemp("page") / "page.html"
+    places = [str(folder / "one"), str(folder / "two")]
+    assert main.run_command(["report", *places, "--out", str(out)]) == DONE
+    return out
+
+
 def page_of(text: str) -> Any:
     """The tree of a page. ParseError where it is no valid HTML, or an SVG no valid XML."""
     assert text.startswith(MARK)
@@ -124,22 +141,20 @@ def test_the_page_says_what_the_runs_say(run: Command, folder: Path, tmp_path: P
 
 @pytest.mark.slow
 def test_settings_that_differ_are_listed_and_no_others(
-    run: Command, folder: Path, tmp_path: Path
+    run: Command, folder: Path, page_of_both: Path, tmp_path: Path
 ) -> None:
-    out = tmp_path / "page.html"
-    assert run("report", folder / "one", folder / "two", "--out", out)[0] == DONE
-    differing = rows_of(page_of(out.read_text()), "Settings that differ")
+    differing = rows_of(page_of(page_of_both.read_text()), "Settings that differ")
     assert differing["model.metric"] == ["auto", "learn-diagonal"]
     assert "model.n_centers" not in differing
+    out = Path(shutil.copy(page_of_both, tmp_path))
     assert run("report", folder / "two", "--out", out)[0] == DONE  # in the place of the other
     differing = rows_of(page_of(out.read_text()), "Settings that differ")
     assert differing["model.n_centers"] == ["auto", "60"]
     assert "model.centers" not in differing
 
 
-def test_curves_hold_what_the_log_holds(run: Command, folder: Path, tmp_path: Path) -> None:
-    assert run("report", folder / "one", "--out", tmp_path / "page.html")[0] == DONE
-    page = page_of((tmp_path / "page.html").read_text())
+def test_curves_hold_what_the_log_holds(folder: Path, page_of_one: str) -> None:
+    page = page_of(page_of_one)
     lines = (folder / "one" / "log.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
     evaluated = [r for r in records if r["event"] == "evaluation"]
@@ -152,14 +167,12 @@ def test_curves_hold_what_the_log_holds(run: Command, folder: Path, tmp_path: Pa
         assert float(samples.replace("k", "e3")) == each["samples"]
 
 
-def test_the_page_needs_nothing_else(run: Command, folder: Path, tmp_path: Path) -> None:
-    assert run("report", folder / "one", "--out", tmp_path / "page.html")[0] == DONE
-    text = (tmp_path / "page.html").read_text()
-    page = page_of(text)
+def test_the_page_needs_nothing_else(page_of_one: str) -> None:
+    page = page_of(page_of_one)
     assert [e.tag for e in page.iter("script")] == []
     links = {v for e in page.iter() for k, v in e.items() if k in ("href", "src", "action")}
     assert {link for link in links if not link.startswith("#")} == {"data:,"}
-    assert not re.search(r"url\(|@import|https?://|\bon\w+=", text)
+    assert not re.search(r"url\(|@import|https?://|\bon\w+=", page_of_one)
     (policy,) = (m.get("content") for m in page.iter("meta") if m.get("http-equiv"))
     assert policy.startswith("default-src 'none';")
 
@@ -285,15 +298,11 @@ needs_chromium = pytest.mark.skipif(COMMAND is None, reason="needs chromium")
 
 @needs_chromium
 @pytest.mark.slow
-def test_a_browser_has_nothing_to_complain_about(
-    run: Command, folder: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "page.html"
-    assert run("report", folder / "one", folder / "two", "--out", out)[0] == DONE
+def test_a_browser_has_nothing_to_complain_about(page_of_both: Path, tmp_path: Path) -> None:
     backgrounds = []
     for dark in (False, True):
         picture = tmp_path / f"{dark}.png"
-        assert open_page(out, picture, dark=dark) == []
+        assert open_page(page_of_both, picture, dark=dark) == []
         pixels = imread(picture)[:, :, :3]
         assert pixels.shape[:2] == (2400, 1280)
         assert len(np.unique(pixels[::4, ::4].reshape(-1, 3), axis=0)) > 20  # curves and text
@@ -304,10 +313,9 @@ def test_a_browser_has_nothing_to_complain_about(
 
 @needs_chromium
 @pytest.mark.slow
-def test_the_page_fits_narrow_and_wide_windows(run: Command, folder: Path, tmp_path: Path) -> None:
+def test_the_page_fits_narrow_and_wide_windows(page_of_both: Path, tmp_path: Path) -> None:
     """Wide tables scroll in boxes of their own."""
-    out = tmp_path / "page.html"
-    assert run("report", folder / "one", folder / "two", "--out", out)[0] == DONE
+    out = page_of_both
     assert needed_widths(tmp_path, [(out, 400), (out, 1280)]) == [400, 1280]
     script = """(page) => [...page.document.querySelectorAll(".wide")].map(
         (box) => box.scrollWidth > box.clientWidth)"""
@@ -374,12 +382,10 @@ def section_text(page: Any, title: str) -> str:
 
 @pytest.mark.slow
 def test_held_out_rows_are_counted_by_class_or_drawn_against_the_truth(
-    run: Command, folder: Path, tmp_path: Path
+    run: Command, folder: Path, page_of_one: str, tmp_path: Path
 ) -> None:
     """Where the test data is still there; else the section is left out."""
-    out = tmp_path / "page.html"
-    assert run("report", folder / "one", "--out", out)[0] == DONE
-    page = page_of(out.read_text())
+    out, page = tmp_path / "page.html", page_of(page_of_one)
     lines = rows_of(page, "Answers on held-out rows")
     counts = np.array([[int(cell) for cell in cells] for cells in lines.values()])
     accuracy = json.loads(run("info", folder / "one", "--json")[1])["metrics"]["test_accuracy"]

@@ -15,7 +15,10 @@ from sklearn.datasets import load_diabetes, load_digits
 from streamkern import ConfigError, KernelClassifier, KernelRegressor, load
 from streamkern.train.placement.local import local_cluster
 
-STOPS: dict[str, Any] = {"threads": 1, "n_centers": 100, "early_stopping": True}
+STOPS: dict[str, Any] = {
+    "threads": 1, "n_centers": 100, "early_stopping": True, "kernel": "laplace",
+    "bandwidth": 3.0, "metric": "none",
+}  # fmt: skip
 
 
 def test_a_classifier_has_scores_and_history_without_a_test_set() -> None:

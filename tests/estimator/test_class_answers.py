@@ -27,7 +27,7 @@ y = np.where(rng.random(1500) < p, "yes", "no")
 t = np.sin(X[:, 0]) + 0.2 * rng.normal(size=1500)
 QUICK: dict[str, Any] = {
     "threads": 1, "accelerator": "none", "n_centers": 80, "kernel": "laplace", "bandwidth": 2.0,
-    "calibrate": True,
+    "calibrate": True, "ridge": 1e-3, "metric": "none",
 }  # fmt: skip
 FIT, NEW = slice(1000), slice(1000, 1500)
 
@@ -79,6 +79,7 @@ def test_a_search_over_the_centers_of_a_small_table_scores_probabilities() -> No
     """By default: few of the rows are centers, and all of them are trained on."""
     quick: dict[str, Any] = {
         "threads": 1, "accelerator": "none", "kernel": "laplace", "metric": "none",
+        "bandwidth": 2.0, "ridge": 1e-3,
     }  # fmt: skip
     search = GridSearchCV(
         KernelClassifier(**quick), {"n_centers": [10, 40, 200], "solver": ["direct", "falkon"]},

@@ -20,7 +20,10 @@ pytestmark = pytest.mark.usefixtures("one_blas_thread")
 rng = np.random.default_rng(0)
 X = rng.normal(size=(200, 3))
 Y = X[:, 0] + 0.1 * rng.normal(size=200)
-SMALL: dict[str, Any] = {"threads": 1, "n_centers": 40, "kernel": "laplace", "bandwidth": 2.5}
+SMALL: dict[str, Any] = {
+    "threads": 1, "n_centers": 40, "kernel": "laplace", "bandwidth": 2.5, "ridge": 1e-3,
+    "metric": "none",
+}  # fmt: skip
 ODD = ["pipe | pipe", "- dash: 'quote'\n#", "<b>[x](y)*_`</b> ünï 🙂"]
 
 
@@ -60,13 +63,22 @@ def test_a_snapshot_of_the_cache_is_a_model(tmp_path: Path) -> None:
     assert before == {p: p.stat().st_mtime_ns for p in snapshot.rglob("*")}
 
 
-@pytest.mark.parametrize("name", ["plain", *ODD, "2024-01-01", "yes", "1.0"])
-def test_the_card_is_yaml_whatever_is_called_how(name: str, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def oddly_named() -> tuple[pd.DataFrame, Any, KernelClassifier]:
+    """Rows and labels with odd names, and a model of the first 150."""
     frame = pd.DataFrame(X, columns=ODD)
     labels = np.array(ODD)[np.digitize(Y, [-0.5, 0.5])]
     model = KernelClassifier(**SMALL, calibrate=False).fit(
         frame[:150], labels[:150], test=(frame[150:], labels[150:])
     )
+    return frame, labels, model
+
+
+@pytest.mark.parametrize("name", ["plain", *ODD, "2024-01-01", "yes", "1.0"])
+def test_the_card_is_yaml_whatever_is_called_how(
+    name: str, oddly_named: tuple[pd.DataFrame, Any, KernelClassifier], tmp_path: Path
+) -> None:
+    frame, labels, model = oddly_named
     folder = tmp_path / name.replace("/", "")
     model.save(folder, card=True)
     front, text = front_matter(folder)

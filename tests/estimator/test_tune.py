@@ -285,7 +285,7 @@ def test_another_metric_trains_nothing_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.full(all_but_every=2)
+@pytest.mark.full  # as given: tested above
 @pytest.mark.parametrize("metric", ["accuracy", "mse"])
 def test_the_readmes_example_does_not_get_worse(metric: str) -> None:
     X, y = load_digits(return_X_y=True)

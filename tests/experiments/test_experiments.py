@@ -66,8 +66,18 @@ def outcome(name: str, folder: Path, text: str) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------ all of them
 
 
+LONG = (
+    "ep3_table1", "falkon_yelp", "ep3_projection", "ep3_fig5", "ep1_gradient_descent",
+    "lecture_fourier_nystrom", "ep3_fig6", "ep3_table2",
+)  # fmt: skip
+"""Those that take longest in their small mode. What they call is tested by its own tests, and how
+an experiment is run by the others."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.full] if n in LONG else []) for n in NAMES]
+)
 def test_an_experiment_leaves_table_picture_and_verdict(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -520,6 +520,7 @@ def _predict_and_die(run_dir: Path, url: Path, event: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("ending", FORMATS)
 def test_killed_predictions_go_on_to_the_same_bytes(
     run_dir: Path, result: Result, ending: str, tmp_path: Path

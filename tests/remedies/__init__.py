@@ -2,7 +2,8 @@
 
 A sentence of an error names a remedy. Here each remedy is done, word for word, and works. A module
 of this package holds the remedies of one kind, made by its `remedies()`; `COVERED` names the rooms
-or modules of streamkern whose every error the module reaches, but for those in `NOT_TRIED`.
+or modules of streamkern whose every error the module reaches, but for those in `NOT_TRIED`. Where
+`DO_ALL` is true, tests do all of the remedies before a merge, too, and not every fourth.
 """
 
 from __future__ import annotations

@@ -18,6 +18,8 @@ from streamkern.train.start_run import acquired_run, run_directory
 from tests.remedies import Do, Remedy, X, Y
 from tests.remedies.training import USUAL, trained
 
+DO_ALL = True
+"""One of the errors is met while a remedy is done."""
 COVERED = (
     "train/loop/rank_coordinator.py", "train/start_run.py", "train/setup/new_setup.py",
     "train/over_ranks.py", "train/placement", "train/train.py",

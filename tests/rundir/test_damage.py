@@ -120,7 +120,7 @@ def survey(run: Path, look: Look, n: int, seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
-@pytest.mark.parametrize(("look", "n"), [(loaded, 50), (shown, 50), (resumed, 10)])
+@pytest.mark.parametrize(("look", "n"), [(loaded, 25), (shown, 50), (resumed, 5)])
 def test_no_flipped_bit_changes_a_result_in_silence(look: Look, n: int, run: Path) -> None:
     """W3, W7, and the table of bit flips."""
     survey(run, look, n, 1)

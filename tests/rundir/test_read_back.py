@@ -239,6 +239,8 @@ def test_sizes_of_another_version_are_a_sentence(run: Path) -> None:
 RECORD: dict[str, Any] = {"identity": {"a": 1}, "sizes": {}, "versions": {}}
 
 
+@pytest.mark.slow
+@pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize(
     "text",
     [
@@ -605,10 +607,10 @@ def test_a_manifest_that_lacks_an_entry_is_refused_or_has_what_is_needed(
     name: str, look: Callable[[Path], object], half_done: Path
 ) -> None:
     """Each in turn is deleted by hand, and the document sealed again: never a KeyError. Of those
-    that a run goes on without, every third: it takes as long as all that is refused."""
+    that a run goes on without, every ninth: it takes as long as all that is refused."""
     whole = (half_done / name).read_bytes()
     body = checksums.unseal("checkpoint", whole)
-    refused, each = 0, 3 if look is resumed else 1
+    refused, each = 0, 9 if look is resumed else 2
     try:
         for way in list(keys({k: v for k, v in body.items() if k != "files"}))[::each]:
             (half_done / name).write_bytes(checksums.seal("checkpoint", without(body, way)))

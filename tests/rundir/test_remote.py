@@ -135,6 +135,7 @@ def bucket_place(s3: S3Server, bucket: str) -> Place:
 
 
 @pytest.mark.slow
+@pytest.mark.full(all_but_every=2)
 def test_every_bit_comes_back(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_format, "_CHUNK_BYTES", (1000, 2000))
     rng = np.random.default_rng(0)
@@ -342,6 +343,8 @@ def test_plain_zarr_opens_a_checkpoint(place: Place) -> None:
         np.testing.assert_array_equal(opened[key][...], x)  # type: ignore[index]
 
 
+@pytest.mark.slow
+@pytest.mark.full(all_but_every=2)
 def test_what_comes_before_the_manifest_can_stop_it(place: Place) -> None:
     """Its own error comes out, and nothing is left behind."""
 
@@ -373,7 +376,7 @@ def two_steps() -> Place:
 
 
 @pytest.mark.slow
-@examples(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damage_is_never_loaded(two_steps: Place, data: st.DataObject) -> None:
     """Every object of the newest, changed in every way."""

@@ -425,6 +425,7 @@ def test_killed_at_random_instants(children: Children, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full(all_but_every=2)
 @posix
 @pytest.mark.parametrize("step", [4, 3], ids=["next step", "same step again"])
 def test_killed_before_a_file_system_call(step: int, children: Children, tmp_path: Path) -> None:

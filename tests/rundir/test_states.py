@@ -846,7 +846,7 @@ def test_what_is_loaded_is_what_was_saved_whatever_happens(
     machine: type[Machine], coverage: None
 ) -> None:
     """W3, W7, W10: no torn state is loaded, nothing acknowledged is lost, one writer at a time."""
-    run_machine(machine, 20, 50)
+    run_machine(machine, 12, 50)
     assert all(reached[what] for what in ("saved", "resumed", "loaded the newest"))
 
 

@@ -388,6 +388,8 @@ def test_tile_shape_changes_rounding_only(name: str) -> None:
         close(alpha, alphas[0], 1e-8)
 
 
+@pytest.mark.slow
+@pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("name", sorted(SOLVERS))
 def test_same_bits_on_any_number_of_threads(name: str) -> None:
     found = []

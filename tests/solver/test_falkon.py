@@ -324,6 +324,8 @@ def test_a_warm_start_saves_iterations_and_ends_in_the_same_place(trained: Path)
     close(warm.model.weights, cold.model.weights, 1e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("name", ["block", "eigenpro3", "eigenpro4"])
 def test_other_solvers_start_from_there_too(name: str, trained: Path, tmp_path: Path) -> None:
     """The first steps are those of a trained model, and a resumed run has the same bits."""

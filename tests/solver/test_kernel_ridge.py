@@ -11,6 +11,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import settings as examples
 from hypothesis import strategies as st
 from sklearn.kernel_ridge import KernelRidge
 
@@ -140,6 +141,7 @@ def test_the_factor_that_is_kept_leaves_rows_out_to_the_same_bits() -> None:
 
 
 @pytest.mark.slow
+@examples(max_examples=30)
 @given(seed=st.integers(0, 1000), ridge=st.floats(1e-6, 1), narrow=st.sampled_from([0.3, 2.0, 20]))
 def test_a_factor_in_float32_is_refined(seed: int, ridge: float, narrow: float) -> None:
     """With weights that may be zero and a ridge of its own for an output."""

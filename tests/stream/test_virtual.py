@@ -162,7 +162,7 @@ class Measured(VirtualBackend):
 
 
 @pytest.mark.slow
-@pytest.mark.full(all_but_every=5)
+@pytest.mark.full(all_but_every=7)
 @pytest.mark.parametrize("precision", ["exact", "integer"])
 @pytest.mark.parametrize(
     "solver",

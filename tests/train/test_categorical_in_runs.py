@@ -67,6 +67,7 @@ def error(model: Any) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize("name", SOLVERS)
 def test_a_stop_leaves_no_trace(name: str, tmp_path: Path) -> None:
     changes = SOLVERS[name]
@@ -177,7 +178,7 @@ def of_one_rank(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any
 
 
 @pytest.mark.slow
-@pytest.mark.full(all_but_every=2)
+@pytest.mark.full  # test_center_stripes shares setups, with kernels
 @pytest.mark.parametrize("columns", [2, 1])
 def test_ranks_find_and_share_them(
     columns: int, of_one_rank: tuple[dict[str, Any], Array], tmp_path: Path

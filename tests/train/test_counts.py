@@ -32,6 +32,7 @@ def of_loss(name: str, **overrides: Any) -> dict[str, Any]:
     """Settings of a run of the loss."""
     return {
         "solver.name": "block", "model.loss": name, "model.n_centers": P, "model.metric": "none",
+        "solver.ridge": "auto",
     } | overrides  # fmt: skip
 
 

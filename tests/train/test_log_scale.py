@@ -202,6 +202,7 @@ def test_intervals_widen_with_the_predictions(normalised: bool, tmp_path: Path) 
 
 
 @pytest.mark.slow
+@pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("name", SOLVERS)
 def test_a_stop_leaves_no_trace(name: str, tmp_path: Path) -> None:
     changes = SOLVERS[name] | {"run.evaluate_every": 0}

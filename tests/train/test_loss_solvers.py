@@ -127,9 +127,12 @@ def test_eigenpro_between_centers_falls_near_the_least_loss(solver: str, loss: s
 @pytest.mark.parametrize("solver", ["sgd", "eigenpro4", "direct", "falkon"])
 def test_a_resumed_run_ends_with_the_same_bits(solver: str, tmp_path: Path) -> None:
     """The ramp of a quantile narrows with the rows that were seen."""
-    options = {"solver.name": solver, "model.loss": "quantile", "model.quantile": 0.8} | (
+    options = {
+        "solver.name": solver, "model.loss": "quantile", "model.quantile": 0.8,
+        "solver.ridge": "auto",
+    } | (
         LOW_RANK | {"solver.period": 3} if solver == "eigenpro4" else {"model.n_centers": "auto"}
-    )
+    )  # fmt: skip
     source = sk.ArraySource(X.astype(np.float32), VALUES)
     finished(settings(tmp_path / "whole", **options), source=source)
     for step in (1, 7, 13):

@@ -102,6 +102,7 @@ def test_quantiles_of_uneven_noise_are_found(quantile: float) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("name", ["huber", "absolute_error"])
 def test_outliers_hardly_move_a_robust_model(name: str) -> None:
     rng = np.random.default_rng(2)

@@ -115,7 +115,7 @@ EIGENPRO = {
 
 
 @pytest.mark.slow
-@pytest.mark.full(all_but_every=5)
+@pytest.mark.full(all_but_every=7)
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("changes", [
     {},

@@ -93,7 +93,7 @@ THENS = {(2, 2): [(2, 2), (1, 1)], (1, 2): [(2, 2)], (2, 1): [(1, 2)]}
 
 
 @pytest.mark.slow
-@pytest.mark.full(all_but_every=4)
+@pytest.mark.full(all_but_every=5)
 @pytest.mark.filterwarnings("ignore:resumed with other ranks")
 @pytest.mark.parametrize(("changes", "thens"), [
     ({}, THENS),

@@ -107,7 +107,8 @@ def test_stops_at_chosen_steps_leave_no_trace(method: str, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["blocks", "eigenpro4"])
+@pytest.mark.full(all_but_every=2)
+@pytest.mark.parametrize("method", ["eigenpro4", "blocks"])
 def test_a_stop_after_any_step_leaves_no_trace(method: str, tmp_path: Path) -> None:
     for step in range(1, STEPS):
         config = settings(tmp_path / str(step), **METHODS[method])
@@ -400,6 +401,8 @@ def _die_in_projection(run_dir: Path, settings: dict[str, Any], at: int) -> None
 INEXACT = "eigenpro3, inexact"
 
 
+@pytest.mark.slow
+@pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("batch", ["auto", 1, 7, 60])
 def test_killed_in_an_inexact_projection(batch: str | int, tmp_path: Path) -> None:
     settings = {"solver.projection_batch": batch}
@@ -434,6 +437,8 @@ def _die_when(run_dir: Path, method: str, what: str, moment: str) -> None:
     train(config, source=stream(method))
 
 
+@pytest.mark.slow
+@pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("moment", ["inside", "before", "after"])
 @pytest.mark.parametrize("what", ["setup.json", "000000000008.json"])
 def test_killed_while_saving(what: str, moment: str, tmp_path: Path) -> None:

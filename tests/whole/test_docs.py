@@ -130,6 +130,8 @@ def assert_same_output(printed: str, shown: str) -> None:
 
 LONG_PAGES = (
     "ranks", "probabilities", "resume", "solver", "centers", "report", "tune", "tutorial-table",
+    "embeddings", "inputs", "loss", "losses", "callbacks", "augmentation", "predict",
+    "determinism",
 )  # fmt: skip
 """Pages whose blocks take longest; what they show is tested by its own tests as well."""
 

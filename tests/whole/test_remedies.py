@@ -15,6 +15,7 @@ import shutil
 import sys
 import warnings
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -36,6 +37,7 @@ ERRORS = {name for name, kind in vars(errors).items()
           if isinstance(kind, type) and issubclass(kind, StreamkernError)}  # fmt: skip
 
 
+@cache
 def raise_sites(path: Path) -> dict[int, str]:
     """Return the name of each place of a file that makes an error of ours, by its lines.
 
@@ -124,16 +126,21 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__.rpartition(".")[2])
 def test_every_remedy_works(
     kind: ModuleType, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str], reached: set[tuple[str, int]],
+    capsys: pytest.CaptureFixture[str], reached: set[tuple[str, int]], pytestconfig: pytest.Config,
 ) -> None:  # fmt: skip
+    """Each mistake is answered as it should be. What the answer says to do is done for every
+    fourth, and by night for all: that it works is what the tests of its room show."""
+    every = 1 if pytestconfig.getoption("--full") or getattr(kind, "DO_ALL", False) else 4
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     warnings.simplefilter("ignore")
     wrong = []
-    for remedy in kind.remedies():
+    for number, remedy in enumerate(kind.remedies()):
         text = said(remedy, capsys)
         if not re.search(remedy.says, text, re.DOTALL):
             wrong.append(f"wants {remedy.says!r}, says {text!r}")
+            continue
+        if number % every:
             continue
         try:
             remedy.right()

@@ -263,8 +263,7 @@ class _LeftOut:
         A[diagonal, diagonal] += relative * self.scale
         if not self.backend.cholesky(A):
             return None
-        inverse: Array = self.backend.solve_lower_triangular(A, xp.eye(len(A)))
-        return inverse
+        return self.backend.inverse_lower(A)
 
     def _weighted(self, cols: slice) -> Array:
         """Return the targets, scaled by the roots of the weights: (n, k) float64."""

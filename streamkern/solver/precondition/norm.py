@@ -50,8 +50,9 @@ class WeightNorm:
 
     def inverse(self, backend: Backend, p: int, dtype: np.dtype[Any]) -> Array:
         """Return L^-1, (p, p), as a new array."""
-        eye = backend.xp.eye(p, dtype=dtype)
-        return eye if self.L is None else backend.solve_lower_triangular(self.L, eye)
+        if self.L is None:
+            return backend.xp.eye(p, dtype=dtype)
+        return backend.inverse_lower(self.L)
 
     def weights(self, backend: Backend, w: Array) -> Array:
         """Transform weights of the features to alpha: L^-T w, in place."""

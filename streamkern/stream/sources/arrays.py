@@ -35,9 +35,8 @@ class ArraySource(BaseSource):
     Parameters
     ----------
     X : (n, d) or (n, h, w, ch), uint8, uint16, float16, float32 or float64; or one of SciPy's
-        sparse arrays (n, d), whose rows are made dense a unit at a time, with other dtypes as
-        float64, or stay sparse as `PackedRows`. A sparse array in another format is converted to
-        CSR once.
+        sparse arrays (n, d), which is converted to CSR once. Its rows are made dense a unit at a
+        time (other dtypes become float64), or stay sparse as `PackedRows`.
     y : (n,) labels (integers, booleans or strings), (n,) or (n, c) values, or None
         Labels become ids of the sorted classes.
     classes : class names, if y already holds ids 0..c-1 or some of these names
@@ -128,7 +127,7 @@ class ArraySource(BaseSource):
 
     @cached_property
     def totals(self) -> np.ndarray | None:  # type: ignore[override]
-        """See `BaseSource`; for arrays that are not in memory only with weights."""
+        """See `BaseSource`; None for targets that are not in memory, unless there are weights."""
         if self._y is None or not (self.weighted or isinstance(self._y, np.ndarray)):
             return None
         totals = np.zeros(1 if self.classes is None else self.n_outputs)

@@ -11,11 +11,9 @@ from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
 from typing import Any
 
-import dask
-
 from streamkern.basics.errors import RunError
 from streamkern.basics.machine import available_cpus
-from streamkern.basics.optional import import_optional
+from streamkern.basics.optional import import_optional, on_demand
 from streamkern.basics.stop import SIGNALS
 from streamkern.filesystem.abandoned import RANKS_PREFIX, locked_folder, remove_locked
 
@@ -38,7 +36,7 @@ def local_cluster(ranks: int, threads: int | None = None) -> Iterator[Any]:
     _start_tracker()
     with (
         _restored_environment(),
-        dask.config.set(_NEVER),
+        on_demand("dask").config.set(_NEVER),
         _worker_folder() as folder,
         _started(
             distributed.LocalCluster,

@@ -1,8 +1,8 @@
-"""Task of a Dask worker that is one of several ranks.
+"""The Dask task that runs one rank on a worker.
 
 The rank reports about once a second that it is alive, and reads the driver's message: the newest
 generation, whether to stop, and that the driver is alive. A rank of an older generation ends its
-process; one whose driver is gone saves, if its work does so when asked to stop, and ends.
+process. If the driver is gone, the rank saves, if its work does so when asked to stop, and ends.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _ANSWER_S, _EVERY_S = 5.0, 1.0
 QUIET_S = _ANSWER_S + _EVERY_S
 """Longest silence of a healthy rank: the scheduler's answer is late, or is lost."""
 _runs: list[str] = []
-"""Name of the run that this process is a rank of. It can belong to one run at a time, and is killed
-as a rank of that run."""
+"""Name of the run that this process is a rank of, if any. A process belongs to one run at a time,
+and the driver of that run may kill it."""
 _runs_lock = threading.Lock()
 _ENDLESS_S = 7 * 86400  # time-out of collectives, an int in ms: the driver ends ranks that hang
 
@@ -51,13 +51,14 @@ def _drop(message: dict[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class RankSpec:
-    """Everything that a rank is started with. Settings may hold secrets: the job is bytes, which no
-    repr shows.
+    """Everything that a rank is started with.
+
+    The job is pickled, because settings may hold secrets, which no repr may show.
 
     name : name under which driver and ranks communicate
     addresses : addresses of the workers of all ranks
     neighbours : number of ranks on the same host
-    timeout_s : longest time for which it may be silent
+    timeout_s : longest time for which the rank may be silent
     lonely_s : time without a message of the driver after which the rank saves and ends
     outlived_s : time for which a rank of an earlier generation that could not be killed may still
         run

@@ -280,7 +280,7 @@ def _judged(
     def of_all(by: HeldOut, models: Sequence[Fitted]) -> list[Fitted]:
         least = by.least_ridge
         return [
-            by.with_kernel(m.op.kernel, max(m.ridge, least), least).without_arrays() for m in models
+            by.with_losses(by.with_kernel(m.op.kernel, max(m.ridge, least), least)) for m in models
         ]
 
     plain, *models = of_all(many, [before, *(each.model for each in found)])

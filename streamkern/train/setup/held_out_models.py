@@ -9,6 +9,7 @@ resolve.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -60,9 +61,10 @@ class Fitted(NamedTuple):
     error : mean of `errors`
     errors : squared errors of the held-out rows, weighted
     log_losses : for classes, their log losses, weighted, of the softmax of the values with the
-        slope that suits the held-out rows; else None
+        slope that suits the held-out rows; else None, and until `HeldOut.with_losses`
     width, ridge : exponents of bandwidth and ridge
-    op, points, alpha : kernel operator, centers and weights; the latter two may be dropped
+    op, points, alpha, values : kernel operator, centers, weights, and values of the held-out rows;
+        the latter three may be dropped
     """
 
     error: float
@@ -73,6 +75,7 @@ class Fitted(NamedTuple):
     op: KernelOperator
     points: Points | None
     alpha: Array | None
+    values: Array | None = None
 
     @property
     def losses(self) -> Errors:
@@ -80,8 +83,8 @@ class Fitted(NamedTuple):
         return self.errors if self.log_losses is None else self.log_losses
 
     def without_arrays(self) -> Fitted:
-        """Return the model without its centers and weights, which are as large as the rows."""
-        return self._replace(points=None, alpha=None)
+        """Return the model without its arrays, which are as large as the rows."""
+        return self._replace(points=None, alpha=None, values=None)
 
 
 def chosen_kernel(found: list[Fitted]) -> Fitted:
@@ -135,10 +138,21 @@ class HeldOut:
         """Return the operator of a kernel for these rows."""
         return KernelOperator(kernel, self.run.backend, self.run.search_precision, self.shift)
 
+    def medians(self, metric: Floats | None) -> Callable[[str], float]:
+        """Return a function of a kernel's geometry: the median distance of rows in a metric."""
+        points = moved(self.host, metric)
+
+        @cache
+        def median(geometry: str) -> float:
+            return median_bandwidth(points, "cityblock" if geometry == "l1" else "euclidean")
+
+        return median
+
     def in_metric(
         self, metric: Floats | None, width: int, ridge: int, kernel: Any = "laplace",
         least: int = MIN_RIDGE, ends: tuple[int, int] = (NARROWEST, WIDEST),
         categorical: CategoricalFeatures | None = None,
+        median: Callable[[str], float] | None = None,
     ) -> Fitted:  # fmt: skip
         """Return the model with the bandwidth and ridge that suit the held-out rows best.
 
@@ -148,13 +162,10 @@ class HeldOut:
         width, ridge : exponents at which the search begins
         kernel : its bandwidth is searched unless it is given
         least, ends : exponents of the least ridge, and of the bandwidths
+        median : `medians` of the metric, if they are at hand
         """
-        points, near = moved(self.host, metric), max(ridge, least)
+        near, median = max(ridge, least), median or self.medians(metric)
         categorical = self.categorical if categorical is None else categorical
-
-        @cache
-        def median(geometry: str) -> float:
-            return median_bandwidth(points, "cityblock" if geometry == "l1" else "euclidean")
 
         def fitted(width: int, near: int, ridges: tuple[int, int]) -> Fitted:
             made = get_kernel(kernel, lambda g: 2.0**width * median(g)).with_metric(metric)
@@ -188,7 +199,7 @@ class HeldOut:
         Of several kernels, see `chosen_kernel`.
         """
         least, widest = self.least_ridge, widest_of(self.run)
-        model, found = self.run.config.model, list[Fitted]()
+        model, found, median = self.run.config.model, list[Fitted](), self.medians(metric)
         for asked in kernels_of(self.run):
             kernel, ends = asked, (NARROWEST, widest)
             if not is_wide_open(self.run, asked):
@@ -196,9 +207,11 @@ class HeldOut:
                 if not isinstance(model.bandwidth, str):
                     kernel = get_kernel(asked, model.bandwidth)
             start = min(max(near.width, ends[0]), ends[1])
-            near = self.in_metric(metric, start, near.ridge, kernel, least, ends, categorical)
-            found.append(near.without_arrays())
-        return chosen_kernel(found)
+            near = self.in_metric(
+                metric, start, near.ridge, kernel, least, ends, categorical, median
+            )
+            found.append(near._replace(points=None, alpha=None))
+        return self.with_losses(chosen_kernel(found))
 
     def with_kernel(self, kernel: Kernel, near: int, least: int, most: int = MAX_RIDGE) -> Fitted:
         """Return the model with the ridge that suits the held-out rows best.
@@ -227,7 +240,9 @@ class HeldOut:
 
         def factor(ridge: float) -> Array | None:
             for rounding in ROUNDINGS if norm is not None else (0.0,):
-                A = G.astype(dtype_of(ridge)) if norm is None else G + ridge * norm
+                A = G.astype(dtype_of(ridge)) if norm is None else ridge * norm
+                if norm is not None:
+                    A += G
                 A[diagonal, diagonal] += ridge if norm is None else rounding * trace
                 if backend.cholesky(A):
                     return A
@@ -243,18 +258,23 @@ class HeldOut:
             backend.solve_lower(A, alpha, transposed=True)
             if norm is None and self.fit.root is not None:
                 alpha *= self.fit.root[:, None]
-            squares = self._squares(held_values(A.dtype) @ alpha)
+            F = held_values(A.dtype) @ alpha
+            squares = self._squares(F)
             value = float(squares.mean())
             if value < best.error:
                 at = round(math.log10(ridge))
-                best = best._replace(error=value, errors=squares, ridge=at, alpha=alpha)
+                best = Fitted(value, squares, None, 0, at, op, points, alpha, F)
             return value if math.isfinite(value) else math.inf
 
         geometric_search(error, near, least, most, stride=1)
-        if self.classes is None:
-            return best
-        finite = math.isfinite(best.error)
-        return best._replace(log_losses=self._log_losses(K_held @ best.alpha) if finite else none)
+        return best
+
+    def with_losses(self, model: Fitted) -> Fitted:
+        """Return a model of these rows without its arrays, for classes with its log losses."""
+        losses = None
+        if self.classes is not None:  # without values no model could be fitted
+            losses = model.errors if model.values is None else self._log_losses(model.values)
+        return model._replace(log_losses=losses).without_arrays()
 
     def _matrix(self, op: KernelOperator, points: Points) -> tuple[Array, Array]:
         """Return K and the targets, multiplied by the square roots of the weights (K on both

@@ -56,9 +56,10 @@ def best_round(
     least, best_way = plain.error, None
     kind = problem.run.metric_mode.kind
     ways = [way for way in METRIC_WAYS if kind in ("", way.kind)]
-    for way in ways if math.isfinite(plain.error) else ():
+    first = _gradients(plain, others) if math.isfinite(plain.error) else None
+    for way in ways if first is not None else ():
         width = (plain.width, plain.width)
-        found, errors = _rounds(problem, plain, way, others, CONTEST_ROUNDS, width)
+        found, errors = _rounds(problem, plain, way, others, CONTEST_ROUNDS, width, first)
         report("metric", {**asdict(way), "errors": errors, "ways": len(ways)})
         if found.error < least:
             least, best_way = found.error, way
@@ -72,17 +73,21 @@ def best_round(
 
 def _rounds(
     problem: HeldOut, plain: Fitted, way: MetricVariant, rows: SampleRows,
-    count: int, widths: tuple[int, int],
+    count: int, widths: tuple[int, int], first: Floats | None = None,
 ) -> tuple[Fitted, list[float]]:  # fmt: skip
     """Return the best model of all rounds, and the errors, the first of which is without a
     metric.
 
     widths : least and largest exponent of the bandwidth
+    first : gradients of `plain`, see `_gradients`, if they are known
     """
     last = best = plain
     errors, best_at = [plain.error], 0
     for at in range(1, count + 1):
-        metric = next_metric(last, way, rows) if math.isfinite(last.error) else None
+        if not math.isfinite(last.error):
+            break
+        known = first if at == 1 else None
+        metric = metric_root(_gradients(last, rows) if known is None else known, way)
         if metric is None:
             break
         last = problem.in_metric(metric, last.width, last.ridge, ends=widths)
@@ -94,8 +99,8 @@ def _rounds(
     return best, errors
 
 
-def next_metric(model: Fitted, way: MetricVariant, rows: SampleRows) -> Floats | None:
-    """Return the metric from the gradients of a model at these rows, or None, see `metric_root`."""
+def _gradients(model: Fitted, rows: SampleRows) -> Floats:
+    """Return the average gradient outer product (d, d) of a model at some of the rows."""
     assert model.points is not None
     assert model.alpha is not None
     total = GradientSum(model.op, model.points, model.alpha.astype(model.op.dtype))
@@ -103,7 +108,7 @@ def next_metric(model: Fitted, way: MetricVariant, rows: SampleRows) -> Floats |
     n = min(len(rows.X), MAX_GRADIENTS, max(MIN_GRADIENTS, round(GRADIENTS / flops_of_row)))
     for part in tiles(n, EVALUATED_ROWS):
         total.add(rows.X[part], None if rows.root is None else rows.root[part] ** 2)
-    return metric_root(total.mean(), way)
+    return total.mean()
 
 
 def metric_root(G: Floats, way: MetricVariant) -> Floats | None:

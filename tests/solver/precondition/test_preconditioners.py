@@ -357,7 +357,7 @@ def test_duplicate_centers_are_factored_with_a_reported_jitter(precision: str) -
 
 
 @pytest.mark.slow
-@pytest.mark.full(all_but_every=3)
+@pytest.mark.full(all_but_every=5)
 @pytest.mark.parametrize("n_outputs", [1, 300])
 @pytest.mark.parametrize("n_blocks", [1, 4])
 @pytest.mark.parametrize(
@@ -571,6 +571,8 @@ def test_ridge_is_part_of_the_damping_and_of_the_step() -> None:
             assert np.linalg.eigvalsh(S_w + R - eta * second)[0] > -1e-12
 
 
+@pytest.mark.slow
+@pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("precision", ["exact", "float64"])
 def test_sketches_have_the_leverage_on_average(precision: str) -> None:
     """To five deviations of the mean of 100 draws, row by row; one block has one, too."""

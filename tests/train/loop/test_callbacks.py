@@ -14,6 +14,7 @@ from streamkern.rundir.run_log import read_log
 from streamkern.train.loop.callbacks import Callback, EpochEnd, TrainStart
 from streamkern.train.train import train
 from tests.runs import (
+    Array,
     array_source,
     assert_same_bits,
     final,
@@ -122,10 +123,18 @@ def test_a_wish_to_end_outlives_the_process(tmp_path: Path) -> None:
     assert result.epochs == 2
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Array]:
+    place = tmp_path_factory.mktemp("whole") / "run"
+    finished(settings(place, **EPOCHS, **{"run.evaluate_every": 3}), source=stream())
+    return final(place)
+
+
 @pytest.mark.parametrize("fails", ["begin", "evaluation", "pass", "train", "end"])
-def test_an_exception_comes_out_and_the_run_can_be_resumed(tmp_path: Path, fails: str) -> None:
+def test_an_exception_comes_out_and_the_run_can_be_resumed(
+    fails: str, undisturbed: dict[str, Array], tmp_path: Path
+) -> None:
     often = {"run.evaluate_every": 3}
-    finished(settings(tmp_path / "whole", **EPOCHS, **often), source=stream())
     config = settings(tmp_path / "failed", **EPOCHS, **often)
     seen = {"source": stream(), "test": array_source(10, 5)}
     failing, other = Listener(fails), Listener()
@@ -136,7 +145,7 @@ def test_an_exception_comes_out_and_the_run_can_be_resumed(tmp_path: Path, fails
     if fails in ("evaluation", "pass"):  # what was done until then is saved
         assert latest_step(tmp_path / "failed") > 0
     finished(config, **seen, callbacks=[Listener()])
-    assert_same_bits(final(tmp_path / "failed"), final(tmp_path / "whole"))
+    assert_same_bits(final(tmp_path / "failed"), undisturbed)
 
 
 def test_a_run_that_goes_on_says_where(tmp_path: Path) -> None:

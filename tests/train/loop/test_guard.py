@@ -164,7 +164,7 @@ def test_damped_rows_bear_steps_that_are_too_long(
     assert result.metrics["test_mse"] <= 1.5 * honest.metrics["test_mse"]
 
 
-@pytest.mark.full(all_but_every=3)
+@pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("method", ["eigenpro3", "eigenpro4", "eigenpro2", "eigenpro1", "sgd"])
 @pytest.mark.parametrize("times", [5.0, 30.0])
 def test_a_run_with_steps_too_long_recovers(

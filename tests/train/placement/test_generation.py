@@ -85,7 +85,7 @@ def test_a_rank_may_be_silent_for_longer_than_one_that_is_well() -> None:
 def test_arrays_of_the_caller_travel_to_ranks(tmp_path: Path) -> None:
     """What comes back is what one process finds: the model, its figures and its history."""
     rng = np.random.default_rng(0)
-    X = rng.normal(size=(3000, 4)).astype(np.float32)
+    X = rng.normal(size=(1000, 4)).astype(np.float32)
     y = np.where(np.sin(2 * X[:, 0]) + X[:, 1] > 0, "yes", "no")
     given: dict[str, Any] = {
         "n_centers": 100, "epochs": 2, "solver": "block", "precision": "float64",

@@ -26,7 +26,7 @@ from streamkern.train.train import train
 
 QUICK: dict[str, Any] = {
     "threads": 1, "accelerator": "none", "n_centers": 40, "kernel": "laplace", "bandwidth": 2.0,
-    "solver": "direct",
+    "solver": "direct", "ridge": 1e-3, "metric": "none",
 }  # fmt: skip
 X = np.random.default_rng(0).normal(size=(5500, 2)).astype(np.float32)
 y = (X[:, 0] > 0).astype(int)
@@ -143,12 +143,12 @@ def test_who_has_no_probabilities_says_why() -> None:
     """And what to do, in a sentence; with weights that were there before none can be set aside."""
     model = KernelClassifier(**QUICK | {"solver": "block"}, warm_start=True, epochs=1).fit(X, y)
     assert model.predict_proba(X[:3]).shape == (3, 2)  # of a first fit
-    several = np.stack((y, 1 - y), axis=1)
+    several, other = np.stack((y, 1 - y), axis=1), QUICK | {"solver": "eigenpro3", "ridge": "auto"}
     for fitted, message in (
         (model.fit(X, y), "with weights to go on from, which rows set aside may have trained"),
         (KernelClassifier(**QUICK | {"solver": "block"}).partial_fit(X[:200], y[:200]), "partial_"),
         (
-            KernelClassifier(**QUICK | {"solver": "eigenpro3"}).fit(X[:900], y[:900]),
+            KernelClassifier(**other).fit(X[:900], y[:900]),
             "of fewer than 5,000 rows; train with calib",
         ),
         (

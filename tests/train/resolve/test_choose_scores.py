@@ -144,7 +144,7 @@ def test_images_have_no_scores() -> None:
 @pytest.mark.slow
 def test_a_tuned_kernel_stays_with_its_features() -> None:
     found = sk.tune(
-        HEAVY[:N], WAVES[:N], estimator=sk.KernelRegressor(**SMALL), kernels=["laplace"],
+        HEAVY[:500], WAVES[:500], estimator=sk.KernelRegressor(**SMALL), kernels=["laplace"],
         refine=0, progress=False,
     )  # fmt: skip
     model = found.estimator.fit(HEAVY[:N], WAVES[:N])

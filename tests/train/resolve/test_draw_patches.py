@@ -104,6 +104,8 @@ def test_importances_are_those_of_patch_features() -> None:
         _ = model.feature_importances_
 
 
+@pytest.mark.slow
+@pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("precision", ["exact", "float64"])
 def test_a_stopped_run_goes_on_with_the_same_bits(
     precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

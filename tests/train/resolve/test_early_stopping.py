@@ -32,7 +32,7 @@ from streamkern.train.resolve.early_stopping import EarlyStopping, kept_scores, 
 from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.saved_model import load_result
-from streamkern.train.train import train
+from streamkern.train.train import Result, train
 from tests.runs import N, assert_same_bits, final, finished, latest_step, settings, stopped
 
 STOPS = {"run.early_stopping": True, "run.validation_fraction": 0.25, "run.n_iter_no_change": 2}
@@ -53,6 +53,13 @@ def early(run_dir: Path | None = None, **overrides: Any) -> RunConfig:
     """Settings of a run that is stopped early."""
     learns = {"data.epochs": EPOCHS, "solver.ridge": 0.0, "model.bandwidth": 1.0}
     return settings(run_dir, **(learns | STOPS | overrides))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
+    """A run that is stopped early, and where it is; tests only read it."""
+    place = tmp_path_factory.mktemp("whole") / "run"
+    return finished(early(place), source=noisy()), place
 
 
 def best_of(scores: list[float]) -> int:
@@ -168,12 +175,14 @@ def test_rows_set_aside_are_never_trained_on(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.slow
-def test_it_goes_on_anywhere_to_the_same_bits(tmp_path: Path) -> None:
-    whole = finished(early(tmp_path / "whole"), source=noisy())
-    expected, steps = final(tmp_path / "whole"), latest_step(tmp_path / "whole")
+def test_it_goes_on_anywhere_to_the_same_bits(
+    undisturbed: tuple[Result, Path], tmp_path: Path
+) -> None:
+    whole, place = undisturbed
+    expected, steps = final(place), latest_step(place)
     per_epoch = steps // whole.epochs
     seen = ArraySource(np.zeros((3, 3), np.float32), np.zeros(3))
-    for step in (1, per_epoch - 1, per_epoch, steps - per_epoch, steps - 1, steps):
+    for step in (1, per_epoch, steps - 1, steps):
         place = tmp_path / str(step)
         stopped(early(place), step, source=noisy(), test=seen)
         again = finished(early(place), source=noisy())
@@ -343,14 +352,15 @@ class Failing(Callback):
 
 
 @pytest.mark.slow
+@pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("event", ["train", "evaluation", "pass ended", "finished"])
 def test_a_callback_that_fails_at_the_end_of_a_pass_takes_no_score_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: str
+    event: str, undisturbed: tuple[Result, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "LOG_EVERY_S", 0.0)
     monkeypatch.setattr(progress, "LOG_AT_LEAST_EVERY_S", 0.0)
-    whole = finished(early(tmp_path / "whole"), source=noisy())
-    steps = latest_step(tmp_path / "whole")
+    whole, ended = undisturbed
+    steps = latest_step(ended)
     best = best_of(whole.validation_scores)
     for epoch in [whole.epochs] if event == "finished" else [1, best, whole.epochs]:
         place, step = tmp_path / str(epoch), steps // whole.epochs * epoch
@@ -358,6 +368,6 @@ def test_a_callback_that_fails_at_the_end_of_a_pass_takes_no_score_away(
             train(early(place), source=noisy(), callbacks=[Failing(event, step)])
         assert latest_step(place) == step
         again = finished(early(place), source=noisy())
-        assert_same_bits(final(place), final(tmp_path / "whole"))
+        assert_same_bits(final(place), final(ended))
         assert again.validation_scores == whole.validation_scores
         assert again.ended == whole.ended

@@ -65,6 +65,8 @@ def test_it_is_as_if_the_features_had_been_moved(metric: Array, given: dict[str,
 Q = np.linalg.qr(MATRIX)[0]
 
 
+@pytest.mark.slow
+@pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("metric", [SCALES, MATRIX, Q @ Q.T, 1e-3 * MATRIX @ MATRIX.T])
 def test_means_are_those_of_moved_rows(metric: Array) -> None:
     X, y = rows(3000, 0)
@@ -73,7 +75,7 @@ def test_means_are_those_of_moved_rows(metric: Array) -> None:
         "kernel": "laplace", "ridge": 1e-3, "epochs": 1,
     }  # fmt: skip
     inside = sk.KernelRegressor(metric=metric, **asked).fit(X, y)
-    before = sk.KernelRegressor(**asked).fit(moved(X, metric), y)
+    before = sk.KernelRegressor(metric="none", **asked).fit(moved(X, metric), y)
 
     def spread(Z: Array) -> float:
         """Mean squared distance to the nearest center."""
@@ -147,6 +149,8 @@ def config(path: Path, metric: str) -> Any:
     return settings(path, **{"model.metric": metric, "run.checkpoint_every": 2})
 
 
+@pytest.mark.slow
+@pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize("kind", ["npy", "zarr", "array"])
 def test_from_a_file_and_resumed(kind: str, tmp_path: Path) -> None:
     metric = RNG.normal(size=(5, 2))
@@ -288,7 +292,9 @@ def test_info_names_the_columns_and_draws(
     np.savetxt(table, np.column_stack([X, y]), delimiter=",", header=",".join(names), comments="")
     np.save(metric, MATRIX)
     assert run_command(["ingest", table, store, "--y", "y"]) == 0
-    given = ["--train", store, "--run-dir", run, "--epochs", "1"]
+    quick = [word for each in ("model.kernel=laplace", "model.bandwidth=2.0", "solver.ridge=1e-3")
+             for word in ("--set", each)]  # fmt: skip
+    given = ["--train", store, "--run-dir", run, "--epochs", "1", *quick]
     assert run_command(["train", *given, "--set", f"model.metric={metric}"]) == 0
     capsys.readouterr()
     assert run_command(["info", run, "--plot", picture]) == 0
@@ -306,7 +312,7 @@ def test_info_names_the_columns_and_draws(
     assert run_command(["info", store, "--plot", str(tmp_path / "other.png")]) == 2
     assert "holds none" in capsys.readouterr().err
     plain = str(tmp_path / "plain")
-    given = ["--train", store, "--run-dir", plain, "--epochs", "1"]
+    given = ["--train", store, "--run-dir", plain, "--epochs", "1", *quick]
     assert run_command(["train", *given, "--set", "model.metric=none"]) == 0
     assert run_command(["info", plain, "--plot", str(tmp_path / "other.png")]) == 2
     assert "has none" in capsys.readouterr().err

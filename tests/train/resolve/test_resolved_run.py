@@ -146,9 +146,9 @@ def test_more_rows_are_solved_in_float64_if_their_noise_is_small(
 ) -> None:
     """The factor is in float32 in either case, and a resumed run does not decide again."""
     rng = np.random.default_rng(1)
-    monkeypatch.setattr("streamkern.solver.direct.NARROW_ROWS", 600)
-    X = rng.uniform(size=(600, 5))
-    y = np.sin(3 * X[:, 0]) + X[:, 1] + noise * rng.standard_normal(600)
+    monkeypatch.setattr("streamkern.solver.direct.NARROW_ROWS", 300)
+    X = rng.uniform(size=(300, 5))
+    y = np.sin(3 * X[:, 0]) + X[:, 1] + noise * rng.standard_normal(300)
     source, test = ArraySource(X, y), ArraySource(X[:10], y[:10])
     changes = OPEN | {"run.checkpoint_every": 1, "solver.ridge": "auto"}
     config, whole = (settings(tmp_path / name, **changes) for name in ("run", "whole"))

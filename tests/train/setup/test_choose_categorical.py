@@ -24,7 +24,7 @@ def columns_of(model: Any) -> list[int]:
 
 @pytest.mark.slow
 def test_those_of_a_given_kernel_stay_when_a_metric_is_learned() -> None:
-    X, y = panel(900)
+    X, y = panel(500)
     for bandwidth in ("auto", 5.0):
         kernel = sk.Laplace(bandwidth).with_categorical([(LEVEL, 8.0)])
         model = sk.KernelRegressor(kernel, metric="learn-diagonal", random_state=0).fit(X, y)

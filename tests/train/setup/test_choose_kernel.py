@@ -166,7 +166,7 @@ def test_a_run_that_was_stopped_goes_on_with_it(kernel: str, tmp_path: Path) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("features", ["fourier", "nystrom"])
 def test_of_features_too(features: str) -> None:
-    X, y = smooth(300)
+    X, y = smooth(150)
     model = KernelRegressor(features=features, kernel="auto", random_state=0).fit(X, y)
     assert model.score(X, y) > 0.9
 

@@ -102,6 +102,7 @@ def test_where_nothing_is_to_be_gained_there_is_none() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize(("n", "noise"), [(300, 0.1), (800, 1.0)])
 def test_noise_and_few_rows_do_not_hide_a_gain(n: int, noise: float) -> None:
     """The error without a metric falls with more rows, but not below the noise."""
@@ -126,6 +127,7 @@ def test_the_kernel_without_a_metric_is_that_of_a_run_without() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full  # noise finds none: the test before
 def test_pure_noise_gets_hardly_a_metric_and_no_worse_a_model() -> None:
     """However many rounds and ways fit it: the targets of the held-out rows are in none of them.
 

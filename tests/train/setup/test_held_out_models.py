@@ -49,9 +49,9 @@ def test_a_model_solves_its_equations(
     run = open_run(settings(**precise), RunInputs(source))
     classes = TargetScale(np.full(C, 1 / C), np.ones(C))
     with run.backend.active():
-        found = HeldOut(run, fit, held, classes).with_kernel(
-            sk.Laplace(1.5, metric=metric), near=-2, least=-3
-        )
+        problem = HeldOut(run, fit, held, classes)
+        kernel = sk.Laplace(1.5, metric=metric)
+        found = problem.with_losses(problem.with_kernel(kernel, near=-2, least=-3))
     run.backend.close()
     Z = fit.X[:most]
     K, w = laplace(fit.X, Z, metric, 1.5), np.ones(N) if fit.root is None else fit.root**2.0
