@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from streamkern.losses.log_loss import LogLoss
 from streamkern.losses.own import is_own
 from streamkern.predict.probabilities import temperature
 from streamkern.solver.method import Report, Setup
+from streamkern.solver.newton import Newton
 from streamkern.solver.precondition.noise import Noise, left_out_values, weighted_gram
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
@@ -111,15 +113,16 @@ def fit_loss(
     fit_intercept = run.config.model.fit_intercept
     F, rows = _left_out(op, Z, targets, few, noise)
     Y, w = rows.Y, rows.w
+    found = partial(loss_noise, exact=isinstance(run.method, Newton))
     if warm is not None and warm.loss is not None:
-        noise = loss_noise(warm.loss, rows.with_outputs(warm.targets), noise)
+        noise = found(warm.loss, rows.with_outputs(warm.targets), noise)
         return LossFit(warm.loss, warm.targets, 1.0, noise, age=warm.loss_age)
     slope = 1.0
     if isinstance(loss, LogLink):
         unit = np.asarray(loss.unit)
         mean = loss.output(unit) if fit_intercept else np.zeros_like(unit)
         rows = rows._replace(Y=Y / unit, mean=mean - np.log(unit), gain=np.ones_like(unit))
-        noise = loss_noise(loss, rows, noise)
+        noise = found(loss, rows, noise)
         outputs = TargetScale(mean, rows.gain)
         first = first_model(op, Z, few.stored(), loss, rows, outputs, noise.variance)
         return LossFit(loss, outputs, slope, noise, first=first)
@@ -139,7 +142,7 @@ def fit_loss(
         loss = loss.fitted(loss.predict(np, mean + slope * F) - Y, targets.scale)
         outputs = TargetScale(mean, np.full_like(targets.scale, gain))
         slope /= gain
-    noise = loss_noise(loss, rows.with_outputs(outputs), noise)
+    noise = found(loss, rows.with_outputs(outputs), noise)
     return LossFit(loss, outputs, slope, noise, warm is not None)
 
 
