@@ -171,7 +171,7 @@ def errors_and_codes() -> str:
             f"`{error.__name__}`",
             ", ".join(f"`{base.__name__}`" for base in error.__bases__),
             str(error.exit_code),
-            markdown(" ".join((inspect.getdoc(error) or "").split())),
+            markdown(" ".join((inspect.getdoc(error) or "").partition("\n\n")[0].split())),
         ]
         for error in found
         if issubclass(error, errors.StreamkernError)
