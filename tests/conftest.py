@@ -139,6 +139,11 @@ def no_leaked_threads() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
     leaked = [t for t in threading.enumerate() if t not in before and _is_ours(t)]
+    if leaked:
+        # An error that Zarr raises keeps the frames of its callers, and what they hold, until a
+        # collection, and threads of Dask's may turn collections off.
+        gc.enable()
+        gc.collect()
     # A thread that was told to stop may still be on its last lines.
     give_up = time.monotonic() + 2.0
     for thread in leaked:
