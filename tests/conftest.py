@@ -136,14 +136,12 @@ def _is_ours(thread: threading.Thread) -> bool:
 @pytest.fixture(autouse=True)
 def no_leaked_threads() -> Iterator[None]:
     """Fail a test that leaves a thread of ours running; closing means joining."""
+    # Threads of Dask's that pause collections at the same time turn them off for good. Errors of
+    # Zarr's hold the frames of their callers, and so backends and their threads, until one.
+    gc.enable()
     before = set(threading.enumerate())
     yield
     leaked = [t for t in threading.enumerate() if t not in before and _is_ours(t)]
-    if leaked:
-        # An error that Zarr raises keeps the frames of its callers, and what they hold, until a
-        # collection, and threads of Dask's may turn collections off.
-        gc.enable()
-        gc.collect()
     # A thread that was told to stop may still be on its last lines.
     give_up = time.monotonic() + 2.0
     for thread in leaked:

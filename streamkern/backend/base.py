@@ -222,7 +222,8 @@ class Backend(DenseAlgebra):
             others = min(self.threads, len(work)) - 1
             futures = [self._pool.submit(drain) for _ in range(others)]
             try:
-                drain()
+                with np.errstate(all="warn", under="ignore"):  # NumPy's default, as in the pool
+                    drain()
                 wait(futures)
             except BaseException:  # an interrupt of this thread reaches the others here
                 stop.set()

@@ -26,7 +26,9 @@ def keep() -> None:
 
     glibc gets memory for each array above a threshold from the system, which zeroes each page when
     it is first written: a tenth of the time of a process's first fit. If such an array is freed,
-    the threshold grows to its size. The one here is never written, and takes no memory.
+    the threshold grows to its size, as it would in the course of a fit. The array here is never
+    written, so it takes no memory. Memory at the end of an arena of a thread stays until the thread
+    ends.
     """
     np.empty(LARGEST_KEPT, np.uint8)
 

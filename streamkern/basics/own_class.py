@@ -14,8 +14,6 @@ from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 
 _T = TypeVar("_T")
-_imported: dict[str, str] = {}
-"""Name of each module that was imported here, and the setting or option that named it."""
 
 
 def imported_class(reference: str, base: type[_T], setting: str) -> type[_T]:
@@ -50,19 +48,12 @@ def imported_module(name: str, given: str) -> ModuleType:
         It cannot be imported.
     """
     try:
-        found = importlib.import_module(name)
+        return importlib.import_module(name)
     except Exception as error:  # whatever a module of the user raises
         raise ConfigError(
             f"{given}: the module {name!r} cannot be imported ({type(error).__name__}: {error})",
             "correct it, or add its folder to PYTHONPATH",
         ) from error
-    _imported[name] = given
-    return found
-
-
-def imported_modules() -> dict[str, str]:
-    """Return the arguments of the calls of `imported_module` in this process, for ranks."""
-    return dict(_imported)
 
 
 def undefined_class(what: str, name: str) -> ConfigError:

@@ -50,7 +50,7 @@ class ScaleConfig(_Transform):
 class NoiseConfig(_Transform):
     """Add independent Gaussian noise of standard deviation `sigma`.
 
-    round : whether noisy values are rounded to stored integers, and clipped to their range.
+    round : whether noisy values are rounded, and clipped to the range of the stored integers.
     """
 
     kind: Literal["noise"] = "noise"

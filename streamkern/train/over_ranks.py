@@ -23,7 +23,6 @@ from streamkern.basics.errors import (
 )
 from streamkern.basics.message import mention
 from streamkern.basics.optional import import_optional
-from streamkern.basics.own_class import imported_modules
 from streamkern.basics.progress import Line
 from streamkern.basics.stop import StopRequest
 from streamkern.basics.warning import warn
@@ -77,7 +76,7 @@ def train_over(
         _check_absolute(config)
     _check_recorded_run(config, given)
     settings = {
-        "config": config, "given": _packed(config, given), "modules": imported_modules(),
+        "config": config, "given": _packed(config, given),
         "progress": progress, "devices": devices,
     }  # fmt: skip
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from streamkern.backend.ranks import Communicator
 from streamkern.basics.errors import RunLockedError, RunLostError, StreamkernError
-from streamkern.basics.own_class import imported_module
 from streamkern.basics.progress import ProgressSetting, Relay
 from streamkern.basics.stop import StopRequest, resumable
 from streamkern.config.run_config import RunConfig
@@ -29,7 +28,7 @@ def prepare_rank(
 ) -> None:
     """Prepare the run on the only rank, see `prepare_run`."""
     prepare_run(
-        settings["config"], stop, _given(settings),
+        settings["config"], stop, pickle.loads(settings["given"]),
         progress=_line(settings, spec.tell),
     )  # fmt: skip
 
@@ -55,21 +54,13 @@ def work_as_rank(
     while True:
         try:
             return train_rank(
-                config, ranks, stop, replace(_given(settings), placed=placed),
+                config, ranks, stop, replace(pickle.loads(settings["given"]), placed=placed),
                 progress=_line(settings, spec.tell), tell=spec.tell,
             )  # fmt: skip
         except RunLockedError as error:  # by the previous rank 0, which ends by itself
             if isinstance(error, RunLostError) or time.monotonic() > give_up:
                 raise
         time.sleep(_LOOK_S)
-
-
-def _given(settings: dict[str, Any]) -> RunInputs:
-    """Return the inputs that are not in the settings; import the user's modules first."""
-    for module, named_by in settings["modules"].items():
-        imported_module(module, named_by)
-    given: RunInputs = pickle.loads(settings["given"])
-    return given
 
 
 def _line(settings: dict[str, Any], tell: Tell) -> ProgressSetting:

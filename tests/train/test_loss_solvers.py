@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 from scipy.spatial.distance import cdist
+from sklearn.metrics import mean_pinball_loss
 
 import streamkern as sk
 from streamkern.losses.base import Loss
@@ -262,3 +263,23 @@ def test_newton_steps_take_a_loss_of_ones_own_without_its_curvatures(
         )
     ]
     np.testing.assert_allclose(*values, atol=1e-3)
+
+
+def test_the_ridge_of_quantiles_is_that_of_the_minimum_for_direct() -> None:
+    """It differs from that of "block", which ends before the minimum, and predicts better."""
+    rng = np.random.default_rng(8)
+    X = rng.standard_normal((4120, 1))
+    y = np.sin(3 * X[:, 0]) + rng.standard_normal(len(X))
+    options: dict[str, Any] = {
+        "loss": "quantile", "quantile": 0.95, "kernel": "laplace", "bandwidth": 1.0,
+        "metric": "none", "precision": "float64", "random_state": 0, "verbose": False,
+    }  # fmt: skip
+
+    def fitted(solver: str, **more: Any) -> sk.KernelRegressor:
+        return sk.KernelRegressor(solver=solver, **options, **more).fit(X[:120], y[:120])
+
+    def pinball(model: sk.KernelRegressor) -> float:
+        return float(mean_pinball_loss(y[120:], model.predict(X[120:]), alpha=0.95))
+
+    of_block = fitted("block").report_["ridge"]
+    assert pinball(fitted("direct")) < 0.95 * pinball(fitted("direct", ridge=of_block))

@@ -272,8 +272,11 @@ class HeldOut:
     def with_losses(self, model: Fitted) -> Fitted:
         """Return a model of these rows without its arrays, for classes with its log losses."""
         losses = None
-        if self.classes is not None:  # without values no model could be fitted
-            losses = model.errors if model.values is None else self._log_losses(model.values)
+        if self.classes is not None and model.values is not None:
+            losses = self._log_losses(model.values)
+        elif self.classes is not None:
+            assert not math.isfinite(model.error)  # no model could be fitted
+            losses = model.errors
         return model._replace(log_losses=losses).without_arrays()
 
     def _matrix(self, op: KernelOperator, points: Points) -> tuple[Array, Array]:

@@ -36,13 +36,16 @@ STEPS = 40
 With little kappa they end before the minimum, as a run of few epochs does.
 """
 STEPS_TO_MINIMUM = 200
-"""Steps for one kappa of the losses with the longest way, those of quantiles, if the solver reaches
-the minimum.
+"""Largest number of steps for one kappa of the losses with the longest way, those of quantiles, if
+the solver reaches the minimum.
 
 With 40, `direct` had .0578 of pinball loss on compactiv, and .0436 with 200, where the best ridge
 has .0430 (600 rows; docs/explanation/losses.md). Solvers that end before the minimum gain nothing:
 `block` had .0414 and .0415, and `falkon` .0473 and .0506.
 """
+SETTLED = 1e-6
+"""Change of the values in a step, relative to them (root mean square), with which these steps
+end."""
 EXPONENTS = range(3, -9, -1)
 """Powers of ten of kappa that are tried, relative to the mean k(x, x), from the largest."""
 FLAT = 0.98
@@ -72,8 +75,8 @@ def loss_noise(loss: Loss, rows: LossRows, noise: Noise, *, exact: bool = False)
     if isinstance(loss, LogLink):
         paths = [NewtonPath(loss, rows, fitted) for fitted in parts]
     else:
-        steps = STEPS_TO_MINIMUM if exact and isinstance(loss, Quantile) else STEPS
-        paths = [_RidgePath(loss.at(math.inf), rows, fitted, steps) for fitted in parts]
+        exact = exact and isinstance(loss, Quantile)
+        paths = [_RidgePath(loss.at(math.inf), rows, fitted, exact) for fitted in parts]
     tried: list[tuple[float, float]] = []
     scale = float(rows.K.diagonal().mean())
     for exponent in EXPONENTS:
@@ -96,11 +99,12 @@ class _RidgePath:
     """
 
     def __init__(
-        self, loss: Loss, rows: LossRows, fitted: npt.NDArray[np.int64], steps: int
+        self, loss: Loss, rows: LossRows, fitted: npt.NDArray[np.int64], exact: bool
     ) -> None:  # fmt: skip
         others = np.setdiff1d(np.arange(len(rows.Y)), fitted)
         own = rows.part(fitted)
-        self.loss, self.rows, self.steps = loss, own, steps
+        self.loss, self.rows = loss, own
+        self.steps, self.settled = (STEPS_TO_MINIMUM, SETTLED) if exact else (STEPS, 0.0)
         self.root = np.sqrt(own.w)[:, None]
         self.S, self.U = np.linalg.eigh(own.K[fitted] * self.root * self.root.T)
         self.S = np.maximum(self.S, 0)[:, None]
@@ -128,7 +132,10 @@ class _RidgePath:
                 next_t = (1 + math.sqrt(1 + 4 * t * t)) / 2
                 following = new + (t - 1) / next_t * (new - b)
                 t = next_t
+            change = float(np.linalg.norm(self.S * (new - b)))
             b, ahead = new, following
+            if change < self.settled * float(np.linalg.norm(self.S * new)):
+                break
         self.b = b
 
     def _residual(self, b: _Floats) -> _Floats:
