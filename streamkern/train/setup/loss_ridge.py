@@ -43,7 +43,7 @@ With 40, `direct` had .0578 of pinball loss on compactiv, and .0436 with 200, wh
 has .0430 (600 rows; docs/explanation/losses.md). Solvers that end before the minimum gain nothing:
 `block` had .0414 and .0415, and `falkon` .0473 and .0506.
 """
-SETTLED = 1e-6
+SETTLED_CHANGE = 1e-6
 """Change of the values in a step, relative to them (root mean square), with which these steps
 end."""
 EXPONENTS = range(3, -9, -1)
@@ -104,7 +104,7 @@ class _RidgePath:
         others = np.setdiff1d(np.arange(len(rows.Y)), fitted)
         own = rows.part(fitted)
         self.loss, self.rows = loss, own
-        self.steps, self.settled = (STEPS_TO_MINIMUM, SETTLED) if exact else (STEPS, 0.0)
+        self.steps, self.settled = (STEPS_TO_MINIMUM, SETTLED_CHANGE) if exact else (STEPS, 0.0)
         self.root = np.sqrt(own.w)[:, None]
         self.S, self.U = np.linalg.eigh(own.K[fitted] * self.root * self.root.T)
         self.S = np.maximum(self.S, 0)[:, None]
