@@ -285,6 +285,21 @@ def test_run_raises_the_error_and_begins_nothing_more(threads: int) -> None:
         assert len(seen) == n_seen + 1
 
 
+def test_threads_of_a_run_ignore_how_the_caller_handles_underflow() -> None:
+    """The thread that calls is one of them: no tile depends on which of them computes it."""
+    backend, out = Backend(threads=2), np.ones(64)
+
+    def underflow(k: int) -> None:
+        out[k : k + 1] = np.exp(np.full(1, -1000.0))
+
+    try:
+        with np.errstate(all="raise"):
+            backend.run(underflow, range(len(out)))
+    finally:
+        backend.close()
+    assert not out.any()
+
+
 def test_run_raises_only_when_no_thread_is_at_work() -> None:
     """The caller may free the output at once."""
     begun, failing, finished = threading.Event(), threading.Event(), threading.Event()
