@@ -98,7 +98,7 @@ def a_step(library: Idle, p: int, n_blocks: int) -> Callable[[], object]:
     backend, empty, f4 = idle_backend(library), library.empty, np.float32
     op = KernelOperator(Laplace(20.0), backend, "high", np.zeros(FEATURES, f4))
     width = op.width(FEATURES)
-    Z = Points(*(empty((p, width), np.float16) for _ in range(2)), empty(p, f4))
+    Z = Points(None, empty((p, width), np.float16), empty(p, f4), FEATURES)
     blocks = block_slices(p, -(-p // n_blocks))
     sizes = [block.stop - block.start for block in blocks]
     preconditioner = BlockPreconditioner(

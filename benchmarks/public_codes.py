@@ -73,7 +73,7 @@ def laplace(bandwidth: float, shift: Array) -> Kernel:
 
     def matrix(A: Array, B: Array) -> Array:
         if A is B:
-            return np.asarray(op.gram(op.points(A, left=True, right=True)))
+            return np.asarray(op.gram(op.points(A, right=True)))
         return np.asarray(op.matrix(op.points(A, left=True), op.points(B, right=True)))
 
     return matrix

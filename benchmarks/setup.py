@@ -63,7 +63,7 @@ def _run(repeats: int, backend: Backend, solver: str, p: int, d: int, sgemm: Sge
     method, sizes = run.method, run.sizes
     Z = points(p, d, 1)
     op = operator(backend, Z)
-    z = op.points(Z, left=True, right=True)
+    z = op.points(Z, right=True)
     sample, probe = (
         SampleRows(X := points(n, d, seed), np.sin(X[:, :C]))
         for n, seed in ((sizes.n_sample, 2), (sizes.n_probe, 3))
@@ -117,8 +117,8 @@ def _low_rank_flops(s: int, h: int, q: int, d: int) -> float:
 def _eigensystem(repeats: int, backend: Backend, s: int, d: int, sgemm: Sgemm) -> Figure:
     X, q = points(s, d, 1), s // LEVEL_SHARE
     op = operator(backend, X)
-    X_s = op.points(X, left=True, right=True)
-    probe = op.points(points(min(PROBE_ROWS, s), d, 2), left=True, right=True)
+    X_s = op.points(X, right=True)
+    probe = op.points(points(min(PROBE_ROWS, s), d, 2), right=True)
     made: list[LowRankPreconditioner] = []
 
     def build() -> None:

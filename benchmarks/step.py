@@ -211,12 +211,12 @@ def _eigenpro_solver(backend: Backend, Z: np.ndarray, sizes: ProjectedSizes) -> 
     rng, s, p = np.random.default_rng(5), sizes.n_sample, len(Z)
     E = np.linalg.qr(rng.standard_normal((s, sizes.level), dtype=np.float32))[0]
     D = np.full(sizes.level, 1e-3 / s, np.float32)
-    X_s = op.points(points(s, Z.shape[1], 3), left=True, right=True)
+    X_s = op.points(points(s, Z.shape[1], 3), right=True)
     pre = LowRankPreconditioner(X_s, E, D, StepRule(4 * p, 4 * p))
     L = np.eye(p, dtype=np.float32)
     L += np.tril(np.full((p, p), 1e-3 / p, np.float32), -1)
     return DelayedProjectionSolver(
-        op, op.points(Z, left=True, right=True), pre,
+        op, op.points(Z, right=True), pre,
         ExactProjection(L, Partition.trivial(p, backend)),
         columns=op.columns(Z.shape[1]), period=sizes.period, n_outputs=C,
         max_batch=sizes.batch_size,

@@ -2,23 +2,36 @@
 
 CUDA text is compiled for the host, cuBLAS is `columnmajor`, cuSOLVER is NumPy behind the same
 pointers. Streams run at once, so it says nothing about order (that is `virtual`'s to check), and
-nothing about a GPU's arithmetic or speed. But arrays know the stream that they were made on, and to
-compute with one on another stream, which on a device is a race, fails.
+nothing about a GPU's arithmetic or speed. What arrays of a device refuse, they refuse here too (see
+`device_array`).
 """
 
 from __future__ import annotations
 
 import ctypes
-import threading
+import sys
 import time
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
+import pytest
 import scipy.sparse
 
 from tests import columnmajor, hostcuda
-from tests.columnmajor import HANDLE, TYPES, Addressed
+from tests.columnmajor import HANDLE, TYPES
+from tests.device_array import (
+    LACKING,
+    Array,
+    Current,
+    Namespace,
+    as_strided,
+    current,
+    here,
+    linalg,
+    numpy_reads_no_device,
+    real_array,
+)
 
 C_TYPES = {
     np.dtype(np.float32): "float",
@@ -67,6 +80,7 @@ class Immediate:
 
 
 Immediate.null = Immediate()
+Current.stream = Immediate.null
 
 
 class Event(Immediate):
@@ -75,53 +89,6 @@ class Event(Immediate):
     def record(self, *args: Any) -> None:
         """Record it."""
         self.at = time.perf_counter()
-
-
-class _Current(threading.local):
-    """The stream that work of this thread goes to."""
-
-    stream: Immediate = Immediate.null
-
-
-current = _Current()
-
-
-class Array(Addressed):
-    """cupy.ndarray."""
-
-    made_on: Any = None
-
-    def __array_finalize__(self, base: Any) -> None:
-        self.made_on = getattr(base, "made_on", None) or current.stream
-
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kw: Any) -> Any:
-        """What NumPy does, if this is the stream of all that takes part."""
-        out = kw.pop("out", ())
-        plain = [_here(a) for a in inputs]
-        if out:
-            kw["out"] = tuple(_here(a) for a in out)
-        result = getattr(ufunc, method)(*plain, **kw)
-        if out:
-            return out[0]
-        return result.view(Array) if isinstance(result, np.ndarray) else result
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        _here(self)[key] = _here(value)
-
-    def set(self, host: np.ndarray, stream: Any = None) -> None:
-        assert (self.dtype, self.shape) == (host.dtype, host.shape)
-        if stream is None:
-            self[...] = host
-        else:  # the events between the two are `virtual`'s to check
-            np.copyto(self.view(np.ndarray), host)
-
-
-def _here(a: Any) -> Any:
-    """The memory of an array; an error where it belongs to another stream than the current one."""
-    if not isinstance(a, Array):
-        return a
-    assert a.made_on is current.stream, "an array of another stream: on a device this is a race"
-    return a.view(np.ndarray)
 
 
 class ElementwiseKernel:
@@ -142,7 +109,7 @@ class ElementwiseKernel:
         """Of raw arrays in C order, indexed as they are, by what the loop counts."""
         names, given = [], []
         for (*raw, kind, name), a in zip(self.parameters, args, strict=True):
-            memory = _here(a) if raw else np.array([a], kind)
+            memory = here(a) if raw else np.array([a], kind)
             assert (memory.dtype, memory.flags.c_contiguous) == (np.dtype(kind), True), name
             given.append(memory.ctypes.data_as(ctypes.c_void_p))
             names.append((C_TYPES[memory.dtype], name, bool(raw)))
@@ -164,7 +131,7 @@ class ElementwiseKernel:
         for (kind, _), a in zip(self.parameters, args, strict=True):
             number = np.ndim(a) == 0 and not isinstance(a, np.ndarray)
             assert number or a.dtype == types[kind]
-            part = np.broadcast_to(np.asarray(_here(a), types[kind]), shape)
+            part = np.broadcast_to(np.asarray(here(a), types[kind]), shape)
             given.append(np.array(part, order="C"))
         parameters = ", ".join(f"{kind}* {name}_" for kind, name in self.parameters)
         entries = " ".join(f"{kind}& {name} = {name}_[i];" for kind, name in self.parameters)
@@ -176,14 +143,14 @@ class ElementwiseKernel:
         pointers = [a.ctypes.data_as(ctypes.c_void_p) for a in given]
         hostcuda.library(text).run(*pointers, ctypes.c_long(given[-1].size))
         for out, values in zip(args[-self.n_outputs :], given[-self.n_outputs :], strict=True):
-            _here(out)[...] = values
+            here(out)[...] = values
 
     def _types(self, args: tuple[Any, ...]) -> dict[str, np.dtype[Any]]:
         """Return the dtypes of T and H: those of the arrays, which are alike."""
         kinds = dict[str, np.dtype[Any]]()
         for (kind, name), a in reversed(list(zip(self.parameters, args, strict=True))):
             if isinstance(a, np.ndarray):
-                assert kinds.setdefault(kind, a.dtype) == a.dtype, name
+                assert kinds.setdefault(kind, a.dtype) == a.dtype, (name, kinds, a.dtype)
         return kinds
 
 
@@ -202,9 +169,9 @@ class ReductionKernel:
 
     def __call__(self, *args: Any, axis: int) -> None:
         *ins, out = args
-        wide = (np.asarray(a, np.float64) for a in ins)
+        wide = (np.asarray(here(a), np.float64) for a in ins)
         values = eval(self.mapped, dict(zip(self.names, wide, strict=True)))
-        _here(out)[...] = values.sum(axis=axis)
+        here(out)[...] = values.sum(axis=axis)
 
 
 def _potrf(dtype: Any) -> Any:
@@ -230,22 +197,11 @@ class OutOfMemoryError(MemoryError):
     """cupy.cuda.memory.OutOfMemoryError."""
 
 
-class _Cupy(ModuleType):
-    """Functions that make arrays make them of `Array`; all others are NumPy's."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(np, name)
-
-
-def _making(function: Any) -> Any:
-    return lambda *args, **kw: function(*args, **kw).view(Array)
-
-
 class _Csr:
     """cupyx.scipy.sparse.csr_matrix of arrays on the device, whose indices it makes int32."""
 
     def __init__(self, parts: Any, shape: tuple[int, int]) -> None:
-        data, indices, indptr = map(_here, parts)
+        data, indices, indptr = map(here, parts)
         narrow = indices.astype(np.int32), indptr.astype(np.int32)
         self.matrix = scipy.sparse.csr_matrix((data, *narrow), shape=shape)
 
@@ -258,11 +214,16 @@ class _Csr:
         return self.matrix.toarray().view(Array)
 
 
+def install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `import cupy` find this module, for a test."""
+    for name, module in modules().items():
+        monkeypatch.setitem(sys.modules, name, module)
+    numpy_reads_no_device(monkeypatch)
+
+
 def modules() -> dict[str, ModuleType]:
     """Return `cupy`, `cupyx` and its modules, to be put into sys.modules."""
-    cupy, cupyx = _Cupy("cupy"), ModuleType("cupyx")
-    for name in ("empty", "zeros", "ones", "eye", "arange", "ascontiguousarray"):
-        setattr(cupy, name, _making(getattr(np, name)))
+    cupy, cupyx = Namespace("cupy", np, LACKING), ModuleType("cupyx")
     pool = SimpleNamespace(free_all_blocks=lambda: None, total_bytes=lambda: 1 << 20)
     handle = lambda: HANDLE  # noqa: E731
     vars(cupy).update(
@@ -270,11 +231,13 @@ def modules() -> dict[str, ModuleType]:
         # Never the host's memory.
         asarray=lambda a, dtype=None: (
             a
-            if isinstance(a, Array) and dtype in (None, a.dtype)
-            else np.array(a, dtype).view(Array)
+            if isinstance(a, Array) and (dtype is None or a.dtype == dtype)
+            else real_array(here(a), dtype).view(Array)
         ),
         ndarray=Array,
-        asnumpy=lambda a: np.array(_here(a)),
+        linalg=linalg(),
+        lib=SimpleNamespace(stride_tricks=SimpleNamespace(as_strided=as_strided)),
+        asnumpy=lambda a: real_array(here(a)),
         ElementwiseKernel=ElementwiseKernel,
         ReductionKernel=ReductionKernel,
         get_default_memory_pool=lambda: pool,

@@ -102,7 +102,7 @@ def made_solver(
 ) -> BlockSolver:  # fmt: skip
     """Return a solver whose blocks have these factors in turn.
 
-    z : the centers; both sides if there are several blocks and a ridge.
+    z : the centers.
     m : rows of a step.
     share : fraction of the ridge's effect that a step takes in a block; 0: no ridge.
     """

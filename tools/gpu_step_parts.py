@@ -167,7 +167,7 @@ def steps(
     for n, b in models:
         found = entry[f"{n} x {b}"] = {}
         Z = bench.backend.asarray(made_rows("integer", n * b, d, 2), np.float32)
-        z = op.points(Z, left=n > 1, right=True)
+        z = op.points(Z, right=True)
         del Z
         factors = [made_factor(bench.backend, b, k) for k in range(n)]
         for m in (host_batch, *batches):

@@ -100,7 +100,7 @@ def points(bench: Bench, entry: Figures, *, m: int, d: int, modes: Any) -> None:
     entry["cast"] = floored(clock.median_ms(cast), bench.bytes_ms(5 * m * d))
     for mode in modes:
         op = distances(backend, mode, d, pixels=True)
-        x = op.empty_points(m, op.width(d), left=True)
+        x = op.empty_points(m, op.kernel.features(d), left=True)
         ms = clock.median_ms(partial(op.points, X, out=x))
         written = x.left.nbytes + (0 if x.norms is None else x.norms.nbytes)
         entry[mode] = floored(ms, bench.bytes_ms(4 * m * d + written)) | {
@@ -115,7 +115,7 @@ def setup(
     """Time the phases of the setup of n blocks. own_ms : without the phases inside."""
     backend, op = bench.backend, distances(bench.backend, "high", d, bandwidth=0.7)
     X, Y = (backend.asarray(a) for a in made_problem(n * b + sample + probe, d, c))
-    z = op.points(X[: n * b], left=True, right=True)
+    z = op.points(X[: n * b], right=True)
     S, P = (
         Sample(op.points(X[rows], left=True), Y[rows].copy())
         for rows in (slice(n * b, n * b + sample), slice(n * b + sample, None))

@@ -52,7 +52,7 @@ class Made(NamedTuple):
         op = distances(bench.backend, "high", d, bandwidth=BANDWIDTH)
         held_out = min(HELD_OUT, rows)
         X, Y = (bench.backend.asarray(a) for a in made_problem(rows + p + held_out, d, c))
-        z = op.points(X[rows : rows + p], left=True, right=True)
+        z = op.points(X[rows : rows + p], right=True)
         return cls(op, z, X[:rows], Y[:rows], (X[rows + p :], Y[rows + p :]))
 
     def test_mse(self, alpha: Array) -> float:
@@ -169,10 +169,10 @@ def million(
 ) -> None:  # fmt: skip
     """Time the setup of some blocks and steps of all, whose factors are those of the former.
 
-    p is halved until points on both sides, K and the factors fit into `room` of the memory.
+    p is halved until the points, K and the factors fit into `room` of the memory.
     """
     backend, op = bench.backend, distances(bench.backend, "high", d)
-    row = 2 * op.width(d) * op.operand_dtype.itemsize + 4 * (m + 1)
+    row = op.width(d) * op.operand_dtype.itemsize + 4 * (m + 1)
     free = room * backend.memory_available() - 8 * made_blocks * b**2
     while p > 2 * made_blocks * b and p * row > free:
         p //= 2
@@ -198,8 +198,7 @@ def million(
     # The ridge for which setup makes room: it takes as many values of K(Z, Z) as a batch of K.
     for name, share in (("without a ridge", 0.0), ("with a ridge", 4 * max(1.0, m / b) / n**2)):
         backend.release()
-        points = z if share else z.columns()
-        made = partial(made_solver, op, points, factors, b, c=c, m=m, share=share)
+        made = partial(made_solver, op, z, factors, b, c=c, m=m, share=share)
         late = bench.late()
         entry[name] = LATE if late else guarded(partial(_steps_of, bench, made, m, d, seconds))
 
@@ -220,9 +219,9 @@ def _steps_of(
 
 
 def _random_points(op: KernelOperator, p: int, d: int, at_once: int) -> Points:
-    """Return p random centers, both sides, drawn on the device."""
+    """Return p random centers, drawn on the device."""
     backend = op.backend
-    z = op.empty_points(p, op.width(d), left=True, right=True)
+    z = op.empty_points(p, op.kernel.features(d), right=True)
     for rows in tiles(p, at_once):
         ids = backend.asarray(np.arange(rows.start, rows.stop))
         drawn = RowRandom(backend.xp, 0, 0, 9, ids, np.float32, fills=backend.fills).normal((d,))

@@ -156,9 +156,10 @@ class RowMajor:
         if k == 0:
             return
         update = cublas.ssyrk if C.dtype == np.float32 else cublas.dsyrk
+        operation, apart = self._layout(W, False)
         update(
-            self._handle(), cublas.CUBLAS_FILL_MODE_UPPER, cublas.CUBLAS_OP_N, b, k,
-            self._number(scale, C.dtype), W.data.ptr, _rows_apart(W),
+            self._handle(), cublas.CUBLAS_FILL_MODE_UPPER, operation, b, k,
+            self._number(scale, C.dtype), W.data.ptr, apart,
             self._number(1.0, C.dtype), C.data.ptr, _rows_apart(C),
         )  # fmt: skip
 

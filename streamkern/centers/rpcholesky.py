@@ -141,7 +141,7 @@ def _diagonal(op: KernelOperator, X: Array) -> npt.NDArray[np.float64]:
     """Return k(x, x) of every row, (N,), on the host."""
     parts = []
     for start in range(0, len(X), DIAGONAL_ROWS):
-        points = op.points(X[start : start + DIAGONAL_ROWS], left=True, right=True)
+        points = op.points(X[start : start + DIAGONAL_ROWS], right=True)
         parts.append(op.backend.to_host(op.gram(points).diagonal()).astype(np.float64))
     diagonal = np.concatenate(parts)
     check_overlap(op, float(diagonal.sum()), "trace of the candidates")
@@ -171,7 +171,7 @@ def _residual(
 ) -> npt.NDArray[np.float64]:
     """Return K - F^T F among a few rows, on the host."""
     backend = op.backend
-    points = op.points(X[backend.asarray(rows)], left=True, right=True)
+    points = op.points(X[backend.asarray(rows)], right=True)
     H = backend.to_host(op.gram(points)).astype(np.float64)
     f = backend.to_host(F[:, backend.asarray(rows)]).astype(np.float64)
     H -= f.T @ f

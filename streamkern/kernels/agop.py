@@ -13,13 +13,14 @@ one product of the slopes phi' with d + 1 columns for each output.
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array
-from streamkern.kernels.points import Points
+from streamkern.kernels.points import Points, n_terms
 from streamkern.kernels.products import KernelOperator
 from streamkern.kernels.slope import Slope
 from streamkern.planning.memory import METRIC_COLUMNS
@@ -44,7 +45,7 @@ class GradientSum:
     def __init__(self, op: KernelOperator, Z: Points, weights: Array) -> None:
         self.op, self.Z = copy.copy(op), Z
         self.op.kernel = Slope(op.kernel)
-        b, c, xp = coordinates(op, Z.columns()), weights.shape[1], op.backend.xp
+        b, c, xp = coordinates(op, replace(Z, left=None)), weights.shape[1], op.backend.xp
         self.r, self.backend = int(b.shape[1]), op.backend
         together = max(1, METRIC_COLUMNS // (1 + self.r))
         self.groups = [slice(k, min(k + together, c)) for k in range(0, c, together)]
@@ -87,15 +88,12 @@ class GradientSum:
 
 def coordinates(op: KernelOperator, points: Points) -> Array:
     """Return the coordinates (n, r) of prepared points that have one side."""
-    left = points.left is not None
+    left, r = points.left is not None, points.n_coordinates
     side = points.left if left else points.right
     assert side is not None
-    extra = 2 if op.norms_in_columns else 0
-    parts = 3 if op.precision == "high" else 1
     side = side[:, len(op.kernel.categorical) :]
-    r = (side.shape[1] - extra) // parts
     values = side[:, :r].astype(op.dtype)
-    if parts == 3:  # high and low parts, as in `KernelOperator._columns`
+    if n_terms(op.precision) == 3:  # high and low parts, see `kernels.points.preparation`
         low = 2 if left else 1
         values += side[:, low * r : (low + 1) * r]
     if left and op.norms_in_columns:

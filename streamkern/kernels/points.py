@@ -25,16 +25,17 @@ class Points:
     """Rows prepared for distances: shifted, scaled by 1 / bandwidth, norms attached.
 
     left : (n, k) rows [l, -2 a, |a|^2, 1], or None; l : the values of categorical features.
-    right : (n, k) rows [l, b, 1, |b|^2], or None.
+    right : (n, k) rows [l, b, 1, |b|^2], or None. Products make the left side of it, a few rows at
+        a time, where rows have no other: so a block of centers needs no more than this one.
     norms : (n,), if kept separately; rows are then a and b alone. See `norms_in_columns`.
+    n_coordinates : coordinates of a point, without categorical features and padding.
     postings : of `right`, if it holds packed sparse rows that nothing else writes to
-
-    Only the side in use is kept: a batch and a block of centers never change sides.
     """
 
     left: Array | None
     right: Array | None
-    norms: Array | None = None
+    norms: Array | None
+    n_coordinates: int
     postings: Postings | None = None
 
     def __len__(self) -> int:
@@ -64,7 +65,8 @@ class Points:
         left, right, norms = (
             None if a is None else made(a) for a in (self.left, self.right, self.norms)
         )
-        return Points(left, right, norms, self.postings if right is self.right else None)
+        postings = self.postings if right is self.right else None
+        return Points(left, right, norms, self.n_coordinates, postings)
 
     def portable(self, d: int) -> tuple[Array, Array]:
         """Return views of the right side without its extra columns, and of the norms.
@@ -73,10 +75,6 @@ class Points:
         """
         assert self.right is not None
         return self.right[:, :d], self.right[:, -1] if self.norms is None else self.norms
-
-    def columns(self) -> Points:
-        """Return the right side alone."""
-        return Points(None, self.right, self.norms, self.postings)
 
 
 def with_postings(backend: Backend, points: Points) -> Points:
@@ -122,6 +120,18 @@ def preparation(
     return Assignments(f"points_{precision}", "; ".join(lines), local=local, halves=halves)
 
 
+@cache
+def turning(precision: str, *, doubled: bool) -> Assignments:
+    """Return the assignments that write the coordinates of a left side, given the right one.
+
+    They read right0, right1, ... and write left0, left1, ..., as `preparation` names the columns.
+    """
+    order = (0, 2, 1) if precision == "high" else (0,)
+    factor = " * -2" if doubled else ""
+    lines = [f"left{i} = right{of}{factor}" for i, of in enumerate(order)]
+    return Assignments("left_side", "; ".join(lines))
+
+
 @dataclass(frozen=True)
 class Grid:
     """Features that are scaled integers k, x = offset + step * k, such as pixels."""
@@ -137,8 +147,12 @@ def norms_in_columns(backend: Backend, kernel: Kernel) -> bool:
 
 def point_columns(d: int, precision: str, kernel: Kernel) -> int:
     """Return columns of a prepared point of d features. ConfigError if the kernel is for others."""
-    d = kernel.features(d)
-    return len(kernel.categorical) + (3 * d if precision == "high" else d)
+    return len(kernel.categorical) + n_terms(precision) * kernel.features(d)
+
+
+def n_terms(precision: str) -> int:
+    """Return the columns of a prepared point for each coordinate."""
+    return 3 if precision == "high" else 1
 
 
 def point_width(d: int, precision: str, backend: Backend, kernel: Kernel) -> int:
@@ -146,8 +160,13 @@ def point_width(d: int, precision: str, backend: Backend, kernel: Kernel) -> int
 
     d : features of the row. Raises ConfigError if the kernel is for others.
     """
+    return row_width(kernel.features(d), precision, backend, kernel)
+
+
+def row_width(n_coordinates: int, precision: str, backend: Backend, kernel: Kernel) -> int:
+    """Return columns of a prepared row of a point with so many coordinates."""
     extra = 2 if norms_in_columns(backend, kernel) else 0
-    width = point_columns(d, precision, kernel) + extra
+    width = len(kernel.categorical) + n_terms(precision) * n_coordinates + extra
     return width if backend.operand_dtype(precision).itemsize > 2 else -(-width // HALVES) * HALVES
 
 

@@ -25,39 +25,20 @@ additions, and every bit of the result, is the same for any number of threads.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from streamkern.backend.base import Array, Backend, tiles
-from streamkern.backend.expression import check_expression
-from streamkern.basics.errors import ConfigError
-from streamkern.basics.message import mention
-from streamkern.kernels.base import Kernel
-from streamkern.kernels.points import (
-    HALVES,
-    Grid,
-    Points,
-    check_precision,
-    norms_in_columns,
-    point_columns,
-    point_width,
-    preparation,
-    with_postings,
-)
-from streamkern.kernels.postings import SPARSE_TILE, prepare_sparse, sparse_products
+from streamkern.backend.base import Array, tiles
+from streamkern.kernels.point_preparation import PointPreparation
+from streamkern.kernels.points import Points, with_postings
+from streamkern.kernels.postings import SPARSE_TILE, sparse_products
 from streamkern.planning.memory import n_groups
-
-SNAP = 2.0**-6
-"""Tolerance in steps of the grid: pixels below 256 that were scaled in float32 come back to
-within 2^-12."""
 
 PRODUCT_PIECES = 32
 """Pieces of a product: enough to keep 16 threads busy to its end."""
 
 
-class KernelOperator:
+class KernelOperator(PointPreparation):
     """Products with kernel matrices; no more than a tile is held, unless the matrix is requested.
 
     Parameters
@@ -80,187 +61,14 @@ class KernelOperator:
     grid : Grid of the features; for "integer" only.
     """
 
-    def __init__(
-        self, kernel: Kernel, backend: Backend, precision: str = "exact",
-        shift: npt.NDArray[Any] | None = None, grid: Grid | None = None,
-    ) -> None:  # fmt: skip
-        check_precision(precision, kernel)
-        if (precision == "integer") != (grid is not None):
-            raise ConfigError(
-                f"{mention('precision', precision)} with grid={grid!r}: the integer mode, and no "
-                "other, needs the grid of the features"
-            )
-        if kernel.is_open:
-            raise ConfigError(f"{kernel!r} has no bandwidth yet", "give it a number")
-        check_expression(kernel)
-        self.kernel = kernel
-        self.backend = backend
-        self.precision = precision
-        self.grid = grid
-        self.norms_in_columns = norms_in_columns(backend, kernel)
-        self.dtype = np.dtype(np.float64 if precision == "float64" else np.float32)
-        self.categorical_columns = [column for column, _ in kernel.categorical]
-        self.categorical_weights = [
-            weight / kernel.bandwidth**2 for _, weight in kernel.categorical
-        ]
-        self.metric = None
-        if kernel.metric is not None:  # its transpose, the layout that `Backend.gemm` takes
-            self.metric = backend.asarray(kernel.metric.T / kernel.bandwidth, self.dtype)
-        self.operand_dtype = backend.operand_dtype(precision)
-        self.origin = shift
-        self.scale = 1 / float(kernel.bandwidth) ** 2 if kernel.sparse else 1.0
-        if grid is not None:
-            self.scale = (grid.step / kernel.bandwidth) ** 2
-            if shift is not None:
-                shift = np.rint((np.asarray(shift, np.float64) - grid.offset) / grid.step)
-        if kernel.geometry == "inner" or kernel.sparse:
-            shift = None
-        self.shift = None if shift is None else backend.asarray(shift, self.dtype)
-
-    # -- points ----------------------------------------------------------------------------
-
-    def points(
-        self, X: Array, *, left: bool = False, right: bool = False, out: Points | None = None
-    ) -> Points:
-        """Prepare rows of X (n, d) as the left (rows of K) or right (columns) side of a product.
-
-        out : sides to write to, from `empty_points`, instead of new memory. For a right side, X is
-            split by `Kernel.columns`.
-        """
-        xp = self.backend.xp
-        X, numbers, given = xp.asarray(X, self.dtype), None, out is not None
-        if right or (out is not None and out.right is not None):
-            X, numbers = self.kernel.columns(X)
-        if out is None:
-            out = self.empty_points(len(X), self.width(X.shape[1]), left=left, right=right)
-        else:
-            self.kernel.features(X.shape[1])  # raises for any other number of features
-        self.backend.run(
-            lambda rows: self._prepare(X[rows], out[rows]), tiles(len(X), self.backend.prepare_rows)
-        )
-        if numbers is not None:
-            assert out.norms is not None
-            out.norms[...] = numbers
-        return out if given or not self.kernel.sparse else with_postings(self.backend, out)
-
-    def empty_points(
-        self, n: int, width: int, *, left: bool = False, right: bool = False
-    ) -> Points:
-        """Return n uninitialised prepared rows of `width` columns."""
-        xp, shape = self.backend.xp, (n, width)
-        norms = None if self.norms_in_columns else xp.empty(n, self.dtype)
-        points = Points(
-            xp.empty(shape, self.operand_dtype) if left else None,
-            xp.empty(shape, self.operand_dtype) if right else None,
-            norms,
-        )
-        for side in (points.left, points.right):
-            if side is not None and side.itemsize == 2:
-                side[:, 1 - HALVES :] = 0  # padding; whatever else is there is written later
-        return points
-
-    def width(self, d: int) -> int:
-        """Return columns of a prepared row. ConfigError if the metric is not for d features."""
-        return point_width(d, self.precision, self.backend, self.kernel)
-
-    def columns(self, d: int) -> int:
-        """Return the columns of the point itself in such a row, the same on every backend."""
-        return point_columns(d, self.precision, self.kernel)
-
-    def _prepare(self, X: Array, out: Points) -> None:
-        """Shift, scale, round and extend a few rows, few enough to stay in cache."""
-        if self.kernel.sparse:
-            assert out.norms is not None
-            prepare_sparse(self.backend, X, out.left, out.right, out.norms)
-            return
-        backend, shape = self.backend, (len(X), self.kernel.features(X.shape[1]))
-        own = out.norms
-        with (
-            backend.workspace(shape, self.dtype) as x,
-            backend.workspace(shape[:1], self.dtype) if own is None else nullcontext(own) as norms,
-        ):
-            self._write_points(X, x, out)
-            backend.square_norms(x, norms)
-            if self.norms_in_columns:
-                self._write_norms(norms, out)
-        for side in (out.left, out.right):
-            if side is not None and self.categorical_columns:
-                side[:, : len(self.categorical_columns)] = X[:, self.categorical_columns]
-
-    def _write_points(self, X: Array, x: Array, out: Points) -> None:
-        """Write the points of X to the columns of their sides, and as rounded to x (n, d).
-
-        They are shifted, and in the metric and units of the bandwidth, or in steps of the grid.
-        """
-        moved = self._move(X, x)
-        factor = self.metric if self.metric is not None else 1 / self.kernel.bandwidth
-        # If norms are separate, products are not doubled: -2 a would overflow half precision first.
-        assignments = preparation(
-            self.precision, moved=moved, shifted=self.shift is not None,
-            scaled=self.metric is not None or self.kernel.bandwidth != 1,
-            left=out.left is not None, right=out.right is not None, doubled=self.norms_in_columns,
-        )  # fmt: skip
-        d, start = x.shape[1], len(self.categorical_columns)
-        columns = {
-            f"{name}{i}": side[:, start + i * d :][:, :d]
-            for name, side in (("left", out.left), ("right", out.right))
-            if side is not None
-            for i in range(3 if self.precision == "high" else 1)
-        }
-        self.backend.assign(assignments, X=X, x=x, shift=self.shift, factor=factor, **columns)
-
-    def _write_norms(self, norms: Array, out: Points) -> None:
-        """Write the last two columns of the sides."""
-        for side, at in ((out.left, -2), (out.right, -1)):
-            if side is not None:
-                side[:, -2:] = 1
-                side[:, at] = norms
-
-    def _move(self, X: Array, x: Array) -> bool:
-        """Move X to x by a matrix, or to steps of the grid; return False if there is neither."""
-        xp = self.backend.xp
-        if self.grid is not None:
-            xp.subtract(X, self.grid.offset, out=x)
-            x *= 1 / self.grid.step
-            self._snap(x)
-            if self.shift is not None:
-                x -= self.shift
-            return True
-        if self.metric is None or self.metric.ndim == 1:
-            return False
-        with self.backend.workspace(X.shape, self.dtype) as shifted:
-            if self.shift is not None:
-                X = xp.subtract(X, self.shift, out=shifted)
-            elif X.strides[1] != X.itemsize:  # cuBLAS needs contiguous rows
-                shifted[...] = X
-                X = shifted
-            self.backend.gemm(X, self.metric, x)
-        return True
-
-    def _snap(self, X: Array) -> None:
-        """Restore the integers that were scaled in float32, in place; keep all other numbers."""
-        xp, lent = self.backend.xp, self.backend.workspace
-        with (
-            lent(X.shape, self.dtype) as whole,
-            lent(X.shape, self.dtype) as distance,
-            lent(X.shape, np.bool_) as far,
-        ):
-            xp.rint(X, out=whole)
-            X -= whole
-            xp.greater(xp.absolute(X, out=distance), SNAP, out=far)
-            X *= far
-            X += whole
-
-    # -- products --------------------------------------------------------------------------
-
     def product(
         self, A: Points, B: Points, W: Array | None = None, *, out: Array | None = None,
         keep: Array | None = None, same: tuple[Array, Array] | None = None,
     ) -> Array:  # fmt: skip
         """Compute K(A, B) @ W, and K(A, B) itself in `keep` if given.
 
-        A : left points, m rows.
-        B : right points, p rows.
+        A : points, m rows, of which the left side is used.
+        B : points with the right side, p rows.
         W : (p, c) or None.
         out : (m, c), overwritten.
         keep : (m, p), overwritten.
@@ -286,10 +94,11 @@ class KernelOperator:
                 share = None if sums is None else sums[g, rows]
                 if share is not None and not groups[g]:
                     share[...] = 0
-                for cols in groups[g]:
-                    columns = B if self.kernel.sparse else B[cols]
-                    first = cols is groups[g][0]
-                    self._tile(A[rows], columns, rows, cols, W, share, keep, same, first)
+                with self.with_left(A[rows]) as left:
+                    for cols in groups[g]:
+                        columns = B if self.kernel.sparse else B[cols]
+                        first = cols is groups[g][0]
+                        self._tile(left, columns, rows, cols, W, share, keep, same, first)
 
             backend.run(slab, [(rows, g) for g in range(len(groups)) for rows in slabs])
 
@@ -353,7 +162,7 @@ class KernelOperator:
         return self.product(A, B, keep=out)
 
     def gram(self, A: Points, out: Array | None = None) -> Array:
-        """Return K(A, A), with every row known to be equal to itself. A has both sides."""
+        """Return K(A, A), with every row known to be equal to itself. A has the right side."""
         if out is None:
             out = self.backend.xp.empty((len(A), len(A)), self.dtype)
         ids = np.arange(len(A))

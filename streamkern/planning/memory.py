@@ -94,14 +94,12 @@ class Buffers:
 class MemoryNeeds(NamedTuple):
     """Properties of a method that set the size of buffers which every run holds.
 
-    columns : whether the steps use the centers only as columns of K(X, Z), once setup is over.
     product_rows : rows of its largest product.
     outputs : columns of that product, c or more.
     setup : numbers that it saves once, beside the centers.
     sums : bytes of a checkpoint beside the weights.
     """
 
-    columns: bool
     product_rows: int
     outputs: int
     setup: int = 0
@@ -131,7 +129,7 @@ def _count_stream(
         add("always", "compiler", problem.library_bytes)
     add("always", "tiles", problem.threads, problem.tile_bytes)
     add("always", "rows being prepared", problem.threads, problem.scratch_bytes)
-    _count_centers(buffers, problem, needs)
+    _count_centers(buffers, problem)
     if problem.metric:
         add("always", "metric, and as products take it", 2 * problem.metric)
         add("setup", "directions of the metric", 4 * problem.metric)
@@ -173,22 +171,20 @@ def _count_stream(
         add("host" if apart else "train", "their matrices", 5 * hard, hard, itemsize=8)
 
 
-def _count_centers(buffers: Buffers, problem: ProblemShape, needs: MemoryNeeds) -> None:
+def _count_centers(buffers: Buffers, problem: ProblemShape) -> None:
     """Count the prepared centers: all of them, or a rank's share in the setup and in the steps."""
-    add, p, point, setup = buffers.add, problem.p, problem.point, ("sample", "setup")
+    add, p, point = buffers.add, problem.p, problem.point
     if problem.center_ranks == 1:
         add("always", "centers", p, point)
-        for phase in setup if needs.columns else ("always",):
-            add(phase, "centers, left side", p, point)
         return
     stripe, all_told = problem.in_setup(p), problem.features == "fourier"  # after the noise
-    for phase in ("noise", *setup):
+    for phase in ("noise", "sample", "setup"):
         n = p if all_told and phase == "noise" else stripe
-        add(phase, "centers, a stripe of them, both sides", 2 * n, point)
+        add(phase, "centers, a stripe of them", n, point)
         if problem.staging == 0:
             add(phase, "raw centers, a stripe of them", n, problem.d, itemsize=problem.itemsize)
-    held, sides = problem.of_column(p), 1 if needs.columns else 2
-    add("train", "centers, a part of them", sides * held, point)
+    held = problem.of_column(p)
+    add("train", "centers, a part of them", held, point)
     if problem.staging == 0:
         add("train", "raw centers, a part of them", held, problem.d, itemsize=problem.itemsize)
 

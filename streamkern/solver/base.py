@@ -77,7 +77,7 @@ class State:
 class Solver:
     """Base class of the solvers.
 
-    Z : points of the centers, p rows, both sides.
+    Z : points of the centers, p rows.
     max_batch : largest number of rows of a batch, over all ranks.
     ranks : communicator of the ranks, each of which has a part of the rows of a batch. All keep the
         same state, unless the centers are partitioned over them: then arrays with a row per center

@@ -87,15 +87,11 @@ class BlockMethod(Method[BlockSizes]):
         return problem.c + SKETCH
 
     def needs(self, problem: ProblemShape, sizes: BlockSizes) -> MemoryNeeds:
-        """Return the memory needs of the step.
-
-        A ridge on several blocks evaluates rows of K(Z, Z); with one block the factor is kept.
-        """
+        """Return the memory needs of the step."""
         one = sizes.block_size == problem.p
         factors = 2 if problem.ridge and one else 1
         together = 0 if one else max(problem.p, sizes.n_sample)
         return MemoryNeeds(
-            columns=one or not problem.ridge,
             product_rows=max(sizes.batch_size, sizes.n_probe, together),
             outputs=problem.c,
             setup=factors * problem.p * sizes.block_size,
@@ -128,9 +124,8 @@ class BlockMethod(Method[BlockSizes]):
         if several:
             add("sample", "targets of rows that are centers, told", p, c + 1, itemsize=item)
         beside = max(b + count_products(buffers, problem, b), 2 * h)
-        if shared:  # the left side, before the factors exist
+        if shared:
             add("setup", "centers of a block", b, problem.point)
-            beside = max(beside, -(-problem.point // item) - b)
         add("setup", "factors of one block, probe", 2 * b + beside, b, itemsize=item)
         p, m = held, batch_room(problem, sizes.batch_size)
         add("train", "K(X, Z)", m, p if sizes.keep else own, itemsize=item)
@@ -205,11 +200,8 @@ class BlockMethod(Method[BlockSizes]):
             arrays["start"], meta["start_rows"], sketches or None,
             arrays.get("values"), arrays.get("L"),
         ).shared(work.ranks)  # fmt: skip
-        # From here on the centers are only columns, unless a ridge needs rows of K(Z, Z).
-        Z = work.Z if options.fixed_ridge and pre.L is None else work.Z.columns()
-        Z = Z.each(share.part)
         return BlockSolver(
-            work.op, Z, pre, seed=work.seed,
+            work.op, work.Z.each(share.part), pre, seed=work.seed,
             ridge=options.fixed_ridge,
             keep=work.sizes.keep, cycled=problem.cycled, share=share,
             **work.shared(setup),

@@ -45,7 +45,7 @@ def ridge_schedule(n: int, share: float) -> tuple[int, int]:
 class BlockRidge:
     """Ridge term of the block solver's gradients, see `add`.
 
-    Z : centers of this rank in the partition; both sides if there are several blocks.
+    Z : centers of this rank in the partition.
     max_batch : largest number of rows of a step.
     """
 

@@ -208,7 +208,7 @@ class BlockSolver(Solver):
             self.K = [self.whole_K[:, own] for own in self.partition.local]
         else:
             self.K = [xp.empty((m, width), dtype) for width in self._columns]
-        self.x = self.op.empty_points(m, self.Z.width, left=True)
+        self.x = self.op.empty_points(m, self.Z.n_coordinates, left=True)
         self.r, self.Ku = (xp.empty((m, c), dtype) for _ in range(2))
         self.both = xp.empty((n, m, c + self.sketch), dtype)
         self.w, self.leverages = xp.empty(m, dtype), xp.empty((n, m), dtype)

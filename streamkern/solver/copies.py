@@ -56,7 +56,7 @@ def intraclass_correlation(
     if n < MIN_ROWS_OF_COPIES:
         return 0.0
     solver = DirectSolver(
-        op, op.points(first[0][:p], left=True, right=True), max_batch=n - p, ridge=None,
+        op, op.points(first[0][:p], right=True), max_batch=n - p, ridge=None,
         n_sums=1 + FOLDS, n_stored=n, n_outputs=c,
     )  # fmt: skip
     state = solver.init()

@@ -192,9 +192,9 @@ class Direct(Method[DirectSizes]):
         p, c = problem.p, problem.c
         kept = 8 * p * p * problem.posterior
         if self.takes_rows(sizes):
-            return MemoryNeeds(False, min(p, KERNEL_SLAB_ROWS), c, sums=8 * p * (c + 1) + kept)
+            return MemoryNeeds(min(p, KERNEL_SLAB_ROWS), c, sums=8 * p * (c + 1) + kept)
         sums = 8 * sizes.n_sums * p**2 + kept
-        return MemoryNeeds(not problem.ridge, sizes.batch_size, c, sums=sums)
+        return MemoryNeeds(sizes.batch_size, c, sums=sums)
 
     def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: DirectSizes) -> None:
         """Add the buffers of the sums and of their solution."""
@@ -278,7 +278,7 @@ class Direct(Method[DirectSizes]):
                 factor_dtype=setup.meta.get("factor", "float64"), **work.shared(setup),
             )  # fmt: skip
         return DirectSolver(
-            work.op, work.Z if ridge != 0 else work.Z.columns(),
+            work.op, work.Z,
             ridge=ridge, n_sums=work.sizes.n_sums, n_stored=problem.n_stored or problem.n_rows,
             repeats=problem.repeats, keeps_posterior=work.options.posterior,
             each=problem.several and ridge is None, ridges=ridges, **work.shared(setup),

@@ -67,7 +67,7 @@ class DirectSolver(EquationSolver):
 
     Parameters
     ----------
-    Z : points of the centers, both sides if there is a ridge.
+    Z : points of the centers.
     ridge : None: it is found on held-out rows, and is `State.ridge`.
     n_sums : 1 plus the number of held-out parts of the rows.
     n_stored : row v is made from the stored row v mod n_stored.
@@ -91,7 +91,7 @@ class DirectSolver(EquationSolver):
         self.wide_K = self.K if op.dtype == wide else xp.empty((max_batch, p), wide)
         self.wide_Y = xp.empty((max_batch, c), wide)
         self.KtY = xp.empty((p, min(c, PANEL)), wide)
-        self.x = op.empty_points(max_batch, Z.width, left=True)
+        self.x = op.empty_points(max_batch, Z.n_coordinates, left=True)
         self.r, self.squares = (xp.empty((max_batch, c), op.dtype) for _ in range(2))
 
     def _pending(self) -> dict[str, Array]:

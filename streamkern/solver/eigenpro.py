@@ -150,7 +150,7 @@ class EigenPro3(LowRank[ProjectedSizes]):
         factor = p * p if sizes.projection == "exact" else 0
         saved = s * (problem.d + sizes.level) + factor
         largest = max(m, h, s, problem.of_column(p), sizes.projection_batch)
-        return MemoryNeeds(False, largest, problem.c, setup=saved)
+        return MemoryNeeds(largest, problem.c, setup=saved)
 
     def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: ProjectedSizes) -> None:
         """Add the buffers of the sample, the projection and the temporary centers."""
@@ -239,7 +239,7 @@ def _count_shared(
     told = (sizes.n_sample + sizes.n_probe) * (problem.d + c)
     add("sample", "what rank 0 tells the others", told, itemsize=item)
     looked = p if exact else inner_centers(p, sizes.projection_nystrom)
-    add("setup", "centers that the projection is made from", 2 * looked, problem.point)
+    add("setup", "centers that the projection is made from", looked, problem.point)
     add("train", "sums over ranks", m + min(p, -(-RANK_SLAB_BYTES // (c * item))), c, itemsize=item)
     if problem.staging == 0:
         add("train", "values at the centers, a copy on rank 0", p, c, itemsize=item)
@@ -269,7 +269,7 @@ def _centers_of_projection(work: Work[ProjectedSizes], Z: Centers) -> Points:
     """Return the centers that a projection is made from, on all ranks. Collective call."""
     exact, p = work.sizes.projection == "exact", len(Z)
     looked = p if exact else inner_centers(p, work.sizes.projection_nystrom)
-    return Z.block(slice(0, looked), left=True)
+    return Z.block(slice(0, looked))
 
 
 def _compute_projection(

@@ -26,6 +26,7 @@ and the running average, which helps these methods too.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from streamkern.backend.base import Array
@@ -84,13 +85,13 @@ class DelayedProjectionSolver(Solver):
         self.K: Array = None  # free the old buffer first
         self.K = xp.empty((m, len(self.Z)), dtype)
         self.f, self.part = (xp.empty((m, self.n_outputs), dtype) for _ in range(2))
-        self.x = self.op.empty_points(m, self.Z.width, left=True, right=True)
+        self.x = self.op.empty_points(m, self.Z.n_coordinates, left=True, right=True)
 
     def _pending(self) -> dict[str, Array]:
         xp, dtype, c = self.backend.xp, self.op.dtype, self.n_outputs
         # The last batch of a period is projected at once and never becomes temporary centers.
         capacity = len(temporary(self.partition.grid, 0, (self.period - 1) * self.max_batch))
-        kept = self.op.empty_points(capacity, self.Z.width, right=True)
+        kept = self.op.empty_points(capacity, self.Z.n_coordinates, right=True)
         norms = {} if kept.norms is None else {"norms": kept.norms}
         right = kept.right
         assert right is not None
@@ -108,9 +109,11 @@ class DelayedProjectionSolver(Solver):
     def arrays(self, state: State) -> dict[str, Array]:
         """Return the arrays of a checkpoint, with temporary centers in a form for every backend."""
         arrays = super().arrays(state)
-        kept = Points(None, arrays["points"], arrays.get("norms"))
-        points, norms = kept.portable(self.columns)
+        points, norms = self._temporary(arrays).portable(self.columns)
         return arrays | {"points": points, "norms": norms}
+
+    def _temporary(self, arrays: Mapping[str, Array]) -> Points:
+        return Points(None, arrays["points"], arrays.get("norms"), self.Z.n_coordinates)
 
     def _used(self, state: State) -> int:
         return len(temporary(self.partition.grid, 0, state.n_pending))
@@ -165,7 +168,7 @@ class DelayedProjectionSolver(Solver):
         f = op.product(x, self.Z, state.alpha, out=self.f[:m], keep=self.K[:m])
         if state.n_pending:
             used, of = slice(0, self._used(state)), self.sampled
-            kept = Points(None, pending["points"], pending.get("norms"))[used]
+            kept = self._temporary(pending)[used]
             f += op.product(x, kept, pending["delta"][used], out=self.part[:m])
             f += op.product(x, self.P.X_s[of], pending["gamma"][of], out=self.part[:m])
         return f

@@ -98,9 +98,7 @@ class Falkon(Method[Sizes]):
         """Return the memory needs of K times [alpha, v]; a ridge evaluates K(Z, Z)."""
         p = problem.p
         rows = p if problem.center_ranks == 1 else min(p, BROADCAST_CENTERS)
-        return MemoryNeeds(
-            not problem.ridge, max(sizes.batch_size, rows), 2 * problem.c, setup=p * p
-        )
+        return MemoryNeeds(max(sizes.batch_size, rows), 2 * problem.c, setup=p * p)
 
     def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: Sizes) -> None:
         """Add the buffers of H, its factors and the vectors of the iteration."""
@@ -126,7 +124,7 @@ class Falkon(Method[Sizes]):
         problem = work.problem
         if problem.center_ranks > 1:
             samples()  # there are none; the call makes the other ranks take part
-        Z = work.centers.block(slice(0, problem.p), left=True)
+        Z = work.centers.block(slice(0, problem.p))
         if work.ranks.rank:
             return Setup({}, {})
         H, mu, jitter = precondition(work.op, Z, ridge=work.options.fixed_ridge)
@@ -137,10 +135,9 @@ class Falkon(Method[Sizes]):
     def assemble(self, work: Work[Sizes], setup: Setup) -> Solver:
         """Return the solver that iterates with H."""
         ridge, share = work.options.fixed_ridge, self.share(work.problem, work.sizes, work.ranks)
-        Z = work.Z if ridge else work.Z.columns()
         H = triangle_rows(setup.arrays["H.0"], share.p, work.ranks)
         return self.solver(
-            work.op, Z.each(share.part), H=H, ridge=ridge,
+            work.op, work.Z.each(share.part), H=H, ridge=ridge,
             jitter=setup.meta["jitter"], tolerance=work.options.tolerance or CG_TOLERANCE,
             share=share, **work.shared(setup),
         )  # fmt: skip
@@ -156,7 +153,7 @@ def _count_shared(buffers: Buffers, problem: ProblemShape, sizes: Sizes) -> None
     Buffers of setup are those of rank 0, which makes H alone, from broadcast centers.
     """
     add, item, p, c, m = buffers.add, problem.itemsize, problem.p, problem.c, sizes.batch_size
-    add("setup", "centers that H is made from", 2 * p, problem.point)
+    add("setup", "centers that H is made from", p, problem.point)
     add("train", "whole vectors on their way", 2 * p, c, itemsize=8)
     add("host" if problem.staging else "train", "vectors, copies on rank 0", 6 * p, c, itemsize=8)
     add("train", "vectors on their way to rank 0", min(RANK_SLAB_BYTES, 8 * p * c))
@@ -175,7 +172,7 @@ def precondition(op: KernelOperator, Z: Points, *, ridge: float) -> tuple[Array,
     H^T H = (K(Z, Z)^2 / p + mu K(Z, Z))^-1, K(Z, Z) with its jitter (Rudi, Carratino and Rosasco
     2017, eq. 13, with lambda = mu). No step is measured.
 
-    Z : points, both sides. ridge : mu, at least `SMALL_MU` of the trace.
+    Z : points of the centers. ridge : mu, at least `SMALL_MU` of the trace.
     Cost 2 p^3 FLOPs; memory 3 p^2 elements besides H.
 
     Raises

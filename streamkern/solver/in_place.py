@@ -100,7 +100,7 @@ class SGDSolver(Solver):
             self.correction = op.backend.xp.empty((len(sample), self.n_outputs), op.dtype)
         shape = self.max_batch, self.n_outputs
         self.f, self.squares = (op.backend.xp.empty(shape, op.dtype) for _ in range(2))
-        self.x = op.empty_points(self.max_batch, Z.width, left=True, right=True)
+        self.x = op.empty_points(self.max_batch, Z.n_coordinates, left=True, right=True)
 
     def rules(self) -> list[StepRule]:
         """Return the single step rule."""
@@ -160,18 +160,18 @@ class SGD(Method[Sizes]):
 
     def needs(self, problem: ProblemShape, sizes: Sizes) -> MemoryNeeds:
         """Return the memory needs; every row of a batch is a center."""
-        return MemoryNeeds(False, max(sizes.batch_size, sizes.n_probe, problem.p), problem.c)
+        return MemoryNeeds(max(sizes.batch_size, sizes.n_probe, problem.p), problem.c)
 
     def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: Sizes) -> None:
         """Add the buffers of the probe; the step itself needs only a tile."""
         h = sizes.n_probe
-        buffers.add("setup", "probe, K(probe, probe)", h, 2 * problem.point + h * problem.itemsize)
+        buffers.add("setup", "probe, K(probe, probe)", h, problem.point + h * problem.itemsize)
 
     def compute(self, work: Work[Sizes], samples: Samples, report: Report) -> Setup:
         """Compute the step rule of the kernel; a ridge adds to both terms, see `step_rule`."""
         op, options = work.op, work.options
         fresh = samples()[1]
-        probe = op.points(fresh.X, left=True, right=True)
+        probe = op.points(fresh.X, right=True)
         rule = measure_low_rank(op, None, probe, work.seed, fresh.root)
         if options.fixed_ridge:
             lambda_1 = rule.lambda_1 + options.fixed_ridge
@@ -184,7 +184,7 @@ class SGD(Method[Sizes]):
         """Return the solver with the measured step rule."""
         rules = saved_rules(setup.meta["rules"], work.options.step_scale)
         return SGDSolver(
-            work.op, work.Z.columns(), rules[0], name=self.name,
+            work.op, work.Z, rules[0], name=self.name,
             ridge=work.options.fixed_ridge, **work.shared(setup),
         )  # fmt: skip
 
@@ -198,9 +198,7 @@ class InPlace(LowRank[LowRankSizes]):
     def needs(self, problem: ProblemShape, sizes: LowRankSizes) -> MemoryNeeds:
         """Return the memory needs; every row of a batch is a center."""
         m, s, h = sizes.batch_size, sizes.n_sample, sizes.n_probe
-        return MemoryNeeds(
-            False, max(m, h, s, problem.p), problem.c, setup=s * (problem.d + sizes.level)
-        )
+        return MemoryNeeds(max(m, h, s, problem.p), problem.c, setup=s * (problem.d + sizes.level))
 
 
 class EigenPro2(InPlace):
@@ -290,8 +288,8 @@ class EigenPro1(InPlace):
         """Compute the extended eigenfunctions."""
         op, options, (sample, probe) = work.op, work.options, samples()
         P = build_extended(
-            op, work.Z, op.points(sample.X, left=True, right=True),
-            op.points(probe.X, left=True, right=True), level=work.sizes.level,
+            op, work.Z, op.points(sample.X, right=True),
+            op.points(probe.X, right=True), level=work.sizes.level,
             tau=1.0 if options.damping == "auto" else options.damping, seed=work.seed,
             root=probe.root,
         )  # fmt: skip

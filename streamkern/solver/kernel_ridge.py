@@ -260,8 +260,8 @@ class KernelRidgeSolver(EquationSolver):
     def _groups(self, Y: Array) -> list[npt.NDArray[np.int64]]:
         """Return the indices of rows that are left out together. Y : (n, c) targets."""
         xp, to_host = self.backend.xp, self.backend.to_host
-        side = self.Z.right if self.Z.right is not None else self.Z.left
-        return groups_of_copies(to_host(xp.asarray(side, xp.float64)), to_host(Y))
+        points = to_host(xp.asarray(self.Z.right, xp.float64))
+        return groups_of_copies(points, to_host(Y))
 
     def _without_own(self, A: Array, beta: Array, groups: list[npt.NDArray[np.int64]]) -> Array:
         """Return (A A^T)^-1_gg^-1 beta_g of each group g, (n, c). A : lower factor."""

@@ -62,7 +62,7 @@ def build_linear(
 ) -> BlockPreconditioner:  # fmt: skip
     """Return one block with the map H^T P H, and its step rule, measured on `probe`.
 
-    Z : points of the features, p, both sides.
+    Z : points of the features, p.
     S, probe : left points, s and h of them, without a row in common; S only for level >= 1.
     level : number of directions that EigenPro damps.
     root : (h,) square roots of the sample weights of the probe.
@@ -176,7 +176,7 @@ class LinearEigenPro(LowRank[LowRankSizes]):
         rows = max(sizes.batch_size, sizes.n_probe)
         coupled = problem.p if problem.features == "nystrom" else 0
         saved = problem.p * (coupled + sizes.level)
-        return MemoryNeeds(not problem.ridge, rows, problem.c, setup=saved)
+        return MemoryNeeds(rows, problem.c, setup=saved)
 
     def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: LowRankSizes) -> None:
         """Add the buffers of `build_linear` and of the steps on its result."""
@@ -228,7 +228,7 @@ class LinearEigenPro(LowRank[LowRankSizes]):
             damped=(arrays["E"], arrays["D"]) if "E" in arrays else None,
         )  # fmt: skip
         return BlockSolver(
-            work.op, work.Z if options.fixed_ridge else work.Z.columns(), pre,
+            work.op, work.Z, pre,
             remedy=f"{mention('solver.ridge')} or a larger bandwidth", average_k=Solver.average_k,
             seed=work.seed, ridge=options.fixed_ridge,
             cycled=problem.n_rows if problem.repeats else None, **work.shared(setup),

@@ -84,13 +84,13 @@ class LowRank(Method[_S]):
         """Add the buffers of the sample, its eigensystem and the probe."""
         s, h, item = sizes.n_sample, sizes.n_probe, problem.itemsize
         buffers.add("setup", "K(X_s, X_s) and workspace", 3 * s, s, itemsize=item)
-        buffers.add("setup", "probe, K(probe, probe)", h, 2 * problem.point + h * item)
+        buffers.add("setup", "probe, K(probe, probe)", h, problem.point + h * item)
 
 
 def sample_bytes(problem: ProblemShape, sizes: LowRankSizes) -> int:
     """Return the bytes of the sample's rows and eigenvectors."""
     features = problem.d + sizes.level
-    return sizes.n_sample * (2 * problem.point + features * problem.itemsize)
+    return sizes.n_sample * (problem.point + features * problem.itemsize)
 
 
 def sampled(
@@ -126,7 +126,7 @@ def default_sample(p: int) -> int:
 def build(work: Work[_S], samples: Samples) -> tuple[LowRankPreconditioner, dict[str, Array]]:
     """Return the preconditioner of EigenPro 2 to 4, and its arrays for the setup."""
     op, (sample, probe) = work.op, samples()
-    X_s, fresh = (op.points(rows.X, left=True, right=True) for rows in (sample, probe))
+    X_s, fresh = (op.points(rows.X, right=True) for rows in (sample, probe))
     roots = None
     if sample.root is not None and probe.root is not None:
         roots = sample.root, probe.root
@@ -140,7 +140,7 @@ def build(work: Work[_S], samples: Samples) -> tuple[LowRankPreconditioner, dict
 def rebuilt(work: Work[_S], setup: Setup) -> LowRankPreconditioner:
     """Return the preconditioner from the arrays of the setup."""
     arrays = setup.arrays
-    X_s = work.op.points(arrays["sample"], left=True, right=True)
+    X_s = work.op.points(arrays["sample"], right=True)
     (rule,) = saved_rules(setup.meta["rules"], work.options.step_scale)
     return LowRankPreconditioner(X_s, arrays["E"], arrays["D"], rule)
 

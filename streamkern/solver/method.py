@@ -80,7 +80,7 @@ class Setup:
 class Work(Generic[_S]):
     """Arguments from which a solver is made.
 
-    Z : points of the centers, both sides; in `compute`, if the centers are partitioned over ranks,
+    Z : points of the centers; in `compute`, if the centers are partitioned over ranks,
         the centers of this rank's stripe.
     options : the options, with the ridge as a number, unless the method finds it.
     known, noise : for a method that uses them.
@@ -305,12 +305,10 @@ class Method(Generic[_S]):
     def _count_noise(self, buffers: Buffers, problem: ProblemShape, sizes: _S) -> None:
         """Add the buffers of `find_noise`, which runs before the rest of setup."""
         n = noise_rows(problem)
-        if self.needs(problem, sizes).columns and problem.center_ranks == 1:
-            buffers.add("noise", "centers, left side", problem.p, problem.point)
         if problem.center_ranks == 1 and problem.staging == 0:
             buffers.add("noise", "centers as chosen", problem.p, problem.d * problem.itemsize)
         row = (problem.d + problem.c) * problem.itemsize
-        buffers.add("noise", "rows that show the noise", n, row + 2 * problem.point)
+        buffers.add("noise", "rows that show the noise", n, row + problem.point)
         solving = count_products(buffers, problem, n, "noise")
         wide = min(problem.c, PANEL)
         buffers.add("noise", "their targets in float64", 4 * n, wide, itemsize=8)

@@ -55,7 +55,7 @@ class Newton(Method[DirectSizes]):
     def needs(self, problem: ProblemShape, sizes: DirectSizes) -> MemoryNeeds:
         """Return the memory needs; the sums are a part of every checkpoint."""
         sums = 8 * problem.c * problem.p**2
-        return MemoryNeeds(False, sizes.batch_size, 2 * problem.c, sums=sums)
+        return MemoryNeeds(sizes.batch_size, 2 * problem.c, sums=sums)
 
     def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: DirectSizes) -> None:
         """Add the buffers of the sums and of the step."""

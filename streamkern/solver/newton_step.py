@@ -38,7 +38,7 @@ The objective is then about a / 2 above the minimum.
 class NewtonSolver(SafeguardedNewton, EquationSolver):
     """Newton's method, as in the module docstring.
 
-    Z : points of the centers, both sides.
+    Z : points of the centers.
     """
 
     ridge: float
@@ -49,7 +49,7 @@ class NewtonSolver(SafeguardedNewton, EquationSolver):
         xp, p, c, m = op.backend.xp, len(Z), self.n_outputs, self.max_batch
         self.K = xp.empty((m, p), op.dtype)
         self.wide_K, self.weighted = (xp.empty((m, p)) for _ in range(2))
-        self.x = op.empty_points(m, Z.width, left=True)
+        self.x = op.empty_points(m, Z.n_coordinates, left=True)
         self.values = xp.empty((m, 2 * c), op.dtype)
         self.r, self.squares = (xp.empty((m, c), op.dtype) for _ in range(2))
         self.gradient_part = xp.empty((p, c))

@@ -99,7 +99,7 @@ class Posterior:
         X : (m, d) transformed rows.
         """
         xp, backend = op.backend.xp, op.backend
-        x = op.points(X, left=True, right=True)
+        x = op.points(X, right=True)
         own = op.gram(x).diagonal().astype(np.float64)
         K = op.matrix(x, Z).astype(np.float64)
         phi = backend.matmul(K, backend.asarray(self.basis), xp.empty(K.shape))

@@ -25,7 +25,7 @@ class PreconditionedSolver(Solver):
 
     Parameters
     ----------
-    Z : points of the centers, both sides if there is a ridge.
+    Z : points of the centers.
     H : (p, p) lower, from `falkon.precondition`, or its stripe, and the `jitter` it took.
     tolerance : stop once sqrt(r . M r) is at most this times sqrt(b . M b), for every output.
     """
@@ -45,7 +45,7 @@ class PreconditionedSolver(Solver):
         xp, dtype, c = self.backend.xp, self.op.dtype, self.n_outputs
         self.K: Array = None  # free the old buffer first
         self.K = xp.empty((m, len(self.Z)), dtype)
-        self.x = self.op.empty_points(m, self.Z.width, left=True)
+        self.x = self.op.empty_points(m, self.Z.n_coordinates, left=True)
         self.values = xp.empty((m, 2 * c), dtype)
         self.r, self.Kv = (xp.empty((m, c), dtype) for _ in range(2))
 

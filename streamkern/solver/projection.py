@@ -109,7 +109,7 @@ class IterativeProjection:
     theta starts at 0, and each batch of centers updates its own weights and, through the
     preconditioner, the weights of a sample of centers.
 
-    Z : points with both sides, in random order, so that consecutive rows are a random batch.
+    Z : points in random order, so that consecutive rows are a random batch.
     P : preconditioner whose sample is the first rows of Z.
     resident : keep K(Z, Z).
     epochs : passes over the centers.
@@ -170,7 +170,7 @@ class PartitionedProjection:
     needs no evaluation. Takes two sums per batch, of m c and of s c elements; only the first if
     each rank has all rows of a batch, and one rank the sample.
 
-    Z : points of this rank's centers, both sides; the centers of all ranks are in random order.
+    Z : points of this rank's centers; the centers of all ranks are in random order.
     E, D, rule : see `LowRankPreconditioner`; its sample is the first centers.
     resident : keep K(Z, Z), of which a rank has p^2 / W elements.
     epochs : passes over the centers.
@@ -214,7 +214,11 @@ class PartitionedProjection:
         done = 0
         for batches in self.broadcasts:
             together = slice(batches[0].start, batches[-1].stop)
-            with nullcontext() if self.filled else self.partition.left_side(self.Z, together) as x:
+            with (
+                nullcontext()
+                if self.filled
+                else self.partition.gathered_points(self.Z, together) as x
+            ):
                 for rows in batches:
                     n = length(self._part(rows))
                     K_part = None if self.K is None else self.K[done : done + n]
@@ -294,7 +298,7 @@ def inner_rule(
 ) -> tuple[LowRankPreconditioner, int]:  # fmt: skip
     """Return the preconditioner of the first centers, with its step rule, and the batch size.
 
-    Z : the first `inner_centers` of p centers, both sides.
+    Z : the first `inner_centers` of p centers.
     """
     s = min(n_nystrom, p)
     # All centers if there are few: the bound is then exact. Otherwise centers that are not in the

@@ -24,6 +24,7 @@ from streamkern.backend.row_major import RowMajor
 from streamkern.basics.errors import BackendError, DeviceMemoryError
 from streamkern.basics.randomness import RowRandom
 from streamkern.centers.rpcholesky import rpcholesky
+from streamkern.kernels.agop import GradientSum
 from streamkern.kernels.builtin import (
     Dispersal,
     Gaussian,
@@ -77,8 +78,7 @@ needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compil
 )
 def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
     if request.param == "stand-in":
-        for name, module in standin.modules().items():
-            monkeypatch.setitem(sys.modules, name, module)
+        standin.install(monkeypatch)
     with get_backend("gpu") as backend, backend.active():
         yield backend
 
@@ -465,7 +465,7 @@ def test_half_precision_points_are_wide_multiples_of_eight(gpu: Backend) -> None
     for precision, width in (("fast", 16), ("high", 32), ("integer", 16), ("exact", 9)):
         grid = GRID if precision == "integer" else None
         op = KernelOperator(Laplace(2.0), gpu, precision, None, grid)
-        room = op.empty_points(40, op.width(9), left=True, right=True)
+        room = op.empty_points(40, 9, left=True, right=True)
         for side in (room.left, room.right):
             side[:, : op.columns(9)] = np.nan
         points = op.points(X, out=room)
@@ -473,6 +473,36 @@ def test_half_precision_points_are_wide_multiples_of_eight(gpu: Backend) -> None
         for side in (points.left, points.right):
             used = gpu.to_host(side)[:, op.columns(9) :]
             np.testing.assert_array_equal(used, np.zeros_like(used))
+
+
+@pytest.mark.parametrize("precision", ["exact", "high", "fast", "integer"])
+def test_right_sides_serve_as_left_ones(gpu: Backend, precision: str) -> None:
+    """Products have the bits of those with a left side, where rows are padded."""
+    op = KernelOperator(
+        Laplace(2.0), gpu, precision, None, GRID if precision == "integer" else None
+    )
+    A, Z = (gpu.asarray(rows(seed, 40, 9).astype(np.float32)) for seed in (0, 1))
+    points = op.points(Z, right=True)
+    given = op.matrix(op.points(A, left=True), points)
+    same = op.matrix(op.points(A, right=True), points)
+    np.testing.assert_array_equal(gpu.to_host(same), gpu.to_host(given))
+
+
+@needs_compiler
+@pytest.mark.parametrize("precision", ["high", "fast", "integer"])
+def test_gradients_of_padded_points(gpu: Backend, precision: str) -> None:
+    """The average gradient outer product is the CPU's; 9 coordinates have 16 or 32 columns."""
+    X, Z, w = rows(0, 40, 9), rows(1, 30, 9), rows(2, 30, 2)
+    found = []
+    for backend, mode in ((gpu, precision), (Backend(1), "float64")):
+        grid = GRID if mode == "integer" else None
+        op = KernelOperator(Laplace(9.0), backend, mode, None, grid)
+        given = (backend.asarray(a, op.dtype) for a in (X, Z, w))
+        x, z, alpha = given
+        total = GradientSum(op, op.points(z, right=True), alpha)
+        total.add(x)
+        found.append(total.mean())
+    np.testing.assert_allclose(found[0], found[1], rtol=0, atol=0.02 * np.abs(found[1]).max())
 
 
 def test_a_broken_cupy_is_not_called_missing(monkeypatch: pytest.MonkeyPatch) -> None:

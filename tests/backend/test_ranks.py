@@ -222,8 +222,7 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that makes the backend of a device."""
     if COMPILER is None:
         pytest.skip("needs a C++ compiler")
-    for name, module in standin.modules().items():
-        monkeypatch.setitem(sys.modules, name, module)
+    standin.install(monkeypatch)
     cuda = sys.modules["cupy"].cuda
     monkeypatch.setitem(sys.modules, "cupy.cuda", ModuleType("cupy.cuda"))
     monkeypatch.setitem(sys.modules, "cupy.cuda.nccl", library())

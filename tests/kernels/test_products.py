@@ -239,7 +239,6 @@ def test_width_is_that_of_prepared_rows(precision: str) -> None:
     assert x.left.dtype == x.right.dtype == op.dtype
     assert len(x) == len(x[:]) == 4
     assert len(x[1:3]) == 2
-    assert len(x.columns()) == 4
     assert op.points(rows(0, 4, 5), left=True).right is None
 
 
@@ -252,7 +251,7 @@ def test_rows_are_prepared_one_by_one_and_in_place(threads: int, precision: str)
     with Backend(threads) as backend:
         op = operator(precision=precision, backend=backend, shift=rows(3, 5))
         given = X.astype(op.dtype)
-        room = op.empty_points(n + 3, op.width(5), left=True, right=True)
+        room = op.empty_points(n + 3, 5, left=True, right=True)
         inside = op.points(given, out=room[:n])
         new = both(op, X)
         single = both(op, X[300:301])
@@ -261,6 +260,23 @@ def test_rows_are_prepared_one_by_one_and_in_place(threads: int, precision: str)
             np.testing.assert_array_equal(getattr(inside, side), getattr(new, side))
             np.testing.assert_array_equal(getattr(single, side), getattr(new[300:301], side))
         np.testing.assert_array_equal(given, X.astype(op.dtype))  # left as it was
+
+
+@pytest.mark.parametrize(
+    ("precision", "categorical"), [(each, []) for each in PRECISIONS] + [("exact", [(2, 1.5)])]
+)
+def test_right_sides_serve_as_left_ones(
+    precision: str, categorical: list[tuple[int, float]]
+) -> None:
+    """Products have the bits of those with a left side; more rows than a tile has."""
+    with Backend(2) as backend:
+        plain = operator("laplace", 2.0, precision, backend=backend, tile=(16, 8))
+        kernel = plain.kernel.with_categorical(categorical)
+        op = KernelOperator(kernel, backend, precision, rows(3, 5), plain.grid)
+        A, Z = (rows(seed, n, 5).astype(op.dtype) for seed, n in ((0, 40), (1, 30)))
+        W, right = rows(2, 30, 3).astype(op.dtype), op.points(Z, right=True)
+        given = op.product(op.points(A, left=True), right, W)
+        np.testing.assert_array_equal(op.product(op.points(A, right=True), right, W), given)
 
 
 BACKENDS = [Backend] + [CompiledBackend] * (numba_problem() is None)

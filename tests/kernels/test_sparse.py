@@ -52,7 +52,7 @@ def test_values_and_products_are_those_of_dense_rows(
         assert np.abs(op.matrix(A, B) - K).max() <= error * scale
         assert np.abs(op.product(A, B, W.astype(op.dtype)) - K @ W).max() <= 37 * error * scale
         # Points without postings, as those that a solver writes anew, have the same numbers.
-        again = op.points(flat(Z), out=op.empty_points(37, op.width(B.width), right=True))
+        again = op.points(flat(Z), out=op.empty_points(37, B.width, right=True))
         assert again.postings is None
         assert np.array_equal(op.matrix(A, again), op.matrix(A, B))
     assert get_kernel(own.describe()).describe() == own.describe()
@@ -120,7 +120,7 @@ def test_blocks_of_centers_keep_an_index_of_their_own(accelerator: str) -> None:
             assert np.array_equal(op.matrix(A, B[block]), K[:, block])
         inner = B[10:40][5:20]
         assert np.array_equal(op.matrix(A, inner), K[:, 15:30])
-        assert B.columns().each(lambda a: a).postings is B.postings
+        assert B.each(lambda a: a).postings is B.postings
         assert B.each(np.copy).postings is None
         assert B[np.array([3, 1])].postings is None
         assert np.array_equal(op.matrix(A, B[np.array([3, 1])]), K[:, [3, 1]])

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamkern.planning.memory import Buffers, default_budget, keep_stores, loader_bytes
-from streamkern.planning.problem import ProblemShape
+from streamkern.planning.problem import ProblemShape, device_costs
 from tests.plans import PLAIN, planned, problems, solver_settings
 
 
@@ -18,6 +18,22 @@ def test_loader_never_holds_more_than_the_data_twice(problem: ProblemShape, bloc
     reading = 2 * problem.threads * problem.unit_rows * problem.row_bytes
     rows = 2 * problem.n_rows + sizes.batch_size
     assert loader_bytes(problem, sizes) <= rows * (problem.row_bytes + 16) + reading
+
+
+def test_a_million_centers_fit_on_one_card() -> None:
+    """1.024 10^6 centers of 1280 features in "high": H, K and the centers, once; 71 GiB."""
+    p, d, b, m = 1_024_000, 1280, 8000, 8192
+    problem = replace(
+        PLAIN, n_rows=5_000_000, d=d, c=10, p=p, batch_size=m, threads=1, staging=4, itemsize=4,
+        point_bytes=6 * d + 8, tile_bytes=8192 * (4 * 16_384 + 6 * d + 8), finds_ridge=True,
+        costs=device_costs("high"),
+    )  # fmt: skip
+    sizes, buffers = planned(problem, solver_settings("block", block_size=b), 80 << 30)
+    assert (sizes.batch_size, sizes.block_size, sizes.keep) == (m, b, True)
+    least = p * (4 * b + 4 * m + 6 * d)
+    assert least < buffers.total("train") < 1.05 * least
+    assert buffers.total("setup") < 40 << 30
+    assert buffers.peak < 71 << 30
 
 
 def test_draws_on_a_device_are_counted() -> None:

@@ -206,8 +206,7 @@ def test_a_device_holds_what_the_plan_lists(
     assert backends[-1].device.peak <= 1.1 * planned.peak
     if solver["name"] == "block":
         assert backends[-1].device.peak >= 0.9 * planned.peak
-    # Looked at in training: rows being evaluated come at other times. And not all that is planned
-    # for is held at once: the left side of centers.
+    # Looked at in training: rows being evaluated come at other times.
     evaluated = [size for _, what, size in planned.lines if what == "rows being evaluated"]
     wanted = planned.total("train") - evaluated[0]
     assert backends[-1].training <= 1.1 * wanted

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,8 +74,7 @@ def test_parts_of_a_device_run_with_cupys_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They read events and pools, and there are launches of cuBLAS and products of halves."""
-    for name, module in standin.modules().items():
-        monkeypatch.setitem(sys.modules, name, module)
+    standin.install(monkeypatch)
     entries = run(tmp_path / "step.json", "gpu", *HERE)
     check(entries)
     assert entries["steps"]["1 x 60"]["m=32"]["cublas_launches"] >= 5

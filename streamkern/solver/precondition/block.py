@@ -160,7 +160,7 @@ def build_block(
 
     Parameters
     ----------
-    Z, S, probe : points of the centers (p), both sides, or a rank's part of them; and two samples
+    Z, S, probe : points of the centers (p), or a rank's part of them; and two samples
         of the stream, which must share no row (or `probe` must be the whole training set, which
         makes the bound exact). Rows of the probe that are centers are left out. S.Y is overwritten.
         Each of several ranks has some rows of S (`Sample.shared`), keeps its rows of the factors,

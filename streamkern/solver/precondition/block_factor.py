@@ -53,9 +53,8 @@ class BlockFactor:
         self.op, self.backend, self.centers, self.block = op, op.backend, centers, block
         self.values, self.known = values, known
         self.seed, self.ranks, self.batch = seed, S.ranks, batch
-        self.Z = centers.block(block, left=True)
+        self.Z = centers.block(block)
         self.norm = weight_norm(op, self.Z, least_jitter, self.ranks.agree)
-        self.Z = self.Z.columns()
         self.C, self.moment = self._covariance(S)
         # Before Lanczos, which would fail on NaN without an explanation.
         check_overlap(op, float(self.C.diagonal().sum()), "covariance")

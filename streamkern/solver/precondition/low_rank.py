@@ -39,7 +39,7 @@ class LowRankPreconditioner:
     so that a gradient K(., X) g becomes K(., X) g - K(., X_s) E D E^T K(X_s, X) g with
     D_i = (1 - lam_{q+1} / lam_i) / lam_i / s.
 
-    X_s : points with both sides, s rows.
+    X_s : points, s rows.
     E : (s, q).
     D : (q,).
     rule : step rule, measured on fresh rows.
@@ -84,7 +84,7 @@ def build_low_rank(
     op: KernelOperator, X_s: Points, probe: Points, *, level: int, seed: int = 0,
     roots: Roots | None = None,
 ) -> LowRankPreconditioner:  # fmt: skip
-    """Return the preconditioner of a sample, with its step rule, measured on `probe` (both sides).
+    """Return the preconditioner of a sample, with its step rule, measured on `probe`.
 
     With weights, the kernel is sqrt(w_i w_j) k(x_i, x_j); sqrt(w) goes into E.
 
@@ -209,9 +209,9 @@ def build_extended(
 
     The step rule is measured on `probe`.
 
-    Z : all n rows, both sides.
+    Z : all n rows.
     X_s : s of them.
-    probe : h of them, both sides.
+    probe : h of them.
     root : (h,) square roots of the sample weights of the probe.
 
     The points of the preconditioner are Z, its E is (n, q), its D = 1 - tau lam_{q+1} / lam_i. Cost

@@ -343,7 +343,7 @@ def weighted_gram(op: KernelOperator, Z: Points | None, X: Array, root: Array | 
         features = op.matrix(op.points(X, left=True), Z)
         K: Array = (features @ features.T).astype(np.float64)
     else:
-        K = op.gram(op.points(X, left=True, right=True)).astype(np.float64)
+        K = op.gram(op.points(X, right=True)).astype(np.float64)
     return weigh_gram(K, root)
 
 

@@ -71,7 +71,7 @@ def on_one_rank(so: bool) -> bool:
 def weight_norm(
     op: KernelOperator, Z: Points, least_jitter: float, agree: Agree = on_one_rank
 ) -> WeightNorm:
-    """Return the norm of the weights on Z, points with both sides.
+    """Return the norm of the weights on the points Z.
 
     least_jitter : see `jittered_cholesky`.
     """
@@ -125,7 +125,7 @@ def jittered_cholesky(
 ) -> tuple[Array, float]:
     """Return the lower factor of K(Z, Z) + jitter I, and the jitter it took.
 
-    Z : points with both sides. Duplicate or nearly duplicate centers make K(Z, Z) singular, and
+    Z : points. Duplicate or nearly duplicate centers make K(Z, Z) singular, and
         rounding makes it indefinite by about eps times its norm, so the jitter starts at 10 eps of
         the largest k(z, z), or `least` of it, and grows by 10 until the factorisation succeeds.
     """

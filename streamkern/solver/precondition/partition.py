@@ -227,10 +227,10 @@ class Partition(CenterPartition):
         return self.gather(a, part, lent.enter_context(self.backend.workspace(shape, a.dtype)))
 
     @contextmanager
-    def left_side(self, Z: Points, part: slice) -> Iterator[Points]:
-        """Yield the left side of the centers in a slice. Z : those of this rank. Collective."""
+    def gathered_points(self, Z: Points, part: slice) -> Iterator[Points]:
+        """Yield the points of the centers in a slice. Z : those of this rank. Collective call."""
         with ExitStack() as lent:
-            yield Points(Z.left, None, Z.norms).each(lambda a: self._gathered(a, part, lent))
+            yield Z.each(lambda a: self._gathered(a, part, lent))
 
     @contextmanager
     def replaced(self, a: Array, part: slice) -> Iterator[Array]:
@@ -262,14 +262,14 @@ class Partition(CenterPartition):
 
         Each rank evaluates some of the rows, with its own centers as columns.
 
-        Z, weights : centers of this rank, both sides, and their weights, (q, c).
+        Z, weights : centers of this rank, and their weights, (q, c).
         turn : see `RankGrid.of_row`.
         """
         rows = self.grid.of_row(len(out), turn)
         same = self.same(slice(part.start + rows.start, part.start + rows.stop))
         if not self.ranks.is_single:
             out[...] = 0
-        with self.left_side(Z, part) as x:
+        with self.gathered_points(Z, part) as x:
             op.product(x[rows], Z, weights, out=out[rows], same=same)
         self.sum(out)
 
@@ -286,7 +286,7 @@ class Partition(CenterPartition):
 class Centers:
     """The p centers of a setup, of which each rank has a stripe in sums over centers.
 
-    points : both sides of all centers, or of those of the stripe if they are `partitioned`.
+    points : points of all centers, or of those of the stripe if they are `partitioned`.
     stripes : partition with a stripe for each rank. Arrays (q, c) of values at the centers of a
         stripe, or of weights of these, are this rank's part.
     """
@@ -318,15 +318,14 @@ class Centers:
         """The centers of this rank's stripe."""
         return self.points if self.partitioned else self.points[self.own]
 
-    def block(self, block: slice, *, left: bool = False) -> Points:
+    def block(self, block: slice) -> Points:
         """Return the centers of a block, on all ranks. Collective call.
 
-        Partitioned centers are broadcast, to new memory. left : with the left side, too.
+        Partitioned centers are broadcast, to new memory.
         """
         if not self.partitioned:
             return self.points[block]
-        points = self.points if left else self.points.columns()
-        return points.each(lambda a: self.stripes.gather(a, block))
+        return self.points.each(lambda a: self.stripes.gather(a, block))
 
     def zeros(self, like: Array) -> Array:
         """Return zeros (q, c) for the stripe, with as many columns as `like`."""

@@ -264,7 +264,7 @@ class StepLoop:
         if isinstance(solver, KernelRidgeSolver):
             return solver.left_out(self.state)
         sums = (solver, self.state) if isinstance(solver, DirectSolver) else None
-        Z = made.op.points(self.run.backend.asarray(made.arrays["Z"]), left=True, right=True)
+        Z = made.op.points(self.run.backend.asarray(made.arrays["Z"]), right=True)
         ridge = made.meta["setup"].get("ridge", options.fixed_ridge)
         return each_left_out(made.op, Z, ridge, feed.epoch(0), sums)
 

@@ -76,5 +76,5 @@ def _operator(op: KernelOperator, X: npt.NDArray[Any], bandwidth: float) -> Kern
 
 def _gram(op: KernelOperator, X: npt.NDArray[Any], bandwidth: float) -> Floats:
     own = _operator(op, X, bandwidth)
-    points = own.points(op.backend.asarray(X), left=True, right=True)
+    points = own.points(op.backend.asarray(X), right=True)
     return np.asarray(op.backend.to_host(own.gram(points)), np.float64)

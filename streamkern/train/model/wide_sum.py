@@ -73,8 +73,8 @@ def rounding_shows(narrow: KernelSum, centers: npt.NDArray[Any]) -> bool:
         or 8 * centers.size > MOST_WIDE_BYTES
     ):
         return False
-    probes = op.backend.asarray(_probes(centers, op.categorical_columns), op.dtype)
-    with np.errstate(over="ignore", invalid="ignore"):  # of a run that diverged
+    with op.backend.active(), np.errstate(over="ignore", invalid="ignore"):  # a run may diverge
+        probes = op.backend.asarray(_probes(centers, op.categorical_columns), op.dtype)
         F, rounded = wide_sum(narrow, centers)(probes), narrow(probes)
         spread = xp.square(F - F.mean(axis=0)).mean()
         return bool(xp.square(F - rounded).mean() > MOST_ROUNDING**2 * spread)

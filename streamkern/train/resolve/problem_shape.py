@@ -36,6 +36,11 @@ def widths(row_shape: tuple[int, ...], transforms: Sequence[Transform]) -> list[
     return [math.prod(shape) for shape in shapes or [row_shape]]
 
 
+def _tile_bytes(backend: Backend, width: int, p: int, itemsize: int, point: int) -> int:
+    """Return the bytes of a tile, and of the left side of its rows, made of their right one."""
+    return backend.tile_rows * (min(backend.tile_width(width), p) * itemsize + point)
+
+
 def _scratch_bytes(
     data: Data, backend: Backend, precision: str, kernel: Kernel, itemsize: int
 ) -> int:  # fmt: skip
@@ -68,8 +73,8 @@ def problem_shape(
     source, run_dir, levels = data.source, config.run.run_dir, config.model.quantile
     # Reads wait for a network or a cluster, not for this machine.
     waits = on_cluster or config.data.dask is not None or source.remote
-    width = point_width(data.d, precision, backend, kernel)
     itemsize = 8 if precision == "float64" else 4
+    width, point = (f(data.d, precision, backend, kernel) for f in (point_width, point_bytes))
     row_bytes = math.prod(source.row_shape) * source.dtype.itemsize + target_bytes(source)
     floating = np.dtype(f"f{itemsize}")
     transformed = transform_dtype(source.dtype, floating, source.feed_transforms).itemsize
@@ -88,11 +93,11 @@ def problem_shape(
         width=width,
         costs=backend.costs(precision),
         draws=len(data.fixed) < len(source.feed_transforms),
-        tile_bytes=backend.tile_rows * min(backend.tile_width(width), p) * itemsize,
+        tile_bytes=_tile_bytes(backend, width, p, itemsize, point),
         library_bytes=backend.library_bytes,
         feed_arrays=1 + transformed // itemsize * -(-sum(columns) // data.d),
         transformed=transformed * -(-max(columns) // data.d),
-        point_bytes=point_bytes(data.d, precision, backend, kernel),
+        point_bytes=point,
         scratch_bytes=_scratch_bytes(data, backend, precision, kernel, transformed),
         staging=backend.staging,
         # If reads wait for a network, `in_flight_bytes` bounds the number of pending reads.

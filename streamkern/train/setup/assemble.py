@@ -155,7 +155,7 @@ def compute_setup(
     if kernel.explicit and run.problem.center_ranks > 1:  # estimating the noise needed all centers
         del points
         host_Z, _ = scatter_all(run, host_Z)
-        points = op.points(run.backend.asarray(host_Z), left=True, right=True)
+        points = op.points(run.backend.asarray(host_Z), right=True)
     run.backend.release()
     known = known_rows(run, dtype, inside, center_rows, host_Z, squares)
     seed, ranks, worth = config.run.random_state, run.given.ranks, n if fit is None else None
@@ -199,7 +199,7 @@ def _prepared(
     """Return the operator in a precision, and the centers prepared by it: a device needs no more
     than those."""
     op = KernelOperator(kernel, run.backend, precision, shift, run.grid)
-    return op, op.points(run.backend.asarray(host_Z), left=True, right=True)
+    return op, op.points(run.backend.asarray(host_Z), right=True)
 
 
 def _rounding_is_hidden(
@@ -331,7 +331,7 @@ def reassemble(
     kernel = run.config.model.kernel
     op = operator(run.backend, arrays, meta, kernel if isinstance(kernel, Kernel) else None)
     device = {name: run.backend.asarray(a) for name, a in arrays.items() if is_computed_with(name)}
-    points = op.points(run.backend.asarray(arrays["Z"]), left=True, right=True)
+    points = op.points(run.backend.asarray(arrays["Z"]), right=True)
     options = run.config.solver
     if "ridge" in meta["setup"]:
         options = options.with_ridge(meta["setup"]["ridge"])

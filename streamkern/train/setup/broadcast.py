@@ -79,7 +79,7 @@ def work_of(
     The sample rows are removed from `arrays` when they are read.
     """
     asarray = run.backend.asarray
-    Z = op.points(asarray(arrays["Z"]), left=True, right=True)
+    Z = op.points(asarray(arrays["Z"]), right=True)
     known = None
     if meta["known"] is not None:
         n_rows, whole = meta["known"]

@@ -222,7 +222,7 @@ class HeldOut:
         run, held = self.run, self.held
         backend, xp = run.backend, run.backend.xp
         op = self.operator(kernel)
-        points = op.points(self.fit.X[:METRIC_FIT], left=True, right=True)
+        points = op.points(self.fit.X[:METRIC_FIT], right=True)
         all_of_them = len(self.fit.X) <= METRIC_FIT
         G, B = (self._matrix if all_of_them else self._sums)(op, points)
         norm = None if all_of_them else op.gram(points).astype(np.float64)

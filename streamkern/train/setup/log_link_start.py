@@ -107,7 +107,7 @@ def first_model(
         alpha = merged
     scaled = ScaledLoss(loss, op.backend, op.dtype, outputs.mean, outputs.scale)
     if not op.kernel.explicit:
-        points = op.points(X, left=True, right=True)
+        points = op.points(X, right=True)
         return FirstModel(op, points, op.backend.asarray(alpha, op.dtype), scaled)
     features = op.backend.to_host(op.matrix(op.points(X, left=True), Z)).astype(np.float64)
     return FirstModel(op, Z, op.backend.asarray(features.T @ alpha, op.dtype), scaled)

@@ -72,7 +72,7 @@ class BoundedTargets:
     def __init__(self, op: KernelOperator, model: _Model, out: npt.NDArray[np.bool_]) -> None:
         rows, asarray = model.rows, op.backend.asarray
         self.op, self.share = op, float(out.mean())
-        self.points = op.points(rows.X, left=True, right=True)
+        self.points = op.points(rows.X, right=True)
         self.alpha = asarray(_weights(op, rows, model.kappa), op.dtype)
         self.limit, self.spread = OUTLIER * model.spread, model.spread
 

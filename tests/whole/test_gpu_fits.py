@@ -1,0 +1,90 @@
+"""Whole fits of the estimators on a GPU: as good as the same fits on the CPU.
+
+Automatic choices differ by rounding, so predictions are close rather than equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import streamkern as sk
+from tests import standin
+from tests.hostcuda import COMPILER
+
+N, MORE, D = 160, 600, 11
+"""Rows; those of a fit that learns a metric; features, whose rows of halves are padded."""
+rng = np.random.default_rng(5)
+X = rng.standard_normal((MORE + 100, D)).astype(np.float32)
+F = np.sin(2 * X[:, 0]) + X[:, 1] * X[:, 2]
+Y = F + 0.1 * rng.standard_normal(len(X))
+CLASSES = (Y > 0).astype(int) + (Y > 1)
+WORDS = pd.DataFrame(X).rename(columns=str).assign(word=rng.choice(["u", "v", "w"], len(X)))
+TRAIN, FRESH = slice(N), slice(MORE, None)
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("device", marks=pytest.mark.gpu),
+        pytest.param(
+            "stand-in", marks=pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
+        ),
+    ]
+)
+def card(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the process a GPU."""
+    if request.param == "stand-in":
+        standin.install(monkeypatch)
+
+
+def values(**options: Any) -> Callable[[str], Any]:
+    return lambda device: (
+        sk.KernelRegressor(device=device, **options).fit(X[TRAIN], Y[TRAIN]).predict(X[FRESH])
+    )
+
+
+def probabilities(**options: Any) -> Callable[[str], Any]:
+    return lambda device: (
+        sk.KernelClassifier(device=device, **options)
+        .fit(X[TRAIN], CLASSES[TRAIN])
+        .predict_proba(X[FRESH])
+    )
+
+
+def with_metric(device: str) -> Any:
+    model = sk.KernelRegressor(n_centers=60, device=device).fit(X[:MORE], Y[:MORE])
+    assert model.kernel_.metric is not None
+    return model.predict(X[FRESH])
+
+
+def of_words(device: str) -> Any:
+    return sk.KernelRegressor(device=device).fit(WORDS[TRAIN], Y[TRAIN]).predict(WORDS[FRESH])
+
+
+def deviations(device: str) -> Any:
+    model = sk.KernelRegressor(solver="direct", posterior=True, device=device)
+    return model.fit(X[TRAIN], Y[TRAIN]).predict(X[FRESH], return_std=True)[1]
+
+
+FITS = {
+    "default": values(),
+    "metric": with_metric,
+    "classes": probabilities(),
+    "words": of_words,
+    "posterior": deviations,
+    "inner products": values(kernel="polynomial"),
+    "quantiles": values(loss="quantile", quantile=[0.1, 0.9], n_centers=80),
+    "log loss": probabilities(loss="log_loss", n_centers=80),
+    "blocks": values(n_centers=80, solver="block", block_size=40),
+}
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_fits_are_those_of_the_cpu(name: str, card: None) -> None:
+    on_cpu, on_gpu = (np.asarray(FITS[name](device)) for device in ("cpu", "gpu"))
+    assert on_gpu.shape == on_cpu.shape
+    assert np.square(on_gpu - on_cpu).mean() < 0.01 * np.square(on_cpu - on_cpu.mean(0)).mean()
