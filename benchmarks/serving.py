@@ -108,8 +108,12 @@ def _compiled(folder: Path, name: str, flags: list[str]) -> _Bound:
     """Return the C function over rows, compiled with the flags."""
     source, library = folder / "loop.c", folder / f"{name}.so"
     source.write_text(_LOOP)
-    command = [str(COMPILER), "-O3", *flags, "-shared", "-fPIC", "-o", str(library)]
-    subprocess.run([*command, str(source), "-lm"], check=True, capture_output=True)
+    code = source.with_suffix(".o")
+    # Linked without the flags: by -ffast-math a library of GCC turns off subnormal numbers in the
+    # whole process as it is loaded.
+    for words in (["-O3", *flags, "-fPIC", "-c", source, "-o", code],
+                  ["-shared", code, "-o", library, "-lm"]):  # fmt: skip
+        subprocess.run([str(COMPILER), *map(str, words)], check=True, capture_output=True)
     function = ctypes.CDLL(str(library)).predict_rows
 
     def bound(rows: np.ndarray) -> _Call:

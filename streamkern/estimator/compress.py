@@ -73,13 +73,18 @@ def compress(
     Raises
     ------
     ConfigError
-        Both numbers are given, or one is out of range, or no choice is within the tolerance, or the
-        model has no centers.
+        `model` is no estimator of streamkern, both numbers are given, or one is out of range, or no
+        choice is within the tolerance, or the model has no centers.
     MemoryBudgetError
         The memory is not enough for so many centers.
     DataError
         There are too few rows.
     """
+    if not isinstance(model, Predicting):
+        raise ConfigError(
+            f"model is a {type(model).__name__}, and no estimator of streamkern",
+            "give a fitted KernelClassifier or KernelRegressor, or what streamkern.load returns",
+        )
     with contextlib.ExitStack() as stack:
         rows = model._source_of(X, stack)
         with model._model() as kernel_model:
@@ -142,7 +147,7 @@ def _bytes(q: int, p: int, itemsize: int) -> int:
     return max(choosing, (3 * 8 + 1) * q**2 + 4 * 8 * q * EVALUATED_ROWS)
 
 
-def _asked(p: int, n_centers: int | None, tolerance: float | None) -> int:
+def _asked(p: int, n_centers: int | None, tolerance: object) -> int:
     """Return the largest number of centers by the arguments, after checking them."""
     if n_centers is not None and tolerance is not None:
         raise ConfigError(
@@ -157,7 +162,9 @@ def _asked(p: int, n_centers: int | None, tolerance: float | None) -> int:
                 "give fewer",
             )
         return n_centers
-    if tolerance is not None and not 0 < tolerance < 1:
+    if tolerance is not None and not (
+        isinstance(tolerance, int | float | np.floating) and 0 < tolerance < 1
+    ):
         raise ConfigError(
             f"{mention('tolerance', tolerance)} must lie between 0 and 1: it is a share of the "
             "spread of the outputs"
@@ -231,10 +238,14 @@ def _fewest(
     if n_centers is None:
         keep = next((n for n in sizes if at(n) <= tolerance), 0)
         if not keep:
+            few = most < len(equations.fit.A)
             raise ConfigError(
-                f"with {most} centers the outputs differ by {at(most):.2g} of their spread, and "
+                f"with {most} centers"
+                + (", which are as many as X has rows that are not held out," if few else "")
+                + f" the outputs differ by {at(most):.2g} of their spread, and "
                 f"{mention('tolerance', tolerance)} is less",
-                f"raise it, or give {mention('n_centers=')}; it differs less on rows that it was "
+                ("give more rows, or raise it" if few else "raise it")
+                + f", or give {mention('n_centers=')}; they differ less on rows that the model was "
                 "not trained on",
             )
         low = max((n for n in sizes if n < keep), default=0)

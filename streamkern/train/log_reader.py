@@ -158,7 +158,9 @@ def _stage(record: LogRecord) -> tuple[str, str]:
     """Return the event of a record, and its stage of a setup."""
     event = str(record.get("event", ""))
     stage = record.get("doing", event) if event == "setup" else event
-    return event, "kernel" if stage in ("bandwidth", "categorical") else str(stage)
+    # Whether the metric is kept is found after the kernels with and without it.
+    of_kernel = stage in ("bandwidth", "categorical") or (event == "metric" and "chosen" in record)
+    return event, "kernel" if of_kernel else str(stage)
 
 
 def _begins(here: tuple[str, str], seen: Sequence[tuple[str, str]]) -> bool:

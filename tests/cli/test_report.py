@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import zarr
 from matplotlib.image import imread
+from sklearn.calibration import calibration_curve
 
 import streamkern
 from streamkern.cli import main
@@ -402,6 +403,35 @@ def test_held_out_rows_are_counted_by_class_or_drawn_against_the_truth(
     shutil.rmtree(tmp_path / "test.zarr")
     assert run("report", tmp_path / "values", "--out", out)[0] == DONE
     assert section_text(page_of(out.read_text()), "Answers on held-out rows") == ""
+
+
+def test_probabilities_are_drawn_against_the_share_of_true_ones(
+    run: Command, folder: Path, tmp_path: Path
+) -> None:
+    out, place = tmp_path / "page.html", tmp_path / "calibrated"
+    assert main.run_command(["train", *words(folder, place, "run.calibrate=true")]) == DONE
+    found = _answers(read_facts(place), str(place), {})
+    assert found is not None
+    assert found.reliability is not None
+    model = streamkern.load(place)
+    p = model.predict_proba(X[500:])
+    right = model.classes_[p.argmax(axis=1)] == Y[500:]
+    shares, means = calibration_curve(right, p.max(axis=1), n_bins=15)
+    np.testing.assert_allclose(found.reliability, np.stack([means, shares], axis=1), atol=1e-6)
+    assert run("report", place, "--out", out)[0] == DONE
+    page = page_of(out.read_text())
+    (drawing,) = (s for s in page.iter() if s.get("aria-label", "").startswith("Reliability"))
+    assert sum(str(part.tag).endswith("title") for part in drawing.iter()) == len(means)
+
+
+def test_a_page_says_which_of_several_outputs_is_drawn(run: Command, tmp_path: Path) -> None:
+    for name, rows in (("train", slice(0, 200)), ("test", slice(200, 260))):
+        ingest(X[rows], tmp_path / f"{name}.zarr", y=X[rows, :2])
+    place, out = tmp_path / "two", tmp_path / "page.html"
+    assert main.run_command(["train", *words(tmp_path, place)]) == DONE
+    assert run("report", place, "--out", out)[0] == DONE
+    text = section_text(page_of(out.read_text()), "Answers on held-out rows")
+    assert "The charts show the first of 2 outputs." in text
 
 
 def test_held_out_rows_are_read_as_the_run_read_them_and_on_the_cpu(

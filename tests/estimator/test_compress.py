@@ -115,10 +115,15 @@ def test_what_can_not_be_is_refused() -> None:
         ({"n_centers": 10, "tolerance": 0.1}, "give one of them"),
         ({"n_centers": 400}, "give fewer"),
         ({"tolerance": 2.0}, "between 0 and 1"),
+        ({"tolerance": "small"}, "between 0 and 1"),
         ({"tolerance": 1e-9}, "raise it"),
     ):
         with pytest.raises(ConfigError, match=words):
             sk.compress(model, X[400:], **wrong)
+    with pytest.raises(ConfigError, match=r"as many as X has rows.*more rows"):
+        sk.compress(model, X[400:440], tolerance=1e-6)
+    with pytest.raises(ConfigError, match="model is a str"):
+        sk.compress("runs/first", X[400:])
     with pytest.raises(DataError, match="twice as many rows"):
         sk.compress(model, X[400:450], n_centers=100)
     with pytest.raises(DataError, match="give more rows"):

@@ -117,11 +117,11 @@ def test_stages_of_a_setup_are_of_one_process_until_they_come_again() -> None:
     stages = ("metric", "kernel", "centers", "sample", "preconditioner")
     doing = [at(k, 0, "setup", doing=stage) for k, stage in enumerate(stages)]
     doing.insert(1, at(0, 0, "metric", errors=[1.0]))
-    doing.insert(3, at(1, 0, "bandwidth"))
-    killed, whole = doing[:4], [*doing, at(9, 0, "block"), at(9, 0, "start")]
-    assert [len(life.records) for life in processes_in([*killed, *killed, *whole])] == [4, 4, 9]
+    doing[3:3] = [at(1, 0, "bandwidth"), at(1, 0, "metric", chosen={"kind": "full"})]
+    killed, whole = doing[:5], [*doing, at(9, 0, "block"), at(9, 0, "start")]
+    assert [len(life.records) for life in processes_in([*killed, *killed, *whole])] == [5, 5, 10]
     assert [r["event"] for r in read_history([*killed, *whole]).setup] == [
-        "metric", "bandwidth", "block",
+        "metric", "bandwidth", "metric", "block",
     ]  # fmt: skip
 
 

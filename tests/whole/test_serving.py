@@ -17,6 +17,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 import streamkern as sk
+from benchmarks.serving import COMPILER, _compiled
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "serve_fastapi.py"
@@ -107,3 +108,13 @@ def test_the_page_quotes_the_example() -> None:
     code = EXAMPLE.read_text(encoding="utf-8").partition('"""\n\n')[2]
     quoted = re.findall(r"```python\n(.*?)```", page, re.S)
     assert code in quoted
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
+def test_fast_c_of_the_benchmark_leaves_subnormal_numbers_on(tmp_path: Path) -> None:
+    rows = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
+    model = sk.KernelRegressor(n_centers=20, precision="exact").fit(rows, rows[:, 0])
+    model.to_c(tmp_path / "model.c")
+    found = _compiled(tmp_path, "fast", ["-ffast-math"])(rows)()
+    np.testing.assert_allclose(found, model.predict(rows), atol=1e-3)
+    assert np.nextafter(0.0, 1.0) * np.float64(1.0) > 0

@@ -27,12 +27,17 @@ class HeldOutAnswers:
     n_rows : number of rows predicted, of `whole`
     names : of classes; None for values
     pairs : (n, 2) true and predicted value of the first output, or number of a class
+    n_outputs : number of values that are predicted for a row
+    reliability : (k, 2) mean probability of the predicted class, and share of rows of which it was
+        the true one, in bins of the probability; None without probabilities
     """
 
     n_rows: int
     whole: int
     names: tuple[str, ...] | None
     pairs: npt.NDArray[np.float64]
+    n_outputs: int = 1
+    reliability: npt.NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -26,6 +26,7 @@ from streamkern.ingest.tables.words import word_places
 HASHED_FEATURES = 32
 # Periods in days. The year is a mean year: dates return to the same phase to half a day.
 CYCLES = {"year": 365.2425, "week": 7.0, "day": 1.0}
+DAY_MILLISECONDS = 86_400_000
 Values = NDArray[np.float64]
 
 
@@ -113,11 +114,30 @@ class Date(ColumnCode):
         values, missing = _standardised(days, self.mean, self.std)
         parts = [values]
         for cycle in self.cycles:
-            turn = 2 * math.pi * np.where(missing, 0, days)[:, None] / CYCLES[cycle]
-            parts += [np.sin(turn), np.cos(turn)]
+            there = np.where(missing, 0, days)[:, None]
+            parts += [np.sin(angle) for angle in cycle_angles(there, CYCLES[cycle], np.floor)]
         out = np.concatenate(parts, axis=1)
         out[missing] = 0
         return out, missing
+
+
+def cycle_angles(days: Any, length: float, floor: Callable[[Any], Any]) -> list[Any]:
+    """Return two angles, whose sines are the sine and the cosine of the phase of dates.
+
+    days : NumPy array, or value of an export's graph, of which `floor` is the function
+    length : of the cycle, in days
+
+    Dates of the same phase have bit-identical angles, and so have the two phases of the same sine:
+    the phase is a whole number of milliseconds, mirrored at the turning points. Otherwise the sine
+    at noon would be the rounding error of the date, from which quantile scores make a feature.
+    """
+    period = length * DAY_MILLISECONDS
+    moment = floor((days - floor(days / length) * length) * DAY_MILLISECONDS + 0.5)
+    angles = []
+    for start in (moment - period / 4, moment):
+        within = start - floor(start / period) * period
+        angles.append((abs(within - period / 2) - period / 4) * (2 * math.pi / period))
+    return angles
 
 
 @dataclass(frozen=True)

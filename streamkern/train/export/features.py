@@ -20,6 +20,7 @@ from streamkern.ingest.tables.columns import (
     Number,
     OneHot,
     TargetMeans,
+    cycle_angles,
 )
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.ingest.tables.numbers import is_integer, is_number
@@ -88,10 +89,8 @@ def _date(graph: Graph, code: Date, encoder: Encoder) -> list[Traced]:
     nothing = graph.constant(0, np.float64)
     parts = [(days - code.mean) / code.std]
     for cycle in code.cycles:
-        # Within one turn first: the sine of a large angle loses digits.
-        turns = days / CYCLES[cycle]
-        turn = (turns - graph.node("Floor", turns)) * (2 * math.pi)
-        parts += [_sine(graph, turn), _sine(graph, turn + math.pi / 2)]
+        angles = cycle_angles(days, CYCLES[cycle], lambda value: graph.node("Floor", value))
+        parts += [graph.node("Sin", angle) for angle in angles]
     filled = [graph.node("Where", missing, nothing, part, dtype=np.float64) for part in parts]
     return [*filled, *_missing_number(code, missing)]
 
@@ -117,11 +116,6 @@ def _spellings(word: str) -> list[str]:
     if word in cells.BOOLEAN_WORDS:
         return [word, word.title(), word.upper()]
     return [word, f"{word}.0"] if is_integer(word) else [word]
-
-
-def _sine(graph: Graph, turn: Traced) -> Traced:
-    # onnxruntime has it in float32 only for some of its versions; float32 is what features are.
-    return graph.node("Sin", turn.astype(np.float32)).astype(np.float64)
 
 
 def _places(graph: Graph, code: KnownWords, encoder: Encoder, unknown: int) -> Traced:

@@ -139,6 +139,9 @@ class Traced:
     def __neg__(self) -> Traced:
         return self.graph.node("Neg", self)
 
+    def __abs__(self) -> Traced:
+        return self.graph.node("Abs", self)
+
     def __add__(self, other: Any) -> Traced:
         return self.graph.node("Add", self, other)
 

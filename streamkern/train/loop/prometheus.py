@@ -74,6 +74,7 @@ class Prometheus(Callback):
             self._server.shutdown()
             self._server.server_close()
             self._server = None
+        self._gauges, self._registry = {}, None  # so that the estimator can be cloned
 
     def _show(self, numbers: Mapping[str, float]) -> None:
         for name, value in numbers.items():

@@ -112,6 +112,14 @@ def test_cycles_are_those_that_there_are_two_of() -> None:
     assert hours[1:] == ("t day sin", "t day cos")
 
 
+def test_equal_times_of_day_have_equal_features() -> None:
+    times = pd.Timestamp("2013-01-01") + pd.to_timedelta(np.arange(8 * 365) * 3, "h")
+    frame = pd.DataFrame({"t": times.tz_localize("UTC")})
+    sine, cosine = encode(fitted(frame, np.arange(len(frame)) / 3).encoder, frame)[:, -2:].T
+    assert set(sine) == {-1, -np.float32(np.sqrt(0.5)), 0, np.float32(np.sqrt(0.5)), 1}
+    assert set(cosine) == set(sine)
+
+
 @pytest.mark.parametrize("classes", [None, 2, 3])
 def test_words_by_targets_are_those_of_scikit_learn(classes: int | None) -> None:
     frame = table()[["shop"]]

@@ -179,8 +179,20 @@ def test_a_table_has_an_input_for_each_column(tmp_path: Path) -> None:
     days = (new["day"] - pd.Timestamp("1970-01-01")) / pd.Timedelta("1D")
     feed["day"] = days.to_numpy(float)[:, None]
     found = answers(model, tmp_path / "m.onnx", feed)["predictions"]
-    # Features are float32, and sines are float32 in onnxruntime.
     np.testing.assert_allclose(found, model.predict(new), atol=1e-4)
+
+
+def test_hours_of_many_days_are_exported_to_rounding(tmp_path: Path) -> None:
+    """The model compares them for equality, and quantile scores enlarge differences of rounding."""
+    rng = np.random.default_rng(0)
+    times = pd.Timestamp("2013-01-01") + pd.to_timedelta(rng.integers(0, 8000, 800), "h")
+    frame = pd.DataFrame({"time": times, "a": rng.normal(size=800)})
+    late = np.where(times.hour + frame["a"] > 14, "late", "early")
+    model = sk.KernelClassifier(random_state=0).fit(frame[:500], late[:500])
+    days = (frame["time"] - pd.Timestamp("1970-01-01")) / pd.Timedelta("1D")
+    feed = {"time": days[500:].to_numpy()[:, None], "a": frame[["a"]][500:].to_numpy()}
+    scores = answers(model, tmp_path / "m.onnx", feed)["scores"]
+    np.testing.assert_allclose(scores, model.predict_values(frame[500:]), atol=2e-5)
 
 
 def test_columns_may_be_called_as_values_of_the_graph(tmp_path: Path) -> None:

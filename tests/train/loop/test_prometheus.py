@@ -6,7 +6,9 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from sklearn.base import clone
 
 import streamkern as sk
 from streamkern.rundir.run_log import read_log
@@ -83,3 +85,9 @@ def test_a_port_that_is_taken_is_refused() -> None:
 def test_labels_that_are_no_names_are_refused() -> None:
     with pytest.raises(sk.ConfigError, match="give other names"):
         sk.Prometheus(0, labels={"__run": "a"})
+
+
+def test_an_estimator_that_was_watched_is_cloned() -> None:
+    model = sk.KernelRegressor(callbacks=[sk.Prometheus(0)], n_centers=20)
+    model.fit(np.arange(60.0).reshape(30, 2), np.arange(30.0))
+    assert clone(model).callbacks[0].labels == {}
