@@ -146,7 +146,7 @@ class Disk:
 
     def bury(self, writer: Writer) -> None:
         """Its lock ends with a process."""
-        hold: Any = writer.run._hold or writer.held
+        hold: Any = writer.run._lock or writer.held
         if hold is not None:
             hold._lock.release(force=True)
 
@@ -374,7 +374,7 @@ class Machine(RuleBasedStateMachine):
         """Time passes, and who is alive and not stopped beats; not who waits."""
         self.now += seconds
         for writer in self.writers:
-            held: Any = writer.run._hold
+            held: Any = writer.run._lock
             due = (self.now - writer.beaten) * writer.rate >= TTL / lease._BEATS
             beats = isinstance(held, self.real_lease) and not writer.silent and not writer.lost
             if due and beats:
