@@ -67,7 +67,7 @@ FeaturesOption = Annotated[
     typer.Option(
         "--x",
         help="Use these columns as features (a,b,c), or this array of rows; by default all columns "
-        "that are no target. A number is a position where no column has that name.",
+        "that are not targets. A number is a position where no column has that name.",
     ),
 ]
 TargetsOption = Annotated[

@@ -78,7 +78,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, Saving, BaseEstimator
             They are divided by their mean, so that `ridge` keeps its scale: see `sample_weights`.
         test : held-out data evaluated during training: (X, y), or anything that X may be.
         client : a `distributed.Client`, whose workers run the `ranks`, or read the rows if there is
-            one rank; it stays open, and is no part of the estimator.
+            one rank; it stays open, and is not part of the estimator.
 
         Returns
         -------

@@ -292,7 +292,7 @@ def _refuse_continuous(source: ZarrSource) -> None:
     if len(numbers) == len(names) and not np.isfinite(numbers).all():
         raise DataError(
             f"y holds {', '.join(k for k in names if not np.isfinite(float(k)))} among numbers, "
-            "which is no class",
+            "which is not a class",
             "fill in or drop such rows",
         )
     for name in names:

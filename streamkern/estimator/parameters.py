@@ -144,7 +144,7 @@ class Parameters:
             return np.asarray(self.metric)
         except ValueError as error:
             raise ConfigError(
-                f"metric is no array ({error})", "give scales (d,), or a matrix (d, r)"
+                f"metric is not an array ({error})", "give scales (d,), or a matrix (d, r)"
             ) from error
 
     def set_params(self, **params: Any) -> Self:
@@ -153,13 +153,13 @@ class Parameters:
             kernel, _, inner = name.partition("__")
             if kernel == "kernel" and inner:
                 raise ConfigError(
-                    f"{name} is no parameter: a kernel has none that are set by name",
+                    f"{name} is not a parameter: a kernel has none that are set by name",
                     "search over bandwidth, with the kernel by its name, or over kernel with a "
                     "list of kernels",
                 )
             if kernel == "loss" and inner:
                 raise ConfigError(
-                    f"{name} is no parameter: a loss has none that are set by name",
+                    f"{name} is not a parameter: a loss has none that are set by name",
                     "search over loss with a list of losses",
                 )
             if name in FOREIGN_PARAMETERS:

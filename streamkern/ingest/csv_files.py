@@ -102,7 +102,7 @@ class CsvReader(Reader):
             self.weight_column = next(iter(split.weights), None)
         elif request.cells is not None:
             raise DataError(
-                f"{where} has no header line, and columns that are no numbers go by name",
+                f"{where} has no header line, and columns that are not numbers go by name",
                 f"add one, or give their names with {mention('names=')}",
             )
 
@@ -343,7 +343,7 @@ class CsvReader(Reader):
         return f"{self._where}, row {row} (line {number})"
 
     def _numbers(self, fields: Sequence[str], location: str) -> list[float]:
-        """Return the features of a row; raise NotNumbersError for the first that is no number."""
+        """Return the features of a row; raise NotNumbersError if a cell is not a number."""
         cells = [fields[k] for k in self._features]
         if not self._style.plain:
             for cell in filter(self._style.contradicts, cells):

@@ -152,7 +152,7 @@ def _warn_of_names(
     if len({*names}) == len(names) and (quoted or chance < _SURE):
         warn(
             f"the first line of {where} ({some(names)}) may name its columns; it is read as a row, "
-            "as the files before it have no header: remove it if it is no row"
+            "as the files before it have no header: remove it if it is not a row"
         )
 
 

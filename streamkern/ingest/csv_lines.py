@@ -183,7 +183,7 @@ class _Recoded:
                 text = self._decoder.decode(data, final=not data)
             except UnicodeError as error:
                 raise DataError(
-                    f"{self._where} is no text in {mention('encoding', self._encoding)} ({error})",
+                    f"{self._where} is not text in {mention('encoding', self._encoding)} ({error})",
                     "give the encoding that it was written in",
                 ) from error
             if text or not data:

@@ -268,6 +268,6 @@ def _why(line: bytes, error: Exception) -> str:
             "features that occur from 1, or hash them to fewer (FeatureHasher of scikit-learn)"
         )
     return (
-        f"is no row of an svmlight file ({str(error).rstrip('.')}); write it as "
+        f"is not a row of an svmlight file ({str(error).rstrip('.')}); write it as "
         "LABEL FEATURE:VALUE ..., its features in order"
     )

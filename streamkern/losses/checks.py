@@ -109,7 +109,7 @@ class _LossCheck:
             )
         if not kind.figure.isidentifier() or kind.figure in _TAKEN:
             self._refuse(
-                f"its figure {kind.figure!r} is no name, or that of another figure",
+                f"its figure {kind.figure!r} is not a name, or that of another figure",
                 'leave figure out, or give another name, such as "my_loss"',
             )
 
@@ -122,7 +122,7 @@ class _LossCheck:
             same = False
         if not same or not {*RESERVED}.isdisjoint(parameters):
             self._refuse(
-                f"its parameters {parameters!r} are no finite JSON values, or one is called kind "
+                f"its parameters {parameters!r} are not finite JSON values, or one is called kind "
                 "or values",
                 "give numbers, text and lists of them",
             )
@@ -247,7 +247,7 @@ class _LossCheck:
                 slopes = np.divide(L.max() * rise, bound, out=np.zeros(len(d)), where=bound > 0)
                 row = int(np.argmax(slopes))
                 self._refuse(
-                    f"curvature={_text(L)} is no bound, as gradient has the slope "
+                    f"curvature={_text(L)} is not a bound, as gradient has the slope "
                     f"{slopes[row]:.4g} between errors of "
                     f"{_text(self.errors[row])} and {_text(other[row])}",
                     "return the largest second derivative as curvature",

@@ -19,7 +19,7 @@ from streamkern.losses.base import Loss
 
 PACKAGE: Final = "streamkern."
 RESERVED: Final = ("kind", "values")
-"""Keys of a description that are no parameters."""
+"""Keys of a description that are not parameters."""
 
 
 def is_own(loss: object) -> bool:

@@ -704,7 +704,7 @@ def test_augment_is_the_library_function(run: Run, stores: Path, tmp_path: Path)
         (["--weights", "a,b"], "--weights 'a,b' must be numbers with commas"),
         (["--weights", "1,2"], "--weights has 2 numbers for 1 stores in the list of inputs"),
         (["--threads", "0"], "--threads 0 must be"),
-        (["--dtype", "int3"], "--dtype int3 is no dtype"),
+        (["--dtype", "int3"], "--dtype int3 is not a dtype"),
         (["--memory", "none"], "--memory none must be"),
         (["--storage-option", "secret"], "--storage-option number 1 must be KEY=VALUE"),
     ],
@@ -965,7 +965,7 @@ BAD_HOST = "https://[::1/x"
     [
         (["ingest", "c.csv", "o.zarr", "--x", "", "--y", "label"], "--x is empty"),
         (["ingest", "c.csv", "o.zarr", "--x", "a\nb", "--y", "label"], "names of columns in one"),
-        (["ingest", "c.csv", "o.zarr", "--y", "label", "--dtype", "foo"], "foo is no dtype"),
+        (["ingest", "c.csv", "o.zarr", "--y", "label", "--dtype", "foo"], "foo is not a dtype"),
         (["ingest", "c.csv", "o.zarr", "--y", "label", "--dtype", "int8"], "--dtype int8 cannot"),
         *(
             ([*command, "o.zarr", "--chunk-mb", size], f"--chunk-mb {size}")

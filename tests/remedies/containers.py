@@ -230,7 +230,7 @@ def of_groups() -> list[tuple[str, Any, Any]]:
     rows = {"data": csr.data, "indices": csr.indices, "indptr": csr.indptr}
     return [
         ("write numbers", Do(group, PARTS | {"data": PARTS["data"].astype(str)}, of_x=CSR), good),
-        ("is no CSR matrix: .*write it again",
+        ("is not a CSR matrix: .*write it again",
          Do(group, PARTS | {"indptr": PARTS["indptr"][::-1]}, of_x=CSR), good),
         (r"sum_duplicates.. of SciPy", Do(group, twice, of_x=CSR), good),
         ("write one whole number for each row",
@@ -247,7 +247,7 @@ def of_groups() -> list[tuple[str, Any, Any]]:
         (r"write it as CSR .tocsr.. of SciPy.",
          Do(of_memory, "400 kB", much, **{"encoding-type": "csc_matrix"}),
          Do(of_memory, "400 kB", rows)),
-        ("is no sparse matrix: .*write it again",
+        ("is not a sparse matrix: .*write it again",
          Do(group, columns | {"indices": columns["indices"] + 99}, of_x=csc),
          Do(group, columns, of_x=csc)),
         ("give the group the attribute encoding-type, csr_matrix", of_square,

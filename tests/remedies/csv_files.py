@@ -131,7 +131,7 @@ def of_numbers() -> list[Case]:
          table(bare[padded], names=names, categorical=["a"])),
         ("with a header or names= .*or numeric=", table(bare[padded], -1),
          table(padded, numeric=["a"])),
-        ("columns that are no numbers go by name; add one", like(words, header=False),
+        ("columns that are not numbers go by name; add one", like(words, header=False),
          like("a,w,y\n" + words)),
         ("or give their names with names=", like(words, header=False),
          like(words, names=["a", "w", "y"])),

@@ -256,7 +256,7 @@ class Column:
         if not self.holds:
             alternative = f", or take its lists alone as the features, {self.as_rows}"
             return (
-                f"{name!r} is {self.arrow_type}, which is no cell of a table: drop it"
+                f"{name!r} is {self.arrow_type}, which is not a cell of a table: drop it"
                 f"{alternative if self.lists else ''}"
             )
         if kind == "empty" or self.declared is not None or self.typed == "category":
