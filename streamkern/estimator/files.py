@@ -298,7 +298,7 @@ def _refuse_continuous(source: ZarrSource) -> None:
     for name in names:
         if is_number(name) and np.isfinite(float(name)) and not float(name).is_integer():
             raise DataError(
-                f"y holds numbers with fractions, such as {name}, which are values and no classes",
+                f"y holds numbers with fractions, such as {name}, which are values and not classes",
                 f"use KernelRegressor, or ingest the rows with {mention('targets', 'classes')} "
                 f"and fit the store",
             )

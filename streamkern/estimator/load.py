@@ -78,7 +78,7 @@ def _fitted(
     estimator._fitted_ = FittedModel.of_run(run, result, built, storage_options)
     if not values:
         _label_weights(estimator)
-    estimator._fitted_ = replace(estimator._fitted_, begun=estimator._of_model())
+    estimator._fitted_ = replace(estimator._fitted_, begun=estimator._model_parameters())
     return estimator
 
 

@@ -79,7 +79,7 @@ class Direct(Method[DirectSizes]):
         of them; so there are no passes to stop early.
         """
         super().check(problem, options)
-        if problem.set_aside:
+        if problem.n_validation_rows:
             raise ConfigError(
                 f"{mention('run.early_stopping')} has no meaning for "
                 f"{mention('solver', 'direct')}, whose model gets no better "

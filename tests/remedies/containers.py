@@ -106,7 +106,7 @@ def of_hdf5() -> list[tuple[str, Any, Any]]:
     return [
         ("get it again from where it came", Do(ingested, "cut.h5"), whole),
         ("or write it again", Do(ingested, "cut.h5"), file),
-        ("'group' of rows.h5 is a group and no array; it has group/inner", given("group"),
+        ("'group' of rows.h5 is a group and not an array; it has group/inner", given("group"),
          given("group/inner")),
         ("has no array 'Z'; it has .*name them with x= and y=", given("Z"), given("X")),
         ("is an empty dataset; write rows", given("nothing"), file),

@@ -93,7 +93,7 @@ def of_fits() -> list[Remedy]:
         Remedy("search over bandwidth",
                lambda: regressor().set_params(kernel__bandwidth=2.0),
                lambda: regressor().set_params(bandwidth=2.0)),
-        Remedy("a loss has none that are set by name; search over loss with a list of losses",
+        Remedy("those of a loss cannot be set by name; search over loss with a list of losses",
                lambda: regressor().set_params(loss__quantile=0.9),
                lambda: regressor().set_params(loss="huber")),
         Remedy("give every column a name of its own",
