@@ -117,7 +117,7 @@ class CsvReader(Reader):
         roles = [request.x, request.y, request.w, request.columns]
         named = {str(k) for role in roles for k in as_list(role)}
         dropped = []
-        for position, name in enumerate(() if request.whole else self._layout.unnamed):
+        for position, name in enumerate(() if request.whole else self._layout.index_columns):
             if not named & {name, str(position), str(position - len(self._names))}:
                 warn_of_index(name, self._where)
                 dropped.append(name)

@@ -52,7 +52,7 @@ def of_kernels() -> list[Remedy]:
         return lambda: KernelOperator(kernel, backend, precision, shift, on)
 
     cases: list[tuple[str, Do, Do]] = [
-        ("is a class of the user's own .*import its module first, or define the class",
+        ("is a custom class .*import its module first, or define the class",
          lambda: kernel_of_run({"kind": "module:Class"}),
          lambda: kernel_of_run({"kind": f"{__name__}:Squares"})),
         ("bandwidth=-1 must be a finite number above 0", lambda: sk.Gaussian(-1),

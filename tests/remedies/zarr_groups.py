@@ -121,7 +121,7 @@ def of_attributes() -> list[Remedy]:
          ingested({"missing_value": -99.0})),
         ("_FillValue='none'.*correct it", ingested({"_FillValue": "none"}),
          ingested({"_FillValue": -99.0})),
-        ("no pair of numbers; correct it", ingested({"valid_range": [1]}),
+        ("not a pair of numbers; correct it", ingested({"valid_range": [1]}),
          ingested({"valid_range": [-99, 99]})),
     ]  # fmt: skip
     return [Remedy(*case) for case in cases]
