@@ -281,7 +281,7 @@ class Direct(Method[DirectSizes]):
             work.op, work.Z if ridge != 0 else work.Z.columns(),
             ridge=ridge, n_sums=work.sizes.n_sums, n_stored=problem.n_stored or problem.n_rows,
             repeats=problem.repeats, keeps_posterior=work.options.posterior,
-            each=problem.several and ridge is None, ridges=ridges, **work.shared(setup),
+            ridge_per_output=problem.several and ridge is None, ridges=ridges, **work.shared(setup),
         )  # fmt: skip
 
 

@@ -139,7 +139,9 @@ def test_names_behind_a_comment_sign_are_the_header() -> None:
         assert [*found.fields] == text.lstrip("# ").split("\n")[0].split(",")
     with pytest.raises(DataError, match="skip_lines="):
         layout("# made today\n1,2\n3,4\n")
-    with pytest.raises(DataError, match=r"looks like a comment; .*skip_lines=1;.*without '#' at its start"):
+    with pytest.raises(
+        DataError, match=r"looks like a comment; .*skip_lines=1;.*without '#' at its start"
+    ):
         layout("# 0,1\n1.5,2\n3,4\n")
     with pytest.raises(DataError, match="from the ends of the lines"):
         layout("x,y\n1,2,\n3,4,\n")

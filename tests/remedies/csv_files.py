@@ -165,7 +165,8 @@ def of_layout() -> list[Case]:
     return [
         ("give skip_lines=, the number of lines", appended(), appended(skip_lines=1)),
         ("skip_lines=0 skips none", appended(), appended(skip_lines=0)),
-        ("give skip_lines=, the number of lines above the header", table(titled), table(titled, skip_lines=1)),
+        ("give skip_lines=, the number of lines above the header", table(titled),
+         table(titled, skip_lines=1)),
         ("give skip_lines=1; if it", table("# 0,1\n1,2.5\n3,4.5\n", -1),
          table("# 0,1\n1,2.5\n3,4.5\n", -1, skip_lines=1)),
         ("write it without '#' at its start", table("# 0,1\n1,2.5\n3,4.5\n", -1),
