@@ -313,7 +313,7 @@ def bench_read_command(
     as_json: AsJson = False,
     storage_option: StorageOption = None,
 ) -> None:
-    """Measure what the storage of a store can deliver, and say which side is slow.
+    """Measure how fast a store can be read: raw reads, decoding, and batches.
 
     On a local disk, what was read before comes from memory, where it fits.
     """

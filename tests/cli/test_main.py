@@ -137,14 +137,16 @@ def test_the_list_of_commands_is_told_without_loading_them() -> None:
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert not loaded & {"numpy", "zarr", "dask", "pydantic", "scipy"}
     assert set(main.COMMANDS) <= set(done.stdout.split())
-    assert {f"{name.replace('-', '_')}_command" for name in main.COMMANDS} == set(main._NAMES)
+    assert {f"{name.replace('-', '_')}_command" for name in main.COMMANDS} == set(
+        main._LOADED_NAMES
+    )
 
 
 def test_commands_begin_without_what_takes_seconds_to_load() -> None:
     """As every rank and every worker does."""
     code = (
         "import sys; from streamkern.cli import main as m; "
-        "[m._load(name) for name in m._NAMES]; print(*sys.modules)"
+        "[m._load_command(name) for name in m._LOADED_NAMES]; print(*sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())

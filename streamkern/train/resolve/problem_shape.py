@@ -107,7 +107,7 @@ def problem_shape(
         metric=0 if kernel.metric is None else kernel.metric.size * 8,
         n_stored=stored_rows(source).n_rows,
         hides_copies=source.hides_copies,
-        float64=1.0 if itemsize == 8 else backend.float64,
+        float64=1.0 if itemsize == 8 else backend.float64_cost,
         features=config.model.features,
         classes=source.classes is not None,
         several=source.classes is None and source.n_outputs > 1,
