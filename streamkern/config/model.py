@@ -215,7 +215,7 @@ class ModelConfig(Table):
     @model_validator(mode="before")
     @classmethod
     def _own_classes(cls, values: Any) -> Any:
-        """Take classes of the user's own as a kernel and a loss."""
+        """Take user-defined classes as a kernel and a loss."""
         if not isinstance(values, dict):
             return values
         taken = {"kernel": given_kernel, "loss": given_loss}

@@ -55,7 +55,7 @@ def load(
     RunError, CheckpointError, StorageError
         There is no run, or it has no checkpoint yet, or none that verifies.
     ConfigError
-        The run was trained with a function or a kernel of the user's, which are not kept on disk.
+        The run was trained with a function or a kernel of the user, which are not stored on disk.
 
     Examples
     --------

@@ -66,7 +66,7 @@ class SvmlightReader(Reader):
                 "n_features and zero_based",
             )
         self._warn_of_queries()
-        # As in scikit-learn: counted from 1 unless there is a feature 0.
+        # Features are counted from 1 unless there is a feature 0, as in scikit-learn.
         self.count_from(0 if self.lowest == 0 else 1, n_features)
 
     def count_from(self, base: int, n_features: int | None) -> None:

@@ -1,4 +1,4 @@
-"""The check of a loss of the user's own on some numbers, before a run.
+"""The check of a user-defined loss on some numbers, before a run.
 
 A loss is convex, and its gradient g is continuous. So between a and b on a line of direction u,
 
@@ -48,7 +48,7 @@ _Floats = npt.NDArray[np.float64]
 
 
 def check_own_loss(loss: Loss, n_outputs: int, spread: float = 1.0) -> None:
-    """Raise ConfigError with the first rule that a loss of the user's own breaks.
+    """Raise ConfigError with the first rule that a user-defined loss breaks.
 
     spread : standard deviation of the errors, in units of the targets
     """

@@ -205,7 +205,7 @@ class BlockMethod(Method[BlockSizes]):
             arrays["start"], meta["start_rows"], sketches or None,
             arrays.get("values"), arrays.get("L"),
         ).shared(work.ranks)  # fmt: skip
-        # From here on the centers are only columns, unless a ridge needs rows of K(Z, Z).
+        # Steps use the centers only as columns of K(X, Z), unless a ridge needs rows of K(Z, Z).
         Z = work.Z if options.fixed_ridge and pre.L is None else work.Z.columns()
         Z = Z.each(share.part)
         return BlockSolver(

@@ -1,4 +1,4 @@
-"""A loss of the user's own, from the estimator and from a run file to a loaded model."""
+"""A user-defined loss, from the estimator and from a run file to a loaded model."""
 
 from __future__ import annotations
 

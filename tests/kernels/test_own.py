@@ -1,4 +1,4 @@
-"""Kernels of the user's own by "module:Class", in a setting and in a record."""
+"""User-defined kernels by "module:Class", in a setting and in a record."""
 
 from __future__ import annotations
 

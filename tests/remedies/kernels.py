@@ -24,7 +24,7 @@ COVERED = ("kernels",)
 
 
 class Own(Kernel):
-    """A kernel of the user's own. expression : of s, the scaled squared distance."""
+    """A user-defined kernel. expression : of s, the scaled squared distance."""
 
     def __init__(self, bandwidth: float, expression: str | None = None) -> None:
         super().__init__(bandwidth)

@@ -1,4 +1,4 @@
-"""Targets that a loss cannot have, and mistakes in a loss of the user's own.
+"""Targets that a loss cannot have, and mistakes in a user-defined loss.
 
 The latter are in how it is given, what its class has, and what it computes.
 """

@@ -37,7 +37,7 @@ NOT_TRIED = {
 
 
 class Own(Kernel):
-    """A kernel of the user's own, of s, the scaled squared distance."""
+    """A user-defined kernel, of s, the scaled squared distance."""
 
     def __init__(self, bandwidth: float, expression: str) -> None:
         super().__init__(bandwidth)

@@ -53,7 +53,7 @@ TWO = BLOCK | {"run.ranks": 2}
 
 
 class Own(sk.Kernel):
-    """A kernel of the user's own, which a run directory does not keep."""
+    """A user-defined kernel, which a run directory does not keep."""
 
     geometry = "distance"
 
