@@ -337,7 +337,7 @@ def no_targets(name: str, like: Schema | None) -> DataError:
     """Return the error for rows without targets. like : of the rows trained on, if these differ"""
     if like is not None:
         return DataError(
-            "rows to go on with, to test on or to score have no targets y",
+            "rows to continue training, to test or to score with have no targets y",
             f"give them as partial_fit(X, y), fit(..., {mention('test=')}(X, y)), score(X, y) or "
             "evaluate(model, X, y)",
         )

@@ -102,7 +102,7 @@ class CsvReader(Reader):
             self.weight_column = next(iter(split.weights), None)
         elif request.cells is not None:
             raise DataError(
-                f"{where} has no header line, and columns that are not numbers go by name",
+                f"{where} has no header line, and columns that are not numbers need names",
                 f"add one, or give their names with {mention('names=')}",
             )
 

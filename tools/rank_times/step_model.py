@@ -24,7 +24,7 @@ from streamkern.planning.op_counts import OpCounts
 from tools.rank_times.hardware import Machine
 
 SMALL_SUMS = 2
-"""Number of small all-reduces in a step: of the losses, and of requests to stop."""
+"""Number of small all-reduces in a step: of the losses, and of decisions such as to stop."""
 TOUCHED = 16
 """Number of times that a step reads or writes each of the p x c weights on every rank: in the
 updates of the blocks, in a copy with the sketches, and in the average."""
