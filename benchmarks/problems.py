@@ -4,7 +4,7 @@
              Laplace kernel of bandwidth 8; centers are noisy digits, too; tested on 20 noisy copies
              of each of 360 other digits
     smooth   20 features, a Gaussian kernel; the truth is a combination of 300 kernel functions
-             whose points are no centers, so it lies in the kernel's space; noise in the targets
+             whose points are not centers, so it lies in the kernel's space; noise in the targets
     rough    16 features, a Laplace kernel; the truth is a wave too steep for the kernel to be
              smooth on it; half as much noise as signal
 

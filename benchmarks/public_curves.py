@@ -4,7 +4,7 @@
     python -m benchmarks.public_curves --methods eigenpro3 eigenpro4 --seeds 3 --json curves.json
 
 200 000 rows are made up front and every method cycles over them, five epochs (FALKON: 21, of which
-the first is no iteration), with the 1437 clean training images as centers, a Laplace kernel of
+the first is not an iteration), with the 1437 clean training images as centers, a Laplace kernel of
 bandwidth 8 and defaults for the rest. Tested on 7200 noisy rows after every epoch.
 
 The public figures in `PUBLIC` were measured once under the same conditions, with another split of

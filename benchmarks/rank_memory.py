@@ -7,7 +7,7 @@
 8000 centers of 2000 features, 12 000 rows, blocks of 1000, float32. A line for each rank, a process
 of its own with XGBoost's sums: the most that it held in the setup, and then in the steps, beyond
 what it held before, and the most that is planned for a phase of the setup, and for the steps, with
-64 MiB for what is no array. Linux only.
+64 MiB for everything but arrays. Linux only.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def _of_columns(path: Path, target: str | None) -> dict[str, Any]:
     frame = pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
     name = target or frame.columns[-1]
     if name not in frame:
-        raise SystemExit(f"--target {name} is no column of {path}")
+        raise SystemExit(f"--target {name} is not a column of {path}")
     y = frame.pop(name).to_numpy()
     X = pd.get_dummies(frame, dtype=float).to_numpy(np.float64)
     values = y.dtype.kind == "f" or (y.dtype.kind in "iu" and len(np.unique(y)) > 50)

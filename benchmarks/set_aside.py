@@ -74,7 +74,7 @@ def row(name: str, seed: int, rows: Rows) -> dict[str, Any] | None:
     X, y, X_test, y_test = rows
     alike, names = {"random_state": seed}, tuple(map(str, np.unique(y)))
     config = RunConfig().with_overrides({"run.random_state": seed})
-    aside = calibration_split(config, ArraySource(X, y, classes=names)).aside
+    aside = calibration_split(config, ArraySource(X, y, classes=names)).calibration_rows
     if aside is None:
         return None
     began = time.perf_counter()

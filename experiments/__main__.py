@@ -128,7 +128,7 @@ def data_of(experiment: Experiment, options: argparse.Namespace) -> Data:
     data = read_data(options.data, options.test, options.rows, options.folder)
     if experiment.needs == "images" and data.X.ndim < 3:
         raise sk.DataError(
-            f"{options.data} has rows of shape {data.X.shape[1:]}, which are no images; give "
+            f"{options.data} has rows of shape {data.X.shape[1:]}, which are not images; give "
             "data with rows of shape (height, width) or (height, width, channels)"
         )
     return data

@@ -2,8 +2,9 @@
 
 Every run sees as many samples: `--copies` of each row, all alike or each augmented anew. Noise has
 a deviation of `--noise` times that of the pixels; crops shift by up to `--padding` pixels. Crops of
-colour images are mirrored as well, as in the paper for CIFAR-10; those of others by `--flip` alone,
-as mirrored digits are no digits. Rows that are no images are not cropped. The solver is EigenPro 3.
+colour images are also mirrored, as in the paper for CIFAR-10; crops of other images only with
+`--flip`, because mirrored digits are not digits. Rows that are not images are not cropped. The
+solver is EigenPro 3.
 
 The paper augments CIFAR-10 by mix-up and by crop and flip, MNIST and FashionMNIST by noise. So the
 verdict goes by the former where images have colours, and else by the latter. 400 of the digits are

@@ -114,7 +114,7 @@ def points(data: object, options: argparse.Namespace) -> Iterator[Point]:
 def costs(solver: dict[str, Any], p: int, n: int, device: str) -> dict[str, float]:
     """Return the measured costs by figure. solver : settings of the method.
 
-    One epoch is run, and with FALKON a second one, as its first is no step yet.
+    One epoch is run, and with FALKON a second one, as its first is not a step yet.
     """
     epochs = {"epochs": 2 if solver["name"] == "falkon" else 1}
     rng = np.random.default_rng(0)

@@ -69,7 +69,7 @@ def first_rows(path: str | Path, n: int) -> tuple[Array, Array, tuple[str, ...] 
         found = np.bincount(y, minlength=len(counts))[counts > 0]
         if ((found - expected) ** 2 / expected).sum() > MOST_UNEVEN * max(len(expected) - 1, 1):
             raise sk.DataError(
-                f"the first {len(y)} rows of {path} are no sample of its classes, as rows were "
+                f"the first {len(y)} rows of {path} are not a sample of its classes, as rows were "
                 "not mixed; ingest them with shuffle, or use more --rows"
             )
     return X, y, spec.classes
@@ -87,7 +87,7 @@ def as_classes(
 def as_stores(path: Path, folder: Path) -> tuple[Path, Path]:
     """Write the files of a folder to a training and a test store, unless they are written."""
     if not path.is_dir():
-        raise sk.DataError(f"{path} is no folder and no Zarr store; see --help for --data")
+        raise sk.DataError(f"{path} is neither a folder nor a Zarr store; see --help for --data")
     target = folder / "stores" / f"{path.name}-{state_of(path):08x}"
     stores = target / "train.zarr", target / "test.zarr"
     found: tuple[tuple[Part, Part], str] | None = None
@@ -205,7 +205,7 @@ def numbers_of(file: Path) -> Array:
     try:
         table = pandas.read_csv(file, header=None, dtype=np.float32).to_numpy()
     except (ValueError, OSError, EOFError) as error:
-        raise sk.DataError(f"{file} is no table of numbers: {error}") from error
+        raise sk.DataError(f"{file} is not a table of numbers: {error}") from error
     return np.asarray(table)
 
 
@@ -219,7 +219,7 @@ def arrays(path: Path) -> tuple[tuple[Part, Part], str] | None:
         try:
             loaded[name] = np.load(file, mmap_mode="r", allow_pickle=False)
         except (ValueError, EOFError) as error:
-            raise sk.DataError(f"{file} is no array of numbers or text: {error}") from error
+            raise sk.DataError(f"{file} is not an array of numbers or text: {error}") from error
     train, test = ((loaded[f"X_{part}"], loaded[f"y_{part}"]) for part in ("train", "test"))
     return (train, test), kind_of(train[1])
 

@@ -123,7 +123,7 @@ class FaultProxy:
 
         `requests` by method and `faults` by kind, `connections` accepted, bytes of bodies
         `bytes_in` from clients and `bytes_out` to them, and `upstream_errors`: requests that
-        failed because the server behind did, which is no fault of the proxy's making.
+        failed because the server behind did, which is not a fault of the proxy's making.
         """
         return dict(self._process.ask("stats"))
 

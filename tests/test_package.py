@@ -55,7 +55,7 @@ MOST_ENTRIES = 21
 MOST_ON_THE_WAY_OF_A_SETTING, MOST_ON_THE_WAY_OF_A_BATCH = 7, 18
 MOST_CARRIERS_OF_A_SETTING = 2
 # Names that are written for types; what all packages go through; whether obstore is installed; the
-# module of a class of the user's own; what loads scikit-learn.
+# module of a user-defined class; what loads scikit-learn.
 COMPUTED = {
     "",
     "basics.optional",
@@ -70,7 +70,7 @@ COMPUTED = {
 OF_SEVERAL_MODULES = {
     "cli.shown_losses": "the loss in plan, info, report and tune",
     "estimator.loss_scores": "scores of models with a loss other than squares",
-    "estimator.own_loss": "a loss of the user's own, from the setting to a loaded model",
+    "estimator.own_loss": "a user-defined loss, from the setting to a loaded model",
     "estimator.several_labels": "several labels for each row, from the data to the disk",
     "ingest.array_table": "formats of arrays x dtypes x attributes x roles",
     "ingest.fuzz_readers": "every reader, on files that are damaged at random",

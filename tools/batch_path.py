@@ -31,7 +31,7 @@ FEATURES = 37  # of no other array
 
 
 def holds_rows(value: Any, depth: int = 0) -> bool:
-    """Whether there are rows in it, as they are stored or as a product takes them."""
+    """Return whether a value contains rows, as they are stored or as a product takes them."""
     if isinstance(value, np.ndarray):
         return value.ndim == 2 and value.shape[1] in (FEATURES, FEATURES + 2)
     if depth == 2:
@@ -46,7 +46,7 @@ def _is_record(value: Any) -> bool:
 
 
 def passed(folder: Path) -> set[str]:
-    """The modules, as paths in the package."""
+    """Return the modules, as paths in the package."""
     rows = np.random.default_rng(0).normal(size=(4000, FEATURES)).astype(np.float32)
     ingest(rows, folder / "train.zarr", y=np.arange(4000) % 3, chunk_mb=0.05)
     run = {"device": "cpu", "threads": 1, "calibrate": False}  # no rows are taken out

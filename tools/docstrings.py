@@ -1,4 +1,4 @@
-"""Print the docstrings whose first line is no plain sentence.
+"""Print the docstrings whose first line is not a plain sentence.
 
     python tools/docstrings.py [PATH ...]
 
@@ -39,7 +39,7 @@ def named_by_noun(node: ast.AST) -> bool:
 
 
 def wrong(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the line and the first line of each docstring that is no plain sentence."""
+    """Yield the line and the first line of each docstring that is not a plain sentence."""
     kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         text = ast.get_docstring(node) if isinstance(node, kinds) else None
@@ -56,7 +56,7 @@ def main(words: list[str]) -> int:
     paths = [Path(word) for word in words] or [PACKAGE]
     files = [f for path in paths for f in (sorted(path.rglob("*.py")) if path.is_dir() else [path])]
     found = [f"{file}:{line}: {text}" for file in files for line, text in wrong(file)]
-    print(*found, f"{len(found)} docstrings are no plain sentences", sep="\n")
+    print(*found, f"{len(found)} docstrings are not plain sentences", sep="\n")
     return int(bool(found))
 
 

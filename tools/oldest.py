@@ -21,7 +21,7 @@ _BOUND = re.compile(r"([\w.-]+)(?:\[[\w,-]+\])?>=([\d.]+)")
 
 
 def oldest(requirements: list[str]) -> list[str]:
-    """The constraints, name==version, of requirements as name>=version."""
+    """Return requirements "name>=version" as constraints "name==version"."""
     found = []
     for text in requirements:
         match = _BOUND.fullmatch(text)

@@ -69,8 +69,8 @@ class Backend(DenseAlgebra):
     """Number of staging buffers of an uploader; 0 on the CPU."""
     library_bytes = 0
     """Bytes of libraries that this backend loads, beyond `import streamkern`."""
-    float64 = 2.0
-    """Time of a float64 FLOP relative to float32."""
+    float64_cost = 2.0
+    """Time of a FLOP in float64, in units of the time of a FLOP in float32."""
     l1_entries = 1 << 15
     """Entries of a tile of L1-norm distances; the tile and an equally large buffer of differences
     fit in the first-level cache."""

@@ -1,9 +1,10 @@
-"""CuPy behind the methods of `backend.base`: with `devices`, the only module that names it.
+"""The backend for NVIDIA GPUs: the methods of `backend.base`, implemented with CuPy.
 
-CuPy is imported only when a GPU is requested or looked for. Parts that can be checked without one
-are elsewhere: the arguments of cuBLAS in `row_major`, the CUDA text in `expression`, the order of
-copies and steps in `staging_ring`. Tests run this module on a stand-in for CuPy; on a device, the
-tests marked `gpu` and `tools/gpu_check.py` do.
+Only this module and `devices` name CuPy, which is imported only when a GPU is requested or searched
+for. Code that can be tested without a GPU is in other modules: the arguments of cuBLAS in
+`row_major`, the CUDA source in `expression`, and the order of copies and steps in `staging_ring`.
+Most tests run this module on a stand-in for CuPy. The tests marked `gpu`, and `tools/gpu_check.py`,
+run it on a GPU.
 """
 
 from __future__ import annotations
@@ -32,13 +33,14 @@ from streamkern.planning.problem import Costs, device_costs
 
 _T = TypeVar("_T")
 
-# CuPy divides the indices of arrays of up to this many elements with 32 bits, several times as fast
-# as with 64.
+# For arrays of up to this many elements, CuPy's kernels compute indices in 32 bits, which is
+# several times as fast as in 64 bits.
 SHORT_INDEX = 1 << 31
-# Seconds for which another thread may keep Python while a run steps. Each launch gives it away for
-# a moment, and by default a loader thread that takes it may keep it ten times as long.
+# Longest time in seconds for which another thread may hold Python's global lock (GIL) during steps.
+# Every launch releases the lock for a moment, and by default (5 ms) a loader thread that takes it
+# may hold it ten times as long.
 SWITCH_INTERVAL_S = 5e-4
-# Variables that choose other algorithms in cuBLAS, and so other bits.
+# Environment variables that make cuBLAS choose other algorithms, whose results differ in some bits.
 CUBLAS_VARIABLES = (
     "CUBLAS_EMULATE_DOUBLE_PRECISION", "CUBLAS_EMULATE_SINGLE_PRECISION",
     "CUBLAS_EMULATION_STRATEGY", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE",
@@ -46,19 +48,22 @@ CUBLAS_VARIABLES = (
 
 
 def import_cupy() -> Any:
-    """Import CuPy, and let it compile with precompiled headers: .06 s a kernel instead of .16."""
-    os.environ.setdefault("CUPY_NVRTC_USE_PCH", "1")  # CuPy reads it when it is imported
+    """Import CuPy, set to compile with precompiled headers: .06 s per kernel instead of .16."""
+    os.environ.setdefault("CUPY_NVRTC_USE_PCH", "1")  # CuPy reads it during its import
     return on_demand("cupy")
 
 
 class CupyBackend(DeviceAlgebra, Backend):
-    """CuPy on the device of this index, all arithmetic on one stream; see `active`."""
+    """CuPy on one GPU, with all arithmetic on one stream; see `active`.
+
+    index : number of the GPU, as CUDA counts. `Backend` documents the class attributes.
+    """
 
     tile_rows = 8192
     tile_cols = wide_tile_cols = 16384
     group_tiles = 1 << 20
     prepare_rows = 8192
-    mirror_block = 2048  # a launch takes as long as a copy of 1000 x 1000
+    mirror_block = 2048  # launching a kernel takes as long as copying 1000 x 1000 elements
     l1_entries = 1 << 24
     staging = 3
     kept_in_place = True
@@ -82,7 +87,7 @@ class CupyBackend(DeviceAlgebra, Backend):
             self.stream = cupy.cuda.Stream(non_blocking=True)
         self.tensor_cores = int(self.device.compute_capability) >= 70
         attributes = self.device.attributes
-        self.float64 = float(attributes.get("SingleToDoublePrecisionPerfRatio", 2))
+        self.float64_cost = float(attributes.get("SingleToDoublePrecisionPerfRatio", 2))
         self._reads_host_memory = bool(attributes.get("PageableMemoryAccess", 0))
         runtime = cupy.cuda.runtime
         types: dict[np.dtype[Any], int] = {
@@ -101,13 +106,13 @@ class CupyBackend(DeviceAlgebra, Backend):
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Make CuPy's current device and stream those of this backend for a `with` block.
+        """Make this backend's device and stream the current ones of CuPy for a `with` block.
 
-        CuPy launches on the current stream of the thread, which is not ordered with any other. So
-        this alone separates two backends, or one and the caller's own work.
+        CuPy launches on the thread's current stream, which has no order with other streams. So the
+        work of two backends, or of a backend and its caller, is kept apart by this method alone.
         """
-        # Not `with stream`: on exit it restores the stream of the enclosing `with`, and a stream
-        # that the caller set by `use` is lost.
+        # Not `with stream`: on exit, that restores the stream of the enclosing `with`, and would
+        # lose a stream that the caller has set by `use`.
         with self.device:
             before = self.xp.cuda.get_current_stream()
             self.stream.use()
@@ -124,7 +129,7 @@ class CupyBackend(DeviceAlgebra, Backend):
 
     @contextmanager
     def stepping(self) -> Iterator[None]:
-        """Let the thread that launches the steps wait less for others, for a `with` block."""
+        """Shorten Python's switch interval for a `with` block, see `SWITCH_INTERVAL_S`."""
         before = sys.getswitchinterval()
         sys.setswitchinterval(min(before, SWITCH_INTERVAL_S))
         try:
@@ -136,13 +141,13 @@ class CupyBackend(DeviceAlgebra, Backend):
         """Return CuPy's NCCL module; None if it is missing."""
         try:
             library = on_demand("cupy.cuda.nccl")
-        except Exception:  # CuPy's way to say that a library of CUDA's is missing
+        except Exception:  # CuPy raises various types if a library of CUDA is missing
             return None
         return library if library.available else None
 
     def close(self) -> None:
-        """Wait for the stream, and free the pools."""
-        self.release()  # the pool keeps an arena per stream, and the next backend has another one
+        """Wait for the stream, and free CuPy's memory pools."""
+        self.release()  # a pool keeps memory per stream, and another backend has another stream
         super().close()
 
     @property
@@ -151,7 +156,7 @@ class CupyBackend(DeviceAlgebra, Backend):
         return on_demand("cupyx.scipy.sparse")
 
     def describe(self) -> dict[str, object]:
-        """Return the device and everything that may choose another algorithm or order of sums."""
+        """Return the device and all versions and settings that may change the bits of results."""
         cuda_api = self.xp.cuda
         with self.active():
             properties = cuda_api.runtime.getDeviceProperties(self.device.id)
@@ -161,7 +166,7 @@ class CupyBackend(DeviceAlgebra, Backend):
             "model": properties["name"].decode(),
             "cupy": self.xp.__version__,
             "driver": cuda_api.runtime.driverGetVersion(),
-            # Of the libraries as loaded: the runtime that CuPy was linked with says little.
+            # Versions of the loaded libraries; that of the CUDA runtime in CuPy says little.
             "cublas": cublas,
             "cusolver": list(cuda_api.cusolver._getVersion()),
             "nvrtc": list(cuda_api.nvrtc.getVersion()),
@@ -173,10 +178,10 @@ class CupyBackend(DeviceAlgebra, Backend):
     def asarray(self, host: npt.ArrayLike, dtype: npt.DTypeLike | None = None) -> Array:
         """Return a C-ordered array on the device.
 
-        Copies directly from pageable memory: CuPy's `asarray` would stage it through pinned memory,
-        a power of two bytes, which its pool then keeps. The driver stages it before the call
-        returns, except on devices that read pageable memory themselves: they are waited for, as the
-        caller may free or overwrite the array.
+        Copies directly from pageable memory. CuPy's `asarray` would copy through pinned memory of a
+        power of two bytes, which its pool then keeps. The driver has read the host array when `set`
+        returns, except on devices that read pageable memory themselves. On these, this method waits
+        for the copy, because the caller may free or overwrite the host array.
         """
         with self.active():
             if isinstance(host, self.xp.ndarray):
@@ -189,7 +194,7 @@ class CupyBackend(DeviceAlgebra, Backend):
             return array
 
     def to_host(self, a: Array) -> npt.NDArray[Any]:
-        """Return a copy on the host; waits for the device."""
+        """Return a copy on the host, after waiting for the device."""
         with self.active():
             result: npt.NDArray[Any] = self.xp.asnumpy(a)
         return result
@@ -199,11 +204,14 @@ class CupyBackend(DeviceAlgebra, Backend):
         return self.to_host(a)
 
     def by_parts(self, a: Array) -> Any:
-        """Return `a` as an array of host parts; an array on the host stays as it is."""
+        """Return a device array as one that is copied to the host in parts, see `ByParts`.
+
+        An array on the host is returned as it is.
+        """
         return ByParts(self, a) if isinstance(a, self.xp.ndarray) else a
 
     def uploader(self, depth: int = 3) -> Uploader:
-        """Return a ring with pinned staging buffers and a copy stream."""
+        """Return a ring of `depth` pinned staging buffers, with a stream of its own for copies."""
         cuda_api = self.xp.cuda
         with self.device:
             copying = cuda_api.Stream(non_blocking=True)
@@ -222,44 +230,45 @@ class CupyBackend(DeviceAlgebra, Backend):
         self.stream.synchronize()
 
     def release(self) -> None:
-        """Empty CuPy's pools, of the device and of pinned memory."""
+        """Empty CuPy's two memory pools, of device memory and of pinned host memory."""
         self.synchronize()
         with self.device:
             self.xp.get_default_memory_pool().free_all_blocks()
             self.xp.get_default_pinned_memory_pool().free_all_blocks()
 
     def memory_available(self) -> int:
-        """Return the free device memory in bytes, after the pools were emptied.
+        """Return the free device memory in bytes, after emptying the pools.
 
-        What stays in a pool are parts of blocks in use: too small for a large array.
+        Memory that remains in a pool is not counted. It is the rest of blocks that are partly in
+        use, too small for a large array.
         """
         self.release()
         with self.device:
             return int(self.device.mem_info[0])
 
     def costs(self, precision: str) -> Costs:
-        """Return the costs of an H100; `tools/gpu_check.py` prints those of another card."""
+        """Return the costs of an H100; `tools/gpu_check.py` measures those of another GPU."""
         return device_costs(precision)
 
     # -- walking tiles ---------------------------------------------------------------------
 
     @contextmanager
     def single_threaded_blas(self) -> Iterator[None]:
-        """Do nothing: no BLAS of the host takes part."""
+        """Do nothing, because no BLAS library of the host is used."""
         yield
 
     def run(self, fn: Callable[[_T], None], items: Iterable[_T]) -> None:
-        """Call `fn` on the items in order: launches queue up on the one stream."""
+        """Call `fn` on the items in order; its launches are queued on the one stream."""
         for item in items:
             fn(item)
 
     def operand_dtype(self, precision: str) -> np.dtype[Any]:
-        """Return float16, for tensor cores, where the products of points are exact in it."""
+        """Return float16, for tensor cores, if products of points are exact in it."""
         halves = precision in ("high", "fast", "integer")
         return np.dtype(np.float16) if halves else super().operand_dtype(precision)
 
     def gemm(self, A: Array, B: Array, out: Array) -> None:
-        """Compute out = A @ B.T; half operands have a float32 result."""
+        """Compute out = A @ B.T; the result of float16 operands is float32."""
         self.blas.gemm(A, B, out, transposed=True)
 
     def assign(self, assignments: Assignments, **values: Any) -> None:
@@ -270,14 +279,14 @@ class CupyBackend(DeviceAlgebra, Backend):
         kernel(*assignments.arguments(values))
 
     def square_norms(self, points: Array, out: Array) -> None:
-        """Set out to the squared norms, in one launch."""
+        """Write the squared norms of the points to `out`, in one launch."""
         self._squares[False](points, 1.0, out, axis=1)
 
     def sum_squares(
         self, a: Array, out: Array, axis: int, scratch: Array, w: Array | None = None,
         scale: float = 1.0,
     ) -> None:  # fmt: skip
-        """Write the sums as on the CPU, in one launch; the squares are summed in float64."""
+        """Write sums of squares to `out` in one launch, see `Backend`; adds them in float64."""
         given = (a,) if w is None else (a, w)
         self._squares[w is not None](*given, scale, out, axis=axis)
 
@@ -315,7 +324,10 @@ class CupyBackend(DeviceAlgebra, Backend):
         *,
         first: bool = False,
     ) -> None:
-        """Turn a tile into kernel values; `keep` is the tile itself, which the GEMM wrote."""
+        """Turn a tile of products into kernel values, and add their product with W to `out`.
+
+        `keep`, if given, is the tile itself: the GEMM has written it to the kept kernel matrix.
+        """
         assert norms is not None
         assert keep is None or keep is tile
         self._epilogue(kernel, tile, norms, scale)
@@ -323,10 +335,10 @@ class CupyBackend(DeviceAlgebra, Backend):
             self.blas.gemm(tile, W, out, beta=0 if first else 1)
 
     def _epilogue(self, kernel: Any, tile: Array, norms: tuple[Array, Array], scale: float) -> None:
-        """Turn products into kernel values, in place: one CUDA kernel if there is an expression."""
+        """Turn products into kernel values, in place, by one CUDA kernel if there is a formula."""
         rows, columns = norms[0][:, None], norms[1]
         if kernel.expression is None or kernel.geometry == "l1":
-            # By parts: the temporaries of NumPy's form are as large as its input.
+            # In parts, because `apply_profile` makes temporary arrays as large as its input.
             for part in tiles(len(tile), max(1, self.l1_entries // max(1, tile.shape[1]))):
                 self.apply_profile(kernel, tile[part], scale, (norms[0][part], norms[1]))
             return
@@ -335,7 +347,7 @@ class CupyBackend(DeviceAlgebra, Backend):
             epilogue(rows[part], columns, scale, tile[part])
 
     def compiled(self, expression: str) -> Any:
-        """Return a CUDA kernel for tiles, from the expression of the kernel's values."""
+        """Return a CUDA kernel that applies a formula of kernel values to tiles."""
         if expression not in self._epilogues:
             self._epilogues[expression] = self.xp.ElementwiseKernel(
                 "T row, T col, T scale", "T k", "k = kernel_value(k, row, col, scale)",

@@ -107,7 +107,7 @@ class Ring(Uploader):
 
 
 class ByParts:
-    """A device array whose parts are host arrays."""
+    """A device array whose slices are read and written as host arrays."""
 
     def __init__(self, backend: Backend, array: Array) -> None:
         self.backend, self.array = backend, array

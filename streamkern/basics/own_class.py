@@ -1,7 +1,8 @@
-"""Classes of the user's own that a setting names by "module:Class".
+"""User-defined classes (kernels, losses), which a setting names as "module:Class".
 
-Only a setting, or the option --import of a command, lets a module be imported. A run directory or a
-saved model is data, and never names code to execute: there the class must be defined already.
+A module is imported only if a setting, or the option --import of a command, names it. Run
+directories and saved models are data and never cause an import: to load one, define its classes
+first.
 """
 
 from __future__ import annotations
@@ -17,12 +18,16 @@ _T = TypeVar("_T")
 
 
 def imported_class(reference: str, base: type[_T], setting: str) -> type[_T]:
-    """Import the module of "module:Class" and return the class.
+    """Import the module of a class and return the class.
+
+    reference : "module:Class"
+    base : class from which it must be derived
+    setting : name of the setting, for messages, such as "model.kernel"
 
     Raises
     ------
     ConfigError
-        The module cannot be imported, or has no such class that is derived from `base`.
+        The module cannot be imported, or does not define such a subclass of `base`.
     """
     module, _, name = reference.partition(":")
     found: Any = imported_module(module, mention(setting, reference))
@@ -30,26 +35,26 @@ def imported_class(reference: str, base: type[_T], setting: str) -> type[_T]:
         found = getattr(found, part, None)
     if found is base or not (isinstance(found, type) and issubclass(found, base)):
         raise ConfigError(
-            f"{mention(setting, reference)} is no class that is derived from "
-            f"streamkern.{base.__name__}",
-            'give "module:Class" of one that is',
+            f"{mention(setting, reference)} is not a subclass of streamkern.{base.__name__}",
+            'give the "module:Class" of a subclass',
         )
     return found
 
 
 def imported_module(name: str, given: str) -> ModuleType:
-    """Import a module of the user's own and return it.
+    """Import a module of the user and return it.
 
-    given : the setting or the option that names it, as the message shows it
+    name : name of the module
+    given : the setting or option that names it, in the words of the message
 
     Raises
     ------
     ConfigError
-        It cannot be imported.
+        The module cannot be imported.
     """
     try:
         return importlib.import_module(name)
-    except Exception as error:  # whatever a module of the user raises
+    except Exception as error:  # the user's module may raise anything
         raise ConfigError(
             f"{given}: the module {name!r} cannot be imported ({type(error).__name__}: {error})",
             "correct it, or add its folder to PYTHONPATH",
@@ -57,16 +62,16 @@ def imported_module(name: str, given: str) -> ModuleType:
 
 
 def undefined_class(what: str, name: str) -> ConfigError:
-    """Return the error for a class of a record that the process has not defined.
+    """Return the error for a class that a saved model or run names and this process lacks.
 
-    what : the object that is of this class, "kernel"
-    name : "module:Class" or "module.Class"
+    what : kind of object, such as "kernel"
+    name : name of the class, "module:Class" or "module.Class"
     """
     module = name.partition(":")[0] if ":" in name else name.rpartition(".")[0]
-    remedy = "import its module before, or define the class"
+    remedy = "import its module first, or define the class"
     if module != "__main__":  # a script, which cannot be imported
         remedy += f" (a command imports it with --import {module})"
     return ConfigError(
-        f"the {what} {name!r} is a class of the user's own that this process has not defined",
+        f"the {what} {name!r} is a custom class that this process has not defined",
         remedy,
     )

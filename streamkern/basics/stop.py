@@ -34,7 +34,7 @@ _OVERDUE_S, _N_CHECKS = 0.7, 7  # time that a handler has to run, and checks in 
 
 
 class Stopped(BaseException):
-    """A signal ended the work. It is no Exception, so `except Exception` does not catch it."""
+    """A signal ended the work. It is not an Exception, so `except Exception` does not catch it."""
 
 
 class StopRequest:

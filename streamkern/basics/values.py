@@ -54,7 +54,7 @@ def parsed_json(data: bytes | bytearray | memoryview, *, finite: bool = False) -
 
 
 def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"it holds {name}, which is no JSON")
+    raise ValueError(f"it holds {name}, which is not JSON")
 
 
 def json_digest(value: object, *tail: bytes) -> str:

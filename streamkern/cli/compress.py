@@ -59,7 +59,7 @@ def compress_command(
     as_json: AsJson = False,
     storage_option: StorageOption = None,
 ) -> None:
-    """Write a model with fewer centers and nearly the same answers.
+    """Write a model with fewer centers and nearly the same predictions.
 
     INPUT is rows that the model was not trained on, at least twice as many as centers are kept;
     their targets are not used. The table shows how the outputs differ with other numbers of

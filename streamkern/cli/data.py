@@ -67,7 +67,7 @@ FeaturesOption = Annotated[
     typer.Option(
         "--x",
         help="Use these columns as features (a,b,c), or this array of rows; by default all columns "
-        "that are no target. A number is a position where no column has that name.",
+        "that are not targets. A number is a position where no column has that name.",
     ),
 ]
 TargetsOption = Annotated[
@@ -313,7 +313,7 @@ def bench_read_command(
     as_json: AsJson = False,
     storage_option: StorageOption = None,
 ) -> None:
-    """Measure what the storage of a store can deliver, and say which side is slow.
+    """Measure how fast a store can be read: raw reads, decoding, and batches.
 
     On a local disk, what was read before comes from memory, where it fits.
     """

@@ -14,7 +14,7 @@ from streamkern.config.run_config import FREE_AT_RESUME, RunConfig
 RUN: Final = {
     "state": "whether the run is finished, and which process works on it now",
     "doing": "what the setup (the work before the first step) is computing",
-    "step": "number of batches trained: now, if a process works on the run, otherwise at the "
+    "step": "number of batches trained so far; if no process works on the run, the number at the "
     "last save",
     "epoch": "number of finished passes over the training data, of those asked for; while a run "
     "trains, the current pass",
@@ -23,15 +23,15 @@ RUN: Final = {
     "time_left": "time until the last epoch ends, at the rate of the last ten seconds of training",
     "samples_per_s": "training rows per second, over the last ten seconds of training",
     "last_heard": "age of the newest line of the run's log",
-    "ranks": "the processes that train the run; the smallest and the largest share of the time "
-    "in which one of them waits for the others, and for data (stall); samples per second without "
-    "waiting for others; if the run does not train, the processes that trained it last, and what "
-    "they divided among themselves",
+    "ranks": "the processes (ranks) that train the run together; the share of its time that a rank "
+    "waits for the other ranks, and for data (stall), as the smallest and the largest of all "
+    "ranks; samples per second that a rank would train without waiting for others; if the run is "
+    "not training, the ranks that trained it last, and whether they divided rows or centers",
     "slowest_rank": "the rank that the others wait for",
     "dashboard": "address of the dashboard of the Dask cluster",
     "ended": "why the run ended before all epochs that were asked for",
-    "changed": "changes of the environment when the run was resumed; results after that step "
-    "match only to rounding",
+    "changed": "what was different in the environment (versions, device) when the run was resumed; "
+    "from that step on, results agree with an uninterrupted run only to rounding",
     "logged_step": "last step in the log; steps after the last checkpoint are computed again",
     "checkpoints": "steps of the checkpoints that are kept",
     "rows": "number of training rows, copies included",
@@ -40,9 +40,9 @@ RUN: Final = {
 }
 FIGURES: Final = {
     "train_mse": "mean squared error on training rows, in squared units of the targets, or of "
-    "their logarithms on a log scale (target_transform); over the last 32 steps, or the last "
-    "epoch of a saved model, each row before the step that learns from it; with the solvers "
-    "direct and falkon, the error of the finished model on up to 512 rows",
+    "their logarithms on a log scale (target_transform); mean over the last 32 steps, or for a "
+    "saved model over the last epoch; each row is predicted before the step that learns from it; "
+    "with the solvers direct and falkon, the error of the finished model on up to 512 rows",
     "test_mse": "mean squared error on the test data, over rows and outputs, in squared units of "
     "the targets",
     "test_r2": "R2 on the test data: 1 minus the mean squared error divided by the variance of "
@@ -80,11 +80,11 @@ FIGURES: Final = {
             (
                 "coverage",
                 "share of the targets inside their 90 % intervals, or between the smallest and "
-                "the largest of several quantiles; for classes, share of the true classes in "
-                "their sets",
+                "the largest of several quantiles; for classes, share of the rows whose "
+                "prediction set contains the true class",
             ),
-            ("width", "mean width of these intervals, in units of the targets"),
-            ("set_size", "mean number of classes in these sets"),
+            ("width", "mean width of the intervals, in units of the targets"),
+            ("set_size", "mean number of classes in the prediction sets"),
             (
                 "normalised_coverage",
                 "`coverage` of normalised intervals, which are wider where errors are larger",
@@ -95,22 +95,22 @@ FIGURES: Final = {
 }
 SOLVER: Final = {
     "solver": 'the solver in use; if `solver.name` is "auto", the one that was chosen',
-    "scale": "how the features are scaled before the kernel",
-    "encoder": "how the columns of a table are encoded as features, now and for later rows",
+    "scale": "how the features are scaled before kernel values are computed",
+    "encoder": "how the columns of a table are encoded as features, in training and prediction",
     "kernel": 'the kernel in use; if `model.kernel` is "auto", the one that was chosen',
     "bandwidth": "length scale of the kernel, in units of the scaled features",
     "gamma": "factor of the inner product in a polynomial kernel",
     "c0": "constant added to the inner product in a polynomial kernel",
     "degree": "power of a polynomial kernel",
     "depth": "number of hidden layers of the network that the kernel represents",
-    "of": "the kernel that the Fourier features approximate",
+    "of": "the kernel that the random Fourier features approximate",
     "n_features": "number of random Fourier features",
     "block_size": "largest number of centers in a block of the preconditioner",
-    "keep": "whether a step keeps all of K(batch, centers) in memory",
+    "keep": "whether a step keeps the whole kernel matrix of its batch and the centers in memory",
     "n_sums": "number of sets of sums that the direct solver computes: one for all rows, and one "
     "for each held-out part",
-    "level": "number of directions that EigenPro damps",
-    "n_nystrom": "number of rows in the sample from which EigenPro computes its directions",
+    "level": "number of directions, the top eigenvectors of the kernel matrix, that EigenPro damps",
+    "n_nystrom": "number of rows in the sample from which EigenPro computes these directions",
     "period": "number of steps between two projections",
     "projection": "how the model is projected onto the centers",
     "projection_epochs": "number of passes over the centers in a projection",
@@ -121,26 +121,28 @@ SOLVER: Final = {
     "leverage": "largest influence of a row on a step, which bounds the step size",
     "lambda_1": "largest eigenvalue after preconditioning, which bounds the step size",
     "mu": "damping of the preconditioner",
-    "jitter": "number added to the diagonal of the kernel matrix so that it can be factored",
+    "jitter": "number added to the diagonal of the kernel matrix so that its Cholesky "
+    "factorisation succeeds",
     "start_rows": "number of sampled rows from which the first weights were learned",
-    "loss_age": "number of rows per center with which earlier runs had trained the weights by "
+    "loss_age": "number of rows per center on which earlier runs have trained the weights with "
     "this loss",
-    "warm_slope": "factor that converted least-squares weights to the start of another loss",
+    "warm_slope": "factor that converted least-squares weights to the first weights of another "
+    "loss",
     "batch_size": "number of training rows in a step",
-    "loss": "the loss that was minimised instead of the squared error, with the parameters that "
-    "its setup found",
-    "ridge": "strength of the regularisation: the weight of the squared norm of f",
+    "loss": "the loss that is minimised in place of the squared error, with the parameters that "
+    "the setup found",
+    "ridge": "strength of the regularisation: the factor of the squared norm of f",
     "target_transform": "the log scale, log(1 + y / unit), on which the targets are learned, and "
     "how much it improves held-out predictions",
-    "outliers": "share of the targets that were replaced where the setup fits squares, for a loss "
-    "that bounds the influence of a row",
+    "outliers": "share of the targets that the setup replaced as outliers, when it chose kernel "
+    "and metric for a loss that bounds the influence of a row",
     "learned_metric": "how the metric was found, and how much it improves held-out predictions",
-    "metric": "the scales of the features, or the matrix, that define distances",
+    "metric": "the scales of the features, or the matrix, by which distances are measured",
     "categorical": "features whose values are compared for equality, and the squared distance "
-    "that a difference adds",
+    "that two different values add",
     "metric_shares": "the features with the largest shares of the metric, from mean squared "
     "gradients; info --importances measures how much a column lowers the error",
-    "spectrum": "largest shares of directions in the metric",
+    "spectrum": "largest shares of directions (eigenvectors) in the metric",
     "direction": "the features with the largest weights in a main direction of the metric",
 }
 SETTING_MEANINGS: Final = {
@@ -155,17 +157,17 @@ VERIFIED: Final = {
     "checkpoints/": "whether every byte of this checkpoint matches its checksum",
 }
 STORE_MEANINGS: Final = {
-    "unfinished": "what an interrupted command has written so far",
+    "unfinished": "the chunks that an interrupted command has written so far",
     "rows": "number, shape and dtype of the rows, and the kind of their targets",
-    "encoder": "how the columns of a table are encoded as features, now and for later rows",
-    "left_out": "number of rows without a target, which ingest was told to leave out",
+    "encoder": "how the columns of a table are encoded as features, in training and prediction",
+    "left_out": "number of rows without a target, which `ingest` left out as its options asked",
     "balance": "the smallest and the largest class, and their shares of the rows",
-    "weights": "every row has a weight",
-    "chunks": "size of the parts that are read, checked and decompressed at once",
-    "size": "size in memory, and as stored",
+    "weights": "the rows have sample weights",
+    "chunks": "size of a chunk, the part that is read, verified and decompressed at once",
+    "size": "size of the decoded arrays, and of the stored files",
     "fingerprint": "fingerprint of all contents; stores with the same fingerprint are equal",
-    "verified": "every byte was read and compared with its checksum",
-    "note": "what to know about the store before training on it",
+    "verified": "every byte was read, and agrees with its checksum",
+    "note": "a property of the store that matters for training, such as rows sorted by class",
 }
 FACTS: Final = {**RUN, **FIGURES, **SOLVER, **SETTING_MEANINGS, **VERIFIED}
 """Meanings by the names of facts that `info` prints for a run."""
@@ -196,7 +198,8 @@ def glossary_page() -> str:
     parts = [
         "# Glossary\n\nThis page explains the entries that `streamkern info` prints. "
         "`streamkern info --explain` prints the\nmeaning below each entry. "
-        "`python tools/glossary.py` generates the page.\n"
+        "`python tools/glossary.py` generates the page. In the explanations, f is the\nfitted "
+        "function and p the number of centers; [terms](terms.md) defines all terms.\n"
     ]
     for head, meanings in _HEADS:
         rows = "".join(f"| `{name}` | {text} |\n" for name, text in meanings.items())

@@ -1,9 +1,9 @@
-"""The `streamkern` command: its commands, and their ends.
+"""The entry point of the `streamkern` command: the list of its commands, and the exit code.
 
-Exit codes: 0 done; 2 wrong usage or input, found before anything was written; 3 failed, and a run
-can be resumed; 75 stopped by SIGTERM, SIGINT or SIGHUP and saved; 130 stopped, with nothing to
-save. One sentence goes to stderr, and a traceback only with --debug. After 3 and 75 the same
-command resumes.
+Exit codes: 0 success; 2 wrong usage or input, detected before anything was written; 3 failure after
+which a run can be resumed; 75 stopped by SIGTERM, SIGINT or SIGHUP, with the work saved; 130
+stopped, with nothing to save. After 3 and 75, the same command resumes the run. An error is one
+sentence on stderr; --debug adds the traceback.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from streamkern.cli.redaction import guarded, refuse_credentials
 from streamkern.cli.vocabulary import CommandWords
 from streamkern.filesystem.abandoned import remove_abandoned
 
-_load, _, _NAMES = lazy_loader.attach(  # all commands at once would take a second
+_load_command, _, _LOADED_NAMES = lazy_loader.attach(  # importing all commands would take a second
     "streamkern.cli",
     submod_attrs={
         "compress": ["compress_command"],
@@ -42,28 +42,28 @@ _load, _, _NAMES = lazy_loader.attach(  # all commands at once would take a seco
         "tune": ["tune_command"],
     },
 )
-_option, _, _ = lazy_loader.attach(
+_load_option, _, _ = lazy_loader.attach(
     "streamkern.cli", submod_attrs={"options": ["import_modules", "sharing"]}
 )
 DEBUG = "--debug"
-ANSWERS = ("plan", "info", "runs", "evaluate")  # their printed text is their only result
-LOADING = ("plan", "train", "evaluate", "predict", "compress", "export", "info", "report")
-"""Commands that load models, whose classes may be of the user's own."""
-COMMANDS = {  # in the order of `--help`, with their texts there
+PRINTING_COMMANDS = ("plan", "info", "runs", "evaluate")  # their printed text is their only result
+MODEL_COMMANDS = ("plan", "train", "evaluate", "predict", "compress", "export", "info", "report")
+"""Commands that may load a model with user-defined classes, and therefore have --import."""
+COMMANDS = {  # in the order of `--help`, with the descriptions that it prints
     "ingest": "Make a store from files of raw data.",
     "append": "Add the rows of files to a store, in one step.",
-    "augment": "Write augmented copies of the rows of stores to a new one.",
+    "augment": "Write augmented copies of the rows of stores to a new store.",
     "tune": "Find kernel, bandwidth and ridge by short trainings.",
-    "plan": "Show the sizes, the memory and the work of a run.",
-    "train": "Train, or go on with, the run of a run file.",
+    "plan": "Show the sizes, memory and expected time of a run.",
+    "train": "Train a model as a run file says, or resume its run.",
     "evaluate": "Evaluate a trained model on stores or files.",
-    "predict": "Write what a model predicts for every row.",
-    "compress": "Write a model with fewer centers and nearly the same answers.",
+    "predict": "Write the predictions of a model for every row.",
+    "compress": "Write a model with fewer centers and nearly the same predictions.",
     "export": "Write a trained model to an ONNX file or a C file.",
     "info": "Describe a store, finished or not, or the state of a run.",
     "runs": "List the runs in a folder.",
-    "report": "Write runs to a page: curves, plan and measured, settings, time line.",
-    "bench-read": "Measure what the storage of a store can deliver.",
+    "report": "Write an HTML page about runs: curves, planned and measured figures, settings.",
+    "bench-read": "Measure how fast a store can be read.",
 }
 TYPER_SETTINGS: dict[str, Any] = {
     "add_completion": False,
@@ -74,12 +74,12 @@ TYPER_SETTINGS: dict[str, Any] = {
 
 
 class Commands(TyperGroup):
-    """The commands of `COMMANDS`."""
+    """Group of the commands in `COMMANDS`, each of which is imported when it is needed."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         names: dict[str, Any] = dict.fromkeys(COMMANDS)
-        self.commands = names  # compared with a mistyped name
+        self.commands = names  # typer suggests one of these for a mistyped name
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -94,13 +94,13 @@ class Commands(TyperGroup):
 
 @functools.cache
 def _command(name: str) -> Any:
-    """Return the command of this name, loaded."""
-    one = typer.Typer(**TYPER_SETTINGS)
-    command = _load(f"{name.replace('-', '_')}_command")
-    if name in LOADING:
-        command = _option("sharing")(_option("import_modules"))(command)
-    one.command(name)(command)
-    return say_usage(typer.main.get_command(one), name)
+    """Import the command of this name and return it."""
+    single = typer.Typer(**TYPER_SETTINGS)
+    command = _load_command(f"{name.replace('-', '_')}_command")
+    if name in MODEL_COMMANDS:
+        command = _load_option("sharing")(_load_option("import_modules"))(command)
+    single.command(name)(command)
+    return say_usage(typer.main.get_command(single), name)
 
 
 app = typer.Typer(
@@ -133,36 +133,40 @@ def _options(
 # ----------------------------------------------------------------------------------- the entry
 
 
-def _options_of(words: Sequence[str]) -> dict[str, str]:
-    """Return the options of the given command, by the names of their parameters."""
-    name = next((word for word in words if word in COMMANDS), None)
+def _options_of(arguments: Sequence[str]) -> dict[str, str]:
+    """Return the options ("--run-dir") of the command in `arguments`, by parameter ("run_dir")."""
+    name = next((word for word in arguments if word in COMMANDS), None)
     params = [] if name is None else _command(name).params
     options = {str(param.name): param.opts[0] for param in params}
     return {name: word for name, word in options.items() if word.startswith("--")}
 
 
 def run_command(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    debug = DEBUG in words
-    words = [word for word in words if word != DEBUG]
+    """Run a command and return its exit code.
+
+    arguments : those after `streamkern`; None takes them from `sys.argv`
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    debug = DEBUG in arguments
+    arguments = [word for word in arguments if word != DEBUG]
     stop = StopRequest(install=True)
-    vocabulary = CommandWords(_options_of(words), words)
-    explained = functools.partial(explain, vocabulary=vocabulary, words=words)
+    vocabulary = CommandWords(_options_of(arguments), arguments)
+    explained = functools.partial(explain, vocabulary=vocabulary, words=arguments)
     with (
         guarded() as out,
         warnings.catch_warnings(),
         watched(stop, explained),
         stop,
     ):
-        warnings.simplefilter("default", UserWarning)  # a search trains, and would warn, often
-        # From a request that a signal preceded.
+        # Show equal warnings once: a search trains many models.
+        warnings.simplefilter("default", UserWarning)
+        # A signal may arrive between the creation of a request and its start.
         warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
         warnings.showwarning = functools.partial(show_warning, vocabulary=vocabulary)
         remove_abandoned()
         try:
-            refuse_credentials(words)
-            code = app(words, prog_name="streamkern", standalone_mode=False, obj=stop)
+            refuse_credentials(arguments)
+            code = app(arguments, prog_name="streamkern", standalone_mode=False, obj=stop)
         except (Exception, KeyboardInterrupt, Stopped) as error:
             if debug:
                 traceback.print_exc()
@@ -170,8 +174,8 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
         if code == EXIT_INTERRUPTED:  # newer versions of typer catch Ctrl-C themselves
             write_stderr("interrupted")
         out.flush()
-        if out.lost is not None and words[:1] and words[0] in ANSWERS:
-            write_stderr(f"what {words[0]} has to say could not be written: {out.lost.strerror}")
+        if out.lost is not None and arguments[:1] and arguments[0] in PRINTING_COMMANDS:
+            write_stderr(f"the output of {arguments[0]} could not be written: {out.lost.strerror}")
             return EXIT_FAILED
     return code if isinstance(code, int) else EXIT_DONE
 

@@ -192,7 +192,7 @@ def predict_command(
     overwrite: Replace = False,
     storage_option: StorageOption = None,
 ) -> None:
-    """Write what a model predicts for every row of stores, or of files as ingest takes them.
+    """Write the predictions of a model for every row of stores, or of files that ingest reads.
 
     Columns of targets are not needed, and are left out by the names they had in training, or by
     --y. After an interruption the same command goes on.

@@ -173,7 +173,7 @@ def file_form(
 
 
 def import_modules(modules: ImportOption = None) -> None:
-    """Import modules of the user's own, whose classes a model may be of."""
+    """Import modules of the user, which define classes that a model uses."""
     for module in modules or ():
         imported_module(module, f"--import {module}")
 

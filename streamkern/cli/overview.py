@@ -72,8 +72,8 @@ def plan_overview(run: ResolvedRun, times: Times | None = None) -> dict[str, Any
     return {
         "problem": {
             "rows_per_epoch": problem.n_rows,
-            "rows_set_aside": problem.set_aside,
-            "rows_to_calibrate_by": problem.set_apart,
+            "rows_set_aside": problem.n_validation_rows,
+            "rows_to_calibrate_by": problem.n_calibration_rows,
             "epochs": problem.epochs,
             "features": sparse_features(run.data.source.file_form) or problem.d,
             "outputs": problem.c,

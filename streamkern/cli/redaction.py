@@ -102,7 +102,7 @@ def hidden_in(text: str) -> str:
         if _ENVIRONMENT.search(name) and len(value) >= _SHORTEST_SECRET and not value.isdigit()
     )
     for secret in sorted(secrets, key=len, reverse=True):
-        # Also in the form in which an error quotes it.
+        # An error may quote the secret by repr.
         text = text.replace(secret, HIDDEN).replace(repr(secret)[1:-1], HIDDEN)
     return text
 

@@ -42,7 +42,7 @@ def report_command(
     importances: Importances = None,
     storage_option: StorageOption = None,
 ) -> None:
-    """Write runs to a page of HTML: curves, plan and measured, settings, data, time line.
+    """Write an HTML page about runs: curves, planned and measured figures, settings, time line.
 
     Runs that are under way are shown as well. The page is one file and needs no network.
     """

@@ -163,7 +163,7 @@ def _refuse_data(run_file: str) -> None:
 
 
 def setting(text: str) -> tuple[str, Any]:
-    """Return ("solver.level", 100) for "solver.level=100"; a value that is no TOML is text."""
+    """Return ("solver.level", 100) for "solver.level=100"; a value that is not TOML is text."""
     key, equals, value = text.partition("=")
     if not equals:
         raise ConfigError(

@@ -154,7 +154,7 @@ def train_command(
     continues: Continues = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train, or go on with, the run of a run file."""
+    """Train a model as a run file says, or resume its run."""
     config = _with_place(config, continues)
     began, started = time.perf_counter(), utc_now()
     with _cluster(config) as client:

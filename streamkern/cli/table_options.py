@@ -18,7 +18,7 @@ Categorical = Annotated[
 Numeric = Annotated[
     str | None,
     typer.Option(
-        metavar="COLUMNS", help="Read these columns as numbers; refuse what is no number."
+        metavar="COLUMNS", help="Read these columns as numbers; refuse what is not a number."
     ),
 ]
 Drop = Annotated[

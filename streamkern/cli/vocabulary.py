@@ -82,7 +82,7 @@ class CommandWords:
 
 
 def _parsed(value: str) -> Any:
-    """Return the value of a mention; text that is no literal of Python as it is."""
+    """Return the value of a mention; text that is not a literal of Python as it is."""
     try:
         return ast.literal_eval(value)
     except (ValueError, SyntaxError):

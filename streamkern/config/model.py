@@ -154,7 +154,8 @@ class ModelConfig(Table):
         for every row that the model sees.
     patch_size : pixels along a side of a patch; "auto": 6, or 3 in images with a side of fewer than
         16 pixels.
-    patch_grid : number of regions along a side of an image; 2: its quarters, for 8 N features.
+    patch_grid : number of regions along a side of an image; 2 divides it into quarters, which
+        gives 8 N features.
     """
 
     table = "model"
@@ -214,7 +215,7 @@ class ModelConfig(Table):
     @model_validator(mode="before")
     @classmethod
     def _own_classes(cls, values: Any) -> Any:
-        """Take classes of the user's own as a kernel and a loss."""
+        """Take user-defined classes as a kernel and a loss."""
         if not isinstance(values, dict):
             return values
         taken = {"kernel": given_kernel, "loss": given_loss}

@@ -51,14 +51,14 @@ def nearest_word(value: object, rule: str) -> str | None:
     word = value.lower().replace("-", "_").replace(" ", "_")
     if FOREIGN_KERNEL_NAMES.get(word) in words:
         return FOREIGN_KERNEL_NAMES[word]
-    # A word that a rule uses for something else, such as the kind in a table, is no remedy.
+    # A word that a rule uses for something else, such as the kind in a table, is not a remedy.
     close = difflib.get_close_matches(word, [w for w in words if w != value], n=1)
     digits = _NO_DIGIT.sub("", word)  # float16 does not mean float64
     return close[0] if close and digits in ("", _NO_DIGIT.sub("", close[0])) else None
 
 
-# user:password@ after the scheme. The password may hold a slash (AWS keys do); host:9000/ is no
-# user, even where an @ follows further on.
+# user:password@ after the scheme. The password may hold a slash (AWS keys do); host:9000/ is not
+# a user, even if an @ follows further on.
 _PASSWORD = re.compile(r"(?<=://)[^/@:]*:(?!\d+/)[^@]*@")
 
 

@@ -78,7 +78,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, Saving, BaseEstimator
             They are divided by their mean, so that `ridge` keeps its scale: see `sample_weights`.
         test : held-out data evaluated during training: (X, y), or anything that X may be.
         client : a `distributed.Client`, whose workers run the `ranks`, or read the rows if there is
-            one rank; it stays open, and is no part of the estimator.
+            one rank; it stays open, and is not part of the estimator.
 
         Returns
         -------
@@ -96,7 +96,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, Saving, BaseEstimator
         self, owner: KernelEstimator, X: Any, y: Any, sample_weight: Any, test: Any, client: Any
     ) -> FittedModel:
         """Return the result of `fit`. owner : the estimator that this one is a snapshot of"""
-        self._check_kept("centers", "loss", "metric", "transforms")
+        self._check_saved("centers", "loss", "metric", "transforms")
         last = self._last_fit()
         # A fit that starts from another one has its features, and the encoder of its table.
         like = None if last is None else last.schema
@@ -162,7 +162,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, Saving, BaseEstimator
         """Return the fitted state after one more block."""
         now = self._fitted_
         before = None if now is None or now.online is None else now
-        self._check_kept(*(("centers", "metric") if before is None else ()), "loss", "transforms")
+        self._check_saved(*(("centers", "metric") if before is None else ()), "loss", "transforms")
         if before is not None and before.schema.labels is not None and labels is not None:
             known = before.schema.labels.classes
             if not np.array_equal(labels.classes, known):
@@ -171,7 +171,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, Saving, BaseEstimator
                     f"{known.tolist()}",
                     "name all of them there",
                 )
-        self._check_begun(None if before is None else before.begun)
+        self._check_unchanged(None if before is None else before.begun)
         like = None if before is None else before.schema
         source, schema = self._source(X, y, like=like, labels=labels)
         with own_names():
@@ -197,7 +197,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, Saving, BaseEstimator
             return self._record_of(
                 result, schema, X, scaling=[*scaling, *new],
                 settings=online.given.recorded(online.config), online=(online, [*bound, *new]),
-                begun=self._of_model(),
+                begun=self._model_parameters(),
             )  # fmt: skip
 
     def _record_of(self, result: Result, schema: Schema, X: Any, **others: Any) -> FittedModel:

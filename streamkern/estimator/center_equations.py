@@ -1,4 +1,10 @@
-"""The least-squares problem for the weights of a smaller model's centers; see `compress`."""
+"""The least-squares fit of a smaller model to the outputs of a larger one; see `compress`.
+
+The smaller model has q centers, and weights w (q, c). It is fitted to the outputs F (n, c) of the
+larger model on n rows, whose kernel values with the centers are k (n, q):
+
+    (k^T k + ridge I) w = k^T F,    ridge = penalty tr(k^T k) / q.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +17,16 @@ from streamkern.basics.array_types import Floats
 from streamkern.basics.optional import on_demand
 
 PENALTIES = tuple(10.0**k for k in range(-13, -2, 2))
-"""Penalties tried, relative to the mean of the diagonal of the equations."""
+"""Penalties to try, relative to the mean of the diagonal of k^T k."""
 
 
 class CenterSums:
-    """Sums over n rows: A = k^T k (q, q), B = k^T F (q, c), and the sum of the squares of F.
+    """Sums over n rows, in float64.
 
-    k (n, q) : kernel values between the rows and the q candidates for centers
-    F (n, c) : outputs of the original model
+    A : (q, q) k^T k, with the kernel values k (n, q) between the rows and q candidate centers
+    B : (q, c) k^T F, with the outputs F (n, c) of the original model
+    squares : sum of the squares of F
+    n : number of rows
     """
 
     def __init__(self, q: int, c: int) -> None:
@@ -26,7 +34,11 @@ class CenterSums:
         self.squares, self.n = 0.0, 0
 
     def add(self, k: Floats, F: Floats) -> None:
-        """Add rows to the sums. k, F : (m, q), (m, c) float64, of m rows"""
+        """Add m rows to the sums.
+
+        k : (m, q) float64, kernel values
+        F : (m, c) float64, outputs of the original model
+        """
         self.A += k.T @ k
         self.B += k.T @ F
         self.squares += float(np.vdot(F, F))
@@ -35,24 +47,25 @@ class CenterSums:
 
 @dataclass(frozen=True)
 class CenterEquations:
-    """The least-squares problem of all candidates.
+    """The least-squares problem of all candidate centers.
 
-    fit, held : sums over the rows to which weights are fitted, and over the held-out rows
-    spread : standard deviation of the outputs
+    fit : sums over the rows to which the weights are fitted
+    held : sums over the held-out rows, on which fits are compared
+    spread : standard deviation of the outputs F
     """
 
     fit: CenterSums
     held: CenterSums
     spread: float
 
-    def weights(self, n: int, penalty: float) -> Floats | None:
-        """Return the weights (n, c) of the first n candidates; None if Cholesky's method fails.
+    def weights(self, q: int, penalty: float) -> Floats | None:
+        """Return the weights (q, c) of the first q candidates; None if the factorisation fails.
 
-        penalty : ridge, relative to the mean of the diagonal of the equations
+        penalty : factor of |w|^2, relative to the mean of the diagonal of k^T k
         """
         linalg = on_demand("scipy.linalg")
-        A, B = self.fit.A[:n, :n].copy(), self.fit.B[:n]
-        A.flat[:: n + 1] += penalty * np.trace(A) / n
+        A, B = self.fit.A[:q, :q].copy(), self.fit.B[:q]
+        A.flat[:: q + 1] += penalty * np.trace(A) / q
         try:
             # A.T has the memory order of LAPACK, which then overwrites it without a copy.
             factor = linalg.cho_factor(A.T, lower=True, overwrite_a=True)
@@ -62,12 +75,12 @@ class CenterEquations:
         return found
 
     def difference(self, w: Floats | None) -> float:
-        """Return the root mean squared difference from F on the held-out rows, over the spread.
+        """Return the RMSE of k w against F on the held-out rows, divided by `spread`.
 
-        w : (n, c) weights of the first n candidates; None gives infinity
+        w : (q, c) weights of the first q candidates; None gives infinity
         """
         if w is None:
             return math.inf
-        n, held = len(w), self.held
-        total = np.vdot(w, held.A[:n, :n] @ w) - 2 * np.vdot(w, held.B[:n]) + held.squares
+        q, held = len(w), self.held
+        total = np.vdot(w, held.A[:q, :q] @ w) - 2 * np.vdot(w, held.B[:q]) + held.squares
         return math.sqrt(max(float(total), 0.0) / (held.n * w.shape[1])) / self.spread

@@ -1,4 +1,4 @@
-"""Fewer centers for nearly the same answers.
+"""Reduce the number of centers of a model, with nearly the same predictions.
 
 Of the p centers of a model f, some are chosen by randomly pivoted Cholesky, which covers the span
 of their kernel functions, and get the weights w with which they are nearest to f on rows x of the
@@ -46,7 +46,7 @@ rows of which one is held out."""
 def compress(
     model: _Model, X: Any, *, n_centers: int | None = None, tolerance: float | None = None
 ) -> _Model:
-    """Return a copy of a fitted estimator with fewer centers and nearly the same answers.
+    """Return a copy of a fitted estimator with fewer centers and nearly the same predictions.
 
     Parameters
     ----------

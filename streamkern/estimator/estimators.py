@@ -145,7 +145,7 @@ True
         """Return R2, the plain mean over the outputs; y is None if X brings it along.
 
         It is R2 whatever the loss, as scikit-learn has it. It is low by design for a quantile or an
-        expectile, which are no means, and small errors decide less than outliers do. `evaluate`
+        expectile, which are not means, and small errors decide less than outliers do. `evaluate`
         returns the figure of the loss, and scikit-learn's scorers have one as well:
         `make_scorer(mean_pinball_loss, alpha=0.9, greater_is_better=False)`,
         "neg_mean_absolute_error". A model of several quantiles has no R2: evaluate it by

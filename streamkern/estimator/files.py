@@ -292,13 +292,13 @@ def _refuse_continuous(source: ZarrSource) -> None:
     if len(numbers) == len(names) and not np.isfinite(numbers).all():
         raise DataError(
             f"y holds {', '.join(k for k in names if not np.isfinite(float(k)))} among numbers, "
-            "which is no class",
+            "which is not a class",
             "fill in or drop such rows",
         )
     for name in names:
         if is_number(name) and np.isfinite(float(name)) and not float(name).is_integer():
             raise DataError(
-                f"y holds numbers with fractions, such as {name}, which are values and no classes",
+                f"y holds numbers with fractions, such as {name}, which are values and not classes",
                 f"use KernelRegressor, or ingest the rows with {mention('targets', 'classes')} "
                 f"and fit the store",
             )
@@ -337,7 +337,7 @@ def no_targets(name: str, like: Schema | None) -> DataError:
     """Return the error for rows without targets. like : of the rows trained on, if these differ"""
     if like is not None:
         return DataError(
-            "rows to go on with, to test on or to score have no targets y",
+            "rows to continue training, to test or to score with have no targets y",
             f"give them as partial_fit(X, y), fit(..., {mention('test=')}(X, y)), score(X, y) or "
             "evaluate(model, X, y)",
         )

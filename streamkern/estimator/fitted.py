@@ -221,7 +221,7 @@ class FittedModel:
     online : the state that `partial_fit` continues, and the transforms of its rows; None after
         `fit`.
     wide : whether predictions are summed in float64, see `wide_sum`.
-    begun : the parameters of the first `partial_fit`, see `Parameters._of_model`.
+    begun : the parameters at the first `partial_fit`, see `Parameters._model_parameters`.
     """
 
     schema: Schema

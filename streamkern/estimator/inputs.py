@@ -211,7 +211,7 @@ def _checked_rows(estimator: Any, X: Any, *, reset: bool, nameless: bool) -> Any
 
 
 def not_numbers(frame: Any) -> list[str]:
-    """Return the names of the columns of a data frame that are no numbers by their type."""
+    """Return the names of the columns of a data frame that are not numbers by their type."""
     return [
         str(name)
         for name, dtype in frame.schema.items()
@@ -286,7 +286,7 @@ def lazy_array(y: Any) -> Any:
 def check_text_names(frame: Any) -> bool:
     """Return whether the columns of a frame that are not all numbers can be encoded, by name.
 
-    They cannot if names are no text: DataError, or False if numbers are merely missing.
+    They cannot if names are not text: DataError, or False if numbers are merely missing.
     """
     if names_of_columns(frame) is not None:
         return True

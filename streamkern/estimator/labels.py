@@ -175,7 +175,7 @@ def checked_labels(y: Any, n_rows: int, name: str = "y") -> npt.NDArray[Any]:
         except ValueError:
             raise DataError(
                 f"Unknown label type: continuous: {name} holds numbers with fractions, which are "
-                "values and no classes",
+                "values and not classes",
                 "use KernelRegressor",
             ) from None
         labels = labels if labels.dtype.itemsize <= 8 else labels.astype(np.float64)

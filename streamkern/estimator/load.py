@@ -55,7 +55,7 @@ def load(
     RunError, CheckpointError, StorageError
         There is no run, or it has no checkpoint yet, or none that verifies.
     ConfigError
-        The run was trained with a function or a kernel of the user's, which are not kept on disk.
+        The run was trained with a function or a kernel of the user, which are not stored on disk.
 
     Examples
     --------
@@ -78,7 +78,7 @@ def _fitted(
     estimator._fitted_ = FittedModel.of_run(run, result, built, storage_options)
     if not values:
         _label_weights(estimator)
-    estimator._fitted_ = replace(estimator._fitted_, begun=estimator._of_model())
+    estimator._fitted_ = replace(estimator._fitted_, begun=estimator._model_parameters())
     return estimator
 
 

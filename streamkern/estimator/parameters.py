@@ -1,4 +1,4 @@
-"""The parameters of the estimators, and the corresponding settings of a run."""
+"""The parameters of the estimators, and their translation into the settings of a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from streamkern.kernels.builtin import Kernel
 
 @contextlib.contextmanager
 def own_names() -> Iterator[None]:
-    """Let errors and warnings name settings as parameters of the estimator."""
+    """Let errors and warnings call settings by the names of the estimator's parameters."""
     try:
         with warnings_worded(parameter_words):
             yield
@@ -36,7 +36,10 @@ def own_names() -> Iterator[None]:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Parameters:
-    """The parameters of both estimators, kept as given; `docstrings` documents them."""
+    """The parameters that both estimators share, stored as given.
+
+    `estimator.docstrings` documents each of them.
+    """
 
     kernel: str | Mapping[str, Any] | Kernel = field(default="auto", kw_only=False)
     bandwidth: float | str = "auto"
@@ -84,54 +87,57 @@ class Parameters:
     callbacks: Any = ()
     verbose: int | str = "auto"
 
-    def _check_kept(self, *names: str) -> None:
-        """Raise ConfigError if one of these was not kept by the run that was loaded."""
+    def _check_saved(self, *names: str) -> None:
+        """Raise ConfigError if the saved model that was loaded lacks one of these parameters."""
         for name in names:
             value = getattr(self, name)
             if isinstance(value, UnsavedParameter):
                 raise ConfigError(value.refusal(name))
 
-    def _of_model(self) -> dict[str, ParameterValue]:
-        """Return the parameters that determine a model, by name."""
+    def _model_parameters(self) -> dict[str, ParameterValue]:
+        """Return the parameters that partial_fit must not change, by name."""
         values = self.get_params(deep=False)  # type: ignore[attr-defined]  # of BaseEstimator
         if not isinstance(self.random_state, int | np.integer):
             values.pop("random_state")
         return {
             name: ParameterValue.of(value)
             for name, value in values.items()
-            if name not in _OF_A_CALL
+            if name not in _CALL_PARAMETERS
         }
 
-    def _check_begun(self, begun: Mapping[str, ParameterValue] | None) -> None:
-        """Raise ConfigError if a parameter differs from its value when partial_fit began."""
-        now = self._of_model()
-        for name, value in (begun or {}).items():
+    def _check_unchanged(self, first: Mapping[str, ParameterValue] | None) -> None:
+        """Raise ConfigError if a parameter has changed since the first partial_fit.
+
+        first : `_model_parameters` of the first call; None before it
+        """
+        now = self._model_parameters()
+        for name, value in (first or {}).items():
             if name in now and not now[name].same(value):
-                seen = [each.text[:80] for each in (now[name], value)]
-                if seen[0] == seen[1]:
-                    seen[0] = f"another {seen[0]}"
+                new_text, first_text = (each.text[:80] for each in (now[name], value))
+                if new_text == first_text:
+                    new_text = f"another {new_text}"
                 raise ConfigError(
-                    f"{mention(f'{name}={seen[0]}')} is set, and the model that partial_fit goes "
-                    f"on with was begun with {mention(f'{name}={seen[1]}')}",
-                    "set it back, or start anew with fit, or with partial_fit of a clone "
+                    f"{mention(f'{name}={new_text}')} is set, but the model that partial_fit "
+                    f"continues was begun with {mention(f'{name}={first_text}')}",
+                    "set it back, or start a new model with fit, or with partial_fit of a clone "
                     "(sklearn.base.clone)",
                 )
 
     def _progress(self) -> bool | str:
-        """Return `verbose` in the form of `train`."""
+        """Return `verbose` as the argument `progress` of `train`: True, False or "auto"."""
         verbose = self.verbose
         if verbose != "auto" and (isinstance(verbose, str) or verbose not in (0, 1)):
             raise ConfigError(f'verbose={verbose!r} must be 0, 1 or "auto"')
         return verbose if isinstance(verbose, str) else bool(verbose)
 
     def _given_centers(self) -> npt.NDArray[Any] | None:
-        """Return the centers if they are rows rather than a setting."""
+        """Return the centers if they are given as rows, and None if they are a name or a path."""
         if isinstance(self.centers, str | os.PathLike):
             return None
         return as_centers(self.centers)
 
     def _given_metric(self) -> npt.NDArray[Any] | None:
-        """Return the metric if it is an array rather than a setting."""
+        """Return the metric if it is given as an array, and None if it is a name or a path."""
         if isinstance(self.metric, str | os.PathLike):
             return None
         if self.metric is None:
@@ -144,22 +150,26 @@ class Parameters:
             return np.asarray(self.metric)
         except ValueError as error:
             raise ConfigError(
-                f"metric is no array ({error})", "give scales (d,), or a matrix (d, r)"
+                f"metric is not an array ({error})", "give scales (d,), or a matrix (d, r)"
             ) from error
 
     def set_params(self, **params: Any) -> Self:
-        """Set parameters by name, as in scikit-learn; those of a kernel cannot be set."""
+        """Set parameters by name, as in scikit-learn.
+
+        Parameters of a kernel or a loss (kernel__bandwidth) cannot be set. Raises ConfigError for
+        these, and for common names of parameters of other libraries.
+        """
         for name in params:
             kernel, _, inner = name.partition("__")
             if kernel == "kernel" and inner:
                 raise ConfigError(
-                    f"{name} is no parameter: a kernel has none that are set by name",
+                    f"{name} is not a parameter: those of a kernel cannot be set by name",
                     "search over bandwidth, with the kernel by its name, or over kernel with a "
                     "list of kernels",
                 )
             if kernel == "loss" and inner:
                 raise ConfigError(
-                    f"{name} is no parameter: a loss has none that are set by name",
+                    f"{name} is not a parameter: those of a loss cannot be set by name",
                     "search over loss with a list of losses",
                 )
             if name in FOREIGN_PARAMETERS:
@@ -171,16 +181,20 @@ class Parameters:
         return self
 
     def _config(self, epochs: Any) -> RunConfig:
+        """Return the settings of a run of this many epochs.
+
+        Centers and a metric that are arrays are not part of them; see `RunInputs`.
+        """
         _check_kernel(self.kernel)
         values = {name: getattr(self, name) for name in PARAMETER_SETTINGS} | {"epochs": epochs}
         for name in ("centers", "metric"):
             if isinstance(values[name], str | os.PathLike):
                 values[name] = os.fspath(values[name])
-            else:  # `RunInputs` has it
+            else:  # an array, which is passed in `RunInputs`
                 del values[name]
         if values["n_centers"] == "all" and "centers" not in values:
             raise ConfigError(
-                f"{mention('n_centers', 'all')} takes every row, and centers are given",
+                f"{mention('n_centers', 'all')} uses all rows as centers, but centers are given",
                 "leave n_centers out",
             )
         start = self.warm_start
@@ -196,14 +210,14 @@ class Parameters:
                     "run_dir, so that the run can be resumed"
                 )
             values["random_state"] = int(check_random_state(self.random_state).randint(2**31 - 1))
-        of_classes = {
+        class_tables = {
             name: getattr(self, name, None) for name in ("class_weight", "class_sampling")
         }
-        for name, table in of_classes.items():
+        for name, table in class_tables.items():
             if isinstance(table, Mapping):
-                of_classes[name] = {str(label): w for label, w in table.items()}
+                class_tables[name] = {str(label): w for label, w in table.items()}
         tables: dict[str, dict[str, Any]] = {
-            "data": of_classes,
+            "data": class_tables,
             "model": {"target_transform": getattr(self, "target_transform", "auto")},
             "solver": {"posterior": getattr(self, "posterior", False)},
         }
@@ -214,17 +228,17 @@ class Parameters:
         return RunConfig.from_tables(tables)
 
 
-_OF_A_CALL = frozenset(
+_CALL_PARAMETERS = frozenset(
     ("epochs", "device", "accelerator", "memory", "threads", "ranks", "run_dir", "verbose",
      "checkpoint_every", "callbacks", "warm_start",
      "early_stopping", "validation_fraction", "n_iter_no_change")
 )  # fmt: skip
-"""Parameters that may differ between calls of `partial_fit`."""
+"""Parameters that may change from one call of `partial_fit` to the next."""
 
 
 POINTS = 100
-"""Number of points on which a kernel of the user's is tested."""
-_OF_SCIKIT_LEARN = {
+"""Number of random points on which a user-defined kernel is tested."""
+_SCIKIT_LEARN_KERNELS = {
     "RBF": "Gaussian(length_scale)",
     "RationalQuadratic": "Cauchy(sqrt(2) * length_scale) for alpha of 1",
     "Matern": "Laplace, Matern32 or Matern52(length_scale) for nu of 0.5, 1.5 or 2.5",
@@ -233,7 +247,10 @@ _OF_SCIKIT_LEARN = {
 
 
 def _check_kernel(kernel: Any) -> None:
-    """Raise ConfigError for a class in place of a kernel, and for a kernel of scikit-learn."""
+    """Raise ConfigError for a class, or for a kernel of scikit-learn.
+
+    Warn if a user-defined kernel is not positive definite on a few random points.
+    """
     if isinstance(kernel, type):
         raise ConfigError(
             f"{mention('kernel', kernel.__name__)} is a class",
@@ -241,26 +258,29 @@ def _check_kernel(kernel: Any) -> None:
         )
     if type(kernel).__module__.startswith("sklearn."):
         name = type(kernel).__name__
-        meant = _OF_SCIKIT_LEARN.get(name, 'a name, such as "laplace"')
+        meant = _SCIKIT_LEARN_KERNELS.get(name, 'a name, such as "laplace"')
         raise ConfigError(
-            f"{mention('kernel', kernel)} is a kernel of scikit-learn's", f"give {meant}"
+            f"{mention('kernel', kernel)} is a kernel of scikit-learn", f"give {meant}"
         )
-    of_user = isinstance(kernel, Kernel) and not type(kernel).__module__.startswith("streamkern.")
-    if of_user and kernel.geometry == "distance" and not _is_positive_definite(kernel):
+    custom = isinstance(kernel, Kernel) and not type(kernel).__module__.startswith("streamkern.")
+    if custom and kernel.geometry == "distance" and not _is_positive_definite(kernel):
         warn(
             f"{mention('kernel', kernel)} is not positive definite on a few random points, and a "
-            "model with it may be worthless; use one that is, such as a sum or product of those of "
-            "streamkern"
+            "model with it may be worthless; use a positive definite kernel, such as a sum or "
+            "product of kernels of streamkern"
         )
 
 
 def _is_positive_definite(kernel: Kernel) -> bool:
-    """Return whether it seems to be, on points at distances of a tenth to ten bandwidths."""
+    """Return whether the kernel matrix of random points has no clearly negative eigenvalue.
+
+    The distances between the points are about 0.1 to 10. Returns True if a value is not finite.
+    """
     points = np.random.default_rng(0).normal(size=(POINTS, 3)) * np.logspace(-1, 1, POINTS)[:, None]
     squares = ((points[:, None] - points) ** 2).sum(axis=2)
     with np.errstate(all="ignore"):
         values = np.asarray(kernel.profile(squares, np), np.float64)
     if not np.isfinite(values).all():
-        return True  # the training will detect it, with its own distances
+        return True  # training detects such values, at the distances of the data
     lam = np.linalg.eigvalsh((values + values.T) / 2)
     return bool(lam[0] >= -1e-6 * max(lam[-1], 0.0))

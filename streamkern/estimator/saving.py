@@ -44,7 +44,7 @@ class Saving(Predicting):
         Raises
         ------
         ConfigError
-            The model has a function or a kernel of the user's, which are not kept on disk; or a
+            The model has a function or a kernel of the user, which are not stored on disk; or a
             card is asked for at a remote place.
         RunError
             The place holds another model or run, or files of another program under the same names.

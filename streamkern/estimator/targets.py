@@ -49,7 +49,7 @@ def checked_values(y: Any, n_rows: int) -> npt.NDArray[Any]:
         and (odd := next((k for k in np.asarray(y).flat if np.ndim(k)), None)) is not None
     ):
         raise DataError(
-            f"y holds {odd!r}, which is no number but several",
+            f"y holds {odd!r}, which is not one number but several",
             "give a column for each of them, np.array(list(y))",
         )
     try:
@@ -60,7 +60,7 @@ def checked_values(y: Any, n_rows: int) -> npt.NDArray[Any]:
         check_length(values, n_rows)
         values = without_long_doubles(values, "y")
         return values if values.dtype.kind == "f" else as_floats(values, "y")
-    except TypeError:  # float() of an object that is no number
+    except TypeError:  # float() of an object that is not a number
         raise _no_number(y) from None
 
 
@@ -70,8 +70,8 @@ def _no_number(y: Any) -> DataError:
     cells = ((row, cell) for row, part in enumerate(rows) for cell in part)
     row, cell = next(entry for entry in cells if not _is_taken(entry[1]))
     return DataError(
-        f"y holds {str(cell)[:80]!r} in row {row}, of type {type(cell).__name__}, which is no "
-        "number",
+        f"y holds {str(cell)[:80]!r} in row {row}, of type {type(cell).__name__}, which is not "
+        "a number",
         "give a number for each row",
     )
 
@@ -113,7 +113,7 @@ def values_of_text(y: Any) -> Any:
     except ValueError:
         index, wrong = next(text for text in texts.items() if not is_number(text[1]))
         way = other_writing(wrong)
-        what = "which is no number" if way is None else said(way)
+        what = "which is not a number" if way is None else said(way)
         raise DataError(
             f"y holds {wrong[:80]!r} in row {index // width}, {what}, and KernelRegressor takes "
             "numbers",
@@ -162,12 +162,12 @@ def refuse_values_as_labels(
 ) -> None:
     """Raise DataError for numbers that are so many classes of so few rows that they are values.
 
-    `ingest` infers classes by a similar rule, of `FEW_ROWS` rows. Whole numbers that are no floats
+    `ingest` infers classes by a similar rule, of `FEW_ROWS` rows. Whole numbers that are not floats
     are more likely labels, such as the persons of a set of faces: two rows of each suffice.
 
     Parameters
     ----------
-    label_dtype : of the labels; those that are no numbers are never refused.
+    label_dtype : of the labels; those that are not numbers are never refused.
     n_classes, n_rows : the classes, and the rows that have them.
     ids : (n,) the class of each row, if the rows are in memory.
     """
@@ -186,7 +186,7 @@ def refuse_values_as_labels(
 
 
 def floating(y: Any) -> Any:
-    """Return streamed regression targets in a floating dtype, so that they are no labels."""
+    """Return streamed regression targets in a floating dtype, so that they are not labels."""
     y = lazy_array(y)
     y = values_of_text(y)
     if y is None or y.dtype.kind == "f":

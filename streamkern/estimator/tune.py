@@ -216,7 +216,7 @@ def _search(
     options: Mapping[str, Any],
 ) -> Tuned:
     """Run the search on the data that `fit` would train on."""
-    model._check_kept("centers", "loss", "metric", "transforms")
+    model._check_saved("centers", "loss", "metric", "transforms")
     source, _ = model._source(X, y, sample_weight)
     with own_names():
         stream = model._transformed(source, model._transforms(source))

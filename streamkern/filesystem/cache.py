@@ -152,8 +152,8 @@ class Cache:
         if not self._is_ours():  # after listing: a process that opens it meanwhile tags it first
             if others:
                 raise ConfigError(
-                    f"{mention('cache', str(self.folder))} holds {min(others)!r} and is no cache "
-                    "of streamkern",
+                    f"{mention('cache', str(self.folder))} holds {min(others)!r} and is not a "
+                    "cache of streamkern",
                     "give a new or empty folder",
                 )
             write_durably(self.folder / _TAG, _TAGGED)

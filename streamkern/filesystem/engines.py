@@ -232,7 +232,7 @@ class FsspecEngine:
         return [(name[first:], int(entry["size"] or 0)) for name, entry in entries.items()]
 
     async def entries(self, prefix: str) -> ObjectNames:
-        if not self._fs.async_impl:  # an empty folder, as memory:// keeps them, is no entry
+        if not self._fs.async_impl:  # an empty folder, as memory:// keeps them, is not an entry
             skip = len(prefix) + 1 if prefix else 0
             below = (key[skip:].partition("/") for key, _ in await self.list(prefix))
             return list({name + slash for name, slash, _ in below if name})  # not itself, a file

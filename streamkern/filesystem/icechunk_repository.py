@@ -118,7 +118,7 @@ def store_of(source: Any) -> Store:
     session = getattr(store, "session", None)
     if session is None:
         raise ConfigError(
-            f"a {type(source).__name__} of icechunk is no data",
+            f"a {type(source).__name__} of icechunk is not data",
             "give a repository, or a session of repository.readonly_session",
         )
     if not session.read_only:
@@ -140,7 +140,7 @@ def _parsed_url(url: str) -> _Version:
     match = _URL.fullmatch(os.fspath(url))
     if match is None:
         raise ConfigError(
-            f"{redact(url)} is no URL of an icechunk repository",
+            f"{redact(url)} is not a URL of an icechunk repository",
             "write icechunk+, its place, and @tag=, @branch= or @snapshot= with a name",
         )
     return _Version(match["place"].rstrip("/"), match["kind"] or "branch", match["name"] or "main")

@@ -276,7 +276,7 @@ def enclosing(url: str | os.PathLike[str]) -> tuple[Path, Kind] | None:
     path = local_path(url)
     if path is None:
         return None
-    outermost = None  # the outermost: an array of a store is no store
+    outermost = None  # the outermost: an array of a store is not a store
     for parent in Path(os.path.abspath(path)).parents:
         if parent.is_dir() and (kind := place_kind(parent)) in ("store", "run"):
             outermost = parent, kind

@@ -89,8 +89,8 @@ async def on_storage_loop(request: Coroutine[Any, Any, _T]) -> _T:
     """Await, on any event loop, a request that has to run on fsspec's."""
 
     async def outcome() -> tuple[_T | None, Exception | None]:
-        # From concurrent requests zarr raises the first error and drops the others, and asyncio
-        # would print those.
+        # If several concurrent requests fail, zarr raises the first error and drops the others,
+        # which asyncio would print.
         try:
             return await request, None
         except Exception as error:

@@ -203,7 +203,7 @@ def _check_store(store: Store, dtype: Any) -> None:
             "append to the store that they were made from, and augment that again",
         )
     if spec.mean is None or spec.scale is None:
-        raise DataError(f"{store!r} has no statistics to go on with", "ingest the data again")
+        raise DataError(f"{store!r} has no statistics to update", "ingest the data again")
     if dtype is not None and layout.wanted_dtype(dtype) != spec.x_dtype:
         raise ConfigError(
             f"{mention(f'dtype={layout.wanted_dtype(dtype).name}')} is not that of {store!r}",

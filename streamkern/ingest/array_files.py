@@ -201,7 +201,7 @@ def sparse_rows(url: Url, names: list[str], opener: FileOpener) -> SparseRows:
 
     def member(name: str) -> Any:
         if f"{name}.npy" not in names:
-            raise DataError(f"{where} is no sparse matrix: it has no {name}", "save it again")
+            raise DataError(f"{where} is not a sparse matrix: it has no {name}", "save it again")
         return npy_array(opener.keep(_entry(archive, name, where)), f"{name} of {where}", opener)
 
     form, shape = _whole(member("format")).item(), _whole(member("shape"))

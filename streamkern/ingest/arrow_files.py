@@ -175,8 +175,8 @@ class JsonLinesReader(ArrowReader):
                     table = json.read_json(arrow.BufferReader(content), read, parse)
                 except arrow.ArrowException as error:
                     raise DataError(
-                        f"{where} is no file of JSON lines with columns of one type each: {error} "
-                        f"(rows from line {number} on)",
+                        f"{where} is not a file of JSON lines with columns of one type each: "
+                        f"{error} (rows from line {number} on)",
                         "correct it",
                     ) from error
                 if len(table) != content.count(b"\n"):

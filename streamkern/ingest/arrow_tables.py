@@ -228,7 +228,7 @@ class ArrowReader(Reader):
                 remedy = "leave it out" if field.name in self._features else "write it as text"
                 raise DataError(
                     f"{self._where}, column {field.name!r} is {field.type} and holds bytes after "
-                    f"row {start} that are no text in UTF-8",
+                    f"row {start} that are not text in UTF-8",
                     f"{remedy}",
                 ) from error
             if field.name not in self._said:

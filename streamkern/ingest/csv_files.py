@@ -102,7 +102,7 @@ class CsvReader(Reader):
             self.weight_column = next(iter(split.weights), None)
         elif request.cells is not None:
             raise DataError(
-                f"{where} has no header line, and columns that are no numbers go by name",
+                f"{where} has no header line, and columns that are not numbers need names",
                 f"add one, or give their names with {mention('names=')}",
             )
 
@@ -117,7 +117,7 @@ class CsvReader(Reader):
         roles = [request.x, request.y, request.w, request.columns]
         named = {str(k) for role in roles for k in as_list(role)}
         dropped = []
-        for position, name in enumerate(() if request.whole else self._layout.unnamed):
+        for position, name in enumerate(() if request.whole else self._layout.index_columns):
             if not named & {name, str(position), str(position - len(self._names))}:
                 warn_of_index(name, self._where)
                 dropped.append(name)
@@ -343,7 +343,7 @@ class CsvReader(Reader):
         return f"{self._where}, row {row} (line {number})"
 
     def _numbers(self, fields: Sequence[str], location: str) -> list[float]:
-        """Return the features of a row; raise NotNumbersError for the first that is no number."""
+        """Return the features of a row; raise NotNumbersError if a cell is not a number."""
         cells = [fields[k] for k in self._features]
         if not self._style.plain:
             for cell in filter(self._style.contradicts, cells):

@@ -21,7 +21,7 @@ from streamkern.ingest.tables.numbers import NumberStyle, is_integer, is_number,
 UNKNOWN_CELLS = {*MISSING, "?", "-", "."}
 """Cells that give no information about the content of a column."""
 CsvRows = Sequence[Sequence[str]]
-_LOOKED_AT = 200  # rows
+_EXAMINED_ROWS = 200  # rows
 _SURE, _DOUBTFUL = math.log10(1e-4), math.log10(0.05)
 """Bounds of log10 P(such a first row): a header below the first, refused below the second."""
 _MAX_PER_COLUMN = 6.0
@@ -81,7 +81,7 @@ def _is_mixed_header(
 
     Raises DataError otherwise.
     """
-    columns = columns_of(below[:_LOOKED_AT], len(first))
+    columns = columns_of(below[:_EXAMINED_ROWS], len(first))
     words = [k for k, number in enumerate(numeric) if not number]
     above_numbers = all(
         (first[k] not in UNKNOWN_CELLS or (k == 0 and not first[k]))
@@ -90,7 +90,7 @@ def _is_mixed_header(
     )
     names = [name for name, number in zip(first, numeric, strict=True) if number]
     rows = [[cell for cell, number in zip(row, numeric, strict=True) if number] for row in below]
-    if above_numbers and _chance(names, rows[:_LOOKED_AT], style) < _DOUBTFUL:
+    if above_numbers and _chance(names, rows[:_EXAMINED_ROWS], style) < _DOUBTFUL:
         return True
     raise DataError(
         f"the first line of {where} has words and numbers: it may be a header or a row",
@@ -104,7 +104,7 @@ def _are_names(
     names: Sequence[str], below: CsvRows, style: NumberStyle, where: str, quoted: bool
 ) -> bool:
     """Return whether a line of numbers is a header; raise DataError if it is only likely."""
-    rows = below[:_LOOKED_AT]
+    rows = below[:_EXAMINED_ROWS]
     names = [style.with_point(name) for name in names]
     chance = _chance(names, rows, style)
     if len({*names}) < len(names) or not (chance or quoted):
@@ -148,11 +148,11 @@ def _warn_of_names(
     names: Sequence[str], below: CsvRows, style: NumberStyle, where: str, quoted: bool
 ) -> None:
     """Warn if a line that is a row, as in earlier files, would otherwise be read as names."""
-    chance = _chance([*map(style.with_point, names)], below[:_LOOKED_AT], style)
+    chance = _chance([*map(style.with_point, names)], below[:_EXAMINED_ROWS], style)
     if len({*names}) == len(names) and (quoted or chance < _SURE):
         warn(
             f"the first line of {where} ({some(names)}) may name its columns; it is read as a row, "
-            "as the files before it have no header: remove it if it is no row"
+            "as the files before it have no header: remove it if it is not a row"
         )
 
 

@@ -1,4 +1,8 @@
-"""Infer the layout of a CSV from its first lines: the delimiter, and whether columns have names."""
+"""Infer the layout of a CSV file from its first lines: the delimiter, the header, an index.
+
+Where a file may be read in two ways, a function raises DataError, and the message names the option
+(such as skip_lines=) that decides. `where` is always the file's name as messages show it.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +22,29 @@ from streamkern.ingest.tables.key_columns import index_columns
 from streamkern.ingest.tables.numbers import NumberStyle, is_integer, is_number, other_writing
 
 _DELIMITERS = ",;\t|"
-_OTHERS = {" ": "blanks", ":": "colons", "\x01": "the character ^A", "~": "tildes", "^": "carets"}
-_LOOKED_AT = 20  # lines that must agree on the delimiter
-_SEP = re.compile(r'"?sep=(.)"?[,;\t|]*')  # Excel's own line
+_OTHER_DELIMITERS = {
+    " ": "blanks",
+    ":": "colons",
+    "\x01": "the character ^A",
+    "~": "tildes",
+    "^": "carets",
+}
+_EXAMINED_LINES = 20  # lines that must agree on the delimiter
+_EXCEL_SEP_LINE = re.compile(r'"?sep=(.)"?[,;\t|]*')  # tells Excel the delimiter; not data
 _COMMENT = re.compile(r"\s*(#(\s|#|!)|//|--)")
 NumberedLines = Sequence[tuple[int, str]]
 
 
 class CsvLayout(NamedTuple):
-    """Layout of the lines of a CSV.
+    """Layout of the lines of a CSV file.
 
-    skip_lines : number of lines before the header or the first row, including blank ones
-    header : whether the next line names the columns
-    fields : fields of that line as written, or the names given for a file without a header
-    named : whether columns have names
-    unnamed : the first columns that number or name the rows
+    skip_lines : number of lines above the header or the first row, including blank ones
+    delimiter : the character between two fields
+    header : whether the line after the skipped lines names the columns
+    fields : fields of that line as written, or the given names of a file without a header
+    named : whether the columns have names, from a header or as an argument
+    index_columns : names of the leading columns that only number or name the rows, as the index of
+        pandas does
     """
 
     skip_lines: int
@@ -40,33 +52,36 @@ class CsvLayout(NamedTuple):
     header: bool
     fields: tuple[str, ...]
     named: bool
-    unnamed: tuple[str, ...] = ()
+    index_columns: tuple[str, ...] = ()
 
 
 def csv_layout(
     lines: NumberedLines, form: FileForm, where: str, above: NumberedLines = (),
     known: Collection[str] = (), beside: Collection[str] = (),
 ) -> CsvLayout:  # fmt: skip
-    """Return the layout of a CSV that begins with these numbered lines, none of them blank.
+    """Return the layout of a CSV file.
 
-    above : lines before them, which are skipped
+    lines : its first lines that are not blank, after `skip_lines`, each with its line number
+    form : the options of the user, and the record of earlier files
+    where : name of the file, for messages
+    above : the skipped lines, with their numbers
     known : names that its columns must have
     beside : names of further columns that it may have
 
-    Raises DataError if the layout is ambiguous, naming the argument that resolves it.
+    Raises DataError if the layout is ambiguous, and names the option that resolves it.
     """
     skip, delimiter, style = form.skip_lines or 0, form.delimiter, form.style
-    sep = _SEP.fullmatch(lines[0][1].strip()) if len(lines) > 1 else None
+    sep = _EXCEL_SEP_LINE.fullmatch(lines[0][1].strip()) if len(lines) > 1 else None
     if sep is not None and delimiter in (None, sep[1]):
         skip, delimiter, lines = lines[0][0], sep[1], lines[1:]
     separator = delimiter or _delimiter(lines, style.decimal)
     rows = [fields_of(line, separator) for _, line in lines]
     if form.names is None and form.header is not False:
-        rows[0] = _without_sign(lines, rows, separator, style)
+        rows[0] = _without_comment_sign(lines, rows, separator, style)
     named = form.names is None and form.header is not False and not _COMMENT.match(lines[0][1])
     if named and has_row_names(lines, rows, style):
         rows[0].insert(0, "")
-    _check_same_width(lines, rows, where, separator)
+    _check_first_line(lines, rows, where, separator)
     if delimiter is None and len(rows[0]) == 1:
         _check_separated(lines, where)
     recorded = form.recorded or {}
@@ -77,8 +92,10 @@ def csv_layout(
     if form.names is not None:
         if recorded.get("names") != list(form.names) or {*first}.isdisjoint(form.names):
             check_thousands(form.names, rows, form, separator, where)
-            return CsvLayout(skip, separator, False, _given_names(rows[0], form.names, where), True)
-        header = True  # of a file that has one, unlike the first
+            return CsvLayout(
+                skip, separator, False, _checked_names(rows[0], form.names, where), True
+            )
+        header = True  # this file has a header, although the first file had none
     below = [row for row in rows[1:] if len(row) == len(first)]
     if header is None:
         quoted = lines[0][1].count('"') == 2 * len(first)
@@ -87,15 +104,15 @@ def csv_layout(
         header = is_header(first, below, style, where, known, quoted, beside, unnamed)
     index: list[str] = []
     if header:
-        refuse_units(lines, rows, style, where)
-        index = index_in(first, below, lines[0][0], where)
+        refuse_unit_lines(lines, rows, style, where)
+        index = leading_index_columns(first, below, lines[0][0], where)
     names = rows[0] if header else list(map(str, range(len(first))))
     check_thousands(names, below if header else rows, form, separator, where)
     return CsvLayout(skip, separator, header, tuple(rows[0]), header, tuple(index))
 
 
 def fields_of(line: str, delimiter: str) -> list[str]:
-    """Return the fields of a line; the whole line if its quotes are wrong."""
+    """Return the fields of a line; one field, the line itself, if its quotes are unbalanced."""
     blanks = delimiter == " "
     line = re.sub(r"[ \t]+", " ", line).strip() if blanks and '"' not in line else line
     try:
@@ -108,7 +125,8 @@ def fields_of(line: str, delimiter: str) -> list[str]:
 def _delimiter(lines: NumberedLines, decimal: str) -> str:
     """Return the delimiter that splits the first line into the most fields.
 
-    A decimal comma is not a delimiter, unless numbers are quoted or the first line has names.
+    If the decimal sign is a comma, the comma is a candidate only if no other delimiter splits the
+    line, and if decimal numbers are quoted or the first line contains words.
     """
     first = lines[0][1]
     candidates = [k for k in _DELIMITERS if k != decimal]
@@ -123,22 +141,26 @@ def _delimiter(lines: NumberedLines, decimal: str) -> str:
 def _check_skipped(
     above: Sequence[Sequence[str]], first: Sequence[str], style: NumberStyle, where: str
 ) -> None:
-    """Raise DataError if lines are skipped as in earlier files but are rows in this file."""
+    """Raise DataError if a line is skipped as in earlier files, but is a row of this file."""
     for row in above:
         cells = [cell.strip() for cell in row if cell.strip() not in UNKNOWN_CELLS]
         if len(row) == len(first) and cells and all(map(is_number, map(style.with_point, cells))):
             raise DataError(
-                f"{where} would be read without its first lines, as the files before it, and they "
+                f"the first lines of {where} would be skipped, as in the files before it, but they "
                 f"hold a row",
-                f"say with {mention('skip_lines=')} how many lines stand above its header or first "
-                f"row, {mention('skip_lines', 0)} for none",
+                f"give {mention('skip_lines=')}, the number of lines above its header or first "
+                f"row; {mention('skip_lines', 0)} skips none",
             )
 
 
-def _without_sign(
+def _without_comment_sign(
     lines: NumberedLines, rows: Sequence[list[str]], delimiter: str, style: NumberStyle
 ) -> list[str]:
-    """Return the first row without the # that numpy.savetxt writes before names."""
+    """Return the fields of the first line without a leading #.
+
+    numpy.savetxt writes this sign before the names of columns. A line that is no header, because it
+    contains numbers or another number of fields than the next line, is returned unchanged.
+    """
     sign = re.match(r"\s*#\s*", lines[0][1])
     if sign is None or len(rows) < 2 or not all(map(is_number, map(style.with_point, rows[1]))):
         return rows[0]
@@ -148,64 +170,67 @@ def _without_sign(
     return names if words and fits else rows[0]
 
 
-def _below_titles(widths: list[int]) -> list[int]:
-    """Return the fields of the lines below the first, without titles, which have one each.
+def _widths_below_titles(widths: list[int]) -> list[int]:
+    """Return the numbers of fields of the lines, without leading titles, which have one field.
 
-    Two lines below the titles must have more.
+    Lines count as titles only if at least two lines follow them.
     """
     titles = next((i for i, width in enumerate(widths) if width > 1), 0)
     return widths[titles:] if len(widths) > titles + 1 else widths
 
 
-def _check_same_width(
+def _check_first_line(
     lines: NumberedLines, rows: Sequence[Sequence[str]], where: str, delimiter: str
 ) -> None:
-    """Raise DataError if the first line is not a header but a line above it, with other fields."""
-    widths = [len(row) for row in rows[1 : 1 + _LOOKED_AT]]
-    first, after = rows[0], set(_below_titles(widths))
+    """Raise DataError if the first line seems to be a title or comment, not a header or a row.
+
+    The evidence is a sign of comments, or another number of fields than in the lines below.
+    """
+    widths = [len(row) for row in rows[1 : 1 + _EXAMINED_LINES]]
+    first, after = rows[0], set(_widths_below_titles(widths))
     comment = _COMMENT.match(lines[0][1])
     comment = comment if first and first[0].startswith(("#", "/", "-", " ", "\t")) else None
     longer = after == {len(first) + 1} and len(first) > 1
     if longer and not any(row[-1].strip() for row in rows[1:]):
         raise DataError(
-            f"the rows of {where} end with {delimiter!r}, and line {lines[0][0]}, which names the "
+            f"the rows of {where} end with {delimiter!r}, but line {lines[0][0]}, which names the "
             "columns, does not",
-            "write all lines without it at their ends",
+            "remove it from the ends of the lines",
         )
     other = len(rows) > 2 and len(after) == 1 and len(first) not in after and max(after) > 1
     if comment or other:
         number, line = lines[0]
         if comment and after <= {len(first)}:
             raise DataError(
-                f"line {number} of {where} ({line.strip()[:40]!r}) looks like a comment: if it is "
-                f"one, say {mention('skip_lines', number)}",
-                f"if it names the columns or is a row, write it without {comment[0].strip()!r} "
-                "before it",
+                f"line {number} of {where} ({line.strip()[:40]!r}) looks like a comment",
+                f"if it is a comment, give {mention('skip_lines', number)}; if it names the "
+                f"columns or is a row, write it without {comment[0].strip()!r} at its start",
             )
         also = f", and the next ones {max(after)}" if other else ""
         raise DataError(
             f"line {number} of {where} ({line.strip()[:40]!r}) has {len(first)} "
-            f"field{'s' * (len(first) > 1)}{also}: if it stands above the header, say with "
-            f"{mention('skip_lines=')} how many lines do",
-            "else give all lines the same fields",
+            f"field{'s' * (len(first) > 1)}{also}",
+            f"if it stands above the header, give {mention('skip_lines=')}, the number of lines "
+            "above the header; otherwise give all lines the same number of fields",
         )
 
 
 def _check_separated(lines: NumberedLines, where: str) -> None:
-    """Raise DataError if the fields are separated by none of the usual delimiters."""
-    texts = [line.strip() for _, line in lines[:_LOOKED_AT]]
-    for delimiter, name in _OTHERS.items():
+    """Raise DataError if the fields seem to be separated by a delimiter that must be named."""
+    texts = [line.strip() for _, line in lines[:_EXAMINED_LINES]]
+    for delimiter, name in _OTHER_DELIMITERS.items():
         first, *widths = (len(fields_of(text, delimiter)) for text in texts)
         if len({*widths}) == 1 and widths[0] > 1 and first in (widths[0], widths[0] - 1):
             written = delimiter if delimiter.isprintable() else ascii(delimiter)[1:-1]
             raise DataError(
-                f"the fields of {where} are not separated by commas, semicolons, tabs or | but by "
-                f"{name}, as it seems",
-                f"say so with {mention('delimiter', written)}",
+                f"the fields of {where} are not separated by commas, semicolons, tabs or |, but "
+                f"apparently by {name}",
+                f"confirm it with {mention('delimiter', written)}",
             )
 
 
-def _given_names(first: Sequence[str], names: tuple[str, ...], where: str) -> tuple[str, ...]:
+def _checked_names(first: Sequence[str], names: tuple[str, ...], where: str) -> tuple[str, ...]:
+    """Return the given names; raise DataError unless they fit a file without a header."""
     if len(names) != len(first):
         raise DataError(
             f"{len(names)} {mention('names=')} were given ({some(names)}), and {where} has "
@@ -220,19 +245,23 @@ def _given_names(first: Sequence[str], names: tuple[str, ...], where: str) -> tu
     return names
 
 
-_GROUPED = re.compile(r"[+-]?[1-9][0-9]{0,2}(\.[0-9]{3})+")
+_POINT_GROUPED = re.compile(r"[+-]?[1-9][0-9]{0,2}(\.[0-9]{3})+")
 _BELOW_A_THOUSAND = re.compile(r"[+-]?[0-9]{1,3}")
-_COMMA = re.compile(r"[+-]?[0-9]*,[0-9]+")
+_DECIMAL_COMMA = re.compile(r"[+-]?[0-9]*,[0-9]+")
 _MAX_UNIT_LINES, _MAX_NAMES = 3, 30
 _CHECKED_ROWS = 100  # rows
 
 
-def index_in(names: Sequence[str], rows: CsvRows, header: int, where: str) -> list[str]:
-    """Return the first columns that number or name the rows: a pandas index, or row names of R.
+def leading_index_columns(
+    names: Sequence[str], rows: CsvRows, header: int, where: str
+) -> list[str]:
+    """Return the leading columns that only number or name the rows, as those of pandas and R.
 
-    header : number of the line of names
+    names : names of the columns
+    rows : the fields of the first rows
+    header : line number of the header
 
-    Raises DataError if the first column has no name and holds something else.
+    Raises DataError if the first column has no name, but does not number or name the rows.
     """
     cells = dict(zip(names, columns_of(rows, len(names)), strict=True))
     index = index_columns(names, lambda name: all(map(is_integer, cells[name])))
@@ -248,11 +277,14 @@ def index_in(names: Sequence[str], rows: CsvRows, header: int, where: str) -> li
 
 
 def has_row_names(lines: Sequence[tuple[int, str]], rows: CsvRows, style: NumberStyle) -> bool:
-    """Return whether rows begin with a name that the header does not cover, as R writes them.
+    """Return whether each row begins with a row name, for which the header has no field.
 
-    The names are all different, words or integers, and quoted if there is only one row; a column of
-    numbers shows that the first line is the header and not a title above it.
-    lines, rows : the header and the lines after it, as text and as fields
+    R writes such files. The row names must be different words or integers, and must be quoted if
+    there is only one row. At least one other column must consist of numbers, as evidence that the
+    first line is the header, and not a title above it.
+
+    lines : the header and the lines below it, with their line numbers
+    rows : their fields
     """
     header, *below = rows
     if len(below) == 1 and not lines[1][1].startswith('"'):
@@ -272,12 +304,15 @@ def has_row_names(lines: Sequence[tuple[int, str]], rows: CsvRows, style: Number
     return not titled and any(numbers and all(numbers) for numbers in numeric)
 
 
-def refuse_units(
+def refuse_unit_lines(
     lines: Sequence[tuple[int, str]], rows: CsvRows, style: NumberStyle, where: str
 ) -> None:
-    """Raise DataError if lines below the header are words, and all lines below these numbers.
+    """Raise DataError if the lines below the header seem to contain units.
 
-    lines, rows : the header and the lines after it, as text and as fields
+    These lines contain words in columns that contain only numbers below them.
+
+    lines : the header and the lines below it, with their line numbers
+    rows : their fields
     """
     names, width = [field.strip() for field in rows[0]], len(rows[0])
     if len(rows) < 4 or any(is_number(style.with_point(cell)) for cell in rows[1]):
@@ -297,34 +332,34 @@ def refuse_units(
         if all(any(cell not in UNKNOWN_CELLS for cell in row) for row in cells):
             last, line = lines[n_lines]
             raise DataError(
-                f"line {last} of {where} ({line.strip()[:40]!r}) has words in columns that hold "
-                f"numbers below it, units as it seems",
+                f"line {last} of {where} ({line.strip()[:40]!r}) has words, apparently units, in "
+                "columns that hold numbers below it",
                 f"{mention('skip_lines', last)} with {mention(f'names={_listed(names)}')} reads "
                 "the rows below it",
             )
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Return names as an argument, with a name for a first column that has none."""
+    """Return the names as a list in Python, for messages; the first is "row" if it is empty."""
     if not names[0]:
         names = ["row" + "_" * list(names).count("row"), *names[1:]]
     plain = all(re.fullmatch(r"[^\"'\[\]\\]+", name) for name in names)
     return f"[{', '.join(map(repr, names))}]" if plain and len(names) <= _MAX_NAMES else "..."
 
 
-def _is_grouped(cells: Sequence[str]) -> bool:
-    """Return whether points may group the digits of all these numbers."""
-    return any(map(_GROUPED.fullmatch, cells)) and all(
-        _GROUPED.fullmatch(cell) or _BELOW_A_THOUSAND.fullmatch(cell) for cell in cells
+def _may_be_grouped(cells: Sequence[str]) -> bool:
+    """Return whether all these numbers may have points between groups of three digits."""
+    return any(map(_POINT_GROUPED.fullmatch, cells)) and all(
+        _POINT_GROUPED.fullmatch(cell) or _BELOW_A_THOUSAND.fullmatch(cell) for cell in cells
     )
 
 
 def check_thousands(
     names: Sequence[str], rows: CsvRows, form: FileForm, delimiter: str, where: str
 ) -> None:
-    """Raise DataError if points may group digits while another column has decimal commas.
+    """Raise DataError if numbers like 1.234 may be thousands, because others have decimal commas.
 
-    If the only evidence is a semicolon between the fields, warn.
+    If the only evidence is that semicolons separate the fields, warn instead.
     """
     if form.decimal is not None or form.thousands is not None:
         return
@@ -334,11 +369,11 @@ def check_thousands(
     columns = columns_of(rows, len(names))
     grouped, commas, by_commas, decimals = [], [], False, False
     for name, cells in zip(names, columns, strict=True):
-        if _is_grouped(cells):
-            grouped.append((name.strip(), next(filter(_GROUPED.fullmatch, cells))))
-        elif any(map(_COMMA.fullmatch, cells)):
-            commas.append((name.strip(), next(filter(_COMMA.fullmatch, cells))))
-            by_commas = by_commas or _is_grouped([cell.replace(",", ".") for cell in cells])
+        if _may_be_grouped(cells):
+            grouped.append((name.strip(), next(filter(_POINT_GROUPED.fullmatch, cells))))
+        elif any(map(_DECIMAL_COMMA.fullmatch, cells)):
+            commas.append((name.strip(), next(filter(_DECIMAL_COMMA.fullmatch, cells))))
+            by_commas = by_commas or _may_be_grouped([cell.replace(",", ".") for cell in cells])
         else:
             decimals = decimals or any("." in cell and is_number(cell) for cell in cells)
     if not grouped or not (commas or (delimiter == ";" and not decimals)):
@@ -351,7 +386,7 @@ def check_thousands(
             f"{mention('thousands', ',')} if it is the other way round, and " if by_commas else ""
         )
         raise DataError(
-            f"{holds}, and {other!r} numbers like {text!r}: say {mention('thousands', '.')} if "
+            f"{holds}, and {other!r} numbers like {text!r}: give {mention('thousands', '.')} if "
             f"points group digits and commas stand before fractions, {swapped}else write all "
             "numbers alike"
         )

@@ -106,14 +106,14 @@ def numbered_lines(text: bytes, number: int, where: str) -> list[tuple[int, str]
         bad = number + sum(text.count(end, 0, error.start) for end in (b"\n", b"\r"))
         raise DataError(
             f"line {bad} of {where} holds the byte {text[error.start]:#04x}, which is not UTF-8",
-            f"say how it is encoded, as with {mention('encoding', _likely(text))}",
+            f"give its encoding, as in {mention('encoding', _likely(text))}",
         ) from error
     numbered = []
     for line in lines:
         if "\0" in line:
             raise DataError(
                 f"line {number} of {where} holds a null byte",
-                "it is damaged, or no text in UTF-8: say how it is encoded, as with "
+                "if it is not damaged, give its encoding, as in "
                 f"{mention('encoding', _likely(text))}",
             )
         if line.strip(" "):
@@ -183,7 +183,7 @@ class _Recoded:
                 text = self._decoder.decode(data, final=not data)
             except UnicodeError as error:
                 raise DataError(
-                    f"{self._where} is no text in {mention('encoding', self._encoding)} ({error})",
+                    f"{self._where} is not text in {mention('encoding', self._encoding)} ({error})",
                     "give the encoding that it was written in",
                 ) from error
             if text or not data:

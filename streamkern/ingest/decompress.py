@@ -49,7 +49,7 @@ def _only_member(file: Any, name: str) -> Any:
         archive = zipfile.ZipFile(file)
     except zipfile.BadZipFile as error:
         raise DataError(
-            f"{redact(name)} ends in .zip and is no archive ({error})", "give the whole archive"
+            f"{redact(name)} ends in .zip and is not an archive ({error})", "give the whole archive"
         ) from error
     held = [k for k in archive.namelist() if not k.endswith("/") and not k.startswith("__MACOSX/")]
     if len(held) != 1:

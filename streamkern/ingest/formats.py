@@ -267,7 +267,7 @@ def content_of(head: bytes, path: str, kind: str | None = None) -> tuple[str | N
     if readable is not None:
         return readable, f"{_NAMES[readable]}; give {mention('format', readable)}, or rename it"
     if ending := compression_of(head):
-        words = f"compressed by {COMPRESSIONS[ending]}, and its name does not say so"
+        words = f"compressed by {COMPRESSIONS[ending]}, and its name lacks the ending for it"
         return None, f"{words}; rename it to {path.rpartition('/')[2]}{ending}"
     if text and head.strip() and kind in _OF_BYTES:
         return None, f"text; give {mention('format', 'csv')} if it is a CSV, or rename it"

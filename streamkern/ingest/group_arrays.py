@@ -116,7 +116,7 @@ class SparseRows:
         return matrix
 
     def _damaged(self, why: str) -> DataError:
-        return DataError(f"{self._name} is no CSR matrix: {why}", "write it again")
+        return DataError(f"{self._name} is not a CSR matrix: {why}", "write it again")
 
 
 class _Mapped:
@@ -151,7 +151,7 @@ def _labels(codes: Any, categories: NDArray[Any], name: str, keep: bool) -> _Map
         wrong = (numbers < 0) | (numbers >= len(categories))
         if wrong.any() and not keep:
             row = int(np.argmax(wrong))
-            raise _missing(name, start + row, f"the code {numbers[row]} is no category")
+            raise _missing(name, start + row, f"the code {numbers[row]} is not a category")
         return mask_to_nan(categories[np.where(wrong, 0, numbers)], wrong)
 
     return _Mapped(codes, categories.dtype, rows)
@@ -257,7 +257,7 @@ def converted(make: Callable[[], Any], size: int, name: str, memory: int) -> Spa
             made.check_format(full_check=True)
         rows = made.tocsr()
     except (ValueError, TypeError, IndexError, KeyError, OverflowError) as error:
-        raise DataError(f"{name} is no sparse matrix: {error}", "write it again") from error
+        raise DataError(f"{name} is not a sparse matrix: {error}", "write it again") from error
     rows.sum_duplicates()
     return SparseRows((rows.data, rows.indices, rows.indptr), rows.shape, name)
 
@@ -313,7 +313,7 @@ def as_named(array: Any, dataset: Any, where: str, *, labels: bool) -> Any:
         return array
     if not labels:
         raise DataError(
-            f"{where} holds the numbers of names ({some(list(names))}), which are no measurements",
+            f"{where} holds the numbers of names ({some(list(names))}), which are not measurements",
             "write it as numbers if they are meant",
         )
     by_number = {int(number): name for name, number in names.items()}

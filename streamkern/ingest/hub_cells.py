@@ -88,7 +88,7 @@ class WideColumn:
                 f"column {self._name!r} of {self._where} holds images, which needs Pillow: "
                 "pip install pillow"
             ) from error
-        except Exception as error:  # whatever Pillow raises for bytes that are no image
+        except Exception as error:  # whatever Pillow raises for bytes that are not an image
             what = f"holds an image that cannot be read ({type(error).__name__})"
             raise self._refusal(numbers, k, what) from error
         size = image.height, image.width

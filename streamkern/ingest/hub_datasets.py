@@ -137,7 +137,7 @@ class HubColumns:
             return arrow.DictionaryArray.from_arrays(codes, names)
         except arrow.ArrowException:
             raise DataError(
-                f"column {name!r} of {self._name} holds numbers that are no class of its "
+                f"column {name!r} of {self._name} holds numbers that are not classes of its "
                 f"{len(names)} names",
                 f"correct its ClassLabel, {self._name}.cast_column({name!r}, ClassLabel(...))",
             ) from None

@@ -239,7 +239,7 @@ class FileOpener:
         raise DataError(
             f"cannot tell the format of {redact(url)}",
             f"known endings are {', '.join(ENDINGS)}, also compressed: if it is one of these "
-            f"formats, say which, as in {mention('format', 'csv')}",
+            f"formats, name it, as in {mention('format', 'csv')}",
         )
 
     def _kind_in_zip(self, url: Url) -> str | None:

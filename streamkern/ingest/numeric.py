@@ -209,7 +209,7 @@ def column_values(series: Any, name: str, *, keep: bool = False) -> NDArray[Any]
         odd = next((v for v in values if v is not None and not isinstance(v, plain)), None)
         if odd is not None and name == "y":
             raise DataError(
-                f"y is a column of categories that are no text, such as {odd} "
+                f"y is a column of categories that are not text, such as {odd} "
                 f"({type(odd).__name__}), and predictions would be their text, which is equal to "
                 "none of them",
                 "give y.astype(str)",

@@ -247,9 +247,9 @@ def check_header(reader: Reader, columns: Sequence[str] | None, x: Any) -> None:
     """Raise DataError for a CSV without a header if the store has column names."""
     if columns is not None and reader.columns is None and reader.as_text and x is None:
         raise DataError(
-            f"{reader.files[0][0]} has no header line, and the store has columns by name, "
+            f"{reader.files[0][0]} has no header line, but the columns of the store have names, "
             f"{some(columns)}",
-            f"add one, or say with {mention('x=')} which columns these are, by position",
+            f"add one, or give the positions of these columns with {mention('x=')}",
         )
 
 

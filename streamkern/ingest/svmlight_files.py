@@ -66,7 +66,7 @@ class SvmlightReader(Reader):
                 "n_features and zero_based",
             )
         self._warn_of_queries()
-        # As in scikit-learn: counted from 1 unless there is a feature 0.
+        # Features are counted from 1 unless there is a feature 0, as in scikit-learn.
         self.count_from(0 if self.lowest == 0 else 1, n_features)
 
     def count_from(self, base: int, n_features: int | None) -> None:
@@ -268,6 +268,6 @@ def _why(line: bytes, error: Exception) -> str:
             "features that occur from 1, or hash them to fewer (FeatureHasher of scikit-learn)"
         )
     return (
-        f"is no row of an svmlight file ({str(error).rstrip('.')}); write it as "
+        f"is not a row of an svmlight file ({str(error).rstrip('.')}); write it as "
         "LABEL FEATURE:VALUE ..., its features in order"
     )

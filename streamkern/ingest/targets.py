@@ -184,7 +184,7 @@ class TargetConverter:
             warn(
                 f"the targets of {where} are whole numbers and become {n_classes} classes; pass "
                 f"{mention('targets', 'values')} if they are numbers, or "
-                f"{mention('targets', 'classes')} to say so"
+                f"{mention('targets', 'classes')} if they are classes"
             )
 
     def _values(self, block: RawBlock) -> NDArray[Any]:

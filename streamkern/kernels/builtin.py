@@ -256,7 +256,7 @@ def get_kernel(
 
     kernel : a `Kernel`; "laplace"; {"kind": "polynomial", "degree": 2}; {"kind": "sum",
         "parts": [...], "weights": [...]}, {"kind": "product", "parts": [...]}; or a result of
-        `Kernel.describe`, which has "kernel" for "kind". A class of the user's that this process
+        `Kernel.describe`, which has "kernel" for "kind". A user-defined class that this process
         has defined is named by "module.Class" or "module:Class".
     bandwidth : for those parts that have a bandwidth and do not set it, or set it to "auto". A
         function is called with the geometry of such a part.

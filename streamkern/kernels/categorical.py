@@ -52,7 +52,8 @@ def checked_categorical(
         )
     if found and not of_distance:
         raise ConfigError(
-            f"{kernel} is no function of the Euclidean distance, and has no categorical features",
+            f"{kernel} is not a function of the Euclidean distance, and has no categorical "
+            "features",
             "use a kernel that is one",
         )
     return found

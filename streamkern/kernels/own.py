@@ -1,4 +1,4 @@
-"""Kernels of the user's own that a setting names by "module:Class".
+"""User-defined kernels that a setting names by "module:Class".
 
 The name stays in the settings, so that other processes of a run import the module, too. In the
 record of a run it is data, and the class must be defined already (`basics.own_class`).
@@ -28,7 +28,7 @@ def given_kernel(value: object) -> object:
 def kernel_of_run(described: object) -> object:
     """Return the kernel of a record, for which no module is imported.
 
-    Raises ConfigError if it has a class of the user's own that the process has not defined.
+    Raises ConfigError if it has a user-defined class that the process has not defined.
     """
     return _named(described, _defined)
 

@@ -38,7 +38,7 @@ class Slope(Kernel):
         super().__init__(kernel.bandwidth, metric=kernel.metric)
         if kernel.geometry != "distance" or kernel.explicit or kernel.sparse:
             raise ConfigError(
-                f"{kernel} is no function of the Euclidean distance of two points, and has no "
+                f"{kernel} is not a function of the Euclidean distance of two points, and has no "
                 "gradient that comes of distances",
                 "use a kernel that is one",
             )

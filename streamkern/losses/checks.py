@@ -1,4 +1,4 @@
-"""The check of a loss of the user's own on some numbers, before a run.
+"""The check of a user-defined loss on some numbers, before a run.
 
 A loss is convex, and its gradient g is continuous. So between a and b on a line of direction u,
 
@@ -48,7 +48,7 @@ _Floats = npt.NDArray[np.float64]
 
 
 def check_own_loss(loss: Loss, n_outputs: int, spread: float = 1.0) -> None:
-    """Raise ConfigError with the first rule that a loss of the user's own breaks.
+    """Raise ConfigError with the first rule that a user-defined loss breaks.
 
     spread : standard deviation of the errors, in units of the targets
     """
@@ -109,7 +109,7 @@ class _LossCheck:
             )
         if not kind.figure.isidentifier() or kind.figure in _TAKEN:
             self._refuse(
-                f"its figure {kind.figure!r} is no name, or that of another figure",
+                f"its figure {kind.figure!r} is not a name, or that of another figure",
                 'leave figure out, or give another name, such as "my_loss"',
             )
 
@@ -122,7 +122,7 @@ class _LossCheck:
             same = False
         if not same or not {*RESERVED}.isdisjoint(parameters):
             self._refuse(
-                f"its parameters {parameters!r} are no finite JSON values, or one is called kind "
+                f"its parameters {parameters!r} are not finite JSON values, or one is called kind "
                 "or values",
                 "give numbers, text and lists of them",
             )
@@ -247,7 +247,7 @@ class _LossCheck:
                 slopes = np.divide(L.max() * rise, bound, out=np.zeros(len(d)), where=bound > 0)
                 row = int(np.argmax(slopes))
                 self._refuse(
-                    f"curvature={_text(L)} is no bound, as gradient has the slope "
+                    f"curvature={_text(L)} is not a bound, as gradient has the slope "
                     f"{slopes[row]:.4g} between errors of "
                     f"{_text(self.errors[row])} and {_text(other[row])}",
                     "return the largest second derivative as curvature",

@@ -30,12 +30,15 @@ LOSS_CLASSES: Final[Mapping[str, type[Loss]]] = MappingProxyType({each.name: eac
 
 
 def loss_class(loss: str | Loss) -> type[Loss]:
-    """Return the class of a loss by its name, or of the user's own; not of squares."""
+    """Return the class of a loss that is given by name or as a user-defined object.
+
+    The squared error has no class.
+    """
     return LOSS_CLASSES[loss] if isinstance(loss, str) else type(loss)
 
 
 def loss_of(name: str | Loss, quantile: float | Sequence[float] | None = None) -> Loss | None:
-    """Return a loss whose open parameters are not known yet; None for squares."""
+    """Return a loss, whose parameters may still have to be estimated; None for squared errors."""
     if name == SQUARES or isinstance(name, Loss):
         return name if isinstance(name, Loss) else None
     kind: Callable[..., Loss] = LOSS_CLASSES[name]
@@ -43,9 +46,10 @@ def loss_of(name: str | Loss, quantile: float | Sequence[float] | None = None) -
 
 
 def saved_loss(meta: Mapping[str, Any]) -> Loss | None:
-    """Return the loss with the parameters of a setup's metadata; None for squares.
+    """Return the loss with the parameters in a setup's metadata; None for the squared error.
 
-    Raises ConfigError if it is of a class of the user's own that is not defined, or differs.
+    Raises ConfigError if its class is user-defined, and this process has not defined it or defines
+    it differently.
     """
     name = meta.get("loss", SQUARES)
     if name == SQUARES:
@@ -56,9 +60,10 @@ def saved_loss(meta: Mapping[str, Any]) -> Loss | None:
 
 
 def loss_for_figures(meta: Mapping[str, Any]) -> Loss | None:
-    """Return the loss of a trained model; None for squares, and if its class is not that of then.
+    """Return the loss of a trained model, for evaluations.
 
-    Predictions do not depend on a loss of the user's own, but its figure does.
+    None for the squared error, and if a user-defined class is missing or has changed since the
+    training: predictions do not depend on it, but the figure of the loss does.
     """
     if not isinstance(meta.get("loss", SQUARES), Mapping):
         return saved_loss(meta)

@@ -1,4 +1,4 @@
-"""Losses of the user's own: given as a setting, and found again for a saved model.
+"""User-defined losses: given as a setting, and found again for a saved model.
 
 A setting is a loss, a class of one, "module:Class", or a table {kind = "module:Class", ...} with
 its parameters. Of a saved model, the class must be defined already, see `basics.own_class`.
@@ -19,11 +19,11 @@ from streamkern.losses.base import Loss
 
 PACKAGE: Final = "streamkern."
 RESERVED: Final = ("kind", "values")
-"""Keys of a description that are no parameters."""
+"""Keys of a description that are not parameters."""
 
 
 def is_own(loss: object) -> bool:
-    """Return whether this is a loss, or a class of one, of the user's own."""
+    """Return whether an object is a user-defined loss, or the class of one."""
     kind = loss if isinstance(loss, type) else type(loss)
     return issubclass(kind, Loss) and not kind.__module__.startswith(PACKAGE)
 
@@ -137,7 +137,7 @@ def recorded_class(recorded: Mapping[str, Any], n_outputs: int) -> type[Loss]:
 def loss_of_run(described: str | Mapping[str, Any]) -> object:
     """Return the loss of the recorded settings of a run, for which no module is imported.
 
-    Raises ConfigError if it is of a class of the user's own that the process has not defined.
+    Raises ConfigError if its class is user-defined, and this process has not defined it.
     """
     name = loss_name(described)
     if ":" not in name:

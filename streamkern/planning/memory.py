@@ -123,8 +123,8 @@ def _count_stream(
 ) -> None:
     item, c, m = problem.itemsize, problem.c, sizes.batch_size
     d, s, h, point = problem.d, sizes.n_sample, sizes.n_probe, problem.point
-    add, apart = buffers.add, problem.staging > 0
-    add("host" if apart else "always", "interpreter, stacks, allocator", OVERHEAD)
+    add, on_device = buffers.add, problem.staging > 0
+    add("host" if on_device else "always", "interpreter, stacks, allocator", OVERHEAD)
     if problem.library_bytes:
         add("always", "compiler", problem.library_bytes)
     add("always", "tiles", problem.threads, problem.tile_bytes)
@@ -133,7 +133,7 @@ def _count_stream(
     if problem.metric:
         add("always", "metric, and as products take it", 2 * problem.metric)
         add("setup", "directions of the metric", 4 * problem.metric)
-    if not apart:  # a device walks the columns in order
+    if not on_device:  # a device walks the columns in order
         sums = n_groups(needs.outputs) * needs.outputs
         add("always", "partial sums of products", sums, needs.product_rows, itemsize=item)
     if problem.center_ranks == 1:
@@ -144,15 +144,15 @@ def _count_stream(
     # unit being decoded counts twice.
     add("sample", "sample and probe", s + h, max(_on_the_way(problem), d * item + point))
     add("sample", "their targets", 2 * (s + h), c, itemsize=item)
-    add("host" if apart else "sample", "units being read", _in_hand(problem))
+    add("host" if on_device else "sample", "units being read", _in_hand(problem))
     if problem.ranks > 1:
-        add("host" if apart else "always", "sums on their way", 3, RANK_SLAB_BYTES)
-    add("host" if apart else "train", "loader", loader_bytes(problem, sizes))
+        add("host" if on_device else "always", "sums on their way", 3, RANK_SLAB_BYTES)
+    add("host" if on_device else "train", "loader", loader_bytes(problem, sizes))
     _count_saving(buffers, problem, needs)
-    if apart and problem.draws:  # elsewhere a tile of them is small
+    if on_device and problem.draws:  # elsewhere a tile of them is small
         for phase, rows in (("sample", s + h), ("train", m)):
             add(phase, "draws", min(-(-rows * d // 4), DEVICE_TILE), COUNTER_BYTES)
-    if apart:
+    if on_device:
         for phase, what in (("train", "staging"), ("host", "staging, pinned")):
             add(phase, what, problem.staging * m, problem.row_bytes + ROW_ID)
     add("train", "batch, prepared", 2 * m, point + c * item)
@@ -160,15 +160,21 @@ def _count_stream(
     add("train", "rows being evaluated", rows_at_once(c),
         problem.row_bytes + point + d * max(item, problem.transformed) + 4 * c * item)  # fmt: skip
     _count_weights(buffers, problem)
-    if problem.set_aside or problem.set_apart:
-        add("host" if apart else "train", "rows set aside, being read", _in_hand(problem))
-    if problem.set_apart:
-        values = 6 * problem.set_apart
-        add("host" if apart else "train", "values of rows to calibrate by", values, c, itemsize=8)
-        hard = min(problem.set_apart // 2, HARD_ROWS)
+    if problem.n_validation_rows or problem.n_calibration_rows:
+        add("host" if on_device else "train", "rows set aside, being read", _in_hand(problem))
+    if problem.n_calibration_rows:
+        values = 6 * problem.n_calibration_rows
+        add(
+            "host" if on_device else "train",
+            "values of rows to calibrate by",
+            values,
+            c,
+            itemsize=8,
+        )
+        hard = min(problem.n_calibration_rows // 2, HARD_ROWS)
         rows = min(hard * (2 * point + d * item), 3 * HARD_BYTES)
         add("train", "rows that say how hard others are", rows, itemsize=1)
-        add("host" if apart else "train", "their matrices", 5 * hard, hard, itemsize=8)
+        add("host" if on_device else "train", "their matrices", 5 * hard, hard, itemsize=8)
 
 
 def _count_centers(buffers: Buffers, problem: ProblemShape) -> None:
@@ -191,12 +197,14 @@ def _count_centers(buffers: Buffers, problem: ProblemShape) -> None:
 
 def _count_choosing(buffers: Buffers, problem: ProblemShape) -> None:
     """Count the centers as rows and as chosen, without the buffers of the selector."""
-    p, apart = problem.p, problem.staging > 0
+    p, on_device = problem.p, problem.staging > 0
     if problem.selection is None:  # which are put in order by a copy
         most = max(2 * problem.row_bytes, _on_the_way(problem))
         buffers.add("centers", "rows that are centers", p, most)
-        buffers.add("host" if apart else "centers", "units of them being read", _in_hand(problem))
-    if not apart:
+        buffers.add(
+            "host" if on_device else "centers", "units of them being read", _in_hand(problem)
+        )
+    if not on_device:
         for phase in ("sample", "setup", "train"):
             buffers.add(phase, "centers as chosen", p, problem.d, itemsize=problem.itemsize)
 
@@ -210,8 +218,8 @@ def _on_the_way(problem: ProblemShape) -> int:
 def _count_dealing(buffers: Buffers, problem: ProblemShape) -> None:
     """Count the centers that rank 0 holds while it reads and broadcasts them, at the beginning."""
     item, p, d = problem.itemsize, problem.p, problem.d
-    apart, wide = problem.staging > 0, max(item, problem.transformed)
-    phase = "host" if apart else "centers"
+    on_device, wide = problem.staging > 0, max(item, problem.transformed)
+    phase = "host" if on_device else "centers"
     add = buffers.add
     add(phase, "raw centers, a stripe of them", problem.in_setup(p), d, itemsize=item)
     if problem.goes_on:
@@ -248,7 +256,7 @@ def _count_going_on(buffers: Buffers, problem: ProblemShape) -> None:
 def _count_weights(buffers: Buffers, problem: ProblemShape) -> None:
     """Count the weights of the steps; rank 0 gathers partitioned ones for checkpoints."""
     add, item, p, c = buffers.add, problem.itemsize, problem.p, problem.c
-    best = problem.set_aside > 0
+    best = problem.n_validation_rows > 0
     if problem.center_ranks == 1:
         what = "weights, average, last good, copies for a checkpoint"
         add("train", what, 7 * p, c, itemsize=item)
@@ -266,36 +274,36 @@ def _count_weights(buffers: Buffers, problem: ProblemShape) -> None:
 def _count_saving(buffers: Buffers, problem: ProblemShape, needs: MemoryNeeds) -> None:
     """Count the arrays that are being written to a run directory."""
     add, item, p, c = buffers.add, problem.itemsize, problem.p, problem.c
-    apart = problem.staging > 0
-    if apart:
+    on_device = problem.staging > 0
+    if on_device:
         # Setup and checkpoints move between a disk and the device in chunks of at most 64 MiB,
         # which Zarr encodes into a second buffer.
         parts = problem.streams_centers or problem.reads_stripes
         chosen = problem.of_column(p) if parts else p
         add("host", "centers as chosen", chosen, problem.d, itemsize=item)
         add("host", "a chunk being saved or loaded, encoded", 2, SAVED_CHUNK)
-        copies = 5 if problem.set_aside else 4
+        copies = 5 if problem.n_validation_rows else 4
         add("host", "copies for a checkpoint", copies * p, c, itemsize=item)
     elif problem.kept:  # on a disk
         saved = 4 * p * c * item + needs.sums
         add("train", "chunks being saved, encoded", min(3 * SAVED_CHUNK, saved))
     if problem.saving:
         saved = (p * problem.d + needs.setup) * item
-        add("host" if apart else "setup", "setup on its way", min(problem.saving, saved))
+        add("host" if on_device else "setup", "setup on its way", min(problem.saving, saved))
         saved = 4 * p * c * item + needs.sums
-        add("host" if apart else "train", "checkpoint on its way", min(problem.saving, saved))
+        add("host" if on_device else "train", "checkpoint on its way", min(problem.saving, saved))
 
 
 def _count_selection(buffers: Buffers, problem: ProblemShape, sizes: Sizes) -> None:
     """Count the buffers of choosing the centers, before anything else exists."""
     assert problem.selection is not None
-    apart = problem.staging > 0
+    on_device = problem.staging > 0
     streamed = problem.selection.streamed
     if library := problem.selection.library_bytes:
-        buffers.add("host" if apart else "always", "library that chooses centers", library)
+        buffers.add("host" if on_device else "always", "library that chooses centers", library)
     for what, size in problem.selection.buffers:
-        buffers.add("host" if apart and streamed else "centers", what, size)
-    if not apart:
+        buffers.add("host" if on_device and streamed else "centers", what, size)
+    if not on_device:
         alone = replace(problem, ranks=1, center_ranks=1)  # rank 0, for all
         reading = loader_bytes(alone, sizes) if streamed else _in_hand(problem)
         buffers.add("centers", "units being read", reading)
@@ -362,12 +370,12 @@ def keep_stores(buffers: Buffers, problem: ProblemShape, decoded: int, budget_by
     budget_bytes : of host memory
     """
     again = problem.epochs > 1 or problem.n_rows > problem.n_stored
-    apart = problem.staging > 0
-    planned = buffers.total("host" if apart else "train")
+    on_device = problem.staging > 0
+    planned = buffers.total("host" if on_device else "train")
     fits = KEPT_SHARE * decoded <= budget_bytes and planned + decoded <= budget_bytes
     if not (again and fits and decoded):
         return 0
-    buffers.add("host" if apart else "train", "rows of the stores, kept decoded", decoded)
+    buffers.add("host" if on_device else "train", "rows of the stores, kept decoded", decoded)
     return decoded
 
 

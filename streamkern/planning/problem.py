@@ -137,8 +137,8 @@ class ProblemShape:
     costs : costs of the machine.
     n_stored : row v is made from stored row v mod n_stored; 0: n_rows.
     hides_copies : whether that holds for some rows only, see `BaseSource`.
-    set_aside : validation rows, evaluated after every epoch.
-    set_apart : calibration rows of the finished model.
+    n_validation_rows : number of validation rows, which are evaluated after every epoch.
+    n_calibration_rows : number of calibration rows of the finished model.
     left_out : whether each row is predicted by the others instead, if not all are centers.
     ranks : ranks that share the steps.
     center_ranks : of these, the number over which the centers are partitioned.
@@ -191,8 +191,8 @@ class ProblemShape:
     costs: Costs = CPU
     n_stored: int = 0
     hides_copies: bool = False
-    set_aside: int = 0
-    set_apart: int = 0
+    n_validation_rows: int = 0
+    n_calibration_rows: int = 0
     left_out: bool = False
     ranks: int = 1
     center_ranks: int = 1

@@ -125,6 +125,6 @@ def check_epochs(problem: ProblemShape, solver: str) -> None:
     if problem.epochs < 2:
         raise ConfigError(
             f"{mention('data.epochs', problem.epochs)} must be at least 2 with solver {solver!r}, "
-            "whose first pass is no step yet",
+            "whose first pass is not a step yet",
             "set it to the steps wished for and 1 more, or leave it out",
         )

@@ -218,8 +218,7 @@ def _check_header(reader: Reader, columns: Sequence[str] | None) -> None:
         raise ConfigError(
             f"{reader.files[0][0]} has no header line, and the model was trained on columns with "
             f"names ({some(columns)})",
-            f"give it a header, or say with {mention('x=')} which of its columns these "
-            "are, by position",
+            f"give it a header, or give the positions of these columns with {mention('x=')}",
         )
 
 

@@ -69,7 +69,7 @@ class Saved:
 def checkpoint_errors(place: str) -> Iterator[None]:
     """Raise CheckpointError if a document of the run in `place` lacks an entry that is looked up.
 
-    A checksum is no signature: a user who edits a document can seal it again.
+    A checksum is not a signature: a user who edits a document can seal it again.
     """
     try:
         yield

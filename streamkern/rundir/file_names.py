@@ -26,7 +26,11 @@ CheckpointId = tuple[int, int]  # number of the writer, step: later ones are hig
 
 
 def stem_of(writer: int, what: int | str) -> str:
-    """Return the name of a setup, or of the checkpoint of a step, without ``.json``."""
+    """Return the name of a setup or checkpoint without ``.json``: ``000000000003-000000000042``.
+
+    writer : number of the writer; 0 on a disk, where names do not contain it
+    what : "setup", or the step of a checkpoint
+    """
     text = what if isinstance(what, str) else f"{what:012d}"
     return f"{writer:012d}-{text}" if writer else text
 
@@ -38,7 +42,7 @@ def writer_of(name: str) -> int:
 
 
 def checkpoint_ids(names: set[str]) -> list[CheckpointId]:
-    """Return (writer, step) of the manifests among `names`, oldest first; a setup has step 0."""
+    """Return (writer, step) for each manifest among `names`, oldest first; a setup has step 0."""
     matches = [match for name in names if (match := _MANIFEST.fullmatch(name))]
     return sorted((int(m[1] or 0), 0 if m[2] == "setup" else int(m[2])) for m in matches)
 
@@ -57,7 +61,7 @@ def foreign_files(folder: RunStorage) -> str | None:
 
 def _documents(folder: RunStorage) -> Iterator[Bytes]:
     """Yield the documents of a run in this folder, one after the other."""
-    # List again: a writer that is just starting writes its note before all other files.
+    # List again: a writer that is just starting writes writer.json before all other files.
     names = folder.names()
     yield from _read(folder, sorted(names & {CONFIG, "writer.json"}))
     yield from _read(folder, sorted(n for n in names if n.endswith(".json") and _SETUP.match(n)))
@@ -68,22 +72,22 @@ def _documents(folder: RunStorage) -> Iterator[Bytes]:
 
 def _read(folder: RunStorage, names: list[str]) -> Iterator[Bytes]:
     for name in names:
-        # Deleted meanwhile, or a folder.
+        # The file was deleted meanwhile, or is a folder.
         with contextlib.suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError):
             yield folder.read(name)
 
 
 def recorded(folder: RunStorage) -> dict[str, Any] | None:
-    """Return the configuration of the setup, or else of the newest intact checkpoint.
+    """Return the configuration in the setup's manifest, or in the newest intact checkpoint's.
 
-    None if there is neither: then nothing was computed that another configuration could contradict.
+    None if there is neither. Nothing has been computed then, so that any configuration may be used.
     """
     setups, saves = published(folder)
     body = _first_good(folder, [*reversed(setups), *reversed(saves)])
     return None if body is None else body["run"]
 
 
-def logged(folder: RunStorage) -> int:
+def n_logged_lines(folder: RunStorage) -> int:
     """Return the number of log lines in the newest intact checkpoint, or else the setup."""
     setups, saves = published(folder)
     body = _first_good(folder, [*reversed(saves), *reversed(setups)])
@@ -91,10 +95,10 @@ def logged(folder: RunStorage) -> int:
 
 
 def stored_records(folder: RunStorage) -> tuple[list[dict[str, Any]], str | None]:
-    """Return the records of the run log in order, and a sentence if any are damaged or lost."""
+    """Return the records of the run log in order, and a warning if any are damaged or lost."""
     where = f"the run log in {folder.place}"
     try:
-        stored = logged(folder)  # before the log, which only grows
+        stored = n_logged_lines(folder)  # before the log, which only grows
         return read_lines(folder.read_log(), where, stored)
     except StorageError:
         raise
@@ -105,7 +109,10 @@ def stored_records(folder: RunStorage) -> tuple[list[dict[str, Any]], str | None
 def published(folder: RunStorage) -> tuple[list[str], list[str]]:
     """Return the manifests of setups and those of checkpoints, each oldest first."""
     setups = [stem_of(writer, "setup") for writer, _ in checkpoint_ids(folder.names())]
-    saves = [CHECKPOINTS + stem_of(*rank) for rank in checkpoint_ids(folder.names(CHECKPOINTS))]
+    saves = [
+        CHECKPOINTS + stem_of(*checkpoint)
+        for checkpoint in checkpoint_ids(folder.names(CHECKPOINTS))
+    ]
     return [f"{name}.json" for name in setups], [f"{name}.json" for name in saves]
 
 
@@ -154,60 +161,61 @@ _log = logging.getLogger("streamkern")
 
 
 class CheckpointRetention:
-    """Deletes old files of one run directory, on behalf of the process that holds it.
+    """Deletes old files of one run directory, on behalf of the process that holds its lock.
 
-    keep : checkpoints kept, newest first
-    broken : stems of checkpoints that do not verify; they are deleted with the next old ones
+    keep : number of checkpoints to keep, the newest ones
+    unverified : stems of checkpoints that do not verify; they are deleted with the next old ones
     """
 
     def __init__(self, folder: RunStorage, keep: int) -> None:
         self._folder, self._keep = folder, keep
         self._groups: dict[str, str] = {}  # the group of each manifest, as far as known
-        self.broken: set[str] = set()
+        self.unverified: set[str] = set()
 
-    def named(self, manifest: str, group: str) -> None:
-        """Record that a manifest was just written that names this group."""
+    def record_group(self, manifest: str, group: str) -> None:
+        """Record the group that a manifest, which was just written, refers to."""
         self._groups[manifest] = group
 
-    def tidy(self, hold: WriterLock) -> None:
+    def delete_unfinished(self, lock: WriterLock) -> None:
         """Delete files that earlier writers left unfinished."""
         for where in ("", CHECKPOINTS):
             try:
-                self._sweep(hold, where, self._folder.names(where))
+                self._sweep(lock, where, self._folder.names(where))
             except StorageError:
                 raise
             except OSError as error:  # a writer that lost the run may use the same files
-                self._say_left(error)
+                self._log_failure(error)
 
-    def retire(self, hold: WriterLock, where: str, names: set[str]) -> None:
+    def delete_old(self, lock: WriterLock, where: str, names: set[str]) -> None:
         """Delete the files among `names` that are too old.
 
-        The save is safe already, so a failure is only logged. Raises RunLockedError if the run was
-        taken over: the new writer may have resumed from a checkpoint that is too old here, and may
-        have deleted the one just saved before its manifest was written.
+        A failure is only logged, because the new checkpoint is durable already. Raises
+        RunLockedError if another writer has taken over the run. It may have resumed from a
+        checkpoint that is too old here, and may have deleted the group of the checkpoint that was
+        just saved before its manifest was written.
         """
         try:
-            hold.check()
+            lock.check()
             if where == CHECKPOINTS:
-                old = [stem_of(*rank) for rank in checkpoint_ids(names)]
-                good = [stem for stem in old if stem not in self.broken]
-                retired = {f"{stem}.json" for stem in (*good[: -self._keep], *self.broken)}
+                old = [stem_of(*checkpoint) for checkpoint in checkpoint_ids(names)]
+                good = [stem for stem in old if stem not in self.unverified]
+                retired = {f"{stem}.json" for stem in (*good[: -self._keep], *self.unverified)}
                 self._folder.delete([where + name for name in sorted(retired)])
                 names -= retired
-                self.broken.clear()
-            self._sweep(hold, where, names)
+                self.unverified.clear()
+            self._sweep(lock, where, names)
         except OSError as error:
-            self._say_left(error)
+            self._log_failure(error)
 
-    def _sweep(self, hold: WriterLock, where: str, names: set[str]) -> None:
-        """Delete temporary files, and groups of writers up to this one that no manifest names."""
+    def _sweep(self, lock: WriterLock, where: str, names: set[str]) -> None:
+        """Delete temporary files, and groups without a manifest, of this writer or earlier ones."""
         for name in names:
             match = STEM.fullmatch(name)
             if is_temporary(name):
                 self._folder.delete([where + name])
-            elif match and ("setup" in name) == (not where) and writer_of(name) <= hold.number:
+            elif match and ("setup" in name) == (not where) and writer_of(name) <= lock.number:
                 manifest = f"{match[1]}.json"
-                # An unreadable manifest names nothing and keeps everything.
+                # A manifest that cannot be read may refer to any group, so none is deleted.
                 if manifest not in names or self._group(where + manifest) not in (None, name):
                     self._folder.delete_group(where + name)
 
@@ -219,6 +227,6 @@ class CheckpointRetention:
             self._groups[manifest] = group
         return self._groups[manifest]
 
-    def _say_left(self, error: OSError) -> None:
+    def _log_failure(self, error: OSError) -> None:
         place = self._folder.place
         _log.warning("old files in %s could not be deleted: %s", place, reason(error))

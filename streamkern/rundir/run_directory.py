@@ -1,23 +1,25 @@
-"""The run directory: the lock of its writer, and files that survive a crash at any instant.
+"""The run directory: one writer at a time, and files that survive a crash at any instant.
 
     run.json                      configuration and versions, for people
     setup/, setup.json            the computed setup, once per run
-    checkpoints/000000000042/     a plain zarr v3 group, one array per name
-    checkpoints/000000000042.json its manifest: sizes and SHA-256 of every file, and the meta
+    checkpoints/000000000042/     the checkpoint of step 42: a zarr v3 group with one array per name
+    checkpoints/000000000042.json its manifest: size and SHA-256 of every file, and metadata (JSON)
     log.jsonl                     the run log; on an object store log/<writer>-<part>.jsonl
-    writer.json, run.lock         the holder of the lock; on an object store lease/<writer>.json
+    writer.json, run.lock         the lock and its holder; on an object store lease/<writer>.json
 
-Every JSON file, and every line of the log, carries a checksum of itself (`checksums`, `run_log`).
-Every manifest records the run that it belongs to, with the whole content of run.json: that file is
-a copy, and is written again if it was lost or edited.
+Every JSON file and every line of the log contains its own checksum (`checksums`, `run_log`). Every
+manifest contains the configuration of its run. run.json is a copy of this configuration, and is
+written again if it was lost or edited.
 
-By the rules of `checkpoint_format` a group counts from the instant its manifest exists, and never
-before all of it is durable. Deletion goes the other way: manifest first. So a process can die at
-any point, and the newest manifest that verifies is still a complete checkpoint.
+A group becomes a checkpoint when its manifest is published, which happens only after the whole
+group is durable (`checkpoint_format`). A checkpoint is deleted in the opposite order, manifest
+first. So a process can die at any point, and the newest manifest that verifies still describes a
+complete checkpoint.
 
-On an object store writers are numbered (`lease`), and names of setups and checkpoints begin with
-that number: ``000000000003-000000000042.json``. The order is by writer, then by step, so that files
-still published by a writer that was presumed dead come before all files of its successor.
+On an object store the writers are numbered (`lease`), and the names of setups and checkpoints begin
+with the number of their writer: ``000000000003-000000000042.json``. Checkpoints are ordered by
+writer and then by step. If a writer that was presumed dead still publishes files, they are thus
+older than all files of its successor.
 """
 
 from __future__ import annotations
@@ -61,18 +63,19 @@ __all__ = ["RunDirectory", "Saved"]
 
 
 class RunDirectory:
-    """One run's files, on a disk or on an object store, with at most one writer.
+    """The files of one run, on a disk or on an object store, with at most one writer.
 
     Parameters
     ----------
     path : path or URL
-    keep : checkpoints kept, newest first; older ones are deleted after each save
-    writable : False reads without the lock, beside a running writer (``evaluate``, ``predict``)
-    storage_options : of a remote URL; a local path does not need them
+    keep : number of checkpoints to keep; each save deletes all but the newest
+    writable : False opens the directory for reading, without the lock. Another process may write to
+        it meanwhile (``evaluate``, ``predict``).
+    storage_options : options of a remote URL, as for fsspec; a local path does not need them
 
-    Beside the caller's arrays a save on a disk holds one chunk (8-64 MiB). On an object store 64
-    MiB of chunks are in flight, or two chunks if that is more, each copied twice. A load holds no
-    more than that beside its result.
+    Memory: in addition to the caller's arrays, a save on a disk holds one chunk (8-64 MiB). On an
+    object store it holds two copies of the chunks in flight, which are 64 MiB, or two chunks if
+    that is more. A load needs no more than that in addition to its result.
     """
 
     def __init__(
@@ -88,10 +91,10 @@ class RunDirectory:
         self._folder = open_folder(path, storage_options)
         self.place = self._folder.place
         self.writable = writable
-        self._run: dict[str, Any] | None = None  # the configuration of setup and checkpoints
+        self._run: dict[str, Any] | None = None  # the configuration in setup and checkpoints
         self._run_is_known = False
-        self._leftovers = CheckpointRetention(self._folder, keep)
-        self._hold: WriterLock | None = None
+        self._retention = CheckpointRetention(self._folder, keep)
+        self._lock: WriterLock | None = None
         self._log = RunLog(None)
         self._saving = threading.Lock()
 
@@ -102,35 +105,35 @@ class RunDirectory:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    # -- the only writer -----------------------------------------------------------------------
+    # -- the lock of the writer ----------------------------------------------------------------
 
     def acquire(self) -> None:
-        """Become the only writer and delete files that a killed one left unfinished.
+        """Become the only writer, and delete files that a killed writer left unfinished.
 
-        Raises RunLockedError naming the holder, or RunError or StorageError if the place cannot be
-        used.
+        Raises RunLockedError, naming the process that holds the lock, or RunError or StorageError
+        if the directory cannot be used.
         """
-        if self._hold is not None:
+        if self._lock is not None:
             return
         if not self.writable:
             if not self._folder.exists():
                 raise RunError(no_run(self.place, self.place))
             return
-        with self._using():
-            hold = self._folder.hold(self._highest_writer())
+        with self._acquiring():
+            lock = self._folder.hold(self._highest_writer())
             try:
-                self._leftovers.tidy(hold)
+                self._retention.delete_unfinished(lock)
                 self._run, self._run_is_known = self.recorded(), True
                 if self._run is not None:
                     file_names.repair_run_json(self._folder, self._run)
-                self._log = RunLog(None, file_names.logged(self._folder))
+                self._log = RunLog(None, file_names.n_logged_lines(self._folder))
             except BaseException:
-                hold.release()
+                lock.release()
                 raise
-        self._hold = hold
+        self._lock = lock
 
     @contextlib.contextmanager
-    def _using(self) -> Iterator[None]:
+    def _acquiring(self) -> Iterator[None]:
         try:
             yield
         except (RunError, StorageError):
@@ -142,7 +145,10 @@ class RunDirectory:
             ) from error
 
     def _highest_writer(self) -> int:
-        """Return the highest writer number; RunError if there are files of other programs."""
+        """Return the highest number of a writer so far; 0 on a disk, where they have none.
+
+        Raises RunError if the directory contains files of other programs.
+        """
         names = self._folder.names()
         if "zarr.json" in names:
             raise RunError(f"{self.place} is a zarr store", "give a new or empty directory")
@@ -156,23 +162,23 @@ class RunDirectory:
         return max((writer for writer, _ in manifests), default=0)
 
     def holder(self) -> str | None:
-        """Return the process that writes to it, as part of a sentence, or None."""
+        """Return a description of the process that holds the lock, for messages, or None."""
         return self._folder.holder()
 
     def close(self) -> None:
-        """Wait for a save in progress and release the lock; harmless when repeated."""
+        """Wait for a save in progress and release the lock. May be called more than once."""
         with self._saving:
-            hold, self._hold = self._hold, None
-            if hold is not None:
-                hold.release()
+            lock, self._lock = self._lock, None
+            if lock is not None:
+                lock.release()
 
     # -- saving --------------------------------------------------------------------------------
 
     def write_config(self, config: Mapping[str, object]) -> None:
-        """Store `config` as ``run.json``, atomically; later saves record it as their run."""
+        """Write `config` to ``run.json``, atomically. Manifests of later saves contain it, too."""
         plain = checked_meta(config, "config")
-        with self._writing("run.json") as hold:
-            hold.check()
+        with self._writing("run.json") as lock:
+            lock.check()
             file_names.write_config(self._folder, plain)
             self._run = plain
 
@@ -181,30 +187,30 @@ class RunDirectory:
         return file_names.read_config(self._folder)
 
     def recorded(self) -> dict[str, Any] | None:
-        """Return the configuration of the setup, or else of the newest intact checkpoint.
+        """Return the configuration in the setup's manifest, or in the newest intact checkpoint's.
 
-        None if there is neither: then nothing was computed that another configuration could
-        contradict.
+        None if there is neither. Nothing has been computed then, so that any configuration may be
+        used.
         """
         return file_names.recorded(self._folder)
 
     def open_log(self) -> RunLog:
-        """Open the run log, to be closed by the caller; it is stored before every checkpoint."""
-        with self._writing("the run log") as hold:
+        """Open the run log; the caller closes it. Every save first flushes it to the storage."""
+        with self._writing("the run log") as lock:
             after = last_line(self._folder.read_log(), self._log.flush())
-            self._log = RunLog(self._folder.open_log(hold), after)
+            self._log = RunLog(self._folder.open_log(lock), after)
             return self._log
 
     def read_log(self) -> tuple[list[dict[str, Any]], str | None]:
-        """Return the records of the run log in order, and a sentence if any are damaged or lost."""
+        """Return the records of the run log in order, and a warning if any are damaged or lost."""
         return file_names.stored_records(self._folder)
 
     def save_setup(self, arrays: Mapping[str, ChunkedArray], meta: Mapping[str, object]) -> None:
-        """Store the setup, once per run; a later call replaces it atomically."""
-        with self._writing("the setup") as hold:
+        """Store the setup. A run does so once; another call would replace it atomically."""
+        with self._writing("the setup") as lock:
             names = self._folder.names()
-            self._publish(hold, "", stem_of(hold.number, "setup"), 0, arrays, meta, names)
-            self._leftovers.retire(hold, "", names)
+            self._publish(lock, "", stem_of(lock.number, "setup"), 0, arrays, meta, names)
+            self._retention.delete_old(lock, "", names)
 
     def save(
         self,
@@ -213,43 +219,52 @@ class RunDirectory:
         meta: Mapping[str, object],
         before: Callable[[], object] | None = None,
     ) -> None:
-        """Store a checkpoint that survives a power cut once this returns; then delete the oldest.
+        """Store a checkpoint, and then delete checkpoints that are too old.
 
-        Arrays of bool, integer, float and complex dtypes keep every bit. `meta` is JSON with finite
-        floats and integers of any size. `before` is called once the data is stored, and an
-        exception that it raises stops the publication. After an error the earlier checkpoints are
-        as they were: CheckpointError, RunLockedError if the run was taken over, or the exception of
-        `before`.
+        When this returns, the checkpoint survives a power cut.
+
+        step : number of the step, from that of the newest checkpoint to 10^12 - 1
+        arrays : of bool, integer, float or complex dtypes, stored bit for bit
+        meta : JSON values with finite floats and integers of any size
+        before : called once the arrays are stored and before the manifest is published; if it
+            raises, nothing is published
+
+        Raises CheckpointError; RunLockedError if another process has taken over the run; or the
+        exception of `before`. An error leaves the earlier checkpoints unchanged.
         """
-        with self._writing(f"the checkpoint of step {step}") as hold:
+        with self._writing(f"the checkpoint of step {step}") as lock:
             names = self._folder.names(CHECKPOINTS)
-            good = [r for r in checkpoint_ids(names) if stem_of(*r) not in self._leftovers.broken]
-            newest, rank = max(good, default=(0, 0)), (hold.number, step)
-            if newest[0] > hold.number:
-                hold.check()  # names the process that took over
-            if not newest <= rank or not 0 <= step < 10**12:
+            good = [
+                r for r in checkpoint_ids(names) if stem_of(*r) not in self._retention.unverified
+            ]
+            newest, checkpoint = max(good, default=(0, 0)), (lock.number, step)
+            if newest[0] > lock.number:
+                lock.check()  # names the process that took over
+            if not newest <= checkpoint or not 0 <= step < 10**12:
                 raise CheckpointError(
                     f"step={step} must be between the newest checkpoint, {newest[1]} in"
                     f" {self.place}, and 10^12",
                     "resume from that one or give a new run directory",
                 )
-            self._publish(hold, CHECKPOINTS, stem_of(*rank), step, arrays, meta, names, before)
-            self._leftovers.broken.discard(stem_of(*rank))
-            self._leftovers.retire(hold, CHECKPOINTS, names)
+            self._publish(
+                lock, CHECKPOINTS, stem_of(*checkpoint), step, arrays, meta, names, before
+            )
+            self._retention.unverified.discard(stem_of(*checkpoint))
+            self._retention.delete_old(lock, CHECKPOINTS, names)
 
-    def retire(self) -> None:
-        """Delete checkpoints that are too old, if the last writer was killed before it could.
+    def delete_old(self) -> None:
+        """Delete checkpoints that are too old, which a killed writer may have left.
 
-        For a run whose newest checkpoint was loaded. Nothing is deleted if one of them does not
+        Call it after `load_latest`. Nothing is deleted if that found a checkpoint that does not
         verify.
         """
-        with self._writing("what is left of the run") as hold:
-            if not self._leftovers.broken:
-                self._leftovers.retire(hold, CHECKPOINTS, self._folder.names(CHECKPOINTS))
+        with self._writing("what is left of the run") as lock:
+            if not self._retention.unverified:
+                self._retention.delete_old(lock, CHECKPOINTS, self._folder.names(CHECKPOINTS))
 
     def _publish(
         self,
-        hold: WriterLock,
+        lock: WriterLock,
         where: str,
         stem: str,
         step: int,
@@ -258,36 +273,36 @@ class RunDirectory:
         names: set[str],
         before: Callable[[], object] | None = None,
     ) -> None:
-        """Publish a group in `where`, and add its names to `names`."""
+        """Write a group and publish its manifest in the folder `where`, and add both to `names`."""
 
         def ready() -> int:
             logged = self._log.flush()
             if before is not None:
                 before()
-            hold.check()
+            lock.check()
             return logged
 
         group = publish_checkpoint(
             self._folder, where + stem, step, arrays, meta, run=self._run, taken=names, ready=ready
         )
         names |= {group, f"{stem}.json"}
-        self._leftovers.named(f"{where}{stem}.json", group)
+        self._retention.record_group(f"{where}{stem}.json", group)
 
     @contextlib.contextmanager
     def _writing(self, what: str) -> Iterator[WriterLock]:
         with self._saving:
-            if self._hold is None:
+            if self._lock is None:
                 raise RunError(
                     f"{what} cannot be written: {self.place} was not acquired",
                     "use it in a with block",
                 )
             try:
-                yield self._hold
+                yield self._lock
             except (RunError, DataError):
                 raise
             except OSError as error:
                 if not isinstance(error, StorageError):
-                    self._hold.check()  # it may be gone, or deleted by its new writer
+                    self._lock.check()  # it may be gone, or deleted by its new writer
                 raise CheckpointError(
                     f"{what} could not be written to {self.place}: {reason(error)}",
                     "earlier checkpoints are untouched, so run the same command again once that is "
@@ -297,23 +312,24 @@ class RunDirectory:
     # -- loading -------------------------------------------------------------------------------
 
     def steps(self) -> list[int]:
-        """Return the steps that have a manifest, oldest first, verified or not."""
+        """Return the steps of all manifests, oldest first; they are not verified."""
         return [step for _, step in checkpoint_ids(self._folder.names(CHECKPOINTS))]
 
     def load_latest(self, into: TargetFactory = on_host) -> Saved | None:
-        """Load the newest checkpoint that verifies; None if none was ever published.
+        """Load the newest checkpoint that verifies; return None if none was ever published.
 
-        into : as in `load_checkpoint`; arrays that are not wanted are neither read nor verified.
+        into : as in `load_checkpoint`; arrays that it leaves out are neither read nor verified
 
-        Checkpoints that do not verify are named in the result's `skipped`, and deleted after the
-        next save. Raises CheckpointError if there are manifests and none verifies, and
-        ResumeMismatchError if the checkpoint belongs to another run than the one being written or
-        the setup that was loaded.
+        Newer checkpoints that do not verify are named in `Saved.skipped`, and deleted after the
+        next save. Raises CheckpointError if there are manifests but none verifies, and
+        ResumeMismatchError if the checkpoint belongs to another run than the setup.
         """
         failed: dict[CheckpointId, str] = {}
         damaged: list[CheckpointId] = []
         # Listed again each time: another process may delete one that is about to be read.
-        while remaining := [rank for rank in self._published() if rank not in failed]:
+        while remaining := [
+            checkpoint for checkpoint in self._published() if checkpoint not in failed
+        ]:
             try:
                 saved = load_checkpoint(
                     self._folder, f"{CHECKPOINTS}{stem_of(*remaining[-1])}.json", into
@@ -323,11 +339,11 @@ class RunDirectory:
                 damaged += remaining[-1:] if remaining[-1] in self._published() else []
                 continue
             self._check_same_run(saved)
-            self._leftovers.broken.update(stem_of(*rank) for rank in damaged)
+            self._retention.unverified.update(stem_of(*checkpoint) for checkpoint in damaged)
             skipped = tuple(
-                f"checkpoint of step {rank[1]} in {self.place} was skipped, and that of step "
-                f"{saved.step} is used: {failed[rank]}"
-                for rank in damaged
+                f"checkpoint of step {checkpoint[1]} in {self.place} was skipped, and that of step "
+                f"{saved.step} is used: {failed[checkpoint]}"
+                for checkpoint in damaged
             )
             return replace(saved, skipped=skipped)
         if not failed:
@@ -339,7 +355,10 @@ class RunDirectory:
         )
 
     def _check_same_run(self, saved: Saved) -> None:
-        """Raise an error for weights of another run: they need its own centers and scales."""
+        """Raise ResumeMismatchError if a checkpoint is of another run than the setup.
+
+        Weights can be used only with the centers and the scaling of their own setup.
+        """
         if self._run_is_known and saved.run != self._run:
             raise ResumeMismatchError(
                 f"the checkpoint of step {saved.step} in {self.place} was made by another run than "
@@ -351,9 +370,11 @@ class RunDirectory:
         return checkpoint_ids(self._folder.names(CHECKPOINTS))
 
     def load_setup(self, into: TargetFactory = on_host) -> Saved | None:
-        """Load the setup, or return None without one; raise CheckpointError if it does not verify.
+        """Load the setup; return None if there is none.
 
         into : as in `load_checkpoint`
+
+        Raises CheckpointError if the setup does not verify.
         """
         setups = checkpoint_ids(self._folder.names())
         if not setups:
@@ -366,6 +387,6 @@ class RunDirectory:
                 f"the setup in {self.place} does not verify ({error})",
                 f"delete {manifest} there to have it computed again",
             ) from error
-        if self._hold is None:
+        if self._lock is None:
             self._run, self._run_is_known = saved.run, True
         return saved

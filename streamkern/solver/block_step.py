@@ -375,7 +375,7 @@ class BlockSolver(Solver):
                 self.backend.matmul(K_b, W_b, out)
             else:
                 self.op.product(rows.x, self._Z[b], W_b, out=out, keep=K_b)
-        # Of the ranks with these rows, one subtracts Y.
+        # One of the ranks that have these rows subtracts Y, because their results are summed.
         minus = self.loss is None and not self.partition.grid.column
         for blocks in self._summed:
             summed = residual(blocks.start, blocks.stop, minus)

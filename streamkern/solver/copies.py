@@ -76,7 +76,7 @@ def intraclass_correlation(
         solver.weights(state)
     except DivergenceError:
         return 0.0
-    if solver.drowned:  # no center reaches a row: no estimate
+    if solver.rounding_dominates:  # no center reaches a row: no estimate
         return 0.0
     rho = (state.ridge / of_one - 1 / times) / (1 - 1 / times)
     return min(rho, 1.0) if rho >= MIN_CORRELATION else 0.0

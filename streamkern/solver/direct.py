@@ -79,7 +79,7 @@ class Direct(Method[DirectSizes]):
         of them; so there are no passes to stop early.
         """
         super().check(problem, options)
-        if problem.set_aside:
+        if problem.n_validation_rows:
             raise ConfigError(
                 f"{mention('run.early_stopping')} has no meaning for "
                 f"{mention('solver', 'direct')}, whose model gets no better "
@@ -281,7 +281,7 @@ class Direct(Method[DirectSizes]):
             work.op, work.Z,
             ridge=ridge, n_sums=work.sizes.n_sums, n_stored=problem.n_stored or problem.n_rows,
             repeats=problem.repeats, keeps_posterior=work.options.posterior,
-            each=problem.several and ridge is None, ridges=ridges, **work.shared(setup),
+            ridge_per_output=problem.several and ridge is None, ridges=ridges, **work.shared(setup),
         )  # fmt: skip
 
 

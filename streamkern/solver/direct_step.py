@@ -1,30 +1,34 @@
 """The least-squares weights from streamed normal equations.
 
-Every batch X (m, d), Y (m, c) is added to two sums, with K = K(X, Z):
+With the centers Z (p, d) and K = K(X, Z) (m, p), every batch of rows X (m, d) and targets Y (m, c)
+is added to two sums:
 
-    G += K^T K   (p, p),     B += K^T Y   (p, c),
+    G += K^T K   (p, p),     B += K^T Y   (p, c).
 
-and at the end of a pass (G / n + ridge K(Z, Z)) alpha = B / n is solved by a Cholesky factor: the
-minimum of |K alpha - Y|^2 / (2 n) + ridge / 2 tr(alpha^T K(Z, Z) alpha), the fixed point of
-`solver.block_step`. With random transforms another epoch brings fresh rows; without them it would
-bring the same rows and change nothing, and is left out.
+At the end of a pass over all n rows, (G / n + ridge K(Z, Z)) alpha = B / n is solved by a Cholesky
+factorisation. The solution alpha (p, c) minimises
+|K alpha - Y|^2 / (2 n) + ridge / 2 tr(alpha^T K(Z, Z) alpha), and is the fixed point of
+`solver.block_step`. If transforms are random, another epoch adds new rows to the sums. Otherwise it
+would add the same rows again, which would not change alpha, and it is skipped.
 
-A ridge is found on held-out rows (`precondition.held_out`), whose G_k and B_k are summed a second
-time. If those of part k are subtracted from the sums, alpha has on part k the squared error
+A ridge that is not given is found on held-out rows (`precondition.held_out`). The rows of each
+held-out part k also have their own sums G_k and B_k. Subtracting these from G and B gives the
+equations without part k, whose solution alpha has on the rows of part k the squared error
 
-    sum_i |y_i|^2 - 2 tr(alpha^T B_k) + tr(alpha^T G_k alpha),
+    sum_i |y_i|^2 - 2 tr(alpha^T B_k) + tr(alpha^T G_k alpha).
 
-without a second pass over its rows. The noise does not change with the number of rows, so the ridge
-that suits n' of n rows suits all of them times n' / n.
+So no second pass over the rows is needed. The noise does not depend on the number of rows.
+Therefore, if a ridge is best for n' of the n rows, n' / n times this ridge is used for all rows.
 
-Why float64: G has the square of the condition number of K. Sums in float32 lose every direction
-whose singular value is below sqrt(eps) of the largest, 3e-4, and are indefinite by more than a
-useful jitter. Products of float32 numbers are exact in float64, so G is, to 1e-16, the matrix of
-the kernel values that were evaluated, and directions down to 1e-6 remain; below, the rounding of
-those values hides the data. The values themselves stay in the operator's precision.
+Why float64: the condition number of G is the square of that of K. Sums in float32 lose every
+direction whose singular value is below sqrt(eps) = 3e-4 of the largest, and have negative
+eigenvalues that exceed a useful jitter. Products of float32 numbers are exact in float64. Then G
+equals, to 1e-16, the product of the kernel values as they were evaluated, and keeps directions down
+to 1e-6; below that, the rounding of the kernel values hides the data. The kernel values themselves
+have the precision of the operator.
 
-Cost per row p^2 + 2 p (d + 2 c) FLOPs, of which p^2 in float64; a solution p^3 / 3. Memory p^2
-float64 for G, and again while it is solved.
+A row takes p^2 + 2 p (d + 2 c) FLOPs, of which p^2 in float64, and a solution p^3 / 3. G takes the
+memory of p^2 float64, and as much again while the equations are solved.
 """
 
 from __future__ import annotations
@@ -57,31 +61,33 @@ from streamkern.solver.precondition.held_out import (
 from streamkern.solver.precondition.norm import eps
 
 FIRST_RIDGE_EXPONENT, MIN_RIDGE_EXPONENT, MAX_RIDGE_EXPONENT = -6, -13, 2
-"""First, lowest and highest power of ten tried as a ridge, for kernel values of at most 1."""
+"""First, lowest and highest power of ten to try as a ridge, for kernel values of at most 1."""
 HELD_SHARE = 4
-"""Held-out rows are added in parts of a batch divided by this number."""
+"""Held-out rows are added to their sums in slices of at most a batch divided by this number."""
 
 
 class DirectSolver(EquationSolver):
-    """Least squares by streamed normal equations, as in the module docstring.
+    """Least squares by streamed normal equations, see the module docstring.
 
     Parameters
     ----------
-    Z : points of the centers.
-    ridge : None: it is found on held-out rows, and is `State.ridge`.
-    n_sums : 1 plus the number of held-out parts of the rows.
-    n_stored : row v is made from the stored row v mod n_stored.
+    Z : the p centers.
+    ridge : the ridge; None: it is found on held-out rows, and stored in `State.ridge`.
+    n_sums : number of sums: 1 for all rows, plus the number of held-out parts.
+    n_stored : number of rows without augmented copies; the row with number v is a copy of row
+        v mod n_stored.
     repeats, keeps_posterior, ridges : see `EquationSolver`.
-    each : whether a ridge is found for each output.
+    ridge_per_output : whether the ridge that is found may differ between outputs.
     """
 
     def __init__(
         self, op: KernelOperator, Z: Points, *, ridge: float | None = 0.0, n_sums: int = 1,
         n_stored: int = 1, repeats: bool = False, keeps_posterior: bool = False,
-        each: bool = False, ridges: Floats | None = None, **shared: Any,
+        ridge_per_output: bool = False, ridges: Floats | None = None, **shared: Any,
     ) -> None:  # fmt: skip
         super().__init__(op, Z, **shared)
-        self.keeps_posterior, self.each, self.ridges = keeps_posterior, each, ridges
+        self.keeps_posterior, self.ridges = keeps_posterior, ridges
+        self.ridge_per_output = ridge_per_output
         self.ridge, self.repeats = ridge, repeats
         self.n_sums, self.n_stored = n_sums, n_stored
         self.tried: list[tuple[float, float]] = []
@@ -95,25 +101,26 @@ class DirectSolver(EquationSolver):
         self.r, self.squares = (xp.empty((max_batch, c), op.dtype) for _ in range(2))
 
     def _pending(self) -> dict[str, Array]:
-        """Return the sums, all 0; the first of all rows, the others of the held-out parts.
+        """Return the sums, in float64, as zeros. Index 0 is for all rows, k for held-out part k.
 
         G : (n_sums, p, p).
         B : (n_sums, p, c).
-        totals : (n_sums, 2) number of rows and squares of Y, of the held-out parts only; (n_sums, 1
-            + c) if each output has a ridge.
-        ridges : (c,) in that case.
-        measured : (c + 1,) squares of Y and number of rows with a weight, for a posterior.
+        totals : (n_sums, 2) number of rows and sum of Y^2, set for held-out parts only; with
+            `ridge_per_output` (n_sums, 1 + c), with the sum of Y^2 of each output.
+        ridges : (c,) the ridges that were found, with `ridge_per_output`.
+        measured : (c + 1,) sum of Y^2 of each output, and number of rows whose weight is not 0, for
+            the posterior.
         """
         p, c, zeros = len(self.Z), self.n_outputs, self.backend.xp.zeros
         sums = {name: zeros((self.n_sums, *shape)) for name, shape in (
-            ("G", (p, p)), ("B", (p, c)), ("totals", (1 + c if self.each else 2,)),
+            ("G", (p, p)), ("B", (p, c)), ("totals", (1 + c if self.ridge_per_output else 2,)),
         )}  # fmt: skip
-        if self.each:
+        if self.ridge_per_output:
             sums["ridges"] = zeros(c)
         return sums | {"measured": zeros(c + 1)} if self.keeps_posterior else sums
 
     def _step(self, state: State, batch: Batch) -> Array:
-        """Add a batch to the sums and return the loss of `state.alpha`."""
+        """Add a batch to the sums, and return its loss with the current weights `state.alpha`."""
         X, Y, w, backend = batch.X, batch.Y, batch.w, self.backend
         m = len(X)
         K, wide_Y = self.wide_K[:m], self.wide_Y[:m]
@@ -130,13 +137,13 @@ class DirectSolver(EquationSolver):
                 root = backend.xp.sqrt(w)
                 self._weigh(K, root)
                 self._weigh(wide_Y, root)
-            self._add(state, 0, K, wide_Y)
+            self._add_rows(state, 0, K, wide_Y)
             if self.keeps_posterior:
                 measured = state.pending["measured"]
                 measured[:-1] += (wide_Y**2).sum(axis=0)
                 measured[-1] += m if w is None else (w > 0).sum()
             for k, rows in held_out:
-                self._add(state, k, K[rows], wide_Y[rows])
+                self._add_rows(state, k, K[rows], wide_Y[rows])
         state.rows += batch.whole
         return loss
 
@@ -144,8 +151,8 @@ class DirectSolver(EquationSolver):
         """Return the names of all sums."""
         return ("G", "B", "totals")
 
-    def _add(self, state: State, k: int, K: Array, Y: Array) -> None:
-        """Add rows to the k-th of the sums."""
+    def _add_rows(self, state: State, k: int, K: Array, Y: Array) -> None:
+        """Add rows to the sums with index k. K : (m, p), Y : (m, c), both float64."""
         G, B, totals = (state.pending[name][k] for name in ("G", "B", "totals"))
         self.backend.add_gram(G, K, 1.0)
         for cols in self._panels():
@@ -156,15 +163,15 @@ class DirectSolver(EquationSolver):
             totals[1:] += (Y**2).sum(axis=self._outputs)
 
     def _held_out(self, batch: Batch, K: Array) -> Iterator[tuple[int, Array]]:
-        """Yield the index of a held-out part's sum and rows of the batch in it, a few at a time.
+        """Yield (k, indices of rows of the batch that are in held-out part k), in slices.
 
-        Rows that are centers are in no part, see `held_out.is_not_center`.
+        Rows that are centers belong to no part, see `held_out.is_not_center`.
         """
         if self.n_sums == 1:
             return
-        # Randomly transformed copies of a row are not equal.
-        of_bits = self.repeats
-        origins = bits_of(batch.X, self.backend) if of_bits else batch.row_ids % self.n_stored
+        # Copies of a row are in the same part, and random transforms make copies unequal.
+        equal = self.repeats
+        origins = bits_of(batch.X, self.backend) if equal else batch.row_ids % self.n_stored
         part = part_of(origins, self.n_sums - 1)
         part[~is_not_center(self.op, self.Z, K)] = 0
         few = len(self.K) // HELD_SHARE + 1
@@ -174,19 +181,19 @@ class DirectSolver(EquationSolver):
                 yield k, self.backend.asarray(rows[some])
 
     def left_out(self, state: State, X: Array, Y: Array, w: Array | None) -> LeftOut:
-        """Return the predictions of each row by a fit without it, its copies and its center.
+        """Return predictions of each row by a fit without the row, its copies and its center.
 
-        See `solver.left_out`; rows of weight 0 are omitted. All outputs have the same ridge. Takes
-        n p^2 + 2 p^3 / 3 FLOPs, and 2 p^2 float64.
+        See `solver.left_out`. Rows of weight 0 are omitted. All outputs have the same ridge. Takes
+        n p^2 + 2 p^3 / 3 FLOPs, and the memory of 2 p^2 float64.
 
-        X, Y, w : (n, d), (n, c), (n,) all rows that are in the sums, each once.
+        X, Y, w : (n, d), (n, c), (n,) all rows that are in the sums, each once; w may be None.
         """
         xp, to_host = self.backend.xp, self.backend.to_host
         root = xp.ones(len(X)) if w is None else xp.sqrt(w.astype(np.float64))
         kept = xp.flatnonzero(root > 0)
         X, Y, root = X[kept], Y[kept].astype(np.float64), root[kept]
         scale, F = (root / math.sqrt(state.rows))[:, None], xp.empty(Y.shape)
-        groups = left_out_together(*map(to_host, (*self._sides(X), Y)))
+        groups = left_out_together(*map(to_host, (*self._comparable_points(X), Y)))
         A = xp.empty((len(self.Z), len(self.Z)))
         self._factor_with(A, state, float(self._ridges(state)[0]))
         alpha = self._solution(A, state, xp.arange(Y.shape[1]))
@@ -204,10 +211,10 @@ class DirectSolver(EquationSolver):
             origins[group.rows] = group.rows[:, :1]
         return LeftOut(F, Y, root**2, origins)
 
-    def _sides(self, X: Array) -> tuple[Array, Array]:
-        """Return rows and centers in float64, (n, k) and (p, k), in which equal points are equal.
+    def _comparable_points(self, X: Array) -> tuple[Array, Array]:
+        """Return rows (n, k) and centers (p, k) in float64, to find rows that are equal to centers.
 
-        The frequencies of explicit features are not among the rows.
+        There are no centers, p = 0, for explicit features: their frequencies are not rows.
         """
         xp, wide = self.backend.xp, np.float64
         if self.op.kernel.explicit:
@@ -217,11 +224,11 @@ class DirectSolver(EquationSolver):
 
     @property
     def _outputs(self) -> int | None:
-        """The axis over which squares are summed: the rows, or None for all axes."""
-        return 0 if self.each else None
+        """The axis to sum over: 0 (rows) with `ridge_per_output`, otherwise None (all axes)."""
+        return 0 if self.ridge_per_output else None
 
     def end_pass(self, state: State) -> dict[str, Any]:
-        """Finish a pass as `EquationSolver.end_pass`; also report the ridge that was found."""
+        """Finish a pass, see `EquationSolver`; also report the ridge if it was found."""
         facts = super().end_pass(state)
         return facts | {"ridge": state.ridge, "tried": self.tried} if self.ridge is None else facts
 
@@ -232,27 +239,25 @@ class DirectSolver(EquationSolver):
     def _find_ridges(self, state: State, A: Array) -> None:
         if self.ridge is None:
             ridges = self._best_ridges(state, A)
-            state.ridge = middle(ridges) if self.each else float(ridges[0])
-            if self.each:
+            state.ridge = middle(ridges) if self.ridge_per_output else float(ridges[0])
+            if self.ridge_per_output:
                 state.pending["ridges"][...] = self.backend.asarray(ridges)
 
     def _ridges(self, state: State) -> Floats:
-        if not self.each:
+        if not self.ridge_per_output:
             return super()._ridges(state)
         ridges: Floats = self.backend.to_host(state.pending["ridges"])
         return ridges
 
     def _best_ridges(self, state: State, A: Array) -> Floats:
-        """Return the ridge with the least error on held-out rows, (1,), or (c,) for each output.
+        """Return the ridge with the lowest error on held-out rows: (1,), or (c,), one per output.
 
-        Sets `tried`, the ridges that were tried with their mean squared errors.
-
-        A : (p, p) buffer.
+        Sets `tried`: the ridges, with their mean squared errors. A : (p, p) float64 buffer.
         """
         totals = self.backend.to_host(state.pending["totals"])
         parts = [k for k in range(1, self.n_sums) if 0 < totals[k, 0] < state.rows]
         self.tried = []
-        n_ridges = self.n_outputs if self.each else 1
+        n_ridges = self.n_outputs if self.ridge_per_output else 1
         if not parts:  # every row is a center
             return np.full(n_ridges, 10.0**FIRST_RIDGE_EXPONENT)
         rows = totals[parts, 0].sum()
@@ -269,57 +274,61 @@ class DirectSolver(EquationSolver):
             def error(ridge: float, k: int = k) -> float:
                 return float(errors(ridge)[k])
 
-            of_output = geometric_search(
+            error_by_exponent = geometric_search(
                 error, FIRST_RIDGE_EXPONENT, MIN_RIDGE_EXPONENT, MAX_RIDGE_EXPONENT
             )
-            if not math.isfinite(min(of_output.values())):
+            if not math.isfinite(min(error_by_exponent.values())):
                 raise self._failure(state)
-            ridges[k] = float(10.0 ** parabola_minimum(of_output) * fitted)
+            ridges[k] = float(10.0 ** parabola_minimum(error_by_exponent) * fitted)
         tried = [(ridge, float(known[ridge].sum())) for ridge in sorted(known)]
         self.tried = [(ridge, value) for ridge, value in tried if math.isfinite(value)]
-        return on_grid(ridges) if self.each else ridges
+        return on_grid(ridges) if self.ridge_per_output else ridges
 
     def _error(
         self, A: Array, state: State, ridge: float, k: int, total: npt.NDArray[np.float64]
     ) -> Floats:
-        """Return the squared error on part k of the fit to the others, (1,) or (c,) per output.
+        """Return the squared error on part k of the fit without part k: (1,), or (c,), per output.
 
-        It is infinite if there is no fit. It includes the effect of rounding in the kernel values,
-        which is multiplied with weights that may be huge.
+        It is infinite if the fit fails. It includes the expected effect of the rounding of kernel
+        values, which large weights amplify.
+
+        A : (p, p) float64 buffer; total : row k of `totals`, see `_pending`.
         """
         try:
             self._factor_with(A, state, ridge, without=k)
             self.backend.mirror_lower(state.pending["G"][k])
-            sums = [self._of_panel(A, state, k, cols) for cols in self._panels()]
+            sums = [self._panel_sums(A, state, k, cols) for cols in self._panels()]
         except DivergenceError:
             return np.full(len(total) - 1, math.inf)
-        both, quadratic, squares = (
-            np.concatenate(parts) if self.each else sum(parts) for parts in zip(*sums, strict=True)
+        cross, quadratic, squares = (
+            np.concatenate(parts) if self.ridge_per_output else sum(parts)
+            for parts in zip(*sums, strict=True)
         )
-        unsure = rounding(self.op, self.Z) ** 2 * float(state.pending["G"][k].diagonal().max())
-        error: Floats = total[1:] - 2 * both + quadratic + unsure * squares
+        rounding_variance = rounding(self.op, self.Z) ** 2 * float(
+            state.pending["G"][k].diagonal().max()
+        )
+        error: Floats = total[1:] - 2 * cross + quadratic + rounding_variance * squares
         return error
 
-    def _of_panel(self, A: Array, state: State, k: int, cols: slice) -> tuple[Floats, ...]:
-        """Return alpha^T B_k, alpha^T G_k alpha and |alpha|^2 of some outputs.
+    def _panel_sums(self, A: Array, state: State, k: int, cols: slice) -> tuple[Floats, ...]:
+        """Return alpha^T B_k, alpha^T G_k alpha and |alpha|^2 for the outputs `cols`.
 
-        Each is (1,), summed over these outputs, or (w,), one value for each.
-
-        A : the factor.
+        Each is (1,), summed over these outputs, or with `ridge_per_output` (w,), one per output.
+        A : the Cholesky factor of the equations without part k.
         """
         xp, axis = self.backend.xp, self._outputs
         alpha = self._solution(A, state, xp.arange(cols.start, cols.stop), without=k)
         G, B = state.pending["G"][k], state.pending["B"][k][:, cols]
-        both = (alpha * B).sum(axis=axis)
+        cross = (alpha * B).sum(axis=axis)
         squares = (alpha**2).sum(axis=axis)
         alpha *= G @ alpha
-        sums = both, alpha.sum(axis=axis), squares
+        sums = cross, alpha.sum(axis=axis), squares
         return tuple(np.atleast_1d(self.backend.to_host(a)) for a in sums)
 
     def _factor_with(
         self, A: Array, state: State, ridge: float, without: int | None = None
     ) -> None:
-        """Factor the equations of all rows, or of all but those in sum `without`, in A (p, p)."""
+        """Write the Cholesky factor of the equations, without a held-out part, to A (p, p)."""
         G, n = state.pending["G"], self._rows(state, without)
 
         def fill() -> None:
@@ -329,23 +338,23 @@ class DirectSolver(EquationSolver):
                     A[part] -= G[without, part] * (1 / n)
             self._add_norm(A, ridge)
 
-        # Variance of the rounding of kernel values, or the limit of float64. Measured in float32
-        # with half of 600 centers doubled or moved by 1e-4: a jitter of 2e-15, 1e-12, 1e-10, 1e-8
-        # had a test error of .455, .451, .455, .497, and the largest weight fell from 1e6 to 1.5e5,
-        # 3e4, 2e3; without such centers, on noisy digits and a noisy smooth target, there was no
-        # loss up to 1e-10.
+        # The smallest jitter is the variance of the rounding of kernel values, or the limit of
+        # float64. Measured in float32, with 300 of 600 centers equal to others, or moved by 1e-4: a
+        # jitter of 2e-15, 1e-12, 1e-10 and 1e-8 had a test error of .455, .451, .455 and .497, and
+        # the largest weight fell from 1e6 to 1.5e5, 3e4 and 2e3. Without such centers, on noisy
+        # digits and a noisy smooth target, there was no loss up to 1e-10.
         self._factor(A, state, ridge, fill, rounding(self.op, self.Z) ** 2)
 
     @staticmethod
     def _rows(state: State, without: int | None) -> float:
-        """Return the number of rows in the sums, or of those not in sum `without`."""
+        """Return the number of rows in the sums, without those of held-out part `without`."""
         left_out = 0 if without is None else float(state.pending["totals"][without, 0])
         return float(state.rows) - left_out
 
     def _solution(
         self, A: Array, state: State, outputs: Array, without: int | None = None
     ) -> Array:
-        """Return the weights (p, w) of these outputs, in float64. A : the factor."""
+        """Return the weights (p, w) of w outputs, in float64. A : the Cholesky factor."""
         take, B = self.backend.xp.take, state.pending["B"]
         alpha = take(B[0], outputs, axis=1)
         if without is not None:
@@ -357,19 +366,21 @@ class DirectSolver(EquationSolver):
         R[...] = 0
         self._add_norm(R, 1.0)
 
-    def _lost(self, state: State) -> float:
+    def _sum_rounding(self, state: State) -> float:
         return 100 * eps(np.float64) * float(state.pending["G"][0].diagonal().sum())
 
-    def _inside(self, state: State, R: Array) -> Array:
+    def _whitened_gram(self, state: State, R: Array) -> Array:
         S = state.pending["G"][0].copy()
         self.backend.mirror_lower(S)
         self.backend.solve_lower(R, S)
         return self.backend.solve_lower_right(R, S)
 
-    def _fit(self, state: State, U: Array, lam: Array, tau: Floats) -> tuple[Floats, Floats, float]:
+    def _fit_statistics(
+        self, state: State, U: Array, lam: Array, tau: Floats
+    ) -> tuple[Floats, Floats, float]:
         """Return the squared residuals and squared norms of the fit, (c,) each, and its rows.
 
-        residual: |y|^2 - 2 alpha^T B + alpha^T G alpha,    alpha = U beta,
+        residuals: |y|^2 - 2 alpha^T B + alpha^T G alpha,    alpha = U beta,
         |f|^2 = |beta|^2,    beta = U^T B / (lam + tau).
         """
         backend = self.backend

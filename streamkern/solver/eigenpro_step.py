@@ -128,7 +128,7 @@ class DelayedProjectionSolver(Solver):
         self.partition.begin(m, n)
         x = op.points(batch.X, out=self.x[:m])
         g = self._values(state, x)
-        # Of the ranks with these rows, one subtracts Y.
+        # One of the ranks that have these rows subtracts Y, because their results are summed.
         if self.loss is None and not self.partition.grid.column:
             g -= batch.Y
         self.partition.row_sum(g)

@@ -37,11 +37,11 @@ SINGULAR_NOTE = "the equations of solver 'direct'"
 class EquationSolver(Solver):
     """Base class of the solvers whose weights come from a Cholesky factor.
 
-    `State.alpha` are the weights after the last completed pass, `State.average` the weights of all
-    `State.averaged` rows that were in the sums when they were last computed.
+    `State.alpha` are the weights after the last completed pass. `State.average` are the weights
+    when they were last computed, from all `State.averaged` rows in the sums at that time.
 
-    ridge : None: it is found on held-out rows, and is `State.ridge`.
-    repeats : whether every pass brings the same rows.
+    ridge : the ridge; None: it is found on held-out rows, and stored in `State.ridge`.
+    repeats : whether every pass has the same rows.
     jitter, factor_jitter : jitter of the last equations, and of their factor, which may be a
         preconditioner.
     least_jitter : smallest jitter that was tried.
@@ -49,7 +49,7 @@ class EquationSolver(Solver):
     factor_dtype : dtype of the factor.
     singular : whether only a jitter, and no ridge, made the last equations solvable.
     keeps_posterior : whether `posterior` will be called.
-    ridges : (c,) ridge of each output, in place of `ridge`.
+    ridges : (c,) ridge of each output; replaces `ridge`.
     """
 
     name = "direct"
@@ -61,8 +61,8 @@ class EquationSolver(Solver):
     scale = 1.0
     factor_dtype: np.dtype[Any] = np.dtype(np.float64)
     singular = False
-    drowned = False
-    """Whether the matrix of the last equations may be nothing but rounding errors."""
+    rounding_dominates = False
+    """Whether rounding errors may dominate the matrix of the last equations."""
     keeps_posterior = False
     ridges: Floats | None = None
 
@@ -123,14 +123,14 @@ class EquationSolver(Solver):
         return A
 
     def _find_ridges(self, state: State, A: Array) -> None:
-        """Find the ridges that are open, and set them in `state`. A : (p, p) buffer."""
+        """Find the ridges that were not given, and store them in `state`. A : (p, p) buffer."""
 
     def _factor_with(self, A: Array, state: State, ridge: float) -> None:
-        """Factor the equations of all rows in A (p, p)."""
+        """Write the Cholesky factor of the equations of all rows to A (p, p)."""
         raise NotImplementedError
 
     def _solution(self, A: Array, state: State, outputs: Array) -> Array:
-        """Return the weights (p, w) of these outputs, in float64. A : the factor."""
+        """Return the weights (p, w) of w outputs, in float64. A : the Cholesky factor."""
         raise NotImplementedError
 
     def _substitute(self, A: Array, state: State, alpha: Array) -> Array:
@@ -142,7 +142,10 @@ class EquationSolver(Solver):
         return alpha
 
     def _slabs(self, *, lower: bool = False) -> Iterator[tuple[slice, Array]]:
-        """Yield some rows of K(Z, Z) at a time, if `lower` up to the last of their columns."""
+        """Yield (rows, K(Z[rows], Z)) for consecutive slices of the centers.
+
+        lower : yield only the columns up to the last of the rows, which contain the lower triangle
+        """
         p, op = len(self.Z), self.op
         room = op.backend.xp.empty(min(KERNEL_SLAB_ROWS, p) * p, op.dtype)
         for rows in tiles(p, KERNEL_SLAB_ROWS):
@@ -153,17 +156,14 @@ class EquationSolver(Solver):
             yield rows, slab
 
     def _add_norm(self, A: Array, ridge: float) -> None:
-        """Add ridge K(Z, Z) to A, evaluating one slab of rows at a time.
-
-        The norm of the weights of explicit features is their own: ridge I.
-        """
+        """Add ridge K(Z, Z) to A, one slab of rows at a time; for explicit features, ridge I."""
         if not ridge:
             return
         if self.op.kernel.explicit:
             A.reshape(-1)[:: len(A) + 1] += ridge
             return
         for rows, slab in self._slabs():
-            wide = slab.astype(A.dtype) if ridge > 1 else slab  # or float32 might overflow
+            wide = slab.astype(A.dtype) if ridge > 1 else slab  # float32 might overflow
             wide *= ridge
             A[rows] += wide
 
@@ -177,18 +177,18 @@ class EquationSolver(Solver):
         return product
 
     def posterior(self, state: State) -> Posterior:
-        """Return the posterior, once all rows are in the sums; see `solver.posterior`."""
+        """Return the posterior, after all rows were added to the sums; see `solver.posterior`."""
         p = len(self.Z)
         tau = state.rows * self._ridges(state)
         R = self.backend.xp.empty((p, p))
         self._fill_norm(R)
         # The smallest jitter above the rounding of kernel values and of the sums.
         scale = float(R.diagonal().max())
-        jitter = max(10 * eps(self.op.dtype), self._lost(state) / (tau.min() * scale))
+        jitter = max(10 * eps(self.op.dtype), self._sum_rounding(state) / (tau.min() * scale))
         self._factor(R, state, 1.0, lambda: self._fill_norm(R), jitter)
-        U, lam = simultaneous(self.backend, R, self._inside(state, R))
+        U, lam = simultaneous(self.backend, R, self._whitened_gram(state, R))
         lam_host = self.backend.to_host(lam)
-        left, norms, n = self._fit(state, U, lam, tau)
+        left, norms, n = self._fit_statistics(state, U, lam, tau)
         taus, index = np.unique(tau, return_inverse=True)
         free = n - p + (taus / (lam_host[:, None] + taus)).sum(axis=0)[index]
         least = eps(np.float64) * left  # if all targets are equal
@@ -196,21 +196,29 @@ class EquationSolver(Solver):
         return Posterior(self.backend.to_host(U), lam_host, left / free, prior)
 
     def _fill_norm(self, R: Array) -> None:
-        """Write K(Z, Z) to the lower part of R."""
+        """Write K(Z, Z) to the lower triangle of R (p, p)."""
         raise NotImplementedError
 
-    def _lost(self, state: State) -> float:
-        """Return 100 times the rounding error of an eigenvalue of G that is 0."""
+    def _sum_rounding(self, state: State) -> float:
+        """Return 100 times the rounding error of the sums, as it appears in a zero eigenvalue of G.
+
+        Zero for solvers that do not sum.
+        """
         return 0.0
 
-    def _inside(self, state: State, R: Array) -> Array:
-        """Return R^-1 G R^-T, in the lower part. R : lower factor of K(Z, Z)."""
+    def _whitened_gram(self, state: State, R: Array) -> Array:
+        """Return R^-1 G R^-T, in the lower triangle. R : Cholesky factor of K(Z, Z), lower."""
         raise NotImplementedError
 
-    def _fit(self, state: State, U: Array, lam: Array, tau: Floats) -> tuple[Floats, Floats, float]:
+    def _fit_statistics(
+        self, state: State, U: Array, lam: Array, tau: Floats
+    ) -> tuple[Floats, Floats, float]:
         """Return the weighted squared residuals and the squared norms of the fit, (c,) each.
 
-        The third value is the number of rows with a weight.
+        The third value is the number of rows whose weight is not 0.
+
+        U : (p, p) and lam : (p,), with U^T G U = diag(lam) and U^T K(Z, Z) U = I.
+        tau : (c,) number of rows times the ridge of each output.
         """
         raise NotImplementedError
 
@@ -235,7 +243,7 @@ class EquationSolver(Solver):
         """
         diagonal = self.backend.xp.arange(len(A))
         fill()
-        scale, self.drowned = float(A.diagonal().max()), relative > 1
+        scale, self.rounding_dominates = float(A.diagonal().max()), relative > 1
         if self.op.kernel.geometry == "inner" and scale == 0:
             A[diagonal, diagonal] = scale = 1.0  # all rows are 0: the mean, for any weights
         # With distant rows and a narrow bandwidth, all kernel values may be rounding errors.

@@ -293,7 +293,7 @@ class KernelRidgeSolver(EquationSolver):
     def _fill_norm(self, R: Array) -> None:
         self._fill(R, self.backend.xp.ones(len(R)))
 
-    def _inside(self, state: State, R: Array) -> Array:
+    def _whitened_gram(self, state: State, R: Array) -> Array:
         """Return M^T W M, as G = K W K; M = K R^-T = R - jitter R^-T.
 
         Without the subtraction, the jitter of zero eigenvalues of K would count as information.
@@ -306,8 +306,10 @@ class KernelRidgeSolver(EquationSolver):
         backend.add_gram(S, M, 1.0)
         return S
 
-    def _fit(self, state: State, U: Array, lam: Array, tau: Floats) -> tuple[Floats, Floats, float]:
-        """Return squared residuals, squared norms and rows of the fit, see `EquationSolver._fit`.
+    def _fit_statistics(
+        self, state: State, U: Array, lam: Array, tau: Floats
+    ) -> tuple[Floats, Floats, float]:
+        """Return squared residuals, squared norms and rows of the fit; see the base class.
 
         The residual of row i is tau alpha_i / w_i, by the equations.
         """

@@ -62,7 +62,7 @@ def choose_method(
         return block(f"chosen, as solver.{setting} is set")
     if problem.features != "kernel":
         return block(f"chosen for {problem.features} features")
-    if problem.set_aside:
+    if problem.n_validation_rows:
         return block("chosen, as the direct solver has no passes to stop early")
     if options.ridge == 0:
         return block(
@@ -107,7 +107,7 @@ def _without_block(
 
     With few centers the direct solver takes less memory than these samples.
     """
-    others = problem.set_aside or problem.features != "kernel" or problem.ranks > 1
+    others = problem.n_validation_rows or problem.features != "kernel" or problem.ranks > 1
     others = others or not problem.squares
     block_only = options.ridge == 0 or others
     if block_only or options.first_set(_BLOCK_ONLY):

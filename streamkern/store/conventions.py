@@ -131,7 +131,7 @@ def no_member(name: str, group: Any, where: str) -> str:
     more = ", ..." if len(paths) > _SHOWN else ""
     names = f"it has {', '.join(paths[:_SHOWN]) or 'none'}{more}: name them with x= and y="
     if is_group(member):
-        return f"{name!r} of {where} is a group and no array; {names}"
+        return f"{name!r} of {where} is a group and not an array; {names}"
     return f"{where} has no array {name!r}; {names}"
 
 

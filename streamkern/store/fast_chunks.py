@@ -221,7 +221,7 @@ def _frame_bytes(data: NDArray[np.uint8]) -> int | None:
     """Return the content size in a zstd frame header (RFC 8878, 3.1.1.1); None without one."""
     head = data[:18].tobytes()
     if head[:4] != b"\x28\xb5\x2f\xfd" or len(head) < 6:
-        raise ValueError("it is no zstd frame")
+        raise ValueError("it is not a zstd frame")
     descriptor = head[4]
     single = descriptor >> 5 & 1
     start = 5 + (1 - single) + (0, 1, 2, 4)[descriptor & 3]

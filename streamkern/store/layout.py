@@ -182,7 +182,7 @@ def wanted_dtype(dtype: Any) -> np.dtype[Any]:
     except TypeError as error:
         names = ", ".join(t.name for t in X_DTYPES)
         raise ConfigError(
-            f"{mention('dtype', dtype)} is no dtype ({error})", f"use one of {names}"
+            f"{mention('dtype', dtype)} is not a dtype ({error})", f"use one of {names}"
         ) from error
     if wanted not in X_DTYPES:
         names = ", ".join(t.name for t in X_DTYPES)

@@ -132,7 +132,7 @@ class Unpacked:
 
 
 def mask_to_nan(values: NDArray[Any], missing: NDArray[Any]) -> NDArray[Any]:
-    """Return `values` with missing ones replaced by NaN, or by None if they are no floats."""
+    """Return `values` with missing ones replaced by NaN, or by None if they are not floats."""
     if not np.any(missing):
         return values
     masked = values.copy() if values.dtype.kind == "f" else values.astype(object)
@@ -323,7 +323,7 @@ class _Attributes:
             return plain
         number = number_of(value)
         if number is None or isinstance(number, complex):
-            raise DataError(f"{self.name} has {key}={value!r}, which is no number", "correct it")
+            raise DataError(f"{self.name} has {key}={value!r}, which is not a number", "correct it")
         return float(number)
 
     def refuse_scale(self, key: str) -> None:
@@ -357,7 +357,7 @@ class _Attributes:
             if number is None:
                 if k in (None, ""):
                     continue
-                raise DataError(f"{self.name} has {key}={k!r}, which is no number", "correct it")
+                raise DataError(f"{self.name} has {key}={k!r}, which is not a number", "correct it")
             stored = as_stored(number, dtype, wraps="_Unsigned" in self.attributes)
             if stored is not None:
                 numbers.append(stored)
@@ -373,7 +373,7 @@ class _Attributes:
             numbers = [number_of(k) for k in limits.tolist()]
             if any(k is None for k in numbers) or len(numbers) != 1 + (key == "valid_range"):
                 raise DataError(
-                    f"{self.name} has {key}={self.attributes[key]}, which is no "
+                    f"{self.name} has {key}={self.attributes[key]}, which is not a "
                     f"{'pair of numbers' if key == 'valid_range' else 'number'}",
                     "correct it",
                 )

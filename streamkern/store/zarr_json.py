@@ -229,5 +229,5 @@ def _parsed(data: bytes, where: str) -> Mapping[str, Any]:
     except ValueError as error:
         raise CorruptChunkError(f"{where} is not JSON ({error})", f"{_REMEDY}") from error
     if not isinstance(document, Mapping):
-        raise CorruptChunkError(f"{where} is no JSON object", f"{_REMEDY}")
+        raise CorruptChunkError(f"{where} is not a JSON object", f"{_REMEDY}")
     return document

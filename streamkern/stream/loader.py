@@ -225,7 +225,7 @@ class Loader:
         Raises
         ------
         ConfigError
-            `state` is no state of a loader.
+            `state` is not a state of a loader.
         ResumeMismatchError
             The state belongs to other rows or another order.
         """
@@ -235,7 +235,7 @@ class Loader:
             position = checked_int("epoch", epoch, 0), checked_int("batch", batch, 0)
         except (TypeError, ValueError, KeyError):
             raise ConfigError(
-                f"{mention('state')} is no state of a loader", "give one of Loader.state_dict"
+                f"{mention('state')} is not a state of a loader", "give one of Loader.state_dict"
             ) from None
         if source != self._digest():
             raise ResumeMismatchError(

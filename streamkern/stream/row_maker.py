@@ -101,7 +101,7 @@ class RowMaker:
             stored = X.astype(self.dtype, copy=False)
         if self.source.feed_transforms and self.dtype.kind == "u" and (stored != X).any():
             raise DataError(
-                f"transforms of {where} made numbers that are no {self.dtype.name}",
+                f"transforms of {where} made numbers that are not {self.dtype.name}",
                 "let those that are marked keeps_integers return whole numbers in its range",
             )
         X = stored.reshape(len(X), *self.source.row_shape)

@@ -53,7 +53,7 @@ def continuing(
         if ancestry is not None and directory is not None:
             raise ResumeMismatchError(
                 f"{directory.place} holds a run that continues {ancestry['run']}",
-                f"say so with {mention('continues', ancestry['run'])}, or give another run_dir",
+                f"repeat {mention('continues', ancestry['run'])}, or give another run_dir",
             )
         return config, given
     if directory is not None and _absolute(directory.place) == _absolute(place):

@@ -202,7 +202,7 @@ class SavedRun:
             if saved.meta.get("model_only"):
                 raise ConfigError(
                     f"{run.place} holds a model without the state of its solver, which "
-                    "partial_fit would go on with",
+                    "partial_fit would continue from",
                     "save an estimator after partial_fit, load a run directory, or use fit",
                 )
             sizes = sizes_of(record)
@@ -221,7 +221,7 @@ def _continued(
     if solver == "direct" and settings["solver"]["ridge"] == "auto":
         raise ConfigError(
             "the ridge of a run of 'direct' was found on some of its rows, and partial_fit cannot "
-            "go on with it",
+            "use it for other rows",
             "use fit, or train the run with a ridge",
         )
     tables = {name: dict(table) for name, table in settings.items()}

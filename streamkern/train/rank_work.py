@@ -47,14 +47,15 @@ def work_as_rank(
         config = config.with_overrides({"run.threads": spec.threads})
     if settings["devices"]:
         config = config.with_overrides({"run.device": settings["devices"][spec.rank]})
-    placed: dict[str, Any] = {"workers": list(spec.addresses)}
+    locations: dict[str, Any] = {"workers": list(spec.addresses)}
     if settings["dashboard"] is not None:
-        placed["dashboard"] = settings["dashboard"]
+        locations["dashboard"] = settings["dashboard"]
     give_up = time.monotonic() + spec.outlived_s
     while True:
         try:
+            given = replace(pickle.loads(settings["given"]), rank_locations=locations)
             return train_rank(
-                config, ranks, stop, replace(pickle.loads(settings["given"]), placed=placed),
+                config, ranks, stop, given,
                 progress=_line(settings, spec.tell), tell=spec.tell,
             )  # fmt: skip
         except RunLockedError as error:  # by the previous rank 0, which ends by itself

@@ -127,7 +127,7 @@ def started_trainer(
     An error closes the backend.
     """
     with acquired_run(config, given, directory, request) as (run, test, client, stack):
-        validation = run.data.aside if given.ranks.rank == 0 else None
+        validation = run.data.validation_rows if given.ranks.rank == 0 else None
         evaluations = EvaluationSchedule(config.run, test, on_evaluation, validation)
         trainer = Trainer(
             run, directory, evaluations, stack, request, Callbacks(callbacks, stack),

@@ -178,7 +178,7 @@ class Trainer:
                 self._checkpoint()
                 self._tell_pass(last=True)
             elif self.checkpoints.kept and self.directory is not None:
-                self.directory.retire()
+                self.directory.delete_old()
         else:
             try:
                 self._to_end()

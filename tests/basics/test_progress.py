@@ -47,7 +47,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
 
 @pytest.fixture
 def notebook(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    """As within a kernel of Jupyter, whose streams are no terminals: what its output shows, a line
+    """As within a kernel of Jupyter, whose streams are not terminals: what its output shows, a line
     for each change of it."""
     shown = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
 

@@ -155,7 +155,7 @@ def test_centers_from_a_file(kind: str, tmp_path: Path) -> None:
 def test_the_median_of_distances() -> None:
     Z = arrays(50)[0]
     assert random_rows.median_bandwidth(Z) == pytest.approx(np.median(pdist(Z)))
-    twice = np.concatenate([Z, Z[:10]])  # copies are no distances
+    twice = np.concatenate([Z, Z[:10]])  # copies are not distances
     distances = pdist(np.float64(twice))
     assert random_rows.median_bandwidth(twice) == pytest.approx(np.median(distances[distances > 0]))
 

@@ -137,14 +137,16 @@ def test_the_list_of_commands_is_told_without_loading_them() -> None:
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert not loaded & {"numpy", "zarr", "dask", "pydantic", "scipy"}
     assert set(main.COMMANDS) <= set(done.stdout.split())
-    assert {f"{name.replace('-', '_')}_command" for name in main.COMMANDS} == set(main._NAMES)
+    assert {f"{name.replace('-', '_')}_command" for name in main.COMMANDS} == set(
+        main._LOADED_NAMES
+    )
 
 
 def test_commands_begin_without_what_takes_seconds_to_load() -> None:
     """As every rank and every worker does."""
     code = (
         "import sys; from streamkern.cli import main as m; "
-        "[m._load(name) for name in m._NAMES]; print(*sys.modules)"
+        "[m._load_command(name) for name in m._LOADED_NAMES]; print(*sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
@@ -704,7 +706,7 @@ def test_augment_is_the_library_function(run: Run, stores: Path, tmp_path: Path)
         (["--weights", "a,b"], "--weights 'a,b' must be numbers with commas"),
         (["--weights", "1,2"], "--weights has 2 numbers for 1 stores in the list of inputs"),
         (["--threads", "0"], "--threads 0 must be"),
-        (["--dtype", "int3"], "--dtype int3 is no dtype"),
+        (["--dtype", "int3"], "--dtype int3 is not a dtype"),
         (["--memory", "none"], "--memory none must be"),
         (["--storage-option", "secret"], "--storage-option number 1 must be KEY=VALUE"),
     ],
@@ -965,7 +967,7 @@ BAD_HOST = "https://[::1/x"
     [
         (["ingest", "c.csv", "o.zarr", "--x", "", "--y", "label"], "--x is empty"),
         (["ingest", "c.csv", "o.zarr", "--x", "a\nb", "--y", "label"], "names of columns in one"),
-        (["ingest", "c.csv", "o.zarr", "--y", "label", "--dtype", "foo"], "foo is no dtype"),
+        (["ingest", "c.csv", "o.zarr", "--y", "label", "--dtype", "foo"], "foo is not a dtype"),
         (["ingest", "c.csv", "o.zarr", "--y", "label", "--dtype", "int8"], "--dtype int8 cannot"),
         *(
             ([*command, "o.zarr", "--chunk-mb", size], f"--chunk-mb {size}")

@@ -97,7 +97,7 @@ def page_of_both(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 def page_of(text: str) -> Any:
-    """The tree of a page. ParseError where it is no valid HTML, or an SVG no valid XML."""
+    """The tree of a page. ParseError where it is not valid HTML, or an SVG is not valid XML."""
     assert text.startswith(MARK)
     for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
         ET.fromstring(svg)

@@ -85,7 +85,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "NUL": (objects(["a\0", "a", "b"]), CHARACTER),
     "NUL in a list": (listed(["a\0", "a", "b"]), CHARACTER),
     "NUL inside": (spread(["a\0b", "a", "b"]), CHARACTER),
-    "bytes that are no text": (objects([b"a", b"\xff", b"c"]), "is bytes, .*decode"),
+    "bytes that are not text": (objects([b"a", b"\xff", b"c"]), "is bytes, .*decode"),
     "complex": (spread([1j, 2, 3]), OTHER),
     "complex as objects": (objects([1j, 2j, 3j]), OTHER),
     "nothing": (listed(["b", "ä", ""]), "row 3 of y is empty, which stands for a missing one"),

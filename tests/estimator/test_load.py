@@ -344,7 +344,7 @@ def test_a_model_with_an_own_kernel_is_loaded_where_its_class_is(tmp_path: Path)
     np.testing.assert_array_equal(load(tmp_path / "saved").predict(X), model.predict(X))
     elsewhere = f"import streamkern; streamkern.load({str(tmp_path / 'saved')!r})"
     done = subprocess.run([sys.executable, "-c", elsewhere], capture_output=True, text=True)
-    assert "Odd' is a class of the user's own that this process has not defined" in done.stderr
+    assert "Odd' is a custom class that this process has not defined" in done.stderr
 
 
 def test_what_is_not_kept_is_asked_for_by_name(tmp_path: Path) -> None:
@@ -408,7 +408,7 @@ def test_damage_is_not_loaded(tmp_path: Path) -> None:
 
     def use() -> bytes:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # a line of the log is no part of it
+            warnings.simplefilter("ignore", UserWarning)  # a line of the log is not part of it
             return load(tmp_path / "saved").predict(X).tobytes()
 
     counts = survey(tmp_path / "saved", 60, 3, use, peak_bytes=100 * 2**20)

@@ -1,4 +1,4 @@
-"""A loss of the user's own, from the estimator and from a run file to a loaded model."""
+"""A user-defined loss, from the estimator and from a run file to a loaded model."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_estimators_with_an_own_loss_are_cloned_pickled_and_searched_over() -> N
     losses = [LogCosh(0.1), LogCosh(10.0), "squared_error"]
     search = GridSearchCV(model, {"loss": losses}, cv=2, scoring="neg_median_absolute_error")
     assert search.fit(X, Y).best_params_["loss"] in losses
-    with pytest.raises(sk.ConfigError, match="loss__width is no parameter: a loss has none"):
+    with pytest.raises(sk.ConfigError, match="loss__width is not a parameter: those of a loss"):
         model.set_params(loss__width=2.0)
 
 
@@ -140,7 +140,7 @@ finally:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "False\n"
-    assert "Distance' is a class of the user's own that this process has not defined" in done.stderr
+    assert "Distance' is a custom class that this process has not defined" in done.stderr
 
 
 def test_a_wrong_loss_is_refused_before_anything_is_written(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_wrong_loss_is_refused_before_anything_is_written(tmp_path: Path) -> N
             return 3 * super().gradient(xp, errors, Y)
 
     model = sk.KernelRegressor(loss=Steep(), run_dir=tmp_path / "run", **SMALL)
-    with pytest.raises(sk.ConfigError, match=r"loss=Steep.*curvature=1 is no bound") as raised:
+    with pytest.raises(sk.ConfigError, match=r"loss=Steep.*curvature=1 is not a bound") as raised:
         model.fit(X, Y)
     assert "model.loss" not in str(raised.value)
     assert not (tmp_path / "run").exists()

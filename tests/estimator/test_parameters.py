@@ -121,7 +121,7 @@ def test_a_kernel_that_is_not_positive_definite_is_warned_of() -> None:
 def test_kernels_that_are_none_are_answered_with_what_to_give() -> None:
     with pytest.raises(ConfigError, match=r"is a class; give a kernel, such as Laplace\(2.0\)"):
         streamkern.KernelRegressor(streamkern.Laplace)._config(1)
-    with pytest.raises(ConfigError, match=r"of scikit-learn's; give Gaussian\(length_scale\)"):
+    with pytest.raises(ConfigError, match=r"of scikit-learn; give Gaussian\(length_scale\)"):
         streamkern.KernelRegressor(RBF(2.0))._config(1)
 
 
@@ -192,16 +192,16 @@ def test_partial_fit_tells_values_apart_and_takes_equal_ones() -> None:
         ("centers", Path("a"), ["a"], ["b"]),
     ]  # fmt: skip
     for name, value, equal, others in cases:
-        begun = KernelRegressor(**{name: value})._of_model()
+        begun = KernelRegressor(**{name: value})._model_parameters()
         for same in equal:
-            KernelRegressor(**{name: same})._check_begun(begun)
+            KernelRegressor(**{name: same})._check_unchanged(begun)
         for other in others:
             with pytest.raises(ConfigError, match=f"{name}=.*begun with {name}="):
-                KernelRegressor(**{name: other})._check_begun(begun)
+                KernelRegressor(**{name: other})._check_unchanged(begun)
     model = KernelRegressor(transforms=[shift])
-    model.begun = model._of_model()  # type: ignore[attr-defined]
+    model.begun = model._model_parameters()  # type: ignore[attr-defined]
     copied = pickle.loads(pickle.dumps(model))
-    copied._check_begun(copied.begun)
+    copied._check_unchanged(copied.begun)
 
 
 def test_partial_fit_takes_the_passes_and_the_machine_of_each_call() -> None:

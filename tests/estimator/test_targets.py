@@ -126,7 +126,7 @@ def test_numbers_written_as_text_are_the_values_of_a_regression() -> None:
 
 def test_the_refusal_names_the_row_and_no_sentence_of_another_library() -> None:
     cases: list[tuple[Any, str]] = [
-        (["1", "x"], "'x' in row 1, which is no number"),
+        (["1", "x"], "'x' in row 1, which is not a number"),
         ([["1", "2"], ["3", "4,5"]], "'4,5' in row 1, a number with a decimal comma"),
     ]
     for y, says in cases:

@@ -251,7 +251,7 @@ def test_an_experiment_refuses_what_it_can_not_use(
     for data, message in (
         (few, "4 rows are too few"),
         (tmp_path / "none.zarr", "none.zarr"),
-        (tmp_path / "nowhere", "is no folder and no Zarr store"),
+        (tmp_path / "nowhere", "is neither a folder nor a Zarr store"),
         (pickled, "pickle can run code"),
         (empty, "holds none of the files"),
         (lonely, "has no test.csv beside it"),
@@ -303,7 +303,7 @@ def test_flat_rows_are_refused_where_images_are_needed(
     monkeypatch.setattr(command, "experiment_named", lambda name: asking)
     write_arrays(tmp_path / "data")
     assert quick("ep3_fig2", tmp_path, "--data", str(tmp_path / "data")) == 2
-    assert "which are no images" in capsys.readouterr().err
+    assert "which are not images" in capsys.readouterr().err
 
 
 def test_damaged_files_are_refused_in_one_sentence(
@@ -314,10 +314,10 @@ def test_damaged_files_are_refused_in_one_sentence(
         ("cut", {"data_batch_1.bin": image + b"\x00", "test_batch.bin": image}, "is cut, or"),
         ("class", {"data_batch_1.bin": b"\x0a" + image[1:], "test_batch.bin": image}, "0 to 9"),
         ("alone", {"data_batch_1.bin": image}, "there is no test_batch.bin"),
-        ("words", {"SUSY.csv": b"0.0,1.0\nhello,2.0\n"}, "is no table of numbers"),
-        ("nothing", {"HIGGS.csv": b""}, "is no table of numbers"),
+        ("words", {"SUSY.csv": b"0.0,1.0\nhello,2.0\n"}, "is not a table of numbers"),
+        ("nothing", {"HIGGS.csv": b""}, "is not a table of numbers"),
         ("half", {"SUSY.csv": b"0.0,1.0\n0.5,2.0\n"}, "row 1 has another number"),
-        ("arrays", {"X_train.npy": b"no array"}, "X_train.npy is no array"),
+        ("arrays", {"X_train.npy": b"no array"}, "X_train.npy is not an array"),
     ):
         place = tmp_path / name
         place.mkdir()

@@ -198,7 +198,7 @@ def test_a_folder_of_something_else_is_refused(name: str, tmp_path: Path) -> Non
     (tmp_path / name).write_text("Signature: 8a477f597d28d172789f06886806bc55\n# of mine\n")
     before = tree(tmp_path)
     first = re.escape(name.partition("/")[0])
-    with pytest.raises(ConfigError, match=f"holds '{first}' and is no cache of streamkern"):
+    with pytest.raises(ConfigError, match=f"holds '{first}' and is not a cache of streamkern"):
         Cache(tmp_path)
     assert tree(tmp_path) == before
 

@@ -56,7 +56,7 @@ def rows(store: Any) -> tuple[np.ndarray, np.ndarray]:
 def test_a_tag_a_branch_and_a_snapshot_are_read_by_url(tmp_path: Path) -> None:
     repository = make(tmp_path / "repo")
     first = write(repository, X + 1, Y)
-    repository.create_tag("v1.csv", snapshot_id=first)  # is no ending
+    repository.create_tag("v1.csv", snapshot_id=first)  # is not an ending
     second = write(repository)
     place = f"icechunk+file://{tmp_path}/repo"
     for url, shift, snapshot in (
@@ -102,7 +102,7 @@ def test_objects_of_icechunk_are_data_in_python() -> None:
     for given in (writable, writable.store, zarr.open_group(writable.store)):
         with pytest.raises(ConfigError, match="can be written may change while it is read"):
             open_store(given)
-    with pytest.raises(ConfigError, match="is no data"):
+    with pytest.raises(ConfigError, match="is not data"):
         open_store(icechunk.in_memory_storage())
     assert not any(map(is_icechunk, (X, None, "icechunk", [repository])))
 
@@ -119,8 +119,8 @@ def test_what_is_not_there_is_one_sentence(tmp_path: Path) -> None:
         (f"icechunk+file://{tmp_path}/none", StoreNotFoundError, "there is no icechunk repository"),
         ("icechunk+gs://bucket/repo", ConfigError, "are not opened by URL"),
         ("icechunk+s3://user:pw@bucket/repo", ConfigError, "credentials"),
-        ("icechunk+s3://bucket/repo#tag=v1", ConfigError, "is no URL of an icechunk repository"),
-        ("icechunk+s3://bucket/repo?tag=v1", ConfigError, "is no URL of an icechunk repository"),
+        ("icechunk+s3://bucket/repo#tag=v1", ConfigError, "is not a URL of an icechunk repository"),
+        ("icechunk+s3://bucket/repo?tag=v1", ConfigError, "is not a URL of an icechunk repository"),
     ):
         with pytest.raises(error, match=message):
             open_store(url)

@@ -13,7 +13,7 @@ import pytest
 
 import streamkern as sk
 from streamkern.basics.errors import ConfigError, DataError
-from streamkern.ingest.csv_layout import csv_layout, refuse_units
+from streamkern.ingest.csv_layout import csv_layout, refuse_unit_lines
 from streamkern.ingest.formats import FileForm
 from streamkern.ingest.ingest import ingest
 from streamkern.ingest.tables.numbers import NumberStyle
@@ -139,9 +139,11 @@ def test_names_behind_a_comment_sign_are_the_header() -> None:
         assert [*found.fields] == text.lstrip("# ").split("\n")[0].split(",")
     with pytest.raises(DataError, match="skip_lines="):
         layout("# made today\n1,2\n3,4\n")
-    with pytest.raises(DataError, match=r"looks like a comment.*skip_lines=1;.*without '#'"):
+    with pytest.raises(
+        DataError, match=r"looks like a comment; .*skip_lines=1;.*without '#' at its start"
+    ):
         layout("# 0,1\n1.5,2\n3,4\n")
-    with pytest.raises(DataError, match="without it at their ends"):
+    with pytest.raises(DataError, match="from the ends of the lines"):
         layout("x,y\n1,2,\n3,4,\n")
 
 
@@ -387,4 +389,4 @@ def test_lines_of_units_are_named_and_can_be_skipped(tmp_path: Path) -> None:
         np.testing.assert_array_equal(x, VALUES)
     for first in ("?,,", "1,kg,s", "NA,NA,NA"):  # gaps, and a row
         lines = list(enumerate(["a,b,y", first, *numbers], 1))
-        refuse_units(lines, [line.split(",") for _, line in lines], NumberStyle(), "d.csv")
+        refuse_unit_lines(lines, [line.split(",") for _, line in lines], NumberStyle(), "d.csv")

@@ -127,7 +127,7 @@ def test_a_name_that_leads_nowhere_is_answered_with_those_that_there_are(
     for wish in ({"y": "obs/sex"}, {"y": "sex"}, {"x": "W"}, {"y": "y/z"}):
         with pytest.raises(DataError, match=r"has no array .*obs/cell_type.*name them with x="):
             read(url, **wish)
-    with pytest.raises(DataError, match=r"'layers' of .* is a group and no array; .*layers/csc"):
+    with pytest.raises(DataError, match=r"'layers' of .* a group and not an array; .*layers/csc"):
         read(url, x="layers")
 
 

@@ -452,7 +452,7 @@ def test_row_groups_that_say_other_counts_are_refused(tmp_path: Path) -> None:
 
 def test_odd_parquet_labels_get_a_sentence(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "b.parquet", a=[1.0, 2], y=pa.array([b"\xff\xfe", b"a"]))
-    with pytest.raises(DataError, match="no text in UTF-8"):
+    with pytest.raises(DataError, match="not text in UTF-8"):
         ingest(path, tmp_path / "out")
 
 

@@ -79,13 +79,13 @@ def test_the_number_of_features_can_be_given(tmp_path: Path) -> None:
         ("1,2 1:3", "has the labels 1,2"),
         ("1 3:1 2:1", "sorted"),
         ("1 2:1 2:1", "sorted"),
-        ("1 2:x", "no row of an svmlight file"),
-        ("a 2:1", "no row of an svmlight file"),
-        ("1 2", "no row of an svmlight file"),
-        ("1 -3:1", "no row of an svmlight file"),
+        ("1 2:x", "not a row of an svmlight file"),
+        ("a 2:1", "not a row of an svmlight file"),
+        ("1 2", "not a row of an svmlight file"),
+        ("1 -3:1", "not a row of an svmlight file"),
         ("1 99999999999999999999:1", "feature number 99999999999999999999, .* number the feat"),
         ("1 qid:3 2:1 2147483648:1", "feature number 2147483648, and at most 2147483647 is read"),
-        ("1 2:9e999 -2147483649:1", "no row of an svmlight file"),
+        ("1 2:9e999 -2147483649:1", "not a row of an svmlight file"),
     ],
 )
 def test_a_wrong_line_is_refused_by_its_number(

@@ -209,7 +209,7 @@ def test_what_is_no_list_of_categorical(categorical: Any, says: str) -> None:
 )  # fmt: skip
 def test_categorical_belong_to_a_distance(kernel: Kernel) -> None:
     assert kernel.with_categorical(()).categorical == ()
-    with pytest.raises(ConfigError, match="no function of the Euclidean distance"):
+    with pytest.raises(ConfigError, match="not a function of the Euclidean distance"):
         kernel.with_categorical([(0, 1.0)])
 
 

@@ -1,4 +1,4 @@
-"""Kernels of the user's own by "module:Class", in a setting and in a record."""
+"""User-defined kernels by "module:Class", in a setting and in a record."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ def test_other_values_stay_as_they_are() -> None:
     ("value", "says"),
     [
         ("no_such_module:Quartic", "the module 'no_such_module' cannot be imported"),
-        ("streamkern:Kernel", "is no class that is derived from streamkern.Kernel"),
-        (f"{__name__}:NoSuchClass", "is no class that is derived from streamkern.Kernel"),
-        ({"kind": f"{__name__}:NAME"}, "is no class that is derived from streamkern.Kernel"),
+        ("streamkern:Kernel", "is not a subclass of streamkern.Kernel"),
+        (f"{__name__}:NoSuchClass", "is not a subclass of streamkern.Kernel"),
+        ({"kind": f"{__name__}:NAME"}, "is not a subclass of streamkern.Kernel"),
     ],
 )
 def test_names_of_no_kernel_are_refused(value: Any, says: str) -> None:
@@ -202,5 +202,5 @@ def test_commands_import_the_module_of_a_kernel_object(
 
 
 def test_a_class_of_a_script_is_not_said_to_be_imported() -> None:
-    with pytest.raises(ConfigError, match=r"import its module before, or define the class$"):
+    with pytest.raises(ConfigError, match=r"import its module first, or define the class$"):
         kernel_of_run("__main__:Rational")

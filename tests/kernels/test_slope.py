@@ -91,9 +91,9 @@ class Bare(Kernel):
 @pytest.mark.parametrize(
     ("kernel", "text"),
     [
-        (LaplaceL1(1.0), "no function of the Euclidean distance"),
-        (Polynomial(2), "no function of the Euclidean distance"),
-        (FourierFeatures(8, Laplace(1.0).describe()), "no function of the Euclidean distance"),
+        (LaplaceL1(1.0), "not a function of the Euclidean distance"),
+        (Polynomial(2), "not a function of the Euclidean distance"),
+        (FourierFeatures(8, Laplace(1.0).describe()), "not a function of the Euclidean distance"),
         (Bare(1.0), "has no expression"),
         (Quartic(1.0), "has no expression"),
     ],

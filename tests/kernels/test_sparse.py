@@ -137,9 +137,9 @@ def test_rows_and_centers_without_entries() -> None:
 
 
 def test_what_is_no_function_of_products_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no function of inner products"):
+    with pytest.raises(ConfigError, match="not a function of inner products"):
         of_sparse_rows(get_kernel("laplace_l1"))
-    with pytest.raises(ConfigError, match="no function of inner products"):
+    with pytest.raises(ConfigError, match="not a function of inner products"):
         of_sparse_rows(FourierFeatures(4, Gaussian(1.0).describe()))
     with pytest.raises(ConfigError, match="metric or categorical"):
         of_sparse_rows(Laplace(metric=[1.0, 2.0]))

@@ -64,7 +64,7 @@ WRONG: dict[str, tuple[Loss, str]] = {
     "no values": (changed(Loss, gradient=Squares.gradient), "its class has no values"),
     "classes": (changed(for_classes=True), "is for values, which its outputs are"),
     "link": (changed(predict=lambda self, xp, z: xp.exp(z)), "is for values"),
-    "figure": (changed(figure="mse"), "figure 'mse' is no name, or that of another figure"),
+    "figure": (changed(figure="mse"), "figure 'mse' is not a name, or that of another figure"),
     "raises": (changed(gradient=raising), "gradient raises ZeroDivisionError: of mine"),
     "needs Y": (
         changed(gradient=lambda self, xp, errors, Y: errors / Y),
@@ -103,11 +103,11 @@ WRONG: dict[str, tuple[Loss, str]] = {
     ),
     "curvature": (
         changed(gradient=lambda self, xp, errors, Y: 1.01 * errors),
-        r"curvature=1 is no bound, as gradient has the slope 1\.01",
+        r"curvature=1 is not a bound, as gradient has the slope 1\.01",
     ),
     "steep at zero": (
         changed(gradient=lambda self, xp, errors, Y: xp.clip(500 * errors, -0.5, 0.5)),
-        "curvature=1 is no bound",
+        "curvature=1 is not a bound",
     ),
     "curvatures of rows": (
         changed(curvatures=lambda self, xp, errors, Y: xp.ones(len(errors), errors.dtype)),
@@ -158,9 +158,9 @@ WRONG: dict[str, tuple[Loss, str]] = {
                 np.square((F - Y) * (1 + 0.1 * Y * Y), dtype=np.float64).sum(axis=1) / 2),
         "where differences of values give",
     ),
-    "parameters": (with_attribute("table", {1: 2}), "are no finite JSON values"),
-    "parameter of NumPy": (with_attribute("weights", np.ones(2)), "are no finite JSON values"),
-    "parameter of infinity": (with_attribute("end", np.inf), "are no finite JSON values"),
+    "parameters": (with_attribute("table", {1: 2}), "are not finite JSON values"),
+    "parameter of NumPy": (with_attribute("weights", np.ones(2)), "are not finite JSON values"),
+    "parameter of infinity": (with_attribute("end", np.inf), "are not finite JSON values"),
     "reserved": (with_attribute("kind", "steep"), "or one is called kind"),
     "not an argument": (with_attribute("extra", 1), "does not make it again from its parameters"),
     "another name": (Renamed(2.0), "does not make it again from its parameters"),

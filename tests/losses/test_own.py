@@ -50,8 +50,8 @@ def test_open_parameters_are_not_described() -> None:
     ("value", "says"),
     [
         ("no_such_module:LogCosh", "the module 'no_such_module' cannot be imported"),
-        (f"{PLACE}:NoSuchClass", "is no class that is derived from streamkern.Loss"),
-        (f"{PLACE}:NOT_A_LOSS", "is no class that is derived from streamkern.Loss"),
+        (f"{PLACE}:NoSuchClass", "is not a subclass of streamkern.Loss"),
+        (f"{PLACE}:NOT_A_LOSS", "is not a subclass of streamkern.Loss"),
         (f"{PLACE}:NeedsWidth", "cannot be made with no parameters .TypeError"),
         ({"kind": KIND, "wide": 3.0}, "cannot be made with wide .TypeError"),
         ({"kind": "huber"}, "names no class of a loss"),

@@ -87,7 +87,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_csv_keeps_its_columns_and_gets_the_answers(
     place: Path, run: Run, tmp_path: Path
 ) -> None:
-    """With ids, notes and targets that are no features, quotes, blank lines, CR LF and a BOM."""
+    """With ids, notes and targets that are not features, quotes, blank lines, CR LF and a BOM."""
     plain = frame().to_csv(index=False)
     odd = plain.replace("\n0001", "\n\n  \n0001").replace("\n", "\r\n")
     (tmp_path / "new.csv").write_bytes(b"\xef\xbb\xbf" + odd.encode())

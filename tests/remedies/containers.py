@@ -106,7 +106,7 @@ def of_hdf5() -> list[tuple[str, Any, Any]]:
     return [
         ("get it again from where it came", Do(ingested, "cut.h5"), whole),
         ("or write it again", Do(ingested, "cut.h5"), file),
-        ("'group' of rows.h5 is a group and no array; it has group/inner", given("group"),
+        ("'group' of rows.h5 is a group and not an array; it has group/inner", given("group"),
          given("group/inner")),
         ("has no array 'Z'; it has .*name them with x= and y=", given("Z"), given("X")),
         ("is an empty dataset; write rows", given("nothing"), file),
@@ -230,7 +230,7 @@ def of_groups() -> list[tuple[str, Any, Any]]:
     rows = {"data": csr.data, "indices": csr.indices, "indptr": csr.indptr}
     return [
         ("write numbers", Do(group, PARTS | {"data": PARTS["data"].astype(str)}, of_x=CSR), good),
-        ("is no CSR matrix: .*write it again",
+        ("is not a CSR matrix: .*write it again",
          Do(group, PARTS | {"indptr": PARTS["indptr"][::-1]}, of_x=CSR), good),
         (r"sum_duplicates.. of SciPy", Do(group, twice, of_x=CSR), good),
         ("write one whole number for each row",
@@ -247,7 +247,7 @@ def of_groups() -> list[tuple[str, Any, Any]]:
         (r"write it as CSR .tocsr.. of SciPy.",
          Do(of_memory, "400 kB", much, **{"encoding-type": "csc_matrix"}),
          Do(of_memory, "400 kB", rows)),
-        ("is no sparse matrix: .*write it again",
+        ("is not a sparse matrix: .*write it again",
          Do(group, columns | {"indices": columns["indices"] + 99}, of_x=csc),
          Do(group, columns, of_x=csc)),
         ("give the group the attribute encoding-type, csr_matrix", of_square,

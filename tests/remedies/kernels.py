@@ -24,7 +24,7 @@ COVERED = ("kernels",)
 
 
 class Own(Kernel):
-    """A kernel of the user's own. expression : of s, the scaled squared distance."""
+    """A user-defined kernel. expression : of s, the scaled squared distance."""
 
     def __init__(self, bandwidth: float, expression: str | None = None) -> None:
         super().__init__(bandwidth)
@@ -52,7 +52,7 @@ def of_kernels() -> list[Remedy]:
         return lambda: KernelOperator(kernel, backend, precision, shift, on)
 
     cases: list[tuple[str, Do, Do]] = [
-        ("is a class of the user's own .*import its module before, or define the class",
+        ("is a custom class .*import its module first, or define the class",
          lambda: kernel_of_run({"kind": "module:Class"}),
          lambda: kernel_of_run({"kind": f"{__name__}:Squares"})),
         ("bandwidth=-1 must be a finite number above 0", lambda: sk.Gaussian(-1),
@@ -131,7 +131,7 @@ def of_kernels() -> list[Remedy]:
          operator(gauss, "exact")),
         ("give it a number, or a table", lambda: 2 * sk.Laplace("auto"),
          lambda: (2 * laplace, get_kernel({"kind": "sum", "parts": ["laplace", "gaussian"]}))),
-        ("import its module before, or define the class .a command imports it with --import elsew",
+        ("import its module first, or define the class .a command imports it with --import elsew",
          lambda: get_kernel(own | {"kernel": "elsewhere.Squares"}), lambda: get_kernel(own)),
         ("define the class as it was then",
          lambda: get_kernel(own | {"values": [1.0, 0.5, 0.2, 0.1]}), lambda: get_kernel(own)),

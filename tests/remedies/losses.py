@@ -1,4 +1,4 @@
-"""Targets that a loss cannot have, and mistakes in a loss of the user's own.
+"""Targets that a loss cannot have, and mistakes in a user-defined loss.
 
 The latter are in how it is given, what its class has, and what it computes.
 """
@@ -63,12 +63,12 @@ def remedies() -> list[Remedy]:
                lambda: given_loss(Huber()), lambda: given_loss("huber")),
         Remedy("cannot be imported .ModuleNotFoundError.*correct it, or add its folder to PYTHONP",
                lambda: given_loss("losses_of_nobody:LogCosh"), lambda: given_loss(kind)),
-        Remedy('is no class that is derived from streamkern.Loss; give "module:Class" of one',
+        Remedy('is not a subclass of streamkern.Loss; give the "module:Class" of a subclass',
                lambda: given_loss(f"{PLACE}:NOT_A_LOSS"), lambda: given_loss(kind)),
         Remedy('in a table with kind = "module:Class", or give a loss in Python',
                lambda: given_loss(f"{PLACE}:NeedsWidth"),
                lambda: given_loss({"kind": f"{PLACE}:NeedsWidth", "width": 2.0})),
-        Remedy("that this process has not defined; import its module before, or define the class",
+        Remedy("that this process has not defined; import its module first, or define the class",
                lambda: saved_loss(saved(kind="losses_of_nobody:LogCosh")),
                lambda: saved_loss(saved())),
         Remedy("which the model was trained; define the class as it was then",

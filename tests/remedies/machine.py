@@ -37,7 +37,7 @@ NOT_TRIED = {
 
 
 class Own(Kernel):
-    """A kernel of the user's own, of s, the scaled squared distance."""
+    """A user-defined kernel, of s, the scaled squared distance."""
 
     def __init__(self, bandwidth: float, expression: str) -> None:
         super().__init__(bandwidth)
@@ -77,9 +77,9 @@ def remedies() -> list[Remedy]:
     cases: list[tuple[str, Do, Do]] = [
         ("the module 'none_such' cannot be imported.*add its folder to PYTHONPATH",
          lambda: imported_class("none_such:Own", Kernel, "model.kernel"), by_name),
-        ("has not defined; import its module before, or define the class",
+        ("has not defined; import its module first, or define the class",
          lambda: kernel_of_run("none_such:Own"), lambda: kernel_of_run(f"{__name__}:Own")),
-        ("is no class that is derived from streamkern.Kernel; give .module:Class. of one",
+        ("is not a subclass of streamkern.Kernel; give the .module:Class. of a subclass",
          lambda: imported_class(f"{__name__}:Early", Kernel, "model.kernel"), by_name),
         ("threads=0 must be at least 1", lambda: get_backend("cpu", 0, "none"),
          lambda: get_backend("cpu", 1, "none")),

@@ -69,7 +69,7 @@ def of_commands() -> list[Remedy]:
          "evaluate named weightless.csv --y y --sample-weight none",
          "evaluate named weighted.csv --y y --sample-weight some"),
         ("give it a header", "predict named nameless.csv q.csv", "predict named named.csv q.csv"),
-        ("or say with --x which of its columns these are, by position",
+        ("or give the positions of these columns with --x",
          "predict named nameless.csv r.csv", "predict named nameless.csv r.csv --x 0,1"),
         ("takes rows of a CSV, a Parquet file or a store made with --like",
          "predict table rows.npz s.csv",

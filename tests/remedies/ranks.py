@@ -40,7 +40,7 @@ NOT_TRIED = {
     "train/placement/launcher.py:_Driver._workers:1": CLUSTER,
     "train/placement/launcher.py:_Driver._workers:2": CLUSTER,
     "train/placement/launcher.py:_failed:1": CLUSTER,
-    "train/placement/rank_cluster.py:RankCluster._ask:1": CLUSTER,
+    "train/placement/rank_cluster.py:RankCluster._wait_for:1": CLUSTER,
     "train/placement/rank_cluster.py:RankCluster.workers:1": CLUSTER,
     "train/placement/rank_cluster.py:RankCluster.workers:2": CLUSTER,
     "train/placement/task.py:_run_rank:1": LOST,
@@ -53,7 +53,7 @@ TWO = BLOCK | {"run.ranks": 2}
 
 
 class Own(sk.Kernel):
-    """A kernel of the user's own, which a run directory does not keep."""
+    """A user-defined kernel, which a run directory does not keep."""
 
     geometry = "distance"
 

@@ -135,7 +135,7 @@ def of_functions() -> list[Remedy]:
 
 
 def of_own_objects() -> list[Remedy]:
-    """Mistakes in a source of the user's own."""
+    """Mistakes in a user-defined source."""
 
     def own(changed: dict[str, Any] | None = None, lacks: str = "") -> Callable[[], None]:
         base = sk.ArraySource(X, Y)

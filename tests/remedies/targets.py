@@ -194,7 +194,7 @@ def of_appends() -> list[Case]:
          Do(ingested, np.concatenate([X, X]), y=np.concatenate([Y, Y]), dtype="float64")),
         ("has no header line, .*add one", Do(sk.append_store, "bare.csv", "fares.zarr", y=[2, 3]),
          Do(sk.append_store, "table.csv", "fares.zarr")),
-        ("say with x= which columns these are, by position",
+        ("give the positions of these columns with x=",
          Do(sk.append_store, "bare.csv", "fares.zarr", y=[2, 3]),
          Do(sk.append_store, "bare.csv", "fares.zarr", y=[2, 3], x=[0, 1])),
         ("give the same in the same order with y=",

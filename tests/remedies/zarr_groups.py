@@ -1,4 +1,4 @@
-"""Groups of Zarr that are no training set, are packed by their attributes, or are damaged."""
+"""Groups of Zarr that are not a training set, are packed by their attributes, or are damaged."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def ingested(attributes: dict[str, Any] | None = None, **of: Any) -> Callable[[]
 
 
 def of_arrays() -> list[Remedy]:
-    """Arrays that are no rows and targets."""
+    """Arrays that are not rows and targets."""
     plain, many = opened(), np.arange(N) * 1000
 
     def sparse() -> str:
@@ -113,7 +113,7 @@ def of_attributes() -> list[Remedy]:
          ingested({"_Unsigned": "true"}, X=counts)),
         ("one number is expected; write it decoded", ingested({"scale_factor": [0.1, 0.2]}),
          ingested(X=X * 0.1)),
-        ("which is no number; correct it", ingested({"scale_factor": "much"}),
+        ("which is not a number; correct it", ingested({"scale_factor": "much"}),
          ingested({"scale_factor": 0.5})),
         ("or, if they are as they are meant, without that attribute", ingested({"scale": 0.1}),
          plain),
@@ -121,7 +121,7 @@ def of_attributes() -> list[Remedy]:
          ingested({"missing_value": -99.0})),
         ("_FillValue='none'.*correct it", ingested({"_FillValue": "none"}),
          ingested({"_FillValue": -99.0})),
-        ("no pair of numbers; correct it", ingested({"valid_range": [1]}),
+        ("not a pair of numbers; correct it", ingested({"valid_range": [1]}),
          ingested({"valid_range": [-99, 99]})),
     ]  # fmt: skip
     return [Remedy(*case) for case in cases]
@@ -217,7 +217,7 @@ def of_damage() -> list[Remedy]:
         (copy, state(n_outputs=7), "copy"),
         (r"or pass foreign=True to read", lost, "foreign"),
         ("is not JSON.*restore", text("{"), "copy"),
-        ("is no JSON object.*restore", text("[]"), "copy"),
+        ("is not a JSON object.*restore", text("[]"), "copy"),
         ("reads 3 alone; ingest the data again", state(schema=1), "again"),
         ("make no sense here.*ingest the data again", sealed_nonsense, "again"),
         (

@@ -177,7 +177,7 @@ KINDS = {
 
 
 def altered(whole: bytes, kind: str, rng: np.random.Generator) -> bytes:
-    """Bytes that are no JSON, or a document edited by hand, which most often is sealed again."""
+    """Bytes that are not JSON, or a document edited by hand, which most often is sealed again."""
     how = rng.integers(6)
     if how == 0:
         at = int(rng.integers(len(whole) + 1))

@@ -559,7 +559,7 @@ def test_what_a_delayed_writer_still_publishes_is_not_the_newest(
             second.acquire()
             second.save(2, {}, {"by": "the second"})
 
-        hold: Any = first._hold
+        hold: Any = first._lock
         check = hold.check
         monkeypatch.setattr(hold, "check", lambda: (check(), pause()))
         with pytest.raises(RunLockedError, match="was taken over by process"):
@@ -582,7 +582,7 @@ def test_a_delayed_writer_does_not_retire_what_its_successor_resumed_from(
     first, second, third = (RunDirectory(objects.url, keep=1) for _ in range(3))
     first.acquire()
     first.save(1, {"a": np.arange(5.0)}, {})
-    hold: Any = first._hold
+    hold: Any = first._lock
     check = hold.check
 
     def pause() -> None:

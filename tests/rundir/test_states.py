@@ -107,7 +107,7 @@ class Disk:
     WATCHED = frozenset({"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate"})
 
     def __init__(self) -> None:
-        # In memory where there is such a thing: a kill is no power cut, and the machine is fast.
+        # In memory where there is such a thing: a kill is not a power cut, and the machine is fast.
         shm = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         self._folder = tempfile.TemporaryDirectory(dir=shm)
         self.place = str(Path(self._folder.name, "run"))
@@ -146,7 +146,7 @@ class Disk:
 
     def bury(self, writer: Writer) -> None:
         """Its lock ends with a process."""
-        hold: Any = writer.run._hold or writer.held
+        hold: Any = writer.run._lock or writer.held
         if hold is not None:
             hold._lock.release(force=True)
 
@@ -374,7 +374,7 @@ class Machine(RuleBasedStateMachine):
         """Time passes, and who is alive and not stopped beats; not who waits."""
         self.now += seconds
         for writer in self.writers:
-            held: Any = writer.run._hold
+            held: Any = writer.run._lock
             due = (self.now - writer.beaten) * writer.rate >= TTL / lease._BEATS
             beats = isinstance(held, self.real_lease) and not writer.silent and not writer.lost
             if due and beats:
@@ -694,7 +694,7 @@ class Machine(RuleBasedStateMachine):
         if what == "newest":
             last = max((re.sub(r"\.json$|/.*", "", n[12:]) for n in names), default="")
             names = [name for name in names if name[12:].startswith(last)]
-        # A lease that was deleted is no damage but a takeover that nobody asked for.
+        # A lease that was deleted is not damage but a takeover that nobody asked for.
         if not names or (what in ("lease", "writer", "setup") and kind == "delete"):
             return
         name = names[where % len(names)]

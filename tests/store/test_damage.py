@@ -222,7 +222,7 @@ def test_a_store_whose_attribute_is_damaged_is_not_somebody_elses(
 @pytest.mark.parametrize("x", ["X/", "../X", ".", "", "X//", "a/../X"])
 def test_array_names_lead_nowhere_else(tmp_path: Path, x: str) -> None:
     """ "X/" was our store as a foreign one, "../X" and "." an error of zarr."""
-    with pytest.raises(ConfigError, match="is no name of an array"):
+    with pytest.raises(ConfigError, match="is not the name of an array"):
         open_store(float32_store(tmp_path / "s"), x=x)
 
 

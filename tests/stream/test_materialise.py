@@ -451,7 +451,7 @@ def test_dtypes_that_would_lose_values_are_refused(tmp_path: Path) -> None:
             materialise(source, out, dtype=dtype)
     with pytest.raises(ConfigError, match="dtype='int32' cannot be stored"):
         materialise(wide, out, dtype="int32")
-    with pytest.raises(ConfigError, match="is no dtype"):
+    with pytest.raises(ConfigError, match="is not a dtype"):
         materialise(wide, out, dtype="number")
     assert not out.exists()
 
@@ -490,7 +490,7 @@ def test_a_transform_that_is_wrongly_marked_is_found(tmp_path: Path) -> None:
     def halved(X: Any, Y: Any, rng: RowRandom) -> tuple[Any, Any]:
         return X / 2, Y
 
-    with pytest.raises(DataError, match="chunk 0 made numbers that are no uint8"):
+    with pytest.raises(DataError, match="chunk 0 made numbers that are not uint8"):
         materialise(augmented(GaussianNoise(1.0, round=True), halved), tmp_path / "out.zarr")
 
 

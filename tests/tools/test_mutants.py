@@ -11,7 +11,7 @@ from tools.mutants import main
 MODULE = '''"""A toy."""
 
 def f(a, b):
-    """Return a number, whose 2 here is no mutant."""
+    """Return a number, whose 2 here is not a mutant."""
     if not a > b:
         return a + 2
     b *= 3

@@ -270,7 +270,7 @@ def test_places_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ResumeMismatchError, match="continues no other run, and not"):
         finished(config(tmp_path, "other"), continues=a)
     finished(config(tmp_path, "b"), continues=a)
-    with pytest.raises(ResumeMismatchError, match=r"holds a run that continues .*a; say so with"):
+    with pytest.raises(ResumeMismatchError, match=r"holds a run that continues .*a; repeat"):
         finished(config(tmp_path, "b"))
     with pytest.raises(ResumeMismatchError, match=r"continues .*a, and not .*other"):
         finished(config(tmp_path, "b"), continues=tmp_path / "other")

@@ -671,7 +671,7 @@ def test_what_a_killed_save_did_not_clear_away_is_cleared_by_the_next_command(
     """The last checkpoint is there, and the process ended before it deleted those too old."""
     config = settings(tmp_path, **{"run.checkpoint_every": 3, "run.keep_checkpoints": 2})
     with monkeypatch.context() as killed:
-        killed.setattr(CheckpointRetention, "retire", lambda *given: None)
+        killed.setattr(CheckpointRetention, "delete_old", lambda *given: None)
         finished(config, source=array_source())
     names = tree(tmp_path / "checkpoints").keys()
     finished(config, source=array_source())

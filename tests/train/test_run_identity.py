@@ -210,7 +210,7 @@ def changed(record: dict[str, Any], **sizes: Any) -> dict[str, Any]:
 def test_a_record_of_another_version_is_a_sentence(change: Any, tmp_path: Path) -> None:
     """W7: whole by its checksum, with a key missing or more, or a value of another type."""
     directory = written(tmp_path, change(run_record(opened())))
-    with pytest.raises(RunError, match="holds a run of another version of streamkern; go on wi"):
+    with pytest.raises(RunError, match="holds a run of another version of streamkern; continue it"):
         recorded_sizes(directory)
 
 

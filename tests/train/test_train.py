@@ -289,7 +289,7 @@ def test_images_and_values_of_uint8() -> None:
     y = X.reshape(90, -1).astype(float).mean(axis=1) > 127
     source = AugmentedSource(ArraySource(X, y, unit_rows=30), 1, [Scale("global")])
     result = finished(settings(**{"model.n_centers": 30, "data.scale": "auto"}), source=source)
-    # Rows that are no centers: the float32 distance of a row to itself is not quite zero.
+    # Rows that are not centers: the float32 distance of a row to itself is not quite zero.
     mean, scale, X = X.mean(), X.std(dtype=np.float64), X[::-1, ::-1]
     flat = (X.reshape(90, -1) - mean) / scale
     np.testing.assert_allclose(result.model.values(X), brute_force(result, flat), atol=1e-4)

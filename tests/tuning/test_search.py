@@ -656,7 +656,7 @@ def test_a_damaged_record_is_trained_again(tmp_path: Path) -> None:
             again = search_settings(config(), **QUICK, **options)
         assert essence(again) == essence(first)
     assert len(report) == 3 + 1 + 2
-    # What a kill has torn at the end is no damage.
+    # What a kill has torn at the end is not damage.
     journal.write_bytes(b"".join(intact[:-1]) + last[:50])
     assert essence(search_settings(config(), **QUICK, **options)) == essence(first)
     assert len(report) == 7

@@ -134,7 +134,7 @@ def test_rows_that_are_there_many_times(solver: str) -> None:
 
 
 def test_a_constant_feature_is_no_feature(tmp_path: Path) -> None:
-    """0.1 is no binary number: its mean over 50 000 rows is off, and its deviation not 0."""
+    """0.1 is not a binary number: its mean over 50 000 rows is off, and its deviation not 0."""
     wide = np.full((50_000, 3), 0.1)
     wide[:, 1] = np.random.default_rng(1).normal(size=50_000)
     source = ArraySource(wide, wide[:, 1])

@@ -207,5 +207,5 @@ def test_four_times_the_rows_take_the_memory_that_was_planned(folder: Path) -> N
     few, many = (measured(folder, n, "block", "160 MiB") for n in (60_000, rows))
     assert many["planned"] < 1.01 * few["planned"]  # a long run's setup takes a larger sample
     # How full the blocks of the loader are is chance, more so on a busy machine: the peak of few
-    # rows is no measure. Rows that stayed would be more than all that is planned.
+    # rows is not a measure. Rows that stayed would be more than all that is planned.
     assert many["peak"] <= 1.1 * many["planned"] < rows * D * 4, many

@@ -335,7 +335,7 @@ def test_blocks_of_other_lengths_are_learned_one_after_another() -> None:
         ({"centers": "kmeans"}, "k-means needs dense rows"),
         ({"features": "fourier"}, "random frequencies, .* need"),
         ({"metric": "learn"}, "metric .*is for dense rows"),
-        ({"kernel": "laplace_l1"}, "no function of inner products"),
+        ({"kernel": "laplace_l1"}, "not a function of inner products"),
         ({"precision": "high"}, "reads their numbers"),
         ({"patch_features": 16}, "patch_features"),
         ({"centers": np.ones((3, 7))}, "the data has .*which are sparse"),

@@ -86,7 +86,7 @@ def _machine(run: ResolvedRun, profile: str, speeds: Mapping[str, float] | None)
 
 
 def _step(run: ResolvedRun, sizes: Any) -> Step:
-    """Return one step of all ranks together, its rows shared out as by the loader."""
+    """Return the work of one step, with its rows divided among ranks as the loader does."""
     problem = run.problem
     unit_bytes = problem.unit_rows * (problem.row_bytes + 16)
     units = min(max(1, sizes.loader_block_bytes // unit_bytes), run.data.source.n_units)
@@ -94,7 +94,10 @@ def _step(run: ResolvedRun, sizes: Any) -> Step:
 
 
 def step_of(problem: ProblemShape, sizes: BlockSizes, dealt: int = 0) -> Step:
-    """Return one step of the block solver, of all ranks together. dealt : as in `Step`"""
+    """Return the work of one step of the block solver, summed over all ranks.
+
+    dealt : as in `Step`
+    """
     p, b, c, m = problem.p, sizes.block_size, problem.c, sizes.batch_size
     steps = -(-problem.n_rows * problem.epochs // m)
     kernel, factors, calls = (part.scaled(1 / steps) for part in training_op_counts(problem, sizes))
@@ -108,7 +111,7 @@ def step_of(problem: ProblemShape, sizes: BlockSizes, dealt: int = 0) -> Step:
 
 
 def _blocks(run: ResolvedRun) -> list[BlockSizes]:
-    """p and its halves."""
+    """Return sizes for blocks of p, p/2, p/4, ... centers."""
     sizes, p = run.sizes, run.problem.p
     assert isinstance(sizes, BlockSizes)
     loader = (sizes.loader_block_bytes, sizes.loader_in_flight_bytes)
@@ -121,7 +124,10 @@ def _blocks(run: ResolvedRun) -> list[BlockSizes]:
 def _best_block(
     run: ResolvedRun, machine: Machine, ranks: int, blocks: list[BlockSizes]
 ) -> int | None:
-    """With which a run is near the exact model the soonest, of those that fit; None if none."""
+    """Return the block size with which a run approaches the exact model soonest.
+
+    Only sizes that fit into the memory are compared; None if none fits.
+    """
     problem = replace(run.problem, ranks=ranks)
     fitting = [
         sizes for sizes in blocks if run.method.count(problem, sizes).peak <= machine.memory_bytes
@@ -134,7 +140,7 @@ def _best_block(
 def _learned_s(
     run: ResolvedRun, problem: ProblemShape, machine: Machine, sizes: BlockSizes
 ) -> float:
-    """Seconds of the setup and of `ROWS_TO_LEARN`, see `block_sizes`."""
+    """Return the seconds of the setup and of the steps on `ROWS_TO_LEARN`, see `block_sizes`."""
     steps = ROWS_TO_LEARN * problem.p**2 / sizes.block_size / sizes.batch_size
     setup = setup_op_counts(problem, sizes).seconds(machine.each)
     return setup + steps * step_time(_step(run, sizes), machine, problem.ranks).seconds

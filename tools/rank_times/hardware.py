@@ -1,8 +1,8 @@
-"""What ranks may be on: figures of hardware, and the seconds that a sum over ranks takes.
+"""Profiles of hardware: the speeds of a rank, and the seconds of an all-reduce over ranks.
 
-Those of one H100 were measured (`costs`), those of networks and of nodes of processors were not:
+The figures of one H100 were measured (`costs`). Those of networks and of nodes of CPUs were not:
 they are round numbers of what such hardware reaches in practice, a half to nine tenths of what its
-makers print. A machine that is measured takes its speeds from `setup.speeds` instead.
+makers state. The profile "this" takes its speeds from `setup.speeds` instead.
 """
 
 from __future__ import annotations
@@ -17,59 +17,76 @@ from streamkern.planning.problem import DEVICE_BANDWIDTH, DEVICE_FAST, DEVICE_FL
 
 GiB: Final = 1 << 30
 TREE: Final = 8
-"""Ranks up to which a link's latency holds. Over more it grows like log2 of their number."""
+"""Largest number of ranks with the latency of a link; above, it grows like log2 of the number."""
 
 
 class Link(NamedTuple):
-    """latency : seconds of a sum of a few numbers. bandwidth : bytes per second that a rank sends,
-    while it receives as many."""
+    """A connection between ranks.
+
+    latency : seconds of an all-reduce of a few numbers
+    bandwidth : bytes per second that a rank sends, while it receives as many
+    """
 
     latency: float
     bandwidth: float
 
     def latency_s(self, size: int) -> float:
-        """Of a sum over so many."""
+        """Return the seconds of an all-reduce of a few numbers over `size` ranks."""
         if size == 1:
             return 0.0
         return self.latency * max(1.0, math.log2(size) / math.log2(TREE))
 
     def transfer_s(self, size: int, n_bytes: float) -> float:
-        """Of a ring: each sends every number twice, but for its own share."""
+        """Return the additional seconds for `n_bytes`, by a ring.
+
+        Each rank sends every number twice, except those of its own share.
+        """
         return 2 * (size - 1) / size * n_bytes / self.bandwidth
 
 
 @dataclass(frozen=True)
 class Network:
-    """across : between nodes. inside : between the ranks of a node, `node` of them at most."""
+    """The connections of all ranks.
+
+    across : between nodes
+    inside : between the ranks of a node
+    node : largest number of ranks on a node
+    """
 
     across: Link
     inside: Link
     node: int
 
     def latency_s(self, size: int) -> float:
-        """Of a sum of a few numbers over so many ranks."""
+        """Return the seconds of an all-reduce of a few numbers over `size` ranks."""
         near, nodes = self._levels(size)
         return self.inside.latency_s(near) + self.across.latency_s(nodes)
 
     def transfer_s(self, size: int, n_bytes: float) -> float:
-        """What the bytes add to it: within each node, then each rank its share between nodes."""
+        """Return the additional seconds for `n_bytes`.
+
+        They are summed within each node, and then each rank sums its share between nodes.
+        """
         near, nodes = self._levels(size)
         across = self.across.transfer_s(nodes, n_bytes / near)
         return self.inside.transfer_s(near, n_bytes) + across
 
     def _levels(self, size: int) -> tuple[int, int]:
-        """Ranks of a node, and nodes."""
+        """Return the number of ranks of a node, and the number of nodes."""
         near = min(size, self.node)
         return near, -(-size // near)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A rank of a run, and what is between ranks.
+    """The speeds of a rank for the operations of one run, and the network between ranks.
 
-    each : seconds of one of each kind of work. byte : seconds of a byte, read from memory or
-    written. memory_bytes : that a rank may hold. skew : standard deviation of what ranks take for
-    the same work, between two sums, over its mean.
+    each : seconds of one operation of each kind
+    byte : seconds to read a byte from memory, or to write it
+    memory_bytes : memory that a rank may use
+    skew : standard deviation of the times that ranks take for the same work between two
+        all-reduces, divided by their mean
+    network : the connections
     """
 
     each: OpCounts
@@ -81,11 +98,15 @@ class Machine:
 
 @dataclass(frozen=True)
 class Hardware:
-    """A rank's figures, see the top.
+    """The figures of a rank, see the module docstring.
 
-    about : in words. flops, fast : of products of matrices per second, in float32 and where
-    run.precision is "fast". bandwidth : bytes of memory per second. entry : FLOPs that an entry of
-    a kernel matrix takes beside its products. call : seconds of a call of the library.
+    about : description for people
+    flops : FLOP per second of matrix products in float32
+    fast : FLOP per second of matrix products if run.precision is "fast"
+    bandwidth : bytes of memory per second
+    entry : FLOPs of an entry of a kernel matrix, in addition to those of matrix products
+    call : seconds of a call of the array library
+    memory_bytes, skew, network : as in `Machine`
     """
 
     about: str
@@ -99,9 +120,12 @@ class Hardware:
     network: Network
 
     def machine(self, *, d: int, c: int, outputs: int, itemsize: int, fast: bool) -> Machine:
-        """For a run. outputs : columns that K(X, Z) is multiplied with when it is evaluated.
+        """Return the seconds of each kind of operation of a run. float64 takes twice as long.
 
-        float64 has half the speed of float32.
+        d, c : number of features and of outputs
+        outputs : number of columns that K(X, Z) is multiplied with when it is evaluated
+        itemsize : bytes of a number
+        fast : whether run.precision is "fast"
         """
         product, byte = itemsize / 4 / self.flops, 1 / self.bandwidth
         kernel = 1 / self.fast if fast else product
@@ -119,18 +143,20 @@ class Hardware:
 
 NOTHING: Final = Link(0.0, math.inf)
 LOOPBACK: Final = Network(Link(2e-4, 1e9), NOTHING, 1)
-"""Measured between two processes of a machine of two cores, with XGBoost's collective: 0.2 ms for
-2000 x 10 float32. The bandwidth is assumed."""
+"""Connection of two processes of one machine. The latency was measured on two cores, with XGBoost's
+collective: 0.2 ms for 2000 x 10 float32. The bandwidth is assumed."""
 SKEW: Final = 0.03
-"""Of processors that do other work besides; assumed."""
+"""`Machine.skew` of CPUs that do other work as well; assumed."""
 
 _NVLINK: Final = Link(30e-6, 300e9)
 _INFINIBAND: Final = Link(60e-6, 40e9)
 
 
 def _cpu(speed: str, link: Link) -> Hardware:
-    """32 cores, at two thirds of the 100 GFLOP/s that a core reached where two were measured, with
-    eight channels of memory, and sums by TCP."""
+    """Return a node of 32 cores with eight memory channels, whose ranks communicate by TCP.
+
+    A core has two thirds of the 100 GFLOP/s that were measured for one of two cores.
+    """
     about = f"a node of 32 cores (2 TFLOP/s, 200 GB/s, 256 GiB), {speed}"
     return Hardware(
         about, 2e12, 2e12, 200e9, ENTRY, 2e-5, 256 * GiB, SKEW, Network(link, NOTHING, 1)
@@ -138,7 +164,10 @@ def _cpu(speed: str, link: Link) -> Hardware:
 
 
 def _h100(where: str, network: Network) -> Hardware:
-    """As measured on one, and the network as assumed. The kernel applied to a product: 4.2 ps."""
+    """Return an H100 with measured speeds, and an assumed network.
+
+    Turning a product into a kernel value takes 4.2 ps.
+    """
     about = f"an H100 (52.5 TFLOP/s, fast 545, 1.9 TB/s, 78 GiB), {where}"
     return Hardware(
         about, DEVICE_FLOPS, DEVICE_FAST, DEVICE_BANDWIDTH, 220, 5e-6, 78 * GiB, 0.005, network
@@ -159,9 +188,11 @@ PROFILES: Final = (*HARDWARE, THIS)
 
 
 def measured(speeds: Mapping[str, float], *, itemsize: int, memory_bytes: int) -> Machine:
-    """Ranks that are each like this process, on a machine each, with the latency of its loopback.
+    """Return the profile "this": each rank is like this process, on a machine of its own.
 
-    speeds : units of each kind per second, as `op_counts.Speeds.told` has them.
+    The latency is that of the loopback device.
+
+    speeds : operations of each kind per second, as `op_counts.Speeds` measures them
     """
     seconds = {kind: 1 / speeds[kind] for kind in WORK_KINDS if kind in speeds}
     seconds.setdefault("entries", seconds["kept"])

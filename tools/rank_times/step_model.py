@@ -1,13 +1,16 @@
-"""How long a step of the block solver takes on W ranks that share it. Pure numbers.
+"""A model of the time of one step of the block solver on W ranks.
 
     step = kernel / W + factors / W + sums + each + waiting
 
-kernel : K(X, Z) of a rank's rows, K u and K^T r; no less than reading all of Z, which every rank
-does. factors : H^T H g by stripes of H, and what a ridge takes. sums : a latency for each, and the
-transfer of their numbers. each : what every rank does, vectors of p x c and calls of the library.
-waiting : for the rank with the most rows, and for the slowest. No sum goes on beside other work.
+kernel : K(X, Z) for the rows of a rank, K u and K^T r; at least the time to read all centers Z,
+    which every rank does
+factors : H^T H g, with the rows of H divided among the ranks, and the work for a ridge
+sums : all-reduces over the ranks: `latency`, and `transfer` of their numbers
+each : work that every rank repeats: passes over p x c numbers, and calls of the array library
+waiting : for the rank with the most rows of a batch, and for the slowest rank
 
-Reading is not in it.
+Nothing is computed during an all-reduce. Reading is not modelled. docs/explanation/scaling.md
+explains the symbols.
 """
 
 from __future__ import annotations
@@ -21,21 +24,27 @@ from streamkern.planning.op_counts import OpCounts
 from tools.rank_times.hardware import Machine
 
 SMALL_SUMS = 2
-"""Of a step: the losses, and what ranks agree on."""
+"""Number of small all-reduces in a step: of the losses, and of decisions such as to stop."""
 TOUCHED = 16
-"""How often a step reads or writes each of the p x c weights on every rank: the steps of blocks, a
-copy beside the sketches, the average."""
+"""Number of times that a step reads or writes each of the p x c weights on every rank: in the
+updates of the blocks, in a copy with the sketches, and in the average."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One of the block solver, of all ranks together.
+    """The work of one step of the block solver, summed over all ranks.
 
-    rows : of a batch. kernel : work that is shared out by rows. factors : by stripes. calls : of
-    the library, of every rank. weights : p c. n_sums, summed : sums of a block's weights, and
-    numbers in them. itemsize : bytes of a number. points : bytes of all centers. dealt : up to so
-    many ranks it is by chance how many rows of a batch each has, because units of a store are
-    shared out.
+    rows : rows of a batch
+    kernel : operations that are divided by the rows of the batch
+    factors : operations that are divided by the rows of the factors H
+    calls : calls of the array library by every rank
+    weights : number of weights, p c
+    n_sums : number of all-reduces of the weights of a block
+    summed : total of the numbers in these all-reduces
+    itemsize : bytes of a number
+    points : bytes of all centers
+    dealt : largest number of ranks among which whole units of a store are divided, so that the
+        number of rows of a batch differs between ranks by chance
     """
 
     rows: int
@@ -52,7 +61,7 @@ class Step:
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step by what they go to."""
+    """Seconds of a step, by its parts; see the module docstring."""
 
     kernel: float
     factors: float
@@ -63,27 +72,27 @@ class StepTime:
 
     @property
     def seconds(self) -> float:
-        """Of all of it."""
+        """Seconds of the whole step."""
         return sum(self.parts.values())
 
     @property
     def parts(self) -> dict[str, float]:
-        """By name."""
+        """Seconds of each part, by its name."""
         return dict(vars(self))
 
     @property
     def shares(self) -> dict[str, float]:
-        """Of each part in the whole."""
+        """The share of each part in the step."""
         return {name: part / self.seconds for name, part in self.parts.items()}
 
     @property
     def bottleneck(self) -> str:
-        """What takes the most."""
+        """The name of the longest part."""
         return max(self.parts, key=self.parts.__getitem__)
 
 
 def step_time(step: Step, machine: Machine, ranks: int) -> StepTime:
-    """Of `ranks` ranks."""
+    """Return the seconds of a step on this many ranks."""
     kernel = max(step.kernel.seconds(machine.each) / ranks, step.points * machine.byte)
     factors = step.factors.seconds(machine.each) / ranks
     bytes_of_weights = step.weights * step.itemsize
@@ -101,25 +110,28 @@ def step_time(step: Step, machine: Machine, ranks: int) -> StepTime:
 
 
 def efficiency(step: Step, machine: Machine, ranks: int) -> float:
-    """One rank's time over the time of all of these, added up."""
+    """Return the time of a step on one rank, divided by `ranks` times its time on `ranks` ranks."""
     alone, shared = (step_time(step, machine, n).seconds for n in (1, ranks))
     return alone / (ranks * shared)
 
 
 def highest(n: int) -> float:
-    """The largest of n normal deviates, in the mean (Blom's approximation)."""
+    """Return the expected maximum of n standard normal numbers (Blom's approximation)."""
     return NormalDist().inv_cdf((n - 0.375) / (n + 0.25)) if n > 1 else 0.0
 
 
 def _excess(step: Step, ranks: int) -> float:
-    """Of the largest share of a batch over an equal one: binomial, where units are dealt."""
+    """Return the expected excess of the largest share of a batch over an equal share, relative.
+
+    The number of rows of a rank is binomial if units are divided, otherwise all are equal.
+    """
     if ranks > step.dealt:
         return 0.0
     return min(ranks - 1.0, math.sqrt(ranks / step.rows) * highest(ranks))
 
 
 def doublings(most: int) -> Iterator[int]:
-    """1, 2, 4, ... and `most`."""
+    """Yield 1, 2, 4, ..., and at last `most`."""
     n = 1
     while n < most:
         yield n

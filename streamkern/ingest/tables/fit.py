@@ -59,7 +59,7 @@ class TargetValues(Protocol):
 
 
 MAX_ONE_HOT = 40  # most words of a column for one-hot encoding; as in skrub's TableVectorizer
-REMEDY = f"correct it, or say with {mention('na_values=')} that it stands for a missing one"
+REMEDY = f"correct it, or list it in {mention('na_values=')} if it stands for a missing value"
 MAX_TARGETS = 10  # most outputs whose means encode words
 MANY_ONE_HOT = 256  # most words for one-hot encoding with more outputs; else words are hashed
 

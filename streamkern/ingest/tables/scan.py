@@ -80,8 +80,8 @@ class Column:
         self.first, self.last, self.timed = np.inf, -np.inf, False
         self.n_rows = self.n_missing = 0
         self.words = Words(n_targets) if self.kind in (None, "category") else None
-        # Of text: number of cells that are numbers or dates, and an example of each and its
-        # opposite.
+        # In a column of text: the number of cells that are numbers or dates, and an example of a
+        # cell that is one and of a cell that is not.
         self.n_numbers = self.n_dates = 0
         self.a_number: tuple[int, str] | None = None
         self.a_word: tuple[int, str] | None = None
@@ -256,7 +256,7 @@ class Column:
         if not self.holds:
             alternative = f", or take its lists alone as the features, {self.as_rows}"
             return (
-                f"{name!r} is {self.arrow_type}, which is no cell of a table: drop it"
+                f"{name!r} is {self.arrow_type}, which is not a cell of a table: drop it"
                 f"{alternative if self.lists else ''}"
             )
         if kind == "empty" or self.declared is not None or self.typed == "category":

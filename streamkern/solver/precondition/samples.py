@@ -26,7 +26,7 @@ from streamkern.planning.memory import PANEL
 COPIED = 0.9
 """Fraction of equal rows with equal targets above which they may be copies."""
 MANY = 8
-"""Rows per distinct row, on average, from which they are no copies: balancing makes fewer."""
+"""Rows per distinct row, on average, from which they are not copies: balancing makes fewer."""
 
 
 class Repeats(NamedTuple):
@@ -181,7 +181,7 @@ class Sample:
         return Sample(self.X[own], self.Y[own], root, self.fresh, center_index, ranks)
 
     def outside(self, block: slice) -> int:
-        """Return how many rows of all ranks are no centers of a block. Collective call."""
+        """Return how many rows of all ranks are not centers of a block. Collective call."""
         mine = len(self) - int(self.in_block(block).sum())
         return int(self.ranks.allgather([mine]).sum())
 

@@ -41,7 +41,7 @@ AUTO_SIZE, SMALL_SIDE, SMALL_SIZE = 6, 16, 3
 THRESHOLD = 0.25
 CONTRAST_FLOOR, WHITENING_FLOOR, SHORTEST = 0.1, 0.1, 0.1
 """The constants `floor` and e, over the mean variance of a patch and that of a pixel of it, and the
-length below which a whitened patch is no filter, over the median one."""
+length below which a whitened patch is not a filter, over the median one."""
 SPREAD_FLOOR = 0.01
 """What is added to the standard deviation of a feature, by which it is divided, over their mean."""
 TILE_BYTES, DEVICE_TILE_BYTES = 1 << 20, 256 << 20
@@ -237,7 +237,7 @@ def patch_names(features: PatchFeatures) -> list[str]:
 def patch_size(wanted: int | str, row_shape: Sequence[int]) -> int:
     """Return the size of a patch. wanted : a number, or "auto".
 
-    Raises ConfigError if the rows are no images, or smaller than a patch.
+    Raises ConfigError if the rows are not images, or smaller than a patch.
     """
     if len(row_shape) != 3:
         raise ConfigError(

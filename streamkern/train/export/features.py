@@ -151,7 +151,7 @@ _CODES: dict[type[ColumnCode], Callable[..., list[Traced]]] = {
 def scaled(graph: Graph, X: Traced, transforms: Sequence[Transform], d: int) -> Traced:
     """Return rows (n, d) after the transforms of a model, which are computed in float64.
 
-    Raises ConfigError for patch features, and for a transform of the user's own.
+    Raises ConfigError for patch features, and for a user-defined transform.
     """
     for transform in transforms:
         if isinstance(transform, PatchFeatures):

@@ -40,7 +40,7 @@ class Guard:
     few windows.
 
     The loss of predicting zero is the mean square of the targets. If it changes by a factor of 4,
-    the targets are not those of before, and a larger loss is no sign of growth: the comparison
+    the targets are not those of before, and a larger loss is not a sign of growth: the comparison
     begins anew, and only a loss above twice the largest mean square so far is bad.
 
     best : mean loss of the best window since the last back-off or change of the targets
@@ -71,7 +71,7 @@ class Guard:
             self.best = min(self.best, loss)
             return False
         self.back_offs += 1
-        self.best, self.most = math.inf, zero_loss  # losses fall from here, which is no growth
+        self.best, self.most = math.inf, zero_loss  # losses fall from here, which is not growth
         if self.back_offs > MAX_BACK_OFFS:
             raise DivergenceError(
                 f"training diverged and halving the step size {MAX_BACK_OFFS} times did not help "

@@ -110,8 +110,8 @@ class MLflow(Callback):
             return module.MlflowClient(self.uri)
         except (module.MlflowException, ImportError) as error:  # SQLite needs more packages
             raise ConfigError(
-                f"{mention(f'run.mlflow={redact(str(self.uri))}')} is no place that MLflow can use "
-                f"({redact(str(error))})",
+                f"{mention(f'run.mlflow={redact(str(self.uri))}')} is not a place that MLflow can "
+                f"use ({redact(str(error))})",
                 "give the URI of a tracking server or store",
             ) from error
 

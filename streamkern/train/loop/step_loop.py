@@ -239,7 +239,7 @@ class StepLoop:
     @property
     def owes_calibration(self) -> bool:
         """True if the finished model can be calibrated, and is not yet."""
-        can = self.run.data.apart is not None or self._leaves_out
+        can = self.run.data.calibration_rows is not None or self._leaves_out
         known = self.calibration is not None and self.calibration.n_rows > 0
         return can and self.ranks.rank == 0 and not known
 
@@ -249,8 +249,8 @@ class StepLoop:
         feed : brings the rows once more, if only some of them are centers.
         """
         model, data = self.model(), self.run.data
-        if data.apart is not None:
-            self.calibration = calibrate(model, data.apart)
+        if data.calibration_rows is not None:
+            self.calibration = calibrate(model, data.calibration_rows)
         else:
             factors = data.weight_factors if data.source.weighted else None
             with self.run.backend.active():

@@ -339,7 +339,7 @@ class KernelModel:
             the estimated difficulty of a row.
         std : with values: append the standard deviations of all targets, (n, 2 c); see `Posterior`.
         overwrite : replace predictions of streamkern, but no CSV and .npy, which are not marked.
-        escape_formulas : in a CSV, "'" before text that begins with =, +, - or @ and is no number.
+        escape_formulas : in a CSV, "'" before text (no numbers) that begins with =, +, - or @.
 
         Raises
         ------

@@ -187,7 +187,7 @@ def training_fit(run: ResolvedRun, model: KernelModel, block: RowBlock) -> Train
     total = mean_errors.sum()
     if not total > 0:
         return TrainingFit(len(Y), mse, explained=1.0, spread=1.0, worse=0.0)
-    if model.loss is not None and not model.loss.for_classes:  # a quantile is no mean
+    if model.loss is not None and not model.loss.for_classes:  # a quantile is not a mean
         constant = np.broadcast_to(model.loss.predict(np, model.targets.mean.copy()), Y.shape)
         mean_errors, errors = (w * model.loss.values(np, f, Y) for f in (constant, F))
     excess = errors - mean_errors

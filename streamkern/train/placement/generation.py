@@ -107,7 +107,7 @@ class Generation:
 
     def _begin(self) -> None:
         cluster, workers = self._cluster, self._workers
-        cluster.tell(self._number, None)
+        cluster.message_ranks(self._number, None)
         only: dict[str, Any] = {"allow_other_workers": False, "retries": 0, "pure": False}
         hosts, job = Counter(worker.host for worker in workers), pickle.dumps(self._job)
         addresses = tuple(worker.address for worker in workers)
@@ -115,12 +115,12 @@ class Generation:
         for rank, worker in enumerate(workers):
             spec = RankSpec(
                 cluster.name, self._number, rank, addresses, hosts[worker.host], cluster.timeout_s,
-                cluster.lonely_s, self._outlived_s, job,
+                cluster.driver_timeout_s, self._outlived_s, job,
             )  # fmt: skip
             future = cluster.client.submit(
                 run_rank, spec, tracker, workers=[worker.address], **only
             )
-            future.add_done_callback(lambda _: cluster.news.set())
+            future.add_done_callback(lambda _: cluster.message_arrived.set())
             self._futures.append(future)
 
     def _receive(self, report: dict[str, Any]) -> None:
@@ -130,7 +130,7 @@ class Generation:
             self._active.add(report["rank"])
             if "message" in report:
                 self._messages.append(report)
-                self._cluster.news.set()
+                self._cluster.message_arrived.set()
             elif report["reached"] is not None:
                 self.reached = report["reached"]
 
@@ -144,8 +144,8 @@ class Generation:
         """Monitor the ranks until they end; return what was lost, or None if all ranks ended
         well."""
         while True:
-            self._cluster.news.wait(_TICK_S)
-            self._cluster.news.clear()
+            self._cluster.message_arrived.wait(_TICK_S)
+            self._cluster.message_arrived.clear()
             self._send()
             self._collect()
             self._relay()  # messages of a rank arrive before its end
@@ -164,8 +164,8 @@ class Generation:
         new = bool(stop_reason) and not self._stop_sent_at
         if new:
             self._stop_sent_at = now
-        if new or now - self._sent_at >= min(1.0, self._cluster.lonely_s / 6):
-            self._cluster.tell(self._number, stop_reason)
+        if new or now - self._sent_at >= min(1.0, self._cluster.driver_timeout_s / 6):
+            self._cluster.message_ranks(self._number, stop_reason)
             self._sent_at = now
 
     def _collect(self) -> None:
@@ -237,7 +237,7 @@ class Generation:
         """Kill all processes that are ranks of this generation, after the loss."""
         self._forget()
         ours = {self._workers[rank].nanny for rank in self._active}
-        ended = self._cluster.end({n: pid for n, pid in processes.items() if n in ours})
+        ended = self._cluster.kill({n: pid for n, pid in processes.items() if n in ours})
         old = {worker.address for worker in self._workers if worker.nanny in ended}
         give_up = time.monotonic() + self._cluster.timeout_s
         while old & set(self._cluster.workers()) and time.monotonic() < give_up:

@@ -22,7 +22,7 @@ from streamkern.train.placement.task import (
 )
 
 MAX_FRUITLESS_GENERATIONS = 3
-LONELY_S = 60.0
+DRIVER_TIMEOUT_S = 60.0
 _LOOK_S = 0.1
 _RESUME = "run the same command again to go on"
 
@@ -38,7 +38,7 @@ def run_ranks(
     prepare: RankWork | None = None,
     reached: Reached | None = None,
     timeout_s: float = 60.0,
-    lonely_s: float = LONELY_S,
+    driver_timeout_s: float = DRIVER_TIMEOUT_S,
     stop: StopRequest,
     on_event: Callable[[dict[str, Any]], None] = lambda event: None,
 ) -> Any:
@@ -54,8 +54,9 @@ def run_ranks(
         that join are used from the next generation on.
     min_ranks : smallest number of ranks with which the work is started.
     multiple : the number of ranks is a multiple of it; it divides `ranks`.
-    timeout_s : longest silence of a rank, and longest wait for workers.
-    lonely_s : time for which ranks continue without this process.
+    timeout_s : seconds without a message after which a rank counts as lost; also the longest wait
+        for workers.
+    driver_timeout_s : seconds for which ranks continue without a message from this process.
     stop : once requested, rank 0 is asked to stop, and its error is raised.
     on_event : called with {"event": "ranks", ...} when ranks start, {"event": "lost", "why": ...,
         "stopping": whether a stop was requested}, {"event": "message", "rank": ..., "message": ...}
@@ -80,7 +81,7 @@ def run_ranks(
             "correct it",
         )
     name = f"streamkern-{uuid.uuid4().hex[:12]}"
-    cluster = RankCluster(client, name, timeout_s, lonely_s)
+    cluster = RankCluster(client, name, timeout_s, driver_timeout_s)
     driver = _Driver(cluster, -(-min_ranks // multiple) * multiple, stop, on_event)
     with stop.later():  # nothing is left half done: signals are checked between two waits
         if prepare is not None:
@@ -142,7 +143,7 @@ class _Driver:
             if ended.lost is None:
                 return ended.result
             if not ended.all_gone:
-                outlived_s = self._cluster.lonely_s + self._cluster.timeout_s
+                outlived_s = self._cluster.driver_timeout_s + self._cluster.timeout_s
                 self._outlived_until = time.monotonic() + outlived_s
             self._check_stop()
             fruitless = tries.fruitless(generation.reached)
@@ -188,7 +189,7 @@ class _Driver:
     def _check_free(self, addresses: list[str]) -> None:
         """Raise if a worker is a rank of another driver: a task would wait until that rank has
         ended."""
-        for address, name in self._cluster.each(run_of, addresses).items():
+        for address, name in self._cluster.run_on_each(run_of, addresses).items():
             if name not in ("", self._cluster.name):
                 raise of_another_run(address)
 

@@ -69,9 +69,9 @@ def _check_main(ranks: int) -> None:
     path = None if getattr(main, "__spec__", None) else getattr(main, "__file__", None)
     if path is not None and not os.path.exists(path):
         raise RunError(
-            f"the processes of {ranks} ranks import the script that begins them, and {path} is no "
-            "file",
-            'write it to one, that trains below `if __name__ == "__main__":`',
+            f"the processes of {ranks} ranks import the script that begins them, and {path} is "
+            "not a file",
+            'write it to a file, and let it train below `if __name__ == "__main__":`',
         )
 
 

@@ -1,5 +1,4 @@
-"""A cluster as seen by a driver of ranks: its workers, their processes, and messages to all
-ranks."""
+"""The Dask cluster on which a driver runs ranks: its workers, their processes, and messages."""
 
 from __future__ import annotations
 
@@ -18,12 +17,18 @@ from streamkern.basics.message import mention
 from streamkern.basics.text import size_text
 from streamkern.stream.unit_readers import address_of, run_on
 
-_REACH_S = 5.0  # a nanny's machine counts as gone if it does not answer for so long
+_NANNY_TIMEOUT_S = 5.0  # if a nanny does not answer for this long, its machine counts as lost
 
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """A worker: its address and host, and the nanny that can end its process."""
+    """A worker of the cluster.
+
+    address : address of the worker, such as "tcp://10.0.0.2:41234"
+    host : its host
+    nanny : address of the nanny, which can kill the worker's process and starts another one
+    takes_tasks : whether the worker is running, and neither paused nor closing
+    """
 
     address: str
     host: str
@@ -34,20 +39,21 @@ class WorkerInfo:
 class RankCluster:
     """A `distributed.Client` whose requests have a time limit.
 
-    name : name of the placement, the topic of messages from and to its ranks
-    timeout_s : longest silence of a rank
-    lonely_s : longest silence of the driver
+    client : the client; its workers need nannies
+    name : unique name of this set of ranks; ranks and driver send each other messages under it
+    timeout_s : seconds without a message after which a rank counts as lost
+    driver_timeout_s : seconds without a message from the driver after which ranks save and end
 
     Raises
     ------
     ClusterError
-        From any method, if the scheduler is gone or does not answer for `timeout_s`.
+        Any method raises it if the scheduler is gone or does not answer for `timeout_s`.
     """
 
-    def __init__(self, client: Any, name: str, timeout_s: float, lonely_s: float) -> None:
+    def __init__(self, client: Any, name: str, timeout_s: float, driver_timeout_s: float) -> None:
         self.client, self.name = client, name
-        self.timeout_s, self.lonely_s = timeout_s, lonely_s
-        self.news = threading.Event()
+        self.timeout_s, self.driver_timeout_s = timeout_s, driver_timeout_s
+        self.message_arrived = threading.Event()
         self._beats = 0
 
     def listen(self, receive: Callable[[dict[str, Any]], None]) -> None:
@@ -59,21 +65,27 @@ class RankCluster:
         if self.client.status == "running":
             self.client.unsubscribe_topic(self.name)
 
-    def tell(self, generation: int, stop: str | None) -> None:
-        """Send a message to all ranks, which also shows that the driver is alive."""
+    def message_ranks(self, generation: int, stop: str | None) -> None:
+        """Send a message to all ranks. It also shows them that the driver is alive.
+
+        generation : number of the current generation; ranks of an older generation end
+        stop : why the run is to stop, or None
+        """
         self._beats += 1
         message = {"generation": generation, "stop": stop, "beat": self._beats}
-        self._ask(self.client.scheduler.set_metadata(keys=[self.name], value=message))
+        self._wait_for(self.client.scheduler.set_metadata(keys=[self.name], value=message))
 
     def workers(self) -> dict[str, WorkerInfo]:
-        """Return address -> worker for all workers of the scheduler, in the order of their
-        addresses."""
-        known = self._ask(self.client.scheduler.identity())["workers"]
+        """Return the workers of the cluster by address, in the order of the addresses.
+
+        Raises ConfigError if a worker has no nanny, or a limit on its memory.
+        """
+        known = self._wait_for(self.client.scheduler.identity())["workers"]
         without_nanny = [address for address, worker in known.items() if not worker["nanny"]]
         if without_nanny:
             raise ConfigError(
                 f"the worker {without_nanny[0]} of {address_of(self.client)} has no nanny, which "
-                "ends its process with the other ranks'",
+                "would kill its process if another rank is lost",
                 "start it without --no-nanny",
             )
         limited = [address for address, worker in known.items() if worker["memory_limit"]]
@@ -92,34 +104,44 @@ class RankCluster:
         }
 
     def processes(self, workers: list[WorkerInfo]) -> dict[str, int]:
-        """Return nanny -> process id of its worker, for the nannies that answer."""
-        return self.each(_process, [worker.nanny for worker in workers])
+        """Return the process ids of workers by the address of their nanny.
 
-    def end(self, processes: Mapping[str, int]) -> set[str]:
-        """Kill processes, also suspended ones. Return the nannies that answered.
-
-        The processes of these are surely gone, and the nannies start others.
+        Nannies that do not answer are left out.
         """
-        return set(self.each(_end, list(processes), dict(processes)))
+        return self.run_on_each(_process, [worker.nanny for worker in workers])
 
-    def each(self, ask: Callable[..., Any], addresses: list[str], *args: Any) -> dict[str, Any]:
-        """Return address -> result of a function on workers or nannies, for those that answer."""
+    def kill(self, processes: Mapping[str, int]) -> set[str]:
+        """Kill processes, even suspended ones, and return the nannies that answered.
 
-        async def one(address: str) -> dict[str, Any]:
-            # The nanny's address, not its worker's, which the scheduler may have forgotten by then.
-            answers = self.client.run(ask, *args, workers=[address], on_error="ignore")
-            return dict(await asyncio.wait_for(answers, _REACH_S))
+        The processes of these nannies have certainly ended, and the nannies start new ones.
 
-        async def all_of_them() -> list[dict[str, Any] | BaseException]:
-            return await asyncio.gather(*map(one, addresses), return_exceptions=True)
+        processes : process ids, by the address of the nanny
+        """
+        return set(self.run_on_each(_kill, list(processes), dict(processes)))
+
+    def run_on_each(
+        self, function: Callable[..., Any], addresses: list[str], *args: Any
+    ) -> dict[str, Any]:
+        """Run a function on workers or nannies, and return its results by address.
+
+        Those that do not answer are left out.
+        """
+
+        async def answers_of(address: str) -> dict[str, Any]:
+            # Nannies are called by their own addresses: the scheduler may have forgotten a worker.
+            answers = self.client.run(function, *args, workers=[address], on_error="ignore")
+            return dict(await asyncio.wait_for(answers, _NANNY_TIMEOUT_S))
+
+        async def all_answers() -> list[dict[str, Any] | BaseException]:
+            return await asyncio.gather(*map(answers_of, addresses), return_exceptions=True)
 
         by_address: dict[str, Any] = {}
-        for answer in self._ask(all_of_them(), self.timeout_s + _REACH_S):
+        for answer in self._wait_for(all_answers(), self.timeout_s + _NANNY_TIMEOUT_S):
             by_address |= answer if isinstance(answer, dict) else {}
         return by_address
 
-    def _ask(self, question: Any, wait_s: float | None = None) -> Any:
-        answer = run_on(self.client.loop, question)
+    def _wait_for(self, request: Any, wait_s: float | None = None) -> Any:
+        answer = run_on(self.client.loop, request)
         try:
             return answer.result(wait_s or self.timeout_s)
         except (OSError, CancelledError) as error:
@@ -132,15 +154,17 @@ class RankCluster:
 
 
 async def _process(dask_worker: Any) -> Any:
-    """Return, on a nanny, the process id of its worker, after any restart in progress."""
+    """Return the worker's process id, after any restart in progress. Runs on the nanny."""
     while dask_worker.process is None or dask_worker.process.status.name == "starting":
         await asyncio.sleep(0.01)
     return dask_worker.pid
 
 
-async def _end(processes: Mapping[str, int], dask_worker: Any) -> bool:
-    """Kill the process, on its nanny, unless it has been replaced already, and wait until it is
-    gone."""
+async def _kill(processes: Mapping[str, int], dask_worker: Any) -> bool:
+    """Kill the worker's process unless it was replaced already, and wait until it has ended.
+
+    Runs on the nanny.
+    """
     process = processes[dask_worker.address]
     if dask_worker.pid == process:
         with contextlib.suppress(ProcessLookupError):  # it has ended by itself

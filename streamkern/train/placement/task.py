@@ -59,9 +59,9 @@ class RankSpec:
     addresses : addresses of the workers of all ranks
     neighbours : number of ranks on the same host
     timeout_s : longest time for which the rank may be silent
-    lonely_s : time without a message of the driver after which the rank saves and ends
-    outlived_s : time for which a rank of an earlier generation that could not be killed may still
-        run
+    driver_timeout_s : seconds without a message from the driver after which the rank saves and ends
+    outlived_s : seconds for which a rank of an earlier generation that could not be killed may
+        still run
     job : a pickled `Job`
     tell : sends JSON values to the driver, once the rank runs
     """
@@ -72,7 +72,7 @@ class RankSpec:
     addresses: tuple[str, ...]
     neighbours: int
     timeout_s: float
-    lonely_s: float
+    driver_timeout_s: float
     outlived_s: float
     job: bytes = field(repr=False)
     tell: Tell = field(default=_drop, repr=False)
@@ -80,7 +80,7 @@ class RankSpec:
     @property
     def every_s(self) -> float:
         """Seconds between two reports that the rank is alive."""
-        return min(_EVERY_S, self.timeout_s / 6, self.lonely_s / 6)
+        return min(_EVERY_S, self.timeout_s / 6, self.driver_timeout_s / 6)
 
     @property
     def size(self) -> int:
@@ -329,11 +329,11 @@ class _Pulse:
         stop_reason = message["stop"] if message is not None else None
         if self._worker.status.name not in ("running", "paused"):  # the process ends soon
             stop_reason = "the loss of its scheduler"
-        elif silent_s > spec.lonely_s:
+        elif silent_s > spec.driver_timeout_s:
             stop_reason = "the loss of its driver"
         if stop_reason and spec.rank == 0:  # broadcast, so that all end after the same step
             self._stop.requested = self._stop.requested or stop_reason
             if self._stop.at_no_loss:  # in a setup, which may take long
                 os._exit(EXIT_TRY_AGAIN)
-        if silent_s > spec.lonely_s + spec.timeout_s:
+        if silent_s > spec.driver_timeout_s + spec.timeout_s:
             os._exit(EXIT_TRY_AGAIN)

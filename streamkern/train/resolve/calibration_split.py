@@ -61,28 +61,28 @@ OTHER_ROWS = "train on rows that are in memory or in a store, with calibrate=Tru
 class CalibrationSplit(NamedTuple):
     """The rows of a run, split into training and calibration rows.
 
-    left : rows to train on
-    aside : calibration rows, without augmentation, or None
-    why_none : why there are none, and the remedy, in words
-    unused : whether rows are set aside although they calibrate nothing
-    left_out : whether each row may be predicted by the others instead, if the solver can; see
-        `KernelRidgeSolver.left_out`
+    training_rows : rows to train on
+    calibration_rows : rows to calibrate with, without augmentation, or None
+    why_none : why there are no calibration rows, and the remedy, as part of a message
+    unused : whether rows are left out of the training rows although nothing is calibrated with them
+    left_out : whether leave-one-out predictions may replace the calibration rows, if the solver can
+        compute them; see `KernelRidgeSolver.left_out`
     """
 
-    left: BaseSource
-    aside: BaseSource | None
+    training_rows: BaseSource
+    calibration_rows: BaseSource | None
     why_none: str | None = None
     unused: bool = False
     left_out: bool = False
 
 
 def check_calibrate(config: RunConfig, *, whole: bool, goes_on: bool) -> str | None:
-    """Return why no rows can be set aside, whatever the data, and the remedy; None if they can.
+    """Return why the settings rule out calibration rows, with the remedy; None if they do not.
 
-    whole : whether no other rows will follow
-    goes_on : whether training begins from existing weights
+    whole : whether all rows are given at once, so not in `partial_fit`
+    goes_on : whether training starts from existing weights
 
-    Raises ConfigError if calibrate=True asks for rows that cannot be set aside.
+    Raises ConfigError if the settings contain calibrate=True, and rule out calibration rows.
     """
     asked, why = config.run.calibrate, None
     if not whole:
@@ -107,11 +107,11 @@ def calibration_split(
     """Split the rows of a run into calibration rows and the rest.
 
     why : reason not to calibrate, see `check_calibrate`
-    warm : whether the run goes on from weights over the same centers. With "auto" it leaves out the
-        rows that the run before has set aside with the same settings, as centers are chosen among
-        the others.
+    warm : whether the run starts from the weights of an earlier run, with the same centers. With
+        calibrate="auto" it then leaves out the rows that the earlier run set aside, because
+        otherwise other rows would be chosen as centers.
     """
-    asked, n, cold = config.run.calibrate, _stored(source), why
+    asked, n, why_none = config.run.calibrate, _stored(source), why
     left_out = asked == "auto" and why is None and source.classes is not None
     left_out = left_out and not _has_copies(source, n)
     if warm and asked == "auto":
@@ -121,13 +121,13 @@ def calibration_split(
     elif why is None and asked == "auto":
         why = _why_too_few(source, n)
     if why is not None:
-        return CalibrationSplit(source, None, cold or why, left_out=left_out)
+        return CalibrationSplit(source, None, why_none or why, left_out=left_out)
     share = min(AUTO_SHARE if asked == "auto" else CALIBRATION_SHARE, MAX_CALIBRATION_ROWS / n)
     try:
-        left, aside = split_rows(source, share, config.run.random_state, TO_CALIBRATE)
-        if asked == "auto" and n_different(aside) < MIN_DISTINCT_ROWS:
+        training, calibration = split_rows(source, share, config.run.random_state, TO_CALIBRATE)
+        if asked == "auto" and n_different(calibration) < MIN_DISTINCT_ROWS:
             share = min(CALIBRATION_SHARE, MAX_CALIBRATION_ROWS / n)
-            left, aside = split_rows(source, share, config.run.random_state, TO_CALIBRATE)
+            training, calibration = split_rows(source, share, config.run.random_state, TO_CALIBRATE)
     except ConfigError as error:
         if asked == "auto":  # rows that cannot be told apart
             return CalibrationSplit(source, None, f"as {render_message(error.rule)}; {OTHER_ROWS}")
@@ -135,23 +135,23 @@ def calibration_split(
     except DataError:
         if asked == "auto":
             why = f'as calibrate="auto" found too few different rows to set aside; {WITH_TRUE}'
-            return CalibrationSplit(source, None, cold or why, left_out=left_out)
+            return CalibrationSplit(source, None, why_none or why, left_out=left_out)
         raise
-    if asked == "auto" and _at_once(config) > _stored(left):
+    if asked == "auto" and _at_once(config) > _stored(training):
         why = 'as the settings ask for so many rows that calibrate="auto" sets none aside'
         why = f"{why}; lower n_centers and the like"
         return CalibrationSplit(source, None, why, left_out=left_out)
     return (
-        CalibrationSplit(left, aside)
-        if cold is None
-        else CalibrationSplit(left, None, cold, unused=True)
+        CalibrationSplit(training, calibration)
+        if why_none is None
+        else CalibrationSplit(training, None, why_none, unused=True)
     )
 
 
 def _has_copies(source: BaseSource, n: int) -> bool:
-    """Return whether some rows of `source` are made from others and differ from them.
+    """Return whether some rows of `source` are augmented copies, or copies that look different.
 
-    n : number of rows that are not made from others
+    n : number of rows without the copies
     """
     return source.n_rows > n or stored_rows(source).hides_copies
 
@@ -163,7 +163,7 @@ def _stored(source: BaseSource) -> int:
 
 
 def _why_too_few(source: BaseSource, n: int) -> str | None:
-    """Return why "auto" leaves all `n` rows of `source` to training; None if it sets some aside."""
+    """Return why calibrate="auto" trains on all `n` rows; None if it sets some rows aside."""
     stored, classes, why = stored_rows(source), source.classes, None
     counts = stored.totals
     if classes is None:

@@ -102,7 +102,7 @@ def check_log_link(config: RunConfig, data: Data, *, whole: bool, goes_on: bool)
             f"{mention('model.loss', loss.name)} cannot be used with {why}",
             f"use fit from the start, or give {mention('model.loss', SQUARES)}",
         )
-    for source in (data.base, data.aside, data.apart):
+    for source in (data.base, data.validation_rows, data.calibration_rows):
         if source is not None:
             check_targets(config, source)
     known = not changes_targets(data.source)

@@ -72,7 +72,7 @@ def with_scores(
     except DataError:
         if asked:
             raise
-        return scale, words  # a plan goes on; a run will read the damaged rows, and say so
+        return scale, words  # a plan ignores damaged rows; a run reads and reports them later
     d = source.row_shape[0]
     plain = scale or Scale("feature", np.zeros(d), np.ones(d))
     X = (X - plain.mean) / plain.scale

@@ -34,7 +34,7 @@ def with_patches(
     words : that description without them
     known : the patch features that the run was started with, or that belong to its first weights
 
-    Reads a sample of the rows if they are not known. Raises ConfigError if the rows are no images,
+    Reads a sample of the rows if they are not known. Raises ConfigError if the rows are not images,
     or have too few different patches.
     """
     found = patches_among(source.feed_transforms)  # of a fit that another one starts from

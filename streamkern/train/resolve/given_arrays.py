@@ -99,7 +99,7 @@ def _with_remedy(
             f"there is no array of {what} at {redact(url)}",
             f"correct {setting}, or set one of {some(words)}",
         ) from error
-    except Exception as error:  # zarr raises many types if the file is no array
+    except Exception as error:  # zarr raises many types if the file is not an array
         raise ConfigError(
             f"{mention(setting, redact(url))} is no .npy file, {kinds} ({redact(str(error))})",
             f"write it with numpy.save, or set one of {some(words)}",

@@ -172,7 +172,7 @@ def _open(
     check_early_stopping(config, whole=whole, goes_on=goes_on)
     why_none = check_calibrate(config, whole=whole, goes_on=goes_on) or no_room
     check_columns(config.run.n_ranks, config.run.center_ranks)
-    warm = given.leaves_same_rows(config, whole=whole)
+    warm = given.keeps_calibration_rows(config, whole=whole)
     if not whole or given.metric is not None:
         scores = False
     elif scores is None and given.warm is not None:  # whose weights are of its features
@@ -181,7 +181,7 @@ def _open(
         config, given.source, given.continued, why_none, warm=warm, scores=scores,
         patches=given.known_patches(config),
     )  # fmt: skip
-    if data.apart is None and not data.unused:
+    if data.calibration_rows is None and not data.unused:
         config = config.with_overrides({"run.calibrate": False})
     goes_on = goes_on or config.solver.warm_start is not None
     check_loss(config, data, whole=whole, goes_on=goes_on)

@@ -1,4 +1,4 @@
-"""Objects that the caller of a run passes in place of settings: sources, centers, a metric."""
+"""The inputs of a run that are objects and not settings: sources, arrays, weights, ranks."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from streamkern.losses.log_loss import LogLoss
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.sources.base import Source
 from streamkern.stream.sources.patch_features import PatchFeatures
-from streamkern.train.resolve.given_arrays import (
-    check_count,
-)
+from streamkern.train.resolve.given_arrays import check_count
 from streamkern.train.resolve.training_data import storage_options_for
 from streamkern.train.restart.parent_run import ParentRun
 from streamkern.train.restart.run_snapshot import calibrate_of, recorded_run
@@ -27,20 +25,23 @@ from streamkern.train.restart.stored_centers import StoredCenters
 
 @dataclass(frozen=True)
 class RunInputs:
-    """Objects that the caller of a run passes in place of settings.
+    """The inputs of a run that are objects and not settings. Most replace a setting.
 
-    source, test : replace data.train and data.test
-    centers : (p, d) or (p, *row_shape) rows in storage form, in place of model.centers, or those of
-        the run that is continued
-    metric : replaces model.metric. The settings of both must be left at their defaults.
-    client : a `distributed.Client`, in place of data.dask
-    warm : replaces solver.warm_start
+    source : training rows; replaces data.train
+    test : test rows; replaces data.test
+    centers : (p, d) or (p, *row_shape), rows in the dtype and form of the source, or the centers of
+        the run that is continued; replaces model.centers, which must have its default
+    metric : (d,) scales, or a (d, r) matrix; replaces model.metric, which must have its default
+    client : a `distributed.Client`; replaces data.dask
+    warm : the run whose weights are the start; replaces solver.warm_start
     facts : JSON values of the caller, saved with the setup
-    continues : directory of the run that this one continues
-    continued : everything that is taken over from the run that is continued
-    patches : patch features that the run was started with, or that rank 0 has found
-    ranks : communicator of the ranks that share the steps
-    placed : location of the ranks, for the log: `workers`, and the `dashboard` of their cluster
+    continues : directory of the run that this run continues
+    continued : the run that this run continues, with its centers, weights and scaling
+    patches : patch features that are known already: those that the run was started with, or that
+        rank 0 drew
+    ranks : communicator of the ranks that train together
+    rank_locations : where the ranks run, for the log: the addresses of their `workers`, and the
+        address of the `dashboard` of their Dask cluster
     """
 
     source: Source | None = None
@@ -54,11 +55,13 @@ class RunInputs:
     continued: ParentRun | None = None
     patches: PatchFeatures | None = None
     ranks: Communicator = SINGLE
-    placed: Mapping[str, Any] = field(default_factory=dict)
+    rank_locations: Mapping[str, Any] = field(default_factory=dict)
 
     def settings(self, config: RunConfig) -> RunConfig:
-        """Return the settings of a run with these arrays, after checking that they are
-        compatible."""
+        """Return the settings, with centers and metric set to values that the arrays replace.
+
+        Raises ConfigError if the settings contradict the arrays.
+        """
         unused = {}
         if self.centers is not None:
             config.model.check_takes_centers()
@@ -70,39 +73,46 @@ class RunInputs:
         return config.with_overrides(unused) if unused else config
 
     def recorded(self, config: RunConfig) -> dict[str, dict[str, Any]]:
-        """Return the settings that identify a run, without those that an array replaces."""
+        """Return the settings that a resumed run must repeat, except those that arrays replace."""
         settings = config.identity()
         for name, array in (("centers", self.centers), ("metric", self.metric)):
             if array is not None:
                 del settings["model"][name]
         return settings
 
-    def leaves_same_rows(self, config: RunConfig, *, whole: bool) -> bool:
-        """Return whether the run leaves out the rows that an earlier one may have set aside.
+    def keeps_calibration_rows(self, config: RunConfig, *, whole: bool) -> bool:
+        """Return whether the run must not train on the calibration rows of its warm start.
 
-        It then goes on from weights over the same centers, chosen among the other rows. The run of
-        solver.warm_start records if it set none aside.
+        Weights of an earlier run belong to its centers. If that run set calibration rows aside, its
+        centers were chosen among the remaining rows, so this run must set the same rows aside to
+        get the same centers. The run directory of solver.warm_start records if no rows were set
+        aside; for `warm` this is not known, and True is returned.
+
+        whole : whether all rows are given at once, so not in `partial_fit`
         """
-        place = config.solver.warm_start
-        if not whole or self.continued is not None or not (self.warm or place):
+        parent_path = config.solver.warm_start
+        if not whole or self.continued is not None or not (self.warm or parent_path):
             return False
-        if config.model.loss == LogLoss.name:  # of which a run sets no rows aside
+        if config.model.loss == LogLoss.name:  # a run with the log loss sets no rows aside
             return self.warm is not None and self.warm.loss is None
-        if place is None or config.run.calibrate != "auto":
+        if parent_path is None or config.run.calibrate != "auto":
             return True
-        options = storage_options_for(config, place)
-        with RunDirectory(place, writable=False, storage_options=options) as directory:
+        options = storage_options_for(config, parent_path)
+        with RunDirectory(parent_path, writable=False, storage_options=options) as directory:
             recorded = recorded_run(directory)
         return recorded is None or calibrate_of(recorded) is not False
 
     def known_patches(self, config: RunConfig) -> PatchFeatures | None:
-        """Return the patch features that the run has already, or that its first weights are of."""
+        """Return `patches`, or the patch features of the run whose weights are the start.
+
+        None if the run has no patch features, or has to draw new ones.
+        """
         if self.patches is not None or not config.model.patch_features:
             return self.patches
-        parent, place = self.warm, config.solver.warm_start
-        if parent is None and place is not None:
-            options = storage_options_for(config, place)
-            parent = ParentRun.find(place, options, load_centers=False, load_weights=False)
+        parent, parent_path = self.warm, config.solver.warm_start
+        if parent is None and parent_path is not None:
+            options = storage_options_for(config, parent_path)
+            parent = ParentRun.find(parent_path, options, load_centers=False, load_weights=False)
         if parent is None:
             return None
         return saved_patches(parent.setup.arrays, parent.setup.meta["scaling"])
@@ -112,7 +122,7 @@ NO_INPUTS = RunInputs()
 
 
 def centers_from(config: RunConfig, given: RunInputs) -> str:
-    """Return the origin of the centers: one of `SELECTORS`, "all", "given" or "file"."""
+    """Return where the centers come from: a name in `SELECTORS`, "all", "given" or "file"."""
     if given.centers is not None:
         return "given"
     wanted = config.model.centers

@@ -69,15 +69,15 @@ AUTO_SAMPLES, MAX_AUTO_EPOCHS = 100_000, 20
 class Data:
     """The stream of training rows, and the rows from which it is made.
 
-    source : the rows that are trained on
+    source : the training rows
     base : the same rows before any augmentation, each once
-    fixed : the deterministic transforms (scaling), in order, bound to their numbers; centers and
-        evaluated rows go through these alone
+    fixed : the deterministic transforms (scaling), in order, with their parameters; to centers and
+        evaluated rows only these are applied
     scale : description of the scaling of the features
     cache : cache of the chunks of remote stores
-    aside : validation rows, which are not among the training rows, or None
+    validation_rows : rows set aside for early stopping, which are not trained on, or None
     pixels : whether the automatic scaling took the features for pixels
-    apart : calibration rows, which are among neither, or None
+    calibration_rows : rows set aside for calibration, which are in neither of these, or None
     uncalibrated, unused, left_out : see `calibration_split.CalibrationSplit`
     weight_factors : see `sample_weights.weight_factors`; None if rows have no sample weights
     """
@@ -88,9 +88,9 @@ class Data:
     scale: str
     cache: Cache | None = None
     weight_factors: npt.NDArray[np.float64] | None = None
-    aside: BaseSource | None = None
+    validation_rows: BaseSource | None = None
     pixels: bool = False
-    apart: BaseSource | None = None
+    calibration_rows: BaseSource | None = None
     uncalibrated: str | None = None
     unused: bool = False
     left_out: bool = False
@@ -146,7 +146,7 @@ def open_data(
     source : replaces data.train and data.transforms
     continued : the run that is continued, which provides its scaling and the order of columns
     why_none : why no rows can be set aside for calibration, or None
-    warm : see `calibration_split`
+    warm : whether weights of an earlier run are the start, see `calibration_split`
     scores : whether quantile scores of the features are taken; None: as `with_scores` decides
     patches : patch features that are known; None: new ones are drawn if the settings ask for them
     """
@@ -160,11 +160,11 @@ def open_data(
     source = as_source(source)
     if source.n_outputs < 1:
         raise ConfigError("the training data has no targets y", "give rows that have them")
-    aside, run = None, config.run
+    validation_rows, run = None, config.run
     if run.early_stopping:
-        source, aside = split_rows(source, run.validation_fraction, run.random_state)
+        source, validation_rows = split_rows(source, run.validation_fraction, run.random_state)
     found = calibration_split(config, source, why_none, warm=warm)
-    source, calibrated_by, why_none = found.left, found.aside, found.why_none
+    source, calibration_rows, why_none = found.training_rows, found.calibration_rows, found.why_none
     source = sampled_by_class(source, settings.class_sampling)
     for transform in host_transforms(source):
         if is_deterministic(transform):
@@ -193,8 +193,8 @@ def open_data(
     if is_packed(source.row_shape):
         _check_sparse(config, source)
     return Data(
-        source, stored_rows(source), fixed, words, cache, factors, aside, pixels, calibrated_by,
-        why_none, found.unused, found.left_out,
+        source, stored_rows(source), fixed, words, cache, factors, validation_rows, pixels,
+        calibration_rows, why_none, found.unused, found.left_out,
     )  # fmt: skip
 
 
@@ -379,7 +379,7 @@ def checked_classes(data: Data) -> list[str]:
     if source.classes is None or source.totals is None:
         return []
     weighed = source.totals if factors is None else source.totals * factors
-    all_of_them = data.aside is None and data.apart is None
+    all_of_them = data.validation_rows is None and data.calibration_rows is None
     rows = "rows" if all_of_them else "rows that are not set aside"
     notes = class_notes(source.classes, weighed, rows if factors is None else "weight")
     if np.count_nonzero(weighed) < 2:

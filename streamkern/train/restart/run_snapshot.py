@@ -55,7 +55,7 @@ def checked_record(recorded: Mapping[str, Any] | None, place: str) -> dict[str, 
             return record
     raise RunError(
         f"{place} holds a run of another version of streamkern",
-        "go on with that one, or give another run_dir",
+        "continue it with that version, or give another run_dir",
     )
 
 

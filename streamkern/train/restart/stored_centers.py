@@ -122,8 +122,8 @@ class StoredCenters:
             setup = run.load_setup(target)
         if setup is None or setup.checksums["Z"] != self.sha256:
             raise ConfigError(
-                f"{run.place} has other centers than when this run was begun from it",
-                "begin anew, in another run_dir",
+                f"{run.place} has other centers than when this run was started from it",
+                "start again, in another run_dir",
             )
         return target
 

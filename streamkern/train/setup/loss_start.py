@@ -38,7 +38,7 @@ BISECTIONS = 60
 LARGEST_OUTPUT = 30.0
 """Largest change of an output by the start, |slope f|; its exponential does not overflow."""
 MIN_GAIN = 0.125
-"""Smallest gain of outputs that are no predictions; a smaller slope scales the start alone."""
+"""Smallest gain of outputs that are not predictions; a smaller slope scales the start alone."""
 
 _Floats = npt.NDArray[np.float64]
 

@@ -175,5 +175,5 @@ def run_plan(run: ResolvedRun, setup_s: float) -> dict[str, Any]:
     return {
         "epochs": passes, "of_samples": passes * run.data.source.n_rows,
         "train": list(data.train_urls), "test": data.test, "setup_s": setup_s,
-        "plan": planned(run), **run.given.placed,
+        "plan": planned(run), **run.given.rank_locations,
     }  # fmt: skip

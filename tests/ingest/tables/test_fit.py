@@ -245,7 +245,7 @@ def test_infinite_constant_and_empty_columns() -> None:
             r"mixes dates \(2024-02-28 in row 0\) and words \('unknown'",
         ),
         (["2024-02-28", "2024-02-30"], "holds dates, of which '2024-02-30' in row 1 is none"),
-        ([[1], [2]], "list<.*>, which is no cell of a table"),
+        ([[1], [2]], "list<.*>, which is not a cell of a table"),
     ],
 )
 def test_what_is_not_clear_is_refused_with_the_remedy(cells: list[Any], said: str) -> None:

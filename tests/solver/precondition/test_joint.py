@@ -23,7 +23,7 @@ WEIGHTS = np.random.default_rng(2).uniform(0.2, 3, N)
 
 
 def made(targets: Array, w: Array | None, known: bool, penalty: float = PENALTY) -> Joint:
-    """From zero, with the rows that are no centers for a sample; jitter as large as can be seen."""
+    """From zero, with the rows that are not centers as a sample; jitter as large as can be seen."""
     op, z = operator(), X[:P]
     K_zz = ref.laplace(z, z, 2.0)
     H: list[Array | None] = []

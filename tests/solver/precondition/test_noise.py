@@ -215,7 +215,7 @@ def test_words_have_about_their_mean_targets(words: int, scatter: float) -> None
 
 
 def test_the_scatter_of_equal_rows_bounds_the_noise() -> None:
-    """One row is far from all others, which are equal: its target of 50 is no noise of 1."""
+    """One row is far from all others, which are equal: its target of 50 is not noise of 1."""
     rng = np.random.default_rng(0)
     X, Y = np.zeros((500, 3)), rng.standard_normal((500, 1))
     X[7], Y[7] = [1, 2, 3], 50

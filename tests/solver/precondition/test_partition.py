@@ -113,7 +113,7 @@ def test_ranks_make_what_one_makes(case: dict[str, bool], blocks: int, size: int
 
 
 def test_a_stripe_of_a_sample_knows_how_many_rows_there_are() -> None:
-    """Of all ranks, and how many are no centers of a block."""
+    """Of all ranks, and how many are not centers of a block."""
     op = operator()
     center_index = np.array([0, -1, 5, 2, -1, 6, -1])
     S = Sample(op.points(rows(0, 7, 4), left=True), rows(1, 7, 1), center_index=center_index)

@@ -1,4 +1,4 @@
-"""A source of the user's own: checked at every door, and then worth as much as ours."""
+"""A user-defined source: checked at every door, and then worth as much as ours."""
 
 from __future__ import annotations
 

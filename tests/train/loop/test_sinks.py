@@ -150,7 +150,7 @@ def test_a_store_of_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_place_that_mlflow_does_not_take_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("mlflow", reason="needs mlflow, which brings forty packages")
     config = settings(tmp_path / "run", **{"run.mlflow": "nowhere://x"})
-    with pytest.raises(ConfigError, match=r"run\.mlflow=nowhere://x is no place"):
+    with pytest.raises(ConfigError, match=r"run\.mlflow=nowhere://x is not a place"):
         finished(config, source=stream())
     assert not (tmp_path / "run").exists()
 

@@ -78,7 +78,7 @@ def test_a_feature_that_a_few_values_squeeze_is_told() -> None:
     assert "feature 'a' " in told[0]
     assert (
         "features are like it" not in told[0]
-    )  # targets' means of words are no numbers of a column
+    )  # targets' means of words are not numbers of a column
     pixels = np.round(np.abs(X) * 50).astype(np.uint8)
     pixels[::50, 1] = 255
     assert not any("nine tenths" in text for text in warnings_of(pixels, Y, **quick))

@@ -253,7 +253,7 @@ def test_a_machine_without_its_network(
     cutting.start()
     runs.trained(
         client, config, tmp_path, acts={"0 10": "cut", "1 10": "cut"}, told=told,
-        timeout_s=4.0, lonely_s=3.0,
+        timeout_s=4.0, driver_timeout_s=3.0,
     )  # fmt: skip
     cutting.join()
     gc.collect()

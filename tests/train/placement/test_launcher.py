@@ -72,7 +72,7 @@ class Events(list[dict[str, Any]]):
 
 def placed(client: Any, folder: Path, events: Events | None = None, **more: Any) -> Any:
     """Return what two ranks of the toy come to."""
-    names = ("ranks", "min_ranks", "multiple", "prepare", "timeout_s", "lonely_s", "stop")
+    names = ("ranks", "min_ranks", "multiple", "prepare", "timeout_s", "driver_timeout_s", "stop")
     options = {"ranks": 2, "stop": StopRequest(install=False), "timeout_s": 30.0}
     options |= {name: more.pop(name) for name in names if name in more}
     settings = {"folder": str(folder), "steps": STEPS, "pause_s": 0.02, **more}
@@ -304,12 +304,12 @@ def test_workers_come_and_go(tmp_path: Path) -> None:
 
 def test_a_stale_task_does_nothing(client: Any, tmp_path: Path) -> None:
     """One of an older generation, which Dask may repeat."""
-    site = RankCluster(client, "stale", 10.0, 10.0)
-    (spot, _) = site.workers().values()
+    cluster = RankCluster(client, "stale", 10.0, 10.0)
+    (spot, _) = cluster.workers().values()
     job = pickle.dumps(Job(toys.totals, {"folder": str(tmp_path), "steps": 1}))
     for told, of, address in ((None, 1, spot.address), (2, 1, spot.address), (1, 1, "tcp://x:1")):
         if told is not None:
-            site.tell(told, None)
+            cluster.message_ranks(told, None)
         order = RankSpec("stale", of, 0, (address,), 1, 10.0, 10.0, 0.0, job)
         future = client.submit(run_rank, order, {}, workers=[spot.address], pure=False)
         with pytest.raises(RunError, match="not awaited any more"):
@@ -348,17 +348,17 @@ def test_settings_are_not_shown(client: Any, tmp_path: Path) -> None:
 def test_workers_with_a_limit_on_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their nannies would kill ranks at it; so are those without nannies."""
     scheduler = SimpleNamespace(identity=lambda: None, address="tcp://s:1")
-    site = RankCluster(SimpleNamespace(scheduler=scheduler), "a", 1.0, 1.0)
+    cluster = RankCluster(SimpleNamespace(scheduler=scheduler), "a", 1.0, 1.0)
     worker = {"nanny": "tcp://n:1", "host": "h", "status": "running", "memory_limit": 0}
     known = {"workers": {"tcp://w:1": worker}}
-    monkeypatch.setattr(RankCluster, "_ask", lambda self, question: known)
-    assert list(site.workers()) == ["tcp://w:1"]
+    monkeypatch.setattr(RankCluster, "_wait_for", lambda self, question: known)
+    assert list(cluster.workers()) == ["tcp://w:1"]
     worker["memory_limit"] = 3 << 30
     with pytest.raises(ConfigError, match=r"tcp://w:1 of .* 3 GiB .*--memory-limit 0"):
-        site.workers()
+        cluster.workers()
     worker["nanny"] = ""
     with pytest.raises(ConfigError, match="has no nanny"):
-        site.workers()
+        cluster.workers()
 
 
 def test_the_number_of_ranks_is_checked(client: Any, tmp_path: Path) -> None:
@@ -379,7 +379,7 @@ if __name__ == "__main__":
     address, folder = sys.argv[1:]
     settings = {"folder": folder, "steps": 10**6, "pause_s": 0.05}
     with Client(address, set_as_default=False) as client:
-        run_ranks(client, toys.totals, settings, ranks=2, timeout_s=10.0, lonely_s=2.0,
+        run_ranks(client, toys.totals, settings, ranks=2, timeout_s=10.0, driver_timeout_s=2.0,
               stop=StopRequest(install=False))
 """
 

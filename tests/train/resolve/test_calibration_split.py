@@ -58,7 +58,9 @@ def test_how_many() -> None:
         large = ArraySource(
             np.zeros((200_000, 1), np.float32), np.arange(200_000) % 2, classes=("a", "b")
         )
-        held = calibration_split(RunConfig().with_overrides({"run.calibrate": asked}), large).aside
+        held = calibration_split(
+            RunConfig().with_overrides({"run.calibrate": asked}), large
+        ).calibration_rows
         assert held is not None
         assert held.n_rows == 2000
 
@@ -93,7 +95,7 @@ def test_every_class_keeps_its_rows() -> None:
         assert (found is None) == none
         assert none or "a class, here 'c', has fewer than 50 of them" in str(found)
     labels = np.repeat((0, 1, 2), (4000, 1450, 50))
-    left = calibration_split(RunConfig(), ArraySource(X, labels, classes=NAMES[:3])).left
+    left = calibration_split(RunConfig(), ArraySource(X, labels, classes=NAMES[:3])).training_rows
     assert left.totals is not None
     np.testing.assert_array_equal(left.totals, (3920, 1421, 49))
 
@@ -133,7 +135,7 @@ def test_rows_that_can_not_be_told_apart() -> None:
 
     source = GeneratorSource(made, 5000, (2,), "float32", 2, classes=("a", "b"))
     found = calibration_split(RunConfig(), source)
-    assert found.aside is None
+    assert found.calibration_rows is None
     assert "rows that a function" in str(found.why_none)
     with pytest.raises(ConfigError, match="calibrate cannot be used with rows that a function"):
         calibration_split(RunConfig().with_overrides({"run.calibrate": True}), source)
@@ -181,7 +183,7 @@ def test_the_same_settings_go_on_from_a_fit(tmp_path: Path) -> None:
     np.testing.assert_array_equal(second.dual_coef_, third.dual_coef_)
     assert not hasattr(second, "predict_proba")
     found = calibration_split(RunConfig(), ArraySource(X, y), "why", warm=True)
-    assert found._replace(left=None) == (None, None, "why", True, False)
+    assert found._replace(training_rows=None) == (None, None, "why", True, False)
 
 
 def test_a_memory_without_room_for_it_is_trained_in() -> None:
@@ -197,7 +199,7 @@ def test_a_memory_without_room_for_it_is_trained_in() -> None:
                     config.with_overrides({"run.memory": mib << 20}), RunInputs(source=source)
                 )
                 run.backend.close()
-                least[asked] = mib, run.data.apart is not None
+                least[asked] = mib, run.data.calibration_rows is not None
                 break
     assert least[False] == least["auto"]
     assert least[True] > least["auto"]
@@ -207,7 +209,7 @@ def test_a_memory_without_room_for_it_is_trained_in() -> None:
 def test_rows_with_weights_are_not_set_aside_by_themselves() -> None:
     w = np.where(np.arange(len(y)) < 30, 1.0, 0.0).astype(np.float32)
     found = calibration_split(RunConfig(), ArraySource(X, y, classes=("0", "1"), sample_weight=w))
-    assert found.aside is None
+    assert found.calibration_rows is None
     assert "sample weights" in str(found.why_none)
 
 
@@ -287,6 +289,6 @@ def test_auto_sets_none_aside_where_a_part_has_too_few_rows() -> None:
     y = (X[:, 0] > 0).astype(int)
     parts = [ArraySource(X[:6000], y[:6000]), ArraySource(X[6000:], y[6000:])]
     found = calibration_split(RunConfig(), MixtureSource(parts))
-    assert found.aside is None
+    assert found.calibration_rows is None
     assert found.why_none is not None
     assert "too few different rows" in found.why_none

@@ -317,8 +317,8 @@ def test_auto_takes_a_solver_and_epochs_that_can_be_stopped() -> None:
     run.backend.close()
     assert run.sizes.solver == "block"
     assert run.config.data.epochs == 20
-    assert run.data.aside is not None
-    assert run.problem.n_rows == N - run.data.aside.n_rows
+    assert run.data.validation_rows is not None
+    assert run.problem.n_rows == N - run.data.validation_rows.n_rows
 
 
 def lines_of(buffers: Buffers) -> dict[str, int]:

@@ -124,7 +124,7 @@ def test_a_search_is_of_one_metric(tmp_path: Path) -> None:
     ("metric", "text"),
     [
         (None, 'metric=None must be "auto"'),
-        ([[1, 2], [3]], "metric is no array"),
+        ([[1, 2], [3]], "metric is not an array"),
         (np.zeros(D), "metric is 0 for all features"),
     ],
 )
@@ -199,7 +199,7 @@ def test_any_word_that_is_none_of_ours_is_a_place(
 
 @pytest.mark.parametrize("name", ["centers", "metric"])
 def test_what_is_given_is_in_the_place_of_a_setting(name: str, tmp_path: Path) -> None:
-    """Which is not read, and is no part of what the run is bound to; the array is."""
+    """Which is not read, and is not part of what the run is bound to; the array is."""
     array = {"centers": rows(20, 1)[0][:, :5], "metric": SCALES[:5]}[name]
     plain = settings(tmp_path / "run", **{"model.n_centers": "auto"})
     named = plain.with_overrides({f"model.{name}": "nowhere"})

@@ -76,7 +76,7 @@ def test_a_run_leaves_out_the_rows_that_its_first_weights_did_not_see(
     place = runs / str(calibrated)
 
     def leaves(given: RunInputs = NO_INPUTS, whole: bool = True, **changes: Any) -> bool:
-        return given.leaves_same_rows(settings(**changes), whole=whole)
+        return given.keeps_calibration_rows(settings(**changes), whole=whole)
 
     by_path = {"solver.warm_start": str(place)}
     assert not leaves()

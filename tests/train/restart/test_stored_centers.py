@@ -74,7 +74,7 @@ def test_others_in_their_place_are_refused(tmp_path: Path) -> None:
     np.testing.assert_array_equal(kept.keys(), center_digests(Z))
     saved(tmp_path / "run", Z[::-1].copy())
     for read in (partial(kept.read, slice(30, 37)), kept.keys):
-        with pytest.raises(ConfigError, match="has other centers than when this run was begun"):
+        with pytest.raises(ConfigError, match="has other centers than when this run was started"):
             read()
 
 

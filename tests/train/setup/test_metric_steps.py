@@ -165,7 +165,7 @@ def test_rows_without_weight_teach_nothing() -> None:
 
 @pytest.mark.parametrize("kind", ["diagonal", "full"])
 def test_a_constant_feature_leaves_it_and_one_that_hardly_varies_gains_little(kind: str) -> None:
-    """What rounding leaves of its gradients is no direction."""
+    """What rounding leaves of its gradients is not a direction."""
     given = of_one_direction()
     X = given.X.astype(np.float64)
     X[:, 3] = 0.7
