@@ -62,6 +62,7 @@ COMPUTED = {
     "basics.own_class",
     "cli.compress",
     "cli.redaction",
+    "cli.warmup",
     "filesystem.urls",
 }
 

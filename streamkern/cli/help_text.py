@@ -43,6 +43,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "info": ("streamkern info train.zarr", "streamkern info runs/first --explain"),
     "runs": ("streamkern runs runs",),
     "report": ("streamkern report runs/first runs/second --out report.html",),
+    "warmup": ("streamkern warmup --device gpu:1 --jobs 8",),
     "bench-read": ("streamkern bench-read s3://bucket/train.zarr --seconds 5",),
 }
 

@@ -40,6 +40,7 @@ _load_command, _, _LOADED_NAMES = lazy_loader.attach(  # importing all commands 
         "run_table": ["runs_command"],
         "runs": ["plan_command", "train_command"],
         "tune": ["tune_command"],
+        "warmup": ["warmup_command"],
     },
 )
 _load_option, _, _ = lazy_loader.attach(
@@ -64,6 +65,7 @@ COMMANDS = {  # in the order of `--help`, with the descriptions that it prints
     "runs": "List the runs in a folder.",
     "report": "Write an HTML page about runs: curves, planned and measured figures, settings.",
     "bench-read": "Measure how fast a store can be read.",
+    "warmup": "Compile the kernels of a GPU before the first run.",
 }
 TYPER_SETTINGS: dict[str, Any] = {
     "add_completion": False,

@@ -186,6 +186,7 @@ DOORS = (
     "compress {} s.zarr o", "compress run {} o", "compress run s.zarr {}",
     "export {} o.onnx", "export run {}",
     "info {}", "report {}", "report run {}", "report run --out {}", "runs {}", "bench-read {}",
+    "warmup --device {}",
 )  # fmt: skip
 ENDINGS = ("", ".npz", ".npy", ".csv", ".csv.gz", ".parquet", ".h5", ".zarr", ".toml", "-ubyte")
 WITH_USER = st.builds(

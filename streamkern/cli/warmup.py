@@ -1,0 +1,35 @@
+"""The command `warmup_command`: compile the kernels of a GPU before the first run."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from streamkern.basics.optional import on_demand
+from streamkern.cli.console import json_text
+from streamkern.cli.options import AsJson
+
+_COMPILE = "streamkern.estimator.compile_kernels"  # scikit-learn is slow to load
+
+
+def warmup_command(
+    device: Annotated[
+        str, typer.Option("--device", help="Compile for this GPU, gpu or gpu:N.")
+    ] = "gpu",
+    jobs: Annotated[
+        int, typer.Option("--jobs", metavar="N", help="Compile in so many processes at once.")
+    ] = 4,
+    as_json: AsJson = False,
+) -> None:
+    """Compile the kernels of a GPU, so that the first run does not wait for them.
+
+    Small models of made data are trained by all solvers and losses. CuPy caches the kernels that it
+    compiles in ~/.cupy/kernel_cache, or in the folder CUPY_CACHE_DIR: put it into the image of a
+    container, or on a disk that the machines share.
+    """
+    found = on_demand(_COMPILE).compile_kernels(device, jobs)
+    if as_json:
+        fields = found._asdict() | {"cache": str(found.cache)}
+        return typer.echo(json_text(fields))
+    typer.echo(f"{found.kernels} new kernels in {found.cache}, {found.seconds:.0f} s")

@@ -1,0 +1,58 @@
+"""Fits that compile the kernels of a GPU: each of them, on the stand-in for CuPy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from streamkern.basics.errors import BackendError, ConfigError
+from streamkern.cli.main import run_command
+from streamkern.estimator import compile_kernels as module
+from streamkern.estimator.compile_kernels import FITS, compile_kernels
+from tests import standin
+from tests.hostcuda import COMPILER
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
+@pytest.mark.full(all_but_every=4)
+@pytest.mark.parametrize("part", range(4))
+def test_every_fit_launches_kernels(
+    part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """CuPy would write a file for each; the stand-in does it in its place."""
+    standin.install(monkeypatch)
+    monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(module, "MADE_ROWS", 150)
+    monkeypatch.setattr(module, "FITS", dict(list(FITS.items())[part::4]))
+    launched, launch = set[str](), standin.ElementwiseKernel.__call__
+
+    def written(kernel: standin.ElementwiseKernel, *args: object, **options: object) -> None:
+        launched.add(kernel.name)
+        (tmp_path / "cache").mkdir(exist_ok=True)
+        (tmp_path / "cache" / kernel.name).touch()
+        launch(kernel, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(standin.ElementwiseKernel, "__call__", written)
+    assert run_command(["warmup", "--jobs", "1", "--json"]) == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert found["kernels"] == len(launched) > 5
+    assert found["cache"] == str(tmp_path / "cache")
+    assert err == ""
+
+
+def test_other_devices_and_numbers_are_refused() -> None:
+    with pytest.raises(ConfigError, match="device='cpu' is not a GPU"):
+        compile_kernels("cpu")
+    for jobs in (0, 1.5, True):
+        with pytest.raises(ConfigError, match="must be a whole number, at least 1"):
+            compile_kernels("gpu", jobs)  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif("cupy" in __import__("sys").modules, reason="needs a machine without CuPy")
+def test_without_a_gpu_nothing_is_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_fit", lambda *args: pytest.fail("a fit was begun"))
+    with pytest.raises(BackendError, match="cannot be used"):
+        compile_kernels("gpu:7")
