@@ -313,13 +313,10 @@ def open_test(config: RunConfig, data: Data, test: Source | None = None) -> Base
 
 
 def check_targets(config: RunConfig, source: BaseSource, of_data: str = "") -> None:
-    """Raise DataError if a row in memory has a target that the loss cannot have.
-
-    Copies of a row have its target, so each row is read once.
-    """
+    """Raise DataError if a row in memory has a target that the loss cannot have."""
     loss = loss_of(config.model.loss, config.model.quantile)
     if isinstance(loss, LogLink) and in_memory(source):
-        for _, block in stored_rows(source).numbered_blocks(0):
+        for _, block in source.numbered_blocks(0):
             loss.check_targets(block.y, block.row_ids, of_data)
 
 

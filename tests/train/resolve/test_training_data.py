@@ -35,7 +35,7 @@ from streamkern.stream.sources.user import GeneratorSource
 from streamkern.train.resolve.given_arrays import count_centers, may_take_all_rows, open_centers
 from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.resolve.run_inputs import RunInputs
-from streamkern.train.resolve.training_data import check_targets, open_data
+from streamkern.train.resolve.training_data import open_data
 from streamkern.train.train import train
 from tests.runs import CLASSES, Array, D, N, P, array_source, arrays, opened, settings, stream
 from tests.s3server import S3Server
@@ -330,14 +330,3 @@ def test_the_whole_file_is_read_into_one_config(tmp_path: Path, store: Path) -> 
     assert run.problem.p == N
     assert run.sizes.solver == "direct"  # for so few rows
     assert not (tmp_path / "run").exists()
-
-
-def test_targets_of_copies_are_checked_once() -> None:
-    """10^9 copies are not walked through; the row that is refused has its number in the arrays."""
-    X, y = np.ones((1000, 5), np.float32), np.ones(1000)
-    config = RunConfig.from_tables({"model": {"loss": "poisson"}})
-    copies = AugmentedSource(ArraySource(X, y), 10**6, [GaussianNoise(0.1)])
-    check_targets(config, copies)
-    y[17] = -1
-    with pytest.raises(DataError, match=r"needs targets .* row 17 has -1"):
-        check_targets(config, AugmentedSource(ArraySource(X, y), 10**6, [GaussianNoise(0.1)]))
