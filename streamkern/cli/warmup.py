@@ -24,9 +24,9 @@ def warmup_command(
 ) -> None:
     """Compile the kernels of a GPU, so that the first run does not wait for them.
 
-    Small models of made data are trained by all solvers and losses. CuPy caches the kernels that it
-    compiles in ~/.cupy/kernel_cache, or in the folder CUPY_CACHE_DIR: put it into the image of a
-    container, or on a disk that the machines share.
+    Small models of made data are trained by several solvers and losses. CuPy caches the kernels
+    that it compiles in ~/.cupy/kernel_cache, or in the folder CUPY_CACHE_DIR. Machines with the
+    same kind of GPU and the same versions of CuPy and CUDA can share this folder.
     """
     found = on_demand(_COMPILE).compile_kernels(device, jobs)
     if as_json:

@@ -11,13 +11,13 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from streamkern.backend.devices import get_backend
-from streamkern.basics.errors import ConfigError
+from streamkern.basics.errors import BackendError, ConfigError
 from streamkern.basics.message import mention
 from streamkern.estimator.estimators import KernelClassifier, KernelRegressor
 from streamkern.stream.sources.random_transforms import GaussianNoise
@@ -40,7 +40,7 @@ class Compiled(NamedTuple):
 
 
 def compile_kernels(device: str = "gpu", jobs: int = 1) -> Compiled:
-    """Fit small made data on a GPU by all solvers and losses, in some processes at once.
+    """Fit small made data on a GPU by several solvers and losses, in some processes at once.
 
     device : "gpu" or "gpu:N"
     jobs : number of processes
@@ -50,7 +50,7 @@ def compile_kernels(device: str = "gpu", jobs: int = 1) -> Compiled:
     ConfigError
         `jobs` is less than 1, or the device is no GPU.
     BackendError
-        The GPU cannot be used.
+        The GPU cannot be used, or a process was killed.
     """
     if type(jobs) is not int or jobs < 1:
         raise ConfigError(f"{mention('jobs', jobs)} must be a whole number, at least 1")
@@ -60,14 +60,20 @@ def compile_kernels(device: str = "gpu", jobs: int = 1) -> Compiled:
             "give 'gpu' or 'gpu:N'",
         )
     began, before = time.perf_counter(), _cached()
-    get_backend(device).close()  # an error where it cannot be used
     if jobs == 1:
         for name in FITS:
             _fit(name, device)
     else:
         spawn = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(min(jobs, len(FITS)), spawn) as pool:
-            list(pool.map(_fit, FITS, [device] * len(FITS)))
+        try:
+            with ProcessPoolExecutor(min(jobs, len(FITS)), spawn) as pool:
+                list(pool.map(_fit, FITS, [device] * len(FITS)))
+        except BrokenProcessPool:
+            raise BackendError(
+                f"a process that compiled for {mention('device', device)} was killed, perhaps as "
+                "the memory was full",
+                f"give fewer {mention('jobs')}",
+            ) from None
     return Compiled(_cached() - before, time.perf_counter() - began, _folder())
 
 

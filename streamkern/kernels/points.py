@@ -179,6 +179,14 @@ def point_bytes(d: int, precision: str, backend: Backend, kernel: Kernel) -> int
     return row + ((8 if precision == "float64" else 4) if apart else 0)
 
 
+def left_bytes(d: int, precision: str, backend: Backend, kernel: Kernel) -> int:
+    """Return bytes of a left side that a product makes for a row; 0 if the right side serves."""
+    if kernel.sparse or not (norms_in_columns(backend, kernel) or n_terms(precision) > 1):
+        return 0
+    width = point_width(d, precision, backend, kernel)
+    return width * backend.operand_dtype(precision).itemsize
+
+
 def scratch_bytes(d: int, precision: str, kernel: Kernel) -> int:
     """Return scratch bytes for preparing a row: values, halves, for `_snap` and a metric."""
     moved = kernel.metric is not None and kernel.metric.ndim == 2

@@ -74,8 +74,17 @@ class KernelOperator(PointPreparation):
         keep : (m, p), overwritten.
         same : (i, j) host index arrays, i ascending: row i of A equals row j of B.
 
-        Cost 2 m p (d + c) FLOPs; memory one tile per thread beside `keep`.
+        Cost 2 m p (d + c) FLOPs; memory one tile per thread beside `keep`, and the left sides of no
+        more rows than the threads take at once.
         """
+        at_once = len(A) <= self.backend.threads * self.backend.tile_rows
+        with self.with_left(A) if at_once else nullcontext(A) as A:
+            return self._product(A, B, W, out, keep, same)
+
+    def _product(
+        self, A: Points, B: Points, W: Array | None, out: Array | None, keep: Array | None,
+        same: tuple[Array, Array] | None,
+    ) -> Array:  # fmt: skip
         backend = self.backend
         m, p = len(A), len(B)
         if W is not None and out is None:

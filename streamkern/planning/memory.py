@@ -128,6 +128,8 @@ def _count_stream(
     if problem.library_bytes:
         add("always", "compiler", problem.library_bytes)
     add("always", "tiles", problem.threads, problem.tile_bytes)
+    if problem.left_bytes:
+        add("always", "left sides of points", problem.left_bytes)
     add("always", "rows being prepared", problem.threads, problem.scratch_bytes)
     _count_centers(buffers, problem)
     if problem.metric:

@@ -114,6 +114,7 @@ class ProblemShape:
     threads : threads that compute tiles.
     width : columns of a prepared row.
     tile_bytes : bytes of a thread's tile.
+    left_bytes : bytes of the left sides of points that a product makes at once.
     library_bytes : bytes of code that the backend loads.
     feed_arrays : copies of a batch in the feed: the cast rows, and the output of each transform.
     transformed : bytes of an entry of X in the transforms.
@@ -169,6 +170,7 @@ class ProblemShape:
     tile_bytes: int
     batch_size: int | None = None
     library_bytes: int = 0
+    left_bytes: int = 0
     feed_arrays: int = 2
     transformed: int = 4
     point_bytes: int | None = None

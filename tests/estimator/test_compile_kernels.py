@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,17 @@ def test_other_devices_and_numbers_are_refused() -> None:
 
 @pytest.mark.skipif("cupy" in __import__("sys").modules, reason="needs a machine without CuPy")
 def test_without_a_gpu_nothing_is_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_fit", lambda *args: pytest.fail("a fit was begun"))
-    with pytest.raises(BackendError, match="cannot be used"):
-        compile_kernels("gpu:7")
+    monkeypatch.setattr(module, "FITS", dict(list(FITS.items())[:1]))
+    for jobs in (1, 2):  # here, and in a process
+        with pytest.raises(BackendError, match="cannot be used"):
+            compile_kernels("gpu:7", jobs)
+
+
+def _killed(name: str, device: str) -> None:
+    os._exit(3)
+
+
+def test_a_killed_process_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_fit", _killed)
+    with pytest.raises(BackendError, match=r"a process that compiled .* was killed.*fewer jobs"):
+        compile_kernels("gpu", 2)

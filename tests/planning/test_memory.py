@@ -25,7 +25,8 @@ def test_a_million_centers_fit_on_one_card() -> None:
     p, d, b, m = 1_024_000, 1280, 8000, 8192
     problem = replace(
         PLAIN, n_rows=5_000_000, d=d, c=10, p=p, batch_size=m, threads=1, staging=4, itemsize=4,
-        point_bytes=6 * d + 8, tile_bytes=8192 * (4 * 16_384 + 6 * d + 8), finds_ridge=True,
+        point_bytes=6 * d + 8, tile_bytes=8192 * 4 * 16_384,
+        left_bytes=8192 * 6 * d, finds_ridge=True,
         costs=device_costs("high"),
     )  # fmt: skip
     sizes, buffers = planned(problem, solver_settings("block", block_size=b), 80 << 30)

@@ -12,8 +12,9 @@ from streamkern.config.run_config import RunConfig
 from streamkern.config.solver import options_of, set_value
 from streamkern.filesystem.urls import local_path
 from streamkern.kernels.base import Kernel
-from streamkern.kernels.points import point_bytes, point_width, scratch_bytes
+from streamkern.kernels.points import left_bytes, point_bytes, point_width, scratch_bytes
 from streamkern.losses.losses import SQUARES
+from streamkern.planning.memory import STEPPED_FIT
 from streamkern.planning.problem import ProblemShape
 from streamkern.stream.batch_reader import MAX_THREADS
 from streamkern.stream.feed import transform_dtype
@@ -36,9 +37,10 @@ def widths(row_shape: tuple[int, ...], transforms: Sequence[Transform]) -> list[
     return [math.prod(shape) for shape in shapes or [row_shape]]
 
 
-def _tile_bytes(backend: Backend, width: int, p: int, itemsize: int, point: int) -> int:
-    """Return the bytes of a tile, and of the left side of its rows, made of their right one."""
-    return backend.tile_rows * (min(backend.tile_width(width), p) * itemsize + point)
+def _left_bytes(d: int, p: int, precision: str, backend: Backend, kernel: Kernel) -> int:
+    """Return the bytes of the left sides that a product makes at once, of centers or of rows."""
+    rows = min(backend.threads * backend.tile_rows, max(p, STEPPED_FIT))
+    return rows * left_bytes(d, precision, backend, kernel)
 
 
 def _scratch_bytes(
@@ -74,7 +76,7 @@ def problem_shape(
     # Reads wait for a network or a cluster, not for this machine.
     waits = on_cluster or config.data.dask is not None or source.remote
     itemsize = 8 if precision == "float64" else 4
-    width, point = (f(data.d, precision, backend, kernel) for f in (point_width, point_bytes))
+    width = point_width(data.d, precision, backend, kernel)
     row_bytes = math.prod(source.row_shape) * source.dtype.itemsize + target_bytes(source)
     floating = np.dtype(f"f{itemsize}")
     transformed = transform_dtype(source.dtype, floating, source.feed_transforms).itemsize
@@ -93,15 +95,15 @@ def problem_shape(
         width=width,
         costs=backend.costs(precision),
         draws=len(data.fixed) < len(source.feed_transforms),
-        tile_bytes=_tile_bytes(backend, width, p, itemsize, point),
+        tile_bytes=backend.tile_rows * min(backend.tile_width(width), p) * itemsize,
+        left_bytes=_left_bytes(data.d, p, precision, backend, kernel),
         library_bytes=backend.library_bytes,
         feed_arrays=1 + transformed // itemsize * -(-sum(columns) // data.d),
         transformed=transformed * -(-max(columns) // data.d),
-        point_bytes=point,
+        point_bytes=point_bytes(data.d, precision, backend, kernel),
         scratch_bytes=_scratch_bytes(data, backend, precision, kernel, transformed),
         staging=backend.staging,
-        # If reads wait for a network, `in_flight_bytes` bounds the number of pending reads.
-        readers=MAX_THREADS if waits else 0,
+        readers=MAX_THREADS if waits else 0,  # `in_flight_bytes` bounds pending reads of a network
         units_in_hand=read_ahead(waits),
         saving=SAVING if run_dir is not None and local_path(run_dir) is None else 0,
         kept=run_dir is not None,
