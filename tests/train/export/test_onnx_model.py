@@ -14,6 +14,7 @@ from sklearn.gaussian_process.kernels import Matern
 from sklearn.metrics.pairwise import laplacian_kernel, polynomial_kernel, rbf_kernel
 
 import streamkern as sk
+from benchmarks.exports import COMPILER, ENCODERS, LIMITS, LOSSES, errors, worst, wrong
 from streamkern.basics.errors import ConfigError
 from streamkern.cli.main import run_command
 from streamkern.kernels.base import Kernel
@@ -110,6 +111,40 @@ def test_a_model_in_float64_predicts_the_same(changes: dict[str, Any], tmp_path:
     expected = model.predict(new)
     assert found.shape == expected.shape
     np.testing.assert_allclose(found, expected, atol=1e-9 * SPREAD, rtol=1e-9)
+
+
+CASES = [
+    # By day, all pairs of kernel and encoder, and of encoder and loss; by night, the whole grid.
+    pytest.param((kernel, encoder, loss), marks=() if o == (k + 2 * e) % 5 else pytest.mark.full)
+    for k, kernel in enumerate(KERNELS)
+    for e, encoder in enumerate(ENCODERS)
+    for o, loss in enumerate(LOSSES)
+]
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
+@pytest.mark.parametrize("case", CASES, ids=" ".join)
+def test_exports_differ_from_the_model_by_rounding(
+    case: tuple[str, str, str], tmp_path: Path
+) -> None:
+    found = errors(*case, tmp_path)
+    assert wrong(found) == {}
+    assert (found.keys() == LIMITS.keys()) == (case[0] != "relu_ntk")
+
+
+def test_the_largest_errors_of_each_kind_are_shown() -> None:
+    kinds = ("kernel", "encoder", "loss")
+    cases = [
+        dict(zip(kinds, "abc", strict=True)) | dict.fromkeys(LIMITS, 1e-7),
+        dict(zip(kinds, "adc", strict=True)) | {"C float64": 2e-3},
+    ]
+    found = {row["of"]: (row["ONNX float64"], row["C float64"]) for row in worst(cases)}
+    assert found == {
+        "kernel a": ("1e-07", "2e-03"), "encoder b": ("1e-07", "1e-07"),
+        "encoder d": ("refused", "2e-03"), "loss c": ("1e-07", "2e-03"), "all": ("1e-07", "2e-03"),
+    }  # fmt: skip
+    assert wrong({"C float64": 2e-3, "ONNX float64": 1e-7}) == {"C float64": 2e-3}
+    assert wrong({"C float64": float("nan")})
 
 
 @pytest.mark.parametrize("labels", [["b", "a", "c"], [3, 1, 2], [False, True]], ids=str)
