@@ -63,6 +63,7 @@ COMPUTED = {
     "cli.compress",
     "cli.redaction",
     "filesystem.urls",
+    "store.lazy_arrays",
 }
 
 
