@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from textwrap import shorten
 from typing import Any
 
-from streamkern.basics.text import html_table_of, redact
+from streamkern.basics.text import html_table_of, redact, singular
 from streamkern.ingest.tables.encoder import column_notes
 from streamkern.kernels.notation import categorical_text, kernel_text
 from streamkern.losses.losses import SQUARES, fitted_loss_table, loss_text
@@ -127,7 +127,7 @@ class ShownFacts:
 
     def __repr__(self) -> str:
         shown = {
-            name: shorten(value_text(value), LINE, placeholder=" ...")
+            name: shorten(singular(value_text(value)), LINE, placeholder=" ...")
             for name, value in self.facts().items()
             if name in _IN_A_TERMINAL or name.startswith(("test_", "validation_"))
         }
