@@ -303,6 +303,7 @@ class Fits(RuleBasedStateMachine):
 
 
 @pytest.mark.filterwarnings("ignore:X (has|does not have valid) feature names")
+@pytest.mark.filterwarnings("ignore:partial_fit does not continue from fit")
 class TestFits(Fits.TestCase):
     settings = hypothesis_settings(max_examples=6, stateful_step_count=8, deadline=None)
 
