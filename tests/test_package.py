@@ -64,6 +64,7 @@ COMPUTED = {
     "cli.redaction",
     "cli.warmup",
     "filesystem.urls",
+    "store.lazy_arrays",
 }
 
 

@@ -6,10 +6,9 @@ from typing import Annotated
 
 import typer
 
-from streamkern.basics.errors import ConfigError
 from streamkern.cli.model import ModelOf
 from streamkern.cli.options import StorageOption, options_for, parse_options
-from streamkern.train.export.onnx_model import ModelAnswers, write_c, write_onnx
+from streamkern.train.export.onnx_model import ModelAnswers, checked_ending, write_c, write_onnx
 from streamkern.train.saved_model import load_result
 
 WRITERS = {".onnx": write_onnx, ".c": write_c}
@@ -37,10 +36,7 @@ def export_command(
     It holds everything from a row to the answer: encoder, scaling, kernel, weights, probabilities.
     The C file needs no library; its function computes the answer for one row a call.
     """
-    write = next((w for ending, w in WRITERS.items() if out.endswith(ending)), None)
-    if write is None:
-        endings = " or ".join(WRITERS)
-        raise ConfigError(f"OUT {out!r} does not end in {endings}", f"write {out}.onnx or {out}.c")
+    write = WRITERS[checked_ending(out, *WRITERS)]
     options = options_for(parse_options(storage_option), run_dir)
     run, result = load_result(run_dir, options)
     with result.model.backend:

@@ -20,6 +20,7 @@ from sklearn.base import BaseEstimator, is_classifier
 
 from streamkern.basics.errors import ConfigError, DataError, StreamkernError, TrainingInterrupted
 from streamkern.basics.message import mention
+from streamkern.basics.warning import warn
 from streamkern.config.solver import SOLVER_OPTIONS, options_of
 from streamkern.estimator import files, inputs, targets
 from streamkern.estimator.callbacks import CallbackSupport, ScikitLearnCallbacks, with_callbacks
@@ -174,6 +175,8 @@ class KernelEstimator(CallbackSupport, FeatureImportances, Saving, BaseEstimator
         self._check_unchanged(None if before is None else before.begun)
         like = None if before is None else before.schema
         source, schema = self._source(X, y, like=like, labels=labels)
+        if now is not None and before is None:
+            _check_discarded(now, source.n_rows)
         with own_names():
             if before is None or before.online is None:
                 config = self._config(1 if self.epochs == "auto" else self.epochs)
@@ -335,6 +338,25 @@ class KernelEstimator(CallbackSupport, FeatureImportances, Saving, BaseEstimator
     @staticmethod
     def _transformed(source: BaseSource, transforms: list[Any]) -> BaseSource:
         return AugmentedSource(source, 1, transforms) if transforms else source
+
+
+def _check_discarded(fitted: FittedModel, n_rows: int) -> None:
+    """Warn that a first call of `partial_fit` discards a fit; refuse to discard a compressed model.
+
+    n_rows : number of rows of the block
+    """
+    report, n_centers = fitted.attributes["report_"], fitted.attributes["n_centers_"]
+    if "compressed" in report:
+        raise ConfigError(
+            "a compressed model has no state of the solver, which partial_fit would continue from",
+            "use partial_fit before compress, or start a new model with partial_fit of a clone "
+            "(sklearn.base.clone)",
+        )
+    warn(
+        f"partial_fit does not continue from fit: it discards that model of {n_centers:,} centers "
+        f"and begins a new one from this block of {n_rows:,} rows; to train on in blocks, use "
+        "partial_fit from the start, with a large first block"
+    )
 
 
 def check_outputs(source: BaseSource, expected: int) -> None:

@@ -65,7 +65,8 @@ def compress(
     -------
     The estimator with q of the p centers. `report_["compressed"]` holds the number of centers
     before, the difference, and the curve: pairs of a number of centers and the difference with it.
-    Probabilities and intervals keep their calibration; standard deviations are lost.
+    Probabilities and intervals keep their calibration; standard deviations are lost, and so is the
+    state of the solver: `partial_fit` does not continue from it.
 
     Time n q (d + q + c) for n rows and p q^2 for the choice. Memory 25 q^2 bytes for the equations,
     and before them p q numbers for the choice, within the estimator's parameter `memory`.

@@ -76,9 +76,10 @@ True
         The first call chooses centers, bandwidth, scaling, intercept and preconditioner from its
         block, so it should be large and representative. Every call makes `epochs` ("auto": one)
         passes over its block with the same solver state and running average. The sample weights of
-        a block are divided by their mean in it. An earlier `fit` is discarded, and `fit` starts
-        again. A ridge that is left open, "auto", is none here, as the number of rows to come is
-        unknown. `run_dir` is not used: `save` keeps the state.
+        a block are divided by their mean in it. An earlier `fit` is discarded, with a warning, and
+        `fit` starts again; a model of `compress` is refused. A ridge that is left open, "auto", is
+        none here, as the number of rows to come is unknown. `run_dir` is not used: `save` keeps the
+        state.
         """
         return self._partial_fit(X, y)
 
@@ -219,8 +220,8 @@ True
         The first call chooses centers, bandwidth, scaling, intercept and preconditioner from its
         block, so it should be large and representative. Every call makes `epochs` ("auto": one)
         passes over its block with the same solver state and running average. An earlier `fit` is
-        discarded, and `fit` starts again. A ridge that is left open, "auto", is none here.
-        `run_dir` is not used: `save` keeps the state.
+        discarded, with a warning, and `fit` starts again; a model of `compress` is refused. A ridge
+        that is left open, "auto", is none here. `run_dir` is not used: `save` keeps the state.
 
         Parameters
         ----------

@@ -88,7 +88,7 @@ def card_text(model: Any, name: str) -> str:
     """Return the model card of a fitted estimator. name : of the model"""
     classes = getattr(model, "classes_", None)
     task = "regression" if classes is None else "classification"
-    figures = list(_figures(model.report_))
+    figures = list(_figures(model))
     front: dict[str, Any] = {
         "library_name": "streamkern",
         "tags": ["streamkern", "kernel-methods", task],
@@ -109,12 +109,19 @@ def card_text(model: Any, name: str) -> str:
     return _TEXT.format(front=text, name=_escaped(name), task=task, facts=facts)
 
 
-def _figures(report: dict[str, Any]) -> Iterator[tuple[str, str, float]]:
-    """Yield the finite figures of rows that were held out: which rows, the metric, its value."""
+def _figures(model: Any) -> Iterator[tuple[str, str, float]]:
+    """Yield the finite figures of rows that were held out: which rows, the metric, its value.
+
+    Squared errors do not judge quantiles and expectiles, which are not means; the figure of the
+    loss does.
+    """
+    misleading = ("mse", "r2") if model.loss in ("quantile", "expectile") else ()
     for prefix, rows in _HELD_OUT.items():
-        for key, value in report.items():
-            if key.startswith(prefix) and isinstance(value, int | float) and math.isfinite(value):
-                yield rows, key.removeprefix(prefix), float(value)
+        for key, value in model.report_.items():
+            name = key.removeprefix(prefix)
+            held_out = key.startswith(prefix) and name not in misleading
+            if held_out and isinstance(value, int | float) and math.isfinite(value):
+                yield rows, name, float(value)
 
 
 def _facts(model: Any, figures: Iterable[tuple[str, str, float]]) -> Iterator[tuple[str, str]]:

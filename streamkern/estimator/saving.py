@@ -69,7 +69,7 @@ class Saving(Predicting):
 
         Parameters
         ----------
-        path : of the file; missing folders are made.
+        path : of the file, which ends in .onnx; missing folders are made.
         dtype : "float32" or "float64", of the input of numbers, of the kernel and of the outputs;
             "auto" is that of the model.
         overwrite : replace a file at `path`.
@@ -77,8 +77,9 @@ class Saving(Predicting):
         Raises
         ------
         ConfigError
-            There is a file, its folder cannot be written, or the model has a part that ONNX cannot
-            express: a transform of the user, hashed words, more than 2 GB of centers.
+            `path` is not such a path, there is a file, its folder cannot be written, or the model
+            has a part that ONNX cannot express: a transform of the user, hashed words, more than 2
+            GB of centers.
         MissingDependencyError
             onnx is not installed.
         """
@@ -95,7 +96,7 @@ class Saving(Predicting):
 
         Parameters
         ----------
-        path : of the file; missing folders are made.
+        path : of the file, which ends in .c; missing folders are made.
         dtype : as of `to_onnx`.
         overwrite : replace a file at `path`.
 

@@ -328,6 +328,11 @@ def reference_of(kind: type[Kernel]) -> str:
 
 
 def _made(table: Mapping[str, Any], bandwidth: float | str | Widths) -> Kernel:
+    if not {"kind", "kernel"} & table.keys():
+        raise ConfigError(
+            f'{mention("kernel", dict(table))} has no "kind", the name of the kernel',
+            'give {"kind": "gaussian"}, or another name, and its parameters beside it',
+        )
     name = table.get("kind", table.get("kernel"))
     chosen = _class_of(name)
     reserved = ("kind", "kernel", "values")

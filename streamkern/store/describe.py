@@ -216,7 +216,7 @@ def _foreign_warnings(store: Store, listed: bool) -> list[str]:
     if store.spec.fingerprint.startswith("icechunk:"):
         lacks = "no statistics"
     warnings = [f"streamkern did not write this store: {lacks}; ingest it to get them"]
-    absent = store.absent_chunks() if listed else 0
+    absent = store.stored.absent_chunks() if listed else 0
     if absent:
         warnings.append(
             f"{absent} chunks are absent; reading them is an error unless the store is opened "

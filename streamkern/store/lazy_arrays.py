@@ -1,4 +1,4 @@
-"""The arrays of a store as lazy arrays of Dask, and as a dataset of xarray.
+"""The arrays of a store as lazy arrays of Dask, and as datasets of xarray and PyTorch.
 
 Every `store` here is a `Store`, whose module uses this one.
 """
@@ -6,6 +6,7 @@ Every `store` here is a `Store`, whose module uses this one.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _BLOCK_BYTES = 8 << 20
+_LOADER = "streamkern.stream.loader"
+"""Module of `Loader`: it reads stores, so that no module of this room imports it."""
 
 
 class _CheckedArray:
@@ -40,6 +43,11 @@ class _CheckedArray:
             block = block[np.array(places, np.int64) - first]
         part: NDArray[Any] = block[(0 if isinstance(wanted, int) else slice(None), *index[1:])]
         return part
+
+
+def torch_dataset(store: Any, batch_size: int, options: Mapping[str, Any]) -> Any:
+    """Return the dataset of `Store.to_torch`. options : of `Loader`"""
+    return on_demand(_LOADER).Loader(store, batch_size, **options).to_torch()
 
 
 def dask_arrays(store: Any) -> dict[str, Any]:

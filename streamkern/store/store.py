@@ -29,7 +29,7 @@ from streamkern.filesystem.objects import READS
 from streamkern.filesystem.urls import check_missing, local_path, zarr_store
 from streamkern.store import layout
 from streamkern.store.facts import store_facts, store_html
-from streamkern.store.lazy_arrays import dask_arrays, xarray_dataset
+from streamkern.store.lazy_arrays import dask_arrays, torch_dataset, xarray_dataset
 from streamkern.store.metadata import fingerprints_now, read_metadata, rows_appended
 from streamkern.store.sample_weights import as_weights, warn_of_unused
 from streamkern.store.stored_chunks import StoredChunks, StoredRows
@@ -100,6 +100,14 @@ class Store:
         names of the classes. Raises as `to_dask`, and MissingDependencyError without xarray.
         """
         return xarray_dataset(self)
+
+    def to_torch(self, batch_size: int, **options: Any) -> Any:
+        """Return a dataset of PyTorch with shuffled batches of this store.
+
+        The same as ``Loader(store, batch_size, **options).to_torch()``: see there for the options,
+        the dataset and the errors.
+        """
+        return torch_dataset(self, batch_size, options)
 
     @property
     def n_chunks(self) -> int:
@@ -219,15 +227,6 @@ class Store:
     def stored_bytes(self) -> int:
         """Return the bytes of the arrays in the storage, from a listing."""
         return sum(int(array.nbytes_stored()) for array in self.stored.arrays)
-
-    def absent_chunks(self) -> int:
-        """Return the number of chunks, or shards if any, missing in the storage, from a listing."""
-        absent = 0
-        for array in self.stored.arrays:
-            unit = array.shards or array.chunks
-            expected = np.prod([-(-n // k) for n, k in zip(array.shape, unit, strict=True)])
-            absent += int(expected) - _stored_chunks(array)
-        return absent
 
     def verify(self) -> None:
         """Read every chunk and compare it with its digest, then the digests with the fingerprint.
@@ -389,9 +388,3 @@ def open_store(
                 raise
     warn_of_unused(contents.unused, contents.spec.n_rows, redact(text))
     return Store(StoredChunks(contents, text, cache), reopen)
-
-
-def _stored_chunks(array: Any) -> int:
-    chunks = int(array.nchunks_initialized)
-    # zarr counts the chunks inside shards
-    return chunks // int(np.prod(array.shards) // np.prod(array.chunks)) if array.shards else chunks

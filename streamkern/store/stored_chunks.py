@@ -94,6 +94,17 @@ class StoredChunks:
         }
         return again
 
+    def absent_chunks(self) -> int:
+        """Return the number of chunks, or shards if any, missing in the storage, from a listing."""
+        absent = 0
+        for array in self.arrays:
+            unit = array.shards or array.chunks
+            expected = np.prod([-(-n // k) for n, k in zip(array.shape, unit, strict=True)])
+            # zarr counts the chunks inside shards
+            inside = int(np.prod(unit) // np.prod(array.chunks))
+            absent += int(expected) - int(array.nchunks_initialized) // inside
+        return absent
+
     def bounds(self, i: int) -> tuple[int, int]:
         """Return the first row of chunk `i`, and the row after its last."""
         if not 0 <= i < self.spec.n_chunks:

@@ -29,7 +29,7 @@ def test_a_run_is_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     np.testing.assert_allclose(found["probabilities"], model.predict_proba(X), atol=1e-4)
     for words, error in (
         ([str(out)], "exists already; give another path, or --overwrite"),
-        ([str(tmp_path / "model")], "does not end in .onnx or .c; write "),
+        ([str(tmp_path / "model")], "does not end in .onnx or .c; give "),
     ):
         assert run_command(["export", str(tmp_path / "run"), *words]) == 2
         assert error in capsys.readouterr().err

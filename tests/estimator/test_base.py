@@ -12,7 +12,7 @@ import pytest
 from sklearn.base import clone
 from sklearn.datasets import load_diabetes, load_digits
 
-from streamkern import ConfigError, KernelClassifier, KernelRegressor, load
+from streamkern import ConfigError, KernelClassifier, KernelRegressor, compress, load
 from streamkern.train.placement.local import local_cluster
 
 STOPS: dict[str, Any] = {
@@ -57,6 +57,31 @@ def test_a_run_that_is_loaded_has_them(tmp_path: Path) -> None:
         np.testing.assert_array_equal(loaded.predict(X), model.predict(X))
     with pytest.raises(ConfigError, match="early_stopping cannot be used with partial_fit"):
         load(tmp_path / "run").partial_fit(X, y)
+
+
+def test_partial_fit_says_that_it_discards_a_fit() -> None:
+    """It begins a model of the block alone, as without the fit before."""
+    X, y = load_diabetes(return_X_y=True)
+    options: dict[str, Any] = {"threads": 1, "kernel": "gaussian", "metric": "none"}
+    model = KernelRegressor(**options, random_state=0).fit(X[:300], y[:300])
+    says = r"discards that model of 300 centers and begins a new one from this block of 50 rows; to"
+    with pytest.warns(UserWarning, match=says):
+        model.partial_fit(X[:50], y[:50])
+    block = KernelRegressor(**options, random_state=0).partial_fit(X[:50], y[:50])
+    np.testing.assert_array_equal(model.predict(X), block.predict(X))
+    model.partial_fit(X[50:100], y[50:100])  # continues, and says nothing
+
+
+def test_partial_fit_does_not_replace_a_compressed_model() -> None:
+    """Whether it was fitted, or begun by partial_fit, whose solver state is lost."""
+    X, y = load_diabetes(return_X_y=True)
+    model = KernelRegressor(threads=1, kernel="gaussian", metric="none", random_state=0)
+    for begun in (clone(model).fit(X[:300], y[:300]), clone(model).partial_fit(X[:300], y[:300])):
+        small = compress(begun, X, n_centers=40)
+        before = small.predict(X)
+        with pytest.raises(ConfigError, match="a compressed model has no state of the solver"):
+            small.partial_fit(X[:50], y[:50])
+        np.testing.assert_array_equal(small.predict(X), before)
 
 
 def test_partial_fit_goes_on_from_the_best_weights(tmp_path: Path) -> None:

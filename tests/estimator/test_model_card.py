@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from sklearn.metrics import mean_pinball_loss
 
 import streamkern
 from streamkern import ConfigError, KernelClassifier, KernelRegressor, RunError
@@ -114,6 +115,22 @@ def test_a_card_claims_no_figures_of_training_rows(tmp_path: Path) -> None:
     assert result["dataset"]["name"] == (
         "rows held out of the training data, which stopped the training"
     )
+
+
+def test_a_card_of_quantiles_has_their_own_figure(tmp_path: Path) -> None:
+    """The squared errors of quantiles near 0 and 1 are large by design."""
+    model = KernelRegressor(**SMALL, loss="quantile", quantile=[0.1, 0.9])
+    model.fit(X[:150], Y[:150], test=(X[150:], Y[150:])).save(tmp_path / "a", card=True)
+    front, text = front_matter(tmp_path / "a")
+    (result,) = front["model-index"][0]["results"]
+    figures = {metric["type"]: metric["value"] for metric in result["metrics"]}
+    truth = np.mean([
+        mean_pinball_loss(Y[150:], found, alpha=q)
+        for q, found in zip((0.1, 0.9), model.predict(X[150:]).T, strict=True)
+    ])  # fmt: skip
+    assert figures["pinball_loss"] == pytest.approx(truth, rel=1e-5)
+    assert not {"mse", "r2"} & figures.keys()
+    assert "r2" not in text
 
 
 def test_a_run_directory_and_a_loaded_model_have_cards(tmp_path: Path) -> None:

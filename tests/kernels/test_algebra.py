@@ -309,7 +309,7 @@ def test_the_l1_median_is_that_of_l1_distances() -> None:
 
 BAD: dict[str, tuple[Any, str]] = {
     "name": ("gauss", "kernel='gauss' is not known; use one of laplace, .*relu_ntk, sum"),
-    "no name": ({"degree": 2}, "kernel=None is not known"),
+    "no name": ({"degree": 2}, "kernel={'degree': 2} has no \"kind\", the name of the k"),
     "parameter": (
         {"kind": "polynomial", "degre": 2},
         "kernel 'polynomial' has no parameter 'degre'; it takes degree, gamma, c0",

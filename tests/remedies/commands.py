@@ -57,7 +57,7 @@ def remedies() -> list[Remedy]:
          "append rides.csv k.zarr", "append k.zarr rides.csv --x a,b"),
         ("--out parts cannot be replaced .*name another file", "report run --out parts",
          "report run --out parts.html"),
-        ("does not end in .onnx or .c; write m.onnx", "export run m", "export run m.onnx"),
+        ("does not end in .onnx or .c; give m.onnx", "export run m", "export run m.onnx"),
         ("holds another model or run already; give a new or empty directory",
          "compress run data.zarr metric --n-centers 5",
          "compress run data.zarr small --n-centers 5"),

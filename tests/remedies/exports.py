@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,8 +40,20 @@ def half(A: Any, targets: Any, rng: Any) -> tuple[Any, Any]:
     return A / 2, targets
 
 
-def exported(path: str, options: dict[str, Any] | None = None, **how: Any) -> Callable[[], Any]:
+def exported(path: Any, options: dict[str, Any] | None = None, **how: Any) -> Callable[[], Any]:
     return lambda: regressor(**options or {}).fit(X, Y).to_onnx(path, **how)
+
+
+def twice() -> None:
+    """Export a model to the same file twice."""
+    exported("i.onnx", overwrite=True)()
+    exported("i.onnx")()
+
+
+def in_a_folder() -> None:
+    """Export a model to a folder."""
+    Path("folder.onnx").mkdir(exist_ok=True)
+    exported("folder.onnx")()
 
 
 def of_images(path: str, **options: Any) -> None:
@@ -73,8 +86,11 @@ def remedies() -> list[Remedy]:
     cases = [
         ("use one of .'auto', 'float32', 'float64'.", exported("a.onnx", dtype="float16"),
          exported("a.onnx", dtype="float64")),
-        ("give another path, or overwrite=True", exported("rides.csv"),
-         exported("a.onnx", overwrite=True)),
+        ("give another path, or overwrite=True", twice, exported("i.onnx", overwrite=True)),
+        ("'i.bin' does not end in .onnx; give i.bin.onnx", exported("i.bin"),
+         exported("i.bin.onnx")),
+        ('path=3 is not the path of a file; give one, "model.onnx"', exported(3),
+         exported("model.onnx")),
         ("exists already; give another path, or --overwrite",
          lambda: command("export run rides.csv.onnx") or command("export run rides.csv.onnx"),
          lambda: command("export run rides.csv.onnx --overwrite")),
@@ -87,7 +103,7 @@ def remedies() -> list[Remedy]:
         ("export a model of the pixels, or predict with streamkern",
          lambda: of_images("g.onnx", patch_features=3), lambda: of_images("g.onnx")),
         ("give the path of a file$", exported("s3://bucket/e.onnx"), exported("e.onnx")),
-        ("give the path of a file in it", exported("."), exported("f.onnx")),
+        ("give the path of a file in it", in_a_folder, exported("f.onnx")),
         ("give the column another name", lambda: column("predictions"), lambda: column("X")),
         ("give the column a name", lambda: column(""), lambda: column("c0")),
         ("serve it by streamkern.load", sparse_model, lambda: exported("h.onnx")()),

@@ -143,6 +143,8 @@ def of_settings() -> list[Remedy]:
     """Mistakes in what model.kernel says: (words, wrong, right)."""
     both = {"kind": "sum", "parts": ["laplace", {"kind": "gaussian", "bandwidth": 2.0}]}
     cases: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+        ('has no "kind", the name of the kernel; give {"kind": "gaussian"}',
+         {"name": "gaussian"}, {"kind": "gaussian"}),
         ("kernel='gauss' is not known; use one of .*gaussian", {"kind": "gauss"},
          {"kind": "gaussian"}),
         ("has no parameter 'gamma'; it takes bandwidth", {"kind": "laplace", "gamma": 2.0},

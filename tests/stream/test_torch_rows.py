@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import scipy.sparse as sp
 
 import streamkern as sk
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
+torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 pytestmark = [
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker:UserWarning"),
@@ -61,6 +62,21 @@ def test_tensors_hold_the_rows() -> None:
         assert (X.dtype, y.dtype) == (torch.float32, torch.int64)
         np.testing.assert_array_equal(X.numpy(), ours)
         np.testing.assert_array_equal(y.numpy(), labels)
+
+
+def test_a_store_gives_what_its_loader_gives(tmp_path: Path) -> None:
+    rows = np.random.default_rng(0).standard_normal((N, 5), dtype=np.float32)
+    sk.ingest_store(rows, tmp_path / "rows.zarr", y=rows[:, 0], chunk_mb=0.002)
+    store = sk.open_store(tmp_path / "rows.zarr")
+    options: dict[str, Any] = {"seed": 3, "fields": ("X", "row_ids"), "drop_last": True}
+    data = store.to_torch(64, **options)
+    MADE.append(data.loader)
+    assert len(data) == N // 64
+    for (X, ids), (ours, numbers) in zip(data, loader(store, **options), strict=True):
+        np.testing.assert_array_equal(X.numpy(), ours)
+        np.testing.assert_array_equal(ids.numpy(), numbers)
+    with pytest.raises(sk.ConfigError, match="batch_size"):
+        store.to_torch(batch_size=0)
 
 
 @pytest.mark.parametrize(

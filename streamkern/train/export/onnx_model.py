@@ -81,10 +81,12 @@ def write_onnx(
     ------
     ConfigError
         The model has parts that ONNX cannot express, it is above 2 GB, there is a file, or the
-        path is a folder, not on this machine, or in a folder that cannot be written.
+        path does not end in .onnx, is a folder, not on this machine, or in a folder that cannot be
+        written.
     MissingDependencyError
         onnx is not installed.
     """
+    checked_ending(path, ".onnx")
     place = checked_place(path, overwrite)
     made = onnx_model(model, centers, answers, export_dtype(model, dtype))
     _write(place, made.SerializeToString(), overwrite)
@@ -98,6 +100,7 @@ def write_c(
 
     Raises ConfigError also if the text would be so long that compilers take very long.
     """
+    checked_ending(path, ".c")
     place = checked_place(path, overwrite)
     made = onnx_model(model, centers, answers, export_dtype(model, dtype), for_runtime=False)
     check_size(made)
@@ -106,6 +109,22 @@ def write_c(
     stem = identifier(place.stem)
     text = c_text(made, stem if stem[:1].isalpha() else f"model_{stem}", about)
     _write(place, text.encode(), overwrite)
+
+
+def checked_ending(path: Any, *endings: str) -> str:
+    """Return the one of the endings that a path has. Raises ConfigError if it has none."""
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigError(
+            f"{mention('path', path)} is not the path of a file", f'give one, "model{endings[0]}"'
+        )
+    text = os.fspath(path)
+    ending = next((ending for ending in endings if text.endswith(ending)), None)
+    if ending is None:
+        raise ConfigError(
+            f"{redact(text)!r} does not end in {' or '.join(endings)}",
+            f"give {' or '.join(redact(text) + ending for ending in endings)}",
+        )
+    return ending
 
 
 def checked_place(path: str | os.PathLike[str], overwrite: bool) -> Path:

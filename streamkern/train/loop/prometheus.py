@@ -8,6 +8,7 @@ from typing import Any
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
 from streamkern.basics.optional import import_optional
+from streamkern.basics.values import checked_int
 from streamkern.train.loop.callbacks import Callback, TrainStart
 from streamkern.train.loop.sinks import numbers_in
 
@@ -34,13 +35,21 @@ class Prometheus(Callback):
     MissingDependencyError
         prometheus-client is not installed.
     ConfigError
-        A label has a name that Prometheus refuses; or, as the run starts, the port is taken.
+        The port is no whole number, or the labels are no mapping or have a name that Prometheus
+        refuses; or, as the run starts, the port is taken.
     """
 
     def __init__(
         self, port: int = 9464, *, host: str = "127.0.0.1", labels: Mapping[str, str] | None = None
     ) -> None:
-        self.port, self.host, self.labels = port, host, dict(labels or {})
+        given: Any = {} if labels is None else labels
+        if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+            raise ConfigError(
+                f"{mention('labels', labels)} is not a mapping of names to values",
+                'give {"run": "first"}',
+            )
+        self.port, self.host = checked_int("port", port, 0), host
+        self.labels = dict(given)
         self._server: Any = None
         self._gauges: dict[str, Any] = {}
         self._registry: Any = None

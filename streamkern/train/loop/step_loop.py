@@ -41,7 +41,7 @@ from streamkern.train.model.calibrating import (
     native_calibration,
 )
 from streamkern.train.model.kernel_model import KernelModel
-from streamkern.train.model.model_facts import facts_html, result_facts
+from streamkern.train.model.model_facts import ShownFacts, result_facts
 from streamkern.train.model.recorded_columns import column_names
 from streamkern.train.model.shared_model import SharedModel
 from streamkern.train.resolve.resolved_run import ResolvedRun
@@ -66,8 +66,8 @@ class Position:
     done: bool = False
 
 
-@dataclass
-class Result:
+@dataclass(repr=False)
+class Result(ShownFacts):
     """A finished run; the caller closes `model.backend`.
 
     Z : (p, d) transformed centers, in kept order
@@ -102,8 +102,8 @@ class Result:
     losses: list[float] = field(default_factory=list)
     validation_scores: list[float] = field(default_factory=list)
 
-    def _repr_html_(self) -> str:
-        return facts_html(result_facts(self))
+    def facts(self) -> dict[str, Any]:
+        return result_facts(self)
 
 
 class StepLoop:

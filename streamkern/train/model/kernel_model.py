@@ -44,15 +44,15 @@ from streamkern.stream.sources.stores import stores_of
 from streamkern.stream.sources.transforms import Transform, describe_transform
 from streamkern.stream.sources.user import as_source
 from streamkern.stream.target_scale import TargetScale
-from streamkern.train.model.model_facts import facts_html, model_facts
+from streamkern.train.model.model_facts import ShownFacts, model_facts
 from streamkern.train.model.spreads import ResidualScales
 from streamkern.train.model.unseen_values import UnseenValues
 from streamkern.train.model.wide_sum import KernelSum, rounding_shows, wide_sum
 from streamkern.train.resolve.training_data import check_evaluable, targets
 
 
-@dataclass
-class KernelModel:
+@dataclass(repr=False)
+class KernelModel(ShownFacts):
     """Centers, weights, and the transforms from a stored row to features.
 
     Z, weights : points of the centers, right side; (p, c) on the device
@@ -93,8 +93,8 @@ class KernelModel:
     centers: npt.NDArray[Any] | None = None
     wide: bool | None = None
 
-    def _repr_html_(self) -> str:
-        return facts_html(model_facts(self))
+    def facts(self) -> dict[str, Any]:
+        return model_facts(self)
 
     @property
     def backend(self) -> Backend:

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from textwrap import shorten
 from typing import Any
 
-from streamkern.basics.text import html_table_of, redact
+from streamkern.basics.text import html_table_of, redact, singular
 from streamkern.ingest.tables.encoder import column_notes
 from streamkern.kernels.notation import categorical_text, kernel_text
 from streamkern.losses.losses import SQUARES, fitted_loss_table, loss_text
@@ -19,6 +20,9 @@ from streamkern.store.sparse_rows import sparse_features
 from streamkern.stream.target_scale import transform_text
 from streamkern.train.resolve.training_data import targets
 
+LINE = 100
+"""Number of characters of a fact in a terminal."""
+_IN_A_TERMINAL = {"epoch", "samples", "targets", "features", "kernel", "centers", "loss", "solver"}
 FEATURES = 6
 """Number of features of a metric in a line."""
 _NOT_SHOWN = ("parts", "weights", "values")  # of a kernel; its text has the first two
@@ -114,9 +118,26 @@ def result_facts(result: Any) -> dict[str, Any]:
     return {**found, **model_facts(result.model), **chosen}
 
 
-def facts_html(facts: Mapping[str, Any]) -> str:
-    """Return a table of the facts for a notebook."""
-    return html_table_of((name, value_text(value)) for name, value in facts.items())
+class ShownFacts:
+    """Base class of records with arrays, of which a terminal and a notebook show the facts."""
+
+    def facts(self) -> dict[str, Any]:
+        """Return the facts by name."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        shown = {
+            name: shorten(singular(value_text(value)), LINE, placeholder=" ...")
+            for name, value in self.facts().items()
+            if name in _IN_A_TERMINAL or name.startswith(("test_", "validation_"))
+        }
+        width = max(map(len, shown), default=0)
+        lines = (f"  {name:<{width}}  {text}" for name, text in shown.items())
+        return "\n".join([type(self).__name__, *lines])
+
+    def _repr_html_(self) -> str:
+        shown = self.facts().items()
+        return html_table_of((name, value_text(value)) for name, value in shown)
 
 
 def value_text(value: Any) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,66 +13,20 @@ import pytest
 from sklearn.datasets import load_digits
 
 import streamkern as sk
+from benchmarks.exports import COMPILER, CompiledModel
 from streamkern.basics.errors import ConfigError
 from streamkern.cli.main import run_command
 from streamkern.train.export.c_source import identifier, literal
 from tests.exported import CHANGES, NEW, QUICK, SPREAD, VALUES, X, in_float64, with_tails
 
 ROOT = Path(__file__).resolve().parents[3]
-COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 compiled = pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
 
 RNG = np.random.default_rng(0)
 FEW = NEW[:40]
-C_OF = {"float": ctypes.c_float, "double": ctypes.c_double, "int64_t": ctypes.c_int64,
-        "const char *": ctypes.c_char_p, "unsigned char": ctypes.c_ubyte}  # fmt: skip
 
 
-class Compiled:
-    """The function of a C file, by its parameters."""
-
-    def __init__(self, path: Path) -> None:
-        text = path.read_text()
-        name = path.stem
-        signature = re.search(rf"void {name}_predict\(\n(.*?)\)\n{{", text, re.S)
-        assert signature is not None
-        self.parameters = re.findall(
-            r"(const )?(const char \*|float|double|int64_t|unsigned char) (\w+)\[(\d+)\]",
-            signature[1],
-        )
-        whole = path.with_name("whole.c")
-        size = f"size_t size_of_workspace(void) {{ return sizeof(struct {name}_workspace); }}\n"
-        whole.write_text(text + size)
-        made = path.with_suffix(".so")
-        assert COMPILER is not None
-        subprocess.run(
-            [COMPILER, "-std=c11", "-O2", "-Wall", "-Werror", "-pedantic", "-shared", "-fPIC",
-             "-o", str(made), str(whole), "-lm"],
-            check=True, capture_output=True, text=True,
-        )  # fmt: skip
-        library = ctypes.CDLL(str(made))
-        library.size_of_workspace.restype = ctypes.c_size_t
-        self.call = library[f"{name}_predict"]
-        self.workspace = ctypes.create_string_buffer(library.size_of_workspace())
-
-    def __call__(self, *inputs: Any) -> dict[str, Any]:
-        """Return the outputs for one row, by name."""
-        arrays, outputs = [], {}
-        for k, (_, kind, name, size) in enumerate(self.parameters):
-            array = (C_OF[kind] * int(size))()
-            if k < len(inputs):
-                array[:] = list(inputs[k])
-            else:
-                outputs[name] = array
-            arrays.append(array)
-        self.call(*arrays, self.workspace)
-        return {
-            name: list(array) if array._type_ is ctypes.c_char_p else np.array(array)
-            for name, array in outputs.items()
-        }
-
-
-def rows_of(function: Compiled, name: str, rows: np.ndarray) -> np.ndarray:
+def rows_of(function: CompiledModel, name: str, rows: np.ndarray) -> np.ndarray:
     """Return one output for every row."""
     return np.array([function(row)[name] for row in rows.reshape(len(rows), -1)])
 
@@ -91,7 +43,7 @@ def rows_of(function: Compiled, name: str, rows: np.ndarray) -> np.ndarray:
 def test_a_row_is_predicted_as_by_the_model(changes: dict[str, Any], tmp_path: Path) -> None:
     model, new = in_float64(changes), with_tails(FEW)
     model.to_c(tmp_path / "m.c")
-    found = rows_of(Compiled(tmp_path / "m.c"), "predictions", new)
+    found = rows_of(CompiledModel(tmp_path / "m.c", "-O2"), "predictions", new)
     expected = model.predict(new)
     np.testing.assert_allclose(
         found.reshape(expected.shape), expected, atol=1e-9 * SPREAD, rtol=1e-9
@@ -104,7 +56,7 @@ def test_classes_have_labels_probabilities_and_scores(labels: list[Any], tmp_pat
     y = np.array(labels)[np.digitize(X[:, 0], [-0.5, 0.5])]
     model = sk.KernelClassifier(**QUICK, loss="log_loss", precision="float64").fit(X, y)
     model.to_c(tmp_path / "m.c")
-    function, expected = Compiled(tmp_path / "m.c"), model.predict_proba(FEW)
+    function, expected = CompiledModel(tmp_path / "m.c", "-O2"), model.predict_proba(FEW)
     for row, p, label in zip(FEW, expected, model.predict(FEW), strict=True):
         found = function(row)
         assert np.allclose(found["probabilities"], p, atol=1e-8)
@@ -120,7 +72,7 @@ def test_float32_is_as_good_as_the_models_own(tmp_path: Path) -> None:
     found = {}
     for dtype, kind in (("float32", "float"), ("float64", "double")):
         model.to_c(tmp_path / f"{kind}s.c", dtype=dtype)
-        function = Compiled(tmp_path / f"{kind}s.c")
+        function = CompiledModel(tmp_path / f"{kind}s.c", "-O2")
         assert function.parameters[0][1:] == (kind, "X", "3")
         found[dtype] = rows_of(function, "predictions", rows)[:, 0]
     own, truth = np.abs(model.predict(rows) - found["float64"]).max(), found["float64"]
@@ -140,7 +92,7 @@ def test_a_table_has_an_argument_for_each_column(tmp_path: Path) -> None:
     y = table["1st"] + (table["town"] == "x")
     model = sk.KernelRegressor(**QUICK, precision="float64").fit(table, y)
     model.to_c(tmp_path / "m.c")
-    function = Compiled(tmp_path / "m.c")
+    function = CompiledModel(tmp_path / "m.c", "-O2")
     assert [p[2] for p in function.parameters][:4] == [
         "in0_a_number",
         "in1_town",
@@ -162,7 +114,7 @@ def test_the_command_writes_c(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert run_command(["export", str(tmp_path / "run"), str(out)]) == 0
     assert "void my_model_predict(" in out.read_text()
     plain = out.rename(out.with_name("my_model.c"))
-    found = rows_of(Compiled(plain), "predictions", FEW)
+    found = rows_of(CompiledModel(plain, "-O2"), "predictions", FEW)
     np.testing.assert_allclose(found[:, 0], model.predict(FEW), rtol=1e-9)
     assert run_command(["export", str(tmp_path / "run"), str(plain)]) == 2
     assert "exists already" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from sklearn.gaussian_process.kernels import Matern
 from sklearn.metrics.pairwise import laplacian_kernel, polynomial_kernel, rbf_kernel
 
 import streamkern as sk
+from benchmarks.exports import COMPILER, ENCODERS, LIMITS, LOSSES, errors, worst, wrong
 from streamkern.basics.errors import ConfigError
 from streamkern.cli.main import run_command
 from streamkern.kernels.base import Kernel
@@ -110,6 +112,40 @@ def test_a_model_in_float64_predicts_the_same(changes: dict[str, Any], tmp_path:
     expected = model.predict(new)
     assert found.shape == expected.shape
     np.testing.assert_allclose(found, expected, atol=1e-9 * SPREAD, rtol=1e-9)
+
+
+CASES = [
+    # By day, all pairs of kernel and encoder, and of encoder and loss; by night, the whole grid.
+    pytest.param((kernel, encoder, loss), marks=() if o == (k + 2 * e) % 5 else pytest.mark.full)
+    for k, kernel in enumerate(KERNELS)
+    for e, encoder in enumerate(ENCODERS)
+    for o, loss in enumerate(LOSSES)
+]
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
+@pytest.mark.parametrize("case", CASES, ids=" ".join)
+def test_exports_differ_from_the_model_by_rounding(
+    case: tuple[str, str, str], tmp_path: Path
+) -> None:
+    found = errors(*case, tmp_path)
+    assert wrong(found) == {}
+    assert (found.keys() == LIMITS.keys()) == (case[0] != "relu_ntk")
+
+
+def test_the_largest_errors_of_each_kind_are_shown() -> None:
+    kinds = ("kernel", "encoder", "loss")
+    cases = [
+        dict(zip(kinds, "abc", strict=True)) | dict.fromkeys(LIMITS, 1e-7),
+        dict(zip(kinds, "adc", strict=True)) | {"C float64": 2e-3},
+    ]
+    found = {row["of"]: (row["ONNX float64"], row["C float64"]) for row in worst(cases)}
+    assert found == {
+        "kernel a": ("1e-07", "2e-03"), "encoder b": ("1e-07", "1e-07"),
+        "encoder d": ("refused", "2e-03"), "loss c": ("1e-07", "2e-03"), "all": ("1e-07", "2e-03"),
+    }  # fmt: skip
+    assert wrong({"C float64": 2e-3, "ONNX float64": 1e-7}) == {"C float64": 2e-3}
+    assert wrong({"C float64": float("nan")})
 
 
 @pytest.mark.parametrize("labels", [["b", "a", "c"], [3, 1, 2], [False, True]], ids=str)
@@ -269,8 +305,9 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(tmp_path: Pat
     assert not path.parent.exists()
     with pytest.raises(ConfigError, match="is a URL"):
         model.to_onnx("s3://bucket/m.onnx")
+    (tmp_path / "folder.onnx").mkdir()
     with pytest.raises(ConfigError, match="is a folder"):
-        model.to_onnx(tmp_path, overwrite=True)
+        model.to_onnx(tmp_path / "folder.onnx", overwrite=True)
     model.to_onnx(path)
     before = path.read_bytes()
     with pytest.raises(ConfigError, match="exists already"):
@@ -284,13 +321,28 @@ def test_hashed_words_are_refused(tmp_path: Path) -> None:
     words = pd.DataFrame({"id": [f"w{k}" for k in range(11_000)]}, dtype="category")
     targets = np.arange(11_000) % 7.0
     model = sk.KernelRegressor(**QUICK | {"bandwidth": "auto"}).fit(words, targets)
-    for write in (model.to_onnx, model.to_c):
+    for write, name in ((model.to_onnx, "m.onnx"), (model.to_c, "m.c")):
         with pytest.raises(ConfigError, match="column 'id' has hashed words, which have no operat"):
-            write(tmp_path / "m.c")
+            write(tmp_path / name)
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("place", ["file/m.onnx", "/proc/m.onnx"])
+@pytest.mark.parametrize("path", ["m", "m.onnx.gz", Path("m.bin"), 3, None, b"m.onnx"], ids=str)
+def test_a_path_with_another_ending_is_refused(
+    path: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = sk.KernelRegressor(**QUICK).fit(X, VALUES)
+    for write, ending in ((model.to_onnx, ".onnx"), (model.to_c, ".c")):
+        says = f"{str(path)!r} does not end in {ending}; give {path}{ending}"
+        if not isinstance(path, str | Path):
+            says = f'path={path!r} is not the path of a file; give one, "model{ending}"'
+        with pytest.raises(ConfigError, match=f"^{re.escape(says)}$"):
+            write(path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("place", ["file/m", "/proc/m"])
 def test_a_folder_that_takes_no_file_is_refused_before_the_graph_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -300,6 +352,6 @@ def test_a_folder_that_takes_no_file_is_refused_before_the_graph_is_made(
     Path("file").touch()
     A = np.random.default_rng(0).normal(size=(80, 2))
     model = sk.KernelRegressor(**QUICK | {"bandwidth": "auto"}).fit(A, A[:, 0])
-    for write in (model.to_onnx, model.to_c):
-        with pytest.raises(ConfigError, match=f"^{place} cannot be written to .*; give another"):
-            write(place)
+    for write, path in ((model.to_onnx, f"{place}.onnx"), (model.to_c, f"{place}.c")):
+        with pytest.raises(ConfigError, match=f"^{path} cannot be written to .*; give another"):
+            write(path)

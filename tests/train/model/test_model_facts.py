@@ -67,6 +67,26 @@ def test_a_model_has_its_run_and_what_it_is(tmp_path: Path) -> None:
     assert found["loss"].startswith("huber(delta ")
 
 
+def test_a_terminal_shows_a_few_lines_without_arrays() -> None:
+    source = streamkern.ArraySource(X, X[:, :1])
+    given = {"model": {"loss": "huber", "kernel": "gaussian", "n_centers": 40},
+             "solver": {"name": "block"}, "data": {"epochs": 1}, "run": {"threads": 1}}  # fmt: skip
+    result = train(given, source=source, test=streamkern.ArraySource(X[:50], X[:50, :1]))
+    for shown in (result, result.model):
+        name, *lines = repr(shown).splitlines()
+        found = dict(line.split(maxsplit=1) for line in lines)
+        assert name == type(shown).__name__
+        assert (found["features"], found["targets"]) == (str(X.shape[1]), "1 value")
+        assert (found["centers"], found["loss"].partition("(")[0]) == ("40", "huber")
+        assert "aussian" in found["kernel"]
+        assert len(repr(shown)) < 1000
+    found = dict(line.split(maxsplit=1) for line in repr(result).splitlines()[1:])
+    assert found["solver"] == "block"
+    assert float(found["test_mse"]) == pytest.approx(result.metrics["test_mse"], rel=1e-3)
+    result.model.columns = tuple("a" * 5000 for _ in range(3))
+    assert len(repr(result.model)) < 1000
+
+
 def test_the_points_of_an_own_kernel_are_not_shown() -> None:
     class Rational(streamkern.Kernel):
         def profile(self, sq: Any, xp: Any) -> Any:
