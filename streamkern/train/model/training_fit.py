@@ -97,7 +97,7 @@ def report_fit(run: ResolvedRun, model: Callable[[], KernelModel], report: Repor
 
     Returns the mean squared error on the rows that were evaluated, or None.
     """
-    if run.given.ranks.rank:
+    if run.inputs.ranks.rank:
         return None
     kernel_model, block = model(), sample_of(run)
     chosen = run.config.model

@@ -33,7 +33,7 @@ class RunInputs:
         the run that is continued; replaces model.centers, which must have its default
     metric : (d,) scales, or a (d, r) matrix; replaces model.metric, which must have its default
     client : a `distributed.Client`; replaces data.dask
-    warm : the run whose weights are the start; replaces solver.warm_start
+    warm_start : the run whose weights are the start; replaces solver.warm_start
     facts : JSON values of the caller, saved with the setup
     continues : directory of the run that this run continues
     continued : the run that this run continues, with its centers, weights and scaling
@@ -49,7 +49,7 @@ class RunInputs:
     centers: npt.NDArray[Any] | StoredCenters | None = None
     metric: npt.NDArray[Any] | None = None
     client: Any = None
-    warm: ParentRun | None = None
+    warm_start: ParentRun | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     continues: str | None = None
     continued: ParentRun | None = None
@@ -80,21 +80,21 @@ class RunInputs:
                 del settings["model"][name]
         return settings
 
-    def keeps_calibration_rows(self, config: RunConfig, *, whole: bool) -> bool:
+    def keeps_calibration_rows(self, config: RunConfig, *, complete: bool) -> bool:
         """Return whether the run must not train on the calibration rows of its warm start.
 
         Weights of an earlier run belong to its centers. If that run set calibration rows aside, its
         centers were chosen among the remaining rows, so this run must set the same rows aside to
         get the same centers. The run directory of solver.warm_start records if no rows were set
-        aside; for `warm` this is not known, and True is returned.
+        aside; for `warm_start` this is not known, and True is returned.
 
-        whole : whether all rows are given at once, so not in `partial_fit`
+        complete : whether no other rows will follow, as they may in `partial_fit`
         """
         parent_path = config.solver.warm_start
-        if not whole or self.continued is not None or not (self.warm or parent_path):
+        if not complete or self.continued is not None or not (self.warm_start or parent_path):
             return False
         if config.model.loss == LogLoss.name:  # a run with the log loss sets no rows aside
-            return self.warm is not None and self.warm.loss is None
+            return self.warm_start is not None and self.warm_start.loss is None
         if parent_path is None or config.run.calibrate != "auto":
             return True
         options = storage_options_for(config, parent_path)
@@ -109,7 +109,7 @@ class RunInputs:
         """
         if self.patches is not None or not config.model.patch_features:
             return self.patches
-        parent, parent_path = self.warm, config.solver.warm_start
+        parent, parent_path = self.warm_start, config.solver.warm_start
         if parent is None and parent_path is not None:
             options = storage_options_for(config, parent_path)
             parent = ParentRun.find(parent_path, options, load_centers=False, load_weights=False)
@@ -121,9 +121,9 @@ class RunInputs:
 NO_INPUTS = RunInputs()
 
 
-def centers_from(config: RunConfig, given: RunInputs) -> str:
+def centers_from(config: RunConfig, inputs: RunInputs) -> str:
     """Return where the centers come from: a name in `SELECTORS`, "all", "given" or "file"."""
-    if given.centers is not None:
+    if inputs.centers is not None:
         return "given"
     wanted = config.model.centers
     return wanted if wanted in (*SELECTORS, "all") else "file"

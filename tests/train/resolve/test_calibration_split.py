@@ -182,7 +182,7 @@ def test_the_same_settings_go_on_from_a_fit(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.sort(first.centers_, 0), np.sort(second.centers_, 0))
     np.testing.assert_array_equal(second.dual_coef_, third.dual_coef_)
     assert not hasattr(second, "predict_proba")
-    found = calibration_split(RunConfig(), ArraySource(X, y), "why", warm=True)
+    found = calibration_split(RunConfig(), ArraySource(X, y), "why", keeps_calibration_rows=True)
     assert found._replace(training_rows=None) == (None, None, "why", True, False)
 
 

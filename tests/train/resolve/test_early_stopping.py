@@ -331,9 +331,9 @@ def test_what_it_holds_is_counted() -> None:
         run.backend.close()
     plain, stops = (lines_of(run.buffers) for run in runs)
     assert set(stops) - set(plain) == {
-        "rows set aside, being read", "best weights, a copy for a checkpoint",
+        "validation and calibration rows being read", "best weights, and their checkpoint copy",
     }  # fmt: skip
-    assert stops["best weights, a copy for a checkpoint"] == 2 * runs[1].problem.p * 4
+    assert stops["best weights, and their checkpoint copy"] == 2 * runs[1].problem.p * 4
     assert runs[1].problem.read_rows == 16
 
 
