@@ -216,8 +216,8 @@ class FittedModel:
     fixed : transforms that are applied to every row, including the scaling, in this order.
     meta : metadata of the setup, JSON.
     calibration, posterior : for intervals, probabilities and standard deviations, or None.
-    order : (p,) int64. Center i of the run, whose order of summation predictions keep to have its
-        bits, is row order[i] of `centers_`.
+    order : (p,) int64. Center i of the run is row order[i] of `centers_`. Predictions sum over the
+        centers in the order of the run, and therefore have the same bits.
     shift : (d,) on the host, subtracted from all points; None for kernels without a shift.
     scaling : the transforms that the run chose itself, a part of `fixed`.
     settings : settings of the run, by table and name.
