@@ -24,7 +24,7 @@ SAVED_CHUNK = 64 * MiB
 """Largest chunk of an array in a run directory, in bytes."""
 RANK_SLAB_BYTES = 4 * MiB
 """Largest part of an array that ranks add up at once, in bytes; each part is held three times."""
-TOLD_CENTERS = 4 * MiB
+BROADCAST_CENTER_BYTES = 4 * MiB
 """Largest part of the centers that rank 0 broadcasts at once, in bytes."""
 CENTER_KEY = 16
 """Bytes of a digest of a center, by which it is found in another run."""
@@ -48,7 +48,7 @@ outputs evaluates the slopes again, which costs less than a tenth of so many col
 EVALUATED_ROWS = 1024
 """Rows that a model is evaluated on at once, in training and later."""
 HARD_ROWS, HARD_BYTES = 500, 64 << 20
-"""Largest number of calibration rows, and of their bytes, that estimate how difficult a row is."""
+"""Largest number of calibration rows, and of their bytes, to which the residual scale is fitted."""
 KEPT_SHARE = 8
 """A run keeps its stores decoded if they take up to one part in so many of the memory budget."""
 PANEL = 4096
@@ -138,12 +138,12 @@ def _count_stream(
         sums = n_groups(needs.outputs) * needs.outputs
         add("always", "partial sums of products", sums, needs.product_rows, itemsize=item)
     if problem.center_ranks == 1:
-        _count_choosing(buffers, problem)
+        _count_chosen_centers(buffers, problem)
     else:
-        _count_dealing(buffers, problem)
+        _count_scattered_centers(buffers, problem)
     # Rows stay as stored until they are transformed, and transformed until they are prepared. A
     # unit being decoded counts twice.
-    add("sample", "sample and probe", s + h, max(_on_the_way(problem), d * item + point))
+    add("sample", "sample and probe", s + h, max(_sample_row_bytes(problem), d * item + point))
     add("sample", "targets of sample and probe", 2 * (s + h), c, itemsize=item)
     add("host" if on_device else "sample", "units being read", _in_hand(problem))
     if problem.ranks > 1:
@@ -167,10 +167,10 @@ def _count_stream(
     if problem.n_calibration_rows:
         values = 6 * problem.n_calibration_rows
         add(train, "outputs for the calibration rows", values, c, itemsize=8)
-        hard = min(problem.n_calibration_rows // 2, HARD_ROWS)
-        rows = min(hard * (2 * point + d * item), 3 * HARD_BYTES)
+        n_points = min(problem.n_calibration_rows // 2, HARD_ROWS)
+        rows = min(n_points * (2 * point + d * item), 3 * HARD_BYTES)
         add("train", "rows that estimate the residual scale", rows, itemsize=1)
-        add(train, "kernel matrices of the residual scale", 5 * hard, hard, itemsize=8)
+        add(train, "kernel matrices of the residual scale", 5 * n_points, n_points, itemsize=8)
 
 
 def _count_centers(buffers: Buffers, problem: ProblemShape) -> None:
@@ -179,9 +179,9 @@ def _count_centers(buffers: Buffers, problem: ProblemShape) -> None:
     if problem.center_ranks == 1:
         add("always", "centers", p, point)
         return
-    stripe, all_told = problem.in_setup(p), problem.features == "fourier"  # after the noise
+    stripe, is_fourier = problem.in_setup(p), problem.features == "fourier"
     for phase in ("noise", "sample", "setup"):
-        n = p if all_told and phase == "noise" else stripe
+        n = p if is_fourier and phase == "noise" else stripe  # a stripe after the noise
         add(phase, "this rank's stripe of the centers", n, point)
         if problem.staging == 0:
             add(phase, "this rank's stripe of the raw centers", n, problem.d, itemsize=item)
@@ -191,11 +191,11 @@ def _count_centers(buffers: Buffers, problem: ProblemShape) -> None:
         add("train", "this rank's part of the raw centers", held, problem.d, itemsize=item)
 
 
-def _count_choosing(buffers: Buffers, problem: ProblemShape) -> None:
-    """Count the centers as rows and as chosen, without the buffers of the selector."""
+def _count_chosen_centers(buffers: Buffers, problem: ProblemShape) -> None:
+    """Count the centers as rows and as raw centers, without the buffers of the selector."""
     p, on_device = problem.p, problem.staging > 0
-    if problem.selection is None:  # which are put in order by a copy
-        most = max(2 * problem.row_bytes, _on_the_way(problem))
+    if problem.selection is None:  # the rows are copied into the order of the centers
+        most = max(2 * problem.row_bytes, _sample_row_bytes(problem))
         buffers.add("centers", "rows chosen as centers", p, most)
         buffers.add(
             "host" if on_device else "centers", "units with centers being read", _in_hand(problem)
@@ -205,13 +205,13 @@ def _count_choosing(buffers: Buffers, problem: ProblemShape) -> None:
             buffers.add(phase, "raw centers", p, problem.d, itemsize=problem.itemsize)
 
 
-def _on_the_way(problem: ProblemShape) -> int:
+def _sample_row_bytes(problem: ProblemShape) -> int:
     """Return bytes of a sample row: stored, in the transforms, and cast if the dtypes differ."""
     d, item, wide = problem.d, problem.itemsize, problem.transformed
     return problem.row_bytes + d * max(item, wide) + (d * item if wide > item else 0)
 
 
-def _count_dealing(buffers: Buffers, problem: ProblemShape) -> None:
+def _count_scattered_centers(buffers: Buffers, problem: ProblemShape) -> None:
     """Count the centers that rank 0 holds while it reads and broadcasts them, at the beginning."""
     item, p, d = problem.itemsize, problem.p, problem.d
     on_device, wide = problem.staging > 0, max(item, problem.transformed)
@@ -219,11 +219,11 @@ def _count_dealing(buffers: Buffers, problem: ProblemShape) -> None:
     add = buffers.add
     add(phase, "this rank's stripe of the raw centers", problem.in_setup(p), d, itemsize=item)
     if problem.has_initial_weights:
-        _count_going_on(buffers, problem)
+        _count_initial_weights(buffers, problem)
     if problem.reads_stripes:
         add(phase, "chunk of centers being read", 2, min(SAVED_CHUNK, p * d * item))
         return
-    add(phase, "centers being broadcast", 2, min(TOLD_CENTERS, p * d * item))
+    add(phase, "centers being broadcast", 2, min(BROADCAST_CENTER_BYTES, p * d * item))
     if problem.streams_centers:
         rows = min(p, problem.unit_rows)
         add(phase, "centers of one unit", rows, problem.row_bytes + d * wide)
@@ -233,8 +233,8 @@ def _count_dealing(buffers: Buffers, problem: ProblemShape) -> None:
         add(phase, "all raw centers, on rank 0", p, problem.row_bytes + d * wide)
 
 
-def _count_going_on(buffers: Buffers, problem: ProblemShape) -> None:
-    """Count the weights of another run that rank 0 holds until each rank has those of its centers.
+def _count_initial_weights(buffers: Buffers, problem: ProblemShape) -> None:
+    """Count the initial weights, which rank 0 holds until each rank has those of its centers.
 
     The solver exists by then, but no copy for a checkpoint, which would take more.
     """

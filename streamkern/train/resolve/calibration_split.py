@@ -54,7 +54,7 @@ the rows is set aside."""
 MAX_CALIBRATED_CLASSES = 1000
 """Largest number of classes for which "auto" sets rows aside: their values are 100 MB."""
 WITH_TRUE = "train with calibrate=True"
-NO_ROOM_APART = f"as the memory has no room for reading some; raise it, and {WITH_TRUE}"
+NO_MEMORY_TO_CALIBRATE = f"as the memory has no room for reading some; raise it, and {WITH_TRUE}"
 OTHER_ROWS = "train on rows that are in memory or in a store, with calibrate=True"
 
 
@@ -89,7 +89,7 @@ def check_calibrate(config: RunConfig, *, complete: bool, has_initial_weights: b
         why = f"with partial_fit, to which rows set aside may come again; use fit, and {WITH_TRUE}"
     elif has_initial_weights or config.solver.warm_start is not None:
         why = (
-            "with weights to go on from, which rows set aside may have trained; begin anew, and "
+            "with initial weights, which the rows set aside may have trained; fit from the start, and "
             f"{WITH_TRUE}"
         )
     if why is not None and asked is True:

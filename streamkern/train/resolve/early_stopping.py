@@ -29,7 +29,7 @@ def check_early_stopping(config: RunConfig, *, complete: bool, has_initial_weigh
     if not complete:
         why = "cannot be used with partial_fit, which decides itself how often it is called"
     elif has_initial_weights or config.solver.warm_start is not None:
-        why = "cannot be used with weights to go on from, which rows set aside may have trained"
+        why = "cannot be used with initial weights, which the rows set aside may have trained"
     elif config.data.epochs == 1:
         why = f"has nothing to stop with {mention('data.epochs', 1)}, which is one pass"
     if why is not None:

@@ -38,7 +38,7 @@ from streamkern.solver.methods import find, resolve
 from streamkern.solver.precondition.noise import NOISE_ROWS
 from streamkern.stream.feed import CheckTargets
 from streamkern.stream.sources.sampling import source_rows_of
-from streamkern.train.resolve.calibration_split import NO_ROOM_APART, check_calibrate
+from streamkern.train.resolve.calibration_split import NO_MEMORY_TO_CALIBRATE, check_calibrate
 from streamkern.train.resolve.check_loss import (
     check_log_link,
     check_log_targets,
@@ -160,7 +160,7 @@ def open_run(
         # Ranks must set the same rows aside, but each measures its own memory.
         if config.run.calibrate != "auto" or fixed_sizes is not None or config.run.n_ranks > 1:
             raise
-    return _open(config, inputs, fixed_sizes, complete, NO_ROOM_APART, scores)
+    return _open(config, inputs, fixed_sizes, complete, NO_MEMORY_TO_CALIBRATE, scores)
 
 
 def _open(
