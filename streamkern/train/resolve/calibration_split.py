@@ -89,8 +89,8 @@ def check_calibrate(config: RunConfig, *, complete: bool, has_initial_weights: b
         why = f"with partial_fit, to which rows set aside may come again; use fit, and {WITH_TRUE}"
     elif has_initial_weights or config.solver.warm_start is not None:
         why = (
-            "with initial weights, which the rows set aside may have trained; fit from the start, and "
-            f"{WITH_TRUE}"
+            "with initial weights, which the rows set aside may have trained; fit from the start, "
+            f"and {WITH_TRUE}"
         )
     if why is not None and asked is True:
         raise ConfigError(

@@ -269,7 +269,7 @@ def test_a_loaded_run_has_the_scores(tmp_path: Path) -> None:
     [
         ({"solver.name": "direct"}, "early_stopping has no meaning for solver='direct'"),
         ({"data.epochs": 1}, "early_stopping has nothing to stop"),
-        ({"solver.warm_start": "runs/old"}, "early_stopping cannot be used with weights"),
+        ({"solver.warm_start": "runs/old"}, "early_stopping cannot be used with initial weights"),
     ],
 )
 def test_where_it_means_nothing_it_is_refused(overrides: dict[str, Any], words: str) -> None:
