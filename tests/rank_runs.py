@@ -59,13 +59,13 @@ def settings(store: str, run_dir: Path | str, **changes: Any) -> RunConfig:
 
 def on_ranks(size: int, config: RunConfig, continues: str | None = None) -> list[Any]:
     """The run by threads of this process, with the bits of processes of a thread."""
-    quiet, given = partial(StopRequest, install=False), RunInputs(continues=continues)
+    quiet, inputs = partial(StopRequest, install=False), RunInputs(continues=continues)
 
     def one(ranks: Communicator) -> dict[str, Any]:
-        return rank_work.train_rank(config, ranks, quiet(), given)
+        return rank_work.train_rank(config, ranks, quiet(), inputs)
 
     with threadpool_limits(1, "blas"):
-        rank_work.prepare_run(config, given=given)
+        rank_work.prepare_run(config, inputs=inputs)
         return on_threads(size, one)
 
 

@@ -1,7 +1,7 @@
 """Collective operations between ranks, the processes that train a run together.
 
-Each rank computes its shard of a step, and sums over all shards have the same bits on every rank.
-So decisions that follow from sums need no further messages. Messages are numbers or raw bytes,
+Each rank computes its shard of a step. Sums over all shards have the same bits on every rank, so
+ranks that decide by such sums agree without further messages. Messages are numbers or raw bytes,
 never pickled objects.
 
 `Collective` uses XGBoost's collective over TCP, without authentication: use it on trusted networks
@@ -75,16 +75,16 @@ class Communicator:
         gathered[self.rank] = numbers
         return gathered if self.is_single else self._timed_total(gathered)
 
-    def agree(self, so: bool) -> bool:
-        """Return whether `so` is true on all ranks. Collective."""
-        return bool(self.allgather([so]).all())
+    def agree(self, condition: bool) -> bool:
+        """Return whether the condition is true on all ranks. Collective."""
+        return bool(self.allgather([condition]).all())
 
-    def broadcast_bytes(self, said: bytes) -> bytes:
+    def broadcast_bytes(self, data: bytes) -> bytes:
         """Return the bytes of rank 0 on all ranks. Collective."""
         if self.is_single:
-            return said
-        length = int(self.broadcast_scalars([len(said)])[0])
-        return self.broadcast(np.frombuffer(said.ljust(length, b"\0"), np.uint8).copy()).tobytes()
+            return data
+        length = int(self.broadcast_scalars([len(data)])[0])
+        return self.broadcast(np.frombuffer(data.ljust(length, b"\0"), np.uint8).copy()).tobytes()
 
     def broadcast(self, a: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Overwrite `a`, an array on the host, with the bits of rank 0's. Collective."""
@@ -119,7 +119,10 @@ class Communicator:
         return slice(n * self.rank // self.size, n * (self.rank + 1) // self.size)
 
     def triangle(self, n: int) -> slice:
-        """Return this rank's rows of a lower triangular n x n matrix: equal areas on all ranks."""
+        """Return this rank's rows of a lower triangular n x n matrix.
+
+        Each rank has about the same number of entries.
+        """
         first, last = (round(n * (k / self.size) ** 0.5) for k in (self.rank, self.rank + 1))
         return slice(first, last)
 
@@ -130,8 +133,10 @@ SINGLE = Communicator()
 class Collective(Communicator):
     """Communicator between processes, by `xgboost.collective`; see `process_group`.
 
-    If a rank is lost, a sum raises RankLostError, or, occasionally with XGBoost 3.2, never returns.
-    So the process that starts the ranks has to end all of them when one is lost.
+    If a rank is lost, a sum on the others raises RankLostError or, occasionally with XGBoost 3.2,
+    never returns. The process that starts the ranks must therefore end all of them.
+
+    library : the module `xgboost.collective`
     """
 
     def __init__(self, rank: int, size: int, library: Any) -> None:
@@ -140,8 +145,8 @@ class Collective(Communicator):
 
     def _total(self, own: npt.NDArray[Any]) -> npt.NDArray[Any]:
         library = self._library
-        if threading.get_ident() != self._thread:  # in another thread the library has a single rank
-            raise RuntimeError("sums of ranks are for the thread that has joined them")
+        if threading.get_ident() != self._thread:  # where the library sees a single rank
+            raise RuntimeError("only the thread that joined the process group can sum over ranks")
         try:
             return np.asarray(library.allreduce(own, library.Op.SUM)).reshape(own.shape)
         except Exception as error:  # XGBoost's own type, for a lost peer or a timeout
@@ -171,12 +176,12 @@ def process_group(rank: int, tracker: Mapping[str, Any]) -> Iterator[Communicato
     """
     library = import_optional("xgboost.collective", "a run of several ranks", "ranks")
     try:
-        with contextlib.redirect_stdout(io.StringIO()):  # the library prints the ranks
-            library.init(**tracker, dmlc_task_id=f"{rank:06d}")  # text by which it sorts the ranks
+        with contextlib.redirect_stdout(io.StringIO()):  # the library prints its ranks
+            library.init(**tracker, dmlc_task_id=f"{rank:06d}")  # it numbers ranks in text order
     except Exception as error:
-        raise RankLostError(f"the ranks do not come together: {_summary(error)}") from error
+        raise RankLostError(f"the ranks cannot connect: {_summary(error)}") from error
     yield Collective(library.get_rank(), library.get_world_size(), library)
-    library.finalize()  # not after a failure, when it would wait for the other ranks
+    library.finalize()  # after a failure this would wait for the other ranks
 
 
 def on_devices(ranks: Communicator, backend: Backend) -> Communicator:
@@ -203,7 +208,7 @@ def on_devices(ranks: Communicator, backend: Backend) -> Communicator:
             communicator = library.NcclCommunicator(ranks.size, unique_id, ranks.rank)
     except Exception as error:  # NCCL's own type
         raise BackendError(
-            f"NCCL does not begin on rank {ranks.rank} of {ranks.size}: {error}",
+            f"NCCL does not start on rank {ranks.rank} of {ranks.size}: {error}",
             f"see to the cause (NCCL_DEBUG=WARN says more), or give {mention('run.device', 'cpu')}",
         ) from error
     return Nccl(ranks, communicator, library, backend)
@@ -212,14 +217,14 @@ def on_devices(ranks: Communicator, backend: Backend) -> Communicator:
 def _device_number(backend: Any) -> int:
     """Return a number that identifies the GPU among the GPUs of all machines.
 
-    Containers on two machines may have equal host names; NCCL tells them apart by the boot as well.
+    Containers on two machines may have the same host name, so the boot id is included, as in NCCL.
     """
     where = f"{socket.gethostname()} {boot_id()} {backend.device.pci_bus_id}"
     return zlib.crc32(where.encode())
 
 
 def _warn_without_nccl(missing: list[int], backend: Any) -> None:
-    """Warn that all-reduces copy through the host. missing : ranks without NCCL."""
+    """Warn that all-reduces copy arrays through the host. missing : ranks without NCCL."""
     cuda = backend.xp.cuda.runtime.runtimeGetVersion() // 1000
     warn(
         f"all-reduces between the GPUs copy every array through host memory and TCP: CuPy finds no "
@@ -247,17 +252,16 @@ class Nccl(Communicator):
 
     @property
     def waited_s(self) -> float:  # type: ignore[override]
-        """Seconds of the sums on the host, and of the finished sums on the device."""
+        """Seconds spent in sums on the host, and in those on the device that have finished."""
         cuda = self._backend.xp.cuda
         while self._pending_events and self._pending_events[0][1].done:
             self._on_device_s += cuda.get_elapsed_time(*self._pending_events.popleft()) / 1000
         return self._host.waited_s + self._on_device_s
 
     def sum(self, a: Array, backend: Backend) -> Array:
-        """Sum an array over the ranks, see `Communicator.sum`.
+        """Sum an array over the ranks in place, see `Communicator.sum`.
 
-        Arrays on the host, and dtypes other than float32, float64 and uint8, are summed by the
-        host.
+        The host sums its own arrays, and arrays of dtypes other than float32, float64 and uint8.
         """
         if not isinstance(a, self._backend.xp.ndarray) or a.dtype not in self._types:
             return self._host.sum(a, backend)

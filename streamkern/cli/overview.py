@@ -121,7 +121,7 @@ def plan_overview(run: ResolvedRun, times: Times | None = None) -> dict[str, Any
 
 def _kernel(run: ResolvedRun) -> dict[str, Any]:
     """Return the kernel as in the settings; that of a continued run has its bandwidths."""
-    model, continued = run.config.model, run.given.continued
+    model, continued = run.config.model, run.inputs.continued
     if continued is not None:
         return {"kernel": dict(continued.kernel), "bandwidth": continued.made_kernel().bandwidth}
     return {"kernel": model.kernel, "bandwidth": model.bandwidth}

@@ -199,7 +199,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, Saving, BaseEstimator
             new = found_scaling(result, stream)
             return self._record_of(
                 result, schema, X, scaling=[*scaling, *new],
-                settings=online.given.recorded(online.config), online=(online, [*bound, *new]),
+                settings=online.inputs.recorded(online.config), online=(online, [*bound, *new]),
                 begun=self._model_parameters(),
             )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The result of a fit and the form of its data: one record, which an estimator takes in one step.
+"""The result of a fit, and the form of its data, in one record that an estimator replaces at once.
 
 It holds host arrays and plain values only, so that estimators can be pickled, copied and sent to
 other processes. Code that predicts from a record, or trains further from it, reads it once.
@@ -44,9 +44,9 @@ from streamkern.train.restart.scaling import save_scaling
 
 
 class FittedAttribute:
-    """An attribute of the present fit of an estimator; it does not exist before the first fit.
+    """A public attribute of an estimator that exists after the first fit.
 
-    Arrays are read-only: predictions use copies, prepared on the device, which a write would miss.
+    Arrays are read-only, because predictions use copies on the device that a write would not reach.
     """
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -68,17 +68,17 @@ class FittedAttribute:
 
 @dataclass(frozen=True)
 class Schema:
-    """The rows and targets that a model was trained on, to which later rows are compared.
+    """The form of the rows and targets that a model was trained on, which later rows must have.
 
-    row_shape : of a row in training, (d,) or (h, w, channels).
-    given_columns : names of the columns as they were given, if all are text; None without names.
+    row_shape : shape of an encoded row, (d,) or (h, w, channels); (2, k) for packed sparse rows.
+    given_columns : names of the columns before encoding, if all are text; None without names.
     encoder, weight_column, file_form : as in `StoreSpec`.
-    named_by_store : whether the names are those of a store, so that arrays need none.
-    target_columns : names of the targets in a store.
-    output_names : names of the columns of y.
-    flat : whether y was (n,).
-    labels : of a classifier.
-    arrays : names of arrays in the settings of a run.
+    named_by_store : whether the names come from a store, so that arrays need none.
+    target_columns : names of the targets in a store; None without names.
+    output_names : names of the columns of y, a data frame or a series; None without names.
+    flat : whether y was (n,), not (n, n_targets).
+    labels : labels of a classifier, in the order of the outputs; None for a regression.
+    arrays : names of the arrays for X, y and the sample weights in the settings of a run.
     """
 
     row_shape: tuple[int, ...]
@@ -97,7 +97,10 @@ class Schema:
     def of_source(
         cls, source: BaseSource | KernelModel, where: str = "the store", **others: Any
     ) -> Self:
-        """Return the schema of a store or another source, or of a model."""
+        """Return the schema of a source or model, with `others` as fields.
+
+        where : name of the source, for errors.
+        """
         columns = source.columns
         if source.encoder is not None:
             columns = Encoder.from_json(source.encoder, where).columns
@@ -112,7 +115,8 @@ class Schema:
     def of_model(cls, model: KernelModel, facts: Mapping[str, Any], where: str) -> Self:
         """Return the schema of a trained run.
 
-        facts : see the method; empty for a run of `train`
+        facts : result of `Schema.facts`, as recorded by the run; empty for a run of `train`.
+        where : path of the run, for errors.
         """
         indicator, names, labels = facts.get("indicator"), facts.get("outputs"), None
         if indicator is not None:
@@ -126,9 +130,9 @@ class Schema:
         )  # fmt: skip
 
     def of_columns(self, source: BaseSource, data: Received) -> Self:
-        """Return the schema with the columns that targets and weights came from.
+        """Return the schema with the names of the columns that held the targets and weights.
 
-        `source` gets these names as well.
+        `source` gets these names, too.
         """
         if data.of_columns:
             source.target_columns = tuple(map(str, data.names or ()))
@@ -140,17 +144,17 @@ class Schema:
 
     @property
     def named_arrays(self) -> RecordedArrays:
-        """Names by which arrays of later data are read."""
+        """Names of the arrays and columns that are read from later data."""
         return self.arrays.with_columns(self.target_columns, self.weight_column)
 
     def of_tables(self) -> Like:
-        """Return the form in which files of the same table are ingested."""
+        """Return the encoder, names and file form with which files of the same table are read."""
         encoder = None if self.encoder is None else Encoder.from_json(self.encoder, "the model")
         form = self.named_arrays.added(self.file_form)
         return Like(encoder, self.given_columns, self.target_columns, self.weight_column, form)
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts that a run directory keeps of it beside the model, as JSON."""
+        """Return the facts of the schema that a run directory records beside the model, as JSON."""
         names, labels = self.output_names, self.labels
         outputs = list(names) if names and all(isinstance(name, str) for name in names) else None
         facts: dict[str, Any] = {"flat": self.flat, "outputs": outputs}
@@ -162,17 +166,17 @@ class Schema:
 
     @property
     def sparse(self) -> bool:
-        """True if rows are packed sparse rows, which their shape (2, k) alone does not say."""
+        """True if rows are packed sparse rows; the shape (2, k) alone does not tell."""
         return sparse_features(self.file_form) is not None
 
     @property
     def n_features(self) -> int:
-        """Number of features of a row, encoded if it is of a table."""
+        """Number of features of a row, after the encoding of a table."""
         return sparse_features(self.file_form) or math.prod(self.row_shape)
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """The public attributes of an estimator that was trained on such data, by name."""
+        """The public attributes that describe the data, by name, such as `n_features_in_`."""
         encoded = self.encoder is not None and self.given_columns is not None
         n_features = len(self.given_columns or ()) if encoded else self.n_features
         attributes: dict[str, Any] = {"n_features_in_": n_features}
@@ -184,19 +188,19 @@ class Schema:
 
     @property
     def columns(self) -> tuple[str, ...] | None:
-        """Names of the features trained on: those of the encoder, if there is one."""
+        """Names of the features after encoding; None without names."""
         if self.encoder is not None:
             return Encoder.from_json(self.encoder, "the model").features
         return self.given_columns
 
     @property
     def classes(self) -> tuple[str, ...] | None:
-        """Names of the classes in the order of the outputs; None for values."""
+        """Names of the classes in the order of the outputs; None for a regression."""
         return None if self.labels is None else self.labels.names
 
     @property
     def label_dtype(self) -> str | None:
-        """The dtype of the labels, as in `StoreSpec`; None for values."""
+        """The dtype of the labels, as in `StoreSpec`; None for a regression."""
         return None if self.labels is None else self.labels.dtype
 
 
@@ -204,22 +208,20 @@ class Schema:
 class FittedModel:
     """A trained model, and the state from which training can continue.
 
-    schema : of the data trained on.
-    attributes : the public ones of the estimator, by name. Centers are in the order in which they
-        were chosen.
-    targets : the mean and scale that predictions are transformed back to.
-    warm : weights for `warm_start=True`.
-    precision, grid : of the kernel's products.
-    fixed : transforms of every row, including the scaling.
-    meta : of the setup, JSON.
-    calibration, posterior : for intervals and probabilities; None if there are none.
-    order : (p,) center i of the run, in whose order sums are computed, is row order[i] of
-        `centers_`: so predictions are those of the run to the last bit.
-    shift : (d,) that the run subtracts from all points; None for kernels without one.
-    scaling : scaling that the run chose itself.
-    settings : of the run, by table.
-    online : the state that `partial_fit` continues, and the transforms of its rows; None after
-        `fit`.
+    schema : form of the training data.
+    attributes : the public attributes of the estimator, by name; centers in the order of choice.
+    targets : mean and scale (c,) by which outputs are transformed to the units of the user.
+    warm : centers and weights for `warm_start=True`.
+    precision, grid : of products with kernel matrices; `grid` is None unless features are integers.
+    fixed : transforms that are applied to every row, including the scaling, in this order.
+    meta : metadata of the setup, JSON.
+    calibration, posterior : for intervals, probabilities and standard deviations, or None.
+    order : (p,) int64. Center i of the run is row order[i] of `centers_`. Predictions sum over the
+        centers in the order of the run, and therefore have the same bits.
+    shift : (d,) on the host, subtracted from all points; None for kernels without a shift.
+    scaling : the transforms that the run chose itself, a part of `fixed`.
+    settings : settings of the run, by table and name.
+    online : the state that `partial_fit` continues, with transforms of rows; None after `fit`.
     wide : whether predictions are summed in float64, see `wide_sum`.
     begun : the parameters at the first `partial_fit`, see `Parameters._model_parameters`.
     """
@@ -244,7 +246,7 @@ class FittedModel:
 
     @functools.cached_property
     def prepared(self) -> dict[tuple[Any, ...], Any]:
-        """Centers prepared for calls of few rows, by the device; see `Predicting`."""
+        """Prepared centers for calls with few rows, by device; see `Predicting`."""
         return {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -258,17 +260,17 @@ class FittedModel:
 
     @property
     def n_targets(self) -> int:
-        """The number of targets, which is that of outputs but for several quantiles of one."""
+        """The number of targets: the number of outputs, or 1 with several quantiles."""
         return len(self.targets.mean) if self.levels is None else 1
 
     @property
     def flat(self) -> bool:
-        """True if predictions are (n,): those of one value for each row, of a y that was (n,)."""
+        """True if predictions have the shape (n,), because y had it and each row has one value."""
         return self.schema.flat and self.levels is None
 
     @property
     def centers(self) -> npt.NDArray[Any]:
-        """(p, d) the centers in the order of the run; sparse ones packed, (p, 2 k)."""
+        """The scaled centers (p, d) in the order of the run; sparse ones are packed, (p, 2 k)."""
         in_order: Any = self.attributes["centers_"][self.order]
         if self.schema.sparse:
             in_order = packed(in_order, dtype=in_order.dtype).reshape(len(self.order), -1)
@@ -279,9 +281,9 @@ class FittedModel:
     def of_result(
         cls, result: Result, schema: Schema, *, notes: Mapping[str, Any] = {}, **others: Any
     ) -> Self:
-        """Return the record of a run, with copies of its arrays, as the run may continue.
+        """Return the record of a run, with copies of its arrays, because the run may continue.
 
-        notes : for the report
+        notes : additional entries of `report_`. others : fields that the result does not have.
         """
         model, meta = result.model, result.meta
         chosen = np.argsort(result.order)
@@ -328,10 +330,10 @@ class FittedModel:
     def of_run(
         cls, run: RunSnapshot, result: Result, transforms: Sequence[Any] | None, options: Any
     ) -> Self:
-        """Return the record of a run directory, from which `partial_fit` continues.
+        """Return the record of a run directory, from which `partial_fit` can continue.
 
-        transforms : the parameter, as objects; None if the run does not keep them
-        options : storage options of the place
+        transforms : the parameter, as objects; None if the run does not record it.
+        options : storage options of the run directory.
         """
         model = result.model
         built, fixed = list(transforms or ()), list(model.fixed)
@@ -356,7 +358,7 @@ class FittedModel:
 
 
 def _intercept(model: KernelModel) -> npt.NDArray[np.float64]:
-    """Return what is added to the sums of kernels, (c,): the mean, and the shifts of quantiles."""
+    """Return the intercept (c,), in units of the user: the mean, and the shifts of quantiles."""
     calibration, mean = model.calibration, model.targets.mean
     if calibration is None or calibration.shifts is None:
         return mean
@@ -365,7 +367,7 @@ def _intercept(model: KernelModel) -> npt.NDArray[np.float64]:
 
 
 def found_scaling(result: Result, stream: BaseSource) -> list[Transform]:
-    """Return the scaling that a run put behind the transforms of its source."""
+    """Return the transforms, such as a scaling, that a run appended to those of its source."""
     return list(result.model.fixed[sum(map(is_deterministic, stream.feed_transforms)) :])
 
 

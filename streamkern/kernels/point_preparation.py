@@ -20,13 +20,13 @@ from streamkern.kernels.points import (
     Grid,
     Points,
     check_precision,
+    left_from_right,
     n_terms,
     norms_in_columns,
     point_columns,
     point_width,
     preparation,
     row_width,
-    turning,
     with_postings,
 )
 from streamkern.kernels.postings import prepare_sparse
@@ -237,7 +237,9 @@ class PointPreparation:
             for name, side in (("left", left), ("right", right))
             for i in range(n)
         }
-        self.backend.assign(turning(self.precision, doubled=self.norms_in_columns), **columns)
+        self.backend.assign(
+            left_from_right(self.precision, doubled=self.norms_in_columns), **columns
+        )
         for rest in (slice(start), slice(start + n * d, None)):
             if left[:, rest].shape[1]:
                 left[:, rest] = right[:, rest]

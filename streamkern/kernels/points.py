@@ -1,4 +1,4 @@
-"""Rows prepared for products, and their bytes."""
+"""Rows that are prepared for products with kernel matrices, and the bytes that they take."""
 
 from __future__ import annotations
 
@@ -16,20 +16,25 @@ from streamkern.kernels.postings import Postings
 PRECISIONS = ("exact", "high", "fast", "integer", "float64")
 
 HALVES = 8
-"""Half-precision numbers in 16 bytes; rows begin at multiples of 16 bytes, as the fastest kernels
-of cuBLAS require."""
+"""Half-precision numbers in 16 bytes. Rows are padded to multiples of 16 bytes, which the fastest
+kernels of cuBLAS require."""
 
 
 @dataclass(frozen=True)
 class Points:
-    """Rows prepared for distances: shifted, scaled by 1 / bandwidth, norms attached.
+    """Rows prepared for distances: shifted, scaled by 1 / bandwidth, and with squared norms.
 
-    left : (n, k) rows [l, -2 a, |a|^2, 1], or None; l : the values of categorical features.
-    right : (n, k) rows [l, b, 1, |b|^2], or None. Products make the left side of it, a few rows at
-        a time, where rows have no other: so a block of centers needs no more than this one.
-    norms : (n,), if kept separately; rows are then a and b alone. See `norms_in_columns`.
-    n_coordinates : coordinates of a point, without categorical features and padding.
-    postings : of `right`, if it holds packed sparse rows that nothing else writes to
+    The product of a left and a right row is their squared distance, if both have the norms in their
+    columns. A row a has the sides below, where l are the values of its categorical features.
+
+    left : (n, width) rows [l, -2 a, |a|^2, 1], or None.
+    right : (n, width) rows [l, a, 1, |a|^2], or None. If points have a right side only, products
+        compute the left side from it, some rows at a time. Centers therefore take the memory of one
+        side.
+    norms : (n,) squared norms, if they are kept separately: the rows are then [l, a] on both sides.
+        See `norms_in_columns`.
+    n_coordinates : number of coordinates of a, without categorical features and padding.
+    postings : inverted index of `right`, if it holds packed sparse rows that will not change.
     """
 
     left: Array | None
@@ -43,7 +48,7 @@ class Points:
 
     @property
     def width(self) -> int:
-        """Columns of a prepared row."""
+        """Number of columns of a prepared row."""
         return int(self._side.shape[1])
 
     @property
@@ -55,32 +60,34 @@ class Points:
     def __getitem__(self, rows: slice | Array) -> Points:
         if isinstance(rows, slice) and rows == slice(0, len(self)):
             return self
-        some = self.each(lambda a: a[rows])
+        selected = self.each(lambda a: a[rows])
         if self.postings is None or not isinstance(rows, slice):
-            return some
-        return replace(some, postings=self.postings.part(*rows.indices(len(self))[:2]))
+            return selected
+        return replace(selected, postings=self.postings.part(*rows.indices(len(self))[:2]))
 
-    def each(self, made: Callable[[Array], Array]) -> Points:
-        """Return points whose arrays are results of `made`."""
+    def each(self, function: Callable[[Array], Array]) -> Points:
+        """Return points whose arrays are the results of a function of these arrays."""
         left, right, norms = (
-            None if a is None else made(a) for a in (self.left, self.right, self.norms)
+            None if a is None else function(a) for a in (self.left, self.right, self.norms)
         )
         postings = self.postings if right is self.right else None
         return Points(left, right, norms, self.n_coordinates, postings)
 
     def portable(self, d: int) -> tuple[Array, Array]:
-        """Return views of the right side without its extra columns, and of the norms.
+        """Return views of the coordinates (n, d) and the squared norms (n,) of the right side.
 
-        d : columns of the points themselves. The same numbers on every backend.
+        They hold the same numbers on every backend, whatever the layout of the rows.
+
+        d : number of columns before those of the norms.
         """
         assert self.right is not None
         return self.right[:, :d], self.right[:, -1] if self.norms is None else self.norms
 
 
 def with_postings(backend: Backend, points: Points) -> Points:
-    """Return points of packed sparse rows with the postings of their right side, if they have one.
+    """Return points of packed sparse rows with an inverted index of their right side, if any.
 
-    Nothing may write to that side afterwards.
+    Nothing may write to the right side afterwards.
     """
     if points.right is None or points.postings is not None:
         return points
@@ -92,14 +99,16 @@ def preparation(
     precision: str, *, moved: bool, shifted: bool, scaled: bool, left: bool, right: bool,
     doubled: bool,
 ) -> Assignments:  # fmt: skip
-    """Return the assignments that round points and write them to their sides.
+    """Return the assignments that round points, and write them to their sides.
 
-    They write x, the points as rounded, (n, d), and the columns of the sides, left0, left1, ...
-    and right0, ...; "high" has [h h l] . [h l h] = hh + hl + lh, without ll.
+    They write x (n, d), the rounded points, and the columns of the sides, left0, left1, ... and
+    right0, right1, ... In precision "high", x is the sum of two half-precision numbers h and low,
+    and the columns are such that a product of sides is h h + h low + low h, without low low.
 
-    moved : x already holds the points; else it is made of X, minus `shift` if `shifted`, times
-        `factor` if `scaled`.
-    doubled : the left side holds -2 x.
+    moved : whether x already holds the points. Otherwise x is computed from X, minus `shift` if
+        `shifted`, times `factor` if `scaled`.
+    left, right : whether to write this side.
+    doubled : whether the left side holds -2 x.
     """
     difference = "X - shift" if shifted else "X"
     lines = [] if moved else [f"x = ({difference}) * factor" if scaled else f"x = {difference}"]
@@ -121,10 +130,12 @@ def preparation(
 
 
 @cache
-def turning(precision: str, *, doubled: bool) -> Assignments:
-    """Return the assignments that write the coordinates of a left side, given the right one.
+def left_from_right(precision: str, *, doubled: bool) -> Assignments:
+    """Return the assignments that compute the coordinates of the left side from the right side.
 
     They read right0, right1, ... and write left0, left1, ..., as `preparation` names the columns.
+
+    doubled : whether the left side holds -2 times the points.
     """
     order = (0, 2, 1) if precision == "high" else (0,)
     factor = " * -2" if doubled else ""
@@ -134,49 +145,58 @@ def turning(precision: str, *, doubled: bool) -> Assignments:
 
 @dataclass(frozen=True)
 class Grid:
-    """Features that are scaled integers k, x = offset + step * k, such as pixels."""
+    """Features that are scaled integers, x = offset + step * k with integers k, such as pixels."""
 
     offset: float
     step: float
 
 
 def norms_in_columns(backend: Backend, kernel: Kernel) -> bool:
-    """Return whether the GEMM adds the norms: the backend prefers it, and distances are needed."""
+    """Return whether rows hold their norms, so that one GEMM computes squared distances.
+
+    They do if the backend prefers it, and the kernel is one of distances between dense rows.
+    """
     return backend.norms_in_columns and kernel.geometry == "distance" and not kernel.sparse
 
 
 def point_columns(d: int, precision: str, kernel: Kernel) -> int:
-    """Return columns of a prepared point of d features. ConfigError if the kernel is for others."""
+    """Return the number of columns of a prepared point, without norms and padding.
+
+    d : number of features. Raises ConfigError if the kernel does not accept so many.
+    """
     return len(kernel.categorical) + n_terms(precision) * kernel.features(d)
 
 
 def n_terms(precision: str) -> int:
-    """Return the columns of a prepared point for each coordinate."""
+    """Return the number of columns that a coordinate takes."""
     return 3 if precision == "high" else 1
 
 
 def point_width(d: int, precision: str, backend: Backend, kernel: Kernel) -> int:
-    """Return columns of a prepared row: of the point, of norms, and of padding for tensor cores.
+    """Return the number of columns of a prepared row, with norms and padding for tensor cores.
 
-    d : features of the row. Raises ConfigError if the kernel is for others.
+    d : number of features. Raises ConfigError if the kernel does not accept so many.
     """
     return row_width(kernel.features(d), precision, backend, kernel)
 
 
 def row_width(n_coordinates: int, precision: str, backend: Backend, kernel: Kernel) -> int:
-    """Return columns of a prepared row of a point with so many coordinates."""
+    """Return the number of columns of a prepared row with this number of coordinates."""
     extra = 2 if norms_in_columns(backend, kernel) else 0
     width = len(kernel.categorical) + n_terms(precision) * n_coordinates + extra
     return width if backend.operand_dtype(precision).itemsize > 2 else -(-width // HALVES) * HALVES
 
 
 def point_bytes(d: int, precision: str, backend: Backend, kernel: Kernel) -> int:
-    """Return bytes of a prepared row on one side, with its norm if kept separately."""
+    """Return the bytes of a prepared row on one side, with its norm if that is kept separately.
+
+    d : number of features.
+    """
     row = point_width(d, precision, backend, kernel) * backend.operand_dtype(precision).itemsize
-    if kernel.sparse:  # of the postings: a feature, its place, the row and the value of each entry
+    if kernel.sparse:  # postings have a feature, its position, the row and the value of each entry
         row += d // 2 * (20 + backend.operand_dtype(precision).itemsize)
-    apart = not norms_in_columns(backend, kernel)
-    return row + ((8 if precision == "float64" else 4) if apart else 0)
+    separate_norms = not norms_in_columns(backend, kernel)
+    return row + ((8 if precision == "float64" else 4) if separate_norms else 0)
 
 
 def left_bytes(d: int, precision: str, backend: Backend, kernel: Kernel) -> int:
@@ -188,32 +208,36 @@ def left_bytes(d: int, precision: str, backend: Backend, kernel: Kernel) -> int:
 
 
 def scratch_bytes(d: int, precision: str, kernel: Kernel) -> int:
-    """Return scratch bytes for preparing a row: values, halves, for `_snap` and a metric."""
-    moved = kernel.metric is not None and kernel.metric.ndim == 2
-    before = d * (8 if precision == "float64" else 4) if moved else 0
+    """Return the scratch bytes in which a row of d features is prepared.
+
+    They hold its values, their halves, the integers of `PointPreparation._snap`, and the row before
+    a metric with a matrix is applied.
+    """
+    has_matrix = kernel.metric is not None and kernel.metric.ndim == 2
+    before_metric = d * (8 if precision == "float64" else 4) if has_matrix else 0
     return (
-        before
+        before_metric
         + kernel.features(d)
         * {"exact": 4, "float64": 8, "high": 14, "fast": 10, "integer": 19}[precision]
     )
 
 
 def check_precision(precision: str, kernel: Kernel) -> None:
-    """Raise ConfigError unless the mode is known, and available for this kernel."""
+    """Raise ConfigError unless the precision is known, and available for this kernel."""
     if precision not in PRECISIONS:
         raise ConfigError(
             f"{mention('precision', precision)} is not known", f"use one of {PRECISIONS}"
         )
     if precision not in ("exact", "float64") and kernel.geometry != "distance":
         raise ConfigError(
-            f"{mention('precision', precision)} is for kernels of Euclidean distances, and "
-            f"{kernel} is none",
+            f"{mention('precision', precision)} is for kernels of Euclidean distances, which "
+            f"{kernel} is not",
             "use 'exact' or 'float64'",
         )
     if precision == "integer" and kernel.metric is not None:
         raise ConfigError(
-            f"{mention('precision', 'integer')} is for features as they are, and {kernel} moves "
-            f"them",
+            f"{mention('precision', 'integer')} requires untransformed features, and "
+            f"{kernel} applies a metric to them",
             "use 'auto'",
         )
     if precision not in ("exact", "float64") and kernel.sparse:

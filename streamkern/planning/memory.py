@@ -24,7 +24,7 @@ SAVED_CHUNK = 64 * MiB
 """Largest chunk of an array in a run directory, in bytes."""
 RANK_SLAB_BYTES = 4 * MiB
 """Largest part of an array that ranks add up at once, in bytes; each part is held three times."""
-TOLD_CENTERS = 4 * MiB
+BROADCAST_CENTER_BYTES = 4 * MiB
 """Largest part of the centers that rank 0 broadcasts at once, in bytes."""
 CENTER_KEY = 16
 """Bytes of a digest of a center, by which it is found in another run."""
@@ -48,7 +48,7 @@ outputs evaluates the slopes again, which costs less than a tenth of so many col
 EVALUATED_ROWS = 1024
 """Rows that a model is evaluated on at once, in training and later."""
 HARD_ROWS, HARD_BYTES = 500, 64 << 20
-"""Largest number of calibration rows, and of their bytes, that estimate how difficult a row is."""
+"""Largest number of calibration rows, and of their bytes, to which the residual scale is fitted."""
 KEPT_SHARE = 8
 """A run keeps its stores decoded if they take up to one part in so many of the memory budget."""
 PANEL = 4096
@@ -124,36 +124,38 @@ def _count_stream(
     item, c, m = problem.itemsize, problem.c, sizes.batch_size
     d, s, h, point = problem.d, sizes.n_sample, sizes.n_probe, problem.point
     add, on_device = buffers.add, problem.staging > 0
+    train = "host" if on_device else "train"  # phase of buffers that a device does not need
     add("host" if on_device else "always", "interpreter, stacks, allocator", OVERHEAD)
     if problem.library_bytes:
         add("always", "compiler", problem.library_bytes)
-    add("always", "tiles", problem.threads, problem.tile_bytes)
+    add("always", "tiles of kernel matrices", problem.threads, problem.tile_bytes)
     if problem.left_bytes:
         add("always", "left sides of points", problem.left_bytes)
     add("always", "rows being prepared", problem.threads, problem.scratch_bytes)
     _count_centers(buffers, problem)
     if problem.metric:
-        add("always", "metric, and as products take it", 2 * problem.metric)
+        add("always", "metric, and its copy for products", 2 * problem.metric)
         add("setup", "directions of the metric", 4 * problem.metric)
     if not on_device:  # a device walks the columns in order
         sums = n_groups(needs.outputs) * needs.outputs
         add("always", "partial sums of products", sums, needs.product_rows, itemsize=item)
     if problem.center_ranks == 1:
-        _count_choosing(buffers, problem)
+        _count_chosen_centers(buffers, problem)
     else:
-        _count_dealing(buffers, problem)
+        _count_scattered_centers(buffers, problem)
     # Rows stay as stored until they are transformed, and transformed until they are prepared. A
     # unit being decoded counts twice.
-    add("sample", "sample and probe", s + h, max(_on_the_way(problem), d * item + point))
-    add("sample", "their targets", 2 * (s + h), c, itemsize=item)
+    add("sample", "sample and probe", s + h, max(_sample_row_bytes(problem), d * item + point))
+    add("sample", "targets of sample and probe", 2 * (s + h), c, itemsize=item)
     add("host" if on_device else "sample", "units being read", _in_hand(problem))
     if problem.ranks > 1:
-        add("host" if on_device else "always", "sums on their way", 3, RANK_SLAB_BYTES)
-    add("host" if on_device else "train", "loader", loader_bytes(problem, sizes))
+        add("host" if on_device else "always", "all-reduce buffers", 3, RANK_SLAB_BYTES)
+    add(train, "loader, its shuffle blocks", loader_bytes(problem, sizes))
     _count_saving(buffers, problem, needs)
     if on_device and problem.draws:  # elsewhere a tile of them is small
         for phase, rows in (("sample", s + h), ("train", m)):
-            add(phase, "draws", min(-(-rows * d // 4), DEVICE_TILE), COUNTER_BYTES)
+            counters = min(-(-rows * d // 4), DEVICE_TILE)
+            add(phase, "random numbers of transforms", counters, COUNTER_BYTES)
     if on_device:
         for phase, what in (("train", "staging"), ("host", "staging, pinned")):
             add(phase, what, problem.staging * m, problem.row_bytes + ROW_ID)
@@ -163,96 +165,90 @@ def _count_stream(
         problem.row_bytes + point + d * max(item, problem.transformed) + 4 * c * item)  # fmt: skip
     _count_weights(buffers, problem)
     if problem.n_validation_rows or problem.n_calibration_rows:
-        add("host" if on_device else "train", "rows set aside, being read", _in_hand(problem))
+        add(train, "validation and calibration rows being read", _in_hand(problem))
     if problem.n_calibration_rows:
         values = 6 * problem.n_calibration_rows
-        add(
-            "host" if on_device else "train",
-            "values of rows to calibrate by",
-            values,
-            c,
-            itemsize=8,
-        )
-        hard = min(problem.n_calibration_rows // 2, HARD_ROWS)
-        rows = min(hard * (2 * point + d * item), 3 * HARD_BYTES)
-        add("train", "rows that say how hard others are", rows, itemsize=1)
-        add("host" if on_device else "train", "their matrices", 5 * hard, hard, itemsize=8)
+        add(train, "outputs for the calibration rows", values, c, itemsize=8)
+        n_points = min(problem.n_calibration_rows // 2, HARD_ROWS)
+        rows = min(n_points * (2 * point + d * item), 3 * HARD_BYTES)
+        add("train", "rows that estimate the residual scale", rows, itemsize=1)
+        add(train, "kernel matrices of the residual scale", 5 * n_points, n_points, itemsize=8)
 
 
 def _count_centers(buffers: Buffers, problem: ProblemShape) -> None:
     """Count the prepared centers: all of them, or a rank's share in the setup and in the steps."""
-    add, p, point = buffers.add, problem.p, problem.point
+    add, item, p, point = buffers.add, problem.itemsize, problem.p, problem.point
     if problem.center_ranks == 1:
         add("always", "centers", p, point)
         return
-    stripe, all_told = problem.in_setup(p), problem.features == "fourier"  # after the noise
+    stripe, is_fourier = problem.in_setup(p), problem.features == "fourier"
     for phase in ("noise", "sample", "setup"):
-        n = p if all_told and phase == "noise" else stripe
-        add(phase, "centers, a stripe of them", n, point)
+        n = p if is_fourier and phase == "noise" else stripe  # a stripe after the noise
+        add(phase, "this rank's stripe of the centers", n, point)
         if problem.staging == 0:
-            add(phase, "raw centers, a stripe of them", n, problem.d, itemsize=problem.itemsize)
+            add(phase, "this rank's stripe of the raw centers", n, problem.d, itemsize=item)
     held = problem.of_column(p)
-    add("train", "centers, a part of them", held, point)
+    add("train", "this rank's part of the centers", held, point)
     if problem.staging == 0:
-        add("train", "raw centers, a part of them", held, problem.d, itemsize=problem.itemsize)
+        add("train", "this rank's part of the raw centers", held, problem.d, itemsize=item)
 
 
-def _count_choosing(buffers: Buffers, problem: ProblemShape) -> None:
-    """Count the centers as rows and as chosen, without the buffers of the selector."""
+def _count_chosen_centers(buffers: Buffers, problem: ProblemShape) -> None:
+    """Count the centers as rows and as raw centers, without the buffers of the selector."""
     p, on_device = problem.p, problem.staging > 0
-    if problem.selection is None:  # which are put in order by a copy
-        most = max(2 * problem.row_bytes, _on_the_way(problem))
-        buffers.add("centers", "rows that are centers", p, most)
+    if problem.selection is None:  # the rows are copied into the order of the centers
+        most = max(2 * problem.row_bytes, _sample_row_bytes(problem))
+        buffers.add("centers", "rows chosen as centers", p, most)
         buffers.add(
-            "host" if on_device else "centers", "units of them being read", _in_hand(problem)
+            "host" if on_device else "centers", "units with centers being read", _in_hand(problem)
         )
     if not on_device:
         for phase in ("sample", "setup", "train"):
-            buffers.add(phase, "centers as chosen", p, problem.d, itemsize=problem.itemsize)
+            buffers.add(phase, "raw centers", p, problem.d, itemsize=problem.itemsize)
 
 
-def _on_the_way(problem: ProblemShape) -> int:
+def _sample_row_bytes(problem: ProblemShape) -> int:
     """Return bytes of a sample row: stored, in the transforms, and cast if the dtypes differ."""
     d, item, wide = problem.d, problem.itemsize, problem.transformed
     return problem.row_bytes + d * max(item, wide) + (d * item if wide > item else 0)
 
 
-def _count_dealing(buffers: Buffers, problem: ProblemShape) -> None:
+def _count_scattered_centers(buffers: Buffers, problem: ProblemShape) -> None:
     """Count the centers that rank 0 holds while it reads and broadcasts them, at the beginning."""
     item, p, d = problem.itemsize, problem.p, problem.d
     on_device, wide = problem.staging > 0, max(item, problem.transformed)
     phase = "host" if on_device else "centers"
     add = buffers.add
-    add(phase, "raw centers, a stripe of them", problem.in_setup(p), d, itemsize=item)
-    if problem.goes_on:
-        _count_going_on(buffers, problem)
+    add(phase, "this rank's stripe of the raw centers", problem.in_setup(p), d, itemsize=item)
+    if problem.has_initial_weights:
+        _count_initial_weights(buffers, problem)
     if problem.reads_stripes:
-        add(phase, "a chunk of centers being read", 2, min(SAVED_CHUNK, p * d * item))
+        add(phase, "chunk of centers being read", 2, min(SAVED_CHUNK, p * d * item))
         return
-    add(phase, "centers being told", 2, min(TOLD_CENTERS, p * d * item))
+    add(phase, "centers being broadcast", 2, min(BROADCAST_CENTER_BYTES, p * d * item))
     if problem.streams_centers:
         rows = min(p, problem.unit_rows)
-        add(phase, "centers of a unit", rows, problem.row_bytes + d * wide)
-        add(phase, "numbers and targets of centers", p, 7 * ROW_ID + 2 * problem.c * item)
+        add(phase, "centers of one unit", rows, problem.row_bytes + d * wide)
+        add(phase, "row numbers and targets of the centers", p, 7 * ROW_ID + 2 * problem.c * item)
         add(phase, "units being read", _in_hand(problem))
     elif problem.selection is None:
-        add(phase, "raw centers, all of them on rank 0", p, problem.row_bytes + d * wide)
+        add(phase, "all raw centers, on rank 0", p, problem.row_bytes + d * wide)
 
 
-def _count_going_on(buffers: Buffers, problem: ProblemShape) -> None:
-    """Count the weights of another run that rank 0 holds until each rank has those of its centers.
+def _count_initial_weights(buffers: Buffers, problem: ProblemShape) -> None:
+    """Count the initial weights, which rank 0 holds until each rank has those of its centers.
 
     The solver exists by then, but no copy for a checkpoint, which would take more.
     """
     add, p, weights = buffers.add, problem.p, problem.p * problem.c * problem.itemsize
     if problem.staging > 0:
-        add("host", "weights that it goes on from, on rank 0", 3, weights)
-        add("host", "their order", p, KEYS_SORTED)
+        add("host", "initial weights, on rank 0", 3, weights)
+        add("host", "order of the initial weights", p, KEYS_SORTED)
         return
-    add("centers", "weights that it goes on from, read, on rank 0", 3, weights)
+    add("centers", "initial weights being read, on rank 0", 3, weights)
     for phase in ("noise", "sample", "setup"):
-        add(phase, "weights that it goes on from, on rank 0", weights + p * ROW_ID)
-    add("train", "order of the weights that it goes on from", p, KEYS_SORTED)
+        add(phase, "initial weights, on rank 0", weights + p * ROW_ID)
+    add("train", "order of the initial weights", p, KEYS_SORTED)
 
 
 def _count_weights(buffers: Buffers, problem: ProblemShape) -> None:
@@ -260,17 +256,17 @@ def _count_weights(buffers: Buffers, problem: ProblemShape) -> None:
     add, item, p, c = buffers.add, problem.itemsize, problem.p, problem.c
     best = problem.n_validation_rows > 0
     if problem.center_ranks == 1:
-        what = "weights, average, last good, copies for a checkpoint"
+        what = "weights, their average, last good ones, checkpoint copies"
         add("train", what, 7 * p, c, itemsize=item)
         if best:
-            add("train", "best weights, a copy for a checkpoint", 2 * p, c, itemsize=item)
+            add("train", "best weights, and their checkpoint copy", 2 * p, c, itemsize=item)
         return
     held = (4 + best) * problem.of_column(p)
-    add("train", "weights, average, last good, a part of them", held, c, itemsize=item)
+    add("train", "this rank's part of weights, average, last good weights", held, c, itemsize=item)
     if problem.staging == 0:
         copies = 3 + problem.finds_ridge + best
-        add("train", "copies for a checkpoint, of all, on rank 0", copies * p, c, itemsize=item)
-    add("train", "weights on their way to rank 0", 3, min(RANK_SLAB_BYTES, p * c * item))
+        add("train", "checkpoint copies of all weights, on rank 0", copies * p, c, itemsize=item)
+    add("train", "weights being sent to rank 0", 3, min(RANK_SLAB_BYTES, p * c * item))
 
 
 def _count_saving(buffers: Buffers, problem: ProblemShape, needs: MemoryNeeds) -> None:
@@ -282,18 +278,22 @@ def _count_saving(buffers: Buffers, problem: ProblemShape, needs: MemoryNeeds) -
         # which Zarr encodes into a second buffer.
         parts = problem.streams_centers or problem.reads_stripes
         chosen = problem.of_column(p) if parts else p
-        add("host", "centers as chosen", chosen, problem.d, itemsize=item)
-        add("host", "a chunk being saved or loaded, encoded", 2, SAVED_CHUNK)
+        add("host", "raw centers", chosen, problem.d, itemsize=item)
+        add("host", "encoded chunk being saved or loaded", 2, SAVED_CHUNK)
         copies = 5 if problem.n_validation_rows else 4
-        add("host", "copies for a checkpoint", copies * p, c, itemsize=item)
+        add("host", "checkpoint copies of the weights", copies * p, c, itemsize=item)
     elif problem.kept:  # on a disk
         saved = 4 * p * c * item + needs.sums
-        add("train", "chunks being saved, encoded", min(3 * SAVED_CHUNK, saved))
+        add("train", "encoded chunks being saved", min(3 * SAVED_CHUNK, saved))
     if problem.saving:
         saved = (p * problem.d + needs.setup) * item
-        add("host" if on_device else "setup", "setup on its way", min(problem.saving, saved))
+        add("host" if on_device else "setup", "setup being uploaded", min(problem.saving, saved))
         saved = 4 * p * c * item + needs.sums
-        add("host" if on_device else "train", "checkpoint on its way", min(problem.saving, saved))
+        add(
+            "host" if on_device else "train",
+            "checkpoint being uploaded",
+            min(problem.saving, saved),
+        )
 
 
 def _count_selection(buffers: Buffers, problem: ProblemShape, sizes: Sizes) -> None:
@@ -302,7 +302,7 @@ def _count_selection(buffers: Buffers, problem: ProblemShape, sizes: Sizes) -> N
     on_device = problem.staging > 0
     streamed = problem.selection.streamed
     if library := problem.selection.library_bytes:
-        buffers.add("host" if on_device else "always", "library that chooses centers", library)
+        buffers.add("host" if on_device else "always", "library that selects the centers", library)
     for what, size in problem.selection.buffers:
         buffers.add("host" if on_device and streamed else "centers", what, size)
     if not on_device:
@@ -325,7 +325,7 @@ def count_products(buffers: Buffers, problem: ProblemShape, b: int, phase: str =
         return 0
     part = min(b, PRODUCT_TILE)
     # A tile of a Gram matrix; two products in a triangular system, each half as high and wide.
-    buffers.add(phase, "parts of products", problem.threads, 3 * part * part // 2,
+    buffers.add(phase, "tiles of matrix products", problem.threads, 3 * part * part // 2,
         itemsize=problem.itemsize)  # fmt: skip
     return min(b, PRODUCT_TILE // 2)
 

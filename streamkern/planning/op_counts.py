@@ -1,4 +1,4 @@
-"""Operation counts of a run, by kinds of work whose speeds differ, and the time they take."""
+"""Operation counts of a run by kind of work, and the time that they take on a machine."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from streamkern.planning.problem import ProblemShape
 
 @dataclass(frozen=True)
 class OpCounts:
-    """Leading terms of the work, in the precision of the run unless the name begins with `wide`.
+    """Operation counts by kind of work; each kind runs at its own speed.
 
-    entries : kernel values that are evaluated and multiplied by the weights of all outputs.
-    kept : kernel values that are evaluated, multiplied and also stored.
-    swept : stored kernel values, each multiplied by the weights of all outputs.
+    Only leading terms are counted. Operations are in the precision of the run, except those whose
+    name begins with `wide`.
+
+    entries : kernel values that are evaluated, and multiplied by the weights of all outputs.
+    kept : kernel values that are evaluated, multiplied in the same way, and stored.
+    swept : kernel values that are read from memory, and multiplied by the weights of all outputs.
     products : FLOPs of products of large matrices.
-    factors : FLOPs of Cholesky factors and of inverses of triangles.
+    factors : FLOPs of Cholesky factorisations and of inverses of triangular matrices.
     eigen : FLOPs of eigendecompositions.
     wide_products, wide_factors : as `products` and `factors`, in float64.
-    calls : library calls, which take time however small the arrays are.
+    calls : library calls, each of which takes some time however small the arrays are.
     """
 
     entries: float = 0
@@ -45,14 +48,18 @@ class OpCounts:
         return tuple(getattr(self, name) for name in WORK_KINDS)
 
     def flops(self, problem: ProblemShape) -> int:
-        """Return the FLOPs of all kinds together."""
-        evaluated, outputs = self.entries + self.kept, 2 * problem.c
-        own = sum(self._amounts[3:-1])
-        return int(2 * problem.d * evaluated + outputs * (evaluated + self.swept) + own)
+        """Return the FLOPs of all kinds together. problem : gives the FLOPs of a kernel value."""
+        evaluated, per_value = self.entries + self.kept, 2 * problem.c
+        linear_algebra = sum(self._amounts[3:-1])  # which are FLOPs already
+        products = per_value * (evaluated + self.swept)
+        return int(2 * problem.d * evaluated + products + linear_algebra)
 
-    def seconds(self, each: OpCounts) -> float:
-        """Return the seconds of all operations. each : seconds of one operation of each kind."""
-        return sum(a * b for a, b in zip(self._amounts, each._amounts, strict=True))
+    def seconds(self, costs: OpCounts) -> float:
+        """Return the seconds that all operations take.
+
+        costs : seconds per operation, by kind.
+        """
+        return sum(a * b for a, b in zip(self._amounts, costs._amounts, strict=True))
 
 
 WORK_KINDS = tuple(field.name for field in fields(OpCounts))
@@ -66,12 +73,13 @@ def together(counts: Iterable[OpCounts]) -> OpCounts:
 
 @dataclass(frozen=True)
 class Speeds:
-    """Speeds of a machine, for one run.
+    """Times that the operations of one run take on a machine.
 
-    compute : seconds of one operation of each kind.
+    compute : seconds per operation, by kind.
     prepared : seconds to prepare a row for a step.
-    read, busy : seconds in which a thread reads a row, and the part of them in which it computes.
-    compiled : seconds until a kernel is evaluated for the first time in a process.
+    read : seconds in which one thread reads a row.
+    busy : the part of `read` in which the thread computes instead of waiting.
+    compiled : seconds to compile one kernel, at its first evaluation in a process.
     """
 
     compute: OpCounts
@@ -81,16 +89,19 @@ class Speeds:
     compiled: float
 
     def streaming(self, rows: float, computing: float, problem: ProblemShape) -> float:
-        """Return the seconds of streaming `rows` rows while the steps take `computing` seconds.
+        """Return the seconds in which rows are streamed and trained on.
 
         Reading overlaps the steps, and shares their threads.
+
+        rows : number of rows.
+        computing : seconds of the steps alone.
         """
-        at_once = problem.readers or problem.threads
-        beside = computing + rows * (self.prepared + self.busy / problem.threads)
-        return max(beside, rows * self.read / at_once)
+        readers = problem.readers or problem.threads
+        processor = computing + rows * (self.prepared + self.busy / problem.threads)
+        return max(processor, rows * self.read / readers)
 
     def as_rates(self) -> dict[str, Any]:
-        """Return the operations, or rows, per second of each kind whose speed was measured."""
-        found = {name: getattr(self.compute, name) for name in WORK_KINDS}
-        found |= {"rows_prepared": self.prepared, "rows_read": self.read}
-        return {name: 1 / seconds for name, seconds in found.items() if seconds}
+        """Return operations per second by kind, and rows per second; without unmeasured ones."""
+        costs = {name: getattr(self.compute, name) for name in WORK_KINDS}
+        costs |= {"rows_prepared": self.prepared, "rows_read": self.read}
+        return {name: 1 / seconds for name, seconds in costs.items() if seconds}

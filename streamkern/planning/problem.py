@@ -127,7 +127,7 @@ class ProblemShape:
     selection : cost of choosing the centers; None if it needs no memory and time of its own.
     kept : whether checkpoints are written.
     repeats : whether every epoch yields the same rows.
-    whole : whether the data are complete, so that no other rows will follow.
+    complete : whether the data are complete, so that no other rows will follow.
     rows_are_centers : whether every row is a center, exactly once, and the data are complete.
     ridge : whether there is a ridge, or may be.
     finds_ridge : whether the ridge is chosen automatically.
@@ -145,7 +145,7 @@ class ProblemShape:
     center_ranks : of these, the number over which the centers are partitioned.
     streams_centers : whether rank 0 then broadcasts centers while it reads them; otherwise it holds
         all of them at once.
-    goes_on : whether the run begins from the weights of another one.
+    has_initial_weights : whether the run begins from the weights of another one.
     reads_stripes : whether each rank reads its own stripe from the run that is continued.
     read_rows : rows that a read decodes, where some are left out of the run; 0: unit_rows.
     features : "kernel", "nystrom" or "fourier"; p counts the random features of the last.
@@ -182,7 +182,7 @@ class ProblemShape:
     selection: Selection | None = None
     kept: bool = True
     repeats: bool = True
-    whole: bool = True
+    complete: bool = True
     rows_are_centers: bool = False
     ridge: bool = True
     finds_ridge: bool = False
@@ -199,7 +199,7 @@ class ProblemShape:
     ranks: int = 1
     center_ranks: int = 1
     streams_centers: bool = False
-    goes_on: bool = False
+    has_initial_weights: bool = False
     reads_stripes: bool = False
     read_rows: int = 0
     features: str = "kernel"
@@ -239,7 +239,7 @@ class ProblemShape:
     @property
     def cycled(self) -> int | None:
         """Return the rows over which the stream cycles; None if each row is new."""
-        return self.n_rows if self.repeats and self.whole else None
+        return self.n_rows if self.repeats and self.complete else None
 
     @property
     def read_bytes(self) -> int:

@@ -112,38 +112,46 @@ class BlockMethod(Method[BlockSizes]):
             add(phase, "weights learned from the sample", held, c, itemsize=item)
             add(phase, "sketches of the leverage", held, SKETCH, itemsize=item)
         add("setup", "sample and probe, targets", s + h, problem.point + c * item)
-        add("setup", "products with targets, residuals", 3 * b + 2 * h, c, itemsize=item)
-        add("setup", "targets of rows that are centers", p, c, itemsize=item)
+        add("setup", "kernel products with targets, residuals", 3 * b + 2 * h, c, itemsize=item)
+        add("setup", "targets of the centers", p, c, itemsize=item)
         if n_blocks > 1:
             # Values at the centers, the change by a block there and on the sample, two directions,
             # and the state to return to.
             q, t = of_rank(p), of_rank(s)
             learned = q + t + max(2 * t, 3 * q) + 3 * (2 * q + t)
-            add("setup", "what all blocks together learn", learned, c, itemsize=item)
+            add("setup", "sweeps over the blocks: values, directions", learned, c, itemsize=item)
         shared = problem.center_ranks > 1
         if several:
-            add("sample", "targets of rows that are centers, told", p, c + 1, itemsize=item)
+            add("sample", "targets of the centers, being broadcast", p, c + 1, itemsize=item)
         beside = max(b + count_products(buffers, problem, b), 2 * h)
         if shared:
-            add("setup", "centers of a block", b, problem.point)
+            add("setup", "centers of one block", b, problem.point)
         add("setup", "factors of one block, probe", 2 * b + beside, b, itemsize=item)
         p, m = held, batch_room(problem, sizes.batch_size)
         add("train", "K(X, Z)", m, p if sizes.keep else own, itemsize=item)
-        add("train", "parts of a step", 3 * b, c, itemsize=item)
-        add("train", "sketches beside alpha", p + m * n_blocks, c + SKETCH, itemsize=item)
+        add("train", "gradient and update of one block", 3 * b, c, itemsize=item)
+        add(
+            "train", "alpha and sketches, side by side", p + m * n_blocks, c + SKETCH, itemsize=item
+        )
         add("train", "leverages of a batch", m, n_blocks + 2, itemsize=item)
         add_left_out(buffers, problem)
         if problem.ridge and problem.features != "fourier":
-            add("train", "K(Z, Z) alpha, its copy, at the start", 3 * p, c, itemsize=item)
+            add("train", "K(Z, Z) alpha: current, copy, initial", 3 * p, c, itemsize=item)
             if n_blocks == 1:
                 add("train", "factor of K(Z, Z)", of_rank(problem.p), problem.p, itemsize=item)
         if problem.center_ranks > 1:
             whole = sizes.batch_size if problem.ranks > problem.center_ranks else 0
-            add("train", "sums over centers", m + whole, c + SKETCH * n_blocks, itemsize=item)
+            add(
+                "train",
+                "all-reduce buffers of a step",
+                m + whole,
+                c + SKETCH * n_blocks,
+                itemsize=item,
+            )
             if problem.ridge:
-                add("train", "weights of a block", b, c, itemsize=item)
+                add("train", "weights of one block", b, c, itemsize=item)
             if problem.ridge and n_blocks > 1:
-                add("train", "centers of a block", b, problem.point)
+                add("train", "centers of one block", b, problem.point)
 
     def share(
         self, problem: ProblemShape, sizes: BlockSizes, ranks: Communicator

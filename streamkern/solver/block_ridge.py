@@ -1,4 +1,4 @@
-"""The ridge of the block solver's steps: ridge K(Z, Z) alpha, and its evaluation schedule."""
+"""The ridge term of the block solver's gradients, ridge K(Z, Z) alpha, and its schedule."""
 
 from __future__ import annotations
 
@@ -14,26 +14,34 @@ from streamkern.solver.precondition.partition import Partition, PartViews
 from streamkern.solver.precondition.step_rule import RIDGE_DELAY, blocks_due
 
 RIDGE_AGE = 0.5
-"""Constant of `ridge_schedule`. With 1 a smooth problem converged later."""
+"""Largest age of a weak ridge's values, see `ridge_schedule`, in time constants of the ridge within
+a block. With 1 in place of it, a smooth problem took more steps to converge."""
 MIN_SHARE = 1e-15
-ADD = Assignments("ridge", "g = g + v * ridge")
+"""Smallest `share` of `ridge_schedule`, which divides by it."""
+ADD_RIDGE = Assignments("ridge", "g = g + v * ridge")
 ADD_WITH_JITTER = Assignments("ridge_jitter", "g = g + v * ridge + alpha * more")
 
 
 def ridge_schedule(n: int, share: float) -> tuple[int, int]:
-    """Return the steps between evaluations of K(Z, Z) alpha, and the blocks evaluated at each.
+    """Return how often, and for how many blocks, a step evaluates K(Z, Z) alpha.
+
+    The result is the number of steps from one evaluation to the next, and the number of blocks that
+    are evaluated each time.
 
     n : number of blocks.
-    share : largest fraction of the ridge's effect in a block that a step takes, eta ridge / mu.
+    share : largest rate at which the ridge shrinks weights of a block, per step: eta ridge / mu.
 
-    Along a direction that all blocks have in common, the fraction is n times that. With a delay
-    spread evenly over T steps, x' = -rate x is stable up to rate T = pi^2 / 2: if there are centers
-    without rows, nothing but the ridge holds alpha, and with longer rounds it grew.
+    In a *round*, all blocks are evaluated once. The values in use are therefore up to a round old,
+    and the length of a round is limited by stability. Along a direction that all blocks have in
+    common, the ridge acts at n times the rate `share`. If the ages are spread evenly over T steps,
+    the delayed equation x' = -rate x is stable for rate T < pi^2 / 2. Where centers have no rows
+    near them, only the ridge holds alpha, and alpha grew when rounds were longer than that.
 
-    So a weak ridge is evaluated seldom, with at most `RIDGE_AGE` of the time of one block between
-    evaluations (on noisy digits, p = 8000, four blocks, K(Z, Z) alpha was a quarter of the loop),
-    and a strong one with many blocks in rounds that are shorter than n steps. Setup chooses mu such
-    that these blocks take about as many kernel values as the batch, see `blocks_due`.
+    A weak ridge is therefore evaluated only in some steps, one block at a time: this saves time, as
+    K(Z, Z) alpha took a quarter of the loop on noisy digits (p = 8000, four blocks). A strong ridge
+    with many blocks is evaluated for several blocks in each step, so that a round is shorter than n
+    steps. The setup chooses mu such that these blocks take about as many kernel values as the
+    batch, see `blocks_due`.
     """
     share = max(share, MIN_SHARE)
     stride = int(min(RIDGE_AGE / n, RIDGE_DELAY / 2 / n**2) / share)
@@ -45,8 +53,11 @@ def ridge_schedule(n: int, share: float) -> tuple[int, int]:
 class BlockRidge:
     """Ridge term of the block solver's gradients, see `add`.
 
+    op : products with kernel matrices.
     Z : centers of this rank in the partition.
-    max_batch : largest number of rows of a step.
+    preconditioner : its factors, dampings mu and step rules.
+    ridge : coefficient of the kernel norm in the loss; 0: no ridge.
+    max_batch : largest number of rows in a step.
     """
 
     def __init__(
@@ -57,7 +68,8 @@ class BlockRidge:
         self.partition, self.backend = partition, op.backend
         self.stride, self.count = self._schedule(max_batch)
         self._stripes = [partition.stripe(b) for b in range(len(partition.blocks))]
-        self._values, self._alpha = (PartViews([own for _, own in self._stripes]) for _ in "va")
+        stripes = [own for _, own in self._stripes]
+        self._values, self._alpha = PartViews(stripes), PartViews(stripes)
 
     def _schedule(self, max_batch: int) -> tuple[int, int]:
         pre = self.preconditioner
@@ -67,42 +79,45 @@ class BlockRidge:
         return ridge_schedule(len(pre.blocks), share)
 
     def pending(self, n_outputs: int) -> dict[str, Array]:
-        """Return buffers for K(Z, Z) alpha, if it is kept from step to step."""
+        """Return the buffer of K(Z, Z) alpha, (p, n_outputs), if it is kept from step to step."""
         shape = (len(self.Z), n_outputs)
         if not self.ridge or self.op.kernel.explicit:
             return {}
         return {"ridge_values": self.backend.xp.zeros(shape, self.op.dtype)}
 
     def add(self, g: Array, state: State, b: int) -> None:
-        """Add ridge v_b to g, with v = K(Z, Z) alpha.
+        """Add ridge v_b to g, with v = K(Z, Z) alpha and its rows v_b of block b.
 
-        K(Z, Z) has the jitter of each block's factor. With several ranks, each adds its part of the
-        sum.
+        Each rank adds the rows of its stripe only. With explicit features, K(Z, Z) is the identity.
 
-        The jitter is part of the ridge: where centers nearly coincide, rounding leaves K(Z, Z) with
-        negative eigenvalues, along which alpha would grow without end.
+        K(Z, Z) includes the jitter of each block's factor. Where centers nearly coincide, rounding
+        leaves K(Z, Z) with negative eigenvalues, and without the jitter alpha would grow along
+        them without bound.
 
-        v is updated block by block in turn, see `ridge_schedule`: all blocks at once would cost p^2
-        kernel entries, more than the batch itself; with one block, by its factor L, as much reading
-        as the preconditioner. With values that are a round old the fixed point is still the ridge
-        solution, and the schedule keeps it stable. One random block a step, counted n_blocks times,
-        is unbiased but only in the additive form: with Gauss-Seidel it ended 10 to 15 % away.
-        Explicit features have the identity for K(Z, Z).
+        v is updated for one block after another, see `ridge_schedule`, because all of K(Z, Z) has
+        p^2 entries, more than the kernel matrix of the batch. A single block is updated by its
+        factor L, which takes as much reading as the preconditioner. Values that are up to a round
+        old do not change the fixed point, which is the ridge solution, and the schedule keeps it
+        stable. The alternative, one random block in each step, counted n_blocks times, is unbiased
+        for additive updates only: with Gauss-Seidel updates it ended 10 to 15 % away.
+
+        g : (b, c) the gradient of block b, changed in place.
+        b : index of the block.
         """
         pre = self.preconditioner
-        at, _ = self._stripes[b]  # other ranks add the other rows
-        if at.stop - at.start < len(g):
-            g = g[at]
+        rows, _ = self._stripes[b]  # other ranks add the other rows
+        if rows.stop - rows.start < len(g):
+            g = g[rows]
         values = state.alpha if self.op.kernel.explicit else state.pending["ridge_values"]
         if not self.op.kernel.explicit and self._is_due(b, state.steps):
             self._refresh(state, b)
-        given = {"g": g, "v": self._values(values)[b], "ridge": self.ridge}
+        operands = {"g": g, "v": self._values(values)[b], "ridge": self.ridge}
         if pre.jitters[b] and pre.L is None:
             more = self.ridge * pre.jitters[b]
             alpha = self._alpha(state.alpha)[b]
-            self.backend.assign(ADD_WITH_JITTER, alpha=alpha, more=more, **given)
+            self.backend.assign(ADD_WITH_JITTER, alpha=alpha, more=more, **operands)
         else:
-            self.backend.assign(ADD, **given)
+            self.backend.assign(ADD_RIDGE, **operands)
 
     def _refresh(self, state: State, b: int) -> None:
         """Update K(Z, Z) alpha of block b."""
@@ -114,7 +129,10 @@ class BlockRidge:
                 self._by_factor(state, block, out)
 
     def _by_factor(self, state: State, block: slice, out: Array) -> None:
-        """Write L L^T alpha to `out`, with the jitter of K; each rank has some rows of L."""
+        """Write L L^T alpha of a block to `out`; each rank has some rows of L.
+
+        L L^T is K(Z, Z) with its jitter.
+        """
         ranks, L = self.partition.ranks, self.preconditioner.L
         rows = ranks.triangle(len(out))
         first, lower = slice(rows.stop), rows.start == 0
@@ -129,12 +147,12 @@ class BlockRidge:
         self.partition.sum(out)
 
     def refresh_all(self, state: State) -> None:
-        """Update K(Z, Z) alpha of all blocks, as the next turn of a block may be far away."""
+        """Update K(Z, Z) alpha of all blocks, without waiting for their turns."""
         if "ridge_values" in state.pending:
             for b in range(len(self.preconditioner.blocks)):
                 self._refresh(state, b)
 
     def _is_due(self, b: int, step: int) -> bool:
-        """Return whether K(Z, Z) alpha of block b is evaluated at a step; blocks take turns."""
+        """Return whether it is the turn of block b to be evaluated in this step."""
         n, (turn, rest) = len(self.preconditioner.blocks), divmod(step, self.stride)
         return not rest and (b - turn * self.count) % n < self.count

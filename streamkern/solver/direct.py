@@ -201,20 +201,26 @@ class Direct(Method[DirectSizes]):
         add, item, p, c, m = buffers.add, problem.itemsize, problem.p, problem.c, sizes.batch_size
         if self.takes_rows(sizes):
             add("always", "targets and weights of all rows", p, c + 1, itemsize=8)
-            add("train", "targets on their way", 2 * m, c, itemsize=item)
+            add("train", "targets of a batch", 2 * m, c, itemsize=item)
             item = self.factor_dtype(problem).itemsize
             narrow = item < 8
             add("train", "solutions", (10 if narrow else 2) * p, min(c, PANEL), itemsize=8)
-            add("train", "kernel matrix, its factor", p, p, itemsize=item)
+            add("train", "kernel matrix, then its factor", p, p, itemsize=item)
             if narrow:
                 tile = min(p, KERNEL_SLAB_ROWS) * PRODUCT_COLUMNS
-                add("train", "tiles of it in float64", problem.threads + 24, tile, itemsize=8)
+                add("train", "factor tiles in float64", problem.threads + 24, tile, itemsize=8)
             if problem.finds_ridge:
                 columns = 5 * (MAX_COLUMNS + PROBES)
-                add("train", "errors of ridges", p, columns, itemsize=8)
-            add("train", "part of it", min(p, KERNEL_SLAB_ROWS), p, itemsize=problem.itemsize)
+                add("train", "errors of the candidate ridges", p, columns, itemsize=8)
+            add(
+                "train",
+                "kernel matrix slab",
+                min(p, KERNEL_SLAB_ROWS),
+                p,
+                itemsize=problem.itemsize,
+            )
             if problem.classes:
-                add("train", "rows left out, to calibrate", p, min(p, LEFT_OUT) + 3 * c, itemsize=8)
+                add("train", "leave-one-out, to calibrate", p, min(p, LEFT_OUT) + 3 * c, itemsize=8)
             self._add_posterior(buffers, problem)
             return
         add("train", "K(X, Z)", m, p, itemsize=item)
@@ -222,18 +228,24 @@ class Direct(Method[DirectSizes]):
         if item < 8:
             add("train", "K(X, Z) in float64", m, p, itemsize=8)
         if sizes.n_sums > 1:
-            add("train", "rows held out", m // HELD_SHARE + 1, p + c, itemsize=8)
-            add("train", "their bits", min(m, BITS_SLAB) + 2, problem.d, itemsize=8)
+            add("train", "held-out rows of a batch", m // HELD_SHARE + 1, p + c, itemsize=8)
+            add(
+                "train",
+                "row bits that choose held-out rows",
+                min(m, BITS_SLAB) + 2,
+                problem.d,
+                itemsize=8,
+            )
         add("train", "normal equations", sizes.n_sums * p, p + c, itemsize=8)
         add("train", "solutions", 4 * p, min(c, PANEL), itemsize=8)
-        add("train", "their factor", p, p, itemsize=8)
-        add("train", "part of K(Z, Z)", min(p, KERNEL_SLAB_ROWS), p, itemsize=item)
+        add("train", "factor of the normal equations", p, p, itemsize=8)
+        add("train", "slab of K(Z, Z)", min(p, KERNEL_SLAB_ROWS), p, itemsize=item)
         add_left_out(buffers, problem)
         self._add_posterior(buffers, problem)
         if problem.kept:
-            apart = problem.staging > 0
+            on_device = problem.staging > 0
             add(
-                "host" if apart else "train", "their copy for a checkpoint",
+                "host" if on_device else "train", "normal equations, checkpoint copy",
                 sizes.n_sums * p, p + c, itemsize=8,
             )  # fmt: skip
 
@@ -242,7 +254,7 @@ class Direct(Method[DirectSizes]):
         """Add the buffers that compute a posterior; the result is smaller, and on the host."""
         if problem.posterior:
             p = problem.p
-            buffers.add("train", "basis of the posterior, while it is made", MATRICES * p, p,
+            buffers.add("train", "basis of the posterior, being computed", MATRICES * p, p,
                 itemsize=8)  # fmt: skip
 
     def compute(self, work: Work[DirectSizes], samples: Samples, report: Report) -> Setup:
@@ -296,7 +308,7 @@ def check_posterior(problem: ProblemShape, options: SolverConfig) -> None:
         why = f"is not known with {problem.features} features; use {mention('features', 'kernel')}"
     elif problem.ranks > 1:
         why = f"is not known with {mention('ranks', problem.ranks)}; train with one rank"
-    elif not problem.whole:
+    elif not problem.complete:
         why = "cannot be used with partial_fit, to which other rows may come; use fit"
     elif not problem.repeats or problem.hides_copies or problem.n_stored not in (0, problem.n_rows):
         why = (

@@ -173,7 +173,7 @@ class EigenPro3(LowRank[ProjectedSizes]):
         add("train", "temporary centers", problem.of_column(rows), kept)
         if rows and problem.kept:  # rank 0 gathers the temporary centers of all ranks
             copies = "host" if problem.staging else "train"
-            add(copies, "temporary centers, a copy for a checkpoint", rows, kept)
+            add(copies, "temporary centers, checkpoint copy", rows, kept)
         add("train", "values at the centers", 3 * held, c, itemsize=item)
         if sizes.projection_batch and not shared:
             add("train", "batch of the projection", sizes.projection_batch, c, itemsize=item)
@@ -237,29 +237,35 @@ def _count_shared(
     add, item, p, c = buffers.add, problem.itemsize, problem.p, problem.c
     exact, held, m = sizes.projection == "exact", problem.of_column(p), sizes.batch_size
     told = (sizes.n_sample + sizes.n_probe) * (problem.d + c)
-    add("sample", "what rank 0 tells the others", told, itemsize=item)
+    add("sample", "sample and probe being broadcast", told, itemsize=item)
     looked = p if exact else inner_centers(p, sizes.projection_nystrom)
-    add("setup", "centers that the projection is made from", looked, problem.point)
-    add("train", "sums over ranks", m + min(p, -(-RANK_SLAB_BYTES // (c * item))), c, itemsize=item)
+    add("setup", "centers that build the projection", looked, problem.point)
+    add(
+        "train",
+        "sums of a step over ranks",
+        m + min(p, -(-RANK_SLAB_BYTES // (c * item))),
+        c,
+        itemsize=item,
+    )
     if problem.staging == 0:
-        add("train", "values at the centers, a copy on rank 0", p, c, itemsize=item)
+        add("train", "values at the centers, copy on rank 0", p, c, itemsize=item)
     if rows:
         kept = problem.point + c * item
-        add("train", "temporary centers on their way to rank 0", min(RANK_SLAB_BYTES, rows * kept))
+        add("train", "temporary centers being sent to rank 0", min(RANK_SLAB_BYTES, rows * kept))
         if problem.ranks > problem.center_ranks:
-            add("train", "a batch on its way to temporary centers", m, kept)
+            add("train", "batch being added to the temporary centers", m, kept)
     if exact:
         add("setup", "K(Z, Z)", p, p, itemsize=item)
-        add("train", "a part of the factor of K(Z, Z)", held, p, itemsize=item)
-        add("train", "solutions on their way", 2 * held, c, itemsize=item)
+        add("train", "this rank's part of the factor of K(Z, Z)", held, p, itemsize=item)
+        add("train", "solutions of the projection, being exchanged", 2 * held, c, itemsize=item)
         return
     inner, columns = min(sizes.projection_nystrom, p), problem.center_ranks
     if sizes.projection == "resident":
         evaluated = problem.of_row(p) + problem.ranks // columns
-        add("train", "a part of K(Z, Z)", evaluated, held, itemsize=item)
+        add("train", "this rank's part of K(Z, Z)", evaluated, held, itemsize=item)
     batch = sizes.inner_batch(p)
     travelling = min(p, max(BROADCAST_CENTERS, batch))
-    add("train", "centers on their way", travelling, problem.point)
+    add("train", "centers being broadcast", travelling, problem.point)
     add("train", "K(batch, sample) of the projection", problem.of_row(batch), min(inner, held),
         itemsize=item)  # fmt: skip
     add("train", "batch of the projection", 2 * batch + inner, c, itemsize=item)

@@ -110,11 +110,17 @@ class Falkon(Method[Sizes]):
             add("always", "preconditioner H", p, p, itemsize=item)
         else:
             add("setup", "preconditioner H", p, p, itemsize=item)
-            add("train", "preconditioner H, a stripe of it", problem.of_rank(p), p, itemsize=item)
+            add(
+                "train",
+                "preconditioner H, this rank's stripe",
+                problem.of_rank(p),
+                p,
+                itemsize=item,
+            )
         solving = count_products(buffers, problem, p)
-        add("setup", "factors", 3 * p + solving, p, itemsize=item)
+        add("setup", "triangular factors of the preconditioner", 3 * p + solving, p, itemsize=item)
         add("train", "vectors of the iteration", self.n_vectors * held, c, itemsize=8)
-        add("train", "part of H", min(p, CAST_SLAB_ROWS), p, itemsize=8)
+        add("train", "slab of H in float64", min(p, CAST_SLAB_ROWS), p, itemsize=8)
         add_left_out(buffers, problem)
         if problem.center_ranks > 1:
             _count_shared(buffers, problem, sizes)
@@ -153,15 +159,27 @@ def _count_shared(buffers: Buffers, problem: ProblemShape, sizes: Sizes) -> None
     Buffers of setup are those of rank 0, which makes H alone, from broadcast centers.
     """
     add, item, p, c, m = buffers.add, problem.itemsize, problem.p, problem.c, sizes.batch_size
-    add("setup", "centers that H is made from", p, problem.point)
-    add("train", "whole vectors on their way", 2 * p, c, itemsize=8)
-    add("host" if problem.staging else "train", "vectors, copies on rank 0", 6 * p, c, itemsize=8)
-    add("train", "vectors on their way to rank 0", min(RANK_SLAB_BYTES, 8 * p * c))
-    add("train", "sums over ranks", m, 2 * c, itemsize=item)
+    add("setup", "all centers, to build H", p, problem.point)
+    add("train", "full vectors of the iteration, being exchanged", 2 * p, c, itemsize=8)
+    add(
+        "host" if problem.staging else "train",
+        "iteration vectors, copies on rank 0",
+        6 * p,
+        c,
+        itemsize=8,
+    )
+    add("train", "vectors of the iteration being sent to rank 0", min(RANK_SLAB_BYTES, 8 * p * c))
+    add("train", "all-reduce buffers of a step", m, 2 * c, itemsize=item)
     if problem.ridge:
         travelling = min(p, BROADCAST_CENTERS)
-        add("train", "centers on their way", travelling, problem.point)
-        add("train", "their values", 2 * travelling, c, itemsize=item)
+        add("train", "centers being broadcast", travelling, problem.point)
+        add(
+            "train",
+            "weights of the broadcast centers, and products",
+            2 * travelling,
+            c,
+            itemsize=item,
+        )
 
 
 def precondition(op: KernelOperator, Z: Points, *, ridge: float) -> tuple[Array, float, float]:

@@ -28,4 +28,4 @@ class FalkonNewton(Falkon):
         """Add the buffers of `Falkon`, and those of the loss of a batch."""
         super().add_buffers(buffers, problem, sizes)
         rows = 4 * sizes.batch_size
-        buffers.add("train", "errors, curvatures", rows, problem.c, itemsize=problem.itemsize)
+        buffers.add("train", "residuals and curvatures", rows, problem.c, itemsize=problem.itemsize)

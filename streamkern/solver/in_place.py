@@ -279,9 +279,9 @@ class EigenPro1(InPlace):
         """Add the buffers, with the eigenvectors on all rows."""
         add, item, p, q = buffers.add, problem.itemsize, problem.p, sizes.level
         add("always", "eigenvectors on all rows", p, q, itemsize=item)
-        add("setup", "extended eigenvectors, their values", 3 * p, q + 1, itemsize=item)
+        add("setup", "eigenvectors being extended to all rows", 3 * p, q + 1, itemsize=item)
         add("setup", "Nystrom rows, eigenvectors", sample_bytes(problem, sizes))
-        add("train", "correction", p, problem.c, itemsize=item)
+        add("train", "correction along the eigenvectors", p, problem.c, itemsize=item)
         super().add_buffers(buffers, problem, sizes)
 
     def compute(self, work: Work[LowRankSizes], samples: Samples, report: Report) -> Setup:

@@ -79,10 +79,10 @@ def add_left_out(buffers: Buffers, problem: ProblemShape) -> None:
         return
     n, p, c = problem.n_rows, problem.p, problem.c
     add, host = buffers.add, "host" if problem.staging > 0 else "train"
-    add("train", "rows, to leave each out", n, problem.d + 4 * c, itemsize=8)
-    add("train", "their equations, factor and inverse", 3 * p, p + c, itemsize=8)
-    add("train", "their columns", 4 * p + problem.width, LEFT_OUT, itemsize=8)
-    add(host, "copies among them", 4 * (n + p), problem.width, itemsize=8)
+    add("train", "rows for the leave-one-out", n, problem.d + 4 * c, itemsize=8)
+    add("train", "leave-one-out equations, factor and inverse", 3 * p, p + c, itemsize=8)
+    add("train", "columns of rows left out at once", 4 * p + problem.width, LEFT_OUT, itemsize=8)
+    add(host, "search for equal rows and centers", 4 * (n + p), problem.width, itemsize=8)
 
 
 EQUAL_TOLERANCE = 1e-5

@@ -190,8 +190,8 @@ class LinearEigenPro(LowRank[LowRankSizes]):
         add("setup", "products of features", 3 * s * s + h * h, itemsize=item)
         solving = count_products(buffers, problem, max(s, h, p if coupled else 0))
         if coupled:
-            add("always", "L^-1", p, p, itemsize=item)
-            add("setup", "L", p + solving, p, itemsize=item)
+            add("always", "inverse L^-1 of the factor of K(Z, Z)", p, p, itemsize=item)
+            add("setup", "factor L of K(Z, Z)", p + solving, p, itemsize=item)
         if q:
             add("always", "eigenvectors", p, q, itemsize=item)
             add("train", "damped part of a step", 2 * p, problem.c, itemsize=item)

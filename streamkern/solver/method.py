@@ -304,28 +304,28 @@ class Method(Generic[_S]):
 
     def _count_noise(self, buffers: Buffers, problem: ProblemShape, sizes: _S) -> None:
         """Add the buffers of `find_noise`, which runs before the rest of setup."""
-        n = noise_rows(problem)
+        add, n, item = buffers.add, noise_rows(problem), problem.itemsize
         if problem.center_ranks == 1 and problem.staging == 0:
-            buffers.add("noise", "centers as chosen", problem.p, problem.d * problem.itemsize)
-        row = (problem.d + problem.c) * problem.itemsize
-        buffers.add("noise", "rows that show the noise", n, row + problem.point)
+            add("noise", "raw centers", problem.p, problem.d * item)
+        row = (problem.d + problem.c) * item
+        add("noise", "rows that estimate the noise", n, row + problem.point)
         solving = count_products(buffers, problem, n, "noise")
         wide = min(problem.c, PANEL)
-        buffers.add("noise", "their targets in float64", 4 * n, wide, itemsize=8)
+        add("noise", "targets of the noise rows in float64", 4 * n, wide, itemsize=8)
         if not problem.repeats or problem.hides_copies:
             looked_up = min(problem.n_rows, MAX_ORIGINS + problem.unit_rows)
             if problem.hides_copies:
-                buffers.add("noise", "what rows are made from", 8 * looked_up, itemsize=8)
-            raw = problem.row_bytes + problem.feed_arrays * problem.d * problem.itemsize
-            buffers.add("noise", "copies of them, drawn anew", n, raw + row + problem.point)
+                add("noise", "origins of the rows", 8 * looked_up, itemsize=8)
+            raw = problem.row_bytes + problem.feed_arrays * problem.d * item
+            add("noise", "redrawn copies of the noise rows", n, raw + row + problem.point)
         if problem.features == "fourier":
-            buffers.add("noise", "their features", n, problem.p, itemsize=problem.itemsize)
+            add("noise", "random features of the noise rows", n, problem.p, itemsize=item)
         for phase in ("centers", "sample"):
             if problem.finds_bandwidth and (phase == "sample" or problem.selection is not None):
-                buffers.add(phase, "rows that show the noise", n, row)
+                add(phase, "rows that estimate the noise", n, row)
         if problem.c > 2 * n:
-            buffers.add("noise", "their products, of many targets", 4 * n, n, itemsize=8)
-        buffers.add("noise", "their kernel matrix, factor, inverse", 3 * n + solving, n, itemsize=8)
+            add("noise", "products of the noise rows' targets", 4 * n, n, itemsize=8)
+        add("noise", "noise rows: kernel matrix, factor, inverse", 3 * n + solving, n, itemsize=8)
 
     def needs(self, problem: ProblemShape, sizes: _S) -> MemoryNeeds:
         """Return the parameters of the buffers that every run has."""
@@ -384,15 +384,15 @@ def _count_metric(buffers: Buffers, problem: ProblemShape) -> None:
     """Add the buffers of learning a metric, which comes before everything else."""
     add, item, d, c = buffers.add, problem.itemsize, problem.d, problem.c
     rows, n = problem.metric_rows, min(METRIC_FIT, problem.n_rows)
-    add("metric", "rows to learn a metric from", rows, d + c + 1, itemsize=item)
-    add("metric", "the same as they are read", rows, problem.row_bytes + (d + c) * item)
-    add("metric", "prepared rows", 12 * n, problem.point)
+    add("metric", "rows to learn the metric", rows, d + c + 1, itemsize=item)
+    add("metric", "rows to learn the metric, as read", rows, problem.row_bytes + (d + c) * item)
+    add("metric", "prepared rows for the metric", 12 * n, problem.point)
     solving = count_products(buffers, problem, n, "metric")
     held = 2 * n
-    add("metric", "kernel matrices, a factor", 7 * n + solving, n, itemsize=8)
-    add("metric", "their targets, weights in float64", 6 * n + 4 * held, c, itemsize=8)
+    add("metric", "kernel matrices and a factor for the metric", 7 * n + solving, n, itemsize=8)
+    add("metric", "targets and weights for the metric in float64", 6 * n + 4 * held, c, itemsize=8)
     picked = STEPPED_FIT + STEPPED_OTHERS
-    add("metric", "rows of a step", min(picked, rows), 6 * d + 4 * c, itemsize=8)
+    add("metric", "rows of a metric step", min(picked, rows), 6 * d + 4 * c, itemsize=8)
     columns = max(d + 1, min(METRIC_COLUMNS, c * (d + 1)))
-    add("metric", "slopes times centers", n + 2 * EVALUATED_ROWS, columns, itemsize=item)
-    add("metric", "metrics, gradients", 8 * d, d, itemsize=8)
+    add("metric", "kernel slopes times centers", n + 2 * EVALUATED_ROWS, columns, itemsize=item)
+    add("metric", "metrics and their gradients", 8 * d, d, itemsize=8)

@@ -62,16 +62,16 @@ class Newton(Method[DirectSizes]):
         add, item, p, c, m = buffers.add, problem.itemsize, problem.p, problem.c, sizes.batch_size
         add("train", "K(X, Z)", m, p, itemsize=item)
         add("train", "K(X, Z) in float64, with weights", 2 * m, p, itemsize=8)
-        add("train", "residuals, curvatures", 4 * m, c, itemsize=item + 8)
+        add("train", "residuals and curvatures", 4 * m, c, itemsize=item + 8)
         add("always", "tiles of a p x p matrix", problem.threads, PRODUCT_TILE**2, itemsize=8)
         add("train", "Hessians", c * p, p, itemsize=8)
-        add("train", "gradient, step", 12 * p, c, itemsize=8)
-        add("train", "their factor", p, p, itemsize=8)
-        add("train", "part of K(Z, Z)", min(p, KERNEL_SLAB_ROWS), p, itemsize=item + 8)
+        add("train", "gradient and step", 12 * p, c, itemsize=8)
+        add("train", "factor of a Hessian", p, p, itemsize=8)
+        add("train", "slab of K(Z, Z)", min(p, KERNEL_SLAB_ROWS), p, itemsize=item + 8)
         if problem.kept:
-            apart = problem.staging > 0
+            on_device = problem.staging > 0
             add(
-                "host" if apart else "train", "their copy for a checkpoint", c * p, p + 6,
+                "host" if on_device else "train", "Hessians, checkpoint copy", c * p, p + 6,
                 itemsize=8,
             )  # fmt: skip
 

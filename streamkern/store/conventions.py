@@ -1,4 +1,4 @@
-"""Conventions of arrays that other programs write: attributes, dimensions, members of groups."""
+"""Conventions of arrays and groups that other programs write: attributes, dimensions, members."""
 
 from __future__ import annotations
 
@@ -14,32 +14,35 @@ from streamkern.basics.errors import DataError
 
 XARRAY_DIMENSIONS = "_ARRAY_DIMENSIONS"
 CSR_MEMBERS = ("data", "indices", "indptr")
-"""Members of a group that is a sparse matrix."""
+"""Members of a group that stores a sparse matrix (CSR)."""
 
 
 def text_of(value: str | bytes) -> str:
-    """Return text, decoded if it is given as bytes."""
+    """Return the value as text; bytes are decoded as UTF-8."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
 def number_of(value: Any) -> Any:
-    """Return the number in an attribute, also from JSON text; None if it is not a number."""
+    """Return the number that an attribute holds; None if it is not a number.
+
+    Numbers may be stored as text, in decimal or as xarray writes floats, see `_float_from_base64`.
+    """
     if isinstance(value, bytes):
         value = text_of(value)
     if isinstance(value, bool | int | float | np.number | np.bool_):
         return value.item() if isinstance(value, np.generic) else value
     if not isinstance(value, str):
         return None
-    for read in _READ:
+    for parse in _PARSERS:
         try:
-            return read(value.strip())
+            return parse(value.strip())
         except ValueError:
             continue
     return None
 
 
 def _float_from_base64(text: str) -> float:
-    """Return a float as xarray writes it to Zarr v3."""
+    """Return the float64 that xarray wrote to a Zarr v3 attribute as base64 text."""
     try:
         (number,) = struct.unpack("<d", base64.b64decode(text, validate=True))
     except struct.error as error:
@@ -47,11 +50,15 @@ def _float_from_base64(text: str) -> float:
     return float(number)
 
 
-_READ: tuple[Callable[[str], Any], ...] = (int, float, _float_from_base64)
+_PARSERS: tuple[Callable[[str], Any], ...] = (int, float, _float_from_base64)
 
 
 def as_stored(number: Any, dtype: np.dtype[Any], *, wraps: bool) -> Any:
-    """Return a number in a dtype; None if the dtype cannot hold it."""
+    """Convert a number to a dtype; return None if the dtype cannot hold it.
+
+    wraps : whether integers outside the range of the dtype wrap around, as a signed number does
+        that the array stores as unsigned.
+    """
     if dtype.kind == "f":
         with np.errstate(over="ignore"):
             return dtype.type(number)
@@ -67,9 +74,9 @@ def as_stored(number: Any, dtype: np.dtype[Any], *, wraps: bool) -> Any:
 
 
 def dimensions_of(array: Any) -> tuple[str, ...] | None:
-    """Return the names of the dimensions of an array of xarray, Zarr, h5py or SciPy's NetCDF.
+    """Return the names of an array's dimensions; None unless all of them have one.
 
-    None if they have no names.
+    array : of xarray, Zarr, h5py or SciPy's NetCDF reader.
     """
     attributes = getattr(array, "attrs", None)
     dimensions: Any = getattr(getattr(array, "metadata", None), "dimension_names", None)
@@ -83,23 +90,25 @@ def dimensions_of(array: Any) -> tuple[str, ...] | None:
     return names if names and all(names) else None
 
 
-def _name(given: Any) -> str:
-    """Return the name of a dimension; "" without one."""
-    if isinstance(given, str):
-        return given
-    label = getattr(given, "label", "")  # of h5py
+def _name(dimension: Any) -> str:
+    """Return the name of a dimension, or "" if it has none.
+
+    dimension : its name, or a dimension of h5py.
+    """
+    if isinstance(dimension, str):
+        return dimension
+    label = getattr(dimension, "label", "")
     if label:
         return str(label)
-    scales = (
-        list(given.values()) if hasattr(given, "values") and hasattr(given, "attach_scale") else []
-    )
+    has_scales = hasattr(dimension, "values") and hasattr(dimension, "attach_scale")
+    scales = list(dimension.values()) if has_scales else []
     return str(scales[0].name or "").rpartition("/")[2] if scales else ""
 
 
 def check_dimensions(X: Any, *others: tuple[str, Any]) -> None:
     """Raise DataError if targets or weights run along a dimension of X other than its first.
 
-    others : names, for messages, and arrays; None for a missing one
+    others : pairs of a name, for the message, and its array, or None if it is missing.
     """
     names = dimensions_of(X) or ()
     for name, array in others:
@@ -113,13 +122,16 @@ def check_dimensions(X: Any, *others: tuple[str, Any]) -> None:
         )
 
 
-_OTHERS = (("codes", "categories"), ("values", "mask"))
-_SHOWN = 12  # names in a message
-_LISTED, _DEPTH = 200, 4  # members read for a message, and depth of groups
+_COMPOUND_MEMBERS = (CSR_MEMBERS, ("codes", "categories"), ("values", "mask"))
+"""Members of groups that stand for one array: sparse, categorical, or with missing values."""
+_MAX_NAMES = 12
+"""Largest number of names in a message."""
+_MAX_MEMBERS, _MAX_DEPTH = 200, 4
+"""Largest number of members that are read for a message, and largest depth of their groups."""
 
 
 def no_member(name: str, group: Any, where: str) -> str:
-    """Return the message that no array has this name, with the arrays of the group."""
+    """Return the error message that the group has no array of this name, and which it has."""
     paths = []
     try:
         member = group.get(name)
@@ -128,32 +140,32 @@ def no_member(name: str, group: Any, where: str) -> str:
             paths = list(_paths(group))
     except Exception:  # plain HTTP cannot list, and a file may be damaged
         return f"{where} has no array {name!r}: name the arrays with x= and y="
-    more = ", ..." if len(paths) > _SHOWN else ""
-    names = f"it has {', '.join(paths[:_SHOWN]) or 'none'}{more}: name them with x= and y="
+    more = ", ..." if len(paths) > _MAX_NAMES else ""
+    names = f"it has {', '.join(paths[:_MAX_NAMES]) or 'none'}{more}: name them with x= and y="
     if is_group(member):
         return f"{name!r} of {where} is a group and not an array; {names}"
     return f"{where} has no array {name!r}; {names}"
 
 
 def _paths(group: Any) -> Iterator[str]:
-    """Yield the paths of the arrays of a group, and of groups that stand for one."""
-    waiting, looked = [("", group, 0)], 0
-    while waiting and looked < _LISTED:
-        path, parent, depth = waiting.pop(0)
+    """Yield the paths of the arrays in a group, and of the groups that stand for one array."""
+    queue, n_read = [("", group, 0)], 0
+    while queue and n_read < _MAX_MEMBERS:
+        path, parent, depth = queue.pop(0)
         for name in sorted(parent.keys()):
-            member, looked = parent.get(name), looked + 1
-            below = f"{path}/{name}".lstrip("/")
+            member, n_read = parent.get(name), n_read + 1
+            member_path = f"{path}/{name}".lstrip("/")
             if hasattr(member, "shape") or stands_for_array(member):
-                yield below
-            elif is_group(member) and depth < _DEPTH:
-                waiting.append((below, member, depth + 1))
+                yield member_path
+            elif is_group(member) and depth < _MAX_DEPTH:
+                queue.append((member_path, member, depth + 1))
 
 
 def stands_for_array(member: Any) -> bool:
-    """Return whether a group is a sparse matrix, codes and categories, or values and a mask."""
+    """Return whether a group holds a sparse matrix, codes and categories, or values and a mask."""
     if not is_group(member):
         return False
-    return any(all(part in member for part in parts) for parts in (CSR_MEMBERS, *_OTHERS))
+    return any(all(part in member for part in parts) for parts in _COMPOUND_MEMBERS)
 
 
 def is_group(member: Any) -> bool:

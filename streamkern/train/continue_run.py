@@ -30,7 +30,7 @@ ParentId = tuple[dict[str, Any], str]
 
 
 def continuing(
-    config: RunConfig, given: RunInputs, directory: RunDirectory | None,
+    config: RunConfig, inputs: RunInputs, directory: RunDirectory | None,
     parent_id: ParentId | None = None,
 ) -> tuple[RunConfig, RunInputs]:  # fmt: skip
     """Return the settings and inputs of a run; changed if it continues another one.
@@ -48,14 +48,14 @@ def continuing(
     """
     recorded = recorded_run(directory)
     ancestry = None if recorded is None else recorded["identity"].get("continues")
-    place = given.continues
+    place = inputs.continues
     if place is None:
         if ancestry is not None and directory is not None:
             raise ResumeMismatchError(
                 f"{directory.place} holds a run that continues {ancestry['run']}",
                 f"repeat {mention('continues', ancestry['run'])}, or give another run_dir",
             )
-        return config, given
+        return config, inputs
     if directory is not None and _absolute(directory.place) == _absolute(place):
         raise ConfigError(
             f"{mention('run_dir', directory.place)} is the run that is continued, which stays as "
@@ -63,9 +63,9 @@ def continuing(
             "give the new one its own, such as "
             f"{mention('run_dir', directory.place.rstrip('/') + '-2')}",
         )
-    config = _warm_started(config, place, given)
+    config = _warm_started(config, place, inputs)
     if recorded is None:
-        return _from_parent(place, config, given, parent_id)
+        return _from_parent(place, config, inputs, parent_id)
     assert directory is not None
     if ancestry is None or ancestry["run"] != _absolute(place):
         what = "no other run" if ancestry is None else ancestry["run"]
@@ -86,7 +86,7 @@ def continuing(
         digest = recorded["identity"].get("centers", {"sha256": ""})
         centers = replace(begun.stored, recorded=digest["sha256"])
         parent = replace(begun, ancestry=ancestry, centers=centers)
-    return _with_model_of(recorded["identity"]["settings"], parent, parent_id, config, given)
+    return _with_model_of(recorded["identity"]["settings"], parent, parent_id, config, inputs)
 
 
 def _find(config: RunConfig, place: str, *, load_weights: bool = False) -> ParentRun | None:
@@ -94,9 +94,9 @@ def _find(config: RunConfig, place: str, *, load_weights: bool = False) -> Paren
     return ParentRun.find(place, options, load_centers=False, load_weights=load_weights)
 
 
-def _warm_started(config: RunConfig, place: str, given: RunInputs) -> RunConfig:
+def _warm_started(config: RunConfig, place: str, inputs: RunInputs) -> RunConfig:
     """Return the settings with the weights of the run in `place` as its start."""
-    for name, array in (("centers", given.centers), ("metric", given.metric)):
+    for name, array in (("centers", inputs.centers), ("metric", inputs.metric)):
         if array is not None:
             raise ConfigError(
                 f"{name} are those of the run that is continued", f"leave {mention(f'{name}=')} out"
@@ -120,7 +120,7 @@ def _warm_started(config: RunConfig, place: str, given: RunInputs) -> RunConfig:
 
 
 def _from_parent(
-    place: str, config: RunConfig, given: RunInputs, parent_id: ParentId | None
+    place: str, config: RunConfig, inputs: RunInputs, parent_id: ParentId | None
 ) -> tuple[RunConfig, RunInputs]:
     """Return settings and inputs from the old run. Its weights are read later, by the setup."""
     parent = _find(config, place, load_weights=parent_id is None)
@@ -134,8 +134,8 @@ def _from_parent(
         parent = replace(parent, ancestry=ancestry, checkpoint=None)
         # Facts about the targets that its caller gave; the targets stay the same.
         inherited = ("flat", "labels", "weight_column")
-        facts = given.facts or {k: parent.facts[k] for k in inherited if k in parent.facts}
-    return _with_model_of(settings, parent, parent_id, config, replace(given, facts=facts))
+        facts = inputs.facts or {k: parent.facts[k] for k in inherited if k in parent.facts}
+    return _with_model_of(settings, parent, parent_id, config, replace(inputs, facts=facts))
 
 
 def _ancestry(place: str, parent: ParentRun) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def _ancestry(place: str, parent: ParentRun) -> dict[str, Any]:
 
 def _with_model_of(
     settings: Mapping[str, Mapping[str, Any]], parent: ParentRun, parent_id: ParentId | None,
-    config: RunConfig, given: RunInputs,
+    config: RunConfig, inputs: RunInputs,
 ) -> tuple[RunConfig, RunInputs]:  # fmt: skip
     """Return the settings with [model] of the old run; a setting at its default counts as unset.
 
@@ -191,8 +191,8 @@ def _with_model_of(
     if config.run.precision == "auto" and parent.stored.dtype == np.float64:
         own["run.precision"] = "float64"
     metric = None if "metric" in old else parent.metric
-    given = replace(given, continued=parent, centers=centers, metric=metric)
-    return config.with_overrides(own), given
+    inputs = replace(inputs, continued=parent, centers=centers, metric=metric)
+    return config.with_overrides(own), inputs
 
 
 def _absolute(place: str) -> str:

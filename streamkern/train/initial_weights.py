@@ -50,11 +50,11 @@ def load_warm_start(config: RunConfig) -> ParentRun | None:
 def given_weights(run: ResolvedRun) -> ParentRun | None:
     """Return the weights from which the run starts, or None for zero weights. Their centers are
     compared later."""
-    warm = run.given.warm or load_warm_start(run.config)
+    warm = run.inputs.warm_start or load_warm_start(run.config)
     if warm is not None:
         warm.check_fits(run.config, run.data.source, run.metric)
-        if run.given.continued is not None:
-            warm.check_continued(run.given.continued.ancestry)
+        if run.inputs.continued is not None:
+            warm.check_continued(run.inputs.continued.ancestry)
     return warm
 
 

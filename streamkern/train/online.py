@@ -47,13 +47,13 @@ from streamkern.train.train import closing_line
 class Online:
     """A run without an end: `advance` trains on one more block.
 
-    given : inputs other than rows, which arrive block by block
+    inputs : inputs other than rows, which arrive block by block
     setup : decisions of the first block, arrays and JSON values
     kept : see `StepLoop.kept`
     """
 
     config: RunConfig
-    given: RunInputs = NO_INPUTS
+    inputs: RunInputs = NO_INPUTS
     sizes: Sizes | None = None
     setup: Kept | None = None
     kept: Kept | None = None
@@ -92,7 +92,7 @@ class Online:
             raise ConfigError(
                 f"{what} and cannot be used with partial_fit", "use fit, or another solver"
             )
-        inputs, config = replace(self.given, source=source), self.config
+        inputs, config = replace(self.inputs, source=source), self.config
         if config.solver.name == "auto":
             config = config.with_overrides({"solver.name": method.name})
         if config.solver.ridge == "auto":
@@ -104,7 +104,7 @@ class Online:
             config = config.with_overrides({"model.metric": "learn" if learned else "none"})
         if self.setup is not None and model.features != "fourier":
             inputs = replace(inputs, centers=self.setup[0]["Z"])
-        run = open_run(config, inputs, fixed_sizes=self.sizes, whole=False)
+        run = open_run(config, inputs, fixed_sizes=self.sizes, complete=False)
         try:
             with run.backend.active(), Line(asked=progress) as line:
                 began = time.perf_counter()

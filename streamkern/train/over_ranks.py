@@ -47,7 +47,7 @@ EventHandler = Callable[[dict[str, Any]], None]
 
 def train_over(
     config: RunConfig,
-    given: RunInputs,
+    inputs: RunInputs,
     request: StopRequest,
     *,
     progress: bool = False,
@@ -55,10 +55,10 @@ def train_over(
 ) -> dict[str, Any]:
     """Train to the end with `run.ranks` ranks, and return the result of rank 0, see `train_rank`.
 
-    Ranks run on the workers of `run.cluster`, of the client in `given`, or of a cluster on this
+    Ranks run on the workers of `run.cluster`, of the client in `inputs`, or of a cluster on this
     machine that ends with the run.
 
-    given : inputs that are not in the settings; sent to every rank
+    inputs : inputs that are not in the settings; sent to every rank
     progress : whether to report the text of a progress line
     on_event : called when ranks begin ("ranks"), when one is lost ("lost", with the state "kept" to
         resume from: "checkpoint", "setup", "nothing"), and with messages of rank 0 ("message"):
@@ -66,7 +66,7 @@ def train_over(
     """
     check_placeable(config)
     import_optional("xgboost.collective", "a run of several ranks", "ranks")
-    client = given.client
+    client = inputs.client
     ranks, local = config.run.n_ranks, client is None and config.run.cluster is None
     devices: Sequence[str] = devices_of(config) if local else ()
     if local:
@@ -74,9 +74,9 @@ def train_over(
             config = config.with_overrides({"run.threads": max(1, config.run.threads // ranks)})
     else:
         _check_absolute(config)
-    _check_recorded_run(config, given)
+    _check_recorded_run(config, inputs)
     settings = {
-        "config": config, "given": _packed(config, given),
+        "config": config, "given": _packed(config, inputs),
         "progress": progress, "devices": devices,
     }  # fmt: skip
 
@@ -141,7 +141,7 @@ def _check_absolute(config: RunConfig) -> None:
             )
 
 
-def _check_recorded_run(config: RunConfig, given: RunInputs) -> None:
+def _check_recorded_run(config: RunConfig, inputs: RunInputs) -> None:
     """Raise ResumeMismatchError if the directory holds another run, before a worker begins.
 
     Problems that this process cannot detect, such as data visible only to workers, are reported by
@@ -153,9 +153,9 @@ def _check_recorded_run(config: RunConfig, given: RunInputs) -> None:
         warnings.simplefilter("ignore")  # ranks issue the same warnings
         try:
             if recorded_run(directory) is not None:
-                if given.continues is None:
-                    check_same_model(directory, config, given)
-                run = opened_run(here, given, directory)
+                if inputs.continues is None:
+                    check_same_model(directory, config, inputs)
+                run = opened_run(here, inputs, directory)
                 run.backend.close()
                 check_same_run(directory, run_record(run))
         except ResumeMismatchError:
@@ -164,7 +164,7 @@ def _check_recorded_run(config: RunConfig, given: RunInputs) -> None:
             return
 
 
-def is_complete(config: RunConfig, given: RunInputs) -> bool:
+def is_complete(config: RunConfig, inputs: RunInputs) -> bool:
     """Return whether the run is complete and this process can compute the rest alone.
 
     The rest are the figures on the test data, computed as in a run of one rank. If this process can
@@ -177,9 +177,9 @@ def is_complete(config: RunConfig, given: RunInputs) -> bool:
         saved = directory.load_latest(lambda *of: None)
         if saved is None or not saved.meta["position"]["done"]:
             return False
-        run = opened_run(one, given, directory)
+        run = opened_run(one, inputs, directory)
         run.backend.close()
-        open_test(one, run.data, given.test)
+        open_test(one, run.data, inputs.test)
         return True
     return False
 
@@ -190,11 +190,11 @@ def as_one_rank(config: RunConfig) -> RunConfig:
     return config.with_overrides(asked)
 
 
-def _packed(config: RunConfig, given: RunInputs) -> bytes:
+def _packed(config: RunConfig, inputs: RunInputs) -> bytes:
     """Return the inputs that are not in the settings, pickled."""
     cloudpickle = import_optional("cloudpickle", "a run of several ranks", "ranks")
     try:
-        packed: bytes = cloudpickle.dumps(replace(given, client=None))
+        packed: bytes = cloudpickle.dumps(replace(inputs, client=None))
     except Exception as error:
         raise ConfigError(
             f"{mention('run.ranks', config.run.ranks)}: the data or the kernel cannot travel to "

@@ -53,9 +53,9 @@ def work_as_rank(
     give_up = time.monotonic() + spec.outlived_s
     while True:
         try:
-            given = replace(pickle.loads(settings["given"]), rank_locations=locations)
+            inputs = replace(pickle.loads(settings["given"]), rank_locations=locations)
             return train_rank(
-                config, ranks, stop, given,
+                config, ranks, stop, inputs,
                 progress=_line(settings, spec.tell), tell=spec.tell,
             )  # fmt: skip
         except RunLockedError as error:  # by the previous rank 0, which ends by itself
@@ -76,7 +76,7 @@ def reached_step(settings: dict[str, Any]) -> int:
 def prepare_run(
     config: RunConfig,
     stop: StopRequest | None = None,
-    given: RunInputs = NO_INPUTS,
+    inputs: RunInputs = NO_INPUTS,
     *,
     progress: ProgressSetting = False,
 ) -> None:
@@ -90,12 +90,12 @@ def prepare_run(
             return  # each rank reads its part
     directory = run_directory(config)
     with resumable(stop, kept=True, where=lambda: "in the setup") as request:
-        with acquired_run(config, given, directory, request) as (run, *_):
+        with acquired_run(config, inputs, directory, request) as (run, *_):
             together = run.method.setup_together(run.problem)
             run.backend.close()
         if not together:
             with started_trainer(
-                config, given, run_directory(config), request, progress
+                config, inputs, run_directory(config), request, progress
             ) as trainer:
                 trainer.checkpoints.wait()
                 trainer.run.backend.close()
@@ -105,7 +105,7 @@ def train_rank(
     config: RunConfig,
     ranks: Communicator,
     stop: StopRequest,
-    given: RunInputs = NO_INPUTS,
+    inputs: RunInputs = NO_INPUTS,
     *,
     progress: ProgressSetting = False,
     tell: Tell = lambda said: None,
@@ -120,7 +120,7 @@ def train_rank(
     with (
         resumable(stop, kept=True, where=lambda: "before the next step") as request,
         started_trainer(
-            config, replace(given, ranks=ranks), run_directory(config, writable=first), request,
+            config, replace(inputs, ranks=ranks), run_directory(config, writable=first), request,
             progress if first else False, lambda record: tell({"evaluation": record}),
             callbacks=sinks_of(config.run) if first else (),
         ) as trainer,

@@ -31,17 +31,17 @@ from streamkern.train.restart.stored_centers import StoredCenters
 
 def run_record(run: ResolvedRun) -> dict[str, Any]:
     """Return the record of a run: settings and data that must not change, sizes, versions."""
-    identity: dict[str, Any] = {"settings": run.given.recorded(run.config)}
+    identity: dict[str, Any] = {"settings": run.inputs.recorded(run.config)}
     # A store may move: its contents identify it, not its address.
     identity["settings"]["data"].pop("train", None)
     identity["data"] = run.data.source.describe()
-    for name, array in (("centers", run.given.centers), ("metric", run.metric)):
+    for name, array in (("centers", run.inputs.centers), ("metric", run.metric)):
         if isinstance(array, StoredCenters):
             identity[name] = {"shape": list(array.shape), "sha256": array.recorded or array.sha256}
         elif array is not None:
             identity[name] = array_identity(array)
-    if run.given.continued is not None:
-        identity["continues"] = run.given.continued.ancestry
+    if run.inputs.continued is not None:
+        identity["continues"] = run.inputs.continued.ancestry
     return {
         "identity": checked_meta(identity, "identity"),  # as it is read back: tuples become lists
         "sizes": run.sizes.recorded(),
@@ -156,7 +156,7 @@ def check_same_run(directory: RunDirectory | None, record: dict[str, Any]) -> No
         _check_same(directory, recorded["identity"], record["identity"])
 
 
-def check_same_model(directory: RunDirectory, config: RunConfig, given: RunInputs) -> None:
+def check_same_model(directory: RunDirectory, config: RunConfig, inputs: RunInputs) -> None:
     """Raise ResumeMismatchError if [model] or [solver] differ, which can be checked without data.
 
     Only runs that do not continue another one are checked.
@@ -164,7 +164,7 @@ def check_same_model(directory: RunDirectory, config: RunConfig, given: RunInput
     recorded = recorded_run(directory)
     if recorded is None or "continues" in recorded["identity"]:
         return
-    settings = checked_meta(given.recorded(given.settings(config)), "settings")
+    settings = checked_meta(inputs.recorded(inputs.settings(config)), "settings")
     of_model = (
         {"settings": {name: each[name] for name in ("model", "solver")}}
         for each in (recorded["identity"]["settings"], settings)
@@ -209,7 +209,7 @@ class EnvironmentChanges:
     """The environment of the last writers of a run, as far as known, and of this process."""
 
     def __init__(self, run: ResolvedRun) -> None:
-        grid = run.method.share(run.problem, run.sizes, run.given.ranks).grid
+        grid = run.method.share(run.problem, run.sizes, run.inputs.ranks).grid
         self.grid = {"ranks": grid.size, "center_ranks": grid.columns}
         self._backend, self._before = run.backend, dict[str, Any]()
 

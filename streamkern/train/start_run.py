@@ -59,20 +59,20 @@ def run_directory(config: RunConfig, *, writable: bool = True) -> RunDirectory:
 
 @contextlib.contextmanager
 def acquired_run(
-    config: RunConfig, given: RunInputs, directory: RunDirectory | None, request: StopRequest,
+    config: RunConfig, inputs: RunInputs, directory: RunDirectory | None, request: StopRequest,
 ) -> Iterator[tuple[ResolvedRun, BaseSource | None, Any, contextlib.ExitStack]]:  # fmt: skip
     """Resolve and check a run, lock its directory, and record its settings there.
 
     Yields the resolved run, its test data on rank 0, the Dask client that reads, and an exit stack
     that is closed at the end. An error closes the backend.
     """
-    ranks = given.ranks
+    ranks = inputs.ranks
     if ranks.rank:  # with less or more memory, this machine might resolve other sizes than rank 0
         received, patches = _receive_sizes(ranks), _receive_patches(ranks)
-        run = opened_run(config, replace(given, patches=patches), directory, *received)
+        run = opened_run(config, replace(inputs, patches=patches), directory, *received)
     else:
-        run = opened_run(config, given, directory)
-        parent, parent_id = run.given.continued, None
+        run = opened_run(config, inputs, directory)
+        parent, parent_id = run.inputs.continued, None
         if parent is not None:
             parent_id = parent.ancestry, parent.stored.sha256
         scores = scores_among(run.data.fixed) is not None
@@ -80,21 +80,21 @@ def acquired_run(
         ranks.broadcast_bytes(json.dumps(resolved).encode())
         _broadcast_patches(patches_among(run.data.fixed), ranks)
     try:
-        ranks = on_devices(given.ranks, run.backend)
-        given = replace(given, ranks=ranks)
-        run = replace(run, given=replace(run.given, ranks=ranks))
-        if given.centers is not None:
-            check_center_features(given.centers.shape, run.data.source.row_shape)
+        ranks = on_devices(inputs.ranks, run.backend)
+        inputs = replace(inputs, ranks=ranks)
+        run = replace(run, inputs=replace(run.inputs, ranks=ranks))
+        if inputs.centers is not None:
+            check_center_features(inputs.centers.shape, run.data.source.row_shape)
         _refuse_mixup_over_ranks(config, run.data.source.feed_transforms)
         for note in checked_classes(run.data):
             warn(note)
-        is_rank0 = given.ranks.rank == 0
-        test = open_test(config, run.data, given.test) if is_rank0 else None
+        is_rank0 = inputs.ranks.rank == 0
+        test = open_test(config, run.data, inputs.test) if is_rank0 else None
         record = run_record(run)
         check_same_run(directory, record)
         with contextlib.ExitStack() as stack:
             stack.enter_context(run.backend.active())
-            client = given.client
+            client = inputs.client
             if client is None and config.data.dask is not None:
                 client = stack.enter_context(connect(config.data.dask))
             if client is not None:
@@ -115,7 +115,7 @@ def acquired_run(
 @contextlib.contextmanager
 def started_trainer(
     config: RunConfig,
-    given: RunInputs,
+    inputs: RunInputs,
     directory: RunDirectory | None,
     request: StopRequest,
     progress: ProgressSetting = False,
@@ -126,8 +126,8 @@ def started_trainer(
 
     An error closes the backend.
     """
-    with acquired_run(config, given, directory, request) as (run, test, client, stack):
-        validation = run.data.validation_rows if given.ranks.rank == 0 else None
+    with acquired_run(config, inputs, directory, request) as (run, test, client, stack):
+        validation = run.data.validation_rows if inputs.ranks.rank == 0 else None
         evaluations = EvaluationSchedule(config.run, test, on_evaluation, validation)
         trainer = Trainer(
             run, directory, evaluations, stack, request, Callbacks(callbacks, stack),
@@ -148,18 +148,18 @@ def _refuse_mixup_over_ranks(config: RunConfig, transforms: Sequence[Transform])
 
 
 def opened_run(
-    config: RunConfig, given: RunInputs, directory: RunDirectory | None,
+    config: RunConfig, inputs: RunInputs, directory: RunDirectory | None,
     sizes: Sizes | None = None, parent_id: ParentId | None = None, scores: bool | None = None,
 ) -> ResolvedRun:  # fmt: skip
     """Resolve a run, which may continue another one.
 
     sizes, parent_id, scores : values that rank 0 has resolved; given on the other ranks
     """
-    config, given = continuing(as_recorded(config, directory), given, directory, parent_id)
+    config, inputs = continuing(as_recorded(config, directory), inputs, directory, parent_id)
     scores = recorded_scores(directory) if scores is None else scores
-    if given.patches is None:
-        given = replace(given, patches=recorded_patches(directory, config))
-    return open_run(config, given, fixed_sizes=sizes or recorded_sizes(directory), scores=scores)
+    if inputs.patches is None:
+        inputs = replace(inputs, patches=recorded_patches(directory, config))
+    return open_run(config, inputs, fixed_sizes=sizes or recorded_sizes(directory), scores=scores)
 
 
 def _receive_sizes(ranks: Communicator) -> tuple[Sizes, ParentId | None, bool]:

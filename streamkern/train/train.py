@@ -110,7 +110,7 @@ def train(
     own = None if metric is None else np.asarray(metric)
     listeners = (*check_callbacks(callbacks), *sinks_of(config.run))
     parent = None if continues is None else os.fspath(continues)
-    given = RunInputs(source, test, rows, own, client, warm, facts or {}, parent)
+    inputs = RunInputs(source, test, rows, own, client, warm, facts or {}, parent)
     directory = None
     config = with_rank_count(config, elsewhere=client is not None)
     _check_ranks(config)
@@ -119,13 +119,13 @@ def train(
     config = config if source is not None else pin_branches(config, directory)
     if config.run.n_ranks > 1:
         _check_not_here(config, {"warm_start": warm, "callbacks": callbacks or None})
-        if not is_complete(config, replace(given, client=None)):
-            return _over_ranks(config, given, stop, progress, on_evaluation, last_line=last_line)
-        config, given = as_one_rank(config), replace(given, client=None)
+        if not is_complete(config, replace(inputs, client=None)):
+            return _over_ranks(config, inputs, stop, progress, on_evaluation, last_line=last_line)
+        config, inputs = as_one_rank(config), replace(inputs, client=None)
     kept = directory is not None
     with resumable(stop, kept=kept, where=lambda: "before the next step") as request:
         beginning = started_trainer(
-            config, given, directory, request, progress, on_evaluation, listeners
+            config, inputs, directory, request, progress, on_evaluation, listeners
         )  # fmt: skip
         with beginning as trainer:
             ended_already = trainer.position.done
@@ -160,19 +160,19 @@ def _check_not_here(config: RunConfig, given: Mapping[str, Any]) -> None:
 
 
 def _over_ranks(
-    config: RunConfig, given: RunInputs, stop: StopRequest | None, progress: bool | str,
+    config: RunConfig, inputs: RunInputs, stop: StopRequest | None, progress: bool | str,
     on_evaluation: Callable[[dict[str, Any]], None] | None,
     *, last_line: bool | None,
 ) -> Result:  # fmt: skip
     """Train over several ranks, see `over_ranks`. The result is loaded from the run directory."""
-    _check_read_back(config, given)
+    _check_read_back(config, inputs)
     began = time.perf_counter()
     with (
         resumable(stop, kept=True, where=lambda: "before the next step") as request,
         Line(asked=progress) as line,
     ):
         summary = train_over(
-            config, given, request, progress=bool(progress),
+            config, inputs, request, progress=bool(progress),
             on_event=RankNews(line, on_evaluation),
         )  # fmt: skip
         result = load_result(str(config.run.run_dir), config.data.storage_options)[1]
@@ -185,12 +185,12 @@ def _over_ranks(
     return result
 
 
-def _check_read_back(config: RunConfig, given: RunInputs) -> None:
+def _check_read_back(config: RunConfig, inputs: RunInputs) -> None:
     """Raise if the model has a part that a run directory cannot store."""
     kernel, unsaved = config.model.kernel, None
     if isinstance(kernel, Kernel) and not is_built_in(kernel):
         unsaved = f"kernel={kernel!r}"
-    transforms = () if given.source is None else getattr(given.source, "feed_transforms", ())
+    transforms = () if inputs.source is None else getattr(inputs.source, "feed_transforms", ())
     for transform in transforms:
         if is_deterministic(transform) and not isinstance(transform, Scale | PatchFeatures):
             unsaved = f"transform {transform_name(transform)!r}"

@@ -67,7 +67,7 @@ class Trainer:
         progress: ProgressSetting,
     ) -> None:
         self.run, self.directory, self.evaluations = run, directory, evaluations
-        self.ranks, self.agreement = run.given.ranks, RankCoordinator(run.given.ranks, stop)
+        self.ranks, self.agreement = run.inputs.ranks, RankCoordinator(run.inputs.ranks, stop)
         self.settings, self.stack, self.stop = run.config.run, stack, stop
         first = self.ranks.rank == 0  # only rank 0 writes, evaluates, and shows progress
         logged = directory if self.settings.log and first else None
@@ -106,7 +106,7 @@ class Trainer:
         self.agreement.check_step(self.position.step)
         self.feed = self.stack.enter_context(self.steps.feed(client))
         check_order(order, self.feed.loader.order_key())
-        if self.run.given.continued is not None and not begun:
+        if self.run.inputs.continued is not None and not begun:
             self._checkpoint()  # from here on the parent run is not needed
         place = None if self.directory is None else redact(self.directory.place)
         with checkpoint_errors(str(place)):
@@ -203,7 +203,7 @@ class Trainer:
         passes, empty = self.run.method.passes(self.run.problem), empty_steps(self.run)
         n_rows, note = self.run.data.source.n_rows, loss_note(self.steps.made.meta)
         self.live.begin(meter, n_rows, passes, empty_steps=empty, loss_note=note)
-        continued = self.run.given.continued
+        continued = self.run.inputs.continued
         behind = 0 if continued is None else continued.epochs
         batches = self._arriving(
             self.feed.epochs(behind + position.epoch, behind + epochs, position.batch)

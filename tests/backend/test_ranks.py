@@ -142,7 +142,7 @@ def test_processes_add_up(size: int) -> None:
 def test_only_the_thread_that_has_joined_sums() -> None:
     """Processes' own library takes any other one for a rank that is alone."""
     said = in_processes(2, summed_elsewhere)
-    assert all(text.startswith("RuntimeError: sums of ranks are for the thread") for text in said)
+    assert all(text.startswith("RuntimeError: only the thread that joined") for text in said)
 
 
 def killed_midway(ranks: Communicator) -> None:

@@ -98,7 +98,10 @@ def test_what_it_refuses() -> None:
     warm = KernelRegressor(**STOPS | {"early_stopping": False}, solver="block").fit(X, y)
     for model, words in (
         (KernelRegressor(**STOPS, solver="direct"), "has no meaning for solver='direct'"),
-        (warm.set_params(early_stopping=True, warm_start=True), "cannot be used with weights"),
+        (
+            warm.set_params(early_stopping=True, warm_start=True),
+            "cannot be used with initial weights",
+        ),
         (KernelRegressor(**STOPS, validation_fraction=1.0), "validation_fraction=1.0 must be"),
         (KernelRegressor(**STOPS, n_iter_no_change=0), "n_iter_no_change=0 must be"),
     ):

@@ -41,14 +41,18 @@ def test_draws_on_a_device_are_counted() -> None:
     """Four numbers a counter, of a tile at most; on the CPU tiles are small."""
     problem = replace(PLAIN, staging=3, draws=True, d=200, p=1000, width=202)
     sizes, buffers = planned(replace(problem, batch_size=512), solver_settings("block"), 10**13)
-    counted = {phase: size for phase, what, size in buffers.lines if what == "draws"}
+    counted = {
+        phase: size for phase, what, size in buffers.lines if what == "random numbers of transforms"
+    }
     rows = sizes.n_sample + sizes.n_probe
     assert counted == {"sample": 72 * 50 * rows, "train": 72 * 50 * 512}
     many = planned(replace(problem, d=10**5, batch_size=512), solver_settings("block"), 10**13)[1]
-    assert {size for _, what, size in many.lines if what == "draws"} == {72 << 22}
+    assert {size for _, what, size in many.lines if what == "random numbers of transforms"} == {
+        72 << 22
+    }
     for other in (replace(problem, draws=False), replace(problem, staging=0)):
         plain = planned(replace(other, batch_size=512), solver_settings("block"), 10**13)[1]
-        assert not [line for line in plain.lines if line[1] == "draws"]
+        assert not [line for line in plain.lines if line[1] == "random numbers of transforms"]
 
 
 def test_the_temporary_centers_of_a_checkpoint_are_counted() -> None:
@@ -66,7 +70,7 @@ def test_the_temporary_centers_of_a_checkpoint_are_counted() -> None:
         lines = [line for line in planned(problem, wish, 10**13)[1].lines if "temporary" in line[1]]
         held = whole // problem.center_ranks
         assert ("train", "temporary centers", held) in lines
-        assert (phase, "temporary centers, a copy for a checkpoint", whole) in lines
+        assert (phase, "temporary centers, checkpoint copy", whole) in lines
         for other in (planned(replace(problem, kept=False), wish, 10**13),
                       planned(problem, wish.model_copy(update={"period": 1}), 10**13)):  # fmt: skip
             assert not [line for line in other[1].lines if "a copy for a checkpoint" in line[1]]

@@ -89,7 +89,7 @@ def of_kernels() -> list[Remedy]:
          operator(gauss, "exact")),
         ("is for kernels of Euclidean distances.*use 'exact' or 'float64'", operator(l1, "fast"),
          operator(l1, "exact")),
-        ("is for features as they are.*use 'auto'",
+        ("requires untransformed features.*use 'auto'",
          operator(gauss.with_metric(metric), "integer", grid),
          lambda: trained({"run.precision": "auto"}, metric=metric)),
         ("use a kernel that is one", lambda: Slope(l1), lambda: Slope(gauss)),

@@ -113,7 +113,7 @@ def of_rows() -> list[Remedy]:
         Remedy("the kernel between the centers and .*scale the features, or widen the bandwidth",
                fits(far, solver="block", **steep | {"kernel": sk.Polynomial(3)}),
                fits(far, solver="block", **steep | {"kernel": sk.Polynomial(3), "scale": "auto"})),
-        *(Remedy(rf"\({what} 0\); .*where all rows are equal set solver='direct'",
+        *(Remedy(rf"\({what} 0\); .*if all rows are equal, set solver='direct'",
                  fits(equal, solver=solver, **zero), fits(equal, solver="direct", **zero))
           for what, solver in (("largest k.*", "block"), ("leverage", "sgd"))),
         Remedy("trace of the sample", fits(out, solver="eigenpro3", **steep | FREE),

@@ -75,7 +75,7 @@ def of_settings() -> list[Remedy]:
     noise = {"kind": "noise", "sigma": 1.0}
     cases: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         ("early_stopping has nothing to stop.*leave it out", {"run.early_stopping": True}, {}),
-        ("calibrate cannot be used with weights.*leave it out",
+        ("calibrate cannot be used with initial weights.*leave it out",
          block | {"run.calibrate": True, "solver.warm_start": "run"}, {}),
         ("n_centers=9 but model.centers holds 60 rows; leave n_centers out",
          {"model.centers": "data.zarr", "model.n_centers": 9},

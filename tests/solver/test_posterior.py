@@ -195,7 +195,7 @@ def test_an_output_without_any_spread_is_known() -> None:
 
 
 def test_its_memory_is_planned() -> None:
-    problem = replace(problem_of(rows(0, 500, 3), 2, cycled=2000), whole=True, n_rows=2000)
+    problem = replace(problem_of(rows(0, 500, 3), 2, cycled=2000), complete=True, n_rows=2000)
     options = solver_settings(ridge=1e-3, posterior=True)
     method, _, buffers, why = resolve(replace(problem, posterior=True), options, 1 << 40)
     without = Direct().plan(problem, options, 1 << 40)[1]

@@ -282,7 +282,7 @@ def test_a_batch_of_the_projection_is_counted_in_bytes() -> None:
         assert lines[5000][partial] >= lines["auto"][partial]
         if shared:
             assert lines[5000]["K(batch, sample) of the projection"] >= 2500 * 2000 * 4
-            assert lines[5000]["centers on their way"] >= 5000 * problem.point
+            assert lines[5000]["centers being broadcast"] >= 5000 * problem.point
 
 
 def test_build_measures_the_step_on_all_centers_if_they_are_few() -> None:

@@ -213,7 +213,7 @@ def test_no_rank_has_all_weights_of_the_other_run(
     """But the first, until the steps begin; and nobody all centers."""
     asked, continues = going_on(old, way, "many")
     config = runs.settings(store, tmp_path / "run", **asked | grid(1, 2))
-    prepare_run(config, given=RunInputs(continues=continues))
+    prepare_run(config, inputs=RunInputs(continues=continues))
     read: list[tuple[int, ...]] = []
     seen: list[weakref.ref[Any]] = []
     held, load = StoredCenters.read, ParentRun.weights_for
@@ -277,7 +277,7 @@ def test_centers_are_read_once(
     if columns == 1:
         train(config, continues=continues)
     else:
-        prepare_run(config, given=RunInputs(continues=continues))
+        prepare_run(config, inputs=RunInputs(continues=continues))
         runs.on_ranks(columns, config, continues)
     assert sorted(came) == sorted(read)
 
@@ -307,13 +307,13 @@ def test_plan_counts_other_weights(store: str, old: dict[str, str], tmp_path: Pa
         run.backend.close()
         lines[way] = {(phase, what): size for phase, what, size in run.buffers.lines}
     for found in lines.values():
-        assert found["centers", "weights that it goes on from, read, on rank 0"] == 3 * 60 * 8
-        assert found["setup", "weights that it goes on from, on rank 0"] == 60 * (8 + 8)
-        assert found["train", "order of the weights that it goes on from"] == 60 * 88
-    everywhere = "centers", "raw centers, all of them on rank 0"
+        assert found["centers", "initial weights being read, on rank 0"] == 3 * 60 * 8
+        assert found["setup", "initial weights, on rank 0"] == 60 * (8 + 8)
+        assert found["train", "order of the initial weights"] == 60 * 88
+    everywhere = "centers", "all raw centers, on rank 0"
     assert everywhere in lines["warm"]
     assert everywhere not in lines["continued"]
-    assert lines["continued"]["centers", "a chunk of centers being read"] == 2 * 60 * 4 * 8
+    assert lines["continued"]["centers", "chunk of centers being read"] == 2 * 60 * 4 * 8
 
 
 @pytest.mark.parametrize(("way", "changes", "said"), [

@@ -305,7 +305,7 @@ def test_the_log_names_the_slowest_rank(
     """For which the others wait."""
 
     def slowly(self: StepLoop, batch: Batch) -> float | None:
-        if self.run.given.ranks.rank == 1:
+        if self.run.inputs.ranks.rank == 1:
             time.sleep(0.02)
         return take(self, batch)
 

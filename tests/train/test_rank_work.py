@@ -201,10 +201,10 @@ def test_eigenpro_has_a_part_of_centers_and_temporary_ones(
         assert solver.K.shape == (math.ceil(1.1 * 8), 30)
         if projection == "exact":
             assert inner.L.shape == (30, 30 if trainer.ranks.rank % 2 == 0 else 60)
-            assert inner.L.nbytes <= lines["a part of the factor of K(Z, Z)"]
+            assert inner.L.nbytes <= lines["this rank's part of the factor of K(Z, Z)"]
         elif projection == "resident":
             assert 28 <= len(inner.K) <= 32
-            assert inner.K.nbytes <= lines["a part of K(Z, Z)"]
+            assert inner.K.nbytes <= lines["this rank's part of K(Z, Z)"]
         else:
             assert inner.K is None
 
@@ -223,7 +223,7 @@ def test_falkon_has_a_part_of_centers_and_of_the_preconditioner(store: str, tmp_
             assert len(trainer.steps.made.arrays["Z"]) == len(solver.Z) == n
             assert {len(a) for k, a in pending.items() if k not in ("squares", "least")} == {n}
             lines = dict(line[1:] for line in trainer.run.buffers.lines if line[0] == "train")
-            assert solver.H.nbytes <= lines["preconditioner H, a stripe of it"] == 15 * 60 * 8
+            assert solver.H.nbytes <= lines["preconditioner H, this rank's stripe"] == 15 * 60 * 8
             return len(solver.H)
 
         assert sum(of_ranks(config, 4, held)) == 60
@@ -240,11 +240,11 @@ def test_plan_counts_a_part(store: str, tmp_path: Path) -> None:
         counted.append((lines, run.problem.point))
     (by_rows, point), (by_centers, _) = counted
     assert by_rows["always", "centers"] == 400 * point
-    assert by_centers["setup", "centers, a stripe of them"] == 200 * point
-    assert by_rows["setup", "centers as chosen"] == 400 * 4 * 8
-    assert by_centers["setup", "raw centers, a stripe of them"] == 200 * 4 * 8
-    assert by_centers["setup", "centers of a block"] == 100 * point
-    assert by_centers["train", "centers, a part of them"] == 200 * point
+    assert by_centers["setup", "this rank's stripe of the centers"] == 200 * point
+    assert by_rows["setup", "raw centers"] == 400 * 4 * 8
+    assert by_centers["setup", "this rank's stripe of the raw centers"] == 200 * 4 * 8
+    assert by_centers["setup", "centers of one block"] == 100 * point
+    assert by_centers["train", "this rank's part of the centers"] == 200 * point
     for what in ("weights learned from the sample", "sketches of the leverage"):
         assert by_centers["train", what] == by_rows["train", what] / 2
         assert by_centers["setup", what] == by_rows["setup", what] / 2

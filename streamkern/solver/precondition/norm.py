@@ -1,4 +1,4 @@
-"""The norm in which steps, damping and ridge are measured, and its factors of K(Z, Z)."""
+"""The norm of the weights that steps, damping and ridge refer to, and its factor of K(Z, Z)."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from streamkern.kernels.products import KernelOperator
 
 NO_OVERLAP = (
     "{0}: the kernel between the centers and the sampled rows is zero or not finite ({1}); the "
-    "features are too large for its numbers, or the bandwidth is too small for the distances "
-    "between them; scale the features, or widen the bandwidth, or where all rows are equal set "
-    f"{mention('solver.name', 'direct')}, which answers the mean"
+    "features are too large for the precision, or the bandwidth is too small for the distances "
+    "between them; scale the features, or widen the bandwidth; if all rows are equal, set "
+    f"{mention('solver.name', 'direct')}, which predicts the mean"
 )
+"""Error message; its fields are the kernel, and the measured value with its name."""
 
 
 def check_overlap(op: KernelOperator, value: float, what: str) -> None:
-    """Raise ConfigError unless a measure of the kernel matrix is finite and above 0.
+    """Raise ConfigError unless a measured value of the kernel matrix is finite and above 0.
 
-    value : measured between centers and rows.
-    what : its name, for the error.
+    value : such as the trace of the covariance, measured between centers and rows.
+    what : its name, for the error message.
     """
     if not (math.isfinite(value) and value > 0):
         raise ConfigError(NO_OVERLAP.format(op.kernel, f"{what} {value:g}"))
@@ -35,17 +36,19 @@ def check_overlap(op: KernelOperator, value: float, what: str) -> None:
 
 @dataclass(frozen=True)
 class WeightNorm:
-    """The norm of weights in which steps, damping and ridge are measured.
+    """The norm |L^T alpha| of weights alpha, which steps, damping and ridge refer to.
 
-    It is the RKHS norm |L^T alpha|, K(Z, Z) + jitter I = L L^T; for explicit features, with the
-    Euclidean norm of the weights, L is None and stands for the identity.
+    For a kernel it is the RKHS norm: L is the Cholesky factor of K(Z, Z) + jitter I. For explicit
+    features it is the Euclidean norm: L is the identity, for which None stands.
+
+    L : (p, p) lower triangular, or None.
     """
 
     L: Array | None
     jitter: float
 
     def features(self, backend: Backend, K: Array) -> Array:
-        """Transform rows k (n, p) of K(X, Z) to features of unit metric: L^-1 k, in place."""
+        """Transform K(X, Z) (n, p) in place to features K L^-T, whose metric is the identity."""
         return K if self.L is None else backend.solve_lower_right(self.L, K)
 
     def inverse(self, backend: Backend, p: int, dtype: np.dtype[Any]) -> Array:
@@ -55,25 +58,25 @@ class WeightNorm:
         return backend.inverse_lower(self.L)
 
     def weights(self, backend: Backend, w: Array) -> Array:
-        """Transform weights of the features to alpha: L^-T w, in place."""
+        """Transform weights w (p, c) of the features in place to alpha = L^-T w."""
         return w if self.L is None else backend.solve_lower(self.L, w, transposed=True)
 
 
 Agree = Callable[[bool], bool]
-"""Function that returns whether an attempt that each rank made succeeded on all of them."""
+"""Function of whether an attempt succeeded on this rank; it returns whether it did on all ranks."""
 
 
-def on_one_rank(so: bool) -> bool:
-    """Return `so`, as a single rank agrees with itself."""
-    return so
+def on_one_rank(succeeded: bool) -> bool:
+    """Return the argument, as there is no other rank; see `Agree`."""
+    return succeeded
 
 
 def weight_norm(
     op: KernelOperator, Z: Points, least_jitter: float, agree: Agree = on_one_rank
 ) -> WeightNorm:
-    """Return the norm of the weights on the points Z.
+    """Return the norm of the weights of the centers Z.
 
-    least_jitter : see `jittered_cholesky`.
+    least_jitter : smallest relative jitter, as `least` of `jittered_cholesky`.
     """
     if op.kernel.explicit:
         return WeightNorm(None, 0.0)
@@ -84,13 +87,14 @@ def inverse_root(
     op: KernelOperator, norm: WeightNorm, C: Array, mu: float, top: float,
     agree: Agree = on_one_rank,
 ) -> tuple[Array, float]:  # fmt: skip
-    """Return A^-1 L^-1, with A A^T = C + mu I, and the mu it took.
+    """Return A^-1 L^-1 (b, b), where A A^T = C + mu I, and the final mu.
 
-    mu may grow, as rounding may leave C + mu I indefinite.
+    mu is increased until the factorisation succeeds, because rounding may make C + mu I indefinite.
 
     norm : norm of the weights, with the factor L.
-    C : (b, b), of which only the lower part is read.
-    top : about the top eigenvalue of C.
+    C : (b, b) covariance of the features; only its lower triangle is read.
+    mu : damping to start from.
+    top : approximate top eigenvalue of C; mu is not below its rounding.
     """
     xp, backend, b = op.backend.xp, op.backend, len(C)
     diagonal = xp.arange(b)
@@ -110,12 +114,14 @@ def inverse_root(
 
 
 def noise_floor(op: KernelOperator, p: int) -> float:
-    """Return a jitter above the rounding of products with K(Z, Z), for p centers.
+    """Return a jitter above the rounding of products with K(Z, Z), relative to the largest k(z, z).
 
-    It is relative to the largest k(z, z). With a ridge, K(Z, Z) alpha is part of the gradient, and
-    rounding makes an error in it of about eps sqrt(p) |alpha|. Along directions in which K(Z, Z) is
-    nearly zero H^T H would amplify that by 1 / (mu jitter): with less jitter alpha grows there
-    without end, in float64 as in float32.
+    With a ridge, K(Z, Z) alpha is part of the gradient. Its rounding error is about eps sqrt(p)
+    |alpha|. Along directions in which K(Z, Z) is nearly zero, H^T H amplifies this error by
+    1 / (mu jitter). With a smaller jitter, alpha would grow there without bound, in float64 as well
+    as in float32.
+
+    p : number of centers.
     """
     return 30 * eps(op.dtype) * math.sqrt(p)
 
@@ -123,11 +129,19 @@ def noise_floor(op: KernelOperator, p: int) -> float:
 def jittered_cholesky(
     op: KernelOperator, Z: Points, least: float = 0.0, agree: Agree = on_one_rank
 ) -> tuple[Array, float]:
-    """Return the lower factor of K(Z, Z) + jitter I, and the jitter it took.
+    """Return the Cholesky factor L (p, p) of K(Z, Z) + jitter I, and the final jitter.
 
-    Z : points. Duplicate or nearly duplicate centers make K(Z, Z) singular, and
-        rounding makes it indefinite by about eps times its norm, so the jitter starts at 10 eps of
-        the largest k(z, z), or `least` of it, and grows by 10 until the factorisation succeeds.
+    Equal or nearly equal centers make K(Z, Z) singular, and rounding makes it indefinite by about
+    eps times its norm. So the jitter starts at 10 eps or `least`, whichever is larger, times the
+    largest k(z, z). It is multiplied by 10 until the factorisation succeeds.
+
+    Z : p centers.
+    least : smallest jitter, relative to the largest k(z, z).
+
+    Raises
+    ------
+    ConfigError
+        The kernel is not positive definite, or its values are zero or not finite.
     """
     xp = op.backend.xp
     diagonal = xp.arange(len(Z))

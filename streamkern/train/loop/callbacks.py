@@ -45,7 +45,7 @@ class TrainStart:
     @classmethod
     def of(cls, run: ResolvedRun, meta: dict[str, Any], at: Position, run_dir: str | None) -> Self:
         """Return the start of a run with this setup, at this position."""
-        settings, passes = run.given.recorded(run.config), run.config.data.passes
+        settings, passes = run.inputs.recorded(run.config), run.config.data.passes
         return cls(settings, decided(meta), at.step, at.epoch, passes, run_dir)
 
 

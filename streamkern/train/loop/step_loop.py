@@ -118,7 +118,7 @@ class StepLoop:
         self.run, self.made, self.solver = run, made, made.solver
         self.position, self.report = position, report
         self.whole = True  # no step has begun without ending
-        self.ranks = run.given.ranks
+        self.ranks = run.inputs.ranks
         self.share = run.method.share(run.problem, run.sizes, self.ranks)
         self.rows = 0
         self._best: Any = None

@@ -1,4 +1,4 @@
-"""Calibration of a trained model on rows set aside; the result becomes part of the model."""
+"""Calibration of a trained model by its calibration rows, or by leave-one-out."""
 
 from __future__ import annotations
 
@@ -30,9 +30,14 @@ from streamkern.train.resolve.resolved_run import ResolvedRun
 
 
 def calibrate(model: KernelModel, source: BaseSource) -> Calibration:
-    """Return the calibration of a model by the rows of `source`, none of which it was trained on.
+    """Return the calibration of a model by rows that it was not trained on.
 
-    Raises DataError if none of the rows has a weight.
+    source : the calibration rows, with targets in the units of the user.
+
+    Raises
+    ------
+    DataError
+        All rows have sample weight 0.
     """
     to_host, parts = model.backend.to_host, []
     with model.backend.active():
@@ -61,8 +66,10 @@ def calibrate(model: KernelModel, source: BaseSource) -> Calibration:
 
 
 def native_calibration(run: ResolvedRun, targets: TargetScale) -> Calibration | None:
-    """Return the probabilities that a model has by its loss, without rows set aside; None if it has
-    none."""
+    """Return the calibration of a model whose loss makes its outputs log-probabilities, else None.
+
+    No calibration rows are needed. targets : mean and scale of the c outputs.
+    """
     if not isinstance(run.loss, LogLoss):
         return None
     c = len(targets.mean)
@@ -70,11 +77,12 @@ def native_calibration(run: ResolvedRun, targets: TargetScale) -> Calibration | 
 
 
 def calibrate_left_out(model: KernelModel, rows: LeftOut, factors: Floats | None) -> Calibration:
-    """Return the calibration of a classifier by its training rows, each predicted by all others.
+    """Return the calibration of a classifier by leave-one-out predictions of its training rows.
 
-    rows : values and targets of the training rows, in the units of the solver
-    factors : (c,) factors of the sample weights by class, or (1,), which are divided out here; None
-        if rows have no sample weights
+    rows : outputs and targets (n, c) of the training rows on the device, before the targets' mean
+        and scale are applied
+    factors : (c,) class weights, or (1,), by which the sample weights are divided here; None if
+        rows have no sample weights
     """
     xp, to_host = model.backend.xp, model.backend.to_host
     F, Y = (to_host(model.targets.outside(xp, a, np.float64)) for a in (rows.F, rows.Y))
@@ -88,12 +96,14 @@ def each_left_out(
     op: KernelOperator, Z: Points, ridge: float, batches: Iterable[Batch],
     sums: tuple[DirectSolver, State] | None = None,
 ) -> LeftOut:  # fmt: skip
-    """Return the predictions of each row by the minimum of the squares without it.
+    """Return the leave-one-out predictions of least squares; see `DirectSolver.left_out`.
 
-    The minimum is that over centers Z with this ridge; see `DirectSolver.left_out`.
+    Each row is predicted by the model that minimises the squared error of all other rows.
 
-    batches : all rows, each once.
-    sums : a solver whose sums are those of these rows; None: they are made here.
+    Z : (p,) prepared centers of the model.
+    ridge : coefficient of its kernel norm.
+    batches : all n rows, each of them once.
+    sums : a solver and its state, with the normal equations of these rows; None: they are computed.
     """
     xp = op.backend.xp
     parts = [(b.X.copy(), b.Y.copy(), None if b.w is None else b.w.copy()) for b in batches]
@@ -117,18 +127,23 @@ def _normalised(
     found: Calibration, model: KernelModel, source: BaseSource, missed: Floats, w: Floats | None,
     origins: npt.NDArray[np.integer],
 ) -> Calibration:  # fmt: skip
-    """Return a calibration whose intervals are scaled by the estimated difficulty of a row.
+    """Return the calibration with intervals that are scaled by the residual scale of a row.
 
-    The difficulty is estimated from some of the rows, drawn at random, whose scaled features are
-    kept; the other rows measure how far the scaled intervals have to reach.
+    The residual scale is fitted to some of the rows, drawn at random, whose scaled features are
+    kept. The other rows measure how wide the scaled intervals have to be.
+
+    found : calibration without a residual scale.
+    missed : (n, c) absolute residuals, in the units of the targets.
+    w : (n,) sample weights; None: all are 1.
+    origins : (n,) stored row that each row was made from; its copies are used for the same purpose.
     """
-    all_told = np.arange(len(missed)) if w is None else np.flatnonzero(w > 0)
-    told = all_told[np.sort(np.unique(origins[all_told], return_index=True)[1])]
+    counted = np.arange(len(missed)) if w is None else np.flatnonzero(w > 0)
+    distinct = counted[np.sort(np.unique(origins[counted], return_index=True)[1])]
     d, dtype = math.prod(shape_after(model.fixed, model.row_shape)), model.op.dtype
-    order = np.random.default_rng(len(told)).permutation(told)
-    count = most_points(len(told), d, dtype.itemsize)
+    order = np.random.default_rng(len(distinct)).permutation(distinct)
+    count = most_points(len(distinct), d, dtype.itemsize)
     first = np.sort(order[:count])
-    others = all_told[~np.isin(origins[all_told], origins[first])]
+    others = counted[~np.isin(origins[counted], origins[first])]
     X, place = np.empty((count, d), dtype), 0
     for rows in _prepared(model, source, first):
         X[place : place + len(rows)] = model.backend.to_host(rows)
@@ -146,7 +161,10 @@ def _normalised(
 def _prepared(
     model: KernelModel, source: BaseSource, chosen: npt.NDArray[np.int64]
 ) -> Iterator[Array]:
-    """Yield the rows at positions `chosen` of the order of reading, ascending, for the kernel."""
+    """Yield the chosen rows, transformed, in parts (k, d) on the device.
+
+    chosen : ascending positions of rows in the order of reading.
+    """
     first = 0
     for block in source.blocks():
         own = chosen[(chosen >= first) & (chosen < first + len(block.row_ids))] - first

@@ -2,7 +2,7 @@
 
 On a log scale f(x) is an increasing function of that sum, see `TargetScale`.
 
-It evaluates any source in streamed units, and holds nothing of the size of the data.
+Rows are evaluated as they are streamed, so the memory does not grow with the number of rows.
 """
 
 from __future__ import annotations
@@ -55,19 +55,24 @@ from streamkern.train.resolve.training_data import check_evaluable, targets
 class KernelModel(ShownFacts):
     """Centers, weights, and the transforms from a stored row to features.
 
-    Z, weights : points of the centers, right side; (p, c) on the device
-    classes : sorted names, or None for values
-    fixed : transforms applied to every row
-    targets : mean and scale of the targets, applied to f(x); float64 for values, so that they are
-        exact in the units of the user, and the dtype of the weights for classes
-    skipped : a sentence for each damaged checkpoint newer than the one that was loaded
-    columns, target_columns : names of the features and targets of the training data, or None
-    encoder, label_dtype, weight_column, file_form : as in `StoreSpec`
-    origin, arrays : the run, and names of arrays in its settings
-    lacking : the sentence on what is needed for a calibration
-    loss : the loss that was minimised; None: squares
-    centers : (p, d) host array of the centers, if f(X) may be summed in float64, see `wide_sum`
-    wide : whether it is; None: if `rounding_shows`
+    op : products with kernel matrices
+    Z : (p,) prepared centers on the device, right side only
+    weights : (p, c) on the device, in the dtype of `op`
+    classes : the c names of the classes, sorted; None for numeric targets
+    row_shape : shape of a stored row, (d,) or (h, w, channels)
+    fixed : transforms that are applied to every row, in this order
+    targets : (c,) mean and scale of the targets: in the user's units, as float64, for numeric
+        targets; in the dtype of the weights for classes
+    skipped : one sentence for each damaged checkpoint that is newer than the loaded one
+    columns, target_columns : the names of the d encoded features and of the targets, or None
+    encoder, file_form, label_dtype, weight_column : as in `StoreSpec`
+    origin : the run that trained the model, as JSON
+    calibration, posterior : for intervals, probabilities and standard deviations; None without them
+    arrays : the names of arrays in the settings of the run
+    lacking : a sentence that says how to get the calibration that is missing
+    loss : the loss that was minimised; None: the squared error
+    centers : (p, d) the centers on the host, scaled, if f(X) may be summed in float64
+    wide : whether f(X) is summed in float64; None: if `rounding_shows`
     """
 
     op: KernelOperator
@@ -129,15 +134,10 @@ class KernelModel(ShownFacts):
         """Return f(X) on the host, (n, c).
 
         X : (n, *row_shape) as stored, or flat; sparse rows are made dense a tile at a time
-        std, spread : append standard deviations, or the calibration's difficulty of rows: (n, 2 c)
+        std, spread : append standard deviations, or the residual scale of each row: (n, 2 c)
         """
-        check_row_shape(
-            "X has",
-            X.shape[1:],
-            "the model was trained on",
-            self.row_shape,
-            sparse=self.op.kernel.sparse,
-        )
+        sparse, trained = self.op.kernel.sparse, "the model was trained on"
+        check_row_shape("X has", X.shape[1:], trained, self.row_shape, sparse=sparse)
         X = X.tocsr() if is_sparse(X) else X  # not all sparse formats can slice rows
         out = np.empty((X.shape[0], (1 + std + spread) * self.n_outputs), self.dtype)
         for rows in self._tiles(X.shape[0]):
@@ -163,7 +163,7 @@ class KernelModel(ShownFacts):
                 yield part, F, self.backend.xp.broadcast_to(Y, F.shape)
 
     def checked(self, source: Any, *, targets: bool = False) -> Any:
-        """Return the source with columns, and with `targets` classes, as in the training data."""
+        """Return the source with the columns of the training data; with `targets` their classes."""
         source = source if isinstance(source, FileRows) else as_source(source)
         names = self.target_columns if targets else None
         source = in_columns(source, self.columns, "the data", names, self.encoder)
@@ -189,7 +189,7 @@ class KernelModel(ShownFacts):
         return F, Y
 
     def function(self, X: Array) -> Array:
-        """Return f(X) in scaled targets, (n, c). X : (n, d) on the device, scaled."""
+        """Return f(X) (n, c) before `targets` are applied. X : (n, d) on the device, scaled."""
         return self._sum(X)
 
     @functools.cached_property
@@ -238,7 +238,7 @@ class KernelModel(ShownFacts):
         return UnseenValues(self.op, self.Z, self.columns or ())
 
     def prepared(self, block: RowBlock) -> Array:
-        """Return the rows of a block as the kernel takes them, (k, d) on the device."""
+        """Return the transformed rows (k, d) of a block, on the device, in the dtype of `op`."""
         return self._prepared(block, None, 0)[0]
 
     @on_its_backend
@@ -267,7 +267,7 @@ class KernelModel(ShownFacts):
     def answers(
         self, source: Source | FileRows, start: int = 0, *, std: bool = False, spread: bool = False
     ) -> Iterator[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]:
-        """Yield (position in the order of reading, row numbers (k,), f(X) on the host (k, c)).
+        """Yield position in the order of reading, row numbers (k,), and f(X) on the host (k, c).
 
         Begins at position `start`; `std`, `spread` as in `values`; see `BaseSource.source_rows`.
         """

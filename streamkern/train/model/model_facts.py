@@ -32,8 +32,8 @@ _SETUP_FACTS = ("target_transform", "learned_metric", "metric", "categorical")
 def solver_facts(meta: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
     """Return what was chosen and found in the setup, as JSON values.
 
-    meta : metadata of the setup
-    state : scalars of the solver; with its ridge, if it has one
+    meta : metadata of the setup, JSON
+    state : scalars of the solver's state by name; "ridge" is read, if there is one
     """
     sizes, setup = meta["sizes"], meta["setup"]
     found = {"ridge": state["ridge"]} if state.get("ridge") else {}
@@ -62,7 +62,10 @@ def _fact(name: str, value: object) -> str:
 
 
 def facts_in_words(solver: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Return the solver with a sum or a product of kernels in one line, and facts of the metric."""
+    """Return the facts of a solver with kernels, losses and metrics as text.
+
+    solver : result of `solver_facts`; None: no facts
+    """
     found = dict(solver or {})
     if "categorical" in found:
         found["categorical"] = categorical_text(found["categorical"])
@@ -81,7 +84,10 @@ def facts_in_words(solver: Mapping[str, Any] | None) -> Mapping[str, Any]:
 
 
 def _metric_in_words(metric: Mapping[str, Any]) -> dict[str, str]:
-    """Return the first few entries of `describe_metric` as text."""
+    """Return the first few entries of a metric's description as text.
+
+    metric : result of `describe_metric`, JSON
+    """
     shares = ", ".join(f"{name} {share:.1%}" for name, share in metric["importances"][:FEATURES])
     size = f"{metric['features']} features"
     if metric["kind"] == "scales":
@@ -97,7 +103,7 @@ def _metric_in_words(metric: Mapping[str, Any]) -> dict[str, str]:
 
 
 def model_facts(model: Any) -> dict[str, Any]:
-    """Return what a `KernelModel` holds: its run, targets, features, kernel, size and loss."""
+    """Return the facts of a `KernelModel`: its run, targets, features, kernel, size and loss."""
     sparse = sparse_features(model.file_form)
     return {
         **model.origin,

@@ -30,11 +30,12 @@ PERMUTED_ROWS, REPEATS = 2000, 5
 class PermutationImportances:
     """Decrease of a score when each column is shuffled.
 
-    names : names of the columns, in their order
-    figure : "accuracy" or "r2"
-    score : score on the unshuffled rows
-    n_rows : number of rows evaluated
-    mean, std : (k,) mean and standard deviation of the decrease over the shuffles of each column
+    names : names of the k columns, in the order of the table
+    figure : the score: "accuracy", or "r2" for numeric targets
+    score : the score on the unshuffled rows
+    n_rows : number of rows that were evaluated
+    mean, std : (k,) mean and standard deviation of the decrease of the score, over the shuffles of
+        each of the k columns
     """
 
     names: tuple[str, ...]
@@ -56,7 +57,11 @@ class PermutationImportances:
 def column_groups(
     encoder: Any, columns: tuple[str, ...] | None, n_features: int
 ) -> tuple[tuple[str, slice], ...]:
-    """Return the name of each column with the slice of features that encode it."""
+    """Return the name of each column, with the slice of features that encode it.
+
+    encoder : as in `StoreSpec`; None if every column is a feature.
+    columns : names of the features, used without an encoder; None: "x0", "x1", ...
+    """
     if encoder is not None:
         return Encoder.from_json(encoder, "the model").groups
     names = columns or tuple(f"x{j}" for j in range(n_features))
@@ -73,9 +78,17 @@ def permutation_importances(
 ) -> PermutationImportances:
     """Return the importance of each column for the accuracy, or R2, on rows with targets.
 
-    source : rows that the model was not trained on; at most `n_rows` random ones are evaluated.
-    Raises DataError if there are no rows, or if they do not match the training rows, and
-    ConfigError for a model of sparse rows.
+    source : rows with targets that the model was not trained on.
+    n_rows : largest number of these rows that are evaluated, drawn at random.
+    n_repeats : number of shuffles of each column.
+    seed : seed of the draw and of the shuffles.
+
+    Raises
+    ------
+    ConfigError
+        The model was trained on sparse rows.
+    DataError
+        There are no rows, or they do not match the training rows.
     """
     if sparse_features(model.file_form) is not None:
         raise ConfigError(

@@ -7,7 +7,10 @@ from typing import Any
 
 
 def column_names(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the column names recorded in a setup, as arguments of `KernelModel`."""
+    """Return the column names recorded in a setup, as arguments of `KernelModel`.
+
+    meta : metadata of the setup, JSON
+    """
     facts = meta.get("facts", {})
     names = {name: meta.get(name) for name in ("encoder", "file_form")}
     for name in ("columns", "target_columns"):

@@ -1,4 +1,4 @@
-"""A trained model whose centers several ranks share out."""
+"""A trained model whose centers are partitioned over ranks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,14 @@ from streamkern.train.model.kernel_model import KernelModel
 
 @dataclass
 class SharedModel(KernelModel):
-    """A model whose centers several ranks share out. Z, weights : those of this rank.
+    """A model whose centers are partitioned over ranks.
 
-    Rank 0 initiates each evaluation and uses its result: it broadcasts its rows, and each rank adds
-    the contribution of its centers on some of the rows.
+    Rank 0 initiates each evaluation, and uses its result. It broadcasts the rows; each rank adds
+    the contribution of its centers on some of the rows, in an all-reduce.
+
+    Z, weights : prepared centers and weights (p_rank, c) of this rank, on the device
+    ranks : communicator of the ranks
+    grid : position of this rank, which determines its rows
     """
 
     ranks: Communicator = SINGLE
@@ -31,7 +35,7 @@ class SharedModel(KernelModel):
         return self._together(np.ascontiguousarray(self.backend.to_host(X)))
 
     def warn_of_unseen(self, X: Array) -> None:
-        """Do nothing: a rank does not know the values that the centers of others have."""
+        """Do nothing, because a rank does not know the values of the other ranks' centers."""
 
     def answer(self) -> None:
         """Evaluate for rank 0, on another rank, until rank 0 calls `answer` as well."""
@@ -43,7 +47,10 @@ class SharedModel(KernelModel):
                 self._together(np.empty((n, d), self.op.dtype))
 
     def _together(self, rows: npt.NDArray[Any]) -> Array:
-        """Return f of rank 0's rows, summed over the ranks. rows : (n, d) on the host."""
+        """Return f(X) (n, c) of rank 0's rows, summed over the ranks.
+
+        rows : (n, d) on the host, scaled; overwritten with the rows of rank 0 on the other ranks.
+        """
         X = self.backend.asarray(self.ranks.broadcast(rows), self.op.dtype)
         F = self.backend.xp.zeros((len(X), self.n_outputs), self.op.dtype)
         own = self.grid.of_row(len(X))

@@ -1,4 +1,4 @@
-"""Local residual scale of a model, see `ResidualScale`, on the device of the model."""
+"""Evaluation of the residual scale sigma(x), see `ResidualScale`, on the device of the model."""
 
 from __future__ import annotations
 
@@ -17,12 +17,16 @@ from streamkern.planning.memory import HARD_BYTES, HARD_ROWS
 from streamkern.predict.residual_scale import ResidualScale, fit_residual_scale
 
 WIDER = 4
-"""Factor of the median distance. From 50 rows of 3 features, noise exp(x_1) was found in 11 of 12
-draws, and in 8 without this bandwidth."""
+"""Widest bandwidth that is tried, relative to the median distance. With 50 rows of 3 features, a
+noise of exp(x_1) was found in 11 of 12 draws, and in 8 without this bandwidth."""
 
 
 class ResidualScales:
-    """Scale sigma of rows. op : the operator of the model, whose kernel and backend are used."""
+    """The residual scale sigma(x) of a model as a function of rows.
+
+    op : products of the model, whose kernel and backend are used
+    difficulty : fitted residual scale, with q points
+    """
 
     def __init__(self, op: KernelOperator, difficulty: ResidualScale) -> None:
         self.difficulty = difficulty
@@ -33,8 +37,10 @@ class ResidualScales:
             self._W = backend.asarray(difficulty.weights, self._op.dtype)
 
     def __call__(self, X: Array) -> Floats:
-        """Return sigma, (k, c) on the host. X : (k, d) on the device, scaled. Takes 2 k q (d + c)
-        FLOPs."""
+        """Return sigma (k, c) on the host, as float64, in 2 k q (d + c) FLOPs.
+
+        X : (k, d) on the device, scaled.
+        """
         if not len(self.difficulty.points):
             return np.ones((len(X), len(self.difficulty.low)))
         G = self._op.product(self._op.points(X, left=True), self._Z, self._W)
@@ -42,20 +48,25 @@ class ResidualScales:
 
 
 def most_points(n: int, d: int, itemsize: int) -> int:
-    """Return the number of points that `find_difficulty` takes of n rows set aside: one half,
-    within the memory limit."""
+    """Return how many of n calibration rows `find_difficulty` takes: half, within the memory limit.
+
+    d : features of a row. itemsize : bytes of a feature.
+    """
     return min(n // 2, HARD_ROWS, max(HARD_BYTES // (d * itemsize), 1))
 
 
 def find_difficulty(
     op: KernelOperator, X: npt.NDArray[Any], missed: Floats, w: Floats | None
 ) -> ResidualScale:
-    """Fit the residual scale to rows X (q, d), scaled, on the host, with absolute residuals
-    `missed` (q, c).
+    """Fit the residual scale to the absolute residuals of rows.
 
-    Three kernels are tried: that of the model, in its metric, and Laplace's with the median
-    distance and with `WIDER` times it. The residual scale need not depend on the features as the
-    targets do, and a wide kernel finds a slowly varying scale from fewer rows.
+    Three kernels are tried: that of the model, in its metric, and Laplace kernels with the median
+    distance and `WIDER` times this distance as bandwidth. The residual scale need not depend on the
+    features as the targets do, and a wide kernel finds a slowly varying scale from fewer rows.
+
+    X : (q, d) on the host, scaled.
+    missed : (q, c) absolute residuals, in the units of the targets.
+    w : (q,) sample weights; None: all are 1.
     """
     tried = [] if op.kernel.explicit else [0.0]
     if (X[:1] == X).all():  # equal rows show no differences

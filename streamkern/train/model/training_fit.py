@@ -1,7 +1,7 @@
-"""Fit of a model to its training rows, so that a worthless model does not go unnoticed.
+"""Fit of a model to some of its training rows, so that a worthless model does not go unnoticed.
 
-Choices made by "auto" and given settings (a bandwidth of 1e30, a ridge of 1e3) can result in a
-model that is constant, or that memorises its centers and nothing else. Some rows reveal this.
+Settings, such as a bandwidth of 1e30 or a ridge of 1e3, and automatic choices can result in a model
+that is constant, or that only memorises its centers. A few training rows reveal this.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from streamkern.train.model.kernel_model import KernelModel
 from streamkern.train.resolve.resolved_run import ResolvedRun
 
 FIT_ROWS, FIT_UNITS, BYTES = 512, 8, 16 << 20
-"""Largest numbers of rows that are evaluated, of units they are read from, and of their bytes as
-float64."""
+"""Largest number of rows that are evaluated, of units that they are read from, and of bytes that
+they take as float64."""
 FIT_STAGE = 43
+"""Number of the random stream by which these rows are drawn."""
 CONSTANT_VARIANCE = 1e-3
 """Ratio of the variances of predictions and targets below which the model counts as constant."""
 CERTAIN = 3.0
@@ -50,15 +51,17 @@ SQUEEZED_NOTE = "nine tenths of the values of feature"
 
 
 class TrainingFit(NamedTuple):
-    """Fit of a model on `rows` training rows.
+    """Fit of a model to some of its training rows.
 
+    rows : number of these rows
     mse : mean squared error over rows and outputs, on the scale on which targets are learned
-    explained : 1 - the error over that of a constant, for squares R^2 over all outputs; a loss of
-        values is compared with that of the constant part of the model
-    spread : variance of the predictions over that of the targets
-    worse : standard errors by which the error is above that of the constant
-    alone : share of the rows that no center but their own reaches; 0 if not computed
-    finds : whether the model separates classes, which outputs that hardly vary may still do
+    explained : 1 - (error / error of a constant): R^2 over all outputs for the squared error; with
+        another loss for numeric targets, the constant is the constant part of the model
+    spread : variance of the predictions, divided by that of the targets
+    worse : excess of the error over that of the constant, in standard errors
+    alone : share of the rows that no center reaches except one equal to the row; 0: not computed
+    finds : whether the model predicts the classes better than the most common class does, which is
+        possible even if its outputs hardly vary
     """
 
     rows: int
@@ -70,7 +73,10 @@ class TrainingFit(NamedTuple):
     finds: bool = False
 
     def warning(self, given: Sequence[str] = ()) -> str | None:
-        """Return a warning if the model is worthless. given : settings that are not "auto"."""
+        """Return a warning if the model is worthless, else None.
+
+        given : names of the settings that are not "auto", for the remedy
+        """
         if self.finds:
             return None
         if self.spread < CONSTANT_VARIANCE:
@@ -93,11 +99,14 @@ class TrainingFit(NamedTuple):
 
 
 def report_fit(run: ResolvedRun, model: Callable[[], KernelModel], report: Report) -> float | None:
-    """Report the fit of the model, and warn if it is worthless, on rank 0 only.
+    """Report the fit of the model, and warn if the model is worthless.
 
-    Returns the mean squared error on the rows that were evaluated, or None.
+    Returns the mean squared error of the evaluated rows; None on ranks other than 0, or without
+    rows that have a weight.
+
+    model : function that returns the model; called on rank 0 only
     """
-    if run.given.ranks.rank:
+    if run.inputs.ranks.rank:
         return None
     kernel_model, block = model(), sample_of(run)
     chosen = run.config.model
@@ -170,10 +179,11 @@ def _separately_scaled(model: KernelModel) -> npt.NDArray[np.int64]:
 
 
 def training_fit(run: ResolvedRun, model: KernelModel, block: RowBlock) -> TrainingFit | None:
-    """Return the fit of `model` to the rows of a block; None if no row has a weight.
+    """Return the fit of a model to the rows of a block; None if no row has a weight.
 
-    If all targets of the sample are equal, the figures relative to their mean are 0 or 1, as for a
-    perfect model.
+    If all targets are equal, the figures relative to their mean are those of a perfect model.
+
+    block : stored rows, with targets in the units of the user
     """
     base = run.data.base
     w = weights_of(block.y, block.w, run.data.weight_factors)
@@ -201,13 +211,16 @@ def training_fit(run: ResolvedRun, model: KernelModel, block: RowBlock) -> Train
 
 
 def _finds_classes(F: Floats, Y: Floats, w: Floats) -> bool:
-    """Return whether the largest outputs are right for more rows than the most common class."""
+    """Return whether the largest output is right for more rows than the most common class is.
+
+    F : (m, c) outputs. Y : (m, c) one-hot targets. w : (m,) sample weights.
+    """
     right = F.argmax(axis=1) == Y.argmax(axis=1)
     return bool(w @ right > (w @ Y).max() * (1 + 1e-9))
 
 
 def _targets(block: RowBlock, classes: Sequence[str] | None) -> Floats:
-    """Return (m, c) values, or one-hot classes."""
+    """Return the targets (m, c) of a block as float64; classes are one-hot."""
     if classes is None:
         return block.y.reshape(len(block.y), -1).astype(np.float64)
     if block.y.ndim > 1:  # class probabilities
@@ -216,10 +229,10 @@ def _targets(block: RowBlock, classes: Sequence[str] | None) -> Floats:
 
 
 def _isolated_share(model: KernelModel, block: RowBlock) -> float:
-    """Return the share of rows that no center reaches but one equal to the row.
+    """Return the share of rows that no center reaches, except one equal to the row.
 
-    0 if rows repeat, so that a center knows all rows equal to it, and for kernels that are not a
-    function of a distance.
+    0 is returned if many rows are equal, because a center then predicts all rows equal to it, and
+    for kernels that are not a function of a distance.
     """
     kernel, backend = model.op.kernel, model.backend
     rows = block.X.reshape(len(block.X), -1)

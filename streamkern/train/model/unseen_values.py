@@ -18,10 +18,11 @@ MIN_UNSEEN_ROWS = 10
 
 
 class UnseenValues:
-    """The values that the centers have, of each categorical feature of the kernel.
+    """The values that the centers have in each of the k categorical features of the kernel.
 
-    Z : points of the centers, right side, whose first columns are these values
-    names : names of the features, as far as they are known
+    op : products of the model
+    Z : (p,) prepared centers, whose right side begins with these k columns
+    names : the d names of the features; empty without names
     """
 
     def __init__(self, op: KernelOperator, Z: Points, names: Sequence[str] = ()) -> None:
@@ -33,9 +34,9 @@ class UnseenValues:
             self._seen = [np.unique(column) for column in values.T]
 
     def warn_of(self, values: npt.NDArray[Any]) -> None:
-        """Warn of each feature for which most rows have other values.
+        """Warn of each categorical feature in which most rows have a value that no center has.
 
-        values : (n, k) values of the categorical features, scaled
+        values : (n, k) values of these features on the host, scaled
         """
         if len(values) < MIN_UNSEEN_ROWS:
             return

@@ -21,18 +21,23 @@ from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 
 MOST_ROUNDING = 1e-4
-"""Root mean square of the rounding that stays, over the spread of f."""
+"""Root mean square of the rounding, relative to the standard deviation of f, above which sums are
+computed in float64."""
 MOST_WIDE_BYTES = 1 << 30
 """Bytes of centers in float64 above which sums stay in float32."""
 
 _PROBES = 128
+"""Largest number of points at which the sums are compared."""
 _NEAR = 2.0**-7
+"""Distance of a point near a center, relative to the distance to the next center."""
 
 
 class KernelSum(NamedTuple):
-    """The parts of f(X) = K(X, Z) weights.
+    """The function f(X) = K(X, Z) weights.
 
-    Z, weights : points of the centers, right side; (p, c) on the device
+    op : products with kernel matrices
+    Z : (p,) prepared centers on the device, right side only
+    weights : (p, c) on the device, in the dtype of `op`
     """
 
     op: KernelOperator
@@ -40,7 +45,7 @@ class KernelSum(NamedTuple):
     weights: Array
 
     def __call__(self, X: Array) -> Array:
-        """Return f(X), (n, c). X : (n, d) on the device, scaled."""
+        """Return f(X), (n, c) on the device. X : (n, d) on the device, scaled."""
         return self.op.product(self.op.points(X, left=True), self.Z, self.weights)
 
 
@@ -50,7 +55,7 @@ def may_be_wide(settings: Mapping[str, Any]) -> bool:
 
 
 def wide_sum(narrow: KernelSum, centers: npt.NDArray[Any]) -> KernelSum:
-    """Return the sum in float64. centers : (p, d) host array, scaled."""
+    """Return the same function in float64. centers : (p, d) on the host, scaled."""
     op = KernelOperator(narrow.op.kernel, narrow.op.backend, "float64", narrow.op.origin)
     Z = op.points(op.backend.asarray(centers, np.float64), right=True)
     return KernelSum(op, Z, op.backend.asarray(narrow.weights, np.float64))
@@ -59,10 +64,12 @@ def wide_sum(narrow: KernelSum, centers: npt.NDArray[Any]) -> KernelSum:
 def rounding_shows(narrow: KernelSum, centers: npt.NDArray[Any]) -> bool:
     """Return whether the rounding of float32 shows in predictions.
 
-    Sums in float32 and float64 are compared at points between centers. So the answer depends on the
-    model alone, and a row has the same prediction in every call. Costs 128 p kernel values of each.
+    Sums in float32 and in float64 are compared at up to 128 points between centers, which takes
+    128 p kernel values in each precision. The answer depends on the model alone, so that a row has
+    the same prediction in every call.
 
-    centers : (p, d) host array, scaled
+    narrow : the function in float32.
+    centers : (p, d) on the host, scaled.
     """
     op, xp = narrow.op, narrow.op.backend.xp
     features = op.kernel.sparse or isinstance(op.kernel, FourierFeatures)
@@ -81,10 +88,12 @@ def rounding_shows(narrow: KernelSum, centers: npt.NDArray[Any]) -> bool:
 
 
 def _probes(centers: npt.NDArray[Any], categorical: list[int]) -> npt.NDArray[Any]:
-    """Return points (k, d) on the way from centers to their neighbours in the list.
+    """Return points (k, d) on the lines from centers to the next centers in the list.
 
-    They are half-way, and, where a kernel may have a kink, at the centers. Categories are those of
-    the first center.
+    Every other point is half-way; the rest are near a center, where a kernel may have a kink.
+
+    centers : (p, d) on the host, scaled.
+    categorical : indices of the categorical features, whose values are those of the first center.
     """
     first = np.linspace(0, len(centers) - 2, min(_PROBES, len(centers) - 1)).astype(np.int64)
     share = np.where(np.arange(len(first)) % 2, 0.5, _NEAR)[:, None]

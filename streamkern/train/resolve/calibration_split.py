@@ -54,7 +54,7 @@ the rows is set aside."""
 MAX_CALIBRATED_CLASSES = 1000
 """Largest number of classes for which "auto" sets rows aside: their values are 100 MB."""
 WITH_TRUE = "train with calibrate=True"
-NO_ROOM_APART = f"as the memory has no room for reading some; raise it, and {WITH_TRUE}"
+NO_MEMORY_TO_CALIBRATE = f"as the memory has no room for reading some; raise it, and {WITH_TRUE}"
 OTHER_ROWS = "train on rows that are in memory or in a store, with calibrate=True"
 
 
@@ -76,21 +76,21 @@ class CalibrationSplit(NamedTuple):
     left_out: bool = False
 
 
-def check_calibrate(config: RunConfig, *, whole: bool, goes_on: bool) -> str | None:
+def check_calibrate(config: RunConfig, *, complete: bool, has_initial_weights: bool) -> str | None:
     """Return why the settings rule out calibration rows, with the remedy; None if they do not.
 
-    whole : whether all rows are given at once, so not in `partial_fit`
-    goes_on : whether training starts from existing weights
+    complete : whether no other rows will follow, as they may in `partial_fit`
+    has_initial_weights : whether training starts from existing weights
 
     Raises ConfigError if the settings contain calibrate=True, and rule out calibration rows.
     """
     asked, why = config.run.calibrate, None
-    if not whole:
+    if not complete:
         why = f"with partial_fit, to which rows set aside may come again; use fit, and {WITH_TRUE}"
-    elif goes_on or config.solver.warm_start is not None:
+    elif has_initial_weights or config.solver.warm_start is not None:
         why = (
-            "with weights to go on from, which rows set aside may have trained; begin anew, and "
-            f"{WITH_TRUE}"
+            "with initial weights, which the rows set aside may have trained; fit from the start, "
+            f"and {WITH_TRUE}"
         )
     if why is not None and asked is True:
         raise ConfigError(
@@ -102,19 +102,23 @@ def check_calibrate(config: RunConfig, *, whole: bool, goes_on: bool) -> str | N
 
 
 def calibration_split(
-    config: RunConfig, source: BaseSource, why: str | None = None, *, warm: bool = False
+    config: RunConfig,
+    source: BaseSource,
+    why: str | None = None,
+    *,
+    keeps_calibration_rows: bool = False,
 ) -> CalibrationSplit:
     """Split the rows of a run into calibration rows and the rest.
 
     why : reason not to calibrate, see `check_calibrate`
-    warm : whether the run starts from the weights of an earlier run, with the same centers. With
-        calibrate="auto" it then leaves out the rows that the earlier run set aside, because
-        otherwise other rows would be chosen as centers.
+    keeps_calibration_rows : whether the run starts from the weights of an earlier run, with the
+        same centers. With calibrate="auto" it then leaves out the rows that the earlier run set
+        aside, because otherwise other rows would be chosen as centers.
     """
     asked, n, why_none = config.run.calibrate, _stored(source), why
     left_out = asked == "auto" and why is None and source.classes is not None
     left_out = left_out and not _has_copies(source, n)
-    if warm and asked == "auto":
+    if keeps_calibration_rows and asked == "auto":
         why = _why_too_few(source, n)
     elif why is None and not asked:
         why = f"as calibrate=False asks for; {WITH_TRUE}"

@@ -18,12 +18,12 @@ from streamkern.train.resolve.training_data import Data, check_targets
 from streamkern.train.restart.scaling import changes_targets, known_moments
 
 
-def check_loss(config: RunConfig, data: Data, *, whole: bool, goes_on: bool) -> None:
+def check_loss(config: RunConfig, data: Data, *, complete: bool, has_initial_weights: bool) -> None:
     """Raise ConfigError if the targets are not for the loss, one's own breaks a rule, or only
     block takes it in such a run.
 
-    whole : whether no other rows will follow
-    goes_on : whether the run begins from the weights of another one
+    complete : whether no other rows will follow
+    has_initial_weights : whether the run begins from the weights of another one
     """
     loss = config.model.loss
     if loss == SQUARES:
@@ -47,18 +47,18 @@ def check_loss(config: RunConfig, data: Data, *, whole: bool, goes_on: bool) -> 
             "values",
         )
     _check_levels(config, data)
-    _check_solver(config, whole=whole, goes_on=goes_on)
+    _check_solver(config, complete=complete, has_initial_weights=has_initial_weights)
     if isinstance(loss, Loss):
         check_own_loss(loss, data.source.n_outputs)
 
 
-def _check_solver(config: RunConfig, *, whole: bool, goes_on: bool) -> None:
+def _check_solver(config: RunConfig, *, complete: bool, has_initial_weights: bool) -> None:
     """Raise ConfigError if only the block solver takes the loss in such a run."""
     name, why = config.solver.name, None
     if config.run.n_ranks > 1:
         why = mention("run.ranks", config.run.n_ranks)
-    elif goes_on or not whole:
-        why = "weights of another run" if goes_on else "partial_fit"
+    elif has_initial_weights or not complete:
+        why = "weights of another run" if has_initial_weights else "partial_fit"
     if why is not None and name not in ("auto", "block"):
         raise ConfigError(
             f"{mention('model.loss', config.model.loss)} is minimised with {why} by "
@@ -85,19 +85,21 @@ def _check_levels(config: RunConfig, data: Data) -> None:
         )
 
 
-def check_log_link(config: RunConfig, data: Data, *, whole: bool, goes_on: bool) -> None:
+def check_log_link(
+    config: RunConfig, data: Data, *, complete: bool, has_initial_weights: bool
+) -> None:
     """Raise an error if the loss has a log link, and the run or its targets are not for it.
 
     Targets in memory are checked, and their mean; those of stores when their rows are read.
 
-    whole : whether no other rows will follow
-    goes_on : whether the run begins from the weights of another one
+    complete : whether no other rows will follow
+    has_initial_weights : whether the run begins from the weights of another one
     """
     loss = loss_of(config.model.loss, config.model.quantile)
     if not isinstance(loss, LogLink):
         return
-    if goes_on or not whole:
-        why = "weights of another run" if goes_on else "partial_fit"
+    if has_initial_weights or not complete:
+        why = "weights of another run" if has_initial_weights else "partial_fit"
         raise ConfigError(
             f"{mention('model.loss', loss.name)} cannot be used with {why}",
             f"use fit from the start, or give {mention('model.loss', SQUARES)}",

@@ -17,19 +17,19 @@ DATA = "validation"
 """Prefix of the names of its figures."""
 
 
-def check_early_stopping(config: RunConfig, *, whole: bool, goes_on: bool) -> None:
+def check_early_stopping(config: RunConfig, *, complete: bool, has_initial_weights: bool) -> None:
     """Raise ConfigError if early stopping is not possible, or validation rows are meaningless.
 
-    whole : whether no other rows will follow
-    goes_on : whether training begins from existing weights
+    complete : whether no other rows will follow
+    has_initial_weights : whether training begins from existing weights
     """
     if not config.run.early_stopping:
         return
     why = None
-    if not whole:
+    if not complete:
         why = "cannot be used with partial_fit, which decides itself how often it is called"
-    elif goes_on or config.solver.warm_start is not None:
-        why = "cannot be used with weights to go on from, which rows set aside may have trained"
+    elif has_initial_weights or config.solver.warm_start is not None:
+        why = "cannot be used with initial weights, which the rows set aside may have trained"
     elif config.data.epochs == 1:
         why = f"has nothing to stop with {mention('data.epochs', 1)}, which is one pass"
     if why is not None:

@@ -142,13 +142,13 @@ def may_take_all_rows(config: RunConfig, data: Data) -> bool:
     return is_open and direct and level.n_centers < n <= level.all_rows
 
 
-def count_centers(config: RunConfig, data: Data, *, whole: bool = True) -> int:
+def count_centers(config: RunConfig, data: Data, *, complete: bool = True) -> int:
     """Return p, from the settings and metadata, if not all rows are taken (`may_take_all_rows`).
 
     If model.n_centers is above the number of rows that have a weight, as far as it is known, the
     number of rows is returned, with a warning.
 
-    whole : False if more rows will follow, from which no centers could be drawn any more: then a
+    complete : False if more rows will follow, from which no centers could be drawn any more: then a
         first block with fewer rows than centers is a ConfigError
     """
     model, n = config.model, data.base.n_rows
@@ -170,7 +170,7 @@ def count_centers(config: RunConfig, data: Data, *, whole: bool = True) -> int:
         return min(n, EFFORT_LEVELS[model.effort].n_centers)
     if model.n_centers <= n:
         return model.n_centers
-    if not whole:
+    if not complete:
         raise ConfigError(
             f"{mention('model.n_centers', model.n_centers)} centers are drawn from the first "
             f"block, which has {n} rows",

@@ -58,22 +58,24 @@ LOOKED_FOR = MetricMode(
 NO_ROOM = MetricMode("none", "chosen, as looking for one does not fit the memory")
 
 
-def requested_metric_mode(config: RunConfig, data: Data, *, goes_on: bool = False) -> MetricMode:
+def requested_metric_mode(
+    config: RunConfig, data: Data, *, has_initial_weights: bool = False
+) -> MetricMode:
     """Return the metric mode of these settings with these rows, from metadata.
 
-    goes_on : whether training begins from existing weights, which have a metric or none
+    has_initial_weights : whether training begins from existing weights, which have a metric or none
     """
     asked = config.model.metric
     if asked != "auto":
         return MetricMode(asked if asked in METRICS else "given", "as set")
-    why_not = _why_not(config, data, goes_on)
+    why_not = _why_not(config, data, has_initial_weights)
     return LOOKED_FOR if why_not is None else MetricMode("none", f"chosen, as {why_not}")
 
 
-def _why_not(config: RunConfig, data: Data, goes_on: bool) -> str | None:
+def _why_not(config: RunConfig, data: Data, has_initial_weights: bool) -> str | None:
     """Return why "auto" means "none", from settings and metadata; None if a metric is learned."""
     model, name = config.model, config.solver.name
-    if goes_on:
+    if has_initial_weights:
         return "the run goes on from weights, and in their metric if they have one"
     if model.features != "kernel":
         return f"the model is one of {model.features} features"
@@ -106,14 +108,14 @@ def _why_no_table(data: Data) -> str | None:
 
 
 def kernel_in_metric(
-    config: RunConfig, given: RunInputs, choice: MetricMode, data: Data
+    config: RunConfig, inputs: RunInputs, choice: MetricMode, data: Data
 ) -> tuple[Kernel, npt.NDArray[np.float64] | None]:
     """Return the kernel with its metric, and the metric if it is given separately from the kernel.
 
     If a metric will be learned, the kernel gets a placeholder of its shape that takes no memory.
     """
     kernel = get_kernel(config.model.kernels[0])
-    if choice.mode == "none" and given.metric is None:
+    if choice.mode == "none" and inputs.metric is None:
         return data.kernel_of(kernel), None
     if data.sparse:
         raise ConfigError(
@@ -127,7 +129,7 @@ def kernel_in_metric(
             "leave one of them out",
         )
     if not choice.learns:
-        array = given.metric
+        array = inputs.metric
         if array is None:
             array = open_metric(config, data.d)
         check_metric(array, data.d)

@@ -125,6 +125,6 @@ def problem_shape(
         left_out=leaves_out(config, data, p),
         ranks=config.run.n_ranks,
         center_ranks=config.run.center_ranks,
-        goes_on=config.solver.warm_start is not None,
+        has_initial_weights=config.solver.warm_start is not None,
         read_rows=rows_read(source),
     )

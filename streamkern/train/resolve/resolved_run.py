@@ -38,7 +38,7 @@ from streamkern.solver.methods import find, resolve
 from streamkern.solver.precondition.noise import NOISE_ROWS
 from streamkern.stream.feed import CheckTargets
 from streamkern.stream.sources.sampling import source_rows_of
-from streamkern.train.resolve.calibration_split import NO_ROOM_APART, check_calibrate
+from streamkern.train.resolve.calibration_split import NO_MEMORY_TO_CALIBRATE, check_calibrate
 from streamkern.train.resolve.check_loss import (
     check_log_link,
     check_log_targets,
@@ -78,7 +78,7 @@ KERNELS_TRIED = 16
 class ResolvedRun:
     """Everything that `plan` prints and `train` needs before the first row is read.
 
-    config : settings, with the epochs as a number. given : inputs in place of settings
+    config : settings, with the epochs as a number. inputs : objects in place of settings
     metric : metric that is given to the kernel in addition to its name
     metric_mode : the metric that is learned, if any, and why. reason : why this method was chosen
     sizes_reason : why these sizes were chosen, or None if there is nothing to report
@@ -86,7 +86,7 @@ class ResolvedRun:
     """
 
     config: RunConfig
-    given: RunInputs
+    inputs: RunInputs
     data: Data
     problem: ProblemShape
     method: Method[Any]
@@ -141,70 +141,71 @@ class ResolvedRun:
     @property
     def centers_from(self) -> str:
         """Origin of the centers: one of `SELECTORS`, "all", "given" or "file"."""
-        return "all" if self.in_order else centers_from(self.config, self.given)
+        return "all" if self.in_order else centers_from(self.config, self.inputs)
 
 
 def open_run(
-    config: RunConfig, given: RunInputs = NO_INPUTS, *, fixed_sizes: Sizes | None = None,
-    whole: bool = True, scores: bool | None = None,
+    config: RunConfig, inputs: RunInputs = NO_INPUTS, *, fixed_sizes: Sizes | None = None,
+    complete: bool = True, scores: bool | None = None,
 ) -> ResolvedRun:  # fmt: skip
     """Open the data and resolve the sizes. The caller closes `ResolvedRun.backend`.
 
-    fixed_sizes : sizes that a run was started with. whole : whether no other rows will follow
+    fixed_sizes : sizes that a run was started with. complete : whether no other rows will follow
     scores : whether the run was started with quantile scores; None: see `with_scores`
     """
-    config = given.settings(config)
+    config = inputs.settings(config)
     try:
-        return _open(config, given, fixed_sizes, whole, scores=scores)
+        return _open(config, inputs, fixed_sizes, complete, scores=scores)
     except MemoryBudgetError:
         # Ranks must set the same rows aside, but each measures its own memory.
         if config.run.calibrate != "auto" or fixed_sizes is not None or config.run.n_ranks > 1:
             raise
-    return _open(config, given, fixed_sizes, whole, NO_ROOM_APART, scores)
+    return _open(config, inputs, fixed_sizes, complete, NO_MEMORY_TO_CALIBRATE, scores)
 
 
 def _open(
-    config: RunConfig, given: RunInputs, fixed_sizes: Sizes | None, whole: bool,
+    config: RunConfig, inputs: RunInputs, fixed_sizes: Sizes | None, complete: bool,
     no_room: str | None = None, scores: bool | None = None,
 ) -> ResolvedRun:  # fmt: skip
     """Open the data and resolve the run. no_room : why no calibration rows can be set aside."""
-    goes_on = bool(given.warm or given.continued)
-    check_early_stopping(config, whole=whole, goes_on=goes_on)
-    why_none = check_calibrate(config, whole=whole, goes_on=goes_on) or no_room
+    has_initial_weights = bool(inputs.warm_start or inputs.continued)
+    check_early_stopping(config, complete=complete, has_initial_weights=has_initial_weights)
+    why_none = check_calibrate(config, complete=complete, has_initial_weights=has_initial_weights)
+    why_none = why_none or no_room
     check_columns(config.run.n_ranks, config.run.center_ranks)
-    warm = given.keeps_calibration_rows(config, whole=whole)
-    if not whole or given.metric is not None:
+    keeps_rows = inputs.keeps_calibration_rows(config, complete=complete)
+    if not complete or inputs.metric is not None:
         scores = False
-    elif scores is None and given.warm is not None:  # whose weights are of its features
-        scores = any(t.get("mode") == "quantiles" for t in given.warm.setup.meta["scaling"])
+    elif scores is None and inputs.warm_start is not None:  # whose weights are of its features
+        scores = any(t.get("mode") == "quantiles" for t in inputs.warm_start.setup.meta["scaling"])
     data = open_data(
-        config, given.source, given.continued, why_none, warm=warm, scores=scores,
-        patches=given.known_patches(config),
+        config, inputs.source, inputs.continued, why_none,
+        keeps_calibration_rows=keeps_rows, scores=scores, patches=inputs.known_patches(config),
     )  # fmt: skip
     if data.calibration_rows is None and not data.unused:
         config = config.with_overrides({"run.calibrate": False})
-    goes_on = goes_on or config.solver.warm_start is not None
-    check_loss(config, data, whole=whole, goes_on=goes_on)
-    check_log_link(config, data, whole=whole, goes_on=goes_on)
+    has_initial_weights = has_initial_weights or config.solver.warm_start is not None
+    check_loss(config, data, complete=complete, has_initial_weights=has_initial_weights)
+    check_log_link(config, data, complete=complete, has_initial_weights=has_initial_weights)
     check_target_transform(config, data)
-    choice = requested_metric_mode(config, data, goes_on=goes_on)
+    choice = requested_metric_mode(config, data, has_initial_weights=has_initial_weights)
     config = with_epochs(config, data.source.n_rows)
     try:
-        return _opened(config, given, data, choice, fixed_sizes, whole)
+        return _opened(config, inputs, data, choice, fixed_sizes, complete)
     except MemoryBudgetError:
         if choice is not LOOKED_FOR:
             raise
-    return _opened(config, given, data, NO_ROOM, fixed_sizes, whole)
+    return _opened(config, inputs, data, NO_ROOM, fixed_sizes, complete)
 
 
 def _opened(
-    config: RunConfig, given: RunInputs, data: Data, choice: MetricMode, fixed_sizes: Sizes | None,
-    whole: bool,
+    config: RunConfig, inputs: RunInputs, data: Data, choice: MetricMode, fixed_sizes: Sizes | None,
+    complete: bool,
 ) -> ResolvedRun:  # fmt: skip
     """Resolve the run with opened data and the resolved choice of a metric."""
 
     def with_centers(p: int) -> ResolvedRun:
-        resolved = partial(_with_centers, config, given, data, choice, fixed_sizes, whole, p)
+        resolved = partial(_with_centers, config, inputs, data, choice, fixed_sizes, complete, p)
         run = resolved()
         if fixed_sizes is None and _widens(run):
             with contextlib.suppress(MemoryBudgetError):
@@ -215,25 +216,25 @@ def _opened(
                 wide.backend.close()
         return run
 
-    if given.centers is not None:
-        return with_centers(len(given.centers))
+    if inputs.centers is not None:
+        return with_centers(len(inputs.centers))
     features = config.model.features
     started = fixed_sizes is None or find(fixed_sizes.solver, features).takes_rows(fixed_sizes)
-    if whole and started and may_take_all_rows(config, data):
+    if complete and started and may_take_all_rows(config, data):
         with contextlib.suppress(MemoryBudgetError):
             run = with_centers(data.base.n_rows)
             if run.in_order:
                 return run
             run.backend.close()
-    return with_centers(count_centers(config, data, whole=whole))
+    return with_centers(count_centers(config, data, complete=complete))
 
 
 def _with_centers(
-    config: RunConfig, given: RunInputs, data: Data, choice: MetricMode, fixed_sizes: Sizes | None,
-    whole: bool, p: int, *, widened: bool = False,
+    config: RunConfig, inputs: RunInputs, data: Data, choice: MetricMode, fixed_sizes: Sizes | None,
+    complete: bool, p: int, *, widened: bool = False,
 ) -> ResolvedRun:  # fmt: skip
     """Resolve the run with p centers. widened : whether "auto" is float64, see `_widens`"""
-    kernel, metric = kernel_in_metric(config, given, choice, data)
+    kernel, metric = kernel_in_metric(config, inputs, choice, data)
     settings = config.run
     threads = None if settings.threads == "auto" else settings.threads
     values = _kernel_values(config, data, p)
@@ -241,10 +242,10 @@ def _with_centers(
     try:
         budget = settings.memory if backend.name == "cpu" else settings.device_memory
         if budget == "auto":
-            budget = default_budget(backend.memory_available()) // _neighbours(config, given)
+            budget = default_budget(backend.memory_available()) // _neighbours(config, inputs)
         budget_bytes = int(budget)
         transforms = data.source.feed_transforms
-        origin = centers_from(config, given)
+        origin = centers_from(config, inputs)
         way = SELECTORS.get(origin)
         own = origin == "all" if way is None else way.of_rows
         # Centers from elsewhere need not be integers, and means are not.
@@ -256,15 +257,15 @@ def _with_centers(
         widened = widened or (fixed_sizes is not None and fixed_sizes.widened)
         precision = resolve_precision(settings.precision, dtype, transforms, backend, kernel)
         precision = ("float64", None) if widened else precision
-        on_cluster = given.client is not None
+        on_cluster = inputs.client is not None
         if looks_for_categorical(config, data, precision[0], origin):
             kernel = with_room(kernel, data.d)
         problem = problem_shape(config, data, p, backend, precision[0], on_cluster, kernel)
-        all_of_them = whole and _are_centers(config, origin, data, problem)
+        all_of_them = complete and _are_centers(config, origin, data, problem)
         problem = replace(
-            problem, whole=whole, rows_are_centers=all_of_them,
+            problem, complete=complete, rows_are_centers=all_of_them,
             metric_rows=_metric_rows(config, problem) if choice.learns else 0, widened=widened,
-            reads_stripes=_reads_stripes(problem, given),
+            reads_stripes=_reads_stripes(problem, inputs),
         )  # fmt: skip
         if origin in (*SELECTORS, "all") and config.model.features != "fourier":
             if way is not None:
@@ -281,24 +282,24 @@ def _with_centers(
         _check_centers(config, origin, data, chosen[0])
         kept = 0
         if not on_cluster and config.data.dask is None:
-            kept = _keep_stores(config, given, data, problem, chosen[2], budget_bytes)
+            kept = _keep_stores(config, inputs, data, problem, chosen[2], budget_bytes)
     except BaseException:
         backend.close()
         raise
     return ResolvedRun(
-        config, given, data, problem, *chosen, why, budget_bytes, backend, *precision, choice,
+        config, inputs, data, problem, *chosen, why, budget_bytes, backend, *precision, choice,
         metric, kept,
     )  # fmt: skip
 
 
 def _keep_stores(
-    config: RunConfig, given: RunInputs, data: Data, problem: ProblemShape, buffers: Buffers,
+    config: RunConfig, inputs: RunInputs, data: Data, problem: ProblemShape, buffers: Buffers,
     budget_bytes: int,
 ) -> int:  # fmt: skip
     """Return the bytes of the stores that are kept decoded, within the budget of the host."""
     host = budget_bytes
     if problem.staging > 0:
-        host = default_budget(available_memory()) // _neighbours(config, given)
+        host = default_budget(available_memory()) // _neighbours(config, inputs)
     return keep_stores(buffers, problem, data.source.decoded_bytes, host)
 
 
@@ -312,9 +313,9 @@ def _widens(run: ResolvedRun) -> bool:
     """
     if (run.config.run.precision, run.precision, run.backend.name) != ("auto", "exact", "cpu"):
         return False
-    if run.given.continued:
+    if run.inputs.continued:
         return False
-    place, parent = run.config.solver.warm_start, run.given.warm
+    place, parent = run.config.solver.warm_start, run.inputs.warm_start
     if place is not None:
         storage_options = storage_options_for(run.config, place)
         parent = ParentRun.find(place, storage_options, load_centers=False, load_weights=False)
@@ -332,16 +333,16 @@ def _metric_rows(config: RunConfig, problem: ProblemShape) -> int:
     return min(EFFORT_LEVELS[config.model.effort].metric_rows, problem.n_rows)
 
 
-def _reads_stripes(problem: ProblemShape, given: RunInputs) -> bool:
+def _reads_stripes(problem: ProblemShape, inputs: RunInputs) -> bool:
     """Return whether each rank reads its stripe of the centers: not of Fourier features, because
     rank 0 holds all of them until it knows the noise."""
     shared = problem.center_ranks > 1 and problem.features != "fourier"
-    return shared and given.continued is not None
+    return shared and inputs.continued is not None
 
 
-def _neighbours(config: RunConfig, given: RunInputs) -> int:
+def _neighbours(config: RunConfig, inputs: RunInputs) -> int:
     """Return the number of ranks that share the memory of this machine."""
-    elsewhere = config.run.cluster is not None or given.client is not None
+    elsewhere = config.run.cluster is not None or inputs.client is not None
     return 1 if elsewhere else config.run.n_ranks
 
 

@@ -1,4 +1,4 @@
-"""The inputs of a run that are objects and not settings: sources, arrays, weights, ranks."""
+"""The inputs of a run that are objects instead of settings: sources, arrays, weights, ranks."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from streamkern.train.restart.stored_centers import StoredCenters
 
 @dataclass(frozen=True)
 class RunInputs:
-    """The inputs of a run that are objects and not settings. Most replace a setting.
+    """The inputs of a run that are objects instead of settings. All are optional.
 
-    source : training rows; replaces data.train
-    test : test rows; replaces data.test
-    centers : (p, d) or (p, *row_shape), rows in the dtype and form of the source, or the centers of
-        the run that is continued; replaces model.centers, which must have its default
-    metric : (d,) scales, or a (d, r) matrix; replaces model.metric, which must have its default
-    client : a `distributed.Client`; replaces data.dask
-    warm : the run whose weights are the start; replaces solver.warm_start
-    facts : JSON values of the caller, saved with the setup
-    continues : directory of the run that this run continues
-    continued : the run that this run continues, with its centers, weights and scaling
-    patches : patch features that are known already: those that the run was started with, or that
-        rank 0 drew
+    source : training rows, in place of the setting data.train
+    test : test rows, in place of data.test
+    centers : (p, d) or (p, *row_shape), in the dtype and form of the source's rows, or the centers
+        of the run that is continued; in place of model.centers, which must have its default
+    metric : (d,) scales or a (d, r) matrix, in place of model.metric, which must have its default
+    client : a `distributed.Client`, in place of data.dask
+    warm_start : the run that provides the initial weights, in place of solver.warm_start
+    facts : JSON values of the caller, which are saved with the setup
+    continues : path of the run directory that this run continues
+    continued : the run in `continues`, with its centers, weights and scaling, once it is read
+    patches : patch features with which the run was started, or which rank 0 has drawn; None: new
+        ones are drawn if the settings ask for them
     ranks : communicator of the ranks that train together
-    rank_locations : where the ranks run, for the log: the addresses of their `workers`, and the
-        address of the `dashboard` of their Dask cluster
+    rank_locations : where the ranks run, for the log: the addresses of their `workers`, and of the
+        `dashboard` of their Dask cluster
     """
 
     source: Source | None = None
@@ -49,7 +49,7 @@ class RunInputs:
     centers: npt.NDArray[Any] | StoredCenters | None = None
     metric: npt.NDArray[Any] | None = None
     client: Any = None
-    warm: ParentRun | None = None
+    warm_start: ParentRun | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     continues: str | None = None
     continued: ParentRun | None = None
@@ -58,43 +58,44 @@ class RunInputs:
     rank_locations: Mapping[str, Any] = field(default_factory=dict)
 
     def settings(self, config: RunConfig) -> RunConfig:
-        """Return the settings, with centers and metric set to values that the arrays replace.
+        """Return the settings, in which arrays have replaced `model.centers` and `model.metric`.
 
-        Raises ConfigError if the settings contradict the arrays.
+        The replaced settings have neutral values. Raises ConfigError if the settings contradict the
+        arrays.
         """
-        unused = {}
+        replaced = {}
         if self.centers is not None:
             config.model.check_takes_centers()
             check_count(config.model.n_centers, len(self.centers), "centers")
-            unused["model.centers"] = "random"
+            replaced["model.centers"] = "random"
         if self.metric is not None:
             config.model.check_takes_metric()
-            unused["model.metric"] = "none"
-        return config.with_overrides(unused) if unused else config
+            replaced["model.metric"] = "none"
+        return config.with_overrides(replaced) if replaced else config
 
     def recorded(self, config: RunConfig) -> dict[str, dict[str, Any]]:
-        """Return the settings that a resumed run must repeat, except those that arrays replace."""
+        """Return the settings that a resume must repeat, by table; without replaced ones."""
         settings = config.identity()
         for name, array in (("centers", self.centers), ("metric", self.metric)):
             if array is not None:
                 del settings["model"][name]
         return settings
 
-    def keeps_calibration_rows(self, config: RunConfig, *, whole: bool) -> bool:
-        """Return whether the run must not train on the calibration rows of its warm start.
+    def keeps_calibration_rows(self, config: RunConfig, *, complete: bool) -> bool:
+        """Return whether the calibration rows of the warm start are set aside again.
 
-        Weights of an earlier run belong to its centers. If that run set calibration rows aside, its
-        centers were chosen among the remaining rows, so this run must set the same rows aside to
-        get the same centers. The run directory of solver.warm_start records if no rows were set
-        aside; for `warm` this is not known, and True is returned.
+        The weights of an earlier run belong to its centers. If that run set calibration rows aside,
+        its centers were chosen among the other rows. To get the same centers, this run must set the
+        same rows aside. The run directory of solver.warm_start records whether rows were set aside;
+        for `warm_start` this is not known, and True is returned.
 
-        whole : whether all rows are given at once, so not in `partial_fit`
+        complete : whether no other rows will follow, as they may in `partial_fit`
         """
         parent_path = config.solver.warm_start
-        if not whole or self.continued is not None or not (self.warm or parent_path):
+        if not complete or self.continued is not None or not (self.warm_start or parent_path):
             return False
         if config.model.loss == LogLoss.name:  # a run with the log loss sets no rows aside
-            return self.warm is not None and self.warm.loss is None
+            return self.warm_start is not None and self.warm_start.loss is None
         if parent_path is None or config.run.calibrate != "auto":
             return True
         options = storage_options_for(config, parent_path)
@@ -103,13 +104,13 @@ class RunInputs:
         return recorded is None or calibrate_of(recorded) is not False
 
     def known_patches(self, config: RunConfig) -> PatchFeatures | None:
-        """Return `patches`, or the patch features of the run whose weights are the start.
+        """Return `patches`, or the patch features of the run that provides the initial weights.
 
-        None if the run has no patch features, or has to draw new ones.
+        None if this run has no patch features, or has to draw new ones.
         """
         if self.patches is not None or not config.model.patch_features:
             return self.patches
-        parent, parent_path = self.warm, config.solver.warm_start
+        parent, parent_path = self.warm_start, config.solver.warm_start
         if parent is None and parent_path is not None:
             options = storage_options_for(config, parent_path)
             parent = ParentRun.find(parent_path, options, load_centers=False, load_weights=False)
@@ -121,9 +122,12 @@ class RunInputs:
 NO_INPUTS = RunInputs()
 
 
-def centers_from(config: RunConfig, given: RunInputs) -> str:
-    """Return where the centers come from: a name in `SELECTORS`, "all", "given" or "file"."""
-    if given.centers is not None:
+def centers_from(config: RunConfig, inputs: RunInputs) -> str:
+    """Return the origin of the centers.
+
+    A name in `SELECTORS`, "all" for all rows, "given" for an array, or "file".
+    """
+    if inputs.centers is not None:
         return "given"
-    wanted = config.model.centers
-    return wanted if wanted in (*SELECTORS, "all") else "file"
+    setting = config.model.centers
+    return setting if setting in (*SELECTORS, "all") else "file"

@@ -135,8 +135,8 @@ class Data:
 
 def open_data(
     config: RunConfig, source: Source | None = None, continued: ParentRun | None = None,
-    why_none: str | None = None, *, warm: bool = False, scores: bool | None = None,
-    patches: PatchFeatures | None = None,
+    why_none: str | None = None, *, keeps_calibration_rows: bool = False,
+    scores: bool | None = None, patches: PatchFeatures | None = None,
 ) -> Data:  # fmt: skip
     """Open the training data, and append its scaling.
 
@@ -146,7 +146,8 @@ def open_data(
     source : replaces data.train and data.transforms
     continued : the run that is continued, which provides its scaling and the order of columns
     why_none : why no rows can be set aside for calibration, or None
-    warm : whether weights of an earlier run are the start, see `calibration_split`
+    keeps_calibration_rows : whether the rows that an earlier run set aside are set aside again, see
+        `calibration_split`
     scores : whether quantile scores of the features are taken; None: as `with_scores` decides
     patches : patch features that are known; None: new ones are drawn if the settings ask for them
     """
@@ -163,7 +164,9 @@ def open_data(
     validation_rows, run = None, config.run
     if run.early_stopping:
         source, validation_rows = split_rows(source, run.validation_fraction, run.random_state)
-    found = calibration_split(config, source, why_none, warm=warm)
+    found = calibration_split(
+        config, source, why_none, keeps_calibration_rows=keeps_calibration_rows
+    )
     source, calibration_rows, why_none = found.training_rows, found.calibration_rows, found.why_none
     source = sampled_by_class(source, settings.class_sampling)
     for transform in host_transforms(source):

@@ -158,7 +158,7 @@ def compute_setup(
         points = op.points(run.backend.asarray(host_Z), right=True)
     run.backend.release()
     known = known_rows(run, dtype, inside, center_rows, host_Z, squares)
-    seed, ranks, worth = config.run.random_state, run.given.ranks, n if fit is None else None
+    seed, ranks, worth = config.run.random_state, run.inputs.ranks, n if fit is None else None
     work = Work(op, points, run.problem, run.sizes, options, seed, known, noise, worth, ranks)
     read = _broadcast(work, host_Z, shift, fit, _reported(samples, report))
     setup = run.method.compute(work, read, report)
@@ -298,7 +298,7 @@ def _meta(
         "scale": data.scale,
         "backend": run.backend.describe(),
         "warm_start": None,
-        "facts": _source_facts(run) | dict(run.given.facts),
+        "facts": _source_facts(run) | dict(run.inputs.facts),
         "uncalibrated": data.uncalibrated,
         "left_out": data.left_out,
         "center_left_out": run.problem.left_out and run.method.reaches_minimum,
@@ -335,7 +335,7 @@ def reassemble(
     options = run.config.solver
     if "ridge" in meta["setup"]:
         options = options.with_ridge(meta["setup"]["ridge"])
-    seed, ranks = run.config.run.random_state, run.given.ranks
+    seed, ranks = run.config.run.random_state, run.inputs.ranks
     loss = scaled_loss(run.backend, op.dtype, meta, arrays)
     work = Work(op, points, run.problem, run.sizes, options, seed, ranks=ranks, loss=loss)
     solver = run.method.assemble(work, Setup(device, meta["setup"], arrays["sample_rows"]))
@@ -344,9 +344,9 @@ def reassemble(
 
 def compute_setup_part(run: ResolvedRun) -> dict[str, Array]:
     """Compute this rank's part of the arrays of `compute_setup`, whose input rank 0 broadcasts."""
-    ranks, own = run.given.ranks, {}
+    ranks, own = run.inputs.ranks, {}
     if run.problem.center_ranks > 1:
-        p, continued = run.problem.p, run.given.continued
+        p, continued = run.problem.p, run.inputs.continued
         if continued is not None and run.problem.reads_stripes:
             own = {"Z": continued.stored.read(ranks.stripe(p))}
         else:

@@ -89,7 +89,7 @@ def work_of(
     noise, worth = Noise(**meta["noise"]), meta["worth"]
     work = Work(
         op, Z, run.problem, run.sizes, options, run.config.run.random_state, known, noise, worth,
-        run.given.ranks,
+        run.inputs.ranks,
     )  # fmt: skip
 
     def samples() -> tuple[SampleRows, SampleRows]:

@@ -13,7 +13,7 @@ import numpy as np
 from streamkern.backend.base import tiles
 from streamkern.backend.ranks import Communicator
 from streamkern.basics.array_types import HostArray, Ints
-from streamkern.planning.memory import TOLD_CENTERS
+from streamkern.planning.memory import BROADCAST_CENTER_BYTES
 
 CenterPart = tuple[Ints, HostArray]
 """(m,) indices of centers, and these centers, (m, d)."""
@@ -27,7 +27,7 @@ def scatter(parts: Iterable[CenterPart], p: int, ranks: Communicator) -> HostArr
 
     def told() -> Iterator[CenterPart]:
         for places, X in parts:
-            for rows in tiles(len(X), max(1, TOLD_CENTERS // max(1, X[:1].nbytes))):
+            for rows in tiles(len(X), max(1, BROADCAST_CENTER_BYTES // max(1, X[:1].nbytes))):
                 part = np.ascontiguousarray(X[rows])
                 ranks.broadcast_scalars([*part.shape, part.itemsize])
                 yield ranks.broadcast(places[rows].copy()), ranks.broadcast(part)

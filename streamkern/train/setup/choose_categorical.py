@@ -1,24 +1,31 @@
-"""Choose the categorical features of the kernel, compared for equality beside their distance.
+"""Choose the categorical features of the kernel, which it also compares for equality.
 
-Numbers of shops, households and schools, codes, years and ages: the target may depend on the value
-itself, and not smoothly on it. A kernel of distances does not see that, and the gradients of a
-smooth model neither, so no metric is learned from it.
+Numeric features may be identifiers: numbers of shops, households or schools, codes, years. The
+target may then depend on the value itself, and not smoothly. A kernel of distances cannot represent
+this, and the gradients of a smooth model do not show it, so a learned metric does not help either.
 
-If the values themselves matter, the leave-one-out residuals of rows with equal values have the same
-sign. With residuals r_i of the rows, times the roots of their weights, rows grouped by value, and
-no effect of the group, the sum
+If the values themselves matter, the leave-one-out residuals of rows with equal values tend to have
+the same sign. Let r_i be the residual of row i, times the square root of its sample weight, and let
+rows with equal values form a group. If the groups have no effect, the sum
 
     T = sum over pairs i < j of one group of r_i r_j
 
-has mean 0 and a variance of about the same sum of r_i^2 r_j^2. The feature with the largest T, in
-standard deviations, is given a weight; it is kept if the rows predict each other significantly
-better. Then the next feature is examined, with the residuals of the new kernel. Mean targets of
-words are left out: those of a word differ between training rows and rows to predict.
+has mean 0, and a variance of about the same sum of r_i^2 r_j^2. The feature with the largest T, in
+standard deviations, is made categorical if the rows then predict each other significantly better.
+After that, the next feature is examined, with the residuals of the new kernel. Features that are
+the mean targets of words are left out, because the mean of a word differs between training rows and
+rows to predict.
 
-Default, up to 6000 rows, one split, test RMSE (or error of classes) without and with them: wages of
-a panel, number of the person, .8075 .7073; choice of a brand, number of the household, .339 .239;
-grades, number of the school, .648 .613; prices of computers, size of the disk, .2513 .2413;
-expenses, number of the village, .707 .669. On 14 other tables none was found.
+Measured with default settings, up to 6000 rows and one split: test RMSE (or error rate of classes)
+without and with categorical features.
+
+    wages of a panel, number of the person          .8075   .7073
+    choice of a brand, number of the household      .339    .239
+    grades, number of the school                    .648    .613
+    prices of computers, size of the disk           .2513   .2413
+    expenses, number of the village                 .707    .669
+
+On 14 other tables no categorical feature was found.
 """
 
 from __future__ import annotations
@@ -53,43 +60,47 @@ from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.setup.choose_kernel import moved
 
 CATEGORICAL_ROWS, EXAMINED_SHARE = (1024, 1536), 8
-"""Rows that are examined, of runs of up to 8192 rows and of 12 288 or more: an eighth between."""
+"""Smallest and largest number of rows that are examined, and the divisor of the run's number of
+rows between these bounds."""
 MIN_CATEGORICAL_ROWS = 200
-"""Smallest number of rows for a choice."""
+"""Smallest number of rows from which categorical features are chosen."""
 MIN_VALUES, MIN_REPEATED = 3, 0.1
-"""Smallest number of values of a feature, and share of rows that have the value of another row.
-Equality of one of two values is the distance of the feature itself."""
+"""Smallest number of distinct values of a feature, and smallest share of rows whose value occurs in
+another row, too. With two values, equality says no more than the distance."""
 MIN_SCORE = 3.0
-"""Smallest T, in standard deviations, for which a weight is tried."""
+"""Smallest T, in standard deviations, for which a feature is tried as categorical."""
 CATEGORICAL_GAIN_SE, CATEGORICAL_GAIN = 2.0, 0.01
-"""Smallest gain for which a weight is kept: in standard errors, and relative to the error."""
+"""Smallest gain for which a feature is made categorical: in standard errors, and as a share of the
+error."""
 FIRST_WEIGHT, LEAST_WEIGHT, LARGEST_WEIGHT = -1, -3, 2
-"""Exponents of four that are tried: weights relative to the squared median distance."""
+"""First, smallest and largest power of 4 that is tried as the weight of a categorical feature,
+relative to the squared median distance."""
 TINY = 1e-300
+"""Replaces a denominator of 0."""
 
 
 class _Fit(NamedTuple):
-    """A kernel, and the noise of the rows with it."""
+    """A kernel, and the noise and ridge that are estimated with it."""
 
     kernel: Kernel
     noise: Noise
 
 
 def find_categorical(run: ResolvedRun, rows: SampleRows, kernel: Kernel, report: Report) -> Kernel:
-    """Return the kernel with the categorical features with which rows predict each other better.
+    """Return the kernel with the categorical features that improve leave-one-out predictions.
 
-    The kernel itself is returned if the run does not look for any.
+    The kernel is returned unchanged if the run does not look for any, or if none helps.
 
-    rows : sample rows, no two made from one stored row
+    rows : sample rows, no two of them made from the same stored row
     """
     if not looks_for_categorical(run.config, run.data, run.precision, run.centers_from):
         return kernel
-    few, most = CATEGORICAL_ROWS
-    n = min(max(run.problem.n_rows // EXAMINED_SHARE, few), most)
+    fewest, most = CATEGORICAL_ROWS
+    n = min(max(run.problem.n_rows // EXAMINED_SHARE, fewest), most)
     rows = rows.first(n, run.backend)
     host = np.asarray(run.backend.to_host(rows.X))
     groups = groupings(host)
-    for j in _of_target_means(run.data.source):
+    for j in _target_mean_features(run.data.source):
         groups.pop(j, None)
     if len(host) < MIN_CATEGORICAL_ROWS or not groups or kernel.geometry != "distance":
         return kernel
@@ -107,44 +118,49 @@ def find_categorical(run: ResolvedRun, rows: SampleRows, kernel: Kernel, report:
     def errors(fit: _Fit) -> Floats:
         return row_errors(operator(fit.kernel), None, rows, fit.noise)[0]
 
-    def highest(fit: _Fit) -> tuple[float, int]:
+    def highest_score(fit: _Fit) -> tuple[float, int]:
         values = left_out_values(operator(fit.kernel), None, rows, fit.noise)
         residuals = run.backend.to_host(rows.Y) - values
         if rows.root is not None:
             residuals *= run.backend.to_host(rows.root)[:, None]
         return max((score(residuals, group), j) for j, group in groups.items())
 
-    now = fitted(kernel, None)
-    while now is not None and groups and len(now.kernel.categorical) < MAX_CATEGORICAL:
-        best, column = highest(now)
+    current = fitted(kernel, None)
+    while current is not None and groups and len(current.kernel.categorical) < MAX_CATEGORICAL:
+        best, column = highest_score(current)
         if best < MIN_SCORE:
             break
-        found = _weighted(now, column, groups.pop(column), unit, fitted)
+        found = _with_categorical(current, column, groups.pop(column), unit, fitted)
         fields: dict[str, Any] = {"feature": column, "score": best, "taken": False}
         if found is not None:
-            before, after = errors(now), errors(found)
+            before, after = errors(current), errors(found)
             gain, share = surplus(before, after), float(after.mean() / before.mean())
             taken = gain >= CATEGORICAL_GAIN_SE and share <= 1 - CATEGORICAL_GAIN
             fields |= {"taken": taken, "standard_errors": gain, "error": share}
-            now = found if taken else now
+            current = found if taken else current
         report("categorical", fields)
-    return kernel if now is None else now.kernel
+    return kernel if current is None else current.kernel
 
 
-def _weighted(
-    now: _Fit,
+def _with_categorical(
+    current: _Fit,
     column: int,
     group: npt.NDArray[np.int64],
     unit: float,
     fitted: Callable[[Kernel, Noise | None], _Fit | None],
 ) -> _Fit | None:
-    """Return the best fit with a weight for the feature, or None.
+    """Return the best fit in which the feature is categorical, or None if no fit is finite.
 
-    The bandwidth grows with the distances, so that about the same rows are near each other.
+    Unequal values add to the squared distances, so the bandwidth grows with the mean of what they
+    add. About the same rows stay near each other.
+
+    column : index of the feature.
+    group : (n,) number of the group of each row.
+    unit : squared median distance, which weights are relative to.
     """
-    n, kernel, tried = len(group), now.kernel, dict[float, _Fit]()
-    unequal = 1 - float((np.bincount(group) ** 2).sum()) / n**2
-    last = now.noise
+    n, kernel, tried = len(group), current.kernel, dict[float, _Fit]()
+    unequal = 1 - float((np.bincount(group) ** 2).sum()) / n**2  # share of pairs of rows
+    last = current.noise
 
     def error(factor: float) -> float:
         nonlocal last
@@ -159,11 +175,11 @@ def _weighted(
     return min(tried.values(), key=lambda fit: fit.noise.error, default=None)
 
 
-def _of_target_means(source: BaseSource) -> list[int]:
-    """Return the features that are mean targets of words.
+def _target_mean_features(source: BaseSource) -> list[int]:
+    """Return the indices of the features that are mean targets of words.
 
-    A row of the training set has the mean over other folds, and a row to predict that over all
-    rows: equal words do not have equal values.
+    A training row has the mean over the other folds, and a row to predict the mean over all
+    training rows. Equal words therefore do not have equal values.
     """
     if source.encoder is None:
         return []
@@ -178,9 +194,12 @@ def _of_target_means(source: BaseSource) -> list[int]:
 
 
 def groupings(X: npt.NDArray[Any]) -> dict[int, npt.NDArray[np.int64]]:
-    """Return the number of the group of each row (n,), by feature, of features with equal values.
+    """Return the groups of rows with equal values, (n,) group numbers, for each candidate feature.
 
-    Of features that group the rows alike the first one is returned.
+    A candidate has enough distinct and enough repeated values. If several features group the rows
+    in the same way, only the first of them is a candidate.
+
+    X : (n, d).
     """
     found, known = dict[int, npt.NDArray[np.int64]](), set[bytes]()
     for j in range(X.shape[1]):
@@ -197,9 +216,10 @@ def groupings(X: npt.NDArray[Any]) -> dict[int, npt.NDArray[np.int64]]:
 
 
 def score(residuals: Floats, group: npt.NDArray[np.int64]) -> float:
-    """Return T in standard deviations, see the module. residuals : (n, c). group : (n,).
+    """Return T in standard deviations, see the module.
 
-    Of several outputs, r_i r_j is the inner product.
+    residuals : (n, c). With several outputs, r_i r_j is the inner product of two rows.
+    group : (n,) number of the group of each row.
     """
     squares = (residuals**2).sum(axis=1)
     sums = np.stack([np.bincount(group, r) for r in residuals.T])

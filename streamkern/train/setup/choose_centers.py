@@ -65,8 +65,8 @@ def choose_centers(
         "median", that is the median distance, in the metric, between the rows that are read here:
         the centers themselves, or the rows from which `CenterSelector.refine` begins.
     """
-    if run.given.continued is not None:
-        return _continued(run, run.given.continued, dtype, report)
+    if run.inputs.continued is not None:
+        return _continued(run, run.inputs.continued, dtype, report)
     report("setup", {"doing": "centers"})
     if run.problem.features == "fourier":
         return _frequencies(run, dtype, report, kernel)
@@ -103,7 +103,7 @@ def _continued(
     run: ResolvedRun, continued: ParentRun, dtype: np.dtype[Any], report: Report
 ) -> Chosen:  # fmt: skip
     """Return the centers of the run that is continued; each rank reads its stripe."""
-    p, ranks = run.problem.p, run.given.ranks
+    p, ranks = run.problem.p, run.inputs.ranks
     in_stripes = run.problem.reads_stripes
     rows = ranks.stripe(p) if in_stripes else slice(0, p)
     Z, order, kernel = continued.chosen(dtype, run.problem.features, rows)
@@ -144,8 +144,8 @@ def _streamed(
             rest.append(center_rows.without_features(block))
             yield places, X
 
-    Z = scatter(parts(), p, run.given.ranks)
-    shift = mean(Z, p, run.given.ranks).astype(dtype)
+    Z = scatter(parts(), p, run.inputs.ranks)
+    shift = mean(Z, p, run.inputs.ranks).astype(dtype)
     rows = _known(run, method, concatenated(rest).take(np.argsort(np.concatenate(seen))))
     kernel = kernel or _kernel(run, first, False, metric)
     run.backend.release()
@@ -156,7 +156,7 @@ def _streamed(
 
 def scatter_all(run: ResolvedRun, Z: HostArray) -> tuple[HostArray, HostArray]:
     """Broadcast all centers to the other ranks; return the stripe of this rank, and the mean."""
-    p, ranks = len(Z), run.given.ranks
+    p, ranks = len(Z), run.inputs.ranks
     stripe = scatter([(np.arange(p), Z)], p, ranks)
     return stripe, mean(stripe, p, ranks).astype(Z.dtype)
 
@@ -194,7 +194,7 @@ def _rows(run: ResolvedRun, method: str) -> tuple[RowBlock, int]:
     if method == "all":
         block = random_rows.all_rows(base, seed)
     else:
-        array = run.given.centers
+        array = run.inputs.centers
         assert not isinstance(array, StoredCenters)
         if array is None:
             array = open_centers(run.config, base.columns, base.encoder)

@@ -96,7 +96,7 @@ class FoundKernel(NamedTuple):
 
 def is_open(run: ResolvedRun) -> bool:
     """Return whether a kernel or bandwidth has to be found; a run that is continued has both."""
-    if run.given.continued is not None:
+    if run.inputs.continued is not None:
         return False
     return run.config.model.kernel == "auto" or is_wide_open(run, run.config.model.kernels[0])
 

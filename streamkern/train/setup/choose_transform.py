@@ -117,7 +117,7 @@ def _largest(run: ResolvedRun, unit: _Floats) -> _Floats | None:
     """Return the largest |log(1 + y / unit)| of all rows, (c,); None if they are not in memory, if
     others may follow, or if an output is 0."""
     base = run.data.base
-    if not run.problem.whole or not in_memory(base) or changes_targets(run.data.source):
+    if not run.problem.complete or not in_memory(base) or changes_targets(run.data.source):
         return None
     largest = np.max([part.largest_targets() for part in _arrays(base)], axis=0)
     return np.asarray(np.log1p(largest / unit)) if largest.all() else None
@@ -136,9 +136,9 @@ def _is_considered(run: ResolvedRun) -> bool:
     Reads no row.
     """
     data = run.data
-    if not leaves_transform_open(run.config) or run.given.metric is not None:
+    if not leaves_transform_open(run.config) or run.inputs.metric is not None:
         return False
-    if not run.problem.whole or run.given.continued is not None:
+    if not run.problem.complete or run.inputs.continued is not None:
         return False
     if data.source.classes is not None or run.problem.c > 1 or changes_targets(data.source):
         return False

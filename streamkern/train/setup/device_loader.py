@@ -17,7 +17,7 @@ from streamkern.train.restart.run_snapshot import AFTER_STEPS, is_computed_with
 
 def setup_loader(run: ResolvedRun) -> DeviceLoader:
     """Return the loader of this rank's shards of a setup."""
-    method, ranks = run.method, run.given.ranks
+    method, ranks = run.method, run.inputs.ranks
     share = method.share(run.problem, run.sizes, ranks)
 
     def rows(name: str, n: int) -> Ints | slice | None:
@@ -35,7 +35,7 @@ def setup_loader(run: ResolvedRun) -> DeviceLoader:
 def state_loader(run: ResolvedRun) -> DeviceLoader:
     """Return the loader of a checkpoint; if the ranks share out the centers, it takes this rank's
     rows."""
-    share = run.method.share(run.problem, run.sizes, run.given.ranks)
+    share = run.method.share(run.problem, run.sizes, run.inputs.ranks)
 
     def rows(name: str, n: int) -> Ints | None:
         shared = _is_of_state(name) and not share.whole

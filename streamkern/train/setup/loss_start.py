@@ -191,7 +191,7 @@ def _means(run: ResolvedRun, targets: TargetScale) -> _Floats:
 
     A class that the first rows do not have would have a logit that no step comes back from.
     """
-    if run.problem.whole or run.data.source.classes is None:
+    if run.problem.complete or run.data.source.classes is None:
         return targets.mean
     n, c = run.problem.n_rows, run.problem.c
     means: _Floats = (n * targets.mean + 1) / (n + c)

@@ -27,7 +27,7 @@ def is_everywhere(there: bool, run: ResolvedRun) -> bool:
     Raises RunError if some see one and others do not, or if none exists and they cannot compute it
     together.
     """
-    ranks = run.given.ranks
+    ranks = run.inputs.ranks
     seeing = int(ranks.allgather([there]).sum())
     if seeing not in (0, ranks.size):
         raise RunError(f"{seeing} of {ranks.size} ranks see the setup of the run", f"{NOT_SHARED}")
@@ -59,7 +59,7 @@ def new_setup(
     """
     going_on: tuple[Any, ...] = ()
     if warm is not None:
-        config, continued = run.config, run.given.continued
+        config, continued = run.config, run.inputs.continued
         found = Learned(warm.metric_for(config), {}, kernel=warm.kernel_for(config))
         if continued is not None:
             found = Learned(continued.metric, {}, kernel=continued.made_kernel())
@@ -76,7 +76,7 @@ def new_setup(
     made.meta["warm_start"] = digest
     if directory is None:
         return made
-    ranks, backend = run.given.ranks, run.backend
+    ranks, backend = run.inputs.ranks, run.backend
     held: dict[str, ChunkedArray] = {name: backend.by_parts(a) for name, a in made.arrays.items()}
     if ranks.is_single:
         directory.save_setup(held, made.meta)
@@ -93,7 +93,7 @@ def _save_shared(
     run: ResolvedRun, directory: RunDirectory, arrays: Mapping[str, Any], meta: Mapping[str, Any]
 ) -> None:  # fmt: skip
     """Save a setup whose centers are divided over the ranks."""
-    ranks, backend = run.given.ranks, run.backend
+    ranks, backend = run.inputs.ranks, run.backend
     stripes = stripes_in(arrays, _stripes(run), ranks, _of_centers(run, arrays))
     held = {name: backend.by_parts(a) for name, a in arrays.items()}
     gather_and_save(
@@ -103,7 +103,7 @@ def _save_shared(
 
 def help_with_setup(run: ResolvedRun) -> None:
     """Compute this rank's part of a setup, on ranks other than 0, and pass it to rank 0 to save."""
-    ranks, arrays = run.given.ranks, compute_setup_part(run)
+    ranks, arrays = run.inputs.ranks, compute_setup_part(run)
     stripes = stripes_in(arrays, _stripes(run), ranks, _of_centers(run, arrays))
     gather_and_save(stripes, ranks, run.backend, lambda whole: None)
 

@@ -36,7 +36,7 @@ def planned_op_counts(run: ResolvedRun) -> dict[str, OpCounts]:
         spent["setup"] += OpCounts(wide_factors=n**3 / 3 * (n > NOISE_ROWS))
     if problem.selection is not None:
         spent = {"centers": OpCounts(products=problem.selection.flops), **spent}
-    if run.given.continued is not None:  # the kernel and the metric are taken over
+    if run.inputs.continued is not None:  # the kernel and the metric are taken over
         return spent
     if is_open(run):
         n, kernels = n_kernel_rows(problem.n_rows), len(kernels_of(run))
@@ -138,8 +138,12 @@ def planned_batches(run: ResolvedRun) -> tuple[int, int]:
 def empty_steps(run: ResolvedRun) -> int:
     """Return the number of first steps of a new run that only accumulate, while the model is still
     zero."""
-    given = run.given
-    warm = given.warm is not None or run.config.solver.warm_start or given.continued is not None
+    inputs = run.inputs
+    warm = (
+        inputs.warm_start is not None
+        or run.config.solver.warm_start
+        or inputs.continued is not None
+    )
     return 0 if warm else planned_batches(run)[0] * run.method.empty_epochs
 
 
@@ -175,5 +179,5 @@ def run_plan(run: ResolvedRun, setup_s: float) -> dict[str, Any]:
     return {
         "epochs": passes, "of_samples": passes * run.data.source.n_rows,
         "train": list(data.train_urls), "test": data.test, "setup_s": setup_s,
-        "plan": planned(run), **run.given.rank_locations,
+        "plan": planned(run), **run.inputs.rank_locations,
     }  # fmt: skip

@@ -168,7 +168,7 @@ def known_rows(
         run.backend, known.place, to_host(Y), None if w is None else to_host(w), p=run.problem.p,
         n_rows=source.n_rows,
     )  # fmt: skip
-    return replace(found, whole=run.problem.whole)
+    return replace(found, whole=run.problem.complete)
 
 
 def rows_worth(

@@ -160,8 +160,10 @@ def test_no_rank_ever_has_all_centers() -> None:
     )  # fmt: skip
     names = (
         "block factors H", "weights learned from the sample", "factors of one block, probe",
-        "products with targets, residuals", "partial sums of products", "parts of products",
-        "sketches of the leverage", "what all blocks together learn", "centers of a block",
+        "kernel products with targets, residuals", "partial sums of products",
+        "tiles of matrix products",
+        "sketches of the leverage", "sweeps over the blocks: values, directions",
+        "centers of one block",
     )  # fmt: skip
     lines = BlockMethod().count(problem, sizes).lines
     counted = sum(n for phase, what, n in lines if phase in ("always", "setup") and what in names)

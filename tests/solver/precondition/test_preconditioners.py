@@ -379,8 +379,9 @@ def test_setup_holds_no_more_than_is_counted(
     counted = {what: size for _, what, size in BlockMethod().count(problem, sizes).lines}
     names = (
         "block factors H", "weights learned from the sample", "factors of one block, probe",
-        "products with targets, residuals", "partial sums of products", "parts of products",
-        "sketches of the leverage", "what all blocks together learn",
+        "kernel products with targets, residuals", "partial sums of products",
+        "tiles of matrix products",
+        "sketches of the leverage", "sweeps over the blocks: values, directions",
     )  # fmt: skip
     held = np.zeros((len(Z), n_outputs), np.float32)
     known = by_center(op.backend, np.arange(len(Z)), held, None, p=len(Z), n_rows=10**6)

@@ -147,7 +147,7 @@ def test_who_has_no_probabilities_says_why() -> None:
     assert model.predict_proba(X[:3]).shape == (3, 2)  # of a first fit
     several, other = np.stack((y, 1 - y), axis=1), QUICK | {"solver": "eigenpro3", "ridge": "auto"}
     for fitted, message in (
-        (model.fit(X, y), "with weights to go on from, which rows set aside may have trained"),
+        (model.fit(X, y), "with initial weights, which the rows set aside may have trained"),
         (KernelClassifier(**QUICK | {"solver": "block"}).partial_fit(X[:200], y[:200]), "partial_"),
         (
             KernelClassifier(**other).fit(X[:900], y[:900]),
@@ -166,7 +166,7 @@ def test_who_has_no_probabilities_says_why() -> None:
     values = KernelRegressor(**QUICK).fit(X[:200], X[:200, 0])
     with pytest.raises(ConfigError, match=r"'auto' sets none aside of values; train with cal"):
         values.predict(X, interval=0.9)
-    with pytest.raises(ConfigError, match="calibrate cannot be used with weights to go on from"):
+    with pytest.raises(ConfigError, match="calibrate cannot be used with initial weights"):
         model.set_params(calibrate=True).fit(X, y)
     with pytest.raises(ConfigError, match="calibrate cannot be used with partial_fit"):
         KernelClassifier(**QUICK, calibrate=True).partial_fit(X, y)
@@ -182,7 +182,7 @@ def test_the_same_settings_go_on_from_a_fit(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.sort(first.centers_, 0), np.sort(second.centers_, 0))
     np.testing.assert_array_equal(second.dual_coef_, third.dual_coef_)
     assert not hasattr(second, "predict_proba")
-    found = calibration_split(RunConfig(), ArraySource(X, y), "why", warm=True)
+    found = calibration_split(RunConfig(), ArraySource(X, y), "why", keeps_calibration_rows=True)
     assert found._replace(training_rows=None) == (None, None, "why", True, False)
 
 

@@ -269,7 +269,7 @@ def test_a_loaded_run_has_the_scores(tmp_path: Path) -> None:
     [
         ({"solver.name": "direct"}, "early_stopping has no meaning for solver='direct'"),
         ({"data.epochs": 1}, "early_stopping has nothing to stop"),
-        ({"solver.warm_start": "runs/old"}, "early_stopping cannot be used with weights"),
+        ({"solver.warm_start": "runs/old"}, "early_stopping cannot be used with initial weights"),
     ],
 )
 def test_where_it_means_nothing_it_is_refused(overrides: dict[str, Any], words: str) -> None:
@@ -331,9 +331,9 @@ def test_what_it_holds_is_counted() -> None:
         run.backend.close()
     plain, stops = (lines_of(run.buffers) for run in runs)
     assert set(stops) - set(plain) == {
-        "rows set aside, being read", "best weights, a copy for a checkpoint",
+        "validation and calibration rows being read", "best weights, and their checkpoint copy",
     }  # fmt: skip
-    assert stops["best weights, a copy for a checkpoint"] == 2 * runs[1].problem.p * 4
+    assert stops["best weights, and their checkpoint copy"] == 2 * runs[1].problem.p * 4
     assert runs[1].problem.read_rows == 16
 
 

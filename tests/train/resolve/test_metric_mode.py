@@ -37,12 +37,14 @@ def truth(X: Array) -> Array:
     return np.asarray(np.sin(3 * X[:, 0]) + X[:, 1] / 2, np.float32)
 
 
-def word(source: Any = None, *, goes_on: bool = False, **overrides: Any) -> str:
+def word(source: Any = None, *, has_initial_weights: bool = False, **overrides: Any) -> str:
     X = rows()
     source = sk.ArraySource(X, truth(X)) if source is None else source
     names = {name.replace("__", "."): value for name, value in overrides.items()}
     config = sk.RunConfig().with_overrides(names)
-    wish = requested_metric_mode(config, open_data(config, source), goes_on=goes_on)
+    wish = requested_metric_mode(
+        config, open_data(config, source), has_initial_weights=has_initial_weights
+    )
     assert (wish is LOOKED_FOR) == (config.model.metric == "auto" and wish.learns)
     assert wish.reason.startswith("chosen, as" if config.model.metric == "auto" else "as set")
     return wish.mode
@@ -75,7 +77,7 @@ def test_kernels_and_solvers_that_go_with_it(kernel: str, solver: str) -> None:
         {"solver__name": "sgd"},
         {"solver__name": "eigenpro4"},
         {"run__precision": "integer"},
-        {"goes_on": True},
+        {"has_initial_weights": True},
         {"model__metric": "none"},
     ],
 )

@@ -75,21 +75,21 @@ def test_a_run_leaves_out_the_rows_that_its_first_weights_did_not_see(
 ) -> None:
     place = runs / str(calibrated)
 
-    def leaves(given: RunInputs = NO_INPUTS, whole: bool = True, **changes: Any) -> bool:
-        return given.keeps_calibration_rows(settings(**changes), whole=whole)
+    def leaves(given: RunInputs = NO_INPUTS, complete: bool = True, **changes: Any) -> bool:
+        return given.keeps_calibration_rows(settings(**changes), complete=complete)
 
     by_path = {"solver.warm_start": str(place)}
     assert not leaves()
     assert leaves(**by_path) is calibrated
     assert leaves(**by_path, **{"run.calibrate": True})
-    assert leaves(RunInputs(warm=parent(place)))
-    for given in (NO_INPUTS, RunInputs(warm=parent(place))):
-        assert not leaves(given, whole=False, **by_path)
+    assert leaves(RunInputs(warm_start=parent(place)))
+    for given in (NO_INPUTS, RunInputs(warm_start=parent(place))):
+        assert not leaves(given, complete=False, **by_path)
         assert not leaves(replace(given, continued=parent(place)), **by_path)
     # A run with the log loss sets no rows aside, so that only one of squares can have.
     log_loss = {"model.loss": "log_loss"}
     assert not leaves(**by_path, **log_loss)
-    assert leaves(RunInputs(warm=parent(place)), **log_loss)
+    assert leaves(RunInputs(warm_start=parent(place)), **log_loss)
 
 
 def test_patch_features_are_those_given_or_of_the_first_weights(tmp_path: Path) -> None:
@@ -103,11 +103,11 @@ def test_patch_features_are_those_given_or_of_the_first_weights(tmp_path: Path) 
     place = str(tmp_path / "run")
     for given, config in (
         (RunInputs(patches=drawn), plain), (RunInputs(patches=drawn), again),
-        (RunInputs(warm=parent(tmp_path / "run")), again),
+        (RunInputs(warm_start=parent(tmp_path / "run")), again),
         (NO_INPUTS, again.with_overrides({"solver.warm_start": place})),
     ):  # fmt: skip
         found = given.known_patches(config)
         assert found is not None
         assert found.describe() == drawn.describe()
     assert NO_INPUTS.known_patches(again) is None
-    assert RunInputs(warm=parent(tmp_path / "run")).known_patches(plain) is None
+    assert RunInputs(warm_start=parent(tmp_path / "run")).known_patches(plain) is None

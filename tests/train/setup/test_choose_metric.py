@@ -333,7 +333,7 @@ def test_plan_and_info_say_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     given = ["--train", store, "--run-dir", run, "--set", "model.metric=learn"]
     assert run_command(["plan", *given, "--all", "--no-measure"]) == 0
     said = capsys.readouterr().out
-    assert "rows to learn a metric from" in said
+    assert "rows to learn the metric" in said
     assert re.search(r"FLOPs: metric \d\d?%", said)
     assert run_command(["train", *given, "--epochs", "1"]) == 0
     capsys.readouterr()

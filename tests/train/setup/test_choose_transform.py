@@ -24,11 +24,11 @@ MADE = ("exponential", "additive", "noise", "counts")
 
 
 def found(
-    X: np.ndarray, y: np.ndarray, w: np.ndarray | None = None, whole: bool = True,
+    X: np.ndarray, y: np.ndarray, w: np.ndarray | None = None, complete: bool = True,
     classes: tuple[str, ...] | None = None, **changes: Any,
 ) -> FoundTransform | None:  # fmt: skip
     source = ArraySource(X, y, sample_weight=w, classes=classes, unit_rows=100)
-    run = open_run(settings(**OPEN | changes), RunInputs(source), whole=whole)
+    run = open_run(settings(**OPEN | changes), RunInputs(source), complete=complete)
     with run.backend as backend, backend.active():
         return find_transform(run, np.dtype(np.float32), lambda event, fields: None)
 
@@ -79,7 +79,7 @@ def test_targets_that_leave_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found(X, np.column_stack([y, y])) is None
     assert found(X, (y > np.quantile(y, 0.9)).astype(float)) is None  # two values
     assert found(X, np.arange(600) % 3, classes=CLASSES) is None
-    assert found(X, y, whole=False) is None
+    assert found(X, y, complete=False) is None
 
 
 def test_a_function_of_the_user_leaves_no_choice() -> None:
