@@ -16,7 +16,7 @@ from tests import hostcuda, standin
 USED = {
     f"{i} {assignments.name}": assignments
     for i, assignments in enumerate((
-        base.AVERAGE, block_ridge.ADD, block_ridge.ADD_WITH_JITTER, block_step.MOVE,
+        base.AVERAGE, block_ridge.ADD_RIDGE, block_ridge.ADD_WITH_JITTER, block_step.MOVE,
         block_step.DAMP, block_step.DAMP_WEIGHTED, block_step.LEAVE_OWN,
         block_step.residual(0, 3, True), block_step.residual(0, 1, False),
         block_step.residual(16, 18, True),

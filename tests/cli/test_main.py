@@ -226,11 +226,11 @@ def test_plan_is_a_screen_and_lists_everything_when_asked(run: Run, stores: Path
     assert code == DONE
     assert "predicted peak" in out
     assert len(out.splitlines()) < 36
-    assert "weights, average" not in out
+    assert "weights, their average" not in out
     assert "expected on this machine" not in out
     code, out, _ = run(*words, "--all")
     assert code == DONE
-    assert "weights, average" in out
+    assert "weights, their average" in out
     assert "5 chunks of 100 rows" in out
     assert json.loads(run(*words, "--json")[1])["seconds"] is None
 
@@ -372,7 +372,9 @@ def test_training_and_info_say_where_a_run_is(
     assert json.loads(out)["meanings"]["step"].startswith("number of batches trained")
     assert json.loads(out)["live"]["of_samples"] == 2000
     code, out, _ = run("info", stores / "train.zarr", "--explain")
-    assert "\n      size of the parts that are read, checked and decompressed at once" in out
+    assert (
+        "\n      size of a chunk, the part that is read, verified and decompressed at once" in out
+    )
 
 
 @pytest.mark.slow

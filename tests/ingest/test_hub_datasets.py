@@ -48,7 +48,7 @@ def test_a_fit_is_that_of_the_arrays_and_their_words(make: Any, rows: Any, tmp_p
         assert fitted.score(test.remove_columns("w"), hub.WORDS[TEST]) == unweighted
         with pytest.raises(DataError, match=r"label \d of row \d+ is none of the 3 classes"):
             fitted.score(test, test["label"])  # the numbers of the classes
-    model.partial_fit(train.remove_columns("w"), "label")
+    classifier().partial_fit(train.remove_columns("w"), "label")
 
 
 def test_a_table_is_that_of_pandas() -> None:

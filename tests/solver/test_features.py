@@ -317,7 +317,7 @@ def test_the_plan_counts_what_features_need(name: str, method: str) -> None:
     run = open_run(settings(**overrides), RunInputs(array_source()))
     run.backend.close()
     assert (run.sizes.solver, run.method.in_place) == (method, False)
-    squares = [what for _, what, size in run.buffers.lines if what == "L^-1" and size]
+    squares = [what for _, what, size in run.buffers.lines if "L^-1" in what and size]
     assert len(squares) == (name == "nystrom" and method != "block")
 
 
