@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -73,12 +73,12 @@ class Array(Addressed):
         return called(func, args, kwargs)
 
     def __getitem__(self, key: Any) -> Any:
-        return on_device(here(self)[_keys(key)])
+        return on_device(here(self)[here(key)])
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if isinstance(value, np.ndarray) and not isinstance(value, Array) and value.ndim:
             raise ValueError("non-scalar numpy.ndarray cannot be used for fill")
-        here(self)[_keys(key)] = here(value)
+        here(self)[here(key)] = here(value)
 
     def __index__(self) -> int:
         raise TypeError("an array of a device is no index")
@@ -156,11 +156,6 @@ def called(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     return on_device(result) if out is None else out
 
 
-def _keys(key: Any) -> Any:
-    """Return an index; those of the host are copied to the device."""
-    return here(key)
-
-
 class Ufunc:
     """A function of CuPy for each entry, with its methods."""
 
@@ -210,6 +205,6 @@ def numpy_reads_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(np, name, refusing(getattr(np, name)))
 
 
-def linalg() -> SimpleNamespace:
+def linalg() -> Namespace:
     """Return `cupy.linalg`."""
     return Namespace("cupy.linalg", np.linalg, LACKING_LINALG)

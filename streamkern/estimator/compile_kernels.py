@@ -9,7 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -30,7 +30,7 @@ class Compiled(NamedTuple):
     """Result of `compile_kernels`.
 
     kernels : kernels that were added to the cache
-    seconds : it took
+    seconds : wall time of all fits
     cache : folder of CuPy's cache
     """
 
@@ -48,7 +48,7 @@ def compile_kernels(device: str = "gpu", jobs: int = 1) -> Compiled:
     Raises
     ------
     ConfigError
-        `jobs` is less than 1, or the device is no GPU.
+        `jobs` is less than 1, or the device is not a GPU.
     BackendError
         The GPU cannot be used, or a process was killed.
     """
@@ -70,51 +70,46 @@ def compile_kernels(device: str = "gpu", jobs: int = 1) -> Compiled:
                 list(pool.map(_fit, FITS, [device] * len(FITS)))
         except BrokenProcessPool:
             raise BackendError(
-                f"a process that compiled for {mention('device', device)} was killed, perhaps as "
-                "the memory was full",
+                f"a process that compiled for {mention('device', device)} was killed, perhaps "
+                "because the memory was full",
                 f"give fewer {mention('jobs')}",
             ) from None
     return Compiled(_cached() - before, time.perf_counter() - began, _folder())
 
 
 def _fit(name: str, device: str) -> None:
-    model, images, classes = FITS[name](device)
+    kind, options = FITS[name]
     rng = np.random.default_rng(0)
-    if images:
+    if "transforms" in options:  # of images
         X: Any = rng.integers(0, 256, (MADE_ROWS, 8, 8, 1), np.uint8)
     else:
         X = rng.standard_normal((MADE_ROWS, MADE_FEATURES), np.float32)
     y = X.reshape(MADE_ROWS, -1)[:, :2].astype(np.float64).sum(axis=1)
-    model.fit(X, y > y.mean() if classes else np.exp(y / np.ptp(y)))
-    model.predict(X)
-
-
-def _values(**options: Any) -> Callable[[str], tuple[Any, bool, bool]]:
-    return lambda device: (KernelRegressor(device=device, verbose=0, **options), False, False)
-
-
-def _classes(images: bool = False, **options: Any) -> Callable[[str], tuple[Any, bool, bool]]:
-    return lambda device: (KernelClassifier(device=device, verbose=0, **options), images, True)
+    targets = y > y.mean() if kind is KernelClassifier else np.exp(y / np.ptp(y))
+    kind(device=device, verbose=0, **options).fit(X, targets).predict(X)
 
 
 _FEW: Final[dict[str, Any]] = {"n_centers": MADE_CENTERS, "epochs": 2}
 _PLAIN: Final[dict[str, Any]] = _FEW | {"kernel": "laplace", "bandwidth": 3.0, "metric": "none"}
-FITS: Final[Mapping[str, Callable[[str], tuple[Any, bool, bool]]]] = {
-    "all rows": _values(),
-    "classes": _classes(),
-    "images": _classes(images=True, transforms=[RandomFlip(), GaussianNoise(1.0)], **_FEW),
-    "log loss": _classes(loss="log_loss", **_FEW),
-    "quantiles": _values(loss="quantile", quantile=[0.1, 0.9], **_FEW),
-    "counts": _values(loss="poisson", **_FEW),
-    "outliers": _values(loss="huber", **_FEW),
-    "blocks": _values(solver="block", block_size=MADE_CENTERS // 2, ridge=1e-4, **_PLAIN),
-    "eigenpro3": _values(solver="eigenpro3", **_PLAIN),
-    "eigenpro4": _values(solver="eigenpro4", **_PLAIN),
-    "falkon": _values(solver="falkon", **_PLAIN),
-    "float64": _values(precision="float64", solver="block", **_PLAIN),
-    "inner products": _values(**_PLAIN | {"kernel": "polynomial", "bandwidth": "auto"}),
+FITS: Final[Mapping[str, tuple[type[Any], dict[str, Any]]]] = {
+    "all rows": (KernelRegressor, {}),
+    "classes": (KernelClassifier, {}),
+    "images": (KernelClassifier, _FEW | {"transforms": [RandomFlip(), GaussianNoise(1.0)]}),
+    "log loss": (KernelClassifier, _FEW | {"loss": "log_loss"}),
+    "quantiles": (KernelRegressor, _FEW | {"loss": "quantile", "quantile": [0.1, 0.9]}),
+    "counts": (KernelRegressor, _FEW | {"loss": "poisson"}),
+    "outliers": (KernelRegressor, _FEW | {"loss": "huber"}),
+    "blocks": (
+        KernelRegressor,
+        _PLAIN | {"solver": "block", "block_size": MADE_CENTERS // 2, "ridge": 1e-4},
+    ),
+    "eigenpro3": (KernelRegressor, _PLAIN | {"solver": "eigenpro3"}),
+    "eigenpro4": (KernelRegressor, _PLAIN | {"solver": "eigenpro4"}),
+    "falkon": (KernelRegressor, _PLAIN | {"solver": "falkon"}),
+    "float64": (KernelRegressor, _PLAIN | {"solver": "block", "precision": "float64"}),
+    "inner products": (KernelRegressor, _FEW | {"kernel": "polynomial"}),
 }
-"""Functions of the device that return a model, and whether it is for images and for classes."""
+"""Estimators and their parameters, by what they are for."""
 
 
 def _folder() -> Path:

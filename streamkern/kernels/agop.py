@@ -13,7 +13,6 @@ one product of the slopes phi' with d + 1 columns for each output.
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -45,7 +44,7 @@ class GradientSum:
     def __init__(self, op: KernelOperator, Z: Points, weights: Array) -> None:
         self.op, self.Z = copy.copy(op), Z
         self.op.kernel = Slope(op.kernel)
-        b, c, xp = coordinates(op, replace(Z, left=None)), weights.shape[1], op.backend.xp
+        b, c, xp = coordinates(op, Z), weights.shape[1], op.backend.xp
         self.r, self.backend = int(b.shape[1]), op.backend
         together = max(1, METRIC_COLUMNS // (1 + self.r))
         self.groups = [slice(k, min(k + together, c)) for k in range(0, c, together)]

@@ -161,14 +161,18 @@ class PointPreparation:
             scaled=self.metric is not None or self.kernel.bandwidth != 1,
             left=out.left is not None, right=out.right is not None, doubled=self.norms_in_columns,
         )  # fmt: skip
-        d, start = x.shape[1], len(self.categorical_columns)
-        columns = {
+        terms = self._terms(out.left, out.right, x.shape[1])
+        self.backend.assign(assignments, X=X, x=x, shift=self.shift, factor=factor, **terms)
+
+    def _terms(self, left: Array | None, right: Array | None, d: int) -> dict[str, Array]:
+        """Return views of the coordinates of the sides, d columns each, by name: "left0", ..."""
+        start = len(self.categorical_columns)
+        return {
             f"{name}{i}": side[:, start + i * d :][:, :d]
-            for name, side in (("left", out.left), ("right", out.right))
+            for name, side in (("left", left), ("right", right))
             if side is not None
             for i in range(n_terms(self.precision))
         }
-        self.backend.assign(assignments, X=X, x=x, shift=self.shift, factor=factor, **columns)
 
     def _write_norms(self, norms: Array, out: Points) -> None:
         """Write the last two columns of the sides."""
@@ -232,14 +236,8 @@ class PointPreparation:
     def _write_left(self, right: Array, d: int, left: Array) -> None:
         """Write the left side of points with d coordinates, given the right one."""
         start, n = len(self.categorical_columns), n_terms(self.precision)
-        columns = {
-            f"{name}{i}": side[:, start + i * d :][:, :d]
-            for name, side in (("left", left), ("right", right))
-            for i in range(n)
-        }
-        self.backend.assign(
-            left_from_right(self.precision, doubled=self.norms_in_columns), **columns
-        )
+        assignments = left_from_right(self.precision, doubled=self.norms_in_columns)
+        self.backend.assign(assignments, **self._terms(left, right, d))
         for rest in (slice(start), slice(start + n * d, None)):
             if left[:, rest].shape[1]:
                 left[:, rest] = right[:, rest]
