@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ import zarr
 from streamkern.basics.errors import StreamkernError
 from streamkern.store.layout import row_arrays
 from streamkern.store.zarr_json import sealed_mark
+from tests.traced_memory import traced_memory
 
 
 class Flip(NamedTuple):
@@ -138,13 +138,9 @@ def survey(
     truth, counts = use(), Counter[str]()
     for flip in flips(root, n, seed):
         name = flip.path.relative_to(root).as_posix()
-        tracemalloc.start()
-        try:
-            with flipped(flip):
-                counts[outcome(use, truth, f"{name}, byte {flip.byte}, bit {flip.bit}")] += 1
-            peak = tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
+        with traced_memory() as traced, flipped(flip):
+            counts[outcome(use, truth, f"{name}, byte {flip.byte}, bit {flip.bit}")] += 1
+        peak = traced.peak
         assert peak <= peak_bytes, f"{name}, byte {flip.byte}, bit {flip.bit}: {peak} bytes"
     return counts
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import threading
-import tracemalloc
 import types
 from collections.abc import Callable
 
@@ -22,6 +21,7 @@ from streamkern.basics.errors import BackendError, ConfigError
 from streamkern.basics.machine import available_cpus
 from streamkern.basics.optional import install
 from tests.maths import Array, rows
+from tests.traced_memory import traced_memory
 
 DTYPES = [np.float32, np.float64]
 
@@ -42,12 +42,9 @@ def positive(seed: int, b: int, dtype: npt.DTypeLike) -> Array:
 def peak_bytes(call: Callable[[], object]) -> int:
     """Return the most that was allocated at one time during a call, after a first call."""
     call()
-    tracemalloc.start()
-    try:
+    with traced_memory() as traced:
         call()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    return traced.peak
 
 
 @given(st.integers(0, 100), st.integers(1, 30))

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from streamkern.train.restart import scaling
 from streamkern.train.setup import setup_rows
 from streamkern.tuning import holdout
 from tests.strategies import epochs, row_ids, seeds, splits
+from tests.traced_memory import traced_memory
 
 FLOATS = (np.float32, np.float64)
 
@@ -218,8 +218,7 @@ def test_drawing_holds_no_more_than_is_counted(dtype: Any, monkeypatch: pytest.M
     rows, out = np.arange(2000), np.empty((2000, 400), dtype)
     rng = RowRandom(np, 0, 0, 0, rows, dtype, empty=lambda shape, _: out)
     counters = 2000 * 400 // (4 if dtype == np.float32 else 2)
-    tracemalloc.start()
-    rng.normal((400,))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    with traced_memory() as traced:
+        rng.normal((400,))
+    peak = traced.peak
     assert 0.5 * COUNTER_BYTES * counters < peak <= 1.02 * COUNTER_BYTES * counters

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ from streamkern.config.run_config import load_run_file
 from streamkern.config.toml import parse_toml
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
+from tests.traced_memory import traced_memory
 
 
 @pytest.mark.parametrize(
@@ -33,13 +33,12 @@ def test_hostile_run_files_are_refused_in_bounded_memory(
 ) -> None:
     """Before they are parsed, where the long key took 27 s and 3.7 GB."""
     (tmp_path / "run.toml").write_text(text)
-    tracemalloc.start()
-    try:
-        with pytest.raises(ConfigError, match=rf"run\.toml' is not valid TOML \(.*{said}"):
-            load_run_file(tmp_path / "run.toml")
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    with (
+        traced_memory() as traced,
+        pytest.raises(ConfigError, match=rf"run\.toml' is not valid TOML \(.*{said}"),
+    ):
+        load_run_file(tmp_path / "run.toml")
+    peak = traced.peak
     assert peak < 200e6
 
 

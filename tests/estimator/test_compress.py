@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import scipy.sparse as sp
 import streamkern as sk
 from streamkern.basics.errors import ConfigError, DataError, MemoryBudgetError
 from tests import reference as ref
+from tests.traced_memory import traced_memory
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((900, 3))
@@ -98,12 +98,9 @@ def test_the_memory_bounds_the_choice(dtype: str) -> None:
     ) as found:
         sk.compress(model, X[400:], n_centers=390)
     few = int(str(found.value).partition("lower n_centers to ")[2].partition(",")[0])
-    tracemalloc.start()
-    try:
+    with traced_memory() as traced:
         sk.compress(model, X[400:], n_centers=few)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    peak = traced.peak
     assert 3e6 < peak < 8e6
     small = sk.compress(model, X[400:], tolerance=0.01)
     assert max(n for n, _ in small.report_["compressed"]["curve"]) == few

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from streamkern import ResumeMismatchError, append_store, ingest_store, open_sto
 from streamkern.basics.errors import DataError
 from streamkern.ingest import ingest as ingest_module
 from tests import hub
+from tests.traced_memory import traced_memory
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
@@ -174,10 +174,9 @@ def test_images_are_decoded_a_batch_at_a_time(tmp_path: Path) -> None:
     del rows
 
     def peak(name: str, inputs: Any, y: Any) -> int:
-        tracemalloc.start()
-        ingest_store(inputs, tmp_path / name, y=y, memory="16 MiB", chunk_mb=0.5)
-        most = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
+        with traced_memory() as traced:
+            ingest_store(inputs, tmp_path / name, y=y, memory="16 MiB", chunk_mb=0.5)
+        most = traced.peak
         return most
 
     # Imports take long where memory is traced.

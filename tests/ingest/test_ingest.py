@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -54,6 +53,7 @@ from streamkern.store.store import Store, open_store
 from tests import faults
 from tests.lives import Stop
 from tests.rawfiles import memory_url, write_idx
+from tests.traced_memory import traced_memory
 
 SMALL = 16 << 14  # the least memory that chunks of 16 KiB allow
 
@@ -236,14 +236,11 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
     n, d, memory = 40_000, 128, 8 << 20
     np.save(tmp_path / "X.npy", np.random.default_rng(0).normal(size=(n, d)).astype("f4"))
     np.save(tmp_path / "y.npy", np.arange(n) % 7)
-    tracemalloc.start()
-    try:
+    with traced_memory() as traced:
         ingest(
             tmp_path / "X.npy", tmp_path / "s", y=tmp_path / "y.npy", chunk_mb=0.5, memory=memory
         )
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    peak = traced.peak
     assert n * d * 4 > 2 * memory
     assert peak < memory
 

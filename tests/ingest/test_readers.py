@@ -10,7 +10,6 @@ import lzma
 import re
 import struct
 import sys
-import tracemalloc
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -38,6 +37,7 @@ from streamkern.ingest.ingest import ingest
 from streamkern.ingest.readers import open_reader
 from streamkern.ingest.received import received
 from tests.rawfiles import npy, write_idx
+from tests.traced_memory import traced_memory
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
     "gz": gzip.compress,
@@ -353,13 +353,12 @@ def test_a_csv_in_one_line_is_refused_within_the_memory(
         file.write(b"a,b,t\n1,2,3\n")
         for _ in range(100):
             file.write(b"1," * (1 << 20))
-    tracemalloc.start()
-    try:
-        with pytest.raises(DataError, match=r"line 3 of .*t\.csv.* is longer than 2 MiB"):
-            ingest(path, tmp_path / "out", y="t", memory=64 << 20, chunk_mb=1)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    with (
+        traced_memory() as traced,
+        pytest.raises(DataError, match=r"line 3 of .*t\.csv.* is longer than 2 MiB"),
+    ):
+        ingest(path, tmp_path / "out", y="t", memory=64 << 20, chunk_mb=1)
+    peak = traced.peak
     assert peak < 64 << 20
     path.write_bytes(gzip.compress(b"1," * (5 << 20)) if ending else b"1," * (5 << 20))
     with pytest.raises(DataError, match=r"line 1 of .* is longer than"):

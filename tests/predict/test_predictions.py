@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +43,7 @@ from tests.runs import (
     process,
     settings,  # fmt: skip
 )
+from tests.traced_memory import traced_memory
 
 FORMATS = (".zarr", ".npy", ".csv", ".parquet")
 
@@ -167,8 +167,7 @@ def test_predictions_are_put_in_order_in_bounded_memory(
     monkeypatch.setattr(prediction_buffer, "DISTRIBUTED_BYTES", 1 << 20)
     n, step = 1_000_000, 20_000
     order = np.random.default_rng(0).permutation(n)
-    tracemalloc.start()
-    with Scratch(tmp_path / "s") as scratch:
+    with traced_memory() as traced, Scratch(tmp_path / "s") as scratch:
         spool = PredictionBuffer(
             scratch, {}, np.dtype(np.float64), 4, numbered=False, chunk_rows=1000
         )
@@ -182,8 +181,7 @@ def test_predictions_are_put_in_order_in_bounded_memory(
             assert (np.diff(rows) == 1).all()
             np.testing.assert_array_equal(values[:, 3], rows)
             place += len(rows)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    peak = traced.peak
     assert place == n
     assert peak < 12 << 20
 

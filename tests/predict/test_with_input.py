@@ -7,7 +7,6 @@ import io
 import os
 import signal
 import sys
-import tracemalloc
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from streamkern.train.saved_model import load_model
 from tests.city_rows import CITY, CLOSE, NAMES, PRICE, N, Run, X
 from tests.faults import tree
 from tests.runs import Array, process
+from tests.traced_memory import traced_memory
 
 NOTES = ["007", "", " NA ", "1.50", 'says "no"', "a,b", "ü€", "'", "None", "1e3"]
 
@@ -358,12 +358,11 @@ def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
     with ExitStack() as files:
         columns = OriginalColumns([tmp_path / "big.csv"], FileOpener({}, files))
         answers = PredictionTable(25_000, values.dtype, 1, None, None, input_columns=columns)
-        tracemalloc.start()
-        slabs = ((k, None, values) for k in range(0, 25_000, 1000))
-        pairs = predictions.with_input_columns(columns.blocks(1 << 17), slabs)
-        prediction_files.write_csv(tmp_path / "out.csv", answers, pairs)
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
+        with traced_memory() as traced:
+            slabs = ((k, None, values) for k in range(0, 25_000, 1000))
+            pairs = predictions.with_input_columns(columns.blocks(1 << 17), slabs)
+            prediction_files.write_csv(tmp_path / "out.csv", answers, pairs)
+        peak = traced.peak
     assert peak < 1 << 20 < (tmp_path / "out.csv").stat().st_size
 
 

@@ -11,7 +11,6 @@ import re
 import signal
 import tempfile
 import time
-import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -60,6 +59,7 @@ from tests.runs import (
     whole_life,
 )
 from tests.s3server import KEY, SECRET, S3Server
+from tests.traced_memory import traced_memory
 
 
 @dataclass
@@ -500,12 +500,9 @@ def test_chunks_travel_together_within_bounds(spied: tuple[RunDirectory, Spied])
     run, spy = spied
     x = {"x": np.random.default_rng(0).random((8 << 20, 1)).reshape(-1, 16)}  # 64 MiB, twice
     spy.wanted = 8
-    tracemalloc.start()
-    try:
+    with traced_memory() as traced:
         run.save(1, {"x": x["x"], "y": x["x"]}, {})
-        saving = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    saving = traced.peak
     assert spy.most_running == 8
     spy.most_running = 0
     stored = 2 * x["x"].nbytes  # by the memory file system

@@ -22,7 +22,6 @@ import tempfile
 import threading
 import time
 import traceback
-import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -43,6 +42,7 @@ from streamkern.rundir.run_storage import RunStorage
 from streamkern.rundir.saver import AsyncSaver
 from tests.checkpoints import assert_is_state, meta, state
 from tests.runs import assert_same_bits
+from tests.traced_memory import traced_memory
 
 posix = pytest.mark.skipif(os.name == "nt", reason="needs fork and signals")
 THREAD = "streamkern-checkpoint"
@@ -328,20 +328,14 @@ def test_memory_stays_within_a_few_chunks(tmp_path: Path) -> None:
     x = np.ones((6 << 20, 2), np.float32)  # 48 MiB, chunks of 8 MiB
     with RunDirectory(tmp_path) as run:
         run.save(1, state(1), meta(1))
-        tracemalloc.start()
-        try:
+        with traced_memory() as saving:
             run.save(2, {"x": x}, {})
-            saving = tracemalloc.get_traced_memory()[1]
-            tracemalloc.reset_peak()
-            before = tracemalloc.get_traced_memory()[0]
+        with traced_memory() as loading:
             saved = run.load_latest()
-            loading = tracemalloc.get_traced_memory()[1] - before
-        finally:
-            tracemalloc.stop()
     assert saved is not None
     np.testing.assert_array_equal(saved.arrays["x"], x)
-    assert saving < 30 << 20
-    assert loading < x.nbytes + (30 << 20)
+    assert saving.peak < 30 << 20
+    assert loading.peak < x.nbytes + (30 << 20)
 
 
 @given(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_storage import open_folder
 from streamkern.rundir.run_summary import glance, verify
 from tests.faults import flip_bit, remove, tree
+from tests.traced_memory import traced_memory
 
 BOUND = {"identity": {"settings": {"n": 3}}, "sizes": {"m": 2}}
 
@@ -120,12 +120,9 @@ def test_each_of_a_run_is_whole_or_says_what_is_damaged(kind: str, tmp_path: Pat
 def test_no_more_than_a_few_chunks_are_held(tmp_path: Path) -> None:
     with RunDirectory(tmp_path) as run:
         run.save(1, {"P": np.ones((12 << 20, 2), np.float32)}, {})  # 96 MiB
-    tracemalloc.start()
-    try:
+    with traced_memory() as traced:
         assert set(verify(tmp_path).values()) == {"whole"}
-        assert tracemalloc.get_traced_memory()[1] < 30 << 20
-    finally:
-        tracemalloc.stop()
+    assert traced.peak < 30 << 20
 
 
 def test_what_a_writer_retires_meanwhile_is_no_damage(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.stores import ZarrSource
 from tests.maths import make_case, one_pass, operator, replace, rows
 from tests.plans import solver_settings
+from tests.traced_memory import traced_memory
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
@@ -59,10 +59,9 @@ def test_a_solution_holds_a_panel_beside_the_weights(monkeypatch: pytest.MonkeyP
     state = solver.init()
     one_pass(case, solver, state, np.arange(200))
     state.averaged = 0
-    tracemalloc.start()
-    solver.weights(state)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    with traced_memory() as traced:
+        solver.weights(state)
+    peak = traced.peak
     p, c = state.alpha.shape
     assert c == 4000
     assert peak < p * c * 8 / 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +19,7 @@ from streamkern.solver.newton import Newton
 from streamkern.solver.newton_step import NewtonSolver
 from tests.maths import both, operator, rows
 from tests.plans import PLAIN, solver_settings
+from tests.traced_memory import traced_memory
 
 D = 4
 
@@ -60,10 +60,9 @@ def test_the_buffers_are_those_of_a_pass(
         assert needs.outputs == Newton().outputs(shape)
 
     trained()  # loads everything
-    tracemalloc.start()
-    trained()
-    taken = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    with traced_memory() as traced:
+        trained()
+    taken = traced.peak
     planned = buffers.total("train") - buffers.total("always")  # tiles, which p does not fill
     assert 0.77 * planned < taken <= planned
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -30,6 +29,7 @@ from streamkern.store.store import Store, open_store
 from streamkern.store.zarr_json import sealed_mark
 from tests import damage
 from tests.rawfiles import memory_url
+from tests.traced_memory import traced_memory
 
 N = 300
 
@@ -306,13 +306,12 @@ def test_a_chunk_takes_no_more_memory_than_its_rows(tmp_path: Path, data: bytes)
     root = uint8_store(tmp_path / "s")
     store = replaced_chunk(root, data)
     store.read_chunk(0)
-    tracemalloc.start()
-    try:
-        with pytest.raises(CorruptChunkError, match=r"chunk X/c/1/0 of .*s does not decode"):
-            store.read_chunk(1)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    with (
+        traced_memory() as traced,
+        pytest.raises(CorruptChunkError, match=r"chunk X/c/1/0 of .*s does not decode"),
+    ):
+        store.read_chunk(1)
+    peak = traced.peak
     assert peak < 1 << 20
 
 

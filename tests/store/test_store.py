@@ -3,7 +3,6 @@ from __future__ import annotations
 import errno
 import json
 import pickle
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from streamkern.store.store import Store, open_store
 from streamkern.store.writer import StoreWriter
 from tests import damage, faults
 from tests.rawfiles import memory_url
+from tests.traced_memory import traced_memory
 
 DTYPES = ["uint8", "uint16", "float16", "float32", "float64"]
 
@@ -221,12 +221,9 @@ def test_reading_a_chunk_allocates_a_chunk_not_the_store(tmp_path: Path) -> None
     X, y = sample(4096, (512,), "float32")
     store = write(tmp_path / "s", X, y, chunk_rows=512)
     store.read_chunk(0)
-    tracemalloc.start()
-    try:
+    with traced_memory() as traced:
         store.read_chunk(3)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    peak = traced.peak
     # The stored bytes, their copy without the checksum or its view, and the result.
     assert peak < 3.5 * 512 * 512 * 4
 

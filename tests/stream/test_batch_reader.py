@@ -4,7 +4,6 @@ import gc
 import shutil
 import threading
 import time
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from streamkern.stream.sources.transforms import RandomCrop, RandomFlip, host_tr
 from streamkern.stream.sources.unit_edges import unit_sizes
 from streamkern.stream.sources.user import GeneratorSource
 from tests.streams import assert_same, kept
+from tests.traced_memory import traced_memory
 
 X = np.random.default_rng(0).normal(size=(101, 3)).astype(np.float32)
 Y = np.random.default_rng(1).normal(size=(101, 2))
@@ -227,12 +227,9 @@ def chunked(path: Path, n_rows: int) -> ZarrSource:
 
 def traced_peak(run: Callable[[], None]) -> int:
     gc.collect()
-    tracemalloc.start()
-    try:
+    with traced_memory() as traced:
         run()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    return traced.peak
 
 
 def promised_bytes(loader: BatchReader) -> int:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import hashlib
-import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from streamkern.stream.order import PLAN_VERSION, EpochPlan
 from streamkern.stream.sources.unit_edges import unit_sizes
 from tests.strategies import plans
 from tests.streams import epoch_rows
+from tests.traced_memory import traced_memory
 
 
 @given(plans())
@@ -65,14 +65,11 @@ def test_blocks_of_an_epoch_are_shuffled_differently() -> None:
 def test_the_paper_scale_plans_in_memory_of_the_units() -> None:
     """60 000 x 2 000 rows in 24 000 units; an int64 per row would be 960 MB."""
     sizes = np.full(24_000, 5_000)
-    tracemalloc.start()
-    try:
+    with traced_memory() as traced:
         plan = EpochPlan(sizes, seed=1, epoch=3, batch_size=4096, mix_units=32)
         plan.batch(plan.n_batches - 1)
         plan.block_units(plan.n_blocks - 1)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    peak = traced.peak
     assert plan.n_rows == 120_000_000
     assert peak < 64 * len(sizes)
 

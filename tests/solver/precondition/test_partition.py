@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -24,6 +23,7 @@ from streamkern.solver.precondition.partition import Centers, Partition
 from streamkern.solver.precondition.samples import Sample, by_center
 from tests.maths import both, featured, operator, rows
 from tests.rank_threads import on_threads
+from tests.traced_memory import traced_memory
 
 P, N, PROBE = 48, 150, 120
 
@@ -179,10 +179,9 @@ def test_no_rank_ever_has_all_centers() -> None:
         P = Sample(op.points(probe, left=True), rows(4, h, 1))
         build_block(op, centers, S, P, block_slices(p, b), sweeps=2, damping=1e-3)
 
-    tracemalloc.start()
-    on_threads(size, built)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    with traced_memory() as traced:
+        on_threads(size, built)
+    peak = traced.peak
     sampled = (s + h) * (d + 4) * 8
     sums = 3 * b * problem.point  # a block on its way: laid down twice, and added up
     small = 1 << 18  # tiles, vectors of the eigenvalue's iteration, Python

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -40,6 +39,7 @@ from streamkern.solver.precondition.step_rule import (
 )
 from tests import reference as ref
 from tests.maths import Array, both, featured, operator, rows
+from tests.traced_memory import traced_memory
 
 # --- the step rule ------------------------------------------------------------------------------
 
@@ -385,14 +385,13 @@ def test_setup_holds_no_more_than_is_counted(
     )  # fmt: skip
     held = np.zeros((len(Z), n_outputs), np.float32)
     known = by_center(op.backend, np.arange(len(Z)), held, None, p=len(Z), n_rows=10**6)
-    tracemalloc.start()
-    blocks = block_slices(len(Z), b)
-    noise = Noise(1e-9)  # little enough for a second penalty of the start
-    build_block(
-        op, Z, Sample(S, Y), Sample(probe, Y_probe), blocks, sweeps=4, known=known, noise=noise
-    )
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    with traced_memory() as traced:
+        blocks = block_slices(len(Z), b)
+        noise = Noise(1e-9)  # little enough for a second penalty of the start
+        build_block(
+            op, Z, Sample(S, Y), Sample(probe, Y_probe), blocks, sweeps=4, known=known, noise=noise
+        )
+    peak = traced.peak
     small = 1 << 17  # tiles, vectors of the eigenvalue's iteration, Python
     assert peak <= sum(counted.get(name, 0) for name in names) + small
 

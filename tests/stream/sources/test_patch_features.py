@@ -20,6 +20,7 @@ from streamkern.stream.sources.patch_features import (
     restored_patches,
 )
 from streamkern.stream.sources.quantile_scores import shape_after
+from tests.traced_memory import traced_memory
 
 Images = npt.NDArray[np.float64]
 RNG = np.random.default_rng(0)
@@ -154,16 +155,14 @@ def test_a_row_has_the_same_bits_in_every_batch(
 
 
 def test_a_tile_takes_no_more_memory_than_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    import tracemalloc
 
     shape = (24, 24, 3)
     found = PatchFeatures.of_sample(smooth(20, shape), 64, 5, 2, 0)
     new = smooth(60, shape).astype(np.float32)
     monkeypatch.setattr(patch_features, "TILE_BYTES", 8 << 20)
-    tracemalloc.start()
-    features(found, new)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    with traced_memory() as traced:
+        features(found, new)
+    peak = traced.peak
     own = new.nbytes + 60 * 4 * shape_after([found], shape)[0] + 8 * found.filters.size * 4
     assert peak < found.tile_bytes(shape, 4, on_host=True) + own
     q, s = 20 * 20, 5 * 5 * 3
