@@ -22,7 +22,8 @@ class ReadRequest(NamedTuple):
 
     x : the name of an array, or columns by name or, where none has that name, position; None for
         the default
-    y, w : a name, a position, a file or an array; columns; None for the default y and for no w
+    y, w : targets and weights: a name, a position, a file, an array, or several columns; None for
+        the default targets, and for no weights
     targets : whether y and w are read; if not, columns of these names are only left out
     columns : the names that the features must have, in the order to read them in
     dropped : names of columns to leave out; they may be missing if `columns` is given
@@ -325,7 +326,7 @@ USUAL = RecordedArrays()
 
 
 def recorded_form(data: Any) -> Mapping[str, Any] | None:
-    """Return the form for later files: the record, with arrays by the names of the columns.
+    """Return the record by which later files are read: `file_form`, with the names of the arrays.
 
     data : a `StoreSpec`, a `Like` or a `KernelModel`
     """

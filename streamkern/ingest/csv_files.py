@@ -113,7 +113,7 @@ class CsvReader(Reader):
         return {"y": self._targets, "sample_weight": self._weights, "width": len(self._names)}
 
     def _without_index(self, request: ReadRequest) -> ReadRequest:
-        """Return the request without an index of the rows that it does not name."""
+        """Return the request with index columns dropped that it does not name; warn of each."""
         roles = [request.x, request.y, request.w, request.columns]
         named = {str(k) for role in roles for k in as_list(role)}
         dropped = []
@@ -195,13 +195,13 @@ class CsvReader(Reader):
 
     def _by_arrow(self, content: bytes) -> Part | None:
         """Parse lines; return None if the csv module must read them."""
-        plain = self._cells is None and not self._style.thousands
-        table = self._arrow_table(content, "double" if plain else "string")
+        as_numbers = self._cells is None and not self._style.thousands
+        table = self._arrow_table(content, "double" if as_numbers else "string")
         if table is None:
             return None
         columns = [table.column(str(k)) for k in self._features]
         X: Any = self._matrix(columns, content) if self._cells is None else self._table_of(columns)
-        texts = None if X is None else self._texts_beside(table)
+        texts = None if X is None else self._targets_and_weights(table)
         if texts is None:
             return None
         targets, weights = texts
@@ -214,7 +214,7 @@ class CsvReader(Reader):
         return X, [y[kept] for y in targets], [w[kept] for w in weights], kept
 
     def _matrix(self, columns: Sequence[Any], content: bytes) -> NDArray[np.float64] | None:
-        """Return columns of an Arrow table as numbers (k, d); None if a cell is none."""
+        """Return columns of an Arrow table as numbers (k, d); None if a cell is not a number."""
         X = np.empty((len(columns[0]), len(columns)))
         for j, column in enumerate(columns):
             if self._style.thousands and (column := self._style.parsed(column)) is None:
@@ -254,8 +254,11 @@ class CsvReader(Reader):
         missing = missing_in(y)
         return missing if self._marks is None else missing | self._marks.matched_in(y)
 
-    def _texts_beside(self, table: Any) -> tuple[list[Any], list[Any]] | None:
-        """Return targets and weights of a table of `_arrow_table`; None if one is too long."""
+    def _targets_and_weights(self, table: Any) -> tuple[list[Any], list[Any]] | None:
+        """Return the texts of targets and weights of a table; None if one is too long for a label.
+
+        table : as returned by `_arrow_table`
+        """
         compute = import_optional("pyarrow.compute")
         columns = {k: table.column(str(k)) for k in (*self._targets, *self._weights)}
         lengths = [compute.max(compute.utf8_length(column)).as_py() for column in columns.values()]
@@ -264,7 +267,7 @@ class CsvReader(Reader):
         return self._stripped({k: column.to_pylist() for k, column in columns.items()})
 
     def _stripped(self, texts: dict[int, Sequence[str]]) -> tuple[list[Any], list[Any]]:
-        """Return the stripped texts (k,) of targets and weights, with numbers written by points."""
+        """Return the stripped texts (k,) of targets and weights, with points as decimal signs."""
         columns = {}
         for k, cells in texts.items():
             if not self._style.plain:
@@ -354,12 +357,12 @@ class CsvReader(Reader):
             cells = cells if self._style.plain else list(map(self._style.with_point, cells))
             values = numbers(cells)
         except ValueError:
-            self._blame(fields, location)
+            self._raise_not_a_number(fields, location)
         for k, cell in zip(self._features, cells, strict=True):
             self._keys.look_at(self._names[k], cell)
         return values
 
-    def _blame(self, fields: Sequence[str], location: str) -> NoReturn:
+    def _raise_not_a_number(self, fields: Sequence[str], location: str) -> NoReturn:
         """Raise for the first field that should be a number and is not."""
         way = mention("encode", "auto") if self.has_cells else f"a header or {mention('names=')}"
         for k in self._features:

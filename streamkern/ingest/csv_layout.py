@@ -66,7 +66,7 @@ def csv_layout(
     where : name of the file, for messages
     above : the skipped lines, with their numbers
     known : names that its columns must have
-    beside : names of further columns that it may have
+    beside : names of columns that it may have besides these
 
     Raises DataError if the layout is ambiguous, and names the option that resolves it.
     """

@@ -61,7 +61,7 @@ class FrameReader(BesideReader):
         super().__init__(table.schema, table.num_rows, request, identity, beside)
 
     def _read(self, block_bytes: int, columns: list[str] | None) -> Iterator[Any]:
-        rows = max(1, block_bytes // (8 * len(self._kept)))
+        rows = max(1, block_bytes // (8 * len(self._columns_read)))
         table = self._table if columns is None else self._table.select(columns)
         return iter(table.to_batches(max_chunksize=rows))
 

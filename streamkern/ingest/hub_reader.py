@@ -69,7 +69,7 @@ class HubReader(BesideReader):
         return digest_of(first.schema, chain([first], islice(tables, None if whole else 0)))
 
     def _read(self, block_bytes: int, columns: list[str] | None) -> Iterator[Any]:
-        row_bytes = 8 * len(self._kept)
+        row_bytes = 8 * len(self._columns_read)
         if self._wide is not None:
             row_bytes += 8 * math.prod(self._wide.shape)
         rows = max(1, block_bytes // row_bytes)

@@ -104,6 +104,8 @@ def _named(url: Url) -> Iterator[None]:
 class FileOpener:
     """Options for opening files, and the stack that closes them.
 
+    options : storage options of the URLs
+    files : stack that closes the files that are opened here
     missing : "error" or "fill", for absent parts of a Zarr store or HDF5 file
     external : whether links of HDF5 to other files are followed
     foreign : whether a Zarr group of streamkern is read as if another program had written it
@@ -166,7 +168,7 @@ class FileOpener:
         return copy
 
     def keep(self, file: Any) -> Any:
-        """Close `file`, a context manager, with the others."""
+        """Return `file`, a context manager, entered; it is closed with the others."""
         return self._files.enter_context(file)
 
     def open_once(self, url: Url) -> Any:

@@ -41,13 +41,13 @@ class OriginalColumns:
     """
 
     def __init__(self, urls: Sequence[Url], opener: FileOpener) -> None:
-        self.urls, self._place = tuple(urls), opener
+        self.urls, self._opener = tuple(urls), opener
         self._kind = self._one_kind()
         self._identities = [opener.identity(url) for url in urls]
         self.names: tuple[str, ...] = ()
         self.schema: Any = None
         # For each file, the indices of its columns in the order of the first file.
-        self._orders = [self._look(url) for url in urls]
+        self._orders = [self._column_order(url) for url in urls]
 
     def blocks(self, block_bytes: int) -> Iterator[list[Any]]:
         """Yield the columns (k,) of consecutive rows: lists of texts, or Arrow arrays.
@@ -79,7 +79,7 @@ class OriginalColumns:
         return [arrow.field(name, arrow.string()) for name in self.names]
 
     def _one_kind(self) -> str:
-        kinds = [self._place.kind(url) for url in self.urls]
+        kinds = [self._opener.kind(url) for url in self.urls]
         for url, kind in zip(self.urls, kinds, strict=True):
             if kind not in TABLES:
                 raise ConfigError(
@@ -97,9 +97,9 @@ class OriginalColumns:
 
     def _open(self, url: Url, files: ExitStack) -> Any:
         opened: Any = TYPED.get(self._kind, open_csv)
-        return opened(url, _ALL, FileOpener(self._place.options, files, form=self._place.form))
+        return opened(url, _ALL, FileOpener(self._opener.options, files, form=self._opener.form))
 
-    def _look(self, url: Url) -> list[int]:
+    def _column_order(self, url: Url) -> list[int]:
         with explained_damage(url), ExitStack() as files:
             reader = self._open(url, files)
             schema = None if self._kind == "csv" else reader.schema
@@ -137,7 +137,7 @@ class OriginalColumns:
                 self.schema = self.schema.set(k, known.with_nullable(True))
 
     def _check_same(self, url: Url, identity: Any) -> None:
-        if self._place.identity(url) != identity:
+        if self._opener.identity(url) != identity:
             raise DataError(
                 f"{redact(url)} was changed while it was predicted",
                 "run the same command again, which begins anew",

@@ -184,7 +184,7 @@ class KeptRows(Reader):
 
     def __init__(self, reader: Reader, request: ReadRequest) -> None:
         self._describe_as(reader)
-        self._reader, self._asked, self._n_dropped = reader, request, 0
+        self._reader, self._request, self._n_dropped = reader, request, 0
 
     @property
     def n_dropped(self) -> int:
@@ -200,7 +200,7 @@ class KeptRows(Reader):
         row, begins = 0, False
         for block in self._reader.blocks(0, block_bytes):
             begins = begins or block.start == 0
-            block = with_targets(block, self._asked.marks)
+            block = with_targets(block, self._request.marks)
             self._n_dropped += block.dropped
             skip = max(start - row, 0)
             row += len(block.X)

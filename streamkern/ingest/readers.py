@@ -88,7 +88,7 @@ def open_reader(
     form : FileForm, optional
         The format of the files, and how CSV files are written.
     memory : int
-        Bytes that an array may take that cannot be read by rows, and is converted.
+        Largest size in bytes of an array that cannot be read by rows, and is converted whole.
     """
     opener = FileOpener(dict(input_options or {}), files, missing, external, foreign, form, memory)
     wanted = None if columns is None else tuple(columns)
@@ -102,7 +102,7 @@ def open_reader(
 
 
 def _pack_sparse(reader: Reader, recorded: Mapping[str, Any] | None) -> None:
-    """Keep sparse rows sparse if those before are, or if they are long; else they become dense.
+    """Keep sparse rows packed if earlier rows are, or else if they are long; others become dense.
 
     recorded : the form of earlier files of the same data, if there are some
     """
@@ -163,8 +163,8 @@ def _file_readers(
     separate = holds_one_array(urls[0], kind, opener)
     if separate:
         y, w = expand_paths(y, opener.options), expand_paths(w, opener.options)
-    targets = _one_each(y, len(urls), separate, "y")
-    weights = _one_each(w, len(urls), separate, "sample weights")
+    targets = _one_for_each_file(y, len(urls), separate, "y")
+    weights = _one_for_each_file(w, len(urls), separate, "sample weights")
     first: FileReader | None = None
     for url, y, w in zip(urls, targets, weights, strict=True):
         one = request._replace(y=y, w=w)
@@ -186,7 +186,7 @@ def _file_readers(
 
 
 def _without_names(opener: FileOpener, first: FileReader) -> FileOpener:
-    """Return the place for the files after a first CSV without a header."""
+    """Return the opener for the files after a first CSV without a header."""
     positions = {"positions": first.reader.positions or {}}
     recorded = {"format": "csv", **(opener.form.recorded or {}), **positions}
     opener = copy(opener)
@@ -206,8 +206,8 @@ def _by_name(request: ReadRequest, first: Reader) -> ReadRequest:
     return request._replace(x=x, y=first.target_columns if request.targets else request.y)
 
 
-def _one_each(given: Any, n_files: int, separate: bool, what: str) -> list[Any]:
-    """Return the targets or weights of each file. apart : whether each may have its own file."""
+def _one_for_each_file(given: Any, n_files: int, separate: bool, what: str) -> list[Any]:
+    """Return the targets or weights of each file. separate : whether they are in other files."""
     if not separate or given is None:
         return [given] * n_files
     if not isinstance(given, list | tuple):

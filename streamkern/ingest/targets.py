@@ -50,7 +50,7 @@ _INTEGER, _FRACTION, _WORD = "an integer", "a number with a fraction", "no numbe
 
 
 class TargetConverter:
-    """Converter of y to provisional class codes while labels are being discovered, or to values.
+    """Converter of y to values, or to provisional class codes while not all labels are known.
 
     A code is the number of labels seen before it first appeared; `ranks` maps codes to the ids of
     the sorted class names once all rows are known.
@@ -157,8 +157,9 @@ class TargetConverter:
         return tuple(ordered), np.array([index_of[name] for name in names], np.int64)
 
     def check_classes(self, where: str) -> None:
-        """Raise for classes inferred by "auto" that look like values or names; call after all rows.
+        """Raise DataError if classes inferred by "auto" look like values or names.
 
+        To be called after all rows.
         Warn if many classes are integers.
         """
         if not (self._auto and self.are_classes) or not len(self._counts):

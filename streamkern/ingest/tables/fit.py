@@ -130,7 +130,7 @@ def fit(
 
 
 class _Scan:
-    """State of the pass: all columns and their targets."""
+    """Columns seen so far in the pass over the rows, with sums of their targets."""
 
     def __init__(
         self,
@@ -147,7 +147,8 @@ class _Scan:
         self._n_targets = (
             MAX_TARGETS if values.are_classes else width if width <= MAX_TARGETS else 0
         )
-        self._origin: NDArray[np.float64] | None = None  # of values: first row, subtracted first
+        # The targets of the first row, which are subtracted from all values for accuracy.
+        self._origin: NDArray[np.float64] | None = None
         names = first.X.column_names
         given = [*declared.categorical, *declared.numeric, *declared.dates]
         unknown = [name for name in given if name not in names]
@@ -172,7 +173,7 @@ class _Scan:
         T = self._targets(block)
         self._counter.add_cells(block.X.column(0), block.numbers)
         for column in self._columns:
-            if column.holds:
+            if column.has_scalars:
                 try:
                     cells = self._marks.null(block.X.column(column.name))
                     column.add(cells, block.numbers, folds, T)
@@ -224,7 +225,7 @@ class _Scan:
                 if means is not None:
                     fold_means[code.name] = means
             else:
-                codes.append(_measured(column, kind))
+                codes.append(_number_or_date(column, kind))
         if not codes:
             raise DataError(
                 "no column is left as a feature: all are empty", f"give others with {mention('x=')}"
@@ -240,7 +241,7 @@ class _Scan:
             return OneHot(*head, tuple(sorted(words.places))), None
         if words.too_many or not outputs:
             return Hashed(*head), None
-        return _by_targets(column, outputs)
+        return _target_means(column, outputs)
 
     def _outputs(self) -> dict[str, int]:
         """Return the name and index of each target that encodes words; empty if there are too many.
@@ -259,8 +260,8 @@ class _Scan:
         return {names[1]: code_of[names[1]]} if len(names) == 2 else code_of
 
 
-def _measured(column: Column, kind: str) -> ColumnCode:
-    """Return the code of a column of numbers or dates."""
+def _number_or_date(column: Column, kind: str) -> ColumnCode:
+    """Return the code of a column of numbers or dates. kind : "number" or "date"."""
     mean, std = column.moments()
     if not np.isfinite(std):
         raise DataError(
@@ -279,7 +280,9 @@ def _measured(column: Column, kind: str) -> ColumnCode:
     return Date(column.name, column.n_missing, mean, std, column.form, cycles, zoned)
 
 
-def _by_targets(column: Column, outputs: dict[str, int]) -> tuple[TargetMeans, NDArray[np.float64]]:
+def _target_means(
+    column: Column, outputs: dict[str, int]
+) -> tuple[TargetMeans, NDArray[np.float64]]:
     words = column.words
     assert words is not None
     sums, chosen = words.sums(), np.array(list(outputs.values()))
