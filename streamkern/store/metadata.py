@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import zarr
@@ -39,9 +39,6 @@ from streamkern.store.zarr_json import (
     store_mark,
 )
 
-if TYPE_CHECKING:
-    pass
-
 MAX_INFERRED_CLASSES = 10_000  # foreign integer targets up to this many become classes
 ArrayNames = tuple[str, str | None, str | None]
 """Names of the arrays of rows, targets and sample weights."""
@@ -53,7 +50,9 @@ Arrays = tuple[Any, Any, Any]
 class GroupContents:
     """The contents of a group.
 
-    store, path : the place of the group
+    store, path : the zarr store, and the path of the group in it
+    names : names of the arrays of rows, targets and sample weights
+    spec : description of the store
     x, y, w : zarr arrays; y and w may be None
     row, digests, crc : zarr arrays of streamkern's own stores, else None
     mark : the attribute of streamkern's own stores, else empty

@@ -94,8 +94,8 @@ def add_totals(
         totals += len(y) if w is None else w.sum(dtype=np.float64)
 
 
-class Weighed(Protocol):
-    """The part of a source that weights need, see `BaseSource`."""
+class WeightedRows(Protocol):
+    """Attributes of a source that `weight_factors` uses, see `BaseSource`."""
 
     n_rows: int
     classes: tuple[str, ...] | None
@@ -106,7 +106,7 @@ class Weighed(Protocol):
 
 
 def weight_factors(
-    source: Weighed, class_weight: ClassWeight | None = None
+    source: WeightedRows, class_weight: ClassWeight | None = None
 ) -> NDArray[np.float64] | None:
     """Return the factors of the row weights that make their mean 1; None without weights.
 

@@ -36,7 +36,7 @@ def is_packed(row_shape: Sequence[int]) -> bool:
 
 
 def stays_sparse(n_features: int, n_entries: int) -> bool:
-    """Return whether rows of so many features, the longest of so many entries, stay sparse.
+    """Return whether rows stay sparse that have `n_features` and at most `n_entries` entries.
 
     Raises DataError if they can be neither sparse nor dense.
     """
@@ -51,7 +51,7 @@ def stays_sparse(n_features: int, n_entries: int) -> bool:
 def longest_row(indptr: NDArray[Any], n_features: int) -> int:
     """Return the length k of the packed rows of a CSR array, at least 1.
 
-    A little more if feature numbers exceed `MAX_GAP`, so that gaps can be divided.
+    If feature numbers exceed `MAX_GAP`, it includes the entries that divide larger gaps.
     """
     return int(np.diff(indptr).max(initial=1)) + n_features // MAX_GAP
 

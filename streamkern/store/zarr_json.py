@@ -96,8 +96,8 @@ def _checked_mark(root: Mapping[str, Any], url: str) -> Mapping[str, Any] | None
             raise lost_mark(url)
         return None
     finished = mark.get("status") == "complete" and mark.get("kind") == STORE
-    sealed = mark.get("schema") == STORE_SCHEMA and (finished or _OWN in mark)
-    if sealed and _digest(root, mark) != mark.get(_OWN):
+    sealed = mark.get("schema") == STORE_SCHEMA and (finished or _DIGEST_KEY in mark)
+    if sealed and _digest(root, mark) != mark.get(_DIGEST_KEY):
         raise CorruptChunkError(
             f"zarr.json of {redact(url)} does not match its digest", f"{_REMEDY}"
         )
@@ -152,7 +152,7 @@ def sealed(mark: Mapping[str, Any], arrays: Mapping[str, Mapping[str, Any]]) -> 
     """Return the attribute of a finished store with the digests of its arrays' documents."""
     documents = {name: document_digest(document) for name, document in arrays.items()}
     state = json.loads(json.dumps({**mark, "metadata": documents}))
-    return {**state, _OWN: _digest(_GROUP, state)}
+    return {**state, _DIGEST_KEY: _digest(_GROUP, state)}
 
 
 def root_metadata(
@@ -177,13 +177,13 @@ def document_digest(document: Mapping[str, Any]) -> str:
     return json_digest({name: value for name, value in document.items() if name != "attributes"})
 
 
-_OWN = "metadata_digest"
+_DIGEST_KEY = "metadata_digest"
 _GROUP = {"zarr_format": 3, "node_type": "group"}
 
 
 def _digest(root: Mapping[str, Any], mark: Mapping[str, Any]) -> str:
     """Return the SHA-256 of the group's own metadata and of its attribute, without this digest."""
-    rest = {name: value for name, value in mark.items() if name != _OWN}
+    rest = {name: value for name, value in mark.items() if name != _DIGEST_KEY}
     return json_digest([root.get("zarr_format"), root.get("node_type"), rest])
 
 

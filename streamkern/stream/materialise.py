@@ -145,7 +145,7 @@ def materialise(
     # Once for all of the pool: limits set and reset by each thread would outlive the threads.
     with loader, maker.backend.single_threaded_blas():
         plan = _plan_of(maker, loader, epoch, shuffle)
-        if not overwrite and _is_there(out_url, storage_options, plan, compress):
+        if not overwrite and _is_finished(out_url, storage_options, plan, compress):
             return open_store(out_url, storage_options=storage_options).spec
         writer = StoreWriter(
             out_url,
@@ -183,7 +183,7 @@ def _plan_of(maker: RowMaker, loader: BatchReader, epoch: int, shuffle: bool) ->
     }  # fmt: skip
 
 
-def _is_there(
+def _is_finished(
     url: str | os.PathLike[str],
     storage_options: Mapping[str, Any] | None,
     plan: Mapping[str, Any],

@@ -1,4 +1,4 @@
-"""Keep equal rows together in a draw: all of them are drawn, or none.
+"""Keep equal rows together in a draw: either all of them are drawn, or none.
 
 A row set aside carries no new information if an equal row is trained on. Rows with equal features
 and equal targets are therefore moved to one side together, up to `MAX_COPIES` of them: more are
@@ -66,9 +66,10 @@ MAX_HASHED_ROWS = 1 << 20
 class Draw(NamedTuple):
     """Rows drawn from a source.
 
-    edges : (n_units + 1,)
-    counts : (n_units,) drawn rows of each unit
-    of : returns the drawn rows of a unit, (k,) bool
+    base : the source
+    edges : (n_units + 1,) first row of each unit, and the number of rows
+    counts : (n_units,) number of drawn rows of each unit
+    drawn_rows : returns a mask (k,) of the drawn rows of a unit
     read : returns the stored rows of a unit
     """
 
@@ -94,7 +95,7 @@ class DuplicateMoves(NamedTuple):
     firsts: Ints
 
 
-NONE = DuplicateMoves(
+NO_MOVES = DuplicateMoves(
     np.empty(0, np.int64), np.empty(0, bool), *(np.empty(0, np.int64) for _ in range(2))
 )
 
@@ -128,11 +129,13 @@ def moved_together(draws: Sequence[Draw]) -> list[DuplicateMoves]:
     """
     n_drawn = sum(int(draw.counts.sum()) for draw in draws)
     if not 0 < n_drawn <= MAX_HASHED_ROWS:
-        return [NONE] * len(draws)
+        return [NO_MOVES] * len(draws)
     hashes = np.unique(np.concatenate([np.concatenate(list(_drawn(draw))) for draw in draws]))
     units = [np.flatnonzero(draw.counts) for draw in draws]
-    found = _look(draws, units, hashes, [])
-    found = _look(draws, [np.flatnonzero(draw.counts == 0) for draw in draws], hashes, found)
+    found = _find_matches(draws, units, hashes, [])
+    found = _find_matches(
+        draws, [np.flatnonzero(draw.counts == 0) for draw in draws], hashes, found
+    )
     joined: Any = map(np.concatenate, zip(*found, strict=True))
     return _moved(_Matches(*joined), hashes, draws)
 
@@ -147,7 +150,7 @@ def _drawn(draw: Draw) -> Iterator[npt.NDArray[np.uint64]]:
     yield from prefetched(draw.base, (partial(of, int(u)) for u in np.flatnonzero(draw.counts)))
 
 
-def _look(
+def _find_matches(
     draws: Sequence[Draw], units: Sequence[Ints], hashes: npt.NDArray[np.uint64],
     found: list[_Matches],
 ) -> list[_Matches]:  # fmt: skip

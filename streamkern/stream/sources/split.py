@@ -5,8 +5,8 @@ decided below all copies: no replica of a row set aside is trained on, and that 
 augmentation. Equal rows are on one side (`repeated_rows`), for which rows are read. No array of n
 entries is kept.
 
-    store of C chunks    the share of the rows, from 256 random chunks, or from as many as hold it:
-                         an evaluation reads no others
+    store of C chunks    the share of the rows, from 256 random chunks, or from more if these do
+                         not hold it: an evaluation reads no others
     array in memory      the same, with the share of each class
     store of copies      rows by a draw for their origin, which is looked up for all rows
     mixture, augmented,  each source by itself, and the same source made of the rows left
@@ -33,7 +33,7 @@ from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import BaseSource, DerivedSource, prefetched
 from streamkern.stream.sources.class_sampling import BalancedSource
 from streamkern.stream.sources.mixture import MixtureSource
-from streamkern.stream.sources.repeated_rows import NONE, Draw, DuplicateMoves, moved_together
+from streamkern.stream.sources.repeated_rows import NO_MOVES, Draw, DuplicateMoves, moved_together
 from streamkern.stream.sources.sampling import MANY_UNITS
 from streamkern.stream.sources.unit_edges import unit_edges
 from streamkern.stream.sources.user import GeneratorSource, UserSource
@@ -127,7 +127,10 @@ def _divided(source: BaseSource, splits: Iterator[_Split]) -> tuple[BaseSource, 
 
 
 def n_different(aside: BaseSource) -> int:
-    """Return the number of rows set aside, counting equal rows once."""
+    """Return the number of rows set aside, counting equal rows once.
+
+    aside : second result of `split_rows`
+    """
     n_copies = (
         len(aside.split.moved.copies) if isinstance(aside, SplitSource) and aside.held_out else 0
     )
@@ -199,7 +202,7 @@ class _Split:
             self.counts = self._counted()
         else:
             self.counts = _counts(self.sizes, share, seed, self.stage)
-        self.drawn, self.moved = self.counts, NONE
+        self.drawn, self.moved = self.counts, NO_MOVES
 
     def draw(self) -> Draw:
         """Return the rows set aside, as drawn."""
@@ -250,10 +253,10 @@ class _Split:
 
 
 def _counts(sizes: np.ndarray, share: float, seed: int, stage: Stage) -> np.ndarray:
-    """Return the rows to set aside in each unit, (n_units,) int64; in all the share to half a row.
+    """Return the number of rows to set aside in each unit, (n_units,) int64.
 
-    Of few units all provide some; of many, as few as hold the share, and no fewer than
-    `MANY_UNITS`.
+    Their sum is `share` of all rows, rounded. Rows are taken from all units if there are at most
+    `MANY_UNITS`, otherwise from that many random units, or from as many more as hold the share.
     """
     n_units = len(sizes)
     n_giving = max(math.ceil(share * n_units), min(n_units, MANY_UNITS))
@@ -324,7 +327,7 @@ class SplitSource(DerivedSource):
         return stored_block(self.base, int(self._units[u])).take(self._index(u))
 
     def _index(self, u: int) -> np.ndarray:
-        """Return the places of the rows of unit u in the unit of the base, (k,) ascending."""
+        """Return the positions of the rows of unit u in the unit of the base, (k,) ascending."""
         drawn = self.split.drawn_rows(int(self._units[u]))
         return np.flatnonzero(drawn if self.held_out else ~drawn)
 
