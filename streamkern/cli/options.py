@@ -128,8 +128,8 @@ def sharing(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that gives a command the options of `shared`, in place of one parameter.
 
-    name : of the parameter, which gets what `shared` returns for the options; None: of none, and
-        `shared` is called before the command
+    name : name of the parameter, which receives the value that `shared` returns for the options.
+        With None the options are added, and `shared` is called before the command.
     """
     options = inspect.signature(shared, eval_str=True).parameters
 

@@ -27,7 +27,7 @@ from streamkern.train.setup.choose_kernel import KERNEL_ROWS, MIN_BANDWIDTH, ker
 from streamkern.train.setup.planned import Times, expected_times, planned_batches, planned_flops
 from streamkern.train.train import open_continued
 
-_WORDS = {
+_KINDS_OF_CENTERS = {
     "kernel": "centers",
     "nystrom": "centers of Nystrom features",
     "fourier": "random Fourier features",
@@ -120,7 +120,7 @@ def plan_overview(run: ResolvedRun, times: Times | None = None) -> dict[str, Any
 
 
 def _kernel(run: ResolvedRun) -> dict[str, Any]:
-    """Return the kernel as in the settings; that of a continued run has its bandwidths."""
+    """Return kernel and bandwidth as in the settings, or those of the run that is continued."""
     model, continued = run.config.model, run.inputs.continued
     if continued is not None:
         return {"kernel": dict(continued.kernel), "bandwidth": continued.made_kernel().bandwidth}
@@ -167,7 +167,7 @@ def _loss(run: ResolvedRun) -> dict[str, Any] | None:
 
 
 def _choice(run: ResolvedRun) -> dict[str, Any]:
-    """Return the method by which centers are chosen, and the rows it reads if these are not p.
+    """Return the method by which centers are chosen, and the rows that it reads if more than p.
 
     Empty if there are no centers.
     """
@@ -185,8 +185,10 @@ def _in_order(phases: list[str]) -> list[str]:
 
 
 def _chosen(run: ResolvedRun) -> dict[str, Any]:
-    """Return the sizes by the names of their settings, without rows of a setup that is not made,
-    and without that of the precision, which the plan has."""
+    """Return the sizes by the names of their settings, without those that are not used.
+
+    The entry "widened" is left out, because the plan has the precision.
+    """
     recorded = run.sizes.recorded()
     sizes = {k: v for k, v in recorded.items() if v or k not in ("n_sample", "n_probe")}
     sizes.pop("widened", None)
@@ -194,16 +196,16 @@ def _chosen(run: ResolvedRun) -> dict[str, Any]:
     return {named.get(name, name): size for name, size in sizes.items()}
 
 
-_WHO_MAKES_THE_SETUP = {
-    (True, True): "all make the setup, and hold what is said of it",
-    (True, False): "rank 0 makes the setup, of which the others hold stripes of the centers, and "
-    "what is said of it is rank 0's",
-    (False, False): "one of them makes the setup first",
+_SETUP_BY_RANKS = {
+    (True, True): "all compute the setup together, each within the memory given for it",
+    (True, False): "rank 0 computes the setup within the memory given for it, and the others hold "
+    "stripes of the centers",
+    (False, False): "one of them computes the setup first",
 }
 """By (whether ranks compute the setup together, whether in stripes)."""
-_ALL_AT_A_TIME = {
-    True: "; rank 0 tells the others of them while it reads them",
-    False: ", before which rank 0 has all centers at a time",
+_CENTERS_AT_RANK_0 = {
+    True: "; rank 0 sends them to the others while it reads them",
+    False: ", before which rank 0 holds all centers",
 }
 
 
@@ -216,7 +218,8 @@ def plan_text(plan: Mapping[str, Any], *, everything: bool = False) -> str:
             f"{_aside_text(problem['rows_set_aside'], 'to stop them early')}"
             f"{_aside_text(problem['rows_to_calibrate_by'], 'to calibrate by')}"
             f"{problem['features']} features, {problem['outputs']} outputs, "
-            f"{problem['centers']:,} {_WORDS[plan['features']]}{_choice_text(plan['centers'])}, "
+            f"{problem['centers']:,} {_KINDS_OF_CENTERS[plan['features']]}"
+            f"{_choice_text(plan['centers'])}, "
             f"on {plan['device']}, precision {plan['precision']}, "
             f"accelerator {plan['accelerator']}{_grid_text(plan['ranks'], plan['center_ranks'])}"
         ),
@@ -235,15 +238,15 @@ def plan_text(plan: Mapping[str, Any], *, everything: bool = False) -> str:
         parts.append(_times_text(plan))
     if plan["ranks"] > 1:
         parts.append(
-            f"{plan['ranks']} ranks share every step, and each holds what is said of train; "
-            + _WHO_MAKES_THE_SETUP[plan["setup_over_ranks"], plan["setup_in_stripes"]]
-            + ". Work and times are said as of one process."
+            f"{plan['ranks']} ranks share every step, each within the memory given for train; "
+            + _SETUP_BY_RANKS[plan["setup_over_ranks"], plan["setup_in_stripes"]]
+            + ". FLOPs and times are those of a single process."
         )
     if plan["center_ranks"] > 1:
         parts.append(
-            f"the centers and weights are shared out among {plan['center_ranks']} of them in the "
-            f"steps, and among all in the setup{_ALL_AT_A_TIME[plan['streams_centers']]}. Rank 0 "
-            "gathers the weights where they are saved."
+            f"the centers and weights are partitioned over {plan['center_ranks']} of them in the "
+            f"steps, and over all in the setup{_CENTERS_AT_RANK_0[plan['streams_centers']]}. "
+            "Rank 0 gathers the weights when they are saved."
         )
     if flop.get("centers", 0) > flop["training"]:
         parts.append(
@@ -253,7 +256,7 @@ def plan_text(plan: Mapping[str, Any], *, everything: bool = False) -> str:
     stores = [store_text(store) for store in plan["stores"]]
     if everything:
         return "\n\n".join(parts + stores)
-    return "\n\n".join([*parts, *_in_short(stores)])
+    return "\n\n".join([*parts, *_shortened(stores)])
 
 
 def _effort_line(effort: Mapping[str, Any] | None) -> str:
@@ -279,8 +282,11 @@ def _grid_text(ranks: int, columns: int) -> str:
 SHOWN_STORES = 3
 
 
-def _in_short(texts: Sequence[str]) -> list[str]:
-    """Return place, rows and warnings of the first few stores, and the number of others."""
+def _shortened(texts: Sequence[str]) -> list[str]:
+    """Return URL, rows and warnings of the first few stores, and the number of others.
+
+    texts : outputs of `store_text`
+    """
     shown = [
         "\n".join(lines[:2] + [line for line in lines[2:] if line.startswith("  note:")])
         for lines in (text.splitlines() for text in texts[:SHOWN_STORES])

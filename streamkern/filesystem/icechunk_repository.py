@@ -147,6 +147,7 @@ def _parsed_url(url: str) -> _Version:
 
 
 def _storage(icechunk: Any, place: str, options: Mapping[str, Any]) -> Any:
+    """Return the storage of a repository; ConfigError unless it is supported."""
     split = urlsplit(place)
     if split.scheme == "file":
         path = unquote(split.path)

@@ -360,6 +360,7 @@ class Objects:
     def _explained(
         self, where: str, key: str, error: Exception, tries: int, seconds: float
     ) -> Exception:
+        """Return the error to raise, with a remedy; `error` itself if not about the storage."""
         outcome = self._outcome(error)
         if outcome is Outcome.OTHER:
             return error

@@ -132,6 +132,7 @@ def open_objects(url: str, *, storage_options: Mapping[str, Any] | None = None) 
 
 
 def _engine(url: str, options: dict[str, Any]) -> Engine:
+    """Return the engine for a URL; ConfigError if an option does not fit it."""
     scheme = urlsplit(url).scheme
     engine, engines = options.pop("engine", None), _engines(scheme)
     check_open(url)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 from streamkern.basics.errors import DataError
 from streamkern.basics.message import mention
 from streamkern.basics.text import some
-from streamkern.ingest.tables.missing import Marks
+from streamkern.ingest.tables.missing import MissingMarkers
 
 FileRowCounts = tuple[
     tuple[str, int | None], ...
@@ -41,7 +41,7 @@ class ReadRequest(NamedTuple):
     columns: Sequence[str] | None = None
     dropped: Sequence[str] = ()
     cells: Sequence[str] | None = None
-    marks: Marks | None = None
+    marks: MissingMarkers | None = None
     drop_missing: bool = False
     whole: bool = False
 

@@ -214,6 +214,7 @@ class FeatureConverter:
         X: NDArray[Any], block: RawBlock, as_stored: str = "",
         remedy: str = "fill in or drop such rows first",
     ) -> None:  # fmt: skip
+        """Raise NonFiniteError if X, the rows of a block, holds NaN or infinity."""
         nonfinite = layout.first_nonfinite(X)
         if nonfinite is not None:
             row, column, value = nonfinite
@@ -298,6 +299,7 @@ class RoundingTracker:
         self._add(X[cut:], rounded[cut:], 1)
 
     def _add(self, X: NDArray[Any], rounded: NDArray[Any], rows_per_line: int) -> None:
+        """Add rows (k, d), `rows_per_line` of them side by side; k is a multiple of this."""
         width = rows_per_line * X.shape[1]
         X, rounded = X.reshape(-1, width), rounded.reshape(-1, width)
         first, rows = np.tile(self._first, rows_per_line), max(1, _SLAB // width)

@@ -48,7 +48,7 @@ from streamkern.ingest.input_files import FileOpener, Url
 from streamkern.ingest.raw_targets import MAX_LABEL
 from streamkern.ingest.reader import Reader
 from streamkern.ingest.tables.cells import PADDED, matches
-from streamkern.ingest.tables.key_columns import KeyWatch, warn_of_index
+from streamkern.ingest.tables.key_columns import RoundingWarnings, warn_of_index
 from streamkern.ingest.tables.missing import missing_in
 from streamkern.ingest.tables.numbers import is_number, is_padded, numbers
 
@@ -75,7 +75,7 @@ class CsvReader(Reader):
         self.identity, self._where, self._open = identity, where, open_file
         self._style, self._marks = form.style, request.marks
         self._cells, self._drop_missing = request.cells, request.drop_missing
-        self._keys = KeyWatch()
+        self._keys = RoundingWarnings()
         if request.cells is not None:
             import_optional("pyarrow", "reading words, dates and missing values")
         with closing(self._open()) as file:
@@ -175,6 +175,7 @@ class CsvReader(Reader):
     # ------------------------------------------------------------------------- one piece of lines
 
     def _block(self, part: Part, start: int) -> RawBlock:
+        """Return the parsed rows as a block. start : row number of the first line."""
         X, targets, weights, kept = part
         y = np.stack(targets, axis=1) if targets else np.empty((len(X), 0))
         n_dropped = 0 if kept is None else int((~kept).sum())
@@ -223,7 +224,7 @@ class CsvReader(Reader):
         if not np.isfinite(X).all():
             return None
         texts = partial(self._arrow_table, content, "string")
-        self._keys.look(X, [(str(k), self._names[k]) for k in self._features], texts)
+        self._keys.check(X, [(str(k), self._names[k]) for k in self._features], texts)
         if has_padded(content, self._delimiter):  # numbers with leading zeros, as codes have
             table = texts()
             if any(matches(table.column(str(k)), PADDED).any() for k in self._features):
@@ -359,7 +360,7 @@ class CsvReader(Reader):
         except ValueError:
             self._raise_not_a_number(fields, location)
         for k, cell in zip(self._features, cells, strict=True):
-            self._keys.look_at(self._names[k], cell)
+            self._keys.check_cell(self._names[k], cell)
         return values
 
     def _raise_not_a_number(self, fields: Sequence[str], location: str) -> NoReturn:

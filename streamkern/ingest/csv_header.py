@@ -16,7 +16,7 @@ from streamkern.basics.message import mention
 from streamkern.basics.text import some
 from streamkern.basics.warning import warn
 from streamkern.ingest.tables.cells import MISSING
-from streamkern.ingest.tables.numbers import NumberStyle, is_integer, is_number, other_writing
+from streamkern.ingest.tables.numbers import NumberStyle, is_integer, is_number, other_notation
 
 UNKNOWN_CELLS = {*MISSING, "?", "-", "."}
 """Cells that give no information about the content of a column."""
@@ -293,10 +293,11 @@ def _continues_below(names: Sequence[str], rows: CsvRows) -> bool:
 def _is_header_of_words(
     first: Sequence[str], below: CsvRows, style: NumberStyle, where: str
 ) -> bool:
+    """Return True for a line of words; raise DataError if its words occur again below it."""
     columns = [[row[k].strip() for row in below] for k in range(len(first))]
     again = [name for name, cells in zip(first, columns, strict=True) if name and name in cells]
     for name, cells in zip(first, columns, strict=True):
-        if other_writing(name) and any(map(other_writing, cells)):
+        if other_notation(name) and any(map(other_notation, cells)):
             again.append(name)
     if not again:
         return True
@@ -307,8 +308,8 @@ def _is_header_of_words(
     )
     if not above_numbers or 2 * len(again) > len(first):
         raise DataError(
-            f"the first line of {where} looks like a row: {some(sorted(set(again)))} stands "
-            "further down in the same column, or what is like it",
+            f"the first line of {where} looks like a row: {some(sorted(set(again)))}, or "
+            "something similar, occurs again further down in the same column",
             f"if the file has no header, give the names of its columns with {mention('names=')}; "
             f"{mention('header', True)} says that it is one",
         )

@@ -29,7 +29,7 @@ from streamkern.ingest.conform import FeatureConverter, RawBlock, RoundingTracke
 from streamkern.ingest.encoding_options import EncodingOptions
 from streamkern.ingest.reader import Reader
 from streamkern.ingest.shuffle import Spool
-from streamkern.ingest.tables.key_columns import RowCounter
+from streamkern.ingest.tables.key_columns import IndexDetector
 from streamkern.ingest.targets import TargetConverter
 from streamkern.store.class_labels import KnownClasses
 from streamkern.store.layout import StoreSpec
@@ -77,7 +77,7 @@ def spool_table(
     Returns the result of `spool`, and the reader whose rows were spooled.
     """
     identity_encoded = f"{identity} encoded"
-    if not (encoding.certain or scratch.holds(identity_encoded)):
+    if not (encoding.always_encodes or scratch.holds(identity_encoded)):
         try:
             return spool(reader, identity=identity), reader
         except (NotNumbersError, NonFiniteError) as error:
@@ -180,14 +180,16 @@ def _features(
     return features
 
 
-def _index_counter(reader: Reader, features: FeatureConverter, spool: Spool) -> RowCounter | None:
+def _index_counter(
+    reader: Reader, features: FeatureConverter, spool: Spool
+) -> IndexDetector | None:
     """Return a counter that checks the first of several columns of a table for an index.
 
     None for other input, and if an earlier call has read some of the rows.
     """
     table = reader.columns is not None or reader.as_text
     several = len(features.row_shape) == 1 < features.row_shape[0]
-    return RowCounter() if table and several and not spool.n_rows else None
+    return IndexDetector() if table and several and not spool.n_rows else None
 
 
 def _check_shape(first: RawBlock, features: FeatureConverter, wanted: tuple[int, ...]) -> None:
@@ -260,7 +262,7 @@ def _read_all(
     rows: Spooled,
     block_bytes: int,
     progress: Progress | None,
-    counter: RowCounter | None,
+    counter: IndexDetector | None,
 ) -> None:
     """Spool the rows of the reader from the last saved one on, and seal the spool.
 
@@ -290,7 +292,7 @@ def _read_all(
         if rows.rounding is not None:
             rows.rounding.check(reader.columns, [name for name, _ in rows.files.counts])
         if counter is not None:
-            counter.tell("0" if reader.columns is None else reader.columns[0], first)
+            counter.warn_if_index("0" if reader.columns is None else reader.columns[0], first)
         spool.seal(rows.notes())
     except StorageError:
         raise  # the spooled rows are good, and the same call resumes from them
@@ -323,7 +325,7 @@ def _append_calls(
     blocks: Iterable[RawBlock],
     features: FeatureConverter,
     rows: Spooled,
-    counter: RowCounter | None,
+    counter: IndexDetector | None,
 ) -> Iterator[Callable[[], int]]:
     """Yield, for each block, a call that spools its rows, after converting and checking them."""
     for block in blocks:

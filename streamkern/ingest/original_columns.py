@@ -79,6 +79,7 @@ class OriginalColumns:
         return [arrow.field(name, arrow.string()) for name in self.names]
 
     def _one_kind(self) -> str:
+        """Return the format of all files; raise ConfigError unless it is one with named columns."""
         kinds = [self._opener.kind(url) for url in self.urls]
         for url, kind in zip(self.urls, kinds, strict=True):
             if kind not in TABLES:
@@ -100,6 +101,7 @@ class OriginalColumns:
         return opened(url, _ALL, FileOpener(self._opener.options, files, form=self._opener.form))
 
     def _column_order(self, url: Url) -> list[int]:
+        """Return the indices of the columns of a file in the order of the first file."""
         with explained_damage(url), ExitStack() as files:
             reader = self._open(url, files)
             schema = None if self._kind == "csv" else reader.schema
@@ -125,6 +127,7 @@ class OriginalColumns:
         return [index_of[name] for name in wanted]
 
     def _check_types(self, schema: Any, where: str, first: str) -> None:
+        """Raise DataError if a type differs from the first file; merge whether it is nullable."""
         for field in schema or ():
             known = self.schema.field(field.name)
             if known.type != field.type:

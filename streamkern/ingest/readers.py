@@ -25,7 +25,7 @@ from streamkern.basics.errors import (
 )
 from streamkern.basics.message import mention
 from streamkern.basics.text import redact, some
-from streamkern.ingest.array_files import holds_one_array, open_apart, open_npz
+from streamkern.ingest.array_files import holds_one_array, open_npz, open_single_array
 from streamkern.ingest.array_reader import BlockReader, open_dask_table, open_memory
 from streamkern.ingest.arrow_files import TYPED
 from streamkern.ingest.columns import ReadRequest, RecordedArrays
@@ -40,7 +40,7 @@ from streamkern.ingest.input_files import FileOpener, Url, ending_of, explained_
 from streamkern.ingest.path_patterns import expand_paths
 from streamkern.ingest.reader import FileReader, KeptRows, ManyReader, Reader
 from streamkern.ingest.svmlight_files import open_svmlight, read_alike
-from streamkern.ingest.tables.missing import Marks
+from streamkern.ingest.tables.missing import MissingMarkers
 from streamkern.ingest.zarr_groups import arrays_of_group, has_array, open_zarr, own_state
 from streamkern.store.sparse_rows import sparse_features, stays_sparse
 
@@ -61,7 +61,7 @@ def open_reader(
     dropped: Sequence[str] = (),
     cells: Sequence[str] | None = None,
     form: FileForm | None = None,
-    marks: Marks | None = None,
+    marks: MissingMarkers | None = None,
     drop_missing: bool = False,
     memory: int = 1 << 30,
 ) -> Reader:
@@ -123,6 +123,7 @@ def _pack_sparse(reader: Reader, recorded: Mapping[str, Any] | None) -> None:
 
 
 def _reader(inputs: Any, request: ReadRequest, opener: FileOpener) -> Reader:
+    """Return the reader for `inputs`, depending on their type."""
     if is_path(inputs):
         return _file_reader(inputs, request, opener)
     if is_frame(inputs):
@@ -282,8 +283,9 @@ def _file_reader(url: Url, request: ReadRequest, opener: FileOpener) -> FileRead
 
 
 def _reader_of(kind: str, url: Url, request: ReadRequest, opener: FileOpener) -> FileReader:
+    """Return the reader of a file of this format, with the form for later files."""
     if holds_one_array(url, kind, opener):
-        return FileReader(open_apart(kind, url, request, opener), url)
+        return FileReader(open_single_array(kind, url, request, opener), url)
     if request.w is not None and not isinstance(request.w, str | int):
         raise ConfigError(
             f"the sample weights of {redact(url)} are in it: give the name of their array or column"

@@ -284,7 +284,7 @@ def _weights(sample_weight: Any, X: Any) -> Any:
         w = np.full(n_rows, w) if isinstance(n_rows, int | np.integer) else w
     if getattr(getattr(w, "dtype", None), "kind", "") in ("m", "M"):
         raise DataError(
-            "sample_weight holds dates or durations, of which the unit would decide the weights",
+            "sample_weight holds dates or durations, whose unit would determine the weights",
             "give numbers, such as the days: sample_weight / np.timedelta64(1, 'D')",
         )
     return w[:, 0] if getattr(w, "ndim", 1) == 2 and w.shape[1] == 1 else w
@@ -354,7 +354,7 @@ def _refuse_containers(given: Any, name: str) -> None:
         )
     if hasattr(given, "__dask_graph__") and not isinstance(getattr(given, "ndim", None), int):
         raise DataError(
-            f"{name} is a {_kind(given)}, of which Dask knows no shape",
+            f"{name} is a {_kind(given)}, whose shape Dask does not know",
             "give a Dask array or data frame, as dask.array.from_delayed and a bag's to_dataframe "
             "make them",
         )

@@ -177,6 +177,7 @@ class SvmlightReader(Reader):
     def _parsed(
         self, lines: list[bytes], first: int, width: int | None, zero_based: bool
     ) -> tuple[Any, NDArray[np.float64]]:
+        """Return the sparse rows and labels of lines; raise DataError that names a wrong line."""
         try:
             X, y = _load(lines, width, zero_based)
         except (ValueError, IndexError, OverflowError, UnicodeDecodeError) as error:
@@ -257,6 +258,7 @@ def _load(lines: list[bytes], width: int | None, zero_based: bool) -> Any:
 
 
 def _why(line: bytes, error: Exception) -> str:
+    """Return why scikit-learn refuses a line, with a remedy."""
     label, *cells = line.decode("utf-8", "replace").split()
     if "," in label:
         return f"has the labels {label}; give rows of one label, or of one number, each"

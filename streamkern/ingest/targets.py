@@ -24,12 +24,12 @@ from streamkern.ingest.raw_targets import (
     as_values,
     missing_target,
     mixed_labels,
+    other_notation_error,
     plain_targets,
     refuse_odd_text,
-    written_otherwise,
 )
 from streamkern.ingest.tables.missing import is_missing
-from streamkern.ingest.tables.numbers import is_integer, is_number, other_writing, share_a_unit
+from streamkern.ingest.tables.numbers import is_integer, is_number, other_notation, share_a_unit
 from streamkern.store import layout
 from streamkern.store.class_labels import (
     BOOLEAN,
@@ -189,6 +189,7 @@ class TargetConverter:
             )
 
     def _values(self, block: RawBlock) -> NDArray[Any]:
+        """Return targets as finite values (k, c); raise DataError for another number of them."""
         y = as_values(block)
         y = y.reshape(len(y), -1)
         if y.shape[1:] != self.shape:
@@ -205,6 +206,7 @@ class TargetConverter:
         return y
 
     def _encode(self, block: RawBlock) -> NDArray[np.int32]:
+        """Return the provisional class codes (k,) of a block, and count them."""
         if self._known is not None and block.y.dtype.kind == self._known.dtype.kind in "mM":
             block = block._replace(y=block.y.astype(self._known.dtype))
         y = as_labels(block)
@@ -245,10 +247,10 @@ class TargetConverter:
         if any(map(is_missing, labels.tolist())):
             row = next(k for k, label in enumerate(y.tolist()) if is_missing(label))
             raise missing_target(block, row, labels=True)
-        ways = {str(k): way for k in labels.tolist() if (way := other_writing(k)) is not None}
+        ways = {str(k): way for k in labels.tolist() if (way := other_notation(k)) is not None}
         if ways:
             row = next(k for k, label in enumerate(y.tolist()) if label in ways)
-            raise written_otherwise(block, row, str(y[row]), ways[str(y[row])])
+            raise other_notation_error(block, row, str(y[row]), ways[str(y[row])])
         if self._kind is None:
             self._kind = _kind(str(y[0]))
         if all(_kind(label) == self._kind for label in labels.tolist()):
@@ -264,6 +266,7 @@ class TargetConverter:
         )
 
     def _check_labels(self, block: RawBlock) -> None:
+        """Raise DataError for labels of two types, or for too many different labels."""
         n = len(self._codes)
         if len({type(label) for label in self._codes}) > 1:
             raise mixed_labels(block)

@@ -102,7 +102,7 @@ def _no_class(classes: NDArray[Any]) -> int | float | bool | str:
 
 
 def write_npy(path: Path, table: PredictionTable, slabs: Slabs) -> None:
-    """Write one array: labels (n,) if class ids were kept, else values (n, c), or (n,) of one."""
+    """Write one array: labels (n,) if only class ids were kept, else values (n, c) or (n,)."""
     labels = table.classes if table.only_ids else None
     dtype = table.dtype if labels is None else labels.dtype
     flat = labels is not None or (table.classes is None and table.width == 1)
@@ -200,7 +200,10 @@ FILES: dict[str, Callable[[Path, PredictionTable, Slabs], None]] = {
 
 
 class PredictionGroup:
-    """A Zarr group as output."""
+    """A Zarr group as output.
+
+    record : JSON that identifies the predictions, stored as the mark of the group
+    """
 
     def __init__(
         self, url: str | os.PathLike[str], options: Any, record: dict[str, Any], overwrite: bool
@@ -211,6 +214,7 @@ class PredictionGroup:
         self._store = zarr_store(url, storage_options=options, read_only=False)
 
     def rows_done(self, buffer: PredictionBuffer) -> int | None:
+        """Return the number of rows if the same call has written the output already; else None."""
         # without our scratch folder beside it, another call wrote it
         if not buffer.begun or mark_at(self._store, self._url) != self._complete:
             return None
@@ -218,6 +222,7 @@ class PredictionGroup:
         return int(values.shape[0])
 
     def check_free(self) -> None:
+        """Raise an error if something is at the URL that this call may not replace."""
         mark = mark_at(self._store, self._url)
         if mark is None:
             return
@@ -226,6 +231,7 @@ class PredictionGroup:
             raise _exists(self._url)
 
     def write(self, table: PredictionTable, slabs: Slabs, publishing: Callable[[], None]) -> None:
+        """Write the predictions. publishing : is called before the first change of the output."""
         self.check_free()
         publishing()
         group = begin(self._store, self._url, self._writing)

@@ -118,6 +118,7 @@ def rows_appended(url: str, n_rows: int) -> DataError:
 def _streamkern_contents(
     strict: StrictStore, path: str, documents: Documents, names: ArrayNames, url: str
 ) -> GroupContents:
+    """Return the contents of a streamkern store; raise DataError for other array names."""
     if names[0] != "X" or names[1] not in ("y", None) or names[2] not in ("w", None):
         raise DataError(
             f"{redact(url)} is a store that streamkern wrote, with rows in 'X' and targets in 'y', "
@@ -156,6 +157,7 @@ def _check_name(name: str | None) -> None:
 def _foreign_contents(
     inner: Any, path: str, names: ArrayNames, missing: str, url: str, foreign: bool
 ) -> GroupContents:
+    """Return the contents of a group that is read by the names of its arrays."""
     strict = StrictStore(inner)
     group = _strict_group(strict, path, url)
     if missing == "fill":
@@ -180,6 +182,7 @@ def _unused_weights(group: zarr.Group) -> Any:
 
 
 def _foreign_arrays(group: zarr.Group, names: ArrayNames, url: str) -> Arrays:
+    """Return the arrays of these names; raise StoreNotFoundError if one is missing."""
     arrays = []
     for name in names:
         with _explained(f"the metadata of {name!r} of {redact(url)}"):
@@ -240,6 +243,7 @@ def _strict_group(strict: StrictStore, path: str, url: str) -> zarr.Group:
 
 
 def _foreign_spec(arrays: Arrays, names: ArrayNames, url: str) -> StoreSpec:
+    """Return the spec of foreign arrays; y and w are read for classes and weights."""
     X, y, w = arrays
     where = f"{names[0]!r} of {redact(url)}"
     if X.ndim < 2 or X.shape[0] < 1:

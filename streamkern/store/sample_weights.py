@@ -198,6 +198,7 @@ def class_notes(classes: tuple[str, ...], totals: NDArray[np.float64], what: str
 def _class_factors(
     class_weight: ClassWeight | None, classes: tuple[str, ...], totals: NDArray[np.float64]
 ) -> NDArray[np.float64]:
+    """Return the factor (c,) of each class, before the mean weight is made 1."""
     if class_weight is None:
         return np.ones(len(totals))
     if class_weight == "balanced":

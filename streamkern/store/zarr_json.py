@@ -87,6 +87,7 @@ def _root(store: Any, path: str, url: str) -> Mapping[str, Any] | None:
 
 
 def _checked_mark(root: Mapping[str, Any], url: str) -> Mapping[str, Any] | None:
+    """Return the attribute in the zarr.json of a group; see `store_mark`."""
     if root.get("node_type") == "array":
         raise single_array(url)
     attributes = root.get("attributes")

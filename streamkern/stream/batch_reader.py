@@ -189,6 +189,7 @@ class BatchReader:
     # ------------------------------------------------------------------- the consumer's thread
 
     def _iterate(self, first: int, stop: int, start: int) -> Iterator[RowBlock]:
+        """Yield the batches of `epochs`, after ending the iteration before."""
         if self._run is not None:
             self._end(self._run)
         if self._closed:
@@ -305,6 +306,7 @@ class BatchReader:
     # ----------------------------------------------------------------------- the pool's threads
 
     def _read_into(self, fill: Fill, u: int, offset: int, stopped: threading.Event) -> None:
+        """Read unit u and write its rows to the buffer. offset : as in `Fill.units`."""
         if stopped.is_set():
             return
         stats = self.stats

@@ -41,6 +41,7 @@ def torch_rows(loader: Any, folder: str | None = None) -> Any:
 
 @functools.cache
 def _dataset_class() -> Any:
+    """Return the class of the datasets, which can be defined only if PyTorch is installed."""
     torch: Any = import_optional("torch", "Loader.to_torch", "torch")
 
     class TorchRows(torch.utils.data.IterableDataset):  # type: ignore[misc]

@@ -95,6 +95,7 @@ def ranks_section(runs: Sequence[Facts]) -> Html:
 
 
 def _ranks(run: Facts, k: int) -> Html:
+    """Return the charts of a run with several ranks; empty for one rank."""
     rates, stalls, waits = RANK_FIGURES
     n = sum(name.startswith(f"{waits}/") for name in run.history.curves)
     if not n:

@@ -40,7 +40,7 @@ def count_cell(value: int | float | None) -> Cell:
 
 
 def figure_cell(value: float | None) -> Cell:
-    """Return a measured number, to four digits."""
+    """Return a measured number with four digits."""
     return None if value is None else f"{value:.4g}"
 
 
@@ -180,6 +180,11 @@ def _bytes(size: int | None) -> Cell:
 
 
 def _work(flops: float, took: float | None, share: float) -> tuple[Cell, Cell]:
+    """Return the planned FLOPs, and the measured speed.
+
+    took : seconds that the finished part of the work took
+    share : finished part of the work
+    """
     if not flops:
         return None, None
     speed = None if not took else f"{_flop(share * flops / took)}/s"
@@ -296,6 +301,7 @@ def _settings_table(
     names: Sequence[str], columns: Sequence[Mapping[str, Any]], heads: Sequence[Html],
     differing: set[str],
 ) -> Html:  # fmt: skip
+    """Return a table of settings. differing : names whose other values are marked."""
     rows = [
         [tag("code", name), *(setting_text(column.get(name)) for column in columns)]
         for name in names

@@ -19,7 +19,12 @@ from streamkern.basics.message import mention
 from streamkern.ingest.tables import cells
 from streamkern.ingest.tables.cells import PADDED, RowsInFile, WrongCellError, row_number
 from streamkern.ingest.tables.key_columns import MAX_EXACT, cells_are_rounded, warn_of_rounded
-from streamkern.ingest.tables.numbers import other_writing, said, share_a_unit, style_remedy
+from streamkern.ingest.tables.numbers import (
+    notation_text,
+    other_notation,
+    share_a_unit,
+    style_remedy,
+)
 from streamkern.ingest.tables.words import Words
 from streamkern.store.statistics import ColumnMoments
 
@@ -186,6 +191,7 @@ class Column:
         self._measure(days)
 
     def _measure(self, values: NDArray[np.float64]) -> None:
+        """Add numbers or days (k,), NaN if missing; raise WrongCellError for infinity."""
         if np.isinf(values).any():
             row = int(np.argmax(np.isinf(values)))
             raise WrongCellError(row, str(values[row]))
@@ -209,7 +215,7 @@ class Column:
             assert self.words is not None
             ones = sum(
                 self.words.sums()[index, :, 0].sum()
-                for text, index in self.words.places.items()
+                for text, index in self.words.index_of.items()
                 if cells.BOOLEAN_WORDS[text.lower()]
             )
             return _bernoulli_moments(float(ones / self.n_values))
@@ -231,9 +237,9 @@ class Column:
         """True if all cells are the words "true" and "false", in any case."""
         words = self.words
         return (
-            self.kind is None and words is not None and bool(words.places)
+            self.kind is None and words is not None and bool(words.index_of)
             and self.n_numbers == 0
-            and {text.lower() for text in words.places} <= set(cells.BOOLEAN_WORDS)
+            and {text.lower() for text in words.index_of} <= set(cells.BOOLEAN_WORDS)
         )  # fmt: skip
 
     @property
@@ -282,7 +288,7 @@ class Column:
             return None
         if self.n_numbers and self.first_number and self.first_word:
             (row, number), (other, word) = self.first_number, self.first_word
-            way = other_writing(word)
+            way = other_notation(word)
             written = "" if way is None else f", a number or date with {way}"
             return (
                 f"{name!r} mixes numbers ({number} in row {row}) and words ({word[:40]!r} in row "
@@ -295,7 +301,7 @@ class Column:
         if self.words.n_words > max(most_one_hot, self.words.n_seen / 2):
             return (
                 f"{name!r} has {self.words.n_words:,} different words in {self.words.n_seen:,} "
-                "rows, and so tells nothing of new rows: drop it, or call it categorical"
+                "rows, so it says nothing about new rows: drop it, or call it categorical"
             )
         return None
 
@@ -311,7 +317,7 @@ class Column:
         if self.first_wrong_date:
             row, text, reason = self.first_wrong_date
             return f"{name!r} holds dates, of which {text!r} in row {row} {reason}: correct it"
-        ways = {word: way for word in words if (way := other_writing(word)) is not None}
+        ways = {word: way for word in words if (way := other_notation(word)) is not None}
         if ways and 3 * len(ways) >= len(words):
             word, way = next(iter(ways.items()))
             if way == "a time":
@@ -327,9 +333,9 @@ class Column:
                 )
             remedy = style_remedy(word)
             return (
-                f"{name!r} holds numbers like {word[:40]!r}, {said(way)}: write them with a point "
-                f"and nothing around them{'' if remedy is None else f' (of a CSV {remedy})'}, or "
-                "call it categorical"
+                f"{name!r} holds numbers like {word[:40]!r}, {notation_text(way)}: write them with "
+                "a point and nothing around them"
+                f"{'' if remedy is None else f' (of a CSV {remedy})'}, or call it categorical"
             )
         if len(words) > 40 and share_a_unit(words):
             return (

@@ -261,6 +261,7 @@ class _Passes:
 def _check_counts(
     sources: Sequence[Source], weights: Sequence[object] | None, n_rows: int | None
 ) -> None:
+    """Raise ConfigError if weights or the number of rows do not fit the sources."""
     if not 1 <= len(sources) <= 65_535:
         raise ConfigError(f"a mixture of {len(sources)} sources", "give 1 to 65535 of them")
     if weights is not None and (
@@ -279,6 +280,7 @@ def _check_counts(
 
 
 def _check_alike(sources: Sequence[BaseSource]) -> None:
+    """Raise ConfigError unless rows and targets are of one kind, without feed transforms."""
     first = _kind_of_rows(sources[0])
     for number, source in enumerate(sources, start=1):
         for name, value in _kind_of_rows(source).items():

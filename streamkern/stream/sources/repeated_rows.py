@@ -186,7 +186,11 @@ def _matches_in_unit(draw: Draw, k: int, u: int, hashes: npt.NDArray[np.uint64])
 def _moved(
     found: _Matches, hashes: npt.NDArray[np.uint64], draws: Sequence[Draw]
 ) -> list[DuplicateMoves]:
-    """Return the changes of each draw."""
+    """Return the changes of each draw.
+
+    Rows with one hash form a group. A group is moved together if it has at most `MAX_COPIES` rows
+    and these have equal targets.
+    """
     order = np.lexsort((found.row, found.draw, found.hash))
     found = found.take(order)
     _, start, group, size = np.unique(
@@ -196,16 +200,16 @@ def _moved(
     alike = (size > 1) & (size <= MAX_COPIES) & (least == most)
     share = np.where(alike, np.bincount(group, found.drawn) / size, 0)
     # In the order of the targets, so that each class gets its share; ties in a random order.
-    turn = np.lexsort((hashes[found.hash[start]], least))
+    by_target = np.lexsort((hashes[found.hash[start]], least))
     taken = np.zeros(len(start), bool)
-    taken[turn] = np.diff(np.floor(np.cumsum(share[turn]) + 0.5), prepend=0) > 0
+    taken[by_target] = np.diff(np.floor(np.cumsum(share[by_target]) + 0.5), prepend=0) > 0
     for k, draw in enumerate(draws):
         _keep_both_sides(found.draw == k, found.drawn, group, draw, (alike, taken, share))
     changed = alike[group] & (found.drawn != taken[group])
-    again = np.zeros(len(group), bool)
-    again[1:] = (group[1:] == group[:-1]) & (found.draw[1:] == found.draw[:-1])
-    first = found.row[np.maximum.accumulate(np.where(again, 0, np.arange(len(group))))]
-    copies = again & taken[group]
+    is_copy = np.zeros(len(group), bool)  # of an earlier row of the same draw
+    is_copy[1:] = (group[1:] == group[:-1]) & (found.draw[1:] == found.draw[:-1])
+    first = found.row[np.maximum.accumulate(np.where(is_copy, 0, np.arange(len(group))))]
+    copies = is_copy & taken[group]
     return [
         _moves_of_draw(found, taken[group], first, changed & in_draw, copies & in_draw)
         for in_draw in (found.draw == k for k in range(len(draws)))
@@ -216,30 +220,32 @@ def _keep_both_sides(
     own: npt.NDArray[np.bool_], drawn: npt.NDArray[np.bool_], group: Ints, draw: Draw,
     groups: tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]],
 ) -> None:  # fmt: skip
-    """Take or leave further groups if two rows would not be drawn, or none left; in place.
+    """Change `taken` and `alike` so that at least two rows are drawn and at least one is not.
 
-    If that does not help, as where all rows are equal, the groups of the draw stay as drawn.
+    If that is impossible, as when all rows are equal, the groups of the draw stay as drawn.
 
-    own : the rows that belong to the draw
-    groups : alike, taken, and share of each group
+    own : (k,) mask of the matches that belong to the draw
+    drawn : (k,) mask of the matches that were drawn
+    group : (k,) group of each match
+    groups : alike, taken and share of each group; the first two are changed in place
     """
     alike, taken, share = groups
     own = own & alike[group]
     n_drawn, n_rows = int(draw.counts.sum()), int(draw.edges[-1])
 
-    def left() -> tuple[bool, bool]:
+    def both_sides() -> tuple[bool, bool]:
         n = n_drawn + int((own & taken[group]).sum()) - int((own & drawn).sum())
         return n >= 2, n < n_rows
 
-    if n_drawn < 2 or all(left()):
+    if n_drawn < 2 or all(both_sides()):
         return
     ids = np.unique(group[own])
     ids = ids[np.argsort(-share[ids], kind="stable")]
     for i in ids:
-        taken[i] |= not left()[0]
+        taken[i] |= not both_sides()[0]
     for i in ids[::-1]:
-        taken[i] &= left()[1]
-    if not all(left()):
+        taken[i] &= both_sides()[1]
+    if not all(both_sides()):
         alike[ids] = False
 
 

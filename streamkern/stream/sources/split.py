@@ -160,13 +160,13 @@ def _check_stored(source: BaseSource, setting: str) -> None:
     if isinstance(source, GeneratorSource | UserSource):
         raise ConfigError(
             f"{setting} cannot be used with rows that a function or a source of your own "
-            f"makes: nobody knows which of them are made from one",
+            f"makes: it is not known which of them are copies of one row",
             f"leave {setting} out, or write them to a store first",
         )
     if source.hides_copies and not source.n_origins:
         raise ConfigError(
             f"{setting} cannot be used with a store that copies were written to together with "
-            f"other data: nobody knows which of its rows are made from one",
+            f"other data: it is not known which of its rows are copies of one row",
             f"leave {setting} out",
         )
     for part in source.parts:  # columns in another order
