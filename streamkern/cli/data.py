@@ -285,7 +285,7 @@ _AUGMENT_OPTIONS = {
 
 
 def _checked(**settings: Any) -> DataConfig:
-    """Return the settings as those of a run, so that the same mistakes raise the same errors."""
+    """Return the settings as a run has them, so that the same mistakes raise the same errors."""
     try:
         return DataConfig(**settings)
     except ConfigError as error:

@@ -76,7 +76,7 @@ TYPER_SETTINGS: dict[str, Any] = {
 
 
 class Commands(TyperGroup):
-    """Group of the commands in `COMMANDS`, each of which is imported when it is needed."""
+    """Group of the commands in `COMMANDS`; a command is imported when it is needed."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)

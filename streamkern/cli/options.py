@@ -257,7 +257,7 @@ def column_list(text: str) -> str | list[int | str]:
 
 
 def target_columns(names: Sequence[str] | None) -> int | str | list[int | str] | None:
-    """Return the target columns: one of them, several as a list, or None."""
+    """Return the target columns: one name or index, a list of several, or None without names."""
     columns = [number_or_text(name) for name in names or ()]
     return None if not columns else columns[0] if len(columns) == 1 else columns
 

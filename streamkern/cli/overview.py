@@ -120,7 +120,7 @@ def plan_overview(run: ResolvedRun, times: Times | None = None) -> dict[str, Any
 
 
 def _kernel(run: ResolvedRun) -> dict[str, Any]:
-    """Return kernel and bandwidth as in the settings, or those of the run that is continued."""
+    """Return kernel and bandwidth as in the settings, or as in the run that is continued."""
     model, continued = run.config.model, run.inputs.continued
     if continued is not None:
         return {"kernel": dict(continued.kernel), "bandwidth": continued.made_kernel().bandwidth}
@@ -135,7 +135,7 @@ def _metric(run: ResolvedRun) -> dict[str, str]:
 
 
 def _effort(run: ResolvedRun) -> dict[str, Any] | None:
-    """Return the effort, its amounts, and those of the next effort if they are larger.
+    """Return the effort, its amounts, and the amounts of the next effort if they are larger.
 
     None if the number of centers is set, or the centers are chosen in another way.
     """
@@ -358,7 +358,7 @@ def _sizes_in_words(sizes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _batches_text(plan: Mapping[str, Any]) -> str:
-    """Return the number of batches, and the reason if it is not that of all epochs."""
+    """Return the number of batches, and the reason if it is smaller than in all epochs."""
     batches, epochs = plan["batches"], plan["problem"]["epochs"]
     if batches < plan["batches_per_epoch"] * epochs:
         return f"{batches:,}, of one epoch: the others bring the same rows"

@@ -40,12 +40,12 @@ class Outlet:
 
     stream : the stream to write to; None discards all text
     clean : function that is applied to all text
-    lost : error because of which text was lost, other than a closed reader
+    lost : the error that stopped the writes, unless the reader had closed the stream; else None
     """
 
     def __init__(self, stream: TextIO | None, clean: Callable[[str], str] | None = None) -> None:
         self._stream, self._clean = stream, clean
-        self.lost: OSError | None = None  # the error by which wanted text was lost
+        self.lost: OSError | None = None
 
     def write(self, text: str) -> int:
         """Write the text; all of it counts as written."""

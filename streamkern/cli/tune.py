@@ -214,7 +214,7 @@ def _written_digests(folder: RunStorage) -> list[str]:
 
 
 def _shown_metric(metric: str, config: RunConfig) -> str:
-    """Return the metric, with that of "auto" if it is the figure of a loss."""
+    """Return the metric; in place of "auto" the figure of the loss, unless it is squares."""
     loss = config.model.loss
     return metric if metric != "auto" or loss == SQUARES else loss_class(loss).figure
 
@@ -245,7 +245,7 @@ def _show(metric: str, event: str, fields: Mapping[str, Any]) -> None:
 
 
 def _figures(metric: str) -> list[str]:
-    """Return the figures to show: the one that decides, and those of every training."""
+    """Return the figures to show: the metric that decides, and the common ones."""
     return list(dict.fromkeys(f"held_out_{name}" for name in (metric, "mse", "accuracy", "r2")))
 
 

@@ -26,7 +26,7 @@ _S3_OPTIONS = {
     *("key", "secret", "token", "endpoint_url", "region", "anon", "profile", "client_kwargs"),
 }
 _CLIENT_OPTIONS = {"endpoint_url", "region_name"}
-# Names of gcsfs and adlfs -> those of obstore.
+# Names of options in gcsfs and adlfs -> in obstore.
 _GOOGLE_OPTIONS = {
     "token": "service_account", "anon": "skip_signature", "endpoint_url": "base_url",
 }  # fmt: skip

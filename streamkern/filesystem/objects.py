@@ -192,7 +192,7 @@ class Objects:
         return self._wait(lambda: self.children_async(prefix))
 
     def entries(self, prefix: str = "") -> ObjectNames:
-        """Return the names of `children`, with a slash after those of folders."""
+        """Return the names of `children`, with a slash at the end of a folder's name."""
         return self._wait(lambda: self.entries_async(prefix))
 
     def stat(self, key: str) -> tuple[int, str]:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 _STATE, _LOCK = "scratch.json", ".streamkern.lock"
 _DATA = re.compile(r"\d+\.(?:rows|keys)")
 _MARK = {"streamkern": "scratch"}
-# Version of the entries of the state, including those of the callers of `save`.
+# Version of the entries of the state, including the entries that callers pass to `save`.
 SCRATCH_SCHEMA = 1
 
 

@@ -239,7 +239,7 @@ def _check_hosts(url: str) -> None:
 
 
 def check_open(url: str) -> None:
-    """Raise ConfigError if a URL, or one of those that it chains, holds a secret.
+    """Raise ConfigError if a URL, or a URL chained in it, holds a secret.
 
     Libraries name hosts and buckets in their errors, and may split a URL differently from its
     author. So no URL with credentials may reach a library. A query is refused for S3, because it

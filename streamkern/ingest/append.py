@@ -213,7 +213,7 @@ def _check_store(store: Store, dtype: Any) -> None:
 
 
 def _check_names(reader: Reader, spec: StoreSpec, x: Any) -> None:
-    """Raise DataError if column names differ from those of the store, where both have names."""
+    """Raise DataError if column names differ from the store, where both have names."""
     check_header(reader, spec.columns, x)
     expected, theirs = spec.target_columns, reader.target_columns
     if expected is not None and theirs is not None and len(expected) > 1 and expected != theirs:
@@ -224,7 +224,7 @@ def _check_names(reader: Reader, spec: StoreSpec, x: Any) -> None:
 
 
 def _is_appended(store: Store, plan: Mapping[str, Any]) -> bool:
-    """Return whether the last rows appended to the store are those of the same call."""
+    """Return whether the same call appended the last rows of the store."""
     if store.stored.contents.mark.get("appended") != json_digest(plan):
         return False
     if source_digest(plan, "") is None:

@@ -53,9 +53,9 @@ class ReadRequest(NamedTuple):
 
     @property
     def known_names(self) -> tuple[str, ...]:
-        """Names that columns must have: those of the features, or those requested by name.
+        """Names that columns must have: the names of the features, or the names requested.
 
-        Up to three digits may be a position; longer ones, such as a year, are a name.
+        A number of up to three digits may be a position; a longer one, such as a year, is a name.
         """
         requested = [*as_list(self.x), *as_list(self.y), *as_list(self.w)]
         names = [

@@ -110,7 +110,7 @@ class FeatureConverter:
     first : the first rows
     dtype : target dtype of all rows. By default the narrowest storable dtype that can represent the
         first rows; later rows of a dtype that it cannot represent raise DataError.
-    input_dtype : the dtype of all rows if it is known, otherwise that of `first`
+    input_dtype : the dtype of all rows if it is known, otherwise the dtype of `first`
     can_widen : whether error messages may suggest a wider dtype
     packed : whether rows are packed sparse rows
     """
@@ -188,7 +188,7 @@ class FeatureConverter:
         return out
 
     def fit_to(self, row_shape: tuple[int, ...]) -> None:
-        """Give packed rows the length of those of a store. DataError if they are longer."""
+        """Store packed rows in the length of the rows of a store. DataError if they are longer."""
         if not (self.packed and is_packed(row_shape)):
             return
         if self.row_shape[1] > row_shape[1]:

@@ -200,7 +200,7 @@ def _all_in_other_notation(names: Sequence[str], rows: CsvRows, style: NumberSty
 
 
 def _log10_notation(name: str, cells: Sequence[str]) -> float:
-    """Return log10 of the probability that a cell is written in a notation like that of `name`.
+    """Return log10 of the probability that a cell is written in the notation of the text `name`.
 
     It is 0.0 if the cells of the column are in the same notation.
     """

@@ -255,7 +255,7 @@ _CHECKED_ROWS = 100  # rows
 def leading_index_columns(
     names: Sequence[str], rows: CsvRows, header: int, where: str
 ) -> list[str]:
-    """Return the leading columns that only number or name the rows, as those of pandas and R.
+    """Return the leading columns that only number or name the rows, as pandas and R write them.
 
     names : names of the columns
     rows : the fields of the first rows

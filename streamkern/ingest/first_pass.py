@@ -68,7 +68,7 @@ def spool_table(
     identity: str,
     scratch: Scratch,
 ) -> tuple[Spooled, Reader]:
-    """Spool the rows of `reader` if all features are numbers, otherwise those of `encoded`.
+    """Spool the rows of `reader` if all features are numbers, otherwise the rows of `encoded`.
 
     This is known only once the rows are read; after a restart it is known from the scratch files.
 

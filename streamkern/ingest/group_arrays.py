@@ -43,7 +43,7 @@ class StoredSparseRows:
         return dense
 
     def csr(self, start: int, stop: int) -> Any:
-        """Return rows `start` to `stop` as a CSR array of SciPy's."""
+        """Return rows `start` to `stop` as a CSR array of SciPy."""
         return as_csr(self._X[start:stop], self.shape[1])
 
 
@@ -94,7 +94,7 @@ class SparseRows:
         return dense
 
     def csr(self, start: int, stop: int) -> Any:
-        """Return rows `start` to `stop` as a CSR array of SciPy's; at least one row."""
+        """Return rows `start` to `stop`, at least one, as a CSR array of SciPy."""
         indptr = np.asarray(self._indptr[start : stop + 1]).astype(np.int64)
         low, high = int(indptr[0]), int(indptr[-1])
         if (np.diff(indptr) < 0).any() or low < 0 or high > self._data.shape[0]:

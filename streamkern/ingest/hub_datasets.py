@@ -45,7 +45,7 @@ class HubColumns:
     """The columns of a data set, as Arrow tables in which a `ClassLabel` is the name of its class.
 
     n_rows : None for an `IterableDataset`
-    schema : of the tables, but the type of `wide_names` is that of lists of their numbers
+    schema : Arrow schema of the tables, in which the columns `wide_names` are lists of numbers
     wide_names : names of the columns whose cells are whole rows: lists, arrays and images
     """
 
@@ -152,7 +152,8 @@ class HubColumns:
 
         x : the columns of features, if they were named
         others, dropped : columns of targets and weights, and columns that are left out
-        alone : whether features beside such a column are refused, in place of passed over
+        alone : whether other feature columns next to a column of rows are an error; if False, they
+            are ignored
         """
         for name in others:
             if name in self.wide_names:

@@ -77,7 +77,7 @@ def explained_damage(url: Url) -> Iterator[None]:
 
 @contextmanager
 def _named(url: Url) -> Iterator[None]:
-    """Convert errors of fsspec to those of streamkern, with the URL but without its secrets."""
+    """Convert errors of fsspec to errors of streamkern, with the URL but without its secrets."""
     try:
         yield
     except StreamkernError:
@@ -296,12 +296,12 @@ def plain_path(url: Url) -> str | os.PathLike[str] | None:
 
 
 def kind_by_ending(url: Url) -> str | None:
-    """Return the format of the ending, ignoring that of a compression; None if it is unknown."""
+    """Return the format of the ending, without a suffix of compression; None if it is unknown."""
     return ENDINGS.get(ending_of(url))
 
 
 def ending_of(url: Url) -> str:
-    """Return the ending of a name, such as ".csv", before that of a compression."""
+    """Return the ending of a name, such as ".csv" for "a.csv.gz"; "" if it has none."""
     text = redact(url).rstrip("/").lower()
     for suffix in COMPRESSIONS:
         text = text.removesuffix(suffix)

@@ -1,4 +1,4 @@
-"""Read all columns of tables as they are in their files, to write others beside them."""
+"""Read all columns of tables as they are in their files, to write them next to predictions."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class OriginalColumns:
                 )
 
     def arrow_fields(self) -> list[Any]:
-        """Return the Arrow fields of a table with these columns; those of CSV are strings."""
+        """Return the Arrow fields of a table with these columns; columns of CSV are strings."""
         arrow = import_optional("pyarrow", "writing Parquet")
         if self.schema is not None:
             return list(self.schema)

@@ -111,7 +111,7 @@ def _files_at(url: Url, options: dict[str, Any]) -> list[Url]:
 
 
 def _remote_files(url: str, options: dict[str, Any]) -> list[Url]:
-    """Return the files of a URL, whose name may be that of an object and of a folder."""
+    """Return the files of a URL, which may name an object and a folder at once."""
     if url.rstrip("/").endswith(".zarr") and not _MAGIC.search(url):
         return [url]
     scheme, _, rest = url.partition("://")
@@ -283,7 +283,7 @@ def _matches(tree: _Tree, folder: str, parts: tuple[str, ...]) -> Iterator[str]:
 
 
 def _is_marker_file(name: str) -> bool:
-    """Return whether a name is that of a marker without data, such as _SUCCESS and _metadata."""
+    """Return whether a file is a marker without data, such as _SUCCESS and _metadata."""
     last = name.rstrip("/").rpartition("/")[2]
     return last.startswith("_") and kind_by_ending(last) is None
 

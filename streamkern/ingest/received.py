@@ -150,7 +150,7 @@ def received_for_store(
     """Return rows, the names of their arrays, targets, weights and form, for making a store.
 
     Paths, names of columns and of arrays stay as they are, and so does an iterable of blocks.
-    form : of files, with array names of earlier data; returned with those of an xarray.Dataset
+    form : form of files, with array names of earlier data; an xarray.Dataset replaces these names
     """
     if is_dataset(X, y):
         before = RecordedArrays.from_form(form.recorded)

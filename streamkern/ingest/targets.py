@@ -3,8 +3,8 @@
 Class labels are integers or text. "auto" decides by the dtype, and for text by the first target of
 all, so that the result does not depend on the block size: integers and words are labels, fractions
 and matrices are values, and a later target of another kind is refused. Also refused are text that
-is a number in another notation, missing targets, and classes most of which have few rows: the user
-has to resolve the ambiguity.
+is a number in another notation, missing targets, and classes if most of them have few rows: the
+user has to resolve the ambiguity.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Calibration: probabilities, intervals and sets, fitted to rows that were not used in training.
 
 Classes get probabilities (`probabilities`) and sets of classes, values get intervals. Intervals and
-sets are those of split conformal prediction: for m such rows, the score s is |y - f| for values and
+sets use split conformal prediction: for m such rows, the score s is |y - f| for values and
 1 - f_y for classes. It is computed from f, and from nothing fitted to these rows. For one more row
 like them, every rank of its s among theirs is equally likely. So s is at most the k-th smallest
 score, k = ceil((m + 1) level), with probability at least `level`. A row with a weight counts that

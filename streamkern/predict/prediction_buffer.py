@@ -32,8 +32,8 @@ class PredictionBuffer:
     Parameters
     ----------
     scratch : folder of the buckets
-    identity : JSON that determines the predictions; those of another identity are deleted
-    dtype, width : of the values of a row
+    identity : JSON that determines the predictions; predictions of another identity are deleted
+    dtype, width : dtype and number of the values of a row
     numbered : whether row numbers are stored besides the positions; otherwise they are equal
     chunk_rows : a slab has a multiple of it
 

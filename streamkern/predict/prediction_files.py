@@ -1,9 +1,9 @@
 """Write predictions as files: Zarr, .npy, CSV and Parquet, once from the first row to the last.
 
 In all of them row k belongs to row k of the data, or `row` holds its row number; labels are the
-user's own. Tables may have the columns of the input before those of the predictions. Memory is that
-of one slab. A file gets its name only when it is complete and durable; a Zarr group records its
-writer and its completion from its first file on.
+user's own. Tables may have the columns of the input before the predictions. One slab is in memory
+at a time. A file gets its name only when it is complete and durable; a Zarr group records from its
+first file on who writes it and whether it is complete.
 """
 
 from __future__ import annotations
@@ -119,9 +119,10 @@ def write_npy(path: Path, table: PredictionTable, slabs: Slabs) -> None:
 
 
 def write_csv(path: Path, table: PredictionTable, slabs: Slabs) -> None:
-    """Write columns `row` or those of the input, the label of classes, and the values.
+    """Write the column `row` or the columns of the input, the label of classes, and the values.
 
-    UTF-8, with a header. Numbers have as many digits as distinguish them from their neighbours.
+    The file is UTF-8 with a header. Numbers have the fewest digits that read back as the same
+    value.
     """
     header = table.header()
     step = max(1, _TEXT_CELLS // len(header))

@@ -103,7 +103,7 @@ class PredictionTable:
 
 
 def answered_labels(names: Sequence[str], dtype: str | None) -> NDArray[Any]:
-    """Return the labels (c,) as written to files: those of `labels_of`, or text, also for dates."""
+    """Return the labels (c,) as written to files: as in `labels_of`, or text, also for dates."""
     labels = labels_of(names, dtype)
     if labels.dtype.kind in "iu" and np.can_cast(labels.dtype, np.int64):
         return labels.astype(np.int64)
@@ -237,7 +237,7 @@ class OutputFormat:
         return OutputFormat(std=True)
 
     def applied_to(self, values: PredictionTable) -> PredictionTable:
-        """Return the description of the output, given that of the values."""
+        """Return the description of the output in this format, given the one of the values."""
         if self.probabilities is not None:
             dtype, record = np.dtype(np.float64), values.record | {"proba": True}
             return replace(values, dtype=dtype, scores="probability", record=record)

@@ -74,8 +74,8 @@ def fit_residual_scale(
 ) -> ResidualScale:
     """Fit g to rows X (q, d) with absolute residuals (q, c) and weights w (q,) or None.
 
-    kernels : K(X, X) (q, q) by bandwidth, of which the best is chosen. Another q x q matrix is
-        held, and the eigensystem of each K takes 9 q^3 FLOPs.
+    kernels : bandwidth -> K(X, X) (q, q); the best bandwidth is chosen. Another q x q matrix is
+        in memory, and the eigensystem of each K takes 9 q^3 FLOPs.
     """
     q, c = residuals.shape
     best = ResidualScale(X[:0], np.zeros((0, c)), np.zeros(c), np.zeros(c), 0.0)

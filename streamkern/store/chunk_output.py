@@ -153,7 +153,7 @@ class ChunkOutput(ABC):
         return next((i for i in chunks if i not in self._crcs and self.stored(i) is None), None)
 
     def _write_crcs(self, group: zarr.Group, name: str, old: NDArray[np.uint32]) -> str:
-        """Store the checksums of all chunks, none of which is damaged; return their digest.
+        """Store the checksums of all chunks, which must be undamaged; return their digest.
 
         old : (k, arrays), of the first chunks
         """

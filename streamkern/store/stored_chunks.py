@@ -57,7 +57,7 @@ class StoredChunks:
     contents : contents of the group
     url, spec : as in the store
     x, y, w : zarr arrays; y and w may be None
-    arrays : those of x, y and w that exist, in this order
+    arrays : x, y and w, in this order, without the ones that are None
     row : zarr array of the row numbers in the source; None in foreign stores
     objects : the storage, if the chunks are objects, or None
     traffic : counts of the objects' requests and bytes
@@ -87,7 +87,7 @@ class StoredChunks:
         return f"Store({redact(self.url)!r}, {shape} {self.spec.x_dtype.name})"
 
     def until(self, stopped: threading.Event) -> StoredChunks:
-        """Return the same chunks; requests end once `stopped` is set, except those of zarr."""
+        """Return the same chunks; requests end once `stopped` is set, except reads by zarr."""
         if self.objects is None:
             return self
         again = copy.copy(self)
@@ -175,7 +175,7 @@ class StoredChunks:
         return int(known[i, layout.row_arrays(known.shape[1] == 4).index(array.basename)])
 
     def _read_table(self, array: Any) -> NDArray[Any]:
-        """Return the whole of a small array of streamkern's."""
+        """Return all values of a small array of a store that streamkern wrote."""
         n, k = array.shape[0], array.chunks[0]
         starts = range(0, n, k)
         parts = [_Part(array, chunk_key(array, a // k), a, min(a + k, n)) for a in starts]

@@ -5,9 +5,9 @@ attribute. The attribute of a store therefore has the SHA-256 of the content of 
 zarr.json, and one of itself. The arrays are marked, too: a group whose attribute is lost is a
 damaged store, and not a foreign one.
 
-In a store with appended rows the group's zarr.json repeats the content of those of the arrays, as
-consolidated metadata, which zarr and xarray read as well: one file, replaced in one step, is the
-old store or the new one. The files of the arrays follow.
+In a store with appended rows the zarr.json of the group repeats the metadata of the arrays, as
+consolidated metadata, which zarr and xarray read as well: one file, replaced in one step, switches
+from the old store to the new one. The zarr.json files of the arrays are replaced afterwards.
 """
 
 from __future__ import annotations

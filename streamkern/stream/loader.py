@@ -65,7 +65,7 @@ class Loader:
     fields : str or sequence of str
         The arrays of a batch, of "X" (m, *row_shape), "y", "w" (m,) and "row_ids" (m,). y is (m,)
         int64 class ids, or (m, c) floats. One name gives the array itself, several give a tuple.
-        X of sparse rows is a CSR array of SciPy's.
+        X of sparse rows is a CSR array of SciPy.
     transforms : sequence of Transform
         Transforms of the rows of a store, as for `ZarrSource`.
     seed : int

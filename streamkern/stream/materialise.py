@@ -103,7 +103,7 @@ def materialise(
 ) -> StoreSpec:
     """Write every virtual row of `source` to a store at `out_url`; return its spec.
 
-    Rows and targets are those of one epoch of training; sample weights are kept unchanged. Targets
+    Rows and targets are as in one epoch of training; sample weights are kept unchanged. Targets
     that a transform changes (mix-up) are stored as values. Noise comes from NumPy even if compiled
     code is installed, whose last bits differ: a call may be resumed with or without it.
 

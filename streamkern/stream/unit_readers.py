@@ -199,7 +199,7 @@ class ClusterReader:
         """Return the future of unit u, read by one task, or by two with host transforms.
 
         A dashboard shows the tasks of a loader as one "read" and one "transform". No two tasks
-        share a key, not even those of two tries.
+        share a key, not even two tries to read the same unit.
         """
         recipe, number = self._argument(), (epoch, u, next(self._numbers))
         # With a time-out a worker reads all of its units before it transforms one.

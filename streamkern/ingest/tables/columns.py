@@ -122,14 +122,15 @@ class Date(ColumnCode):
 
 
 def cycle_angles(days: Any, length: float, floor: Callable[[Any], Any]) -> list[Any]:
-    """Return two angles, whose sines are the sine and the cosine of the phase of dates.
+    """Return two angles whose sines are the sine and the cosine of the phase of dates in a cycle.
 
-    days : NumPy array, or value of an export's graph, of which `floor` is the function
-    length : of the cycle, in days
+    days : dates in days, a NumPy array or a value of the graph of an export
+    length : length of the cycle in days
+    floor : the function for `days` that rounds down, such as numpy.floor
 
     Dates of the same phase have bit-identical angles, and so have the two phases of the same sine:
     the phase is a whole number of milliseconds, mirrored at the turning points. Otherwise the sine
-    at noon would be the rounding error of the date, from which quantile scores make a feature.
+    at noon would be the rounding error of the date, which quantile scores would make a feature of.
     """
     period = length * DAY_MILLISECONDS
     moment = floor((days - floor(days / length) * length) * DAY_MILLISECONDS + 0.5)

@@ -211,12 +211,12 @@ class _Scan:
         self._values.check_classes(self._where)
         self._marks.warn_unseen()
         self._counter.warn_if_index(self._columns[0].name, self._where)
-        doubts = [doubt for k in self._columns if (doubt := k.doubt(MAX_ONE_HOT)) is not None]
-        if doubts:
+        texts = [text for k in self._columns if (text := k.ambiguity(MAX_ONE_HOT)) is not None]
+        if texts:
             raise DataError(
                 "it is not clear what to do with "
-                f"{'a column' if len(doubts) == 1 else f'{len(doubts)} columns'} of {self._where}: "
-                f"{'; '.join(doubts)} ({ways})"
+                f"{'a column' if len(texts) == 1 else f'{len(texts)} columns'} of {self._where}: "
+                f"{'; '.join(texts)} ({ways})"
             )
         codes, fold_means, empty = [], {}, []
         for column in self._columns:

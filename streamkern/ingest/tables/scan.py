@@ -259,7 +259,7 @@ class Column:
         dates = self.n_dates == self.n_values and self.first_wrong_date is None
         return "date" if dates else "category"
 
-    def doubt(self, most_one_hot: int) -> str | None:
+    def ambiguity(self, most_one_hot: int) -> str | None:
         """Return why the column is ambiguous, with a remedy; None if it is not.
 
         most_one_hot : number of distinct words that is accepted however few the rows are
@@ -296,8 +296,8 @@ class Column:
                 "missing"
             )
         assert self.words is not None
-        if self.kind is None and (doubt := self._doubt_of_text(list(self.some_words))):
-            return doubt
+        if self.kind is None and (found := self._ambiguity_of_text(list(self.some_words))):
+            return found
         if self.words.n_words > max(most_one_hot, self.words.n_seen / 2):
             return (
                 f"{name!r} has {self.words.n_words:,} different words in {self.words.n_seen:,} "
@@ -305,7 +305,7 @@ class Column:
             )
         return None
 
-    def _doubt_of_text(self, words: list[str]) -> str | None:
+    def _ambiguity_of_text(self, words: list[str]) -> str | None:
         """Return a remedy for words that are numbers or dates in a notation that is not read."""
         name = self.name
         if self.first_date and self.first_not_a_date:

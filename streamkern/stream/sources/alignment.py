@@ -61,7 +61,7 @@ def check_row_shape(
 def check_same_rows(
     source: Any, like: Any, subject: str, whose: str = "the model was trained on"
 ) -> None:
-    """Raise ConfigError unless the rows of `source` have the shape and features of those of `like`.
+    """Raise ConfigError unless the rows of `source` and `like` have the same shape and features.
 
     source, like : anything with the `row_shape` and `file_form` of rows
     subject, whose : as of `check_row_shape`
@@ -206,7 +206,7 @@ class Ordered(DerivedSource):
 
 
 class _Chosen(Ordered):
-    """Some columns of `base`; its fingerprint differs from that of `base`."""
+    """Some columns of `base`, with a fingerprint of its own."""
 
     kind = "chosen"
 
@@ -225,7 +225,7 @@ class _Chosen(Ordered):
 
 
 def column_index(found: Sequence[str] | None, wanted: Sequence[str] | None) -> Any:
-    """Return the place of each wanted name among the found ones; a slice of all without names."""
+    """Return the index in `found` of each wanted name; a slice of all columns without names."""
     if found is None or wanted is None:
         return slice(None)
     position = {name: k for k, name in enumerate(found)}

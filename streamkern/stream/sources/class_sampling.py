@@ -1,4 +1,4 @@
-"""Rows of a source in other shares of the classes: rare ones repeat, frequent ones are thinned.
+"""Resample a source to given shares of the classes: rare classes repeat, frequent ones are thinned.
 
 This is a mixture over the classes in which units are read in their order and nothing is written.
 With shares s (sum 1), N rows in all and n_k of class k, a row of class k comes r_k = s_k N / n_k
@@ -47,12 +47,12 @@ _PASS_STEP, _GROUP_STEP = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03
 
 
 class BalancedSource(DerivedSource):
-    """Rows of `base`, as many in an epoch, with a given share of each class; see above.
+    """The rows of `base` resampled to a given share of each class; an epoch keeps its row count.
 
     The classes of all rows are read at construction; only the length that each unit adds to the
-    line is kept. The rows of a pass depend on its number and on no seed. A repeated row is another
-    virtual row: feed transforms of `base`, and transforms of an `AugmentedSource` of this source,
-    each replica of which takes another pass, are drawn anew for it.
+    line is kept. The rows of a pass depend on its number and on no seed. A repeated row counts as
+    a virtual row of its own: feed transforms of `base` draw new random numbers for it, and so do
+    the transforms of an `AugmentedSource` of this source, which takes another pass per replica.
 
     Parameters
     ----------
@@ -255,7 +255,7 @@ class _Line(NamedTuple):
 
         The points are positions within the base unit, from 0 to 1.
 
-        A group gets a whole number of points, so its scale differs slightly from that of others.
+        A group gets a whole number of points, so scales differ slightly between groups.
         """
         g = int(self.group[u])
         begin, low, high = int(self.start[g]), int(self.edges[u]), int(self.edges[u + 1])

@@ -33,7 +33,7 @@ class MixtureSource(BaseSource):
     """The rows of several sources with rows and targets of the same kind.
 
     Without weights an epoch has every row of every source once, in their units. With weights it has
-    about `n_rows` rows, of which source k provides the share w_k / sum(w), rounded to whole units
+    about `n_rows` rows. Source k provides the share w_k / sum(w) of them, rounded to whole units
     of that source, at least one. Source k is read in passes, one after the other without end, and
     an epoch continues where the previous one stopped: unit j of its U_k units in epoch e is unit
     e U_k + j of the passes, so no state is kept. The number of the pass is passed to the source as
@@ -55,7 +55,7 @@ class MixtureSource(BaseSource):
         Host transforms belong to the sources; those from the first float one on belong in
         `transforms`.
     weights : numbers above 0, one for each source, or None
-    n_rows : rows in an epoch, with `weights`; default: those of all sources together
+    n_rows : number of rows in an epoch, with `weights`; default: the sum over all sources
     """
 
     kind = "mixture"

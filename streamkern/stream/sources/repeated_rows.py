@@ -34,7 +34,7 @@ def row_hashes(X: npt.NDArray[np.number]) -> npt.NDArray[np.uint64]:
 
     Parameters
     ----------
-    X : (k, ...) finite numbers, all of which are hashed.
+    X : (k, ...) finite numbers; the hash of a row depends on all of them
 
     Returns
     -------

@@ -57,7 +57,7 @@ def choose_copies(
 
     m is at most n and at least `least`; r is at most `copies`, the largest for which `max_units`
     random units hold enough; None if even r = 2 is too large. For sources whose epochs have the
-    same rows. Cost: the origins of those units, or of as many as hold `MAX_ORIGINS` rows.
+    same rows. Reads the origins of these units, or of as many as hold `MAX_ORIGINS` rows.
     """
     rng = np.random.default_rng([seed, Stage.SAMPLE, stage])
     edges, units = unit_edges(source), rng.permutation(source.n_units)[:max_units]

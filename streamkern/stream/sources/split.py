@@ -156,7 +156,7 @@ def _stored(source: BaseSource) -> Iterator[BaseSource]:
 
 
 def _check_stored(source: BaseSource, setting: str) -> None:
-    """Raise ConfigError unless the rows are those of one store or array."""
+    """Raise ConfigError unless the source is the rows of one store or array."""
     if isinstance(source, GeneratorSource | UserSource):
         raise ConfigError(
             f"{setting} cannot be used with rows that a function or a source of your own "
@@ -285,7 +285,8 @@ def stored_block(source: BaseSource, u: int) -> RowBlock:
 class SplitSource(DerivedSource):
     """The rows of a source that are set aside, without its transforms, or the rows that are left.
 
-    Its units are the units of the base that hold such rows. Statistics are those of all rows.
+    Its units are the units of the base that hold such rows. Its statistics describe all rows of
+    the base.
     """
 
     kind = "split"
@@ -351,7 +352,7 @@ class SplitSource(DerivedSource):
         return rows
 
     def origins(self, u: int, epoch: int) -> np.ndarray:
-        """Return the origins of the base; for equal rows set aside, that of the first."""
+        """Return the origins of the base; equal rows set aside have the origin of the first."""
         unit, index, moved = int(self._units[u]), self._index(u), self.split.moved
         if not self.held_out or not len(moved.copies):
             rows: np.ndarray = self.base.origins(unit, epoch)[index]
