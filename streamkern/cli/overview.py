@@ -80,7 +80,7 @@ def plan_overview(run: ResolvedRun, times: Times | None = None) -> dict[str, Any
             "centers": problem.p,
         },
         "features": problem.features,
-        "centers": _choice(run),
+        "centers": _center_selection(run),
         "scale": run.data.scale,
         "kernel": _kernel(run),
         "kernels": list(kernels_of(run)) if _kernel(run)["kernel"] == "auto" else None,
@@ -89,7 +89,7 @@ def plan_overview(run: ResolvedRun, times: Times | None = None) -> dict[str, Any
         "effort": _effort(run),
         "loss": _loss(run),
         "solver": {"name": sizes.solver, "reason": run.reason},
-        "sizes": _chosen(run),
+        "sizes": _sizes(run),
         "sizes_reason": run.sizes_reason,
         "batches_per_epoch": per_epoch,
         "batches": batches,
@@ -128,7 +128,7 @@ def _kernel(run: ResolvedRun) -> dict[str, Any]:
 
 
 def _metric(run: ResolvedRun) -> dict[str, str]:
-    """Return the metric to be found, and the reason."""
+    """Return how the metric of the kernel is chosen, and the reason."""
     if run.metric is not None:
         return {"metric": "given", "reason": "as set"}
     return {"metric": run.metric_mode.mode, "reason": run.metric_mode.reason}
@@ -144,16 +144,17 @@ def _effort(run: ResolvedRun) -> dict[str, Any] | None:
         return None
     now = {"centers": problem.p, "metric_rows": problem.metric_rows}
     found: dict[str, Any] = {"effort": model.effort, **now, "next": None}
-    place = names.index(model.effort) + 1
-    if place < len(names):
-        level, n = EFFORT_LEVELS[names[place]], problem.n_rows
-        equation = problem.repeats and problem.squares and problem.ranks == 1
-        equation = equation and run.config.solver.name in ("auto", "direct")
-        centers = n if equation and n <= level.all_rows else min(n, level.n_centers)
+    following = names.index(model.effort) + 1
+    if following < len(names):
+        level, n = EFFORT_LEVELS[names[following]], problem.n_rows
+        # With few rows the direct solver takes all of them as centers.
+        direct = problem.repeats and problem.squares and problem.ranks == 1
+        direct = direct and run.config.solver.name in ("auto", "direct")
+        centers = n if direct and n <= level.all_rows else min(n, level.n_centers)
         rows = min(n, level.metric_rows) if problem.metric_rows else 0
         more = {"centers": max(centers, problem.p), "metric_rows": rows}
         if more != now:
-            found["next"] = {"effort": names[place], **more}
+            found["next"] = {"effort": names[following], **more}
     return found
 
 
@@ -166,7 +167,7 @@ def _loss(run: ResolvedRun) -> dict[str, Any] | None:
     return {"loss": table, "figure": run.loss.figure}
 
 
-def _choice(run: ResolvedRun) -> dict[str, Any]:
+def _center_selection(run: ResolvedRun) -> dict[str, Any]:
     """Return the method by which centers are chosen, and the rows that it reads if more than p.
 
     Empty if there are no centers.
@@ -184,7 +185,7 @@ def _in_order(phases: list[str]) -> list[str]:
     return sorted(phases, key=("metric", "centers", "sample", "noise", "setup", "train").index)
 
 
-def _chosen(run: ResolvedRun) -> dict[str, Any]:
+def _sizes(run: ResolvedRun) -> dict[str, Any]:
     """Return the sizes by the names of their settings, without those that are not used.
 
     The entry "widened" is left out, because the plan has the precision.
@@ -202,7 +203,7 @@ _SETUP_BY_RANKS = {
     "stripes of the centers",
     (False, False): "one of them computes the setup first",
 }
-"""By (whether ranks compute the setup together, whether in stripes)."""
+"""Texts by (whether all ranks compute the setup, whether the setup has stripes of centers)."""
 _CENTERS_AT_RANK_0 = {
     True: "; rank 0 sends them to the others while it reads them",
     False: ", before which rank 0 holds all centers",
@@ -210,7 +211,10 @@ _CENTERS_AT_RANK_0 = {
 
 
 def plan_text(plan: Mapping[str, Any], *, everything: bool = False) -> str:
-    """Return the plan as text. everything : with every buffer and all details of the stores"""
+    """Return the plan as text.
+
+    everything : whether to list every buffer and all details of the stores
+    """
     problem, flop, total = plan["problem"], plan["flops"], sum(plan["flops"].values())
     parts = [
         singular(
@@ -350,7 +354,7 @@ def _solver_text(name: str, reason: str, sizes: str | None) -> str:
 
 
 def _sizes_in_words(sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sizes with bytes as "128 MiB"."""
+    """Return the sizes with amounts of memory as text, such as "128 MiB"."""
     return {
         name.removesuffix("_bytes"): size_text(value) if name.endswith("_bytes") else value
         for name, value in sizes.items()
@@ -393,6 +397,6 @@ def _kernel_text(
 
 
 def mib(size: int) -> str:
-    """Return bytes as MiB, to three digits or whole."""
+    """Return a number of bytes in MiB as text, with three digits or more."""
     number = size / 2**20
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

@@ -35,7 +35,7 @@ class PredictionBuffer:
     identity : JSON that determines the predictions; predictions of another identity are deleted
     dtype, width : dtype and number of the values of a row
     numbered : whether row numbers are stored besides the positions; otherwise they are equal
-    chunk_rows : a slab has a multiple of it
+    chunk_rows : rows of a chunk of the output; a slab has a multiple of them
 
     Attributes
     ----------

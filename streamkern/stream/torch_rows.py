@@ -28,7 +28,7 @@ from filelock import FileLock
 from streamkern.basics.errors import RunError
 from streamkern.basics.optional import import_optional
 
-_KEPT = 256  # passes that a worker which starts late still finds
+_MAX_PASSES = 256  # newest passes in the record, for workers that start late
 
 
 def torch_rows(loader: Any, folder: str | None = None) -> Any:
@@ -98,6 +98,10 @@ def _dataset_class() -> Any:
 class _PassRecord:
     """The record of the passes over a dataset, in a file that its processes share.
 
+    The file holds "next", the (epoch, batch) where the next pass begins; "base", the position of
+    the loader from which "next" follows; "passes", (key, process number, begin) of passes that
+    workers began; and "of_workers", whether workers made the newest pass.
+
     loaded : whether a state was loaded in this worker, for its next pass
     """
 
@@ -141,7 +145,7 @@ class _PassRecord:
         self._begun += 1
         with self._lock():
             record = self._read()
-            if self.loaded:  # the state of this worker, whose next batch it is
+            if self.loaded:  # the loader is at the next batch of this worker
                 epoch, batch = self.loader.next_position
                 record |= {"base": list(self._base), "next": [epoch + 1, 0]}
             else:
@@ -154,14 +158,18 @@ class _PassRecord:
     def _pass_start(
         self, record: dict[str, Any], key: list[int], number: int, n_workers: int
     ) -> list[int]:
-        """Return (epoch, batch) where the pass begins; the first of its workers records it."""
+        """Return (epoch, batch) where the pass begins; the first of its workers records it.
+
+        key : seed of the DataLoader, and number of passes that this process began before
+        number : number of the process, less the index of the worker
+        """
         for of_pass, first_number, begin in record["passes"]:
             if of_pass == key and abs(first_number - number) < n_workers:
                 return list(begin)
         if record["base"] != list(self._base):  # the loader was moved since
             record["base"] = record["next"] = list(self._base)
         begin = record["next"]
-        record["passes"] = [*record["passes"], [key, number, begin]][-_KEPT:]
+        record["passes"] = [*record["passes"], [key, number, begin]][-_MAX_PASSES:]
         record["next"] = [begin[0] + 1, 0]
         return list(begin)
 
@@ -181,6 +189,6 @@ class _PassRecord:
 
 
 def _remove(folder: str, process: int) -> None:
-    """Remove the record, in the process that made it; a forked one has the dataset as well."""
+    """Remove the record if this process made it; a forked process has the dataset as well."""
     if os.getpid() == process:
         shutil.rmtree(folder, ignore_errors=True)

@@ -287,13 +287,13 @@ class ClusterReader:
             future.release()
 
 
-def _read(held: Recipe, transformed: bool, u: int, seed: int, epoch: int) -> RowBlock:
-    source = opened(held)
+def _read(recipe: Recipe, transformed: bool, u: int, seed: int, epoch: int) -> RowBlock:
+    source = opened(recipe)
     return source.read_unit(u, seed, epoch) if transformed else source.read_rows(u, seed, epoch)
 
 
-def _transform(held: Recipe, rows: RowBlock, seed: int, epoch: int) -> RowBlock:
-    return opened(held).transform(rows, seed, epoch)
+def _transform(recipe: Recipe, rows: RowBlock, seed: int, epoch: int) -> RowBlock:
+    return opened(recipe).transform(rows, seed, epoch)
 
 
 # ------------------------------------------------------------------- a source that travels
@@ -329,17 +329,17 @@ _open: OrderedDict[str, BaseSource] = OrderedDict()  # of this process, the last
 _opening = threading.Lock()
 
 
-def opened(held: Recipe) -> BaseSource:
+def opened(recipe: Recipe) -> BaseSource:
     """Return the source, opened once per process; the last four are kept."""
     with _opening:
-        source = _open.pop(held.token, None)
+        source = _open.pop(recipe.token, None)
         if source is None:
             for name, version in draw_versions().items():
-                if version != held.versions[name]:
+                if version != recipe.versions[name]:
                     where = "a worker of the cluster"
-                    raise ClusterError(mismatch(name, held.versions[name], version, where))
-            source = pickle.loads(held.data)
-        _open[held.token] = source
+                    raise ClusterError(mismatch(name, recipe.versions[name], version, where))
+            source = pickle.loads(recipe.data)
+        _open[recipe.token] = source
         while len(_open) > KEPT_SOURCES:
             _open.popitem(last=False)
     return source

@@ -31,8 +31,8 @@ from streamkern.train.log_reader import (
     seconds_between,
 )
 
-_SHOWN = 14
-"""Number of features of a metric in a chart."""
+_MOST_BARS = 14
+"""Largest number of features or columns in a bar chart."""
 _LEFT_OUT = "squared error of rows left out, of scaled targets"
 
 # ----------------------------------------------------------------------------------- its choices
@@ -62,6 +62,7 @@ def _choices(run: Facts, k: int) -> Html:
 
 
 def _tried_points(record: Mapping[str, Any]) -> list[tuple[float, float]]:
+    """Return the finite pairs (tried value, error) of a record, in ascending order."""
     points = [(finite_number(x), finite_number(y)) for x, y in record.get("tried", ())]
     return sorted((x, y) for x, y in points if x is not None and y is not None)
 
@@ -69,8 +70,8 @@ def _tried_points(record: Mapping[str, Any]) -> list[tuple[float, float]]:
 def _kernels(records: Sequence[Mapping[str, Any]], in_metric: bool) -> Html:
     """Return a chart of the error of each kernel over its bandwidth, with a ring at the best.
 
-    in_metric : whether to show the kernels in a metric, rather than those without, to which a
-        learned metric was compared
+    in_metric : True shows the kernels with a learned metric, False the kernels without, which the
+        metric was compared with
     """
     found = [
         (
@@ -117,8 +118,8 @@ def _rounds(records: Sequence[Mapping[str, Any]]) -> Html:
 
 def _noise(records: Sequence[Mapping[str, Any]], k: int) -> Html:
     """Return a chart of the error over the assumed noise of the targets; the last record counts."""
-    told = ("noise", "fresh noise")
-    noise = [r for r in records if r.get("event") in told and _tried_points(r)]
+    events = ("noise", "fresh noise")
+    noise = [r for r in records if r.get("event") in events and _tried_points(r)]
     if not noise:
         return NO_HTML
     points = _tried_points(noise[-1])
@@ -134,7 +135,7 @@ def _columns(run: Facts, k: int) -> list[Html]:
     """Return a chart of the permutation importances of columns, if measured."""
     if run.columns is None:
         return []
-    bars = [(str(name), float(mean)) for name, mean, _ in run.columns["columns"][:_SHOWN]]
+    bars = [(str(name), float(mean)) for name, mean, _ in run.columns["columns"][:_MOST_BARS]]
     note = (
         f"fall of {run.columns['figure']} where a column is shuffled, {run.columns['rows']:,} rows"
     )
@@ -146,7 +147,7 @@ def _metric(run: Facts, k: int) -> list[Html]:
     metric = run.setup.get("setup", {}).get("metric")
     if not metric:
         return []
-    bars = [(str(name), float(share)) for name, share in metric["importances"][:_SHOWN]]
+    bars = [(str(name), float(share)) for name, share in metric["importances"][:_MOST_BARS]]
     few = "" if len(bars) == metric["features"] else f", the first of {metric['features']:,}"
     charts = [bar_chart("Share of the metric", bars, k, share=True, note=f"of its gradients{few}")]
     if metric["kind"] == "matrix":
@@ -236,7 +237,7 @@ def _data(run: Facts) -> dict[str, Cell]:
 
 
 def _digest(text: str | None) -> Cell:
-    """Return the first characters of a digest, and all of it as a tooltip."""
+    """Return the first characters of a digest, with the whole digest as a tooltip."""
     return None if not text else tag("code", text[:16], title=text)
 
 
@@ -280,20 +281,22 @@ def _timeline(run: Facts, k: int) -> Html:
     return joined_html([title, line, events])
 
 
-def _span(run: Facts, number_: int, before: ProcessLog | None, process: ProcessLog) -> Span:
-    """Return a process of a run as a span. before : the previous process."""
-    began = process.records[0]["time"]
+def _span(run: Facts, number: int, before: ProcessLog | None, process: ProcessLog) -> Span:
+    """Return a process of a run as a span, with marks at its evaluations and problems.
+
+    before : the previous process of the run, None for the first
+    """
+    began, ended = process.records[0]["time"], process.records[-1]["time"]
     marks: list[tuple[float, str, bool]] = []
-    ended = process.records[-1]["time"]
     for event in run.history.events:
         at = seconds_between(began, event.time)
-        mine = began <= event.time <= ended
-        if mine and (event.bad or event.text.startswith("evaluated")):
+        is_within = began <= event.time <= ended
+        if is_within and (event.bad or event.text.startswith("evaluated")):
             marks.append((at, f"{event.samples:,} samples: {event.text}", event.bad))
     pause = "" if before is None else duration(
         max(seconds_between(before.records[-1]["time"], began), 0.0)
     )  # fmt: skip
-    text = f"process {number_}, from {clock_text(began)} for {duration(process.seconds)}"
+    text = f"process {number}, from {clock_text(began)} for {duration(process.seconds)}"
     return Span(process.seconds - (process.steps_s or 0.0), process.seconds, text, marks, pause)
 
 

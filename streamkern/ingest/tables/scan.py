@@ -61,7 +61,7 @@ class Column:
     Attributes
     ----------
     kind : "number", "category" or "date"; None if the cells decide
-    has_scalars : whether cells have one value, and are not lists or the like
+    has_scalars : whether a cell is a single value, not a list or another nested value
     first, last : smallest and largest number, or day
     timed : whether a value is not an integer (a date with a time)
     zoned : whether dates have a time zone

@@ -172,7 +172,7 @@ class _Counts(NamedTuple):
     """Number of rows of each class in each unit, without zeros.
 
     ends : (n_units,) end of the entries of each unit
-    classes, counts : (ends[-1],)
+    classes, counts : (ends[-1],) int32, class of each entry, and its number of rows
     """
 
     ends: np.ndarray

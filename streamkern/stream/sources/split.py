@@ -256,7 +256,7 @@ def _counts(sizes: np.ndarray, share: float, seed: int, stage: Stage) -> np.ndar
     """Return the number of rows to set aside in each unit, (n_units,) int64.
 
     Their sum is `share` of all rows, rounded. Rows are taken from all units if there are at most
-    `MANY_UNITS`, otherwise from that many random units, or from as many more as hold the share.
+    `MANY_UNITS`, otherwise from that many random units, or more if the share needs them.
     """
     n_units = len(sizes)
     n_giving = max(math.ceil(share * n_units), min(n_units, MANY_UNITS))
