@@ -211,10 +211,7 @@ _CENTERS_AT_RANK_0 = {
 
 
 def plan_text(plan: Mapping[str, Any], *, everything: bool = False) -> str:
-    """Return the plan as text.
-
-    everything : whether to list every buffer and all details of the stores
-    """
+    """Return the plan as text; `everything` adds every buffer and all details of the stores."""
     problem, flop, total = plan["problem"], plan["flops"], sum(plan["flops"].values())
     parts = [
         singular(
