@@ -11,7 +11,7 @@ from streamkern.basics.errors import ConfigError
 from streamkern.basics.optional import on_demand
 from streamkern.basics.text import redact, text_table
 from streamkern.cli.console import json_text
-from streamkern.cli.model import ModelOf, RowInputs, reading_options, rows_and_model
+from streamkern.cli.model import ModelArgument, RowInputs, reading_options, rows_and_model
 from streamkern.cli.options import (
     AsJson,
     DeviceName,
@@ -32,7 +32,7 @@ _LOAD, _COMPRESS = "streamkern.estimator.load", "streamkern.estimator.compress"
 @sharing(reading_options, "reading")
 def compress_command(
     reading: dict[str, Any],
-    run_dir: ModelOf,
+    run_dir: ModelArgument,
     inputs: RowInputs,
     out: Annotated[
         str,

@@ -94,7 +94,7 @@ Dtype = Annotated[
         "for text]"
     ),
 ]
-Within = Annotated[str, typer.Option("--memory", help="Use at most this much memory.")]
+MemoryLimit = Annotated[str, typer.Option("--memory", help="Use at most this much memory.")]
 Compress = Annotated[
     str, typer.Option(help="Compress chunks: with zstd, not at all, or where it pays (auto).")
 ]
@@ -108,7 +108,7 @@ def _reading(
     seed: SeedOption = 0,
     shuffle: Shuffle = True,
     dtype: Dtype = None,
-    memory: Within = "1 GiB",
+    memory: MemoryLimit = "1 GiB",
     missing: Missing = "error",
     external: External = False,
     foreign: Foreign = False,
@@ -151,7 +151,7 @@ def ingest_command(
 ) -> None:
     """Make a store from CSV, Parquet, Arrow, JSON lines, .npz, HDF5, NetCDF, svmlight or Zarr."""
     pattern = "--y" if reading["y"] is not None else "--sample-weight"
-    options = _options_beside(out, storage_option, pattern)
+    options = _storage_options(out, storage_option, pattern)
     with resumable(context.obj, kept=True), Line() as line:
         run_ingest(
             inputs[0] if len(inputs) == 1 else inputs, out, **reading,
@@ -195,8 +195,8 @@ def append_command(
     typer.echo(store_text(describe_store(open_store(store))))
 
 
-def _options_beside(out: str, texts: list[str] | None, pattern: str) -> dict[str, Any]:
-    """Return the storage options; ConfigError if OUT is a file, as after an unquoted pattern.
+def _storage_options(out: str, texts: list[str] | None, pattern: str) -> dict[str, Any]:
+    """Return the storage options; raise ConfigError if OUT is a file, as after an unquoted pattern.
 
     pattern : an option that may be followed by a pattern
     """
@@ -248,7 +248,7 @@ def augment_command(
     shuffle: Shuffle = True,
     chunk_mb: ChunkMb = 8,
     dtype: Dtype = None,
-    memory: Within = "1 GiB",
+    memory: MemoryLimit = "1 GiB",
     compress: Compress = "auto",
     threads: Annotated[
         int | None,
@@ -285,7 +285,7 @@ _AUGMENT_OPTIONS = {
 
 
 def _checked(**settings: Any) -> DataConfig:
-    """Return the settings as those of a run, so that the same mistakes raise the same errors."""
+    """Return the settings as a run has them, so that the same mistakes raise the same errors."""
     try:
         return DataConfig(**settings)
     except ConfigError as error:

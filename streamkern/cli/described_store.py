@@ -56,11 +56,11 @@ def encoder_facts(encoder: Mapping[str, Any] | None, where: str) -> list[tuple[s
 
 def _unfinished(store: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows, chunks, done = store["n_rows"], store["n_chunks"], store["chunks_written"]
-    of = "" if chunks is None else f" of {chunks:,}"
+    of_chunks = "" if chunks is None else f" of {chunks:,}"
     share = "" if not chunks else f", {done / chunks:.0%}"
     of_rows = "" if rows is None else f"; {rows:,} rows in all"
     return [
-        ("unfinished", f"unfinished: {done:,}{of} chunks are written{share}{of_rows}"),
+        ("unfinished", f"unfinished: {done:,}{of_chunks} chunks are written{share}{of_rows}"),
         ("note", "note: run the command that writes it again to finish it"),
     ]
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from streamkern.cli.model import ModelOf
+from streamkern.cli.model import ModelArgument
 from streamkern.cli.options import StorageOption, options_for, parse_options
 from streamkern.train.export.onnx_model import ModelAnswers, checked_ending, write_c, write_onnx
 from streamkern.train.saved_model import load_result
@@ -16,7 +16,7 @@ WRITERS = {".onnx": write_onnx, ".c": write_c}
 
 
 def export_command(
-    run_dir: ModelOf,
+    run_dir: ModelArgument,
     out: Annotated[
         str, typer.Argument(metavar="OUT", help="The .onnx or .c file; missing folders are made.")
     ],

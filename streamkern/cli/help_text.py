@@ -47,7 +47,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "bench-read": ("streamkern bench-read s3://bucket/train.zarr --seconds 5",),
 }
 
-_TAKES: Final = {
+_METAVARS: Final = {
     "x": "COLUMNS", "y": "COLUMN", "sample_weight": "COLUMN", "targets": "auto|classes|values",
     "dtype": "DTYPE", "memory": "SIZE", "compress": "auto|zstd|none", "encode": "auto|none",
     "missing": "error|fill",
@@ -56,11 +56,11 @@ _TAKES: Final = {
     "scale": "auto|feature|quantiles|global|none", "cache_size": "SIZE", "weights": "W,W,...",
     "chunk_mb": "MIB", "seconds": "SECONDS",
 }  # fmt: skip
-_KINDS: Final = {"integer": "N", "int": "N", "float": "X", "text": "TEXT", "str": "TEXT"}
+_TYPE_METAVARS: Final = {"integer": "N", "int": "N", "float": "X", "text": "TEXT", "str": "TEXT"}
 
 
-def say_usage(command: Any, name: str) -> Any:
-    """Return the command with a help that names the values of options and ends with examples."""
+def with_usage(command: Any, name: str) -> Any:
+    """Return the command, with value names for its options and examples at the end of its help."""
     lines = "\n".join(f"  {example}" for example in EXAMPLES[name])
     command.epilog = f"\b\nExamples:\n{lines}"
     for param in command.params:
@@ -68,5 +68,5 @@ def say_usage(command: Any, name: str) -> Any:
             param.display_type_rich = lambda ctx: ""
         elif param.metavar is None and not param.is_flag:
             kind = getattr(getattr(param, "type", None), "name", "")
-            param.metavar = _TAKES.get(param.name) or _KINDS.get(kind, "N")
+            param.metavar = _METAVARS.get(param.name) or _TYPE_METAVARS.get(kind, "N")
     return command

@@ -23,7 +23,7 @@ from streamkern.basics.errors import EXIT_DONE, EXIT_FAILED, EXIT_USAGE
 from streamkern.basics.stop import Stopped, StopRequest, watched
 from streamkern.basics.version import __version__
 from streamkern.cli.console import EXIT_INTERRUPTED, explain, show_warning, write_stderr
-from streamkern.cli.help_text import say_usage
+from streamkern.cli.help_text import with_usage
 from streamkern.cli.redaction import guarded, refuse_credentials
 from streamkern.cli.vocabulary import CommandWords
 from streamkern.filesystem.abandoned import remove_abandoned
@@ -76,7 +76,7 @@ TYPER_SETTINGS: dict[str, Any] = {
 
 
 class Commands(TyperGroup):
-    """Group of the commands in `COMMANDS`, each of which is imported when it is needed."""
+    """Group of the commands in `COMMANDS`; a command is imported when it is needed."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -102,7 +102,7 @@ def _command(name: str) -> Any:
     if name in MODEL_COMMANDS:
         command = _load_option("sharing")(_load_option("import_modules"))(command)
     single.command(name)(command)
-    return say_usage(typer.main.get_command(single), name)
+    return with_usage(typer.main.get_command(single), name)
 
 
 app = typer.Typer(

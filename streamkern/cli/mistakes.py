@@ -103,6 +103,7 @@ def _no_such_command(name: str, message: str, words: Sequence[str]) -> str:
 
 
 def _no_such_option(error: Any, command: Any, words: Sequence[str]) -> str:
+    """Return the message for an unknown option, with the one that is probably meant."""
     option = error.option_name
     message, name = f"No such option: {option}", option.lstrip("-").replace("-", "_").lower()
     known = {word for param in command.params for word in param.opts}

@@ -41,7 +41,7 @@ from streamkern.train.model.kernel_model import KernelModel
 from streamkern.train.model.permutation import permutation_importances
 from streamkern.train.saved_model import load_model
 
-ModelOf = Annotated[str, typer.Argument(metavar="RUN_DIR", help="Use the model of this run.")]
+ModelArgument = Annotated[str, typer.Argument(metavar="RUN_DIR", help="Use the model of this run.")]
 RowInputs = Annotated[
     list[str],
     typer.Argument(
@@ -59,7 +59,7 @@ RowsY = Annotated[
         help="Take this column, array or file as targets; predict leaves it out. Repeatable.",
     ),
 ]
-AsHard = Annotated[
+Normalised = Annotated[
     bool,
     typer.Option("--normalised", help="Make intervals wider for rows that the model finds hard."),
 ]
@@ -69,7 +69,7 @@ Std = Annotated[
         "--std", help="Write standard deviations beside the values (needs solver.posterior)."
     ),
 ]
-AsValues = Annotated[
+ScoresOption = Annotated[
     bool,
     typer.Option("--values", help="Write the scores of classes to a .npy file in place of labels."),
 ]
@@ -144,7 +144,7 @@ def reading_options(
 @sharing(reading_options, "reading")
 def evaluate_command(
     reading: dict[str, Any],
-    run_dir: ModelOf,
+    run_dir: ModelArgument,
     inputs: RowInputs,
     drop_missing_targets: DropMissingTargets = False,
     device: DeviceName = "auto",
@@ -171,7 +171,7 @@ def evaluate_command(
 def predict_command(
     context: typer.Context,
     reading: dict[str, Any],
-    run_dir: ModelOf,
+    run_dir: ModelArgument,
     inputs: RowInputs,
     out: Annotated[
         str,
@@ -181,10 +181,10 @@ def predict_command(
         ),
     ],
     order: RowsOrder = "source",
-    values: AsValues = False,
+    values: ScoresOption = False,
     proba: Proba = False,
     interval: Interval = None,
-    normalised: AsHard = False,
+    normalised: Normalised = False,
     std: Std = False,
     with_input: WithInput = False,
     escape_formulas: EscapeFormulas = False,
@@ -214,7 +214,7 @@ def predict_command(
 
 
 def measured_importances(run_dir: str, data: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the loss by shuffling each column of `data` for a run's model; see `permutation`."""
+    """Return by how much the score of a run's model falls when a column of `data` is shuffled."""
     with rows_and_model(run_dir, [data], "auto", options, {}) as (source, model):
         return permutation_importances(model, source).describe() | {"data": redact(data)}
 
@@ -246,14 +246,17 @@ def rows_and_model(
             input_options=options_for(options, *inputs),
             **reading,
         )
-        _warn_of_own_means(run_dir, rows, model, run_options)
+        _warn_of_training_store(run_dir, rows, model, run_options)
         yield rows, model
 
 
-def _warn_of_own_means(
+def _warn_of_training_store(
     run_dir: str, rows: Any, model: KernelModel, options: Mapping[str, Any] | None
 ) -> None:
-    """Warn if rows of the training store have other target means than new rows."""
+    """Warn if the rows are a training store whose words are encoded by target means.
+
+    In such a store a word is encoded by the means of other folds, in new rows by the mean of all.
+    """
     columns = (model.encoder or {}).get("columns", ())
     means = [column["name"] for column in columns if column["kind"] == TargetMeans.kind]
     if not means or not isinstance(rows, BaseSource):
@@ -263,8 +266,8 @@ def _warn_of_own_means(
     for store in stores_of(rows):
         if store.spec.fingerprint in trained_on:
             warn(
-                f"{redact(store.url)} was trained on: its words in {some(means)} stand for the "
-                "mean targets of other rows, as in training, and answers differ a little from "
-                "those for the file it was made from, which a new row gets; give that file to "
-                "have these"
+                f"{redact(store.url)} was trained on: the words in {some(means)} are encoded by "
+                "the mean targets of other rows, as in training, so the predictions differ a "
+                "little from those for new rows; to get the latter, give the file from which the "
+                "store was made"
             )

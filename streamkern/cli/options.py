@@ -128,8 +128,8 @@ def sharing(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that gives a command the options of `shared`, in place of one parameter.
 
-    name : of the parameter, which gets what `shared` returns for the options; None: of none, and
-        `shared` is called before the command
+    name : name of the parameter, which receives the value that `shared` returns for the options.
+        With None the options are added, and `shared` is called before the command.
     """
     options = inspect.signature(shared, eval_str=True).parameters
 
@@ -257,7 +257,7 @@ def column_list(text: str) -> str | list[int | str]:
 
 
 def target_columns(names: Sequence[str] | None) -> int | str | list[int | str] | None:
-    """Return the target columns: one of them, several as a list, or None."""
+    """Return the target columns: one name or index, a list of several, or None without names."""
     columns = [number_or_text(name) for name in names or ()]
     return None if not columns else columns[0] if len(columns) == 1 else columns
 

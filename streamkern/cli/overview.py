@@ -27,7 +27,7 @@ from streamkern.train.setup.choose_kernel import KERNEL_ROWS, MIN_BANDWIDTH, ker
 from streamkern.train.setup.planned import Times, expected_times, planned_batches, planned_flops
 from streamkern.train.train import open_continued
 
-_WORDS = {
+_KINDS_OF_CENTERS = {
     "kernel": "centers",
     "nystrom": "centers of Nystrom features",
     "fourier": "random Fourier features",
@@ -80,7 +80,7 @@ def plan_overview(run: ResolvedRun, times: Times | None = None) -> dict[str, Any
             "centers": problem.p,
         },
         "features": problem.features,
-        "centers": _choice(run),
+        "centers": _center_selection(run),
         "scale": run.data.scale,
         "kernel": _kernel(run),
         "kernels": list(kernels_of(run)) if _kernel(run)["kernel"] == "auto" else None,
@@ -89,7 +89,7 @@ def plan_overview(run: ResolvedRun, times: Times | None = None) -> dict[str, Any
         "effort": _effort(run),
         "loss": _loss(run),
         "solver": {"name": sizes.solver, "reason": run.reason},
-        "sizes": _chosen(run),
+        "sizes": _sizes(run),
         "sizes_reason": run.sizes_reason,
         "batches_per_epoch": per_epoch,
         "batches": batches,
@@ -120,7 +120,7 @@ def plan_overview(run: ResolvedRun, times: Times | None = None) -> dict[str, Any
 
 
 def _kernel(run: ResolvedRun) -> dict[str, Any]:
-    """Return the kernel as in the settings; that of a continued run has its bandwidths."""
+    """Return kernel and bandwidth as in the settings, or as in the run that is continued."""
     model, continued = run.config.model, run.inputs.continued
     if continued is not None:
         return {"kernel": dict(continued.kernel), "bandwidth": continued.made_kernel().bandwidth}
@@ -128,14 +128,14 @@ def _kernel(run: ResolvedRun) -> dict[str, Any]:
 
 
 def _metric(run: ResolvedRun) -> dict[str, str]:
-    """Return the metric to be found, and the reason."""
+    """Return how the metric of the kernel is chosen, and the reason."""
     if run.metric is not None:
         return {"metric": "given", "reason": "as set"}
     return {"metric": run.metric_mode.mode, "reason": run.metric_mode.reason}
 
 
 def _effort(run: ResolvedRun) -> dict[str, Any] | None:
-    """Return the effort, its amounts, and those of the next effort if they are larger.
+    """Return the effort, its amounts, and the amounts of the next effort if they are larger.
 
     None if the number of centers is set, or the centers are chosen in another way.
     """
@@ -144,16 +144,17 @@ def _effort(run: ResolvedRun) -> dict[str, Any] | None:
         return None
     now = {"centers": problem.p, "metric_rows": problem.metric_rows}
     found: dict[str, Any] = {"effort": model.effort, **now, "next": None}
-    place = names.index(model.effort) + 1
-    if place < len(names):
-        level, n = EFFORT_LEVELS[names[place]], problem.n_rows
-        equation = problem.repeats and problem.squares and problem.ranks == 1
-        equation = equation and run.config.solver.name in ("auto", "direct")
-        centers = n if equation and n <= level.all_rows else min(n, level.n_centers)
+    following = names.index(model.effort) + 1
+    if following < len(names):
+        level, n = EFFORT_LEVELS[names[following]], problem.n_rows
+        # With few rows the direct solver takes all of them as centers.
+        direct = problem.repeats and problem.squares and problem.ranks == 1
+        direct = direct and run.config.solver.name in ("auto", "direct")
+        centers = n if direct and n <= level.all_rows else min(n, level.n_centers)
         rows = min(n, level.metric_rows) if problem.metric_rows else 0
         more = {"centers": max(centers, problem.p), "metric_rows": rows}
         if more != now:
-            found["next"] = {"effort": names[place], **more}
+            found["next"] = {"effort": names[following], **more}
     return found
 
 
@@ -166,8 +167,8 @@ def _loss(run: ResolvedRun) -> dict[str, Any] | None:
     return {"loss": table, "figure": run.loss.figure}
 
 
-def _choice(run: ResolvedRun) -> dict[str, Any]:
-    """Return the method by which centers are chosen, and the rows it reads if these are not p.
+def _center_selection(run: ResolvedRun) -> dict[str, Any]:
+    """Return the method by which centers are chosen, and the rows that it reads if more than p.
 
     Empty if there are no centers.
     """
@@ -184,9 +185,11 @@ def _in_order(phases: list[str]) -> list[str]:
     return sorted(phases, key=("metric", "centers", "sample", "noise", "setup", "train").index)
 
 
-def _chosen(run: ResolvedRun) -> dict[str, Any]:
-    """Return the sizes by the names of their settings, without rows of a setup that is not made,
-    and without that of the precision, which the plan has."""
+def _sizes(run: ResolvedRun) -> dict[str, Any]:
+    """Return the sizes by the names of their settings, without those that are not used.
+
+    The entry "widened" is left out, because the plan has the precision.
+    """
     recorded = run.sizes.recorded()
     sizes = {k: v for k, v in recorded.items() if v or k not in ("n_sample", "n_probe")}
     sizes.pop("widened", None)
@@ -194,21 +197,21 @@ def _chosen(run: ResolvedRun) -> dict[str, Any]:
     return {named.get(name, name): size for name, size in sizes.items()}
 
 
-_WHO_MAKES_THE_SETUP = {
-    (True, True): "all make the setup, and hold what is said of it",
-    (True, False): "rank 0 makes the setup, of which the others hold stripes of the centers, and "
-    "what is said of it is rank 0's",
-    (False, False): "one of them makes the setup first",
+_SETUP_BY_RANKS = {
+    (True, True): "all compute the setup together, each within the memory given for it",
+    (True, False): "rank 0 computes the setup within the memory given for it, and the others hold "
+    "stripes of the centers",
+    (False, False): "one of them computes the setup first",
 }
-"""By (whether ranks compute the setup together, whether in stripes)."""
-_ALL_AT_A_TIME = {
-    True: "; rank 0 tells the others of them while it reads them",
-    False: ", before which rank 0 has all centers at a time",
+"""Texts by (whether all ranks compute the setup, whether the setup has stripes of centers)."""
+_CENTERS_AT_RANK_0 = {
+    True: "; rank 0 sends them to the others while it reads them",
+    False: ", before which rank 0 holds all centers",
 }
 
 
 def plan_text(plan: Mapping[str, Any], *, everything: bool = False) -> str:
-    """Return the plan as text. everything : with every buffer and all details of the stores"""
+    """Return the plan as text; `everything` adds every buffer and all details of the stores."""
     problem, flop, total = plan["problem"], plan["flops"], sum(plan["flops"].values())
     parts = [
         singular(
@@ -216,7 +219,8 @@ def plan_text(plan: Mapping[str, Any], *, everything: bool = False) -> str:
             f"{_aside_text(problem['rows_set_aside'], 'to stop them early')}"
             f"{_aside_text(problem['rows_to_calibrate_by'], 'to calibrate by')}"
             f"{problem['features']} features, {problem['outputs']} outputs, "
-            f"{problem['centers']:,} {_WORDS[plan['features']]}{_choice_text(plan['centers'])}, "
+            f"{problem['centers']:,} {_KINDS_OF_CENTERS[plan['features']]}"
+            f"{_choice_text(plan['centers'])}, "
             f"on {plan['device']}, precision {plan['precision']}, "
             f"accelerator {plan['accelerator']}{_grid_text(plan['ranks'], plan['center_ranks'])}"
         ),
@@ -235,15 +239,15 @@ def plan_text(plan: Mapping[str, Any], *, everything: bool = False) -> str:
         parts.append(_times_text(plan))
     if plan["ranks"] > 1:
         parts.append(
-            f"{plan['ranks']} ranks share every step, and each holds what is said of train; "
-            + _WHO_MAKES_THE_SETUP[plan["setup_over_ranks"], plan["setup_in_stripes"]]
-            + ". Work and times are said as of one process."
+            f"{plan['ranks']} ranks share every step, each within the memory given for train; "
+            + _SETUP_BY_RANKS[plan["setup_over_ranks"], plan["setup_in_stripes"]]
+            + ". FLOPs and times are those of a single process."
         )
     if plan["center_ranks"] > 1:
         parts.append(
-            f"the centers and weights are shared out among {plan['center_ranks']} of them in the "
-            f"steps, and among all in the setup{_ALL_AT_A_TIME[plan['streams_centers']]}. Rank 0 "
-            "gathers the weights where they are saved."
+            f"the centers and weights are partitioned over {plan['center_ranks']} of them in the "
+            f"steps, and over all in the setup{_CENTERS_AT_RANK_0[plan['streams_centers']]}. "
+            "Rank 0 gathers the weights when they are saved."
         )
     if flop.get("centers", 0) > flop["training"]:
         parts.append(
@@ -253,7 +257,7 @@ def plan_text(plan: Mapping[str, Any], *, everything: bool = False) -> str:
     stores = [store_text(store) for store in plan["stores"]]
     if everything:
         return "\n\n".join(parts + stores)
-    return "\n\n".join([*parts, *_in_short(stores)])
+    return "\n\n".join([*parts, *_shortened(stores)])
 
 
 def _effort_line(effort: Mapping[str, Any] | None) -> str:
@@ -279,8 +283,11 @@ def _grid_text(ranks: int, columns: int) -> str:
 SHOWN_STORES = 3
 
 
-def _in_short(texts: Sequence[str]) -> list[str]:
-    """Return place, rows and warnings of the first few stores, and the number of others."""
+def _shortened(texts: Sequence[str]) -> list[str]:
+    """Return URL, rows and warnings of the first few stores, and the number of others.
+
+    texts : outputs of `store_text`
+    """
     shown = [
         "\n".join(lines[:2] + [line for line in lines[2:] if line.startswith("  note:")])
         for lines in (text.splitlines() for text in texts[:SHOWN_STORES])
@@ -344,7 +351,7 @@ def _solver_text(name: str, reason: str, sizes: str | None) -> str:
 
 
 def _sizes_in_words(sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sizes with bytes as "128 MiB"."""
+    """Return the sizes with amounts of memory as text, such as "128 MiB"."""
     return {
         name.removesuffix("_bytes"): size_text(value) if name.endswith("_bytes") else value
         for name, value in sizes.items()
@@ -352,7 +359,7 @@ def _sizes_in_words(sizes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _batches_text(plan: Mapping[str, Any]) -> str:
-    """Return the number of batches, and the reason if it is not that of all epochs."""
+    """Return the number of batches, and the reason if it is smaller than in all epochs."""
     batches, epochs = plan["batches"], plan["problem"]["epochs"]
     if batches < plan["batches_per_epoch"] * epochs:
         return f"{batches:,}, of one epoch: the others bring the same rows"
@@ -387,6 +394,6 @@ def _kernel_text(
 
 
 def mib(size: int) -> str:
-    """Return bytes as MiB, to three digits or whole."""
+    """Return a number of bytes in MiB as text, with three digits or more."""
     number = size / 2**20
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

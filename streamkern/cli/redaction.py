@@ -24,7 +24,7 @@ from streamkern.basics.text import SECRET_NAME, SIGNED_QUERY, redact
 
 HIDDEN = "***"
 _URLS = "streamkern.filesystem.urls"  # slow to load
-_NOBODY = (errno.EPIPE, errno.EBADF)  # the reader is gone: `| head`, `>&-`
+_NO_READER = (errno.EPIPE, errno.EBADF)  # the reader is gone: `| head`, `>&-`
 _SHORTEST_SECRET = 8  # shorter values occur in any text
 _ENVIRONMENT = re.compile(r"(?i)SECRET|TOKEN|PASSW|CREDENTIAL|ACCESS_KEY")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]*:/[^\s'\",\[\]{}]*")
@@ -36,11 +36,16 @@ _REMEDY = (
 
 
 class Outlet:
-    """A text stream that accepts every write. clean : is applied to all text"""
+    """A text stream whose writes never fail.
+
+    stream : the stream to write to; None discards all text
+    clean : function that is applied to all text
+    lost : the error that stopped the writes, unless the reader had closed the stream; else None
+    """
 
     def __init__(self, stream: TextIO | None, clean: Callable[[str], str] | None = None) -> None:
         self._stream, self._clean = stream, clean
-        self.lost: OSError | None = None  # the error by which wanted text was lost
+        self.lost: OSError | None = None
 
     def write(self, text: str) -> int:
         """Write the text; all of it counts as written."""
@@ -60,9 +65,9 @@ class Outlet:
                 self._mute(error)
 
     def _mute(self, error: OSError | ValueError) -> None:
-        """Discard text from here on: the buffer would fail again when Python ends."""
+        """Discard all further text, because flushing the stream would fail again at exit."""
         stream, self._stream = self._stream, None
-        if isinstance(error, OSError) and error.errno not in _NOBODY:
+        if isinstance(error, OSError) and error.errno not in _NO_READER:
             self.lost = error
         with contextlib.suppress(OSError, ValueError, AttributeError):
             nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -40,7 +40,7 @@ def is_run_directory(
     return True
 
 
-_NOWHERE = {"step": 0, "epoch": 0, "samples": 0, "done": False}
+_START = {"step": 0, "epoch": 0, "samples": 0, "done": False}
 
 
 def run_overview(
@@ -48,9 +48,10 @@ def run_overview(
 ) -> dict[str, Any]:
     """Return state, position, metrics and settings of a run; its checkpoint is verified completely.
 
-    If a process works on it, position and metrics are the newest in its log. `live` is the state by
-    the log, see `train.log_reader`. `ranks` and `center_ranks` are those of the last save,
-    `changed` lists what differed at each resume. `warnings` names every damaged file.
+    If a process works on the run, position and metrics are the newest in the log. `live` is the
+    state according to the log, see `train.log_reader`; `ranks` and `center_ranks` are from the last
+    checkpoint; `changed` lists the changes of the environment at each resume; `warnings` names
+    every damaged file.
     """
     with RunDirectory(path, writable=False, storage_options=storage_options) as directory:
         config, damage = _recorded(directory)
@@ -58,11 +59,11 @@ def run_overview(
         records, lines = directory.read_log()
         writer = directory.holder()
         with checkpoint_errors(directory.place):
-            place = _NOWHERE if saved is None else saved.meta["position"]
-            position = {name: place[name] for name in _NOWHERE}
+            place = _START if saved is None else saved.meta["position"]
+            position = {name: place[name] for name in _START}
             metrics = {} if saved is None else saved.meta["metrics"] or {}
             if saved is not None and saved.meta.get("model_only"):
-                position["step"] = None  # they were not counted
+                position["step"] = None  # a saved model does not count steps
             live, evaluated = read_history(records).progress, evaluations_in(records)
             if writer is not None and not position["done"]:
                 position |= {name: live[name] for name in position if name in live}
@@ -141,7 +142,7 @@ def run_text(run: Mapping[str, Any], *, explain: bool = False) -> str:
         for section, entries in run["settings"].items()
         for key, value in entries.items()
     }
-    parts = [run["run_dir"], shown(_head(run)), shown(_of_its_data(run))]
+    parts = [run["run_dir"], shown(_head(run)), shown(_metrics_and_data(run))]
     parts += [shown(facts_in_words(run["solver"])), shown(settings), verified]
     parts += [f"note: {warning}" for warning in run["warnings"]]
     return "\n\n".join(part for part in parts if part)
@@ -172,7 +173,7 @@ def _head(run: Mapping[str, Any]) -> dict[str, Any]:
             head["time_left"] = time_text(max(0.0, live["left_s"] - ago))
             head["samples_per_s"] = f"{live['samples_per_s']:,.0f}"
         head["last_heard"] = f"{time_text(ago)} ago"
-        head |= _of_ranks(live)
+        head |= _rank_entries(live)
     elif run["ranks"] > 1:
         ranks, columns = run["ranks"], run["center_ranks"]
         head["ranks"] = f"{ranks}: {ranks // columns} for the rows x {columns} for the centers"
@@ -191,7 +192,7 @@ def _head(run: Mapping[str, Any]) -> dict[str, Any]:
     return head
 
 
-def _of_ranks(live: Mapping[str, Any]) -> dict[str, Any]:
+def _rank_entries(live: Mapping[str, Any]) -> dict[str, Any]:
     """Return the waiting times of several ranks, and the slowest rank."""
     workers, found = live.get("workers", []), {}
     if workers:
@@ -204,8 +205,8 @@ def _of_ranks(live: Mapping[str, Any]) -> dict[str, Any]:
     return found | {name: live[name] for name in ("dashboard",) if name in live}
 
 
-def _of_its_data(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the figures, and the data that they refer to."""
+def _metrics_and_data(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics, and the data on which they were measured."""
     live, found = run["live"], dict[str, Any]()
     if "train_mse" in live:
         note = loss_note({"setup": run["solver"] or {}})

@@ -96,11 +96,11 @@ def _configured(
 
 
 LONG_S = 60.0
-"""Seconds beyond which a run is kept even without --run-dir."""
+"""Expected seconds of a run above which it gets a run directory even without --run-dir."""
 SLOWEST_FLOPS, SURELY_FAST_ROWS = 2e9, 1_000_000
-"""FLOPs a second that any machine reaches, and rows that are read in seconds.
+"""FLOPs per second that any machine reaches, and number of rows that are read in seconds.
 
-A run that is short by these is not measured.
+The time of a run that is short according to these is not measured.
 """
 
 Continues = Annotated[
@@ -155,7 +155,7 @@ def train_command(
     as_json: AsJson = False,
 ) -> None:
     """Train a model as a run file says, or resume its run."""
-    config = _with_place(config, continues)
+    config = _with_run_dir(config, continues)
     began, started = time.perf_counter(), utc_now()
     with _cluster(config) as client:
         result = run_training(
@@ -179,7 +179,7 @@ def train_command(
         typer.echo(f"the model is in {config.run.run_dir}")
 
 
-def _with_place(config: RunConfig, continues: str | None) -> RunConfig:
+def _with_run_dir(config: RunConfig, continues: str | None) -> RunConfig:
     """Return the settings; a run of more than a minute without a run directory gets one."""
     if config.run.run_dir is not None:
         return config
@@ -187,7 +187,7 @@ def _with_place(config: RunConfig, continues: str | None) -> RunConfig:
     if seconds <= LONG_S:
         write_stderr("note: without --run-dir the model is not kept and the run cannot be resumed")
         return config
-    place = _free_place(redact(config.data.train_urls[0]))
+    place = _free_run_dir(redact(config.data.train_urls[0]))
     write_stderr(
         f"note: the run is expected to take {time_text(seconds)}, and no --run-dir was given: it "
         f"is kept in {place}; after an interruption the same command with --run-dir {place} goes on"
@@ -211,7 +211,7 @@ def _expected_seconds(config: RunConfig, continues: str | None) -> float:
         run.backend.close()
 
 
-def _free_place(store: str) -> str:
+def _free_run_dir(store: str) -> str:
     """Return a new folder below `runs`, named after the store."""
     name = PurePosixPath(store.rstrip("/")).name.partition(".")[0] or "run"
     places = (f"runs/{name}{f'-{k}' if k > 1 else ''}" for k in itertools.count(1))

@@ -158,7 +158,7 @@ def tune_command(
         settings=settings, storage_options=storage_option,
     )  # fmt: skip
     options = config.data.storage_options
-    folder = out or _beside(run_file)
+    folder = out or _default_folder(run_file)
     target = None if write is None else _writable(write, open_folder(folder, options))
     with resumable(context.obj, kept=True), warnings.catch_warnings():
         warnings.simplefilter("once", UserWarning)  # every training repeats them
@@ -180,7 +180,7 @@ def _numbers(text: str, option: str) -> Any:
     return text if text == "auto" else parse_numbers(text, option)
 
 
-def _beside(run_file: str | None) -> str:
+def _default_folder(run_file: str | None) -> str:
     """Return the folder of the results, named after the run file."""
     return "tune" if run_file is None else f"{os.path.splitext(run_file)[0]}-tune"
 
@@ -191,7 +191,7 @@ def _writable(path: str, folder: RunStorage) -> Path:
     folder : of the results, which records the run files that were written
     """
     target = Path(path)
-    if target.exists() and _digest_of(target) not in _written(folder):
+    if target.exists() and _digest_of(target) not in _written_digests(folder):
         raise ConfigError(
             f"--write {path!r} exists already and is not replaced", "name another file"
         )
@@ -205,7 +205,7 @@ def _digest_of(path: Path) -> str | None:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
 
-def _written(folder: RunStorage) -> list[str]:
+def _written_digests(folder: RunStorage) -> list[str]:
     """Return the digests of the run files that searches in this folder wrote."""
     try:
         return list(json.loads(folder.read(WRITTEN)))
@@ -214,7 +214,7 @@ def _written(folder: RunStorage) -> list[str]:
 
 
 def _shown_metric(metric: str, config: RunConfig) -> str:
-    """Return the metric, with that of "auto" if it is the figure of a loss."""
+    """Return the metric; in place of "auto" the figure of the loss, unless it is squares."""
     loss = config.model.loss
     return metric if metric != "auto" or loss == SQUARES else loss_class(loss).figure
 
@@ -245,11 +245,12 @@ def _show(metric: str, event: str, fields: Mapping[str, Any]) -> None:
 
 
 def _figures(metric: str) -> list[str]:
-    """Return the figures to show: the one that decides, and those of every training."""
+    """Return the figures to show: the metric that decides, and the common ones."""
     return list(dict.fromkeys(f"held_out_{name}" for name in (metric, "mse", "accuracy", "r2")))
 
 
 def _show_result(tuned: Tuned, folder: str, as_json: bool) -> None:
+    """Print the table of trials and the best settings, or JSON, and notes."""
     if as_json:
         result = {"best": tuned.best, "table": tuned.table, "metric": tuned.metric}
         result |= {"search": tuned.search, "toml": tuned.toml, "out": redact(folder)}
@@ -299,6 +300,7 @@ def _save_plot(tuned: Tuned, folder: str) -> None:
 
 
 def _write_run_file(tuned: Tuned, target: Path, folder: RunStorage) -> None:
+    """Write the best settings to a run file, and record its digest in the folder."""
     config: RunConfig = tuned.config
     place = config.run.run_dir
     if place is not None:  # it may hold the run with the earlier settings
@@ -306,7 +308,7 @@ def _write_run_file(tuned: Tuned, target: Path, folder: RunStorage) -> None:
         config = config.with_overrides({"run.run_dir": place})
     data = run_file_text(config).encode()
     _writable(str(target), folder)  # it may have been edited meanwhile
-    digests = dict.fromkeys([*_written(folder), hashlib.sha256(data).hexdigest()])
+    digests = dict.fromkeys([*_written_digests(folder), hashlib.sha256(data).hexdigest()])
     folder.write(WRITTEN, json.dumps(list(digests)).encode())
     write_durably(target, data, exclusive=not target.exists())
     kept_back = "" if not config.data.storage_options else "; data.storage_options are not in it"

@@ -35,8 +35,8 @@ INGEST_COMMAND_OPTIONS: Final = {
 class CommandWords:
     """The words of one command; a `Vocabulary`.
 
-    options : by the names of its parameters
-    words : of its command line
+    options : parameter name -> option of the command, such as "--train"
+    words : the arguments of the command line
     """
 
     options: Mapping[str, str]
@@ -62,6 +62,10 @@ class CommandWords:
         return as_setting(path, mention.value)
 
     def _as_setting(self, path: str, value: str | None) -> str:
+        """Return a setting as its option, as --set or as in a run file, as the user gave it.
+
+        A setting that the user did not give is written as in the run file if there is one.
+        """
         option = SETTING_OPTIONS.get(path)
         option = option if option in self.options.values() else None
         by_option, by_set = self._given_by(path, option)
@@ -82,7 +86,7 @@ class CommandWords:
 
 
 def _parsed(value: str) -> Any:
-    """Return the value of a mention; text that is not a literal of Python as it is."""
+    """Return the value of a mention; text that is no literal of Python is returned unchanged."""
     try:
         return ast.literal_eval(value)
     except (ValueError, SyntaxError):

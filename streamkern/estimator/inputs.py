@@ -24,7 +24,7 @@ from streamkern.ingest.received import are_paths
 from streamkern.ingest.tables.cells import MISSING
 from streamkern.ingest.tables.encoder import Encoder, UnknownWords
 from streamkern.ingest.tables.fit import fit
-from streamkern.ingest.tables.key_columns import RowCounter, array_is_rounded, warn_of_rounded
+from streamkern.ingest.tables.key_columns import IndexDetector, array_is_rounded, warn_of_rounded
 from streamkern.ingest.tables.scan import Declared
 from streamkern.ingest.targets import TargetConverter
 from streamkern.store.layout import X_DTYPES
@@ -179,9 +179,9 @@ def _checked_frame(estimator: Any, X: Any, numbers: Any, *, reset: bool) -> Any:
     validate_data(estimator, X.to_native(), reset=reset, skip_check_array=True)
     rows = X.to_numpy() if numbers is None else numbers  # a frame with gaps
     if reset and len(X.columns) > 1 and isinstance(X.columns[0], str):
-        counter = RowCounter()
+        counter = IndexDetector()
         counter.add(rows[:, 0], 0)
-        counter.tell(X.columns[0], "X")
+        counter.warn_if_index(X.columns[0], "X")
     return check_array(
         rows, dtype=DTYPES, estimator=estimator, input_name="X",
         ensure_min_samples=2 if reset else 1,
@@ -354,7 +354,7 @@ def encoded_rows(X: Any, encoder: Encoder) -> npt.NDArray[np.float32]:
     table = _cells(X.select(columns_in_order(names, encoder.columns, "X")))
     unknown = UnknownWords(encoder)
     unknown.add(table)
-    unknown.tell("X")
+    unknown.warn_if_many("X")
     rows = [encoder.encode(part, "X", row) for row, part in _parts(table)]
     return np.concatenate(rows) if rows else np.empty((0, len(encoder.features)), np.float32)
 

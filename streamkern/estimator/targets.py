@@ -21,9 +21,9 @@ from streamkern.ingest.numeric import is_sparse
 from streamkern.ingest.tables.numbers import (
     is_integer,
     is_number,
+    notation_text,
     numbers,
-    other_writing,
-    said,
+    other_notation,
     share_a_unit,
 )
 from streamkern.ingest.targets import MANY_CLASSES
@@ -112,8 +112,8 @@ def values_of_text(y: Any) -> Any:
         flat[list(texts)] = numbers(texts.values())
     except ValueError:
         index, wrong = next(text for text in texts.items() if not is_number(text[1]))
-        way = other_writing(wrong)
-        what = "which is not a number" if way is None else said(way)
+        way = other_notation(wrong)
+        what = "which is not a number" if way is None else notation_text(way)
         raise DataError(
             f"y holds {wrong[:80]!r} in row {index // width}, {what}, and KernelRegressor takes "
             "numbers",
@@ -139,7 +139,7 @@ def refuse_numbers_as_labels(names: Sequence[str], n_rows: int) -> None:
     if not names or not (many or few_rows):
         return
     whole = sum(map(is_integer, names))
-    ways = {name: way for name in names if (way := other_writing(name)) is not None}
+    ways = {name: way for name in names if (way := other_notation(name)) is not None}
     if not ways and many:
         numeric = [name for name in names if is_number(name) and not is_integer(name)]
         ways = dict.fromkeys(numeric, "a fraction")
@@ -149,8 +149,8 @@ def refuse_numbers_as_labels(names: Sequence[str], n_rows: int) -> None:
         return
     name, way = next(iter(ways.items()))
     raise DataError(
-        f"y holds {name[:80]!r}, {said(way)}, and {len(names)} such values in {n_rows} rows would "
-        "be as many classes",
+        f"y holds {name[:80]!r}, {notation_text(way)}, and {len(names)} such values in {n_rows} "
+        "rows would be as many classes",
         "give numbers to KernelRegressor, written with a point and nothing around them, or, if "
         f"they are classes, ingest the rows with {mention('targets', 'classes')} "
         "(streamkern.ingest_store) and fit the store",

@@ -1,8 +1,9 @@
-"""Buckets of S3, Google Cloud and Azure for obstore, by fsspec's options.
+"""Open buckets of S3, Google Cloud and Azure by obstore, with the names of fsspec's options.
 
-s3fs gets region, endpoint and credentials from botocore; obstore looks in only some of botocore's
-places. So botocore resolves them for both, and a URL means the same through either. For the two
-other clouds obstore looks itself, in the environment and in the services of their machines.
+s3fs gets region, endpoint and credentials from botocore; obstore knows only some of botocore's
+sources for them. Botocore therefore resolves them for both, so that a URL means the same with
+either. For the two other clouds obstore finds the credentials itself, in the environment and in the
+metadata services of their machines.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _S3_OPTIONS = {
     *("key", "secret", "token", "endpoint_url", "region", "anon", "profile", "client_kwargs"),
 }
 _CLIENT_OPTIONS = {"endpoint_url", "region_name"}
-# Names of gcsfs and adlfs -> those of obstore.
+# Names of options in gcsfs and adlfs -> in obstore.
 _GOOGLE_OPTIONS = {
     "token": "service_account", "anon": "skip_signature", "endpoint_url": "base_url",
 }  # fmt: skip
@@ -38,7 +39,7 @@ _LONGEST_REQUEST = timedelta(hours=1)  # the limit is on each piece instead
 _CREDENTIALS_FOR = timedelta(minutes=5)
 
 
-def not_understood(scheme: str, options: Mapping[str, Any]) -> list[str]:
+def unsupported_options(scheme: str, options: Mapping[str, Any]) -> list[str]:
     """Return the names of the fsspec options that obstore does not support."""
     if scheme in S3:
         client = options.get("client_kwargs") or {}
@@ -106,7 +107,7 @@ def _s3_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     try:
         region = region or session.get_config_variable("region") or os.environ.get("AWS_REGION")
         region = region or "us-east-1"
-        endpoint = _endpoint(options.get("profile"), wanted, region, _places())
+        endpoint = _endpoint(options.get("profile"), wanted, region, _botocore_environment())
         credentials = None if anonymous else session.get_credentials()
     except (refused, ValueError) as error:
         raise ConfigError(
@@ -123,7 +124,7 @@ def _s3_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def _places() -> tuple[tuple[str, str], ...]:
+def _botocore_environment() -> tuple[tuple[str, str], ...]:
     """Return the environment variables by which botocore finds S3; no credentials."""
     names = (n for n in os.environ if n.startswith("AWS_") and "KEY" not in n and "TOKEN" not in n)
     return tuple((name, os.environ[name]) for name in sorted(names))

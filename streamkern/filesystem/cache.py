@@ -12,11 +12,12 @@ writes there.) An entry is named by a hash of the store's fingerprint, its URL a
 so a store that replaces another never uses its entries. Only chunks are kept: metadata, which holds
 the fingerprint, is read from the storage each time a store is opened.
 
-Evicted when the limit is reached: entries of stores that no process has read for an hour, the store
-unused for longest first. A store in use never evicts its own entries. Every epoch reads each chunk
-once in a new order, so the least recently used entry is often the next one needed: with room for
-half of a store, LRU finds 15 % of the chunks and rewrites the others, keeping the first half finds
-50 % and writes nothing. Only files named like an entry, in hexadecimal digits, are evicted.
+When the limit is reached, entries of stores that no process has read for an hour are evicted,
+beginning with the store that was unused for longest. A store in use never evicts its own entries:
+every epoch reads each chunk once in a new order, so the least recently used entry is often the next
+one needed. With room for half of a store, LRU finds 15 % of the chunks and rewrites the others;
+keeping the first half finds 50 % and writes nothing. Only files named like an entry, in hexadecimal
+digits, are evicted.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
 
 IDLE_S = 3600.0
 _HEADER = struct.Struct("<4sIQ32s")  # mark, checksum of the rest, bytes of the object, name
-_MARK, _SUMMED = b"skc1", 8  # the checksum covers the file from this byte on
+_MARK, _CHECKED_FROM = b"skc1", 8  # the checksum covers the file from this byte on
 _NEW, _USED = "new", "used"
 # The convention of bford.info/cachedir, which backup tools respect. It is the folder's first file.
 _TAG = "CACHEDIR.TAG"
@@ -69,7 +70,7 @@ _BLOCK = 4096  # a file occupies a multiple of this on a disk
 _KEEP = 0.9  # of the limit, once entries are evicted
 _PIECE = 1 << 20  # read and checked in pieces that stay in the processor's cache
 _PATIENCE_S = 5.0  # for the lock; an entry that cannot be counted is not kept
-_AGAIN_S = 60.0  # interval at which a store is marked as used, and a full cache tried again
+_INTERVAL_S = 60.0  # interval at which a store is marked as used, and a full cache tried again
 _LEFTOVER_S = 600.0  # an entry not finished after this long belongs to a killed process
 
 
@@ -103,7 +104,7 @@ class Cache:
 
     Parameters
     ----------
-    folder : local; created if missing. ConfigError if it is not empty and no cache.
+    folder : local folder, created if missing. ConfigError if it holds files and is no cache
     size : bytes of all entries, or "auto": half of the free space of the disk when it is opened,
         where the bytes of the cache itself count as free. Processes may give different sizes.
     idle_s : entries of stores not read for this long may be evicted
@@ -128,7 +129,7 @@ class Cache:
         self.counts = CacheCounts()
         self._lock = filelock.FileLock(self.folder / "lock")
         self._threads = threading.Lock()  # waiting for the file lock is polling
-        self._off = self._counted = False
+        self._disabled = self._counted = False
         self._full_until = 0.0
         self._marked: dict[str, float] = {}
         self.limit = 0
@@ -137,7 +138,7 @@ class Cache:
             free = shutil.disk_usage(self.folder).free
             self.limit = (free + (self._total() or 0)) // 2 if size == "auto" else int(size)
         except OSError as error:
-            self._switch_off(error)
+            self._disable(error)
 
     def __repr__(self) -> str:
         return f"Cache({str(self.folder)!r}, {self.limit})"
@@ -147,6 +148,7 @@ class Cache:
         return partial(Cache, str(self.folder), self.size, idle_s=self.idle_s), ()
 
     def _begin(self) -> None:
+        """Make the folder and tag it; raise ConfigError if it holds other files."""
         self.folder.mkdir(parents=True, exist_ok=True)
         others = [name for name in os.listdir(self.folder) if not is_temporary(name)]
         if not self._is_ours():  # after listing: a process that opens it meanwhile tags it first
@@ -167,7 +169,7 @@ class Cache:
 
     def read(self, name: EntryName) -> NDArray[np.uint8] | None:
         """Return the object kept under `name`, verified, in a new buffer; None without one."""
-        if self._off:
+        if self._disabled:
             return None
         path = self._path(name)
         try:
@@ -176,7 +178,7 @@ class Cache:
         except FileNotFoundError:
             return None
         except OSError as error:
-            self._switch_off(error)
+            self._disable(error)
             return None
         if data is None:
             self.counts.add(dropped=1)
@@ -200,7 +202,7 @@ class Cache:
                 return
             try:
                 with temporary.open("xb", buffering=0) as file:
-                    write_all(file, memoryview(_head(payload, name.entry)))
+                    write_all(file, memoryview(_entry_header(payload, name.entry)))
                     write_all(file, payload.data)
                 self._path(name).parent.mkdir(exist_ok=True)
                 temporary.replace(self._path(name))
@@ -210,7 +212,7 @@ class Cache:
                 raise
             self._mark(name.store)
         except OSError as error:
-            self._switch_off(error)
+            self._disable(error)
 
     def _path(self, name: EntryName) -> Path:
         return self.folder / name.store / name.entry.hex()
@@ -218,14 +220,14 @@ class Cache:
     def _mark(self, store: str) -> None:
         """Mark a store as in use, at most once a minute."""
         now = time.monotonic()
-        if now - self._marked.get(store, -_AGAIN_S) >= _AGAIN_S:
+        if now - self._marked.get(store, -_INTERVAL_S) >= _INTERVAL_S:
             self._marked[store] = now
             with contextlib.suppress(OSError):
                 (self.folder / store / _USED).touch()
 
-    def _switch_off(self, error: OSError) -> None:
+    def _disable(self, error: OSError) -> None:
         with self._threads:
-            first, self._off = not self._off, True
+            first, self._disabled = not self._disabled, True
         if first:
             warn(
                 f"the cache {self.folder} cannot be used ({error.strerror or error}); chunks are "
@@ -236,7 +238,7 @@ class Cache:
 
     def _reserve(self, n_bytes: int) -> bool:
         """Count an entry before it is written, evicting others; return whether there is room."""
-        if self._off or n_bytes > self.limit or time.monotonic() < self._full_until:
+        if self._disabled or n_bytes > self.limit or time.monotonic() < self._full_until:
             return False
         if not self._is_ours():
             raise FileNotFoundError(errno.ENOENT, "it was moved, deleted or replaced")
@@ -254,7 +256,7 @@ class Cache:
             return False
         if not room:
             now = time.monotonic()
-            self._full_until = now + max(_AGAIN_S, 50 * (now - began))  # counting takes time
+            self._full_until = now + max(_INTERVAL_S, 50 * (now - began))  # counting takes time
         return room
 
     def _total(self) -> int | None:
@@ -295,7 +297,7 @@ class Cache:
 # ------------------------------------------------------------------------------------- files
 
 
-def _head(payload: NDArray[np.uint8], name: bytes) -> bytes:
+def _entry_header(payload: NDArray[np.uint8], name: bytes) -> bytes:
     rest = struct.pack("<Q32s", payload.nbytes, name)
     crc = google_crc32c.extend(google_crc32c.value(rest), payload)
     return _HEADER.pack(_MARK, crc, payload.nbytes, name)
@@ -311,7 +313,7 @@ def _verified(file: Any, name: bytes) -> NDArray[np.uint8] | None:
     if (mark, length, own_name) != (_MARK, size, name):
         return None
     data = np.empty(size, np.uint8)
-    crc_read, done = google_crc32c.value(head[_SUMMED:]), 0
+    crc_read, done = google_crc32c.value(head[_CHECKED_FROM:]), 0
     while n := file.readinto(data[done : done + _PIECE].data):
         crc_read = google_crc32c.extend(crc_read, data[done : done + n])
         done += n

@@ -188,7 +188,7 @@ class LocalFiles(LocalStore):
         write_durably(self.root / key, data)
 
     def write(self, key: str, data: Any, *, exclusive: bool = False) -> None:
-        """Write bytes-like data, or a list of it, to `key`, complete and durable as said above."""
+        """Write bytes-like data, or a list of it, to `key`; for durability see the class."""
         self._check_writable()
         path = self.root / key
         if key.endswith("zarr.json"):

@@ -22,7 +22,7 @@ from streamkern.filesystem.objects import STALL_S, Bytes, Listing, ObjectNames, 
 
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
 # Answers with a 4xx status that concern this one request, not the object requested.
-_PASSING = {
+_TRANSIENT_CODES = {
     *("RequestTimeout", "XAmzContentSHA256Mismatch", "BadDigest", "IncompleteBody", "SlowDown"),
     *("XAmzContentChecksumMismatch", "RequestTimeTooSkewed", "OperationAborted"),
     "ConditionalRequestConflict",
@@ -70,8 +70,8 @@ def http_outcome(status: int, code: str) -> Outcome:
         return Outcome.REFUSED
     if status == 412 or code == "BlobAlreadyExists":
         return Outcome.EXISTS
-    if code in _PASSING or status in (408, 409, 425, 429) or status >= 500:
-        return Outcome.PASSING
+    if code in _TRANSIENT_CODES or status in (408, 409, 425, 429) or status >= 500:
+        return Outcome.TRANSIENT
     return Outcome.MISSING if status == 404 else Outcome.REFUSED
 
 
@@ -171,7 +171,7 @@ class ObstoreEngine:
         if "Received redirect" in text or any(words in text for words in _TLS):
             return Outcome.REFUSED
         passing = isinstance(error, self._errors.BaseError | OSError)
-        return Outcome.PASSING if passing else Outcome.OTHER
+        return Outcome.TRANSIENT if passing else Outcome.OTHER
 
 
 def _answer_in(text: str) -> tuple[int, str] | None:
@@ -279,9 +279,9 @@ class FsspecEngine:
         origin = type(error).__module__.partition(".")[0]
         if origin in ("botocore", "aiobotocore"):
             names = {base.__name__ for base in type(error).__mro__}
-            return Outcome.PASSING if names & _BOTO_NETWORK else Outcome.REFUSED
+            return Outcome.TRANSIENT if names & _BOTO_NETWORK else Outcome.REFUSED
         network = origin in ("aiohttp", "urllib3", "http", "requests")
-        return Outcome.PASSING if network or isinstance(error, OSError) else Outcome.OTHER
+        return Outcome.TRANSIENT if network or isinstance(error, OSError) else Outcome.OTHER
 
 
 def _answer_behind(error: BaseException) -> tuple[int, str] | None:

@@ -50,7 +50,7 @@ def is_icechunk(given: Any) -> bool:
 
 
 def is_branch(url: str) -> bool:
-    """Return whether the URL is that of a branch."""
+    """Return whether the URL names a branch."""
     return is_icechunk(url) and _parsed_url(url).kind == "branch"
 
 
@@ -72,7 +72,7 @@ def icechunk_store(url: str, options: Mapping[str, Any] | None = None) -> Store:
     """Return the zarr store of a snapshot, which cannot be written.
 
     options : for S3, under fsspec's names: key, secret, token, endpoint_url, region and anon. By
-        default those of the environment.
+        default the environment provides them.
 
     Raises
     ------
@@ -147,6 +147,7 @@ def _parsed_url(url: str) -> _Version:
 
 
 def _storage(icechunk: Any, place: str, options: Mapping[str, Any]) -> Any:
+    """Return the storage of a repository; ConfigError unless it is supported."""
     split = urlsplit(place)
     if split.scheme == "file":
         path = unquote(split.path)

@@ -8,9 +8,9 @@
 
 Every request runs on fsspec's event loop, so that many are in flight at once on any calling
 thread, and a late one can be cancelled. An attempt that makes no progress for 20 s counts as
-failed; a failed attempt that may pass is repeated after a random, growing pause, until a deadline.
-Neither engine retries on its own: so both behave alike, every retry is counted, a port that refuses
-is reported within seconds, and a failing request while it is still tried again.
+failed. After a transient error the attempt is repeated after a random, growing pause, until a
+deadline. The engines do not retry on their own. So both behave alike, every retry is counted, a
+refused connection is reported within seconds, and a failing request while it is still retried.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Outcome(enum.Enum):
     EXISTS = enum.auto()  # a conditional create came second
     EXPIRED = enum.auto()  # credentials: read them again, once
     REFUSED = enum.auto()  # no permission, no such bucket: retrying does not help
-    PASSING = enum.auto()  # worth a retry
+    TRANSIENT = enum.auto()  # worth a retry
     OTHER = enum.auto()  # not about the storage: raised as it is
 
 
@@ -192,7 +192,7 @@ class Objects:
         return self._wait(lambda: self.children_async(prefix))
 
     def entries(self, prefix: str = "") -> ObjectNames:
-        """Return the names of `children`, with a slash after those of folders."""
+        """Return the names of `children`, with a slash at the end of a folder's name."""
         return self._wait(lambda: self.entries_async(prefix))
 
     def stat(self, key: str) -> tuple[int, str]:
@@ -209,7 +209,9 @@ class Objects:
     ) -> Bytes:
         """See `get`."""
         for reads_left in reversed(range(READS)):
-            data = await self._patiently("reading", key, lambda: self._engine.get(key, start, stop))
+            data = await self._with_retries(
+                "reading", key, lambda: self._engine.get(key, start, stop)
+            )
             self.traffic.add(bytes_in=len(data))
             if good is None or not reads_left or good(data):
                 break
@@ -218,11 +220,11 @@ class Objects:
 
     async def put_async(self, key: str, data: Bytes) -> None:
         """See `put`."""
-        await self._patiently("writing", key, lambda: self._put(key, data, create=False))
+        await self._with_retries("writing", key, lambda: self._put(key, data, create=False))
 
     async def create_async(self, key: str, data: Bytes) -> bool:
         """See `create`."""
-        if await self._patiently("creating", key, lambda: self._put(key, data, create=True)):
+        if await self._with_retries("creating", key, lambda: self._put(key, data, create=True)):
             return True
         # It may be ours: the reply to an earlier attempt may have been lost.
         ours = bytes(data)
@@ -251,7 +253,7 @@ class Objects:
 
     async def _delete_group(self, keys: Sequence[str]) -> None:
         what = keys[0] if len(keys) == 1 else f"{keys[0]} and {len(keys) - 1} more"
-        await self._patiently("deleting", what, lambda: self._engine.delete(keys))
+        await self._with_retries("deleting", what, lambda: self._engine.delete(keys))
 
     async def list_async(self, prefix: str) -> Listing:
         """See `list`."""
@@ -266,11 +268,13 @@ class Objects:
         return sorted(await self._listed(self._engine.entries, prefix))
 
     async def _listed(self, request: Callable[[str], Awaitable[_T]], prefix: str) -> _T:
-        return await self._patiently("listing", f"{prefix}/", lambda: request(prefix.rstrip("/")))
+        return await self._with_retries(
+            "listing", f"{prefix}/", lambda: request(prefix.rstrip("/"))
+        )
 
     async def stat_async(self, key: str) -> tuple[int, str]:
         """See `stat`."""
-        return await self._patiently("looking up", key, lambda: self._engine.stat(key))
+        return await self._with_retries("looking up", key, lambda: self._engine.stat(key))
 
     # -- patience --------------------------------------------------------------------------
 
@@ -283,8 +287,11 @@ class Objects:
             )
         return result_of(request(), self._stopped)
 
-    async def _patiently(self, doing: str, key: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
-        """Return the result of `attempt`, repeated while its errors may pass."""
+    async def _with_retries(self, doing: str, key: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
+        """Return the result of `attempt`, repeated after transient errors until the deadline.
+
+        doing, key : for messages, such as "reading" and the key of the object
+        """
         where = f"{doing} {key} of {redact(self.url)}"
         renewed = False
 
@@ -311,7 +318,7 @@ class Objects:
                 self._answered = True
                 return result
             except Exception as error:
-                passing = self._outcome(error) is Outcome.PASSING
+                passing = self._outcome(error) is Outcome.TRANSIENT
                 self._answered |= not passing
                 pause, since = next(delays, None) if passing else None, time.monotonic() - began
                 # A server that restarts comes back; one that never answered may not exist.
@@ -353,6 +360,7 @@ class Objects:
     def _explained(
         self, where: str, key: str, error: Exception, tries: int, seconds: float
     ) -> Exception:
+        """Return the error to raise, with a remedy; `error` itself if not about the storage."""
         outcome = self._outcome(error)
         if outcome is Outcome.OTHER:
             return error

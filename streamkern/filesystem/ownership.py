@@ -1,10 +1,10 @@
-"""Decide what a path holds, which files streamkern made, and may therefore replace or delete.
+"""Decide what a path holds, and which files streamkern made and may therefore replace or delete.
 
-A zarr group of ours carries a mark from its very first file on, its attribute `streamkern`: its
-`kind`, and its `status`, which is "complete" once all of it is there and durable. Deletion goes by
-that mark and by exact names: a file that another program put into a folder of ours stays, and the
-folder with it. The root metadata of a group are replaced, never removed, so that the mark is there
-at every instant, also while the rest is being deleted.
+A zarr group that streamkern writes has a mark from its first file on, the attribute `streamkern`
+with its `kind` and its `status`, which is "complete" once the whole group is written and durable.
+Only groups with the mark and files of known names are deleted: a file that another program put
+into such a folder stays, and the folder with it. The root metadata of a group are replaced, never
+removed, so that the mark is there at every instant, also while the rest is being deleted.
 
 A file of a format without room for metadata has its mark in an extended attribute, with its size
 and time: a file that was changed or copied since has no valid mark, and file systems without such
@@ -125,7 +125,7 @@ def publish_group(group: zarr.Group, mark: Mark, check: Callable[[], None] | Non
 
 
 def sweep(store: Any, kind: str) -> None:
-    """Delete files that killed writes left beside those of a group of this kind."""
+    """Delete the temporary files that killed writes left in a group of this kind."""
     if isinstance(store, LocalFiles):  # an object is complete or not there at all
         _delete(store, lambda key: _is_left_over(key, kind))
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 _STATE, _LOCK = "scratch.json", ".streamkern.lock"
 _DATA = re.compile(r"\d+\.(?:rows|keys)")
 _MARK = {"streamkern": "scratch"}
-# Version of the entries of the state, including those of the callers of `save`.
+# Version of the entries of the state, including the entries that callers pass to `save`.
 SCRATCH_SCHEMA = 1
 
 
@@ -113,7 +113,7 @@ class Scratch:
         with contextlib.suppress(FileExistsError):
             self.folder.mkdir(mode=0o700)
         self._check_ours()
-        self._hold()
+        self._acquire_lock()
 
     def restore(self, identity: str) -> Any:
         """Return the state last saved for this `identity`, and keep its files; else None, and no
@@ -125,9 +125,9 @@ class Scratch:
         if not os.path.lexists(self.folder):
             return None
         self._check_ours()
-        self._hold()
-        saved = self._saved()
-        if not saved or saved["identity"] != identity or not self._cut(saved):
+        self._acquire_lock()
+        saved = self._read_state()
+        if not saved or saved["identity"] != identity or not self._truncate_to_saved(saved):
             self._sizes, self._crcs = {}, {}
             self.sweep()
             self.save(None, wait=True)
@@ -136,7 +136,7 @@ class Scratch:
 
     def holds(self, identity: str) -> bool:
         """Return whether the folder has a state for an identity that begins with `identity`."""
-        saved = self._saved() if self.folder.is_dir() else None
+        saved = self._read_state() if self.folder.is_dir() else None
         return saved is not None and str(saved.get("identity", "")).startswith(identity)
 
     def clear(self, identity: str) -> None:
@@ -146,11 +146,11 @@ class Scratch:
         """
         if not self.folder.is_dir():
             return
-        saved = self._saved()
+        saved = self._read_state()
         ours = saved and saved["identity"].startswith(identity)
         if ours or not self._names():
             with contextlib.suppress(DataError):  # another call is deleting it
-                self._hold()
+                self._acquire_lock()
             self.discard()
 
     def append(self, name: str, data: NDArray[Any]) -> None:
@@ -209,7 +209,7 @@ class Scratch:
 
     def save(self, state: Any, *, wait: bool = False) -> None:
         """Make the appended data durable, with the caller's JSON; on return if `wait`, or later."""
-        self._saved_now()
+        self._wait_for_save()
         changed, self._changed = self._changed, set()
         body = json.dumps(
             {
@@ -220,12 +220,12 @@ class Scratch:
         text = json.dumps({**_MARK, "schema": SCRATCH_SCHEMA, "crc": _crc(body), "body": body})
         self._saving = self._saver.submit(self._write, changed, text)
         if wait:
-            self._saved_now()
+            self._wait_for_save()
 
     def discard(self) -> None:
         """Delete the files, and the folder if nothing else is in it."""
         with contextlib.suppress(OSError):  # a state that could not be saved is no longer needed
-            self._saved_now()
+            self._wait_for_save()
         if self._lock.is_locked:
             # The mark is deleted last: after a kill it still identifies the rest.
             remove(self.folder, lambda key: _DATA.fullmatch(key) is not None)
@@ -248,7 +248,7 @@ class Scratch:
                 "move it away, or give another scratch folder",
             )
         names = self._names()
-        if names and self._saved() is None:
+        if names and self._read_state() is None:
             raise DataError(
                 f"scratch folder {self.folder} holds {min(names)!r}, which streamkern did not "
                 "write",
@@ -259,7 +259,7 @@ class Scratch:
         """Return the names in the folder, without the lock and temporary files of any call."""
         return [n for n in os.listdir(self.folder) if n != _LOCK and not is_temporary(n)]
 
-    def _hold(self) -> None:
+    def _acquire_lock(self) -> None:
         if self._lock.is_locked:
             return
         try:
@@ -270,7 +270,7 @@ class Scratch:
                 "wait until it has ended",
             ) from None
 
-    def _saved(self) -> dict[str, Any] | None:
+    def _read_state(self) -> dict[str, Any] | None:
         """Return the saved state; empty if altered or of another schema, None if it is not ours."""
         try:
             document = parsed_json((self.folder / _STATE).read_bytes())
@@ -284,7 +284,7 @@ class Scratch:
         saved: dict[str, Any] = json.loads(body)
         return saved
 
-    def _cut(self, saved: dict[str, Any]) -> bool:
+    def _truncate_to_saved(self, saved: dict[str, Any]) -> bool:
         """Undo the writes after the last `save`; return False if some of the saved data is lost."""
         for name, size in saved["sizes"].items():
             path = self.folder / name
@@ -295,7 +295,7 @@ class Scratch:
         self.sweep()
         return True
 
-    def _saved_now(self) -> None:
+    def _wait_for_save(self) -> None:
         saving, self._saving = self._saving, None
         if saving is not None:
             saving.result()

@@ -35,7 +35,7 @@ from streamkern.basics.errors import (
 from streamkern.basics.message import mention
 from streamkern.basics.optional import install
 from streamkern.basics.text import redact
-from streamkern.filesystem.buckets import AZURE, GOOGLE, S3, not_understood, open_buckets
+from streamkern.filesystem.buckets import AZURE, GOOGLE, S3, open_buckets, unsupported_options
 from streamkern.filesystem.durable import LocalFiles
 from streamkern.filesystem.engines import FsspecEngine, ObstoreEngine, open_s3fs
 from streamkern.filesystem.icechunk_repository import icechunk_store, is_icechunk
@@ -91,6 +91,7 @@ def zarr_store(
 
 
 def _refuse_zip(url: str, refused: bool, why: str) -> None:
+    """Raise ConfigError for a zipped store if `refused`. why : end of the sentence."""
     if refused:
         raise ConfigError(f"{redact(url)} is a zipped Zarr store, which is {why}, or unpack it")
 
@@ -131,6 +132,7 @@ def open_objects(url: str, *, storage_options: Mapping[str, Any] | None = None) 
 
 
 def _engine(url: str, options: dict[str, Any]) -> Engine:
+    """Return the engine for a URL; ConfigError if an option does not fit it."""
     scheme = urlsplit(url).scheme
     engine, engines = options.pop("engine", None), _engines(scheme)
     check_open(url)
@@ -167,7 +169,7 @@ def _is_for_obstore(scheme: str, engine: str | None, options: Mapping[str, Any])
     """
     needed = ("obstore", "botocore") if scheme in S3 else ("obstore",)
     installed = all(importlib.util.find_spec(name) for name in needed)
-    others = not_understood(scheme, options)
+    others = unsupported_options(scheme, options)
     if engine == "obstore":
         if not installed:
             raise MissingDependencyError(
@@ -237,7 +239,7 @@ def _check_hosts(url: str) -> None:
 
 
 def check_open(url: str) -> None:
-    """Raise ConfigError if a URL, or one of those that it chains, holds a secret.
+    """Raise ConfigError if a URL, or a URL chained in it, holds a secret.
 
     Libraries name hosts and buckets in their errors, and may split a URL differently from its
     author. So no URL with credentials may reach a library. A query is refused for S3, because it

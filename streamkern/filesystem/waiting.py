@@ -122,7 +122,7 @@ def _end_requests() -> None:
     wait(pending, timeout=_CANCEL_S)
 
 
-_NOBODY = ("connection refused", "connect call failed", "[errno 111]", "econnrefused")
+_REFUSED_TEXTS = ("connection refused", "connect call failed", "[errno 111]", "econnrefused")
 
 
 def backoff_delays(first_s: float, longest_s: float, until: float) -> Iterator[float]:
@@ -145,7 +145,9 @@ def is_connection_refused(error: BaseException) -> bool:
     cause: BaseException | None = error
     while cause is not None:
         text = str(cause).lower()
-        if isinstance(cause, ConnectionRefusedError) or any(words in text for words in _NOBODY):
+        if isinstance(cause, ConnectionRefusedError) or any(
+            words in text for words in _REFUSED_TEXTS
+        ):
             return True
         cause = cause.__cause__ or cause.__context__
     return False

@@ -176,6 +176,7 @@ def _reader(opened: Callable[..., Reader], spec: StoreSpec, table: bool) -> Read
 
 
 def _checked_place(store: str | os.PathLike[str]) -> os.PathLike[str]:
+    """Return the absolute path of the store; raise ConfigError unless it is on a local disk."""
     if not isinstance(store, str | os.PathLike):
         raise ConfigError(
             f"store is a {type(store).__name__}, and must be the path of one store",
@@ -184,8 +185,8 @@ def _checked_place(store: str | os.PathLike[str]) -> os.PathLike[str]:
     path = local_path(store)
     if path is None:
         raise ConfigError(
-            f"{redact(store)} is not on a disk, where alone a store is replaced in one step by one "
-            f"writer",
+            f"{redact(store)} is not on a disk, and only there can a store be replaced in one "
+            "step by one writer",
             f"ingest the rows to a store of their own, and give {mention('data.train')} both",
         )
     open_store(path)  # fails before a folder for scratch files is made beside the store
@@ -199,7 +200,7 @@ def _check_store(store: Store, dtype: Any) -> None:
         raise DataError(f"{store!r} was not written by streamkern", "ingest it, and append to that")
     if spec.n_origins or spec.hides_copies:
         raise DataError(
-            f"{store!r} holds augmented copies, and rows behind them could not be told from these",
+            f"{store!r} holds augmented copies, from which new rows could not be told apart",
             "append to the store that they were made from, and augment that again",
         )
     if spec.mean is None or spec.scale is None:
@@ -212,7 +213,7 @@ def _check_store(store: Store, dtype: Any) -> None:
 
 
 def _check_names(reader: Reader, spec: StoreSpec, x: Any) -> None:
-    """Raise DataError if column names differ from those of the store, where both have names."""
+    """Raise DataError if column names differ from the store, where both have names."""
     check_header(reader, spec.columns, x)
     expected, theirs = spec.target_columns, reader.target_columns
     if expected is not None and theirs is not None and len(expected) > 1 and expected != theirs:
@@ -223,7 +224,7 @@ def _check_names(reader: Reader, spec: StoreSpec, x: Any) -> None:
 
 
 def _is_appended(store: Store, plan: Mapping[str, Any]) -> bool:
-    """Return whether the last rows appended to the store are those of the same call."""
+    """Return whether the same call appended the last rows of the store."""
     if store.stored.contents.mark.get("appended") != json_digest(plan):
         return False
     if source_digest(plan, "") is None:
@@ -239,6 +240,7 @@ def _write(
     rows: Spooled, path: os.PathLike[str], reader: Reader, key: str, memory: int,
     progress: Progress | None,
 ) -> None:  # fmt: skip
+    """Write the spooled rows to the store as new chunks, and publish them."""
     spool, values = rows.spool, rows.values
     appender = StoreAppender(
         path, spool.n_rows, rows.files.counts if reader.files else (), key, rows.files.dropped

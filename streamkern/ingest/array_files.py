@@ -204,7 +204,7 @@ def sparse_rows(url: Url, names: list[str], opener: FileOpener) -> SparseRows:
             raise DataError(f"{where} is not a sparse matrix: it has no {name}", "save it again")
         return npy_array(opener.keep(_entry(archive, name, where)), f"{name} of {where}", opener)
 
-    form, shape = _whole(member("format")).item(), _whole(member("shape"))
+    form, shape = _read_all(member("format")).item(), _read_all(member("shape"))
     form = form.decode() if isinstance(form, bytes) else str(form)
     if shape.shape != (2,) or shape.dtype.kind not in "iu":
         raise DataError(
@@ -212,13 +212,13 @@ def sparse_rows(url: Url, names: list[str], opener: FileOpener) -> SparseRows:
             "save it again by scipy.sparse.save_npz",
         )
     if form == "csr":
-        parts = member("data"), member("indices"), _whole(member("indptr"))
+        parts = member("data"), member("indices"), _read_all(member("indptr"))
         return SparseRows(parts, (int(shape[0]), int(shape[1])), where)
     size = sum(info.file_size for info in archive.infolist())
     return converted(lambda: sp.load_npz(opener.open(url)), size, where, opener.memory)
 
 
-def _whole(array: Any) -> NDArray[Any]:
+def _read_all(array: Any) -> NDArray[Any]:
     """Return all of a small array, also of a scalar."""
     array.shape = array.shape or (1,)
     return np.asarray(array[:])
@@ -232,18 +232,18 @@ def _entry(archive: zipfile.ZipFile, name: str, where: str) -> Any:
         raise DataError(f"{name} of {where} cannot be read: {error}", "save it again") from error
 
 
-# Formats of one array: y and w are given separately.
-APART = {"npy": npy_array, "idx": idx_array}
+# Formats of files with a single array, for which y and w are given separately.
+SINGLE_ARRAY_FORMATS = {"npy": npy_array, "idx": idx_array}
 
 
 def holds_one_array(url: Url, kind: str, opener: FileOpener) -> bool:
     """Return whether a file or store of this kind holds X alone."""
     if kind == "zarr":
         return zarr_array(url, opener) is not None
-    return kind in APART or (kind == "npz" and sparse_names(url, opener) is not None)
+    return kind in SINGLE_ARRAY_FORMATS or (kind == "npz" and sparse_names(url, opener) is not None)
 
 
-def open_apart(kind: str, url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader:
+def open_single_array(kind: str, url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader:
     """Return a reader of a file or store of X alone, with y and w in others or in memory."""
     where = redact(url)
     read = [_array_in(url, kind, opener)]
@@ -271,7 +271,7 @@ def _array_in(url: Url, kind: str, opener: FileOpener, *, keep: bool = False) ->
     identity = opener.identity(url)
     if kind == "npz" and (names := sparse_names(url, opener)) is not None:
         return sparse_rows(url, names, opener), identity
-    return APART[kind](opener.open(url), redact(url), opener), identity
+    return SINGLE_ARRAY_FORMATS[kind](opener.open(url), redact(url), opener), identity
 
 
 def _array_beside(

@@ -35,7 +35,7 @@ from streamkern.store.conventions import check_dimensions
 from streamkern.store.sample_weights import warn_of_unused
 from streamkern.store.sparse_rows import PackedRows, longest_row
 
-_ENDS = (slice(0, 256), slice(-256, None))
+_ENDS = (slice(0, 256), slice(-256, None))  # rows that identify an array that is not in memory
 _SLAB = 2**20  # bytes of an array that are made contiguous and digested at a time
 
 
@@ -48,6 +48,7 @@ class ArrayReader(Reader):
     where : str
         Name in messages.
     identity : JSON
+        Identifies the data, so that an interrupted ingest is not resumed with other data.
     aligned : int
         Rows per block are a multiple of this where possible (chunks of Zarr and HDF5).
     labels : array, optional
@@ -210,7 +211,7 @@ def no_array(name: str, held: Sequence[str], where: str) -> StoreNotFoundError:
 
 
 def open_memory(X: Any, request: ReadRequest) -> ArrayReader:
-    """Return a reader of X with y and w in memory, or X in anything with slices (Zarr, Dask)."""
+    """Return a reader of X, y and w: arrays in memory, or of Zarr or Dask, read in slices."""
     if request.y is None and request.targets:
         raise ConfigError(
             "X is an array, which has no targets in it", f"give them as {mention('y=')}"
@@ -227,12 +228,12 @@ def open_memory(X: Any, request: ReadRequest) -> ArrayReader:
                 f"{name} is a Dask array whose number of rows is not known",
                 f"count them, {name}.compute_chunk_sizes()",
             )
-    arrays = [_as_meant(a, names[i], keep=request.keeps(i)) for i, a in enumerate(given)]
+    arrays = [_decoded(a, names[i], keep=request.keeps(i)) for i, a in enumerate(given)]
     identity: dict[str, Any] = {
         "kind": "arrays",
         "arrays": [[list(a.shape), str(a.dtype)] for a in arrays],
     }
-    parts = [part for a in arrays for part in (_parts(a) if is_sparse(a) else [a])]
+    parts = [part for a in arrays for part in (_csr_parts(a) if is_sparse(a) else [a])]
     if all(type(a) is np.ndarray for a in parts):
         identity |= {"kind": "arrays in memory", "contents": [contents(a) for a in parts]}
     else:  # reading them may take as long as the ingest
@@ -262,11 +263,11 @@ def _dense(rows: Any) -> NDArray[Any]:
     return np.asarray(rows.toarray() if is_sparse(rows) else rows)
 
 
-def _parts(rows: Any) -> list[NDArray[Any]]:
+def _csr_parts(rows: Any) -> list[NDArray[Any]]:
     return [rows.data, rows.indices, rows.indptr]
 
 
-def _as_meant(array: Any, name: str, *, keep: bool) -> Any:
+def _decoded(array: Any, name: str, *, keep: bool) -> Any:
     """Return an array of zarr, h5py or xarray decoded by its attributes."""
     if not hasattr(array, "attrs"):
         return array
@@ -274,7 +275,7 @@ def _as_meant(array: Any, name: str, *, keep: bool) -> Any:
 
 
 def contents(array: NDArray[Any]) -> str:
-    """Return a checksum of all of an array, at the speed of memory."""
+    """Return the CRC-32C of an array as text; for objects, strings and scalars, `ends_digest`."""
     if array.dtype.hasobject or array.dtype.kind == "T" or not array.ndim:
         return ends_digest(array)
     crc, rows = 0, max(1, _SLAB // max(1, array[:1].nbytes))
@@ -285,7 +286,7 @@ def contents(array: NDArray[Any]) -> str:
 
 
 def ends_digest(*arrays: NDArray[Any]) -> str:
-    """Return a hash of a few rows of arrays of any dtype."""
+    """Return the SHA-256 of the shapes, dtypes and values of arrays of any dtype."""
     digest = hashlib.sha256()
     for array in arrays:
         plain = array
@@ -352,7 +353,7 @@ class BlockReader(Reader):
 
 
 def _block_array(given: Any, role: int, index: int) -> NDArray[Any]:
-    """Return X, y or the weights of a block as an array. place : 0, 1 or 2 in this order."""
+    """Return X, y or the weights of a block as an array. role : 0, 1 or 2 in this order."""
     if role:
         return np.asarray(received_targets(given, ("", "y", "sample_weight")[role]))
     X = received(given, "X")

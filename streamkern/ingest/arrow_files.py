@@ -39,26 +39,26 @@ class ParquetReader(ArrowReader):
     """
 
     def __init__(self, url: Url, request: ReadRequest, opener: FileOpener) -> None:
-        self._url, self._places = url, opener
-        self._as_it_was, where = opener.identity(url), redact(url)
+        self._url, self._opener = url, opener
+        self._identity, where = opener.identity(url), redact(url)
         with readable(where, "Parquet"), self._opened() as file:
             _check_footer(where, file.metadata)
             self.schema, n_rows = file.schema_arrow, file.metadata.num_rows
-            super().__init__(where, self.schema, n_rows, request, [self._as_it_was, request.json()])
+            super().__init__(where, self.schema, n_rows, request, [self._identity, request.json()])
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:
         parquet, file = import_optional("pyarrow.parquet"), plain_path(self._url)
         with ExitStack() as files:
             if file is None and local_path(self._url) is not None:
-                file = self._places.seekable(self._places.open(self._url))
+                file = self._opener.seekable(self._opener.open(self._url))
             elif file is None:
-                file = files.enter_context(self._places.open_once(self._url))
+                file = files.enter_context(self._opener.open_once(self._url))
             yield files.enter_context(parquet.ParquetFile(file, page_checksum_verification=True))
 
     def _read(self, block_bytes: int, columns: list[str] | None) -> Iterator[Any]:
         with readable(self._where, "Parquet"), self._opened() as file:
-            if self._places.identity(self._url) != self._as_it_was:
+            if self._opener.identity(self._url) != self._identity:
                 raise DataError(
                     f"{self._where} was replaced while it was read",
                     "run the same command again once it stays as it is",
@@ -70,7 +70,7 @@ class ParquetReader(ArrowReader):
 
     def _row_bytes(self, file: Any) -> int:
         """Return a lower bound of the bytes of a row in memory; encoded rows may be far smaller."""
-        n_values = len(self._kept)
+        n_values = len(self._columns_read)
         if self._lists and self._n_rows:  # all have the length of the first
             first = next(file.iter_batches(batch_size=1, columns=[self._features[0]]))
             n_values += len(first.column(0).flatten())

@@ -103,16 +103,16 @@ class ArrowReader(Reader):
         self.target_columns = split.targets
         self.weight_column = next(iter(split.weights), None)
         self._features, self._targets, self._weights = split.features, split.targets, split.weights
-        self._kept = split.all
+        self._columns_read = split.all
         self._marks, self._drop_missing = request.marks, request.drop_missing
-        self._said: set[str] = set()  # columns that a warning was given for
-        self._rounded: set[str] = set()  # columns with a warning about rounding
+        self._warned_of_bytes: set[str] = set()  # columns that a warning was given for
+        self._warned_of_rounding: set[str] = set()  # columns with a warning about rounding
         self._cells, self.has_cells = request.cells is not None, not self._lists
         self.natural_dtype = _natural_dtype([schema.field(k).type for k in split.features])
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
         row = 0
-        for batch in self._read(block_bytes, self._kept):
+        for batch in self._read(block_bytes, self._columns_read):
             skip = min(max(start - row, 0), len(batch))
             row += len(batch)
             if skip < len(batch):
@@ -172,18 +172,18 @@ class ArrowReader(Reader):
         """Stack columns, and warn of integers that become floats and are rounded."""
         rows = np.stack(columns, axis=1)
         for values, name in zip(columns, names, strict=True) if rows.dtype.kind == "f" else ():
-            if name not in self._rounded and array_is_rounded(values):
+            if name not in self._warned_of_rounding and array_is_rounded(values):
                 self._warn_of_rounded(name)
         return rows
 
     def _floats(self, decimals: Any, name: str) -> Any:
         """Return a column of decimals as float64, and warn if large ones are rounded."""
-        if name not in self._rounded and cells_are_rounded(decimals):
+        if name not in self._warned_of_rounding and cells_are_rounded(decimals):
             self._warn_of_rounded(name)
         return decimals.cast(import_optional("pyarrow").float64(), safe=False)
 
     def _warn_of_rounded(self, name: str) -> None:
-        self._rounded.add(name)
+        self._warned_of_rounding.add(name)
         warn_of_rounded(f"column {name!r}")
 
     def _missing_targets(self, batch: Any) -> NDArray[np.bool_]:
@@ -231,8 +231,8 @@ class ArrowReader(Reader):
                     f"row {start} that are not text in UTF-8",
                     f"{remedy}",
                 ) from error
-            if field.name not in self._said:
-                self._said.add(field.name)
+            if field.name not in self._warned_of_bytes:
+                self._warned_of_bytes.add(field.name)
                 warn(
                     f"column {field.name!r} of {self._where} is {field.type}, and is read as text "
                     "in UTF-8, which it may be"

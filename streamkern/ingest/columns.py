@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 from streamkern.basics.errors import DataError
 from streamkern.basics.message import mention
 from streamkern.basics.text import some
-from streamkern.ingest.tables.missing import Marks
+from streamkern.ingest.tables.missing import MissingMarkers
 
 FileRowCounts = tuple[
     tuple[str, int | None], ...
@@ -22,7 +22,8 @@ class ReadRequest(NamedTuple):
 
     x : the name of an array, or columns by name or, where none has that name, position; None for
         the default
-    y, w : a name, a position, a file or an array; columns; None for the default y and for no w
+    y, w : targets and weights: a name, a position, a file, an array, or several columns; None for
+        the default targets, and for no weights
     targets : whether y and w are read; if not, columns of these names are only left out
     columns : the names that the features must have, in the order to read them in
     dropped : names of columns to leave out; they may be missing if `columns` is given
@@ -40,7 +41,7 @@ class ReadRequest(NamedTuple):
     columns: Sequence[str] | None = None
     dropped: Sequence[str] = ()
     cells: Sequence[str] | None = None
-    marks: Marks | None = None
+    marks: MissingMarkers | None = None
     drop_missing: bool = False
     whole: bool = False
 
@@ -52,9 +53,9 @@ class ReadRequest(NamedTuple):
 
     @property
     def known_names(self) -> tuple[str, ...]:
-        """Names that columns must have: those of the features, or those requested by name.
+        """Names that columns must have: the names of the features, or the names requested.
 
-        Up to three digits may be a position; longer ones, such as a year, are a name.
+        A number of up to three digits may be a position; a longer one, such as a year, is a name.
         """
         requested = [*as_list(self.x), *as_list(self.y), *as_list(self.w)]
         names = [
@@ -325,7 +326,7 @@ USUAL = RecordedArrays()
 
 
 def recorded_form(data: Any) -> Mapping[str, Any] | None:
-    """Return the form for later files: the record, with arrays by the names of the columns.
+    """Return the record by which later files are read: `file_form`, with the names of the arrays.
 
     data : a `StoreSpec`, a `Like` or a `KernelModel`
     """

@@ -110,7 +110,7 @@ class FeatureConverter:
     first : the first rows
     dtype : target dtype of all rows. By default the narrowest storable dtype that can represent the
         first rows; later rows of a dtype that it cannot represent raise DataError.
-    input_dtype : the dtype of all rows if it is known, otherwise that of `first`
+    input_dtype : the dtype of all rows if it is known, otherwise the dtype of `first`
     can_widen : whether error messages may suggest a wider dtype
     packed : whether rows are packed sparse rows
     """
@@ -188,7 +188,7 @@ class FeatureConverter:
         return out
 
     def fit_to(self, row_shape: tuple[int, ...]) -> None:
-        """Give packed rows the length of those of a store. DataError if they are longer."""
+        """Store packed rows in the length of the rows of a store. DataError if they are longer."""
         if not (self.packed and is_packed(row_shape)):
             return
         if self.row_shape[1] > row_shape[1]:
@@ -214,6 +214,7 @@ class FeatureConverter:
         X: NDArray[Any], block: RawBlock, as_stored: str = "",
         remedy: str = "fill in or drop such rows first",
     ) -> None:  # fmt: skip
+        """Raise NonFiniteError if X, the rows of a block, holds NaN or infinity."""
         nonfinite = layout.first_nonfinite(X)
         if nonfinite is not None:
             row, column, value = nonfinite
@@ -298,6 +299,7 @@ class RoundingTracker:
         self._add(X[cut:], rounded[cut:], 1)
 
     def _add(self, X: NDArray[Any], rounded: NDArray[Any], rows_per_line: int) -> None:
+        """Add rows (k, d), `rows_per_line` of them side by side; k is a multiple of this."""
         width = rows_per_line * X.shape[1]
         X, rounded = X.reshape(-1, width), rounded.reshape(-1, width)
         first, rows = np.tile(self._first, rows_per_line), max(1, _SLAB // width)

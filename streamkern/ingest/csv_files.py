@@ -48,7 +48,7 @@ from streamkern.ingest.input_files import FileOpener, Url
 from streamkern.ingest.raw_targets import MAX_LABEL
 from streamkern.ingest.reader import Reader
 from streamkern.ingest.tables.cells import PADDED, matches
-from streamkern.ingest.tables.key_columns import KeyWatch, warn_of_index
+from streamkern.ingest.tables.key_columns import RoundingWarnings, warn_of_index
 from streamkern.ingest.tables.missing import missing_in
 from streamkern.ingest.tables.numbers import is_number, is_padded, numbers
 
@@ -75,7 +75,7 @@ class CsvReader(Reader):
         self.identity, self._where, self._open = identity, where, open_file
         self._style, self._marks = form.style, request.marks
         self._cells, self._drop_missing = request.cells, request.drop_missing
-        self._keys = KeyWatch()
+        self._keys = RoundingWarnings()
         if request.cells is not None:
             import_optional("pyarrow", "reading words, dates and missing values")
         with closing(self._open()) as file:
@@ -113,7 +113,7 @@ class CsvReader(Reader):
         return {"y": self._targets, "sample_weight": self._weights, "width": len(self._names)}
 
     def _without_index(self, request: ReadRequest) -> ReadRequest:
-        """Return the request without an index of the rows that it does not name."""
+        """Return the request with index columns dropped that it does not name; warn of each."""
         roles = [request.x, request.y, request.w, request.columns]
         named = {str(k) for role in roles for k in as_list(role)}
         dropped = []
@@ -175,6 +175,7 @@ class CsvReader(Reader):
     # ------------------------------------------------------------------------- one piece of lines
 
     def _block(self, part: Part, start: int) -> RawBlock:
+        """Return the parsed rows as a block. start : row number of the first line."""
         X, targets, weights, kept = part
         y = np.stack(targets, axis=1) if targets else np.empty((len(X), 0))
         n_dropped = 0 if kept is None else int((~kept).sum())
@@ -195,13 +196,13 @@ class CsvReader(Reader):
 
     def _by_arrow(self, content: bytes) -> Part | None:
         """Parse lines; return None if the csv module must read them."""
-        plain = self._cells is None and not self._style.thousands
-        table = self._arrow_table(content, "double" if plain else "string")
+        as_numbers = self._cells is None and not self._style.thousands
+        table = self._arrow_table(content, "double" if as_numbers else "string")
         if table is None:
             return None
         columns = [table.column(str(k)) for k in self._features]
         X: Any = self._matrix(columns, content) if self._cells is None else self._table_of(columns)
-        texts = None if X is None else self._texts_beside(table)
+        texts = None if X is None else self._targets_and_weights(table)
         if texts is None:
             return None
         targets, weights = texts
@@ -214,7 +215,7 @@ class CsvReader(Reader):
         return X, [y[kept] for y in targets], [w[kept] for w in weights], kept
 
     def _matrix(self, columns: Sequence[Any], content: bytes) -> NDArray[np.float64] | None:
-        """Return columns of an Arrow table as numbers (k, d); None if a cell is none."""
+        """Return columns of an Arrow table as numbers (k, d); None if a cell is not a number."""
         X = np.empty((len(columns[0]), len(columns)))
         for j, column in enumerate(columns):
             if self._style.thousands and (column := self._style.parsed(column)) is None:
@@ -223,7 +224,7 @@ class CsvReader(Reader):
         if not np.isfinite(X).all():
             return None
         texts = partial(self._arrow_table, content, "string")
-        self._keys.look(X, [(str(k), self._names[k]) for k in self._features], texts)
+        self._keys.check(X, [(str(k), self._names[k]) for k in self._features], texts)
         if has_padded(content, self._delimiter):  # numbers with leading zeros, as codes have
             table = texts()
             if any(matches(table.column(str(k)), PADDED).any() for k in self._features):
@@ -254,8 +255,11 @@ class CsvReader(Reader):
         missing = missing_in(y)
         return missing if self._marks is None else missing | self._marks.matched_in(y)
 
-    def _texts_beside(self, table: Any) -> tuple[list[Any], list[Any]] | None:
-        """Return targets and weights of a table of `_arrow_table`; None if one is too long."""
+    def _targets_and_weights(self, table: Any) -> tuple[list[Any], list[Any]] | None:
+        """Return the texts of targets and weights of a table; None if one is too long for a label.
+
+        table : as returned by `_arrow_table`
+        """
         compute = import_optional("pyarrow.compute")
         columns = {k: table.column(str(k)) for k in (*self._targets, *self._weights)}
         lengths = [compute.max(compute.utf8_length(column)).as_py() for column in columns.values()]
@@ -264,7 +268,7 @@ class CsvReader(Reader):
         return self._stripped({k: column.to_pylist() for k, column in columns.items()})
 
     def _stripped(self, texts: dict[int, Sequence[str]]) -> tuple[list[Any], list[Any]]:
-        """Return the stripped texts (k,) of targets and weights, with numbers written by points."""
+        """Return the stripped texts (k,) of targets and weights, with points as decimal signs."""
         columns = {}
         for k, cells in texts.items():
             if not self._style.plain:
@@ -354,12 +358,12 @@ class CsvReader(Reader):
             cells = cells if self._style.plain else list(map(self._style.with_point, cells))
             values = numbers(cells)
         except ValueError:
-            self._blame(fields, location)
+            self._raise_not_a_number(fields, location)
         for k, cell in zip(self._features, cells, strict=True):
-            self._keys.look_at(self._names[k], cell)
+            self._keys.check_cell(self._names[k], cell)
         return values
 
-    def _blame(self, fields: Sequence[str], location: str) -> NoReturn:
+    def _raise_not_a_number(self, fields: Sequence[str], location: str) -> NoReturn:
         """Raise for the first field that should be a number and is not."""
         way = mention("encode", "auto") if self.has_cells else f"a header or {mention('names=')}"
         for k in self._features:

@@ -16,7 +16,7 @@ from streamkern.basics.message import mention
 from streamkern.basics.text import some
 from streamkern.basics.warning import warn
 from streamkern.ingest.tables.cells import MISSING
-from streamkern.ingest.tables.numbers import NumberStyle, is_integer, is_number, other_writing
+from streamkern.ingest.tables.numbers import NumberStyle, is_integer, is_number, other_notation
 
 UNKNOWN_CELLS = {*MISSING, "?", "-", "."}
 """Cells that give no information about the content of a column."""
@@ -24,10 +24,10 @@ CsvRows = Sequence[Sequence[str]]
 _EXAMINED_ROWS = 200  # rows
 _SURE, _DOUBTFUL = math.log10(1e-4), math.log10(0.05)
 """Bounds of log10 P(such a first row): a header below the first, refused below the second."""
-_MAX_PER_COLUMN = 6.0
+_MAX_PER_COLUMN = 6.0  # largest |log10 P| of one column
 _YEARS = range(1000, 3000)
-_FEW_DIGITS = 4  # digits that a name has fewer than the numbers below
-_MANY_COLUMNS, _MANY_MORE = 4, 8  # columns; numbers seldom rise by chance over so many
+_MIN_FEWER_DIGITS = 4  # a name with so many digits fewer than the numbers below is unlike them
+_MANY_COLUMNS, _MANY_MORE = 4, 8  # columns; numbers seldom increase by chance over so many
 
 
 def columns_of(rows: CsvRows, n_columns: int) -> list[list[str]]:
@@ -60,14 +60,14 @@ def is_header(
         if unnamed:
             _warn_of_names(first, below, style, where, quoted)
             return False
-        return _are_names(first, below, style, where, quoted)
+        return _is_header_of_numbers(first, below, style, where, quoted)
     if any(numeric):
         return _is_mixed_header(first, below, numeric, style, where)
     return _is_header_of_words(first, below, style, where)
 
 
 def _all_below(known: Collection[str], first: Sequence[str], below: CsvRows) -> bool:
-    """Return whether all these names also occur as cells in their columns, as in a first row."""
+    """Return whether each known name is also a cell of its column, so that the line is a row."""
     return bool(below) and all(
         any(row[k].strip() == name for row in below) for k, name in enumerate(first)
         if name in known
@@ -90,7 +90,7 @@ def _is_mixed_header(
     )
     names = [name for name, number in zip(first, numeric, strict=True) if number]
     rows = [[cell for cell, number in zip(row, numeric, strict=True) if number] for row in below]
-    if above_numbers and _chance(names, rows[:_EXAMINED_ROWS], style) < _DOUBTFUL:
+    if above_numbers and _log10_chance(names, rows[:_EXAMINED_ROWS], style) < _DOUBTFUL:
         return True
     raise DataError(
         f"the first line of {where} has words and numbers: it may be a header or a row",
@@ -100,17 +100,17 @@ def _is_mixed_header(
     )
 
 
-def _are_names(
+def _is_header_of_numbers(
     names: Sequence[str], below: CsvRows, style: NumberStyle, where: str, quoted: bool
 ) -> bool:
     """Return whether a line of numbers is a header; raise DataError if it is only likely."""
     rows = below[:_EXAMINED_ROWS]
     names = [style.with_point(name) for name in names]
-    chance = _chance(names, rows, style)
+    chance = _log10_chance(names, rows, style)
     if len({*names}) < len(names) or not (chance or quoted):
         return False
     integers = all(map(is_integer, names))
-    numbered = _is_numbered(names) or (integers and _are_years(names, rows))
+    numbered = _is_numbered(names) or (integers and _is_header_of_years(names, rows))
     if quoted:
         return True
     if chance < _SURE and numbered:
@@ -120,7 +120,11 @@ def _are_names(
             f"{mention('header', False)} that it is a row"
         )
         return True
-    if chance < _SURE and _rise(names, integers) and _all_written_otherwise(names, rows, style):
+    if (
+        chance < _SURE
+        and _is_increasing(names, integers)
+        and _all_in_other_notation(names, rows, style)
+    ):
         warn(
             f"the first line of {where} ({some(names)}) is read as the names of its columns, as "
             "its numbers rise and are written otherwise than those below; "
@@ -148,7 +152,7 @@ def _warn_of_names(
     names: Sequence[str], below: CsvRows, style: NumberStyle, where: str, quoted: bool
 ) -> None:
     """Warn if a line that is a row, as in earlier files, would otherwise be read as names."""
-    chance = _chance([*map(style.with_point, names)], below[:_EXAMINED_ROWS], style)
+    chance = _log10_chance([*map(style.with_point, names)], below[:_EXAMINED_ROWS], style)
     if len({*names}) == len(names) and (quoted or chance < _SURE):
         warn(
             f"the first line of {where} ({some(names)}) may name its columns; it is read as a row, "
@@ -156,45 +160,49 @@ def _warn_of_names(
         )
 
 
-def _chance(names: Sequence[str], rows: CsvRows, style: NumberStyle) -> float:
-    """Return log10 of the probability of a first row like these names, given the rows below.
+def _log10_chance(names: Sequence[str], rows: CsvRows, style: NumberStyle) -> float:
+    """Return log10 of the probability that a row has values like these names, given the rows.
 
-    0.0 if they do not look like names at all. Columns are assumed to be independent.
+    It is 0.0 if the line does not look like names at all. Columns are assumed to be independent.
     """
     if not rows:  # a long line may be all that was read
         return _SURE if _is_numbered(names) and len(names) >= _MANY_MORE else 0.0
-    if _goes_on(names, rows):
+    if _continues_below(names, rows):
         return 0.0 if len(rows) > 1 else _DOUBTFUL
-    columns = _columns(names, rows, style)
-    written = _all_written(names, columns)
+    columns = _column_cells(names, rows, style)
+    written = _log10_notations(names, columns)
     if all(map(is_integer, names)):
-        if _is_numbered(names) or _are_years(names, rows) or _progress(names, _MANY_MORE):
-            equal = [_equal(*pair) for pair in zip(names, columns, strict=True)]
+        if (
+            _is_numbered(names)
+            or _is_header_of_years(names, rows)
+            or _is_arithmetic(names, _MANY_MORE)
+        ):
+            equal = [_log10_equal(*pair) for pair in zip(names, columns, strict=True)]
             return sum(map(min, written, equal))
-        if _rise(names) and all(map(_far, names, columns)):
+        if _is_increasing(names) and all(map(_is_far_from, names, columns)):
             return -_MAX_PER_COLUMN
-    elif _progress(names, _MANY_COLUMNS):
+    elif _is_arithmetic(names, _MANY_COLUMNS):
         return -_MAX_PER_COLUMN
     return sum(written) if all(written) else 0.0
 
 
-def _columns(names: Sequence[str], rows: CsvRows, style: NumberStyle) -> list[list[str]]:
+def _column_cells(names: Sequence[str], rows: CsvRows, style: NumberStyle) -> list[list[str]]:
     return [list(map(style.with_point, cells)) for cells in columns_of(rows, len(names))]
 
 
-def _all_written(names: Sequence[str], columns: Sequence[Sequence[str]]) -> list[float]:
-    return [_written(*pair) for pair in zip(names, columns, strict=True)]
+def _log10_notations(names: Sequence[str], columns: Sequence[Sequence[str]]) -> list[float]:
+    return [_log10_notation(*pair) for pair in zip(names, columns, strict=True)]
 
 
-def _all_written_otherwise(names: Sequence[str], rows: CsvRows, style: NumberStyle) -> bool:
+def _all_in_other_notation(names: Sequence[str], rows: CsvRows, style: NumberStyle) -> bool:
     """Return whether every name is written in another notation than the numbers of its column."""
-    return all(_all_written(names, _columns(names, rows, style)))
+    return all(_log10_notations(names, _column_cells(names, rows, style)))
 
 
-def _written(name: str, cells: Sequence[str]) -> float:
-    """Return log10 of the probability of a number that is written differently from those below.
+def _log10_notation(name: str, cells: Sequence[str]) -> float:
+    """Return log10 of the probability that a cell is written in the notation of the text `name`.
 
-    0.0 if it is written alike.
+    It is 0.0 if the cells of the column are in the same notation.
     """
     if not cells:
         return 0.0
@@ -202,7 +210,7 @@ def _written(name: str, cells: Sequence[str]) -> float:
         if len(cells) >= _MANY_COLUMNS and all(map(is_integer, cells)):
             return -_MAX_PER_COLUMN / 2
         fewer = min(map(_digits, cells)) - _digits(name)
-        return -min(_MAX_PER_COLUMN, fewer) if fewer >= _FEW_DIGITS else 0.0
+        return -min(_MAX_PER_COLUMN, fewer) if fewer >= _MIN_FEWER_DIGITS else 0.0
     if not all(map(_has_fraction, cells)):
         return 0.0
     if any(float(cell).is_integer() for cell in cells):  # other integers are written 1.0
@@ -210,8 +218,8 @@ def _written(name: str, cells: Sequence[str]) -> float:
     return -min(_MAX_PER_COLUMN, max(1, min(map(_decimals, cells))))
 
 
-def _equal(name: str, cells: Sequence[str]) -> float:
-    """Return log10 of the probability that a cell has this value."""
+def _log10_equal(name: str, cells: Sequence[str]) -> float:
+    """Return log10 of the probability that a cell of this column is equal to `name`."""
     n_equal = sum(float(cell) == float(name) for cell in cells if is_number(cell))
     return math.log10((n_equal + 0.5) / (len(cells) + 1)) if cells else 0.0
 
@@ -229,7 +237,7 @@ def _decimals(cell: str) -> int:
     return len(cell.lower().partition("e")[0].partition(".")[2])
 
 
-def _far(name: str, cells: Sequence[str]) -> bool:
+def _is_far_from(name: str, cells: Sequence[str]) -> bool:
     """Return whether a number is farther from all cells than these are from each other."""
     values = [float(cell) for cell in cells if is_number(cell)]
     if len(values) < 2 or len(values) < len(cells):
@@ -243,18 +251,18 @@ def _is_numbered(names: Sequence[str]) -> bool:
     return names[0] in ("0", "1") and _steps(names) <= {1}
 
 
-def _progress(names: Sequence[str], many: int) -> bool:
+def _is_arithmetic(names: Sequence[str], many: int) -> bool:
     """Return whether at least `many` numbers rise or fall by a constant step."""
     steps = _steps(names)
     return len(names) >= many and len(steps) == 1 and steps != {0}
 
 
-def _rise(names: Sequence[str], integers: bool = True) -> bool:
+def _is_increasing(names: Sequence[str], integers: bool = True) -> bool:
     enough = _MANY_COLUMNS if integers else _MANY_MORE
     return len(names) >= enough and min(_steps(names), default=0) > 0
 
 
-def _are_years(names: Sequence[str], rows: CsvRows) -> bool:
+def _is_header_of_years(names: Sequence[str], rows: CsvRows) -> bool:
     """Return whether the names are years in order, above rows that are not."""
     if len(names) < 2 or not all(is_integer(k) and int(k) in _YEARS for k in names):
         return False
@@ -272,7 +280,7 @@ def _steps(names: Sequence[str]) -> set[float]:
     return {round(b - a, 9) for a, b in pairwise(map(float, names))}
 
 
-def _goes_on(names: Sequence[str], rows: CsvRows) -> bool:
+def _continues_below(names: Sequence[str], rows: CsvRows) -> bool:
     """Return whether each row is the one above it plus a constant, as in a range of numbers."""
     several = [[float(c) for c in row] for row in (names, *rows[:3]) if all(map(is_number, row))]
     steps = [
@@ -285,10 +293,11 @@ def _goes_on(names: Sequence[str], rows: CsvRows) -> bool:
 def _is_header_of_words(
     first: Sequence[str], below: CsvRows, style: NumberStyle, where: str
 ) -> bool:
+    """Return True for a line of words; raise DataError if its words occur again below it."""
     columns = [[row[k].strip() for row in below] for k in range(len(first))]
     again = [name for name, cells in zip(first, columns, strict=True) if name and name in cells]
     for name, cells in zip(first, columns, strict=True):
-        if other_writing(name) and any(map(other_writing, cells)):
+        if other_notation(name) and any(map(other_notation, cells)):
             again.append(name)
     if not again:
         return True
@@ -299,8 +308,8 @@ def _is_header_of_words(
     )
     if not above_numbers or 2 * len(again) > len(first):
         raise DataError(
-            f"the first line of {where} looks like a row: {some(sorted(set(again)))} stands "
-            "further down in the same column, or what is like it",
+            f"the first line of {where} looks like a row: {some(sorted(set(again)))}, or "
+            "something similar, occurs again further down in the same column",
             f"if the file has no header, give the names of its columns with {mention('names=')}; "
             f"{mention('header', True)} says that it is one",
         )

@@ -19,7 +19,7 @@ from streamkern.ingest.csv_header import UNKNOWN_CELLS, CsvRows, columns_of, is_
 from streamkern.ingest.csv_lines import BREAK
 from streamkern.ingest.formats import FileForm
 from streamkern.ingest.tables.key_columns import index_columns
-from streamkern.ingest.tables.numbers import NumberStyle, is_integer, is_number, other_writing
+from streamkern.ingest.tables.numbers import NumberStyle, is_integer, is_number, other_notation
 
 _DELIMITERS = ",;\t|"
 _OTHER_DELIMITERS = {
@@ -66,7 +66,7 @@ def csv_layout(
     where : name of the file, for messages
     above : the skipped lines, with their numbers
     known : names that its columns must have
-    beside : names of further columns that it may have
+    beside : names of columns that it may have besides these
 
     Raises DataError if the layout is ambiguous, and names the option that resolves it.
     """
@@ -255,7 +255,7 @@ _CHECKED_ROWS = 100  # rows
 def leading_index_columns(
     names: Sequence[str], rows: CsvRows, header: int, where: str
 ) -> list[str]:
-    """Return the leading columns that only number or name the rows, as those of pandas and R.
+    """Return the leading columns that only number or name the rows, as pandas and R write them.
 
     names : names of the columns
     rows : the fields of the first rows
@@ -267,7 +267,7 @@ def leading_index_columns(
     index = index_columns(names, lambda name: all(map(is_integer, cells[name])))
     if index or names[0] or len(names) < 2:
         return index
-    words = [c for c in cells[""] if not (is_number(c) or other_writing(c))]
+    words = [c for c in cells[""] if not (is_number(c) or other_notation(c))]
     if len({*words}) == len([row for row in rows if len(row) == len(names)]):
         return [""]
     raise DataError(
@@ -293,7 +293,7 @@ def has_row_names(lines: Sequence[tuple[int, str]], rows: CsvRows, style: Number
     if not below or not complete or any(is_number(style.with_point(name)) for name in header):
         return False
     first, *columns = ([row[k].strip() for row in below] for k in range(len(header) + 1))
-    names = all(is_integer(cell) or not (is_number(cell) or other_writing(cell)) for cell in first)
+    names = all(is_integer(cell) or not (is_number(cell) or other_notation(cell)) for cell in first)
     if not names or len({*first, ""}) <= len(below) or not any(columns[-1]):
         return False
     numeric = [

@@ -158,7 +158,7 @@ def _xz(file: Any) -> Iterator[bytes]:
     return _streams(file, lambda: lzma.LZMADecompressor(memlimit=_XZ_MEMORY), b"\0")
 
 
-class _Kept:
+class _Unclosed:
     """A file that stays open when its reader closes it."""
 
     closed = False
@@ -174,7 +174,7 @@ class _Kept:
 
 
 def _zstd(file: Any) -> Iterator[bytes]:
-    stream = import_optional("pyarrow").CompressedInputStream(_Kept(file), "zstd")
+    stream = import_optional("pyarrow").CompressedInputStream(_Unclosed(file), "zstd")
     while piece := stream.read(_PIECE):
         yield piece
 

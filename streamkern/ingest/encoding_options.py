@@ -17,7 +17,7 @@ from streamkern.ingest.reader import EncodedReader, encoded_reader
 from streamkern.ingest.tables.cells import MISSING
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.ingest.tables.fit import fit
-from streamkern.ingest.tables.missing import Marks
+from streamkern.ingest.tables.missing import MissingMarkers
 from streamkern.ingest.tables.scan import Declared
 from streamkern.store.store import open_store
 
@@ -25,12 +25,12 @@ ENCODE = ("auto", "none")
 
 
 class Like(NamedTuple):
-    """Data that other rows must match: those of a store, or the training data of a model.
+    """Description of data that other rows must match: a store, or the training data of a model.
 
-    encoder : None if the features are plain numbers
-    columns, target_columns, weight_column : their names
-    file_form : how its files are read, as in `StoreSpec`
-    row_shape : None if it is compared later
+    encoder : encoder of the features; None if they are plain numbers
+    columns, target_columns, weight_column : names of the columns
+    file_form : form of the files, as in `StoreSpec`
+    row_shape : shape of a row; None if it is compared later
     """
 
     encoder: Encoder | None
@@ -60,7 +60,10 @@ class Like(NamedTuple):
 
 @dataclass(frozen=True)
 class EncodingOptions:
-    """Arguments of `ingest` about the columns of a table; see there."""
+    """Arguments of `ingest` about the columns of a table; see there.
+
+    missing : texts that mark a missing cell: the markers of pandas, then `na_values`
+    """
 
     encode: str
     declared: Declared
@@ -121,7 +124,7 @@ class EncodingOptions:
 
         Raises ConfigError if columns were described although the input is not a `table`.
         """
-        if (self.certain or self.declared.dropped) and not table:
+        if (self.always_encodes or self.declared.dropped) and not table:
             raise ConfigError(
                 f"{mention('categorical=')}, {mention('numeric=')}, {mention('dates=')}, "
                 f"{mention('drop=')}, {mention('na_values=')} and {mention('like=')} say what is "
@@ -132,8 +135,8 @@ class EncodingOptions:
         return list(names) if y is None and names else y
 
     @property
-    def certain(self) -> bool:
-        """True if the table is encoded whatever it holds."""
+    def always_encodes(self) -> bool:
+        """True if the table is encoded even if all of its columns are numbers."""
         declared = self.declared
         named = (
             declared.categorical
@@ -154,7 +157,7 @@ class EncodingOptions:
         return None if self.like is None or self.encoder is not None else self.like.columns
 
     def recorded(self, form: FileForm) -> FileForm:
-        """Return the form of files, with that of the files of `like` as defaults."""
+        """Return the form of files, with the recorded form of the files of `like` as defaults."""
         return form if self.like is None else form._replace(recorded=recorded_form(self.like) or {})
 
     @property
@@ -191,7 +194,7 @@ class EncodingOptions:
         """Return a reader of encoded rows, by the encoder of `like` or a newly fitted one."""
         if self.encoder is not None:
             return encoded_reader(open_cells, self.encoder)
-        marks = Marks(self.missing[len(MISSING) :])
+        marks = MissingMarkers(self.missing[len(MISSING) :])
         # Markers are searched only in `fit`, which knows whether each of them was found.
         reader = open_cells(cells=MISSING, dropped=self.declared.dropped, marks=marks)
         fitted = fit(

@@ -29,7 +29,7 @@ from streamkern.ingest.conform import FeatureConverter, RawBlock, RoundingTracke
 from streamkern.ingest.encoding_options import EncodingOptions
 from streamkern.ingest.reader import Reader
 from streamkern.ingest.shuffle import Spool
-from streamkern.ingest.tables.key_columns import RowCounter
+from streamkern.ingest.tables.key_columns import IndexDetector
 from streamkern.ingest.targets import TargetConverter
 from streamkern.store.class_labels import KnownClasses
 from streamkern.store.layout import StoreSpec
@@ -47,7 +47,7 @@ class Spooled(NamedTuple):
     rounding: RoundingTracker | None  # of text that is stored with fewer digits without a request
 
     def notes(self) -> dict[str, Any]:
-        """Return everything known besides the rows, as JSON, to resume from."""
+        """Return the state besides the rows, as JSON, to resume from."""
         rounding = None if self.rounding is None else self.rounding.saved
         return {
             "labels": self.values.labels,
@@ -68,13 +68,16 @@ def spool_table(
     identity: str,
     scratch: Scratch,
 ) -> tuple[Spooled, Reader]:
-    """Spool the rows of `reader` if all features are numbers, otherwise those of `encoded`.
+    """Spool the rows of `reader` if all features are numbers, otherwise the rows of `encoded`.
 
-    Which one it is shows only when rows are read; after a restart it is known from the scratch
-    files.
+    This is known only once the rows are read; after a restart it is known from the scratch files.
+
+    encoded : returns the reader of encoded rows
+    spool : `spool_rows` with its other arguments
+    Returns the result of `spool`, and the reader whose rows were spooled.
     """
     identity_encoded = f"{identity} encoded"
-    if not (encoding.certain or scratch.holds(identity_encoded)):
+    if not (encoding.always_encodes or scratch.holds(identity_encoded)):
         try:
             return spool(reader, identity=identity), reader
         except (NotNumbersError, NonFiniteError) as error:
@@ -91,7 +94,7 @@ def spool_table(
 
 
 def block_size(memory: int) -> int:
-    """Return the bytes of a block that is read at once."""
+    """Return the bytes of a block that is read at once. memory : of the ingest, in bytes."""
     return int(np.clip(memory // 32, 1 << 20, 64 << 20))
 
 
@@ -100,8 +103,11 @@ def spool_rows(
     targets: str, dtype: Any, memory: int, progress: Progress | None,
     like: StoreSpec | None = None, row_shape: tuple[int, ...] | None = None, chosen: bool = True,
 ) -> Spooled:  # fmt: skip
-    """Spool all rows of the reader, checked and converted; the spool is sealed.
+    """Spool all rows of the reader, checked and converted; return the sealed spool.
 
+    files : stack that closes the input files
+    identity : identifies the rows, see `Spool`
+    memory : bytes; half of them are for the spool
     like : spec of the store that they are appended to, which they must fit
     row_shape : shape that rows must have; None for any
     chosen : whether the feature columns were chosen explicitly
@@ -147,7 +153,7 @@ def spool_rows(
     if spool.sealed:
         spool.seal(spool.notes)  # the split of a bucket may have been interrupted
     else:
-        counter = None if chosen else _counter(reader, features, spool)
+        counter = None if chosen else _index_counter(reader, features, spool)
         _read_all(reader, files, features, rows, block_bytes, progress, counter)
     if like is None and first.w is not None and not rows.files.counted:
         spool.discard()
@@ -174,14 +180,16 @@ def _features(
     return features
 
 
-def _counter(reader: Reader, features: FeatureConverter, spool: Spool) -> RowCounter | None:
+def _index_counter(
+    reader: Reader, features: FeatureConverter, spool: Spool
+) -> IndexDetector | None:
     """Return a counter that checks the first of several columns of a table for an index.
 
     None for other input, and if an earlier call has read some of the rows.
     """
     table = reader.columns is not None or reader.as_text
     several = len(features.row_shape) == 1 < features.row_shape[0]
-    return RowCounter() if table and several and not spool.n_rows else None
+    return IndexDetector() if table and several and not spool.n_rows else None
 
 
 def _check_shape(first: RawBlock, features: FeatureConverter, wanted: tuple[int, ...]) -> None:
@@ -198,9 +206,9 @@ def _check_shape(first: RawBlock, features: FeatureConverter, wanted: tuple[int,
 
 
 def _check_packed(first: RawBlock, features: FeatureConverter, wanted: tuple[int, ...]) -> None:
-    """Raise DataError if rows are dense and those of a store of this row shape sparse.
+    """Raise DataError for dense rows if `wanted` is the row shape of a store of sparse rows.
 
-    Sparse rows become dense for a store of dense ones, see `readers`.
+    For a store of dense rows, sparse rows become dense, see `readers`.
     """
     if is_packed(wanted) and not features.packed:
         raise DataError(
@@ -254,7 +262,7 @@ def _read_all(
     rows: Spooled,
     block_bytes: int,
     progress: Progress | None,
-    counter: RowCounter | None,
+    counter: IndexDetector | None,
 ) -> None:
     """Spool the rows of the reader from the last saved one on, and seal the spool.
 
@@ -266,7 +274,9 @@ def _read_all(
         # One thread reads and checks blocks while another one spools the rows of the last block.
         with (
             ThreadPoolExecutor(1, thread_name_prefix="streamkern-spool") as pool,
-            closing(ordered_map(pool, _appends(blocks, features, rows, counter), 1)) as appended,
+            closing(
+                ordered_map(pool, _append_calls(blocks, features, rows, counter), 1)
+            ) as appended,
         ):
             for n_rows in appended:
                 if progress is not None:
@@ -282,7 +292,7 @@ def _read_all(
         if rows.rounding is not None:
             rows.rounding.check(reader.columns, [name for name, _ in rows.files.counts])
         if counter is not None:
-            counter.tell("0" if reader.columns is None else reader.columns[0], first)
+            counter.warn_if_index("0" if reader.columns is None else reader.columns[0], first)
         spool.seal(rows.notes())
     except StorageError:
         raise  # the spooled rows are good, and the same call resumes from them
@@ -311,15 +321,15 @@ class FilesRead:
         self.counts[-1] = (name, n_rows + len(block.X))
 
 
-def _appends(
+def _append_calls(
     blocks: Iterable[RawBlock],
     features: FeatureConverter,
     rows: Spooled,
-    counter: RowCounter | None,
+    counter: IndexDetector | None,
 ) -> Iterator[Callable[[], int]]:
     """Yield, for each block, a call that spools its rows, after converting and checking them."""
     for block in blocks:
-        assert len(block.X) == len(block.y), "a reader looks at that"
+        assert len(block.X) == len(block.y), "readers check that"
         X = features.convert(block)
         converted = X, rows.values.convert(block), block.weights()
         if rows.rounding is not None:

@@ -1,4 +1,4 @@
-"""Read data frames, and other tables that are at hand, with arrays of targets beside them."""
+"""Read data frames and data sets, perhaps with arrays of targets and weights given beside them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from streamkern.ingest.frames import are_names, arrow_table
 
 
 class BesideReader(ArrowReader):
-    """Reader of a table that is at hand, perhaps with arrays of targets and weights beside it.
+    """Reader of a table that is given as an object, perhaps with targets and weights beside it.
 
-    beside : "y" and "w", as `beside_rows` returns them; the request then names no columns for them
+    beside : arrays of `beside_rows` by "y" and "w", if they are not columns of the table
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class FrameReader(BesideReader):
         super().__init__(table.schema, table.num_rows, request, identity, beside)
 
     def _read(self, block_bytes: int, columns: list[str] | None) -> Iterator[Any]:
-        rows = max(1, block_bytes // (8 * len(self._kept)))
+        rows = max(1, block_bytes // (8 * len(self._columns_read)))
         table = self._table if columns is None else self._table.select(columns)
         return iter(table.to_batches(max_chunksize=rows))
 

@@ -34,11 +34,11 @@ def as_frame(given: Any, name: str) -> Any:
     if array or is_dask_table(given):
         return None
     narwhals = on_demand("narwhals.stable.v2")
-    given = _known(given)
+    given = _supported(given)
     try:
         frame = narwhals.from_native(given, pass_through=True, allow_series=True)
         plain = frame is given and not isinstance(given, narwhals.DataFrame | narwhals.Series)
-        if plain and _gives_arrow(given):
+        if plain and _exports_arrow(given):
             frame = narwhals.from_native(
                 import_optional("pyarrow", "reading data frames").table(given)
             )
@@ -76,10 +76,10 @@ def is_dask_table(given: Any) -> bool:
     return hasattr(given, "to_dask_array") and hasattr(given, "map_partitions")
 
 
-def _known(given: Any) -> Any:
+def _supported(given: Any) -> Any:
     """Return `given`, or an equivalent that narwhals supports."""
     if isinstance(given, np.ndarray):
-        return given if given.dtype.names is None else _of_fields(given)
+        return given if given.dtype.names is None else _table_of_fields(given)
     if is_hub_dataset(given):
         return hub_table(given)
     arrow = sys.modules.get("pyarrow")
@@ -87,16 +87,16 @@ def _known(given: Any) -> Any:
         return arrow.chunked_array([given])
     if type(given).__module__.startswith("pyarrow") and hasattr(given, "to_table"):
         return given.to_table()  # a data set, or a scanner of one
-    if "duckdb" in type(given).__module__ and _gives_arrow(given):
+    if "duckdb" in type(given).__module__ and _exports_arrow(given):
         return import_optional("pyarrow", "reading data frames").table(given)
     return given
 
 
-def _gives_arrow(given: Any) -> bool:
+def _exports_arrow(given: Any) -> bool:
     return hasattr(given, "__arrow_c_stream__") or hasattr(given, "__arrow_c_array__")
 
 
-def _of_fields(array: NDArray[Any]) -> Any:
+def _table_of_fields(array: NDArray[Any]) -> Any:
     """Return the table of a structured array, with a column for each field."""
     names = list(array.dtype.names or ())
     deep = [k for k in names if array.dtype[k].subdtype is not None or array.dtype[k].names]
@@ -112,10 +112,10 @@ def _of_fields(array: NDArray[Any]) -> Any:
             f"a structured array has {what}", "give one of one dimension with a value in each field"
         )
     arrow = import_optional("pyarrow", "reading structured arrays")
-    return arrow.table({name: arrow.array(_of_field(array[name])) for name in names})
+    return arrow.table({name: arrow.array(_field_values(array[name])) for name in names})
 
 
-def _of_field(values: NDArray[Any]) -> Any:
+def _field_values(values: NDArray[Any]) -> Any:
     """Return the values of a field for Arrow, dates with their unit."""
     dtype = values.dtype.newbyteorder("=")
     if dtype.kind not in "biufmM":
@@ -196,8 +196,8 @@ def arrow_table(frame: Any, name: str) -> Any:
         frame = narwhals.from_native(_plain_pandas(frame.to_native(), name))
     try:
         table = frame.to_arrow()
-    except _reasons() as error:
-        raise _no_cells(frame, name, error) from None
+    except _conversion_errors() as error:
+        raise _unsupported_column(frame, name, error) from None
     for k, field in enumerate(table.schema):
         kind = _plain_type(field.type)
         if kind != field.type:
@@ -205,17 +205,17 @@ def arrow_table(frame: Any, name: str) -> Any:
     return table
 
 
-def _reasons() -> tuple[type[Exception], ...]:
+def _conversion_errors() -> tuple[type[Exception], ...]:
     return import_optional("pyarrow").ArrowException, TypeError, OverflowError, ValueError
 
 
-def _no_cells(frame: Any, name: str, error: Exception) -> DataError:
+def _unsupported_column(frame: Any, name: str, error: Exception) -> DataError:
     """Return the error for a column that Arrow has no type for."""
     wrong = []
     for column in frame.columns:
         try:
             frame.select([column]).to_arrow()
-        except _reasons() as found:
+        except _conversion_errors() as found:
             wrong, error = [column], found
             break
     reason = str(error.args[0] if error.args else error).partition("\n")[0].rstrip(".")

@@ -28,7 +28,7 @@ Get = Callable[[str], Any]
 
 
 class StoredSparseRows:
-    """The packed sparse rows X (n, 2, k) of a store of streamkern's, as rows (n, n_features)."""
+    """The packed sparse rows X (n, 2, k) of a streamkern store, as rows (n, n_features)."""
 
     chunks = shards = None
     ndim = 2
@@ -43,7 +43,7 @@ class StoredSparseRows:
         return dense
 
     def csr(self, start: int, stop: int) -> Any:
-        """Return rows `start` to `stop` as a CSR array of SciPy's."""
+        """Return rows `start` to `stop` as a CSR array of SciPy."""
         return as_csr(self._X[start:stop], self.shape[1])
 
 
@@ -79,7 +79,7 @@ class SparseRows:
 
     @cached_property
     def longest(self) -> int:
-        """The length of the packed rows; reads indptr."""
+        """Length that the rows need when they are packed; reads indptr."""
         most, step = 1, 1 << 20
         for start in range(0, self.shape[0], step):
             indptr = np.asarray(self._indptr[start : start + step + 1]).astype(np.int64)
@@ -94,7 +94,7 @@ class SparseRows:
         return dense
 
     def csr(self, start: int, stop: int) -> Any:
-        """Return rows `start` to `stop` as a CSR array of SciPy's; at least one row."""
+        """Return rows `start` to `stop`, at least one, as a CSR array of SciPy."""
         indptr = np.asarray(self._indptr[start : stop + 1]).astype(np.int64)
         low, high = int(indptr[0]), int(indptr[-1])
         if (np.diff(indptr) < 0).any() or low < 0 or high > self._data.shape[0]:
@@ -203,7 +203,7 @@ def array_of_group(
 
     group : of zarr or h5py
     name : for messages
-    memory : bytes that a matrix may take that is not stored by rows, and is converted
+    memory : largest size in bytes of a matrix that is not stored by rows, and is converted whole
     """
     attributes, kind = group.attrs, str(_plain(group.attrs.get("encoding-type")) or "")
     if kind == "categorical" or ("codes" in group and "categories" in group):

@@ -99,8 +99,8 @@ class Hdf5File:
 
     def _matlab(self, name: str) -> DataError:
         return DataError(
-            f"{name} of {self._where} was written by MATLAB, which turns the axes, and may hold "
-            "codes of text",
+            f"{name} of {self._where} was written by MATLAB, which stores arrays transposed, and "
+            "may hold text as codes",
             "write the rows again in Python, as with np.savez('data.npz', "
             "X=file['X'][:].T, y=file['y'][:].ravel()), or read the file by scipy.io or mat73",
         )
@@ -180,6 +180,7 @@ class Hdf5File:
                 self._refuse_unwritten(name, f"lacks data in {os.fsdecode(path)}")
 
     def _check_virtual(self, dataset: Any, name: str, depth: int) -> None:
+        """Raise DataError if a virtual dataset lacks data, or has some in other files."""
         if depth == _DEPTH:
             raise DataError(
                 f"{name} of {self._where} is virtual more than {_DEPTH} times over",
@@ -196,6 +197,7 @@ class Hdf5File:
             self._refuse_unwritten(name, "has virtual parts without a source")
 
     def _check_source(self, path: str, source: str, name: str, depth: int) -> None:
+        """Raise DataError if a source of a virtual dataset is missing. path : "." for this file."""
         if path == ".":
             dataset = self._file.get(source)
             if dataset is not None:

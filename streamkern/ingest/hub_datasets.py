@@ -22,7 +22,7 @@ from streamkern.ingest.columns import as_list
 from streamkern.ingest.hub_cells import WideColumn, is_of_hub
 from streamkern.ingest.tables.cells import is_list_type, unwrapped
 
-_ROWS = 1000  # in a batch of unknown size, as `datasets` reads them by default
+_ROWS = 1000  # rows of a batch by default, as in `datasets`
 
 
 def is_hub_dataset(given: Any) -> bool:
@@ -44,8 +44,8 @@ def refuse_splits(given: Any, name: str) -> None:
 class HubColumns:
     """The columns of a data set, as Arrow tables in which a `ClassLabel` is the name of its class.
 
-    n_rows : None for an `IterableDataset`
-    schema : of the tables, but the type of `wide_names` is that of lists of their numbers
+    n_rows : number of rows; None for an `IterableDataset`
+    schema : Arrow schema of the tables, in which the columns `wide_names` are lists of numbers
     wide_names : names of the columns whose cells are whole rows: lists, arrays and images
     """
 
@@ -70,12 +70,13 @@ class HubColumns:
             if first is None:
                 raise DataError(f"{name} is an IterableDataset without rows", "give one with rows")
             self._features = sys.modules["datasets"].Features.from_arrow_schema(first.schema)
-        self._read = self._features.arrow_schema
-        self.schema, self.wide_names = self._described()
+        self._stored_schema = self._features.arrow_schema
+        self.schema, self.wide_names = self._table_schema()
 
-    def _described(self) -> tuple[Any, list[str]]:
+    def _table_schema(self) -> tuple[Any, list[str]]:
+        """Return the schema of the tables, and the names of columns whose cells are rows."""
         arrow, fields, wide = import_optional("pyarrow"), [], []
-        for field in self._read:
+        for field in self._stored_schema:
             feature, kind = self._features[field.name], field.type
             if is_of_hub(feature, "ClassLabel"):
                 kind = arrow.dictionary(arrow.int32(), arrow.string())
@@ -89,7 +90,10 @@ class HubColumns:
         return arrow.schema(fields), wide
 
     def tables(self, rows: int = _ROWS, columns: Sequence[str] | None = None) -> Iterator[Any]:
-        """Yield all rows as tables of at most `rows`. columns : to read, by default all"""
+        """Yield all rows as tables of at most `rows`.
+
+        columns : names of the columns to read, by default all
+        """
         for table in self.raw(rows, columns):
             for k, field in enumerate(table.schema):
                 if field.name not in self.wide_names:
@@ -100,7 +104,7 @@ class HubColumns:
     def raw(self, rows: int, columns: Sequence[str] | None = None) -> Iterator[Any]:
         """Yield the tables as `datasets` stores them."""
         for table in self._batches(rows, columns):
-            yield table.select(list(self._read.names if columns is None else columns))
+            yield table.select(list(self._stored_schema.names if columns is None else columns))
 
     def _batches(self, rows: int, columns: Sequence[str] | None) -> Iterator[Any]:
         data = self._data if columns is None else self._data.select_columns(list(columns))
@@ -118,8 +122,8 @@ class HubColumns:
         )
 
     def _cells(self, column: Any, name: str) -> Any:
-        """Return cells of the type of all rows, labels as names."""
-        feature, kind = self._features[name], self._read.field(name).type
+        """Return the cells in the type of the schema, labels as names."""
+        feature, kind = self._features[name], self._stored_schema.field(name).type
         if is_of_hub(feature, "ClassLabel"):
             return self._labels(column, feature, name)
         try:
@@ -152,7 +156,8 @@ class HubColumns:
 
         x : the columns of features, if they were named
         others, dropped : columns of targets and weights, and columns that are left out
-        alone : whether features beside such a column are refused, in place of passed over
+        alone : whether other feature columns next to a column of rows are an error; if False, they
+            are ignored
         """
         for name in others:
             if name in self.wide_names:
@@ -176,7 +181,7 @@ class HubColumns:
         )
 
     def wide(self, name: str) -> WideColumn:
-        """Return the column of this name, whose cells are rows, with the shape of these."""
+        """Return the reader of a column whose cells are rows; the first cell gives their shape."""
         first = next(self.raw(1, [name]), None)
         if first is None:
             raise DataError(f"{self._name} has no rows", "give some")
@@ -189,7 +194,7 @@ def _is_number(kind: Any) -> bool:
 
 
 def hub_names(data: Any, name: str = "X") -> list[str]:
-    """Return the names of the columns; raise DataError for rows that cannot be held."""
+    """Return the names of the columns; raise DataError for an `IterableDataset`."""
     return list(_with_length(data, name).column_names)
 
 
@@ -203,9 +208,11 @@ def hub_table(data: Any, columns: Sequence[str] | None = None, name: str = "X") 
 
 
 def hub_values(given: Any, name: str) -> Any:
-    """Return a column of a data set as it lists its values, and rows that are cells as an array.
+    """Return a column of a data set as a list, and a data set whose cells are rows as an array.
 
-    Anything else is returned as it is. name : "X", whose cells may be rows, "y" or "sample_weight"
+    Anything else is returned unchanged.
+
+    name : "X", the only one whose cells may be rows, "y" or "sample_weight"
     """
     if type(given).__module__.startswith("datasets.") and hasattr(given, "column_name"):
         return given[:]

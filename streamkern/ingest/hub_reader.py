@@ -25,8 +25,8 @@ _ROWS = 1000  # in a batch that is read for the digest
 class HubReader(BesideReader):
     """Reader of a `datasets.Dataset`, perhaps with arrays beside it, or of an `IterableDataset`.
 
-    The identity of a `Dataset` is the digest of all its rows; that of an `IterableDataset`, which
-    may come over a network, is of the first.
+    The identity of the data is a digest: of all rows of a `Dataset`, but only of the first rows of
+    an `IterableDataset`, which may come over a network.
     """
 
     def __init__(self, data: Any, request: ReadRequest) -> None:
@@ -69,7 +69,7 @@ class HubReader(BesideReader):
         return digest_of(first.schema, chain([first], islice(tables, None if whole else 0)))
 
     def _read(self, block_bytes: int, columns: list[str] | None) -> Iterator[Any]:
-        row_bytes = 8 * len(self._kept)
+        row_bytes = 8 * len(self._columns_read)
         if self._wide is not None:
             row_bytes += 8 * math.prod(self._wide.shape)
         rows = max(1, block_bytes // row_bytes)

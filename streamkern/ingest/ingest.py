@@ -106,26 +106,28 @@ def ingest(
         Class labels (integers or text), or numbers. "auto": text and single columns of integers are
         labels. For text the first target decides; one of another kind (a fraction or a word among
         integers, say) is refused. So are more than 30 classes most of which have fewer than 10
-        rows, more than 10 where each has fewer than 2 on average, and numbers in another notation
-        (``1,5``, ``5 %``, dates): pass "classes" or "values" to resolve it.
+        rows, more than 10 classes with fewer than 2 rows each on average, and numbers in another
+        notation (``1,5``, ``5 %``, dates): pass "classes" or "values" to resolve it.
     chunk_mb : float
         MiB of decoded X in a chunk.
     shuffle, seed
-        Row order: keyed random, or that of the input. No affordable buffer repairs a store
-        sorted by label during training, so leave it on unless the rows are mixed already.
+        Store the rows in a random order, which depends on the seed and the row numbers alone, or
+        else in the order of the input. Keep `shuffle` unless the rows are mixed already: if they
+        are sorted by label, the buffers of a training are too small to mix them.
     overwrite : bool
         Replace a store that streamkern made; anything else at that location is never deleted. The
         old store is removed just before the new chunks are written.
     dtype : dtype, optional
-        Dtype of the stored X. Default: one that holds all of the input; integers wider than 16 bits
-        become float64. CSV becomes float32, and a column that loses more than a thousandth of its
-        standard deviation by that is refused.
+        Dtype of the stored X. By default a dtype that holds all of the input; integers wider than
+        16 bits become float64. A CSV becomes float32, and a column is refused if this rounds it by
+        more than a thousandth of its standard deviation.
     memory : int or str
-        Bytes to stay within, or a size such as "1 GiB"; rows beyond that go through scratch files
-        once.
+        Bytes of memory to use at most, or a size such as "1 GiB". If the rows need more, they are
+        written to scratch files and read again once.
     progress : callable, optional
         Called with ("read" or "write", rows done, rows in all or None) after each block.
     compress : {"auto", "zstd", "none"}
+        Compression of the chunks; "auto" compresses integers and sparse rows, not other floats.
     storage_options, input_options : mapping, optional
         For the output and for the input URLs; never shown or stored.
     missing : {"error", "fill"}
@@ -139,8 +141,8 @@ def ingest(
         For tables whose features are not all numbers, or have missing values: "auto" fits an
         encoder, which is kept in the store and in every model trained on it; "none" refuses them.
     categorical, numeric, drop : str or sequence of str, optional
-        Columns that are words whatever they look like, columns that are numbers, and columns to
-        leave out.
+        Columns that are words even if they look like numbers, columns that are numbers, and
+        columns to leave out.
     dates : str, sequence of str, or mapping of str to str, optional
         Columns that are dates, in ISO 8601 or in a format of `strptime`.
     na_values : str or sequence of str, optional
@@ -148,9 +150,10 @@ def ingest(
         targets, also in columns of numbers and dates. A number matches in any notation. A warning
         reports markers that were not found.
     like : path or URL, optional
-        A store whose encoder is used, or whose columns rows of plain numbers must have: for rows
-        that a model of it is tested on. Its targets, its column of weights if the table has it,
-        and the form of its files are defaults, too.
+        A store that the new one must match, such as the training set of a model that is to be
+        tested on these rows. Its encoder is used; if it holds plain numbers, the rows must have
+        its columns. The names of its targets, of its column of weights if the table has it, and
+        the form of its files are defaults.
     drop_missing_targets : bool
         Leave out rows without a target, and count them (`StoreSpec.n_left_out`); by default such a
         row is refused. Missing are nulls, NaN, empty cells, `na_values`, and the markers of pandas.
@@ -175,9 +178,9 @@ def ingest(
     thousands : {".", ",", " ", "'"}, optional
         Separator of groups of three digits in a CSV; by default none.
     scratch : path, optional
-        Folder in which the folder for scratch files is made, whose name comes from that of the
-        output; nothing else in it is touched. Default: beside a local output, in the system's
-        temporary folder for a remote one. Needs the size of the decoded data when that exceeds
+        Folder in which a folder for scratch files is made, named after the output; nothing else in
+        it is touched. By default the folder of a local output, or the system's temporary folder
+        for a remote one. The scratch files are as large as the decoded data if that exceeds
         `memory`.
 
     Raises
@@ -308,7 +311,11 @@ def _write_chunks(
     n_ahead: int,
     progress: Progress | None,
 ) -> StoreSpec:
-    """Write the spooled rows by the writer from `begin`; discard the spool, and return the spec."""
+    """Write the spooled rows to the store and discard the spool; return the spec of the store.
+
+    begin : returns the writer, given the shapes, dtypes and names of the arrays
+    n_ahead : number of chunks that are made before they are written
+    """
     spool, values = rows.spool, rows.values
     classes, ranks = values.ranks() if values.are_classes else (None, None)
     writer = begin(

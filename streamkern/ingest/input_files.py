@@ -77,7 +77,7 @@ def explained_damage(url: Url) -> Iterator[None]:
 
 @contextmanager
 def _named(url: Url) -> Iterator[None]:
-    """Convert errors of fsspec to those of streamkern, with the URL but without its secrets."""
+    """Convert errors of fsspec to errors of streamkern, with the URL but without its secrets."""
     try:
         yield
     except StreamkernError:
@@ -104,6 +104,8 @@ def _named(url: Url) -> Iterator[None]:
 class FileOpener:
     """Options for opening files, and the stack that closes them.
 
+    options : storage options of the URLs
+    files : stack that closes the files that are opened here
     missing : "error" or "fill", for absent parts of a Zarr store or HDF5 file
     external : whether links of HDF5 to other files are followed
     foreign : whether a Zarr group of streamkern is read as if another program had written it
@@ -166,7 +168,7 @@ class FileOpener:
         return copy
 
     def keep(self, file: Any) -> Any:
-        """Close `file`, a context manager, with the others."""
+        """Return `file`, a context manager, entered; it is closed with the others."""
         return self._files.enter_context(file)
 
     def open_once(self, url: Url) -> Any:
@@ -294,12 +296,12 @@ def plain_path(url: Url) -> str | os.PathLike[str] | None:
 
 
 def kind_by_ending(url: Url) -> str | None:
-    """Return the format of the ending, ignoring that of a compression; None if it is unknown."""
+    """Return the format of the ending, without a suffix of compression; None if it is unknown."""
     return ENDINGS.get(ending_of(url))
 
 
 def ending_of(url: Url) -> str:
-    """Return the ending of a name, such as ".csv", before that of a compression."""
+    """Return the ending of a name, such as ".csv" for "a.csv.gz"; "" if it has none."""
     text = redact(url).rstrip("/").lower()
     for suffix in COMPRESSIONS:
         text = text.removesuffix(suffix)

@@ -48,7 +48,7 @@ def array_of_list(given: Any, name: str) -> Any:
 
 
 def is_sparse(a: Any) -> bool:
-    """Return whether it is one of SciPy's sparse arrays or matrices."""
+    """Return whether an object is a sparse array or matrix of SciPy."""
     return hasattr(a, "tocsr") and hasattr(a, "nnz")
 
 
@@ -68,10 +68,10 @@ def no_rows(X: Any) -> DataError:
 
 
 def numeric(X: Any, name: str = "X") -> Any:
-    """Return rows that are an array, those of objects as float64.
+    """Return an array of rows unchanged, or as float64 if its dtype is object.
 
-    Raises NotNumbersError for text, even if all of it is numbers, for dates and for complex
-    numbers: a data frame declares types, an array does not.
+    Raises NotNumbersError for text, even text of numbers, for dates and for complex numbers: a data
+    frame declares the types of its columns, an array does not.
     """
     dtype = getattr(X, "dtype", None)
     kind = getattr(dtype, "kind", "")

@@ -1,4 +1,4 @@
-"""Read all columns of tables as they are in their files, to write others beside them."""
+"""Read all columns of tables as they are in their files, to write them next to predictions."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class OriginalColumns:
     """
 
     def __init__(self, urls: Sequence[Url], opener: FileOpener) -> None:
-        self.urls, self._place = tuple(urls), opener
+        self.urls, self._opener = tuple(urls), opener
         self._kind = self._one_kind()
         self._identities = [opener.identity(url) for url in urls]
         self.names: tuple[str, ...] = ()
         self.schema: Any = None
         # For each file, the indices of its columns in the order of the first file.
-        self._orders = [self._look(url) for url in urls]
+        self._orders = [self._column_order(url) for url in urls]
 
     def blocks(self, block_bytes: int) -> Iterator[list[Any]]:
         """Yield the columns (k,) of consecutive rows: lists of texts, or Arrow arrays.
@@ -72,14 +72,15 @@ class OriginalColumns:
                 )
 
     def arrow_fields(self) -> list[Any]:
-        """Return the Arrow fields of a table with these columns; those of CSV are strings."""
+        """Return the Arrow fields of a table with these columns; columns of CSV are strings."""
         arrow = import_optional("pyarrow", "writing Parquet")
         if self.schema is not None:
             return list(self.schema)
         return [arrow.field(name, arrow.string()) for name in self.names]
 
     def _one_kind(self) -> str:
-        kinds = [self._place.kind(url) for url in self.urls]
+        """Return the format of all files; raise ConfigError unless it is one with named columns."""
+        kinds = [self._opener.kind(url) for url in self.urls]
         for url, kind in zip(self.urls, kinds, strict=True):
             if kind not in TABLES:
                 raise ConfigError(
@@ -97,9 +98,10 @@ class OriginalColumns:
 
     def _open(self, url: Url, files: ExitStack) -> Any:
         opened: Any = TYPED.get(self._kind, open_csv)
-        return opened(url, _ALL, FileOpener(self._place.options, files, form=self._place.form))
+        return opened(url, _ALL, FileOpener(self._opener.options, files, form=self._opener.form))
 
-    def _look(self, url: Url) -> list[int]:
+    def _column_order(self, url: Url) -> list[int]:
+        """Return the indices of the columns of a file in the order of the first file."""
         with explained_damage(url), ExitStack() as files:
             reader = self._open(url, files)
             schema = None if self._kind == "csv" else reader.schema
@@ -125,6 +127,7 @@ class OriginalColumns:
         return [index_of[name] for name in wanted]
 
     def _check_types(self, schema: Any, where: str, first: str) -> None:
+        """Raise DataError if a type differs from the first file; merge whether it is nullable."""
         for field in schema or ():
             known = self.schema.field(field.name)
             if known.type != field.type:
@@ -137,7 +140,7 @@ class OriginalColumns:
                 self.schema = self.schema.set(k, known.with_nullable(True))
 
     def _check_same(self, url: Url, identity: Any) -> None:
-        if self._place.identity(url) != identity:
+        if self._opener.identity(url) != identity:
             raise DataError(
                 f"{redact(url)} was changed while it was predicted",
                 "run the same command again, which begins anew",

@@ -57,7 +57,7 @@ def expand_paths(
         return inputs
     if out_url is not None:
         refuse_among(given, out_url)
-    files = [file for url in given for file in _found(url, dict(options or {}))]
+    files = [file for url in given for file in _files_at(url, dict(options or {}))]
     return files[0] if len(files) == 1 else files
 
 
@@ -91,33 +91,34 @@ def paths_of(inputs: Any) -> list[Url]:
     return [k for k in given if is_path(k)]
 
 
-def _found(url: Url, options: dict[str, Any]) -> list[Url]:
+def _files_at(url: Url, options: dict[str, Any]) -> list[Url]:
+    """Return the files that a path, URL, folder or pattern stands for."""
     path = local_path(url)
     if path is not None:
         if path.exists():
-            return _in_folder(_Disk(path), url) if path.is_dir() else [url]
+            return _in_folder(_LocalTree(path), url) if path.is_dir() else [url]
         if not _MAGIC.search(str(path)):
             return [url]
         parts = path.parts
         k = next(k for k, part in enumerate(parts) if _MAGIC.search(part))
-        return _matching(_Disk(Path(*parts[:k])), parts[k:], str(path))
+        return _matching(_LocalTree(Path(*parts[:k])), parts[k:], str(path))
     text = str(url)
     if is_icechunk(url):
         return [snapshot_url(text, options)]
     if not is_object(url):  # nothing is listed there
         return [url]
-    return _found_below(text, options)
+    return _remote_files(text, options)
 
 
-def _found_below(url: str, options: dict[str, Any]) -> list[Url]:
-    """Return the files of a URL, whose name may be that of an object and of a folder."""
+def _remote_files(url: str, options: dict[str, Any]) -> list[Url]:
+    """Return the files of a URL, which may name an object and a folder at once."""
     if url.rstrip("/").endswith(".zarr") and not _MAGIC.search(url):
         return [url]
     scheme, _, rest = url.partition("://")
     parts = rest.rstrip("/").split("/")
     # The first part is a bucket.
     k = max(1, next((k for k, part in enumerate(parts) if _MAGIC.search(part)), len(parts) - 1))
-    tree, name = _Below(f"{scheme}://{'/'.join(parts[:k])}", options), "/".join(parts[k:])
+    tree, name = _RemoteTree(f"{scheme}://{'/'.join(parts[:k])}", options), "/".join(parts[k:])
     pattern = _MAGIC.search(name) is not None
     named = pattern or kind_by_ending(url) is not None or "-ubyte" in name
     try:
@@ -142,13 +143,13 @@ class _Tree(Protocol):
     def entries(self, folder: str) -> list[str]:
         """Return the names directly in a folder, "" for the root; folders end with a slash."""
 
-    def goes_on(self, folder: str) -> bool:
+    def descends(self, folder: str) -> bool:
         """Return whether ``**`` descends into a folder."""
 
     def url(self, name: str) -> Url: ...
 
 
-class _Disk:
+class _LocalTree:
     def __init__(self, root: Path) -> None:
         self._root = root
 
@@ -159,14 +160,14 @@ class _Disk:
         except (FileNotFoundError, NotADirectoryError):
             return []
 
-    def goes_on(self, folder: str) -> bool:
+    def descends(self, folder: str) -> bool:
         return not (self._root / folder).is_symlink()  # a link may lead back
 
     def url(self, name: str) -> Url:
         return str(self._root / name)
 
 
-class _Below:
+class _RemoteTree:
     def __init__(self, root: str, options: dict[str, Any]) -> None:
         self._root, self._objects = root, open_objects(root, storage_options=options)
 
@@ -181,7 +182,7 @@ class _Below:
     def entries(self, folder: str) -> list[str]:
         return self._objects.entries(folder.rstrip("/"))
 
-    def goes_on(self, folder: str) -> bool:
+    def descends(self, folder: str) -> bool:
         return True
 
     def url(self, name: str) -> Url:
@@ -233,7 +234,7 @@ def _matching(tree: _Tree, parts: Sequence[str], url: str) -> list[Url]:
     """Return the files that match a pattern, and the files of the folders that match it."""
     where = redact(url)
     names = sorted({*_matches(tree, "", tuple(parts))}, key=_natural)
-    names = [n for n in names if not _is_mark(n)]
+    names = [n for n in names if not _is_marker_file(n)]
     if not names:
         raise StoreNotFoundError(f"no file matches {where}", "check the pattern")
     partitions = {tuple(p for p in n.split("/")[:-1] if _PARTITION.fullmatch(p)) for n in names}
@@ -272,7 +273,7 @@ def _matches(tree: _Tree, folder: str, parts: tuple[str, ...]) -> Iterator[str]:
         if plain.startswith(".") and not first.startswith("."):
             continue
         if first == "**" and deep:
-            if not plain.startswith("_") and tree.goes_on(folder + plain):
+            if not plain.startswith("_") and tree.descends(folder + plain):
                 yield from _matches(tree, folder + name, parts)
         elif fnmatchcase(plain, first):
             if not rest:
@@ -281,8 +282,8 @@ def _matches(tree: _Tree, folder: str, parts: tuple[str, ...]) -> Iterator[str]:
                 yield from _matches(tree, folder + name, tuple(rest))
 
 
-def _is_mark(name: str) -> bool:
-    """Return whether a name is that of a marker without data, such as _SUCCESS and _metadata."""
+def _is_marker_file(name: str) -> bool:
+    """Return whether a file is a marker without data, such as _SUCCESS and _metadata."""
     last = name.rstrip("/").rpartition("/")[2]
     return last.startswith("_") and kind_by_ending(last) is None
 

@@ -13,7 +13,13 @@ from streamkern.basics.message import mention
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.tables.key_columns import objects_are_rounded, warn_of_rounded
 from streamkern.ingest.tables.missing import is_missing, missing_in
-from streamkern.ingest.tables.numbers import is_number, numbers, other_writing, said, style_remedy
+from streamkern.ingest.tables.numbers import (
+    is_number,
+    notation_text,
+    numbers,
+    other_notation,
+    style_remedy,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -87,7 +93,7 @@ def missing_target(block: RawBlock, row: int, *, labels: bool = False) -> DataEr
     return kind(f"the target of {block.place(row)} is missing{shown}; {_DROP}{keep}")
 
 
-def written_otherwise(block: RawBlock, row: int, text: str, way: str) -> DataError:
+def other_notation_error(block: RawBlock, row: int, text: str, way: str) -> DataError:
     """Return the error for a target that is a number or a date in another notation."""
     remedy = style_remedy(text)
     remedy = (
@@ -97,7 +103,9 @@ def written_otherwise(block: RawBlock, row: int, text: str, way: str) -> DataErr
         else "write it as a number, with a point and nothing around it, or pass "
         f"{mention('targets', 'classes')} if such text is a label"
     )
-    return DataError(f"the target of {block.place(row)} is {text[:80]!r}, {said(way)}", f"{remedy}")
+    return DataError(
+        f"the target of {block.place(row)} is {text[:80]!r}, {notation_text(way)}", f"{remedy}"
+    )
 
 
 def described(dtype: np.dtype[Any]) -> str:
@@ -128,6 +136,7 @@ def as_values(block: RawBlock) -> NDArray[Any]:
 
 
 def _numbers_of_text(block: RawBlock) -> NDArray[np.float64]:
+    """Return text as numbers; raise DataError for the first target that is none."""
     try:
         return np.array(numbers(block.y.ravel().tolist())).reshape(block.y.shape)
     except ValueError:
@@ -136,9 +145,9 @@ def _numbers_of_text(block: RawBlock) -> NDArray[np.float64]:
         row, wrong = next(k for k in cells if not is_number(k[1]) or is_missing(k[1]))
     if is_missing(wrong):
         raise missing_target(block, row)
-    way = other_writing(wrong)
+    way = other_notation(wrong)
     if way is not None:
-        raise written_otherwise(block, row, wrong, way)
+        raise other_notation_error(block, row, wrong, way)
     raise DataError(
         f"the target of {block.place(row)} is {wrong[:80]!r}, not a number",
         f"correct it, or pass {mention('targets', 'classes')} if all targets are labels",

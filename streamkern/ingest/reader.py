@@ -18,7 +18,7 @@ from streamkern.ingest.input_files import Url, explained_damage
 from streamkern.ingest.tables.cells import MISSING
 from streamkern.ingest.tables.encoder import Encoder, UnknownWords
 from streamkern.ingest.tables.fit import FittedEncoder
-from streamkern.ingest.tables.missing import Marks, missing_in
+from streamkern.ingest.tables.missing import MissingMarkers, missing_in
 
 
 class Reader:
@@ -26,12 +26,13 @@ class Reader:
 
     n_rows : None if it is known only after the last row was read
     n_dropped : number of rows without a target that were left out so far
-    sparse_shape : features, and length of the packed rows, of rows that are sparse; else None
+    sparse_shape : number of features, and length when packed, of sparse rows; None for dense rows
     width : length of the rows if they are packed sparse rows, see `pack`
     natural_dtype : dtype of all of X; None if it is unknown before X is read
-    as_text : whether numbers are text, whose natural dtype is wider than usually needed
+    as_text : whether numbers are read from text, and may be stored in a narrower dtype
     targets_as_text : whether all targets are text, as in a CSV
-    identity : JSON
+    identity : JSON that identifies the data, so that an interrupted ingest is not resumed with
+        other data
     columns, target_columns, weight_column : names of the columns of X, y and w as returned; None
         if they have none
     files : name of each file, without secrets, and its number of rows as `n_rows`; empty for data
@@ -171,7 +172,7 @@ class ManyReader(Reader):
         self.as_text = self._readers[0].as_text
 
 
-def with_targets(block: RawBlock, marks: Marks | None) -> RawBlock:
+def with_targets(block: RawBlock, marks: MissingMarkers | None) -> RawBlock:
     """Return the block without the rows that lack a target."""
     missing = missing_in(block.y)
     if marks is not None:
@@ -180,11 +181,11 @@ def with_targets(block: RawBlock, marks: Marks | None) -> RawBlock:
 
 
 class KeptRows(Reader):
-    """Rows of `reader` that have a target, numbered without the others."""
+    """Rows of `reader` that have a target; only these are counted by the row numbers."""
 
     def __init__(self, reader: Reader, request: ReadRequest) -> None:
         self._describe_as(reader)
-        self._reader, self._asked, self._n_dropped = reader, request, 0
+        self._reader, self._request, self._n_dropped = reader, request, 0
 
     @property
     def n_dropped(self) -> int:
@@ -200,7 +201,7 @@ class KeptRows(Reader):
         row, begins = 0, False
         for block in self._reader.blocks(0, block_bytes):
             begins = begins or block.start == 0
-            block = with_targets(block, self._asked.marks)
+            block = with_targets(block, self._request.marks)
             self._n_dropped += block.dropped
             skip = max(start - row, 0)
             row += len(block.X)
@@ -257,7 +258,7 @@ class EncodedReader(Reader):
                 X = self._fitted.encode(block.X, block.where, block.numbers, row)
             row += len(X)
             yield block._replace(X=X, columns=self.columns)
-        unknown.tell(some([name for name, _ in self.files]) if self.files else "the input")
+        unknown.warn_if_many(some([name for name, _ in self.files]) if self.files else "the input")
 
 
 def encoded_reader(
@@ -272,6 +273,6 @@ def encoded_reader(
         columns=encoder.columns,
         dropped=(*encoder.dropped, *dropped),
         cells=encoder.missing,
-        marks=Marks(text for text in encoder.missing if text not in MISSING),
+        marks=MissingMarkers(text for text in encoder.missing if text not in MISSING),
     )
     return EncodedReader(reader, encoder)

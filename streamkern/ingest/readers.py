@@ -25,7 +25,7 @@ from streamkern.basics.errors import (
 )
 from streamkern.basics.message import mention
 from streamkern.basics.text import redact, some
-from streamkern.ingest.array_files import holds_one_array, open_apart, open_npz
+from streamkern.ingest.array_files import holds_one_array, open_npz, open_single_array
 from streamkern.ingest.array_reader import BlockReader, open_dask_table, open_memory
 from streamkern.ingest.arrow_files import TYPED
 from streamkern.ingest.columns import ReadRequest, RecordedArrays
@@ -40,7 +40,7 @@ from streamkern.ingest.input_files import FileOpener, Url, ending_of, explained_
 from streamkern.ingest.path_patterns import expand_paths
 from streamkern.ingest.reader import FileReader, KeptRows, ManyReader, Reader
 from streamkern.ingest.svmlight_files import open_svmlight, read_alike
-from streamkern.ingest.tables.missing import Marks
+from streamkern.ingest.tables.missing import MissingMarkers
 from streamkern.ingest.zarr_groups import arrays_of_group, has_array, open_zarr, own_state
 from streamkern.store.sparse_rows import sparse_features, stays_sparse
 
@@ -61,7 +61,7 @@ def open_reader(
     dropped: Sequence[str] = (),
     cells: Sequence[str] | None = None,
     form: FileForm | None = None,
-    marks: Marks | None = None,
+    marks: MissingMarkers | None = None,
     drop_missing: bool = False,
     memory: int = 1 << 30,
 ) -> Reader:
@@ -88,7 +88,7 @@ def open_reader(
     form : FileForm, optional
         The format of the files, and how CSV files are written.
     memory : int
-        Bytes that an array may take that cannot be read by rows, and is converted.
+        Largest size in bytes of an array that cannot be read by rows, and is converted whole.
     """
     opener = FileOpener(dict(input_options or {}), files, missing, external, foreign, form, memory)
     wanted = None if columns is None else tuple(columns)
@@ -102,7 +102,7 @@ def open_reader(
 
 
 def _pack_sparse(reader: Reader, recorded: Mapping[str, Any] | None) -> None:
-    """Keep sparse rows sparse if those before are, or if they are long; else they become dense.
+    """Keep sparse rows packed if earlier rows are, or else if they are long; others become dense.
 
     recorded : the form of earlier files of the same data, if there are some
     """
@@ -123,6 +123,7 @@ def _pack_sparse(reader: Reader, recorded: Mapping[str, Any] | None) -> None:
 
 
 def _reader(inputs: Any, request: ReadRequest, opener: FileOpener) -> Reader:
+    """Return the reader for `inputs`, depending on their type."""
     if is_path(inputs):
         return _file_reader(inputs, request, opener)
     if is_frame(inputs):
@@ -163,8 +164,8 @@ def _file_readers(
     separate = holds_one_array(urls[0], kind, opener)
     if separate:
         y, w = expand_paths(y, opener.options), expand_paths(w, opener.options)
-    targets = _one_each(y, len(urls), separate, "y")
-    weights = _one_each(w, len(urls), separate, "sample weights")
+    targets = _one_for_each_file(y, len(urls), separate, "y")
+    weights = _one_for_each_file(w, len(urls), separate, "sample weights")
     first: FileReader | None = None
     for url, y, w in zip(urls, targets, weights, strict=True):
         one = request._replace(y=y, w=w)
@@ -186,7 +187,7 @@ def _file_readers(
 
 
 def _without_names(opener: FileOpener, first: FileReader) -> FileOpener:
-    """Return the place for the files after a first CSV without a header."""
+    """Return the opener for the files after a first CSV without a header."""
     positions = {"positions": first.reader.positions or {}}
     recorded = {"format": "csv", **(opener.form.recorded or {}), **positions}
     opener = copy(opener)
@@ -206,8 +207,8 @@ def _by_name(request: ReadRequest, first: Reader) -> ReadRequest:
     return request._replace(x=x, y=first.target_columns if request.targets else request.y)
 
 
-def _one_each(given: Any, n_files: int, separate: bool, what: str) -> list[Any]:
-    """Return the targets or weights of each file. apart : whether each may have its own file."""
+def _one_for_each_file(given: Any, n_files: int, separate: bool, what: str) -> list[Any]:
+    """Return the targets or weights of each file. separate : whether they are in other files."""
     if not separate or given is None:
         return [given] * n_files
     if not isinstance(given, list | tuple):
@@ -282,8 +283,9 @@ def _file_reader(url: Url, request: ReadRequest, opener: FileOpener) -> FileRead
 
 
 def _reader_of(kind: str, url: Url, request: ReadRequest, opener: FileOpener) -> FileReader:
+    """Return the reader of a file of this format, with the form for later files."""
     if holds_one_array(url, kind, opener):
-        return FileReader(open_apart(kind, url, request, opener), url)
+        return FileReader(open_single_array(kind, url, request, opener), url)
     if request.w is not None and not isinstance(request.w, str | int):
         raise ConfigError(
             f"the sample weights of {redact(url)} are in it: give the name of their array or column"

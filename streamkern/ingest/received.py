@@ -44,7 +44,7 @@ _PIECE = 4 << 20  # bytes of an unread file in one block of a Dask array
 
 
 def received(given: Any, name: str, *, keep: bool = False) -> Any:
-    """Return `given` without the wrapping of another library.
+    """Convert `given` from the types of other libraries to the types used internally.
 
     A table becomes a narwhals data frame, also if it is lazy, a reader or a structured array. A
     column, a list, a DataArray and anything with DLPack, such as a tensor of PyTorch, become NumPy
@@ -59,22 +59,22 @@ def received(given: Any, name: str, *, keep: bool = False) -> Any:
     Raises
     ------
     DataError
-        It contains nothing that can be rows, or it holds missing values that NumPy cannot
-        represent. Numbers are not checked.
+        The input cannot be rows, or it holds missing values that NumPy cannot represent. Numbers
+        are not checked.
     """
     if given is None and name == "X":
         raise DataError("X is None", f"{GIVE_ROWS}")
     if given is None or isinstance(given, str | os.PathLike) or (name == "X" and are_paths(given)):
         return given
     given = list(given) if isinstance(given, range) else given
-    if name == "X" and _is_of("xarray", "Dataset", given) and "X" in given:
+    if name == "X" and _is_instance_of("xarray", "Dataset", given) and "X" in given:
         given = given["X"]
     _refuse_containers(given, name)
     if isinstance(given, memoryview | np.matrix):
         return np.asarray(given)
-    if _is_of("xarray", "DataArray", given):
+    if _is_instance_of("xarray", "DataArray", given):
         _refuse_undecoded(given, name)
-        return _held(given)
+        return _dataarray_values(given)
     if is_dask_table(given):
         return given if name == "X" else with_lengths(given, name)
     if isinstance(given, np.ma.MaskedArray):
@@ -118,10 +118,10 @@ def received(given: Any, name: str, *, keep: bool = False) -> Any:
 
 
 def received_targets(y: Any, name: str = "y", *, keep: bool = False) -> Any:
-    """Return targets or weights as `received` does, and those in a data frame as an array.
+    """Return targets or weights as `received` does, except that a data frame becomes an array.
 
-    One column of words is (n,), columns of numbers are (n, c). keep : whether missing values of a
-    column are kept, so that rows can be left out, in place of an error.
+    One column of words becomes (n,), columns of numbers become (n, c). keep : whether missing
+    values of a column are kept, to leave out their rows; if not, they raise DataError.
     """
     values = received(y, name, keep=keep)
     if is_sparse(values):
@@ -150,7 +150,7 @@ def received_for_store(
     """Return rows, the names of their arrays, targets, weights and form, for making a store.
 
     Paths, names of columns and of arrays stay as they are, and so does an iterable of blocks.
-    form : with the array names of earlier data; returned with those of a Dataset
+    form : form of files, with array names of earlier data; an xarray.Dataset replaces these names
     """
     if is_dataset(X, y):
         before = RecordedArrays.from_form(form.recorded)
@@ -158,6 +158,7 @@ def received_for_store(
         form = form._replace(recorded=RecordedArrays.from_request(request).added(form.recorded))
         return *dataset_arrays(X, request.x, request.y, request.w), form
     _check_arrays(X, y, sample_weight)
+    # named : types of y and sample_weight that name columns, arrays or files, in place of values
     if are_paths(X):
         named: tuple[type, ...] = (str, int, os.PathLike, list, tuple)
     elif is_iterator(X) or (isinstance(X, list | tuple) and y is None):
@@ -177,16 +178,17 @@ def received_for_store(
 
 def _check_arrays(X: Any, y: Any, sample_weight: Any) -> None:
     """Raise DataError for a DataArray whose targets or weights run along its columns."""
-    if _is_of("xarray", "DataArray", X):
+    if _is_instance_of("xarray", "DataArray", X):
         others = (("y", y), ("sample_weight", sample_weight))
-        check_dimensions(X, *(k for k in others if _is_of("xarray", "DataArray", k[1])))
+        check_dimensions(X, *(k for k in others if _is_instance_of("xarray", "DataArray", k[1])))
 
 
 class Received(NamedTuple):
     """Rows, targets and weights as `received` returns them, and the names of the targets.
 
-    of_columns : whether the targets are columns of the table that the rows came from
-    weight_column : the name of its column of weights, if they came from one
+    names : names of the target columns; None if they have none
+    of_columns : whether the targets are columns of the table that contains the rows
+    weight_column : name of the column of this table that contains the weights; None if none does
     """
 
     X: Any
@@ -202,8 +204,8 @@ def received_data(
 ) -> Received:
     """Return data to train on or to compare with.
 
-    y and sample_weight may be names of columns of a table X. Beside paths of files all names stay
-    as they are. arrays : array names of earlier data
+    y and sample_weight may be names of columns of a table X. If X is paths of files, names are
+    returned unchanged. arrays : array names of earlier data
     """
     if is_dataset(X, y):
         request = arrays.filled(ReadRequest(None, y, sample_weight), X.__contains__)
@@ -282,7 +284,7 @@ def _weights(sample_weight: Any, X: Any) -> Any:
         w = np.full(n_rows, w) if isinstance(n_rows, int | np.integer) else w
     if getattr(getattr(w, "dtype", None), "kind", "") in ("m", "M"):
         raise DataError(
-            "sample_weight holds dates or durations, of which the unit would decide the weights",
+            "sample_weight holds dates or durations, whose unit would determine the weights",
             "give numbers, such as the days: sample_weight / np.timedelta64(1, 'D')",
         )
     return w[:, 0] if getattr(w, "ndim", 1) == 2 and w.shape[1] == 1 else w
@@ -301,7 +303,7 @@ def are_paths(X: Any) -> bool:
 
 def is_dataset(X: Any, y: Any) -> bool:
     """Return whether X is an xarray.Dataset that also holds the targets."""
-    return _is_of("xarray", "Dataset", X) and (y is None or isinstance(y, str))
+    return _is_instance_of("xarray", "Dataset", X) and (y is None or isinstance(y, str))
 
 
 def dataset_arrays(data: Any, x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any, Any]:
@@ -319,7 +321,7 @@ def dataset_arrays(data: Any, x: Any, y: Any, sample_weight: Any) -> tuple[Any, 
 
 
 def _refuse_scalar(y: Any) -> None:
-    """Raise DataError for one number in place of targets."""
+    """Raise DataError if y is one number in place of a target for each row."""
     if isinstance(y, int | float | np.number | np.ndarray):
         raise DataError(
             f"{mention('y', y)} is one number, and there is a target for each row",
@@ -338,7 +340,7 @@ def names_of_targets(y: Any) -> tuple[Any, ...] | None:
 def _refuse_containers(given: Any, name: str) -> None:
     """Raise DataError for a container of arrays or frames."""
     refuse_splits(given, name)
-    if _is_of("xarray", "Dataset", given):
+    if _is_instance_of("xarray", "Dataset", given):
         held = sorted(map(str, given.data_vars))
         raise DataError(
             f"{name} is an xarray.Dataset, which holds several arrays, {some(held)}",
@@ -352,7 +354,7 @@ def _refuse_containers(given: Any, name: str) -> None:
         )
     if hasattr(given, "__dask_graph__") and not isinstance(getattr(given, "ndim", None), int):
         raise DataError(
-            f"{name} is a {_kind(given)}, of which Dask knows no shape",
+            f"{name} is a {_kind(given)}, whose shape Dask does not know",
             "give a Dask array or data frame, as dask.array.from_delayed and a bag's to_dataframe "
             "make them",
         )
@@ -371,7 +373,7 @@ def _kind(given: Any) -> str:
     return f"{type(given).__module__.partition('.')[0]}.{type(given).__name__}"
 
 
-def _is_of(package: str, name: str, given: Any) -> bool:
+def _is_instance_of(package: str, name: str, given: Any) -> bool:
     kind = getattr(sys.modules.get(package), name, None)
     return kind is not None and isinstance(given, kind)
 
@@ -387,8 +389,8 @@ def _refuse_undecoded(array: Any, name: str) -> None:
         )
 
 
-def _held(array: Any) -> Any:
-    """Return the data of a DataArray; for an unread file, a Dask array in pieces."""
+def _dataarray_values(array: Any) -> Any:
+    """Return the data of a DataArray; for a file that is not loaded, a chunked Dask array."""
     # `data` of an unread array would read the whole file, so its own attribute is checked first.
     if array.chunks is None and not array.variable._in_memory:
         rows = max(1, _PIECE * len(array) // max(1, array.nbytes))

@@ -41,7 +41,7 @@ def row_keys(seed: int, start: int, n_rows: int) -> NDArray[np.uint64]:
 
 
 class FullRows(NamedTuple):
-    """X (k, *row_shape), and the other data of the same rows as records (k,)."""
+    """X (k, *row_shape), and the keys, targets, weights and row numbers as records `rest` (k,)."""
 
     X: NDArray[Any]
     rest: NDArray[Any]
@@ -52,12 +52,12 @@ class FullRows(NamedTuple):
 
 
 class Spool:
-    """Buffer that takes rows in source order and returns them by position in the final order.
+    """External shuffle: takes rows in source order and returns them by position in random order.
 
     Parameters
     ----------
     row_shape, x_dtype, y_shape, y_dtype
-        Of one row.
+        Shape and dtype of a row of X, and of its targets.
     limit_bytes : int
         The most memory that buffered or loaded rows take, sorting included.
     scratch : Scratch
@@ -97,10 +97,10 @@ class Spool:
         self._capacity = max(1, limit_bytes // bytes_each)
         self._scratch, self._seed, self._expected = scratch, seed, expected_rows
         self._loaded: tuple[str, FullRows, NDArray[np.int64]] | None = None
-        self._leaves: dict[str, int] = {}
-        self._held: FullRows | None = None
+        self._bucket_rows: dict[str, int] = {}  # number of rows of each bucket, by its name
+        self._in_memory: FullRows | None = None
         self._buffer: FullRows | None = None
-        self._dealt: NDArray[Any] | None = None
+        self._gather_buffer: NDArray[Any] | None = None
         self._bits = 0
         self.n_rows = 0
         self.sealed = False
@@ -108,19 +108,23 @@ class Spool:
         self.unsaved_bytes = 0
         saved = scratch.restore(f"{identity} {row_shape} {x_dtype.str} {self._rest.descr}")
         if saved is not None:
-            self._leaves, self.n_rows, self._bits = saved["leaves"], saved["n_rows"], saved["bits"]
+            self._bucket_rows, self.n_rows, self._bits = (
+                saved["leaves"],
+                saved["n_rows"],
+                saved["bits"],
+            )
             self.sealed, self.notes = saved["sealed"], saved["notes"]
             if seed is None:  # its buckets are ranges of rows, which do not change
                 self._capacity = saved["capacity"]
         elif expected_rows is None or expected_rows <= self._capacity:
-            self._held = self._room(expected_rows or self._capacity)
+            self._in_memory = self._allocate(expected_rows or self._capacity)
         else:
             self._spill()
 
     @property
     def spilled(self) -> bool:
         """True if the rows are in scratch files; only then can the work be resumed."""
-        return self._held is None
+        return self._in_memory is None
 
     def append(self, X: NDArray[Any], y: NDArray[Any], w: NDArray[Any] | None = None) -> None:
         """Append the next rows, X (k, *row_shape) and y (k, *y_shape), and w (k,) if weighted."""
@@ -139,11 +143,11 @@ class Spool:
         rest["y"] = y
         if w is not None:
             rest["w"] = w
-        if self._held is not None and start + k <= len(self._held.X):
-            self._held.X[start : start + k], self._held.rest[start : start + k] = X, rest
+        if self._in_memory is not None and start + k <= len(self._in_memory.X):
+            self._in_memory.X[start : start + k], self._in_memory.rest[start : start + k] = X, rest
         else:
             self._spill()
-            self._deal(FullRows(X, rest), "", self._bits)
+            self._distribute(FullRows(X, rest), "", self._bits)
         self.n_rows += k
 
     def save(self, notes: Any, *, sealed: bool = False, wait: bool = False) -> None:
@@ -157,7 +161,7 @@ class Spool:
                 "n_rows": self.n_rows,
                 "bits": self._bits,
                 "capacity": self._capacity,
-                "leaves": self._leaves,
+                "leaves": self._bucket_rows,
                 "sealed": sealed,
                 "notes": notes,
             }
@@ -168,9 +172,9 @@ class Spool:
         self.save(notes, sealed=True)
         if self._seed is None:
             return
-        while large := [name for name, n in self._leaves.items() if n > self._capacity]:
+        while large := [name for name, n in self._bucket_rows.items() if n > self._capacity]:
             self._split(large[0])
-        self._dealt = None
+        self._gather_buffer = None
 
     def rows(self, start: int, stop: int) -> tuple[NDArray[Any], ...]:
         """Return X, y, row numbers (and w) of positions start..stop-1 of the final order.
@@ -181,7 +185,9 @@ class Spool:
         names = ("y", number, *(("w",) if self.weighted else ()))
         parts: list[list[NDArray[Any]]] = [[] for _ in ("X", *names)]
         first = 0
-        for name, count in sorted(self._leaves.items()) if self.spilled else [("", self.n_rows)]:
+        for name, count in (
+            sorted(self._bucket_rows.items()) if self.spilled else [("", self.n_rows)]
+        ):
             a, b = max(start - first, 0), min(stop - first, count)
             if a < b:
                 loaded, order = self._load(name)
@@ -194,12 +200,12 @@ class Spool:
 
     def discard(self) -> None:
         """Remove the scratch files."""
-        self._loaded = self._buffer = self._dealt = None
+        self._loaded = self._buffer = self._gather_buffer = None
         self._scratch.discard()
 
     # -- buckets
 
-    def _room(self, n_rows: int) -> FullRows:
+    def _allocate(self, n_rows: int) -> FullRows:
         n_rows = max(n_rows, 1)  # pages are committed on use
         X = np.empty((n_rows, *self.row_shape), self.x_dtype)
         return FullRows(X, np.empty(n_rows, self._rest))
@@ -213,13 +219,13 @@ class Spool:
             # Twice as many as would just fit: buckets of random size must not need a split.
             buckets = max(2 * self._expected // self._capacity, 1)
             self._bits = min(buckets.bit_length(), _MAX_BITS)
-        held, self._held = self._held, None
+        held, self._in_memory = self._in_memory, None
         if held is not None:
             step = max(1, self._capacity // 16)
             for start in range(0, self.n_rows, step):
-                self._deal(held.part(start, min(start + step, self.n_rows)), "", self._bits)
+                self._distribute(held.part(start, min(start + step, self.n_rows)), "", self._bits)
 
-    def _deal(self, rows: FullRows, prefix: str, bits: int) -> None:
+    def _distribute(self, rows: FullRows, prefix: str, bits: int) -> None:
         """Append rows to the buckets below `prefix`, in their order."""
         if self._seed is None:
             bucket = rows.rest["key"] // np.uint64(self._capacity)
@@ -234,40 +240,42 @@ class Spool:
             name = f"{number:012d}" if self._seed is None else prefix + f"{number:0{bits}b}"
             self._scratch.append(f"{name}.rows", rows.X[a:b])
             self._scratch.append(f"{name}.keys", rows.rest[a:b].view(np.uint8))
-            self._leaves[name] = self._leaves.get(name, 0) + b - a
+            self._bucket_rows[name] = self._bucket_rows.get(name, 0) + b - a
         self.unsaved_bytes += rows.X.nbytes + rows.rest.nbytes
 
     def _gathered(self, rows: FullRows, order: NDArray[np.int64]) -> FullRows:
         """Return rows in an order, X in a buffer that is reused, because fresh pages cost more."""
-        if self._dealt is None or len(self._dealt) < len(order):
-            self._dealt = None
-            self._dealt = np.empty((len(order), *self.row_shape), self.x_dtype)
+        if self._gather_buffer is None or len(self._gather_buffer) < len(order):
+            self._gather_buffer = None
+            self._gather_buffer = np.empty((len(order), *self.row_shape), self.x_dtype)
         # Indices come from an argsort, and are valid; "raise" would gather into a copy first.
-        X = rows.X.take(order, axis=0, out=self._dealt[: len(order)], mode="clip")
+        X = rows.X.take(order, axis=0, out=self._gather_buffer[: len(order)], mode="clip")
         return FullRows(X, rows.rest.take(order))
 
     def _split(self, name: str) -> None:
-        count = self._leaves[name]
+        """Distribute the rows of a bucket to smaller ones by the next bits of their keys."""
+        count = self._bucket_rows[name]
         step = max(1, self._capacity // 16)
         for start in range(0, count, step):
-            rows = self._room(min(step, count - start))
+            rows = self._allocate(min(step, count - start))
             self._read(name, start, rows)
-            self._deal(rows, name, _SPLIT_BITS)
-        del self._leaves[name]
+            self._distribute(rows, name, _SPLIT_BITS)
+        del self._bucket_rows[name]
         self._scratch.forget(f"{name}.rows")
         self._scratch.forget(f"{name}.keys")
         self.save(self.notes, sealed=True, wait=True)
         self._scratch.sweep()
 
     def _load(self, name: str) -> tuple[FullRows, NDArray[np.int64]]:
+        """Return the rows of a bucket, or all rows in memory, and the order (k,) of their keys."""
         if self._loaded is None or self._loaded[0] != name:
-            if self._held is not None:
-                rows = self._held.part(0, self.n_rows)
+            if self._in_memory is not None:
+                rows = self._in_memory.part(0, self.n_rows)
             else:
                 # One buffer for all buckets: fresh pages would cost more than reading into them.
                 if self._buffer is None:
-                    self._buffer = self._room(max(self._leaves.values()))
-                rows = self._buffer.part(0, self._leaves[name])
+                    self._buffer = self._allocate(max(self._bucket_rows.values()))
+                rows = self._buffer.part(0, self._bucket_rows[name])
                 self._read(name, 0, rows)
             # Stable: rows with equal keys stay in source order.
             self._loaded = name, rows, np.argsort(rows.rest["key"], kind="stable")

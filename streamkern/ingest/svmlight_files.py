@@ -29,7 +29,7 @@ from streamkern.store.sparse_rows import MAX_GAP, longest_row, packed
 
 _PIECE = 4 << 20  # bytes of text that are parsed at a time
 _MAX_FEATURES = 1 << 24
-_WHOLE = 2.0**53
+_WHOLE = 2.0**53  # integers below it are exact in float64
 _LAST_FEATURE = 2**31 - 1  # of the reader in scikit-learn
 SVMLIGHT = "svmlight"
 
@@ -45,8 +45,8 @@ class SvmlightReader(Reader):
     def __init__(
         self, url: Url, request: ReadRequest, opener: FileOpener, n_features: int | None
     ) -> None:
-        self._url, self._place, self._where = url, opener, redact(url)
-        self._targets, self._told_of_rounding = request.targets, False
+        self._url, self._opener, self._where = url, opener, redact(url)
+        self._targets, self._warned_of_rounding = request.targets, False
         recorded = opener.form.recorded or {}
         self.first: int | None = (
             recorded.get("first") if recorded.get("format") == SVMLIGHT else None
@@ -55,7 +55,7 @@ class SvmlightReader(Reader):
         if self.first is not None and n_features is None:
             n_features = recorded["n_features"]
         self.identity = [opener.identity(url), n_features, self.first]
-        self._look()
+        self._scan_file()
         if self._n_rows == 0:
             raise DataError(f"{self._where} has no rows", "give a file with some")
         if other_rows and n_features is not None and 0 < self.lowest <= self.highest < n_features:
@@ -121,7 +121,7 @@ class SvmlightReader(Reader):
             for a in range(max(0, start - first), len(lines), step):
                 part = lines[a : a + step]
                 X, y = self._parsed(part, first + a, self._width, self._zero_based)
-                self._look_for_rounding(X, part)
+                self._warn_of_rounding(X, part)
                 labels = y.astype(np.int64) if self._whole else y
                 rows = X.toarray() if self.width is None else packed(X, self.width, np.float64)
                 yield RawBlock(
@@ -138,15 +138,15 @@ class SvmlightReader(Reader):
                 "ignored: their targets are fitted as they are"
             )
 
-    def _look_for_rounding(self, X: Any, lines: list[bytes]) -> None:
+    def _warn_of_rounding(self, X: Any, lines: list[bytes]) -> None:
         """Warn once of integers that float64 rounds."""
-        if not self._told_of_rounding and np.abs(X.data).max(initial=0) >= _WHOLE:
+        if not self._warned_of_rounding and np.abs(X.data).max(initial=0) >= _WHOLE:
             cells = (cell.rpartition(b":")[2].decode() for k in lines for cell in k.split()[1:])
             if any(map(text_is_rounded, cells)):
-                self._told_of_rounding = True
+                self._warned_of_rounding = True
                 warn_of_rounded(self._where)
 
-    def _look(self) -> None:
+    def _scan_file(self) -> None:
         """Count the rows, and find the lowest and highest index and whether labels are integers."""
         n_rows, lowest, highest, integers = 0, np.iinfo(np.int64).max, -1, True
         self._longest = 1
@@ -169,7 +169,7 @@ class SvmlightReader(Reader):
     def _pieces(self) -> Iterator[tuple[int, list[bytes]]]:
         """Yield the number of the first row and the lines of pieces of the file."""
         first = 0
-        with self._place.open_once(self._url) as file:
+        with self._opener.open_once(self._url) as file:
             for lines in filter(None, _lines(file)):
                 yield first, lines
                 first += len(lines)
@@ -177,6 +177,7 @@ class SvmlightReader(Reader):
     def _parsed(
         self, lines: list[bytes], first: int, width: int | None, zero_based: bool
     ) -> tuple[Any, NDArray[np.float64]]:
+        """Return the sparse rows and labels of lines; raise DataError that names a wrong line."""
         try:
             X, y = _load(lines, width, zero_based)
         except (ValueError, IndexError, OverflowError, UnicodeDecodeError) as error:
@@ -189,8 +190,8 @@ class SvmlightReader(Reader):
         return X, y
 
     def _line_number(self, row: int) -> int:
-        """Return the number of the line with a row, both of the file, lines counted from 1."""
-        with self._place.open_once(self._url) as file:
+        """Return the line number, counted from 1, of a row number of the file."""
+        with self._opener.open_once(self._url) as file:
             lines = (line for text in _texts(file) for line in text.split(b"\n"))
             rows = (number for number, line in enumerate(lines, 1) if _rows(line))
             return next(itertools.islice(rows, row, None))
@@ -257,6 +258,7 @@ def _load(lines: list[bytes], width: int | None, zero_based: bool) -> Any:
 
 
 def _why(line: bytes, error: Exception) -> str:
+    """Return why scikit-learn refuses a line, with a remedy."""
     label, *cells = line.decode("utf-8", "replace").split()
     if "," in label:
         return f"has the labels {label}; give rows of one label, or of one number, each"

@@ -3,8 +3,8 @@
 Class labels are integers or text. "auto" decides by the dtype, and for text by the first target of
 all, so that the result does not depend on the block size: integers and words are labels, fractions
 and matrices are values, and a later target of another kind is refused. Also refused are text that
-is a number in another notation, missing targets, and classes most of which have few rows: the user
-has to resolve the ambiguity.
+is a number in another notation, missing targets, and classes if most of them have few rows: the
+user has to resolve the ambiguity.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from streamkern.ingest.raw_targets import (
     as_values,
     missing_target,
     mixed_labels,
+    other_notation_error,
     plain_targets,
     refuse_odd_text,
-    written_otherwise,
 )
 from streamkern.ingest.tables.missing import is_missing
-from streamkern.ingest.tables.numbers import is_integer, is_number, other_writing, share_a_unit
+from streamkern.ingest.tables.numbers import is_integer, is_number, other_notation, share_a_unit
 from streamkern.store import layout
 from streamkern.store.class_labels import (
     BOOLEAN,
@@ -50,7 +50,7 @@ _INTEGER, _FRACTION, _WORD = "an integer", "a number with a fraction", "no numbe
 
 
 class TargetConverter:
-    """Converter of y to provisional class codes while labels are being discovered, or to values.
+    """Converter of y to values, or to provisional class codes while not all labels are known.
 
     A code is the number of labels seen before it first appeared; `ranks` maps codes to the ids of
     the sorted class names once all rows are known.
@@ -157,8 +157,9 @@ class TargetConverter:
         return tuple(ordered), np.array([index_of[name] for name in names], np.int64)
 
     def check_classes(self, where: str) -> None:
-        """Raise for classes inferred by "auto" that look like values or names; call after all rows.
+        """Raise DataError if classes inferred by "auto" look like values or names.
 
+        To be called after all rows.
         Warn if many classes are integers.
         """
         if not (self._auto and self.are_classes) or not len(self._counts):
@@ -188,6 +189,7 @@ class TargetConverter:
             )
 
     def _values(self, block: RawBlock) -> NDArray[Any]:
+        """Return targets as finite values (k, c); raise DataError for another number of them."""
         y = as_values(block)
         y = y.reshape(len(y), -1)
         if y.shape[1:] != self.shape:
@@ -204,6 +206,7 @@ class TargetConverter:
         return y
 
     def _encode(self, block: RawBlock) -> NDArray[np.int32]:
+        """Return the provisional class codes (k,) of a block, and count them."""
         if self._known is not None and block.y.dtype.kind == self._known.dtype.kind in "mM":
             block = block._replace(y=block.y.astype(self._known.dtype))
         y = as_labels(block)
@@ -244,10 +247,10 @@ class TargetConverter:
         if any(map(is_missing, labels.tolist())):
             row = next(k for k, label in enumerate(y.tolist()) if is_missing(label))
             raise missing_target(block, row, labels=True)
-        ways = {str(k): way for k in labels.tolist() if (way := other_writing(k)) is not None}
+        ways = {str(k): way for k in labels.tolist() if (way := other_notation(k)) is not None}
         if ways:
             row = next(k for k, label in enumerate(y.tolist()) if label in ways)
-            raise written_otherwise(block, row, str(y[row]), ways[str(y[row])])
+            raise other_notation_error(block, row, str(y[row]), ways[str(y[row])])
         if self._kind is None:
             self._kind = _kind(str(y[0]))
         if all(_kind(label) == self._kind for label in labels.tolist()):
@@ -263,6 +266,7 @@ class TargetConverter:
         )
 
     def _check_labels(self, block: RawBlock) -> None:
+        """Raise DataError for labels of two types, or for too many different labels."""
         n = len(self._codes)
         if len({type(label) for label in self._codes}) > 1:
             raise mixed_labels(block)

@@ -200,7 +200,7 @@ def own_columns(
     columns = split_columns(names, features, where).features
     if state.get("encoder") is not None and set(columns) != set(names):
         raise DataError(
-            f"{where} holds the features of an encoded table, which are of use together alone",
+            f"{where} holds the features of an encoded table, which can only be used together",
             f"leave {mention('x=')} out, or ingest the columns wanted from the table",
         )
     order = [names.index(name) for name in columns]

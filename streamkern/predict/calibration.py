@@ -1,7 +1,7 @@
 """Calibration: probabilities, intervals and sets, fitted to rows that were not used in training.
 
 Classes get probabilities (`probabilities`) and sets of classes, values get intervals. Intervals and
-sets are those of split conformal prediction: for m such rows, the score s is |y - f| for values and
+sets use split conformal prediction: for m such rows, the score s is |y - f| for values and
 1 - f_y for classes. It is computed from f, and from nothing fitted to these rows. For one more row
 like them, every rank of its s among theirs is equally likely. So s is at most the k-th smallest
 score, k = ceil((m + 1) level), with probability at least `level`. A row with a weight counts that
@@ -56,10 +56,11 @@ def _without_prefix(
 
 @dataclass(frozen=True, eq=False)
 class Intervals:
-    """Sorted scores of calibration rows.
+    """Sorted scores of calibration rows, whose quantiles are the half widths of intervals.
 
-    scores : (m, c) of each output, ascending; (m, 1) for classes
-    weights : (m, c) of the same rows, with mean 1; None if all are equal
+    scores : (m, c) scores of each output, ascending; (m, 1) for classes
+    weights : (m, c) weights of the rows in the order of the scores, with mean 1; None if all are
+        equal
     """
 
     scores: Floats
@@ -86,7 +87,7 @@ class Intervals:
         return {"missed": self.scores} | weights
 
     def reach(self, level: float) -> Floats:
-        """Return the largest distance (c,) of the truth from f that holds with probability `level`.
+        """Return the score (c,) that a new row does not exceed with probability `level`.
 
         Raises ConfigError if there are too few rows for the level.
         """
@@ -101,16 +102,19 @@ class Intervals:
             ranks = (self.weights.cumsum(axis=0) < weight).sum(axis=0)
         if (ranks >= m).any():
             raise ConfigError(
-                f"{mention('interval', level)} takes more than the {m} rows that were set aside "
-                f"for it, which tell no more than {m / (m + new_row):.4g}",
+                f"{mention('interval', level)} needs more than the {m} rows that were set aside "
+                f"for it, which allow at most {m / (m + new_row):.4g}",
                 "give a smaller one, or more rows",
             )
         reach: Floats = self.scores[ranks, np.arange(len(ranks))]
         return reach
 
     def shifts(self, levels: Sequence[float]) -> Floats:
-        """Return the k-th smallest scores of the outputs, (c,), for the quantiles of the module
-        docstring; 0, with a warning, where the rows are too few for one."""
+        """Return the shifts (c,) of quantiles, as defined in the module docstring.
+
+        levels : the quantile of each output, or one for all. The shift is 0, with a warning, if
+            there are too few rows for a quantile.
+        """
         m, c = self.scores.shape
         weights = None if self.weights is None else self.weights[::-1]
         mirrored, shifts = Intervals(-self.scores[::-1], weights), np.zeros(c)
@@ -125,7 +129,10 @@ class Intervals:
         return shifts
 
     def sets(self, F: npt.NDArray[Any], level: float) -> npt.NDArray[np.bool_]:
-        """Return the classes (n, c) in each row's set; the class of the largest value always is."""
+        """Return a mask (n, c) of the classes in the set of each row.
+
+        F : (n, c) values of the model. A set always contains the class with the largest value.
+        """
         inside: npt.NDArray[np.bool_] = 1 - F.astype(np.float64) <= self.reach(level)
         inside |= F.max(axis=1, keepdims=True, initial=-np.inf) == F
         return inside
@@ -145,14 +152,14 @@ def check_level(level: Any) -> None:
 class Calibration:
     """Fitted calibration of a model.
 
-    intervals : intervals of values, or sets of classes
+    intervals : scores for intervals of values, or for sets of classes
     probabilities : for classes; otherwise None
     residual_scale : for values; None in models of older versions
-    normalised : intervals in units of the residual scale, of rows that it was not fitted to
-    shifts : (c,) added to the outputs of a model of quantiles, whose `intervals` hold y - f; else
-        None
-    unit : (c,) of targets on a log scale, times the gain: scores are |log(1 + y / unit) - log(1 +
-        f / unit)|; None: they are |y - f|
+    normalised : scores in units of the residual scale, of rows to which this was not fitted
+    shifts : (c,) constants added to the outputs of a model of quantiles, whose `intervals` hold
+        y - f; None for other models
+    unit : (c,) unit of targets on a log scale, times the gain: the scores are
+        |log(1 + y / unit) - log(1 + f / unit)|. None if they are |y - f|
     """
 
     intervals: Intervals
@@ -169,10 +176,11 @@ class Calibration:
     ) -> Calibration:  # fmt: skip
         """Fit to values (m, c) of rows of classes `labels` (m,), with weights (m,) or None.
 
-        origins : (m,) equal for rows made from one row; the first of them represents the others
+        origins : (m,) equal for rows that are copies of one row; the first of them is used, with
+            the weight of all
         """
-        F, labels, w, origins = _counted(F, labels, w, origins)
-        F, labels, w = _one_of_each(F, labels, w, origins)
+        F, labels, w, origins = _with_weight(F, labels, w, origins)
+        F, labels, w = _one_per_origin(F, labels, w, origins)
         scores = 1 - np.take_along_axis(F, labels[:, None], axis=1)
         return cls(Intervals.of(scores, w), fit_probabilities(F, labels, w))
 
@@ -182,9 +190,9 @@ class Calibration:
         origins: npt.NDArray[np.integer] | None = None, unit: Floats | None = None,
     ) -> Calibration:  # fmt: skip
         """Fit to values and targets (m, c), with weights (m,) or None; see `of_classes`."""
-        F, Y, w, origins = _counted(F, Y, w, origins)
+        F, Y, w, origins = _with_weight(F, Y, w, origins)
         scores = distances(F, Y, unit)
-        scores, _, w = _one_of_each(scores, np.zeros(len(F), np.int64), w, origins)
+        scores, _, w = _one_per_origin(scores, np.zeros(len(F), np.int64), w, origins)
         return cls(Intervals.of(scores, w), unit=unit)
 
     @classmethod
@@ -196,15 +204,14 @@ class Calibration:
 
         levels : the quantiles of the outputs, or one for all of them
         """
-        F, Y, w, origins = _counted(F, Y, w, origins)
-        scores, _, w = _one_of_each(Y - F, np.zeros(len(F), np.int64), w, origins)
+        F, Y, w, origins = _with_weight(F, Y, w, origins)
+        scores, _, w = _one_per_origin(Y - F, np.zeros(len(F), np.int64), w, origins)
         intervals = Intervals.of(scores, w)
         return cls(intervals, shifts=intervals.shifts(levels))
 
     @property
     def n_rows(self) -> int:
-        """Number of rows that were set aside for it; 0 for probabilities that follow from the
-        loss."""
+        """Number of calibration rows; 0 if the probabilities follow from the loss."""
         return len(self.intervals.scores)
 
     def normalised_by(
@@ -212,8 +219,9 @@ class Calibration:
     ) -> Calibration:
         """Return the calibration with normalised intervals added.
 
-        residuals : absolute ones (k, c)
-        sigma : residual scale (k, c) of the same rows, fitted to others
+        residuals : (k, c) absolute residuals of rows to which `scale` was not fitted
+        sigma : (k, c) residual scale of these rows
+        w : (k,) weights, or None
         """
         scaled = Intervals.of(residuals / sigma, w)
         return replace(self, residual_scale=scale, normalised=scaled)
@@ -273,7 +281,11 @@ def distances(F: npt.NDArray[Any], Y: npt.NDArray[Any], unit: Floats | None) -> 
 def interval_ends(
     F: npt.NDArray[Any], reach: Floats, unit: Floats | None
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Return the ends of intervals with a reach (c,) or (m, c) around values F (m, c)."""
+    """Return the ends (m, c) of intervals around values F (m, c).
+
+    reach : (c,) or (m, c) half width, on the log scale if there is a unit
+    unit : see `Calibration`
+    """
     if unit is None:
         return F - reach, F + reach
     logs = symmetric_log(np, F, unit)
@@ -281,9 +293,9 @@ def interval_ends(
 
 
 def lacking(meta: Mapping[str, Any]) -> str:
-    """Return why a model has no calibration, and what it needs.
+    """Return the end of an error message: calibration rows are missing, and the reason.
 
-    meta : of the setup of its run
+    meta : meta data of the setup of the run
     """
     why = meta.get("uncalibrated") or "or its run has not ended; train it with calibrate=True"
     for text, value in (("calibrate=True", True), ('calibrate="auto"', "auto")):
@@ -291,7 +303,7 @@ def lacking(meta: Mapping[str, Any]) -> str:
     return f"rows that were set aside in training, and of this model none were, {why}"
 
 
-def _counted(F: npt.NDArray[Any], Y: npt.NDArray[Any], w: Any, origins: Any) -> Any:
+def _with_weight(F: npt.NDArray[Any], Y: npt.NDArray[Any], w: Any, origins: Any) -> Any:
     """Return the rows with a weight above 0, with their values in float64."""
     F = F.astype(np.float64)
     if w is None:
@@ -301,7 +313,7 @@ def _counted(F: npt.NDArray[Any], Y: npt.NDArray[Any], w: Any, origins: Any) -> 
     return F[counted], Y[counted], w[counted].astype(np.float64), origins
 
 
-def _one_of_each(
+def _one_per_origin(
     F: Floats, labels: npt.NDArray[np.int64], w: Floats | None,
     origins: npt.NDArray[np.integer] | None,
 ) -> tuple[Floats, npt.NDArray[np.int64], Floats | None]:  # fmt: skip

@@ -3,13 +3,14 @@
     mse       mean over rows and outputs of (f(x) - y)^2, in squares of the user's units; of a
               model of the log loss, the probabilities are compared with the one-hot targets
     r2        1 - sum (f(x) - y)^2 / sum (y - mean)^2 of each output, their plain mean (regression)
-    accuracy  share of the rows whose largest output is that of their class (classification)
+    accuracy  share of the rows for which the output of their class is the largest (classification)
 
 A calibrated model has these as well:
 
     log_loss  mean of -log p of the class of a row
     brier     mean of sum_k (p_k - [class k])^2, half of it for two classes
-    ece       |accuracy - p| of the largest p of each row, in 15 bins of p; their weighted mean
+    ece       expected calibration error: rows are put into 15 bins by their largest p; weighted
+              mean over the bins of |accuracy - mean p|
     coverage  share of the targets in their 90 % intervals, or of the rows whose class is in its set
     width     mean width of these intervals, in the units of the targets; of several quantiles, both
               are of the interval from the smallest to the largest one
@@ -54,10 +55,10 @@ class EvaluationMetrics:
     ) -> None:
         self._backend, self._classes, self._loss = backend, classes, loss
         quantiles = None if loss is None or loss.levels is None else loss.quantiles
-        self._several = quantiles is not None and len(quantiles) > 1
+        self._several_quantiles = quantiles is not None and len(quantiles) > 1
         self._squared = np.zeros(n_outputs)
         self._targets = ColumnMoments(n_outputs)
-        self._weight = self._hits = self._loss_sum = self._inside = self._widths = 0.0
+        self._weight = self._n_correct = self._loss_sum = self._n_inside = self._widths = 0.0
 
     def add(self, F: Array, Y: Array, w: npt.NDArray[Any] | None = None) -> None:
         """Add values F and targets Y (m, c) on the device, w (m,) on the host or None."""
@@ -72,21 +73,21 @@ class EvaluationMetrics:
             errors *= self._backend.asarray(w)[:, None]
         self._squared += to_host(errors.sum(axis=0))
         self._weight += len(F) if w is None else float(w.sum(dtype=np.float64))
-        if self._several:
+        if self._several_quantiles:
             inside = to_host((F[:, :1] <= Y[:, :1]) & (Y[:, :1] <= F[:, -1:]))[:, 0]
             width = to_host(F[:, -1] - F[:, 0])
-            self._inside += float(inside.sum() if w is None else w @ inside)
+            self._n_inside += float(inside.sum() if w is None else w @ inside)
             self._widths += float(width.sum() if w is None else w @ width)
         if self._classes:
             right = to_host(F.argmax(axis=1) == Y.argmax(axis=1))
-            self._hits += float(right.sum() if w is None else w[right].sum(dtype=np.float64))
+            self._n_correct += float(right.sum() if w is None else w[right].sum(dtype=np.float64))
         else:
             self._targets.add(to_host(Y), w)
 
     def result(self) -> dict[str, float]:
-        """Return mse, r2 or accuracy, and the mean loss by the loss's name for it.
+        """Return mse, r2 or accuracy, and the mean loss under the name that the loss defines.
 
-        That of values is the mean over outputs as well. Raises DataError if all weights are 0.
+        The loss of values is averaged over outputs, too. Raises DataError if all weights are 0.
         """
         if not self._weight > 0:
             raise DataError(
@@ -95,33 +96,35 @@ class EvaluationMetrics:
         squared = self._squared / self._weight
         mse = {"mse": float(squared.mean())}
         if self._classes:
-            figures = mse | {"accuracy": self._hits / self._weight}
+            figures = mse | {"accuracy": self._n_correct / self._weight}
         else:
             figures = mse | {"r2": r2(squared, self._targets.variance())}
         if self._loss is not None:
             outputs = 1 if self._classes else len(squared)
             figures[self._loss.figure] = self._loss_sum / self._weight / outputs
-        if self._several:
-            figures["coverage"] = self._inside / self._weight
+        if self._several_quantiles:
+            figures["coverage"] = self._n_inside / self._weight
             figures["width"] = self._widths / self._weight
         return figures
 
 
-def _enough(intervals: Intervals | None) -> bool:
-    """Return whether there are enough rows for the level."""
+def _has_enough_rows(intervals: Intervals | None) -> bool:
+    """Return whether there are enough rows for intervals at `LEVEL`."""
     return intervals is not None and (len(intervals.scores) + 1) * (1 - LEVEL) >= 1
 
 
 class CalibratedFigures:
-    """Sums of the figures of a calibration over the rows of an evaluation.
+    """Sums over the rows of an evaluation, for the metrics of a calibrated model.
 
     asks_spread : whether `add` needs the residual scale of the rows
     """
 
     def __init__(self, calibration: Calibration) -> None:
         self._calibration = calibration
-        self._judges = calibration.shifts is None and _enough(calibration.intervals)
-        self.asks_spread = _enough(calibration.normalised)
+        self._evaluates_intervals = calibration.shifts is None and _has_enough_rows(
+            calibration.intervals
+        )
+        self.asks_spread = _has_enough_rows(calibration.normalised)
         self._sums: dict[str, float] = {}
         self._bins = np.zeros((2, BINS))
         self._weight = 0.0
@@ -147,6 +150,7 @@ class CalibratedFigures:
     def _add_values(
         self, F: npt.NDArray[Any], Y: npt.NDArray[Any], w: Floats, spread: Floats | None
     ) -> None:
+        """Add the coverage and the width of the intervals of the rows."""
         normalised, unit = self._calibration.normalised, self._calibration.unit
         residuals = distances(F, Y, unit)
 
@@ -155,12 +159,13 @@ class CalibratedFigures:
             self._add(f"{name}coverage", w @ (residuals <= reach).mean(axis=1))
             self._add(f"{name}width", w @ (high - low).mean(axis=1))
 
-        if self._judges:
+        if self._evaluates_intervals:
             add("", self._calibration.intervals.reach(LEVEL))
         if self.asks_spread and normalised is not None and spread is not None:
             add("normalised_", normalised.reach(LEVEL) * spread)
 
     def _add_classes(self, p: Floats, F: npt.NDArray[Any], Y: npt.NDArray[Any], w: Floats) -> None:
+        """Add log loss, Brier score, bins of ece, and sets. p : (m, c) probabilities."""
         labels = Y.argmax(axis=1)
         truth = np.arange(p.shape[1]) == labels[:, None]
         self._add("log_loss", w @ log_losses(p, labels))
@@ -170,7 +175,7 @@ class CalibratedFigures:
         bins = np.minimum((largest * BINS).astype(np.int64), BINS - 1)
         self._bins[0] += np.bincount(bins, w * largest, BINS)
         self._bins[1] += np.bincount(bins, w * right, BINS)
-        if self._judges:
+        if self._evaluates_intervals:
             sets = self._calibration.intervals.sets(F, LEVEL)
             self._add("coverage", w @ sets[np.arange(len(F)), labels])
             self._add("set_size", w @ sets.sum(axis=1))
@@ -188,8 +193,8 @@ class CalibratedFigures:
 def r2(squared: Floats, variance: Floats) -> float:
     """Return R2 from the mean squared error and the variance of each output, (c,).
 
-    The plain mean over the outputs, as in scikit-learn; a constant output counts 1 if it is
-    predicted exactly, otherwise 0.
+    It is the unweighted mean over the outputs, as in scikit-learn; a constant output counts as 1 if
+    it is predicted exactly, otherwise as 0.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         scores = 1 - squared / variance

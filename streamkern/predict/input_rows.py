@@ -43,7 +43,7 @@ class FileRows:
     Parameters
     ----------
     reader : of files or arrays, opened with or without targets
-    like : the model, or the schema of its data; several named targets are put in its order
+    like : the model, or the schema of its data; several named targets are returned in its order
     targets : whether blocks have targets
 
     Attributes
@@ -155,11 +155,10 @@ def open_rows(
     inputs : paths or URLs, folders and patterns as in `ingest`. Files are read one after another in
         the given order.
     files : closes everything that is opened
-    like : the model, or the schema of its data. Targets of a table are its target columns; if no
-        `targets` are wanted, these are left out if they exist. Tables that have its weight column
-        get their weights from it along with the targets, unless others are requested; otherwise it
-        is left out. Its names of arrays are used if x, y or sample_weight are not given, and its
-        encoder encodes the rows of a table.
+    like : the model, or the schema of its data, which gives the defaults: the names of arrays, of
+        target columns and of the weight column, and the encoder of a table. Without `targets`, its
+        target columns are left out if they exist, and so is its weight column if it is not used.
+    targets : whether targets and sample weights are read
     x, y, sample_weight, missing, external, foreign : as in `ingest`
     form : as in `open_reader`
     drop_missing_targets : whether rows of files that lack a target are left out

@@ -3,8 +3,8 @@
     model --(place, row, values)--> buckets on the disk --one at a time, sorted--> output
 
 A bucket is a file for a range of positions that fits in memory, so any order of computing becomes
-any other in bounded memory: every prediction is written and read once more, sequentially. Saved
-data survive a crash, and the same work resumes from them.
+any order of positions in bounded memory: every prediction is written and read once more,
+sequentially. Saved data survive a crash, and the same work resumes from them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from streamkern.basics.message import mention
 from streamkern.basics.values import json_digest
 from streamkern.filesystem.scratch import Scratch
 
-BUFFER_SLAB_BYTES = 64 << 20  # of a bucket; sorting it takes twice that
+BUFFER_SLAB_BYTES = 64 << 20  # bytes of a bucket; sorting takes twice as many
 DISTRIBUTED_BYTES = 16 << 20  # collected before they are distributed to the buckets
 SAVE_EVERY_S = 30.0
 
@@ -32,10 +32,10 @@ class PredictionBuffer:
     Parameters
     ----------
     scratch : folder of the buckets
-    identity : JSON that determines the predictions; those of another identity are deleted
-    dtype, width : of the values of a row
+    identity : JSON that determines the predictions; predictions of another identity are deleted
+    dtype, width : dtype and number of the values of a row
     numbered : whether row numbers are stored besides the positions; otherwise they are equal
-    chunk_rows : a slab has a multiple of it
+    chunk_rows : rows of a chunk of the output; a slab has a multiple of them
 
     Attributes
     ----------

@@ -1,9 +1,9 @@
 """Write predictions as files: Zarr, .npy, CSV and Parquet, once from the first row to the last.
 
 In all of them row k belongs to row k of the data, or `row` holds its row number; labels are the
-user's own. Tables may have the columns of the input before those of the predictions. Memory is that
-of one slab. A file gets its name only when it is complete and durable; a Zarr group records its
-writer and its completion from its first file on.
+user's own. Tables may have the columns of the input before the predictions. One slab is in memory
+at a time. A file gets its name only when it is complete and durable; a Zarr group records from its
+first file on who writes it and whether it is complete.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _no_class(classes: NDArray[Any]) -> int | float | bool | str:
 
 
 def write_npy(path: Path, table: PredictionTable, slabs: Slabs) -> None:
-    """Write one array: labels (n,) if class ids were kept, else values (n, c), or (n,) of one."""
+    """Write one array: labels (n,) if only class ids were kept, else values (n, c) or (n,)."""
     labels = table.classes if table.only_ids else None
     dtype = table.dtype if labels is None else labels.dtype
     flat = labels is not None or (table.classes is None and table.width == 1)
@@ -119,9 +119,10 @@ def write_npy(path: Path, table: PredictionTable, slabs: Slabs) -> None:
 
 
 def write_csv(path: Path, table: PredictionTable, slabs: Slabs) -> None:
-    """Write columns `row` or those of the input, the label of classes, and the values.
+    """Write the column `row` or the columns of the input, the label of classes, and the values.
 
-    UTF-8, with a header. Numbers have as many digits as distinguish them from their neighbours.
+    The file is UTF-8 with a header. Numbers have the fewest digits that read back as the same
+    value.
     """
     header = table.header()
     step = max(1, _TEXT_CELLS // len(header))
@@ -200,7 +201,10 @@ FILES: dict[str, Callable[[Path, PredictionTable, Slabs], None]] = {
 
 
 class PredictionGroup:
-    """A Zarr group as output."""
+    """A Zarr group as output.
+
+    record : JSON that identifies the predictions, stored as the mark of the group
+    """
 
     def __init__(
         self, url: str | os.PathLike[str], options: Any, record: dict[str, Any], overwrite: bool
@@ -211,6 +215,7 @@ class PredictionGroup:
         self._store = zarr_store(url, storage_options=options, read_only=False)
 
     def rows_done(self, buffer: PredictionBuffer) -> int | None:
+        """Return the number of rows if the same call has written the output already; else None."""
         # without our scratch folder beside it, another call wrote it
         if not buffer.begun or mark_at(self._store, self._url) != self._complete:
             return None
@@ -218,6 +223,7 @@ class PredictionGroup:
         return int(values.shape[0])
 
     def check_free(self) -> None:
+        """Raise an error if something is at the URL that this call may not replace."""
         mark = mark_at(self._store, self._url)
         if mark is None:
             return
@@ -226,6 +232,7 @@ class PredictionGroup:
             raise _exists(self._url)
 
     def write(self, table: PredictionTable, slabs: Slabs, publishing: Callable[[], None]) -> None:
+        """Write the predictions. publishing : is called before the first change of the output."""
         self.check_free()
         publishing()
         group = begin(self._store, self._url, self._writing)

@@ -23,7 +23,11 @@ from streamkern.store.class_labels import labels_of
 
 CHUNK_BYTES = 8 << 20  # of values in a chunk of Zarr
 Slabs = Iterable[tuple[int, Any, Any]]
-"""First position; row numbers (k,), or a list of input columns (k,); values (k, c) or ids."""
+"""Blocks of predictions as (first position, rows, values).
+
+rows : row numbers (k,), or a list of columns (k,) of the input
+values : (k, c), or class ids (k, 1)
+"""
 SAME_QUANTILE = 1e-9
 """Largest difference of two numbers that are the same quantile."""
 MOST_PROBABLE = "most_probable"
@@ -34,15 +38,15 @@ MOST_PROBABLE = "most_probable"
 class PredictionTable:
     """Description of the predictions, known before the first one.
 
-    n_rows : of all; 0 if it is unknown
-    dtype : of the values
-    width : c, or 1 if only class ids are kept
+    n_rows : number of all rows; 0 if it is unknown
+    dtype : dtype of the values
+    width : number of values of a row: c, or 1 if only class ids are kept
     classes : label of each class, or None for values
-    names : of the targets, if they have any
+    names : names of the targets; None if they have none
     numbered : whether the positions differ from the row numbers
     only_ids : whether values are class ids (k, 1)
-    record : origin of the predictions
-    scores : a word for the values of classes
+    record : JSON that identifies the model, the data and the options of the predictions
+    scores : prefix of the names of columns with the values of classes, such as "probability"
     input_columns : columns of the input to write before the predictions
     escapes_formulas : whether CSV text that a spreadsheet would compute gets a "'" in front
     """
@@ -99,7 +103,7 @@ class PredictionTable:
 
 
 def answered_labels(names: Sequence[str], dtype: str | None) -> NDArray[Any]:
-    """Return the labels (c,) as written to files: those of `labels_of`, or text, also for dates."""
+    """Return the labels (c,) as written to files: as in `labels_of`, or text, also for dates."""
     labels = labels_of(names, dtype)
     if labels.dtype.kind in "iu" and np.can_cast(labels.dtype, np.int64):
         return labels.astype(np.int64)
@@ -134,7 +138,10 @@ def _normalised_of(calibration: Calibration) -> Intervals:
 
 
 def _quantiles_of(level: float, quantiles: Sequence[float], normalised: bool) -> tuple[int, int]:
-    """Return the places of the two quantiles that are the ends of intervals of this level."""
+    """Return the indices of the two quantiles that are the ends of intervals of this level.
+
+    Raises ConfigError if the model was not trained for both, or if `normalised` is requested.
+    """
     if normalised:
         raise ConfigError(
             f"{mention('normalised', True)} scales intervals about a value, and those between "
@@ -162,13 +169,14 @@ def needed_calibration(calibration: Calibration | None, request: str, lacking: s
 
 @dataclass(frozen=True)
 class OutputFormat:
-    """Output format; by default the values themselves.
+    """Conversion of a model's values to the requested output; by default the values themselves.
 
-    probabilities : returns them in place of the values
+    probabilities : maps values to probabilities, which replace them; None to keep the values
     reach : (c,) half width of intervals at `level`
+    level : level of the intervals; None without intervals
     normalised : whether `reach` is multiplied by the residual scale of a row
     std : whether standard deviations follow the values
-    ends : the outputs which are the ends of intervals at `level`, of a model of quantiles
+    ends : indices of the two outputs of a model of quantiles that are the ends of intervals
     unit : see `Calibration`
     """
 
@@ -229,7 +237,7 @@ class OutputFormat:
         return OutputFormat(std=True)
 
     def applied_to(self, values: PredictionTable) -> PredictionTable:
-        """Return the description of the output, given that of the values."""
+        """Return the description of the output in this format, given the one of the values."""
         if self.probabilities is not None:
             dtype, record = np.dtype(np.float64), values.record | {"proba": True}
             return replace(values, dtype=dtype, scores="probability", record=record)
@@ -252,7 +260,7 @@ class OutputFormat:
         )
 
     def __call__(self, F: NDArray[Any]) -> NDArray[Any]:
-        """Return the output for values (k, c), with residual scales behind them if `normalised`."""
+        """Return the output for values (k, c), or (k, 2 c) with residual scales if `normalised`."""
         if self.probabilities is not None:
             return self.probabilities(F)
         if self.ends is not None:

@@ -155,7 +155,7 @@ def _cross_validated(
 def temperature(
     F: Floats, labels: npt.NDArray[np.int64], w: Floats, shift: Floats | None = None
 ) -> Softmax:
-    """Fit one slope, 0 or above, for all classes. shift : (c,) that stays as it is; None: 0."""
+    """Fit one slope, 0 or above, for all classes. shift : (c,) held fixed; None for 0."""
     c = F.shape[1]
     Q, w = _smoothed(c, labels, w)
     shift = np.zeros(c) if shift is None else shift
@@ -167,7 +167,7 @@ def temperature(
         curve = w @ ((p * F * F).sum(axis=1) - mean**2)
         return loss, np.array([w @ ((p - Q) * F).sum(axis=1)]), np.array([[curve]])
 
-    slope = max(_minimum(at, np.ones(1))[0], 0.0)
+    slope = max(_minimise(at, np.ones(1))[0], 0.0)
     return Softmax(np.full(c, slope), shift)
 
 
@@ -189,7 +189,7 @@ def vector(F: Floats, labels: npt.NDArray[np.int64], w: Floats) -> Softmax:
         curve[k + c, k + c] += wV[:, c:].sum(axis=0)
         return loss, np.concatenate(((rest * F).sum(axis=0), rest.sum(axis=0))), curve
 
-    theta = _minimum(at, start)
+    theta = _minimise(at, start)
     return Softmax(theta[:c], theta[c:])
 
 
@@ -204,7 +204,7 @@ def isotonic(F: Floats, labels: npt.NDArray[np.int64], w: Floats) -> Isotonic:
         counted = weights > 0
         shares = np.bincount(inverse, w * (labels == k), len(values))[counted] / weights[counted]
         fitted = np.clip(regress(shares, weights=weights[counted]).x, least, 1 - least)
-        bend = np.ones(len(fitted), bool)  # the ends of every constant stretch
+        bend = np.ones(len(fitted), bool)  # first and last point of every constant interval
         bend[1:-1] = (fitted[1:-1] != fitted[:-2]) | (fitted[1:-1] != fitted[2:])
         at.append(values[counted][bend])
         height.append(fitted[bend])
@@ -229,8 +229,12 @@ def _loss(z: Floats, Q: Floats, w: Floats) -> tuple[float, Floats]:
     return float(w @ losses), p / total
 
 
-def _minimum(at: Callable[[Floats], tuple[float, Floats, Floats]], theta: Floats) -> Floats:
-    """Minimise a convex function by Newton's method. at : its value, gradient and Hessian."""
+def _minimise(at: Callable[[Floats], tuple[float, Floats, Floats]], theta: Floats) -> Floats:
+    """Return the minimiser of a convex function, by Newton's method with backtracking.
+
+    at : returns value, gradient (k,) and Hessian (k, k) of the function at a point (k,)
+    theta : (k,) starting point
+    """
     loss, gradient, curve = at(theta)
     for _ in range(_NEWTON_STEPS):
         diagonal = np.arange(len(theta))

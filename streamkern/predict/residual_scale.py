@@ -1,15 +1,15 @@
 """Scale of a model's residuals as a function of x, for intervals that widen with difficulty.
 
 For rows with features x_i and residuals r_i = |y_i - f(x_i)|, g is the kernel ridge regression of
-log r_i minus its mean, and sigma(x) = exp g(x), which has no unit. The intervals f(x) +- q sigma(x)
-have the requested coverage for any sigma, if q is the quantile of r_i / sigma(x_i) over other rows,
-used neither in training nor for g (normalised conformal prediction: Papadopoulos, Gammerman and
-Vovk 2008).
+log r_i minus its mean, and sigma(x) = exp g(x), which has no unit. The intervals f(x) +- s sigma(x)
+have the requested coverage for any sigma, if s is the quantile of r_i / sigma(x_i) over rows that
+were used neither in training nor for g (normalised conformal prediction: Papadopoulos, Gammerman
+and Vovk 2008).
 
 The ridge and the kernel are chosen by the leave-one-out squared error, which one eigensystem gives
 for all ridges. Insignificant structure is dropped: g is multiplied by the factor that is best in
-leave-one-out, and is 0, so that all intervals are equally wide, unless it is then better than 0 by
-two standard errors. It is clipped to its range over these rows.
+leave-one-out. It is 0, so that all intervals are equally wide, unless its leave-one-out error is
+smaller than the error of 0 by two standard errors. g is clipped to its range over these rows.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ MIN_ROWS_OF_SCALE = 20
 
 @dataclass(frozen=True, eq=False)
 class ResidualScale:
-    """Fitted g.
+    """Fitted function g(x) = sum_j weights[j] k(x, points[j]); see the module docstring.
 
-    points : (q, d) rows, scaled as for the kernel; none if no rows are significantly harder
-    weights : (q, c) of k(x, points) in g
-    low, high : (c,) range that g is clipped to
-    bandwidth : of the Laplace kernel k, or 0 for the model's kernel
+    points : (q, d) rows, scaled as for the kernel; (0, d) if no rows are significantly harder
+    weights : (q, c)
+    low, high : (c,) range to which g is clipped
+    bandwidth : bandwidth of the Laplace kernel k, or 0 for the model's kernel
     """
 
     points: npt.NDArray[Any]
@@ -74,8 +74,8 @@ def fit_residual_scale(
 ) -> ResidualScale:
     """Fit g to rows X (q, d) with absolute residuals (q, c) and weights w (q,) or None.
 
-    kernels : K(X, X) (q, q) by bandwidth, of which the best is chosen. Another q x q matrix is
-        held, and the eigensystem of each K takes 9 q^3 FLOPs.
+    kernels : bandwidth -> K(X, X) (q, q); the best bandwidth is chosen. Another q x q matrix is
+        in memory, and the eigensystem of each K takes 9 q^3 FLOPs.
     """
     q, c = residuals.shape
     best = ResidualScale(X[:0], np.zeros((0, c)), np.zeros(c), np.zeros(c), 0.0)

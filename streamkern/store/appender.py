@@ -216,7 +216,7 @@ def complete(url: str | os.PathLike[str]) -> None:
     """Finish the work of a killed append.
 
     Removes temporary files. If the rows of the append are published, also updates the zarr.json of
-    each array, and removes all tables but those of this store and of the one before the append.
+    each array, and removes all tables that neither this store nor the one before the append uses.
     """
     store = zarr_store(url, read_only=False)
     assert isinstance(store, LocalFiles)
@@ -243,6 +243,6 @@ def _update_arrays(store: LocalFiles, url: str) -> None:
 def _files(
     old: StoreSpec, n_rows: int, files: Sequence[tuple[str, int]]
 ) -> tuple[tuple[str, int], ...]:
-    """Return the files that the rows come from, in order: those of the old rows, then the new."""
+    """Return the files that the rows come from: of the old rows, then of the new, in order."""
     old_files = old.files or (("memory", old.n_rows),)
     return (*old_files, *(files or (("memory", n_rows),)))

@@ -38,9 +38,12 @@ if TYPE_CHECKING:
 
 
 class Journal:
-    """Digests of the chunks that are written: a row for each, 0 for a missing one.
+    """Digests of the chunks that are written: a row for each, of zeros for a missing one.
 
-    Chunks may be added on several threads. `digests` (chunks, bytes) is the array in memory.
+    Chunks may be added on several threads.
+
+    array : zarr array (chunks, bytes) uint8 that stores the digests
+    digests : (chunks, bytes) uint8, the same in memory
     """
 
     digests: NDArray[np.uint8]
@@ -150,7 +153,7 @@ class ChunkOutput(ABC):
         return next((i for i in chunks if i not in self._crcs and self.stored(i) is None), None)
 
     def _write_crcs(self, group: zarr.Group, name: str, old: NDArray[np.uint32]) -> str:
-        """Store the checksums of all chunks, none of which is damaged; return their digest.
+        """Store the checksums of all chunks, which must be undamaged; return their digest.
 
         old : (k, arrays), of the first chunks
         """
@@ -255,21 +258,21 @@ def fill(
     spec, stats = writer.spec, writer.statistics()
     with ThreadPoolExecutor(n_ahead, thread_name_prefix="streamkern-write") as pool:
         # Statistics are taken on the threads and merged in chunk order, which is part of the bits.
-        for counted in _written(writer, chunks_from, stats, pool, n_ahead):
+        for counted in _chunk_statistics(writer, chunks_from, stats, pool, n_ahead):
             stats.merge(counted)
             if progress is not None:
                 progress("write", stats.n_rows, spec.n_rows)
     return writer.finish(stats.result())
 
 
-def _written(
+def _chunk_statistics(
     writer: ChunkOutput,
     chunks_from: Callable[[int], Iterable[Callable[[], RowBlock]]],
     before: RunningStatistics,
     pool: ThreadPoolExecutor,
     n_ahead: int,
 ) -> Iterator[RunningStatistics]:
-    """Yield the statistics of each chunk in order, once the chunk is in the store.
+    """Write the chunks; yield the statistics of each in order, once it is in the store.
 
     before : the statistics of the old rows
     """

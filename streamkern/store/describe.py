@@ -160,6 +160,7 @@ def _objects_per_read(store: Store) -> int:
 
 
 def _layout_warnings(store: Store) -> list[str]:
+    """Return warnings about chunk sizes, shards and compression."""
     spec, warnings, advice = store.spec, [], "ingest with chunk_mb between 4 and 16"
     chunk = spec.chunk_rows * spec.row_bytes
     if chunk < _SMALL_CHUNK and spec.n_rows * spec.row_bytes > _SMALL_CHUNK:

@@ -64,7 +64,7 @@ def bytes_beside_row(spec: StoreSpec) -> int:
 
 
 def row_shape_text(row_shape: Sequence[int], n_features: int | None) -> str:
-    """Return the shape of a row in words. n_features : of sparse rows"""
+    """Return the shape of a row in words. n_features : number of features of sparse rows."""
     if is_packed(row_shape):
         return f"{n_features:,} features, at most {row_shape[1]:,} of them not 0, sparse"
     return " x ".join(map(str, row_shape))
@@ -104,9 +104,9 @@ def _targets(spec: StoreSpec) -> str:
     counts = spec.class_counts
     if counts is None:
         return f"{spec.n_outputs:,}{listed(spec.classes)}"
-    of = sum(counts) or 1
+    total = sum(counts) or 1
     pairs = zip(spec.classes[: _SHOWN + 1], counts, strict=False)
-    return f"{spec.n_outputs:,}{listed([f'{name} {n:,} ({n / of:.1%})' for name, n in pairs])}"
+    return f"{spec.n_outputs:,}{listed([f'{name} {n:,} ({n / total:.1%})' for name, n in pairs])}"
 
 
 def listed(names: Sequence[str]) -> str:

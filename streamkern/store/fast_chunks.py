@@ -37,7 +37,7 @@ _CHECKSUM_BYTES = 4
 # Pieces that are read and then checked stay in cache in between: 1.15x as fast on two threads, also
 # because the checksum holds the interpreter's lock.
 _PIECE = 1 << 20
-_DECODERS: tuple[list[type], ...] = ([], [Crc32cCodec], [ZstdCodec], [ZstdCodec, Crc32cCodec])
+_KNOWN_CODECS: tuple[list[type], ...] = ([], [Crc32cCodec], [ZstdCodec], [ZstdCodec, Crc32cCodec])
 
 
 class Chunks:
@@ -209,7 +209,7 @@ def _is_plain(array: Any) -> bool:
     order = getattr(first, "endian", "big")
     little = getattr(order, "value", order) in (None, "little")
     rows_only = array.chunks[1:] == array.shape[1:]
-    return little and rows_only and [type(codec) for codec in compressors] in _DECODERS
+    return little and rows_only and [type(codec) for codec in compressors] in _KNOWN_CODECS
 
 
 def _compare(crc: int, trailer: NDArray[np.uint8]) -> None:

@@ -1,6 +1,6 @@
 """The arrays of a store as lazy arrays of Dask, and as datasets of xarray and PyTorch.
 
-Every `store` here is a `Store`, whose module uses this one.
+Each parameter `store` is a `Store`, whose module imports this one.
 """
 
 from __future__ import annotations

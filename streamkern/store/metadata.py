@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import zarr
@@ -39,9 +39,6 @@ from streamkern.store.zarr_json import (
     store_mark,
 )
 
-if TYPE_CHECKING:
-    pass
-
 MAX_INFERRED_CLASSES = 10_000  # foreign integer targets up to this many become classes
 ArrayNames = tuple[str, str | None, str | None]
 """Names of the arrays of rows, targets and sample weights."""
@@ -53,7 +50,9 @@ Arrays = tuple[Any, Any, Any]
 class GroupContents:
     """The contents of a group.
 
-    store, path : the place of the group
+    store, path : the zarr store, and the path of the group in it
+    names : names of the arrays of rows, targets and sample weights
+    spec : description of the store
     x, y, w : zarr arrays; y and w may be None
     row, digests, crc : zarr arrays of streamkern's own stores, else None
     mark : the attribute of streamkern's own stores, else empty
@@ -119,6 +118,7 @@ def rows_appended(url: str, n_rows: int) -> DataError:
 def _streamkern_contents(
     strict: StrictStore, path: str, documents: Documents, names: ArrayNames, url: str
 ) -> GroupContents:
+    """Return the contents of a streamkern store; raise DataError for other array names."""
     if names[0] != "X" or names[1] not in ("y", None) or names[2] not in ("w", None):
         raise DataError(
             f"{redact(url)} is a store that streamkern wrote, with rows in 'X' and targets in 'y', "
@@ -157,6 +157,7 @@ def _check_name(name: str | None) -> None:
 def _foreign_contents(
     inner: Any, path: str, names: ArrayNames, missing: str, url: str, foreign: bool
 ) -> GroupContents:
+    """Return the contents of a group that is read by the names of its arrays."""
     strict = StrictStore(inner)
     group = _strict_group(strict, path, url)
     if missing == "fill":
@@ -181,6 +182,7 @@ def _unused_weights(group: zarr.Group) -> Any:
 
 
 def _foreign_arrays(group: zarr.Group, names: ArrayNames, url: str) -> Arrays:
+    """Return the arrays of these names; raise StoreNotFoundError if one is missing."""
     arrays = []
     for name in names:
         with _explained(f"the metadata of {name!r} of {redact(url)}"):
@@ -241,6 +243,7 @@ def _strict_group(strict: StrictStore, path: str, url: str) -> zarr.Group:
 
 
 def _foreign_spec(arrays: Arrays, names: ArrayNames, url: str) -> StoreSpec:
+    """Return the spec of foreign arrays; y and w are read for classes and weights."""
     X, y, w = arrays
     where = f"{names[0]!r} of {redact(url)}"
     if X.ndim < 2 or X.shape[0] < 1:

@@ -45,10 +45,10 @@ class Packing:
     """The meaning of the stored numbers of one array.
 
     name : name of the array, for messages
-    scale, offset : of the unpacked numbers
+    scale, offset : number = stored * scale + offset
     stored : dtype as which the bytes are read
     dtype : dtype of the unpacked numbers
-    gaps : name, for messages, and value of each number that stands for a missing one
+    gaps : each number that stands for a missing one, as (description for messages, number)
     bounds : their name, for messages, lowest and highest valid number; None without any
     unpacked : whether the bounds are of unpacked numbers
     attributes : attributes that change numbers, as text
@@ -194,24 +194,24 @@ def packing_of(
     changes = [
         f"{k}={v:g}" for k, v, p in zip(_SCALES, (scale, offset), (1, 0), strict=True) if v != p
     ]
-    meant = _signed(read.one("_Unsigned"), stored, name)
-    gaps = [(f"its {k}", v) for k, value in fills.items() for v in read.fills(k, value, meant)]
-    if netcdf and "_FillValue" not in keys and meant.itemsize > 1:
-        default = _NC_FILL.get("f" if meant.kind == "f" else meant.str[1:])
+    declared = _declared_dtype(read.one("_Unsigned"), stored, name)
+    gaps = [(f"its {k}", v) for k, value in fills.items() for v in read.fills(k, value, declared)]
+    if netcdf and "_FillValue" not in keys and declared.itemsize > 1:
+        default = _NC_FILL.get("f" if declared.kind == "f" else declared.str[1:])
         if default is not None:
-            gaps.append(("the fill value of NetCDF", meant.type(default)))
-    if "rhdf5-NA.OK" in keys and meant == np.int32:
+            gaps.append(("the fill value of NetCDF", declared.type(default)))
+    if "rhdf5-NA.OK" in keys and declared == np.int32:
         gaps.append(("which is NA in R", np.int32(_R_NA)))
-    bounds, floating = read.bounds(meant)
-    dtype = read.unpacked_dtype(meant) if changes else meant
-    if not changes and meant.kind in "iu" and _text_of(attributes.get("dtype")) == "bool":
+    bounds, floating = read.bounds(declared)
+    dtype = read.unpacked_dtype(declared) if changes else declared
+    if not changes and declared.kind in "iu" and _text_of(attributes.get("dtype")) == "bool":
         dtype = np.dtype(bool)  # as xarray writes truth values to NetCDF
         changes.append("dtype=bool")
-    if meant != stored:
-        changes.append(f"_Unsigned={'true' if meant.kind == 'u' else 'false'}")
+    if declared != stored:
+        changes.append(f"_Unsigned={'true' if declared.kind == 'u' else 'false'}")
     packing = Packing(
-        name, scale, offset, meant, dtype, tuple(gaps), bounds,
-        bool(changes) and floating and meant.kind != "f", tuple(changes),
+        name, scale, offset, declared, dtype, tuple(gaps), bounds,
+        bool(changes) and floating and declared.kind != "f", tuple(changes),
     )  # fmt: skip
     return None if packing.is_plain else packing
 
@@ -285,8 +285,11 @@ def _text_of(value: Any) -> str:
     return text_of(value) if isinstance(value, str | bytes) else ""
 
 
-def _signed(given: Any, stored: np.dtype[Any], name: str) -> np.dtype[Any]:
-    """Return the dtype that integers have under `_Unsigned`."""
+def _declared_dtype(given: Any, stored: np.dtype[Any], name: str) -> np.dtype[Any]:
+    """Return the dtype of integers that the attribute `_Unsigned` declares.
+
+    given : value of the attribute; None without it
+    """
     if given is None or stored.kind not in "iu":
         return stored
     word = text_of(given).lower() if isinstance(given, str | bytes) else str(bool(given)).lower()

@@ -117,6 +117,7 @@ def _first_row(spec: StoreSpec, i: int, X: NDArray[Any]) -> int:
 
 
 def _stored_targets(spec: StoreSpec, y: NDArray[Any], i: int, rows: int) -> NDArray[Any]:
+    """Return the targets of chunk `i` in the dtype of the store; raise unless they fit."""
     if len(y) != rows:
         raise DataError(f"chunk {i} has {rows} rows of X and {len(y)} of y", "they must agree")
     if spec.classes is not None:

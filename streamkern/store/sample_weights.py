@@ -94,8 +94,8 @@ def add_totals(
         totals += len(y) if w is None else w.sum(dtype=np.float64)
 
 
-class Weighed(Protocol):
-    """The part of a source that weights need, see `BaseSource`."""
+class WeightedRows(Protocol):
+    """Attributes of a source that `weight_factors` uses, see `BaseSource`."""
 
     n_rows: int
     classes: tuple[str, ...] | None
@@ -106,7 +106,7 @@ class Weighed(Protocol):
 
 
 def weight_factors(
-    source: Weighed, class_weight: ClassWeight | None = None
+    source: WeightedRows, class_weight: ClassWeight | None = None
 ) -> NDArray[np.float64] | None:
     """Return the factors of the row weights that make their mean 1; None without weights.
 
@@ -198,6 +198,7 @@ def class_notes(classes: tuple[str, ...], totals: NDArray[np.float64], what: str
 def _class_factors(
     class_weight: ClassWeight | None, classes: tuple[str, ...], totals: NDArray[np.float64]
 ) -> NDArray[np.float64]:
+    """Return the factor (c,) of each class, before the mean weight is made 1."""
     if class_weight is None:
         return np.ones(len(totals))
     if class_weight == "balanced":

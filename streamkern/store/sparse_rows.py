@@ -36,7 +36,7 @@ def is_packed(row_shape: Sequence[int]) -> bool:
 
 
 def stays_sparse(n_features: int, n_entries: int) -> bool:
-    """Return whether rows of so many features, the longest of so many entries, stay sparse.
+    """Return whether rows stay sparse that have `n_features` and at most `n_entries` entries.
 
     Raises DataError if they can be neither sparse nor dense.
     """
@@ -51,15 +51,15 @@ def stays_sparse(n_features: int, n_entries: int) -> bool:
 def longest_row(indptr: NDArray[Any], n_features: int) -> int:
     """Return the length k of the packed rows of a CSR array, at least 1.
 
-    A little more if feature numbers exceed `MAX_GAP`, so that gaps can be divided.
+    If feature numbers exceed `MAX_GAP`, it includes the entries that divide larger gaps.
     """
     return int(np.diff(indptr).max(initial=1)) + n_features // MAX_GAP
 
 
 def packed(X: Any, width: int | None = None, dtype: Any = np.float32) -> NDArray[Any]:
-    """Return the packed rows (n, 2, k) of a sparse array X (n, d) of SciPy's.
+    """Return the packed rows (n, 2, k) of a sparse array X (n, d) of SciPy.
 
-    width : k; by default that of the longest row. Raises DataError if a row is longer
+    width : k; by default the k of the longest row. Raises DataError if a row is longer
     dtype : float32 or float64
 
     Zeros that X stores are left out, and entries of one feature are added up.
@@ -101,7 +101,7 @@ def entries(rows: Any, xp: Any) -> tuple[Any, Any, Any]:
 
 
 def as_csr(rows: NDArray[Any], n_features: int) -> Any:
-    """Return packed rows (n, 2, k) or (n, 2 k) as a CSR array (n, n_features) of SciPy's."""
+    """Return packed rows (n, 2, k) or (n, 2 k) as a CSR array (n, n_features) of SciPy."""
     row, feature, value = entries(rows, np)
     indptr = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=len(rows)))])
     return sp.csr_array((value, feature, indptr), shape=(len(rows), n_features))
@@ -146,7 +146,7 @@ def packed_distances(rows: NDArray[np.float64]) -> NDArray[np.float64]:
 class PackedRows:
     """The packed rows (n, 2, k) of a CSR array, made as they are read, by slices.
 
-    csr : function that returns rows `start` to `stop` as a CSR array of SciPy's
+    csr : function that returns rows `start` to `stop` as a CSR array of SciPy
     shape : (n, d) of the sparse array
     width : k
     parts : arrays that hold the rows, if they are in memory
@@ -166,7 +166,7 @@ class PackedRows:
 
     @classmethod
     def of_matrix(cls, X: Any) -> PackedRows:
-        """Return the packed rows of a sparse array of SciPy's, (n, d)."""
+        """Return the packed rows (n, 2, k) of a sparse array of SciPy, (n, d)."""
         X = canonical_csr(X)
         width = longest_row(X.indptr, X.shape[1])
         parts = (np.array(X.shape), X.indptr, X.indices, X.data)

@@ -85,7 +85,7 @@ class ColumnMoments:
         return moments
 
     def add(self, rows: NDArray[Any], w: NDArray[Any] | None = None) -> None:
-        """Take in rows (k, n_columns) of any dtype, with the weights w (k,), or 1 each.
+        """Add rows (k, n_columns) of any dtype, with the weights w (k,), by default 1 each.
 
         Rows of weight 0 are ignored.
         """
@@ -113,7 +113,7 @@ class ColumnMoments:
         self._merge(weight, mean, block.sum(axis=0))
 
     def merge(self, other: ColumnMoments, times: float = 1.0) -> None:
-        """Take in the rows of `other`, each of them `times` times."""
+        """Add the rows of `other`, with weights multiplied by `times`."""
         if not other.weight:
             return
         if self._first is None:
@@ -178,11 +178,11 @@ class RunningStatistics:
         return statistics
 
     def add(self, X: NDArray[Any], y: NDArray[Any], w: NDArray[Any] | None = None) -> None:
-        """Take in a block: X (k, ...) of any dtype, y (k,) class ids or (k, c) values, w (k,)."""
+        """Add a block: X (k, ...) of any dtype, y (k,) class ids or (k, c) values, w (k,)."""
         self.n_rows += len(X)
         # Column sums have other bits if the rows of a frame are stored by columns.
         rows = np.ascontiguousarray(X).reshape(len(X), -1)
-        # Weights scale a row's share of the loss; for the scaling a row either counts or does not.
+        # The scaling of features does not depend on weights, but leaves out rows of weight 0.
         self._features.add(rows if w is None else rows[has_weight(w)])
         if self._counts is not None:
             self._counts += np.bincount(y.astype(np.int64), minlength=len(self._counts))
@@ -202,7 +202,7 @@ class RunningStatistics:
         return RunningStatistics(len(self._features.mean), n_classes)
 
     def merge(self, other: RunningStatistics) -> None:
-        """Take in all rows that `other` has taken in."""
+        """Add all rows of `other`."""
         self.n_rows += other.n_rows
         self._features.merge(other._features)
         if self._counts is not None and other._counts is not None:

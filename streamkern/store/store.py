@@ -251,6 +251,7 @@ class Store:
                 )
 
     def _checked_targets(self, y: NDArray[Any], i: int) -> NDArray[Any]:
+        """Return stored targets as `read_chunk` does; raise for values that are invalid."""
         if self.spec.classes is None:
             self._check_finite(y, i, self.stored.y)
             y = y.reshape(len(y), -1)

@@ -37,7 +37,10 @@ if TYPE_CHECKING:
 
 
 class _Part(NamedTuple):
-    """Rows `start` to `stop` of an array: chunk `key`, and its checksum if that is known."""
+    """Rows `start` to `stop` of an array, stored in chunk `key`.
+
+    crc : recorded CRC-32C of the chunk; None in foreign stores
+    """
 
     array: Any
     key: str
@@ -54,7 +57,7 @@ class StoredChunks:
     contents : contents of the group
     url, spec : as in the store
     x, y, w : zarr arrays; y and w may be None
-    arrays : the ones of these that exist, in this order
+    arrays : x, y and w, in this order, without the ones that are None
     row : zarr array of the row numbers in the source; None in foreign stores
     objects : the storage, if the chunks are objects, or None
     traffic : counts of the objects' requests and bytes
@@ -84,7 +87,7 @@ class StoredChunks:
         return f"Store({redact(self.url)!r}, {shape} {self.spec.x_dtype.name})"
 
     def until(self, stopped: threading.Event) -> StoredChunks:
-        """Return the same chunks; requests end once `stopped` is set, except those of zarr."""
+        """Return the same chunks; requests end once `stopped` is set, except reads by zarr."""
         if self.objects is None:
             return self
         again = copy.copy(self)
@@ -152,7 +155,7 @@ class StoredChunks:
 
     @contextmanager
     def _appends_explained(self) -> Iterator[None]:
-        """Raise a clear error if tables read inside are gone, as after a second append."""
+        """Raise `rows_appended` if tables that are read inside were removed by a second append."""
         try:
             yield
         except (CorruptChunkError, FileNotFoundError) as error:
@@ -172,7 +175,7 @@ class StoredChunks:
         return int(known[i, layout.row_arrays(known.shape[1] == 4).index(array.basename)])
 
     def _read_table(self, array: Any) -> NDArray[Any]:
-        """Return the whole of a small array of streamkern's."""
+        """Return all values of a small array of a store that streamkern wrote."""
         n, k = array.shape[0], array.chunks[0]
         starts = range(0, n, k)
         parts = [_Part(array, chunk_key(array, a // k), a, min(a + k, n)) for a in starts]
@@ -222,14 +225,14 @@ class StoredChunks:
 
     def _checked_rows(self, part: _Part, rows: NDArray[Any], crc: int | None) -> NDArray[Any]:
         """Return the rows; raise ValueError unless the chunk is the one written at its place."""
-        if part.crc is not None and crc != part.crc and not self._begins_with(part, rows):
+        if part.crc is not None and crc != part.crc and not self._was_extended(part, rows):
             raise ValueError(
                 "it is whole, and not the chunk that was written there: its checksum is another one"
             )
         return _native(rows)
 
-    def _begins_with(self, part: _Part, rows: NDArray[Any]) -> bool:
-        """Return whether this is a last chunk that has since been filled up with appended rows."""
+    def _was_extended(self, part: _Part, rows: NDArray[Any]) -> bool:
+        """Return whether this is the last chunk, and rows were appended to it since the opening."""
         if part.stop - part.start == self.spec.chunk_rows:
             return False
         digests = self._last_digests

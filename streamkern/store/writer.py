@@ -174,6 +174,7 @@ class StoreWriter(ChunkOutput):
         names: tuple[str, ...],
         compress: str | None = None,
     ) -> Any:
+        """Return an array of the group; create it if it does not exist yet."""
         if name in self._group:
             return self._group[name]
         compress = compress or self._compress
@@ -216,6 +217,7 @@ class StoreWriter(ChunkOutput):
         return DataError(f"{redact(self.url)} cannot be finished: {why}")
 
     def _attributes(self, stats: Statistics | None) -> dict[str, Any]:
+        """Return the attribute of the finished store, without digests of its metadata."""
         spec = self.spec
         names = ("encoder", "n_left_out", "label_dtype", "weight_column", "file_form")
         optional = {name: getattr(spec, name) for name in names}

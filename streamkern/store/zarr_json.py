@@ -5,9 +5,9 @@ attribute. The attribute of a store therefore has the SHA-256 of the content of 
 zarr.json, and one of itself. The arrays are marked, too: a group whose attribute is lost is a
 damaged store, and not a foreign one.
 
-In a store with appended rows the group's zarr.json repeats the content of those of the arrays, as
-consolidated metadata, which zarr and xarray read as well: one file, replaced in one step, is the
-old store or the new one. The files of the arrays follow.
+In a store with appended rows the zarr.json of the group repeats the metadata of the arrays, as
+consolidated metadata, which zarr and xarray read as well: one file, replaced in one step, switches
+from the old store to the new one. The zarr.json files of the arrays are replaced afterwards.
 """
 
 from __future__ import annotations
@@ -87,6 +87,7 @@ def _root(store: Any, path: str, url: str) -> Mapping[str, Any] | None:
 
 
 def _checked_mark(root: Mapping[str, Any], url: str) -> Mapping[str, Any] | None:
+    """Return the attribute in the zarr.json of a group; see `store_mark`."""
     if root.get("node_type") == "array":
         raise single_array(url)
     attributes = root.get("attributes")
@@ -96,8 +97,8 @@ def _checked_mark(root: Mapping[str, Any], url: str) -> Mapping[str, Any] | None
             raise lost_mark(url)
         return None
     finished = mark.get("status") == "complete" and mark.get("kind") == STORE
-    sealed = mark.get("schema") == STORE_SCHEMA and (finished or _OWN in mark)
-    if sealed and _digest(root, mark) != mark.get(_OWN):
+    sealed = mark.get("schema") == STORE_SCHEMA and (finished or _DIGEST_KEY in mark)
+    if sealed and _digest(root, mark) != mark.get(_DIGEST_KEY):
         raise CorruptChunkError(
             f"zarr.json of {redact(url)} does not match its digest", f"{_REMEDY}"
         )
@@ -152,7 +153,7 @@ def sealed(mark: Mapping[str, Any], arrays: Mapping[str, Mapping[str, Any]]) -> 
     """Return the attribute of a finished store with the digests of its arrays' documents."""
     documents = {name: document_digest(document) for name, document in arrays.items()}
     state = json.loads(json.dumps({**mark, "metadata": documents}))
-    return {**state, _OWN: _digest(_GROUP, state)}
+    return {**state, _DIGEST_KEY: _digest(_GROUP, state)}
 
 
 def root_metadata(
@@ -177,13 +178,13 @@ def document_digest(document: Mapping[str, Any]) -> str:
     return json_digest({name: value for name, value in document.items() if name != "attributes"})
 
 
-_OWN = "metadata_digest"
+_DIGEST_KEY = "metadata_digest"
 _GROUP = {"zarr_format": 3, "node_type": "group"}
 
 
 def _digest(root: Mapping[str, Any], mark: Mapping[str, Any]) -> str:
     """Return the SHA-256 of the group's own metadata and of its attribute, without this digest."""
-    rest = {name: value for name, value in mark.items() if name != _OWN}
+    rest = {name: value for name, value in mark.items() if name != _DIGEST_KEY}
     return json_digest([root.get("zarr_format"), root.get("node_type"), rest])
 
 

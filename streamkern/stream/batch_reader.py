@@ -41,6 +41,9 @@ MAX_THREADS = 64
 class ReaderStats:
     """Counts so far; `stall_s` over the run's time is the share lost to waiting.
 
+    batches, rows : number of batches and rows that were delivered
+    stall_s, last_wait_s, longest_wait_s : seconds that the consumer waited in all, for the last
+        batch, and for one batch at most
     bytes_read : decoded bytes of the units that arrived
     bytes_in_flight : decoded bytes of the units being read
     retries : reads repeated after a fault, counted as they happen
@@ -111,7 +114,7 @@ class BatchReader:
         fit = max(1, block_bytes // (unit_rows * self._row_bytes))
         self.mix_units = max(1, min(fit, source.n_units))
         self._block_rows = min(self.mix_units * unit_rows, source.n_rows)
-        self._room = min(share.rows(self.mix_units, unit_rows), source.n_rows)
+        self._buffer_rows = min(share.rows(self.mix_units, unit_rows), source.n_rows)
         self.n_batches = self._plan(0).n_batches  # also checks seed and batch_size
         waits = client is not None or source.remote
         self.threads = _n_threads(threads, in_flight_bytes // self._unit_bytes, waits)
@@ -121,7 +124,7 @@ class BatchReader:
             self._reader = ClusterReader(source, client, retry_s)
         self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="streamkern-prefetch")
         self._buffers: list[Buffer] = []
-        self._straddle: Buffer | None = None
+        self._straddling_batch: Buffer | None = None
         self._run: _Run | None = None
         self._lock = threading.Lock()
         self._closed = False
@@ -139,7 +142,7 @@ class BatchReader:
             self._end(self._run)
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._reader.close()
-        self._buffers, self._straddle = [], None
+        self._buffers, self._straddling_batch = [], None
 
     def order_key(self) -> dict[str, int]:
         """Return the values that fix the order of samples for a source; a resume compares them."""
@@ -186,13 +189,14 @@ class BatchReader:
     # ------------------------------------------------------------------- the consumer's thread
 
     def _iterate(self, first: int, stop: int, start: int) -> Iterator[RowBlock]:
+        """Yield the batches of `epochs`, after ending the iteration before."""
         if self._run is not None:
             self._end(self._run)
         if self._closed:
             raise RunError("this loader is closed", "make a new one")
         run = self._run = _Run(self._blocks(first, stop, start), list(self._buffers))
         try:
-            self._top_up(run)
+            self._start_reads(run)
             for _, index in self.positions(first, stop, start):
                 yield self._batch(run, index)
                 if run.stopped.is_set():
@@ -236,8 +240,8 @@ class BatchReader:
             run.drained = piece.stop == fill.n_rows
             rows = fill.part(piece.start, piece.stop)
         else:
-            if self._straddle is None:
-                self._straddle = Buffer(self.source, self.batch_size, 0)
+            if self._straddling_batch is None:
+                self._straddling_batch = Buffer(self.source, self.batch_size, 0)
             done = 0
             for piece in pieces:
                 if done:
@@ -245,10 +249,10 @@ class BatchReader:
                 fill = self._ready(run)
                 part = fill.part(piece.start, piece.stop)
                 size = len(part.row_ids)
-                self._straddle.rows.put(slice(done, done + size), part)
+                self._straddling_batch.rows.put(slice(done, done + size), part)
                 run.drained = piece.stop == fill.n_rows
                 done += size
-            rows = self._straddle.part(0, done)
+            rows = self._straddling_batch.part(0, done)
         self.stats.batches += 1
         self.stats.rows += len(rows.row_ids)
         return rows
@@ -271,15 +275,16 @@ class BatchReader:
     def _release(self, run: _Run) -> None:
         """Give the drained block's buffer to the next block to be read."""
         run.free.append(run.fills.popleft().buffer)
-        self._top_up(run)
+        self._start_reads(run)
 
-    def _top_up(self, run: _Run) -> None:
+    def _start_reads(self, run: _Run) -> None:
+        """Submit the reads of following blocks until two are being read or drained."""
         while len(run.fills) < 2:
             following = next(run.blocks, None)
             if following is None:
                 return
             if not run.free:
-                run.free.append(Buffer(self.source, self._room, self._block_rows))
+                run.free.append(Buffer(self.source, self._buffer_rows, self._block_rows))
                 self._buffers.append(run.free[0])
             plan, block = following
             fill = Fill(plan, block, run.free.pop(), self.share)
@@ -301,6 +306,7 @@ class BatchReader:
     # ----------------------------------------------------------------------- the pool's threads
 
     def _read_into(self, fill: Fill, u: int, offset: int, stopped: threading.Event) -> None:
+        """Read unit u and write its rows to the buffer. offset : as in `Fill.units`."""
         if stopped.is_set():
             return
         stats = self.stats

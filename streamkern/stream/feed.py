@@ -25,7 +25,8 @@ from streamkern.stream.sources.transforms import Transform, apply_transforms
 from streamkern.stream.target_scale import TargetScale
 
 CheckTargets = Callable[[np.ndarray, np.ndarray], None]
-"""Raises an error on targets (m, c) as stored, of the rows with these numbers (m,)."""
+"""Function that raises an error if stored targets, (m, c) or (m,), are wrong, given also the row
+numbers (m,)."""
 
 
 def transform_dtype(
@@ -67,7 +68,7 @@ def prepare(
         check(block.y, block.row_ids)
     X, y, rows = (backend.asarray(a) for a in (block.X, block.y, block.row_ids))
     w = None if block.w is None else backend.asarray(block.w)
-    path = _Path(
+    path = _BatchPipeline(
         backend, transforms, dtype, seed, None if classes is None else n_outputs, len(rows),
         backend.xp.empty, factors, targets,
     )  # fmt: skip
@@ -110,7 +111,7 @@ class Feed:
         source = loader.source
         self._arrays = _Arrays(backend.xp)
         n_classes = None if source.classes is None else source.n_outputs
-        self._path = _Path(
+        self._pipeline = _BatchPipeline(
             backend, source.feed_transforms, self.dtype, seed, n_classes, loader.batch_size,
             self._arrays.empty, factors, targets,
         )  # fmt: skip
@@ -149,7 +150,7 @@ class Feed:
                     self._check(block.y, block.row_ids)
                 up = {name: ring.upload(getattr(block, name)) for name, ring in self._rings.items()}
                 self._arrays.restart()
-                X, Y, w = self._path.take(up["X"], up["y"], up["row_ids"], epoch, up.get("w"))
+                X, Y, w = self._pipeline.take(up["X"], up["y"], up["row_ids"], epoch, up.get("w"))
                 n_rows = min(loader.batch_size, loader.source.n_rows - index * loader.batch_size)
                 last = index + 1 == loader.n_batches
                 yield Batch(X, Y, block.row_ids, w, epoch, index, last, n_rows)
@@ -183,12 +184,12 @@ class _Arrays:
         return self._held[k][:size].reshape(shape)
 
 
-class _Path:
-    """The steps from uploaded rows to the arrays of a step.
+class _BatchPipeline:
+    """Computes the arrays of a training step from uploaded rows.
 
-    n_classes : None for float targets
-    most_rows : upper bound on the rows taken at once
-    empty : makes the arrays
+    n_classes : number of classes; None for float targets
+    most_rows : upper bound on the rows of a call
+    empty : allocates an uninitialised array, given shape and dtype
     factors, targets : as for `Feed`, or None
     """
 
@@ -229,13 +230,13 @@ class _Path:
             empty=self.empty,
         )
         flat = self._cast(X, self.dtype).reshape(len(X), math.prod(X.shape[1:]))
-        return flat, self._inside(Y), weights
+        return flat, self._scaled_targets(Y), weights
 
     def _values(self, y: Array) -> Array:
         """Return the targets, in float64 if they have it: the mean is subtracted later."""
         return self._cast(y, np.promote_types(y.dtype, self.dtype))
 
-    def _inside(self, Y: Array) -> Array:
+    def _scaled_targets(self, Y: Array) -> Array:
         if self.targets is None:
             return Y
         mean, scale = self.targets

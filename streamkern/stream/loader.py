@@ -41,8 +41,8 @@ from streamkern.stream.torch_rows import torch_rows
 _STATE = ("epoch", "batch", "order", "source")
 
 
-class _Machinery(NamedTuple):
-    """The reader and the maker of batches in one process."""
+class _ActiveReader(NamedTuple):
+    """Reader of batches with its threads, and maker of rows, in the process that started them."""
 
     process: int
     reader: BatchReader
@@ -65,7 +65,7 @@ class Loader:
     fields : str or sequence of str
         The arrays of a batch, of "X" (m, *row_shape), "y", "w" (m,) and "row_ids" (m,). y is (m,)
         int64 class ids, or (m, c) floats. One name gives the array itself, several give a tuple.
-        X of sparse rows is a CSR array of SciPy's.
+        X of sparse rows is a CSR array of SciPy.
     transforms : sequence of Transform
         Transforms of the rows of a store, as for `ZarrSource`.
     seed : int
@@ -156,7 +156,7 @@ class Loader:
                 f"{mention('dtype', dtype)} of sparse rows must be float32 or float64"
             )
         self._device, self._dtype, self._client = device, dtype, client
-        self._reading: dict[str, Any] = {
+        self._reader_options: dict[str, Any] = {
             "batch_size": min(self.batch_size, self.source.n_rows),
             "seed": self.seed, "in_order": not shuffle,
             "block_bytes": checked_int("block_bytes", block_bytes),
@@ -164,9 +164,9 @@ class Loader:
             "keep_bytes": checked_int("keep_bytes", keep_bytes, 0),
             "threads": threads, "retry_s": retry_s, "share": Share(rank, n_ranks),
         }  # fmt: skip
-        self.position, self._loaded, self._turn = (0, 0), False, 0
-        self._machinery: _Machinery | None = None
-        order = self._made().reader.order_key()
+        self.position, self._state_loaded, self._iteration = (0, 0), False, 0
+        self._active: _ActiveReader | None = None
+        order = self._activate().reader.order_key()
         self._order = order | {"batch_size": self.batch_size, "in_order": int(not shuffle)}
 
     def __repr__(self) -> str:
@@ -182,11 +182,11 @@ class Loader:
 
     def __del__(self) -> None:
         # An unfinished __init__ has no attributes, and the end of the interpreter no modules.
-        if getattr(self, "_machinery", None) is not None:
+        if getattr(self, "_active", None) is not None:
             self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_machinery": None}
+        return self.__dict__ | {"_active": None}
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch."""
@@ -203,8 +203,8 @@ class Loader:
 
     def close(self) -> None:
         """End the iterator and the threads. A new iteration starts them again."""
-        machinery, self._machinery = self._machinery, None
-        self._turn += 1
+        machinery, self._active = self._active, None
+        self._iteration += 1
         if machinery is not None and machinery.process == os.getpid():
             machinery.reader.close()
             machinery.maker.backend.close()
@@ -261,14 +261,14 @@ class Loader:
             raise ConfigError(
                 f"{mention('batch', batch)} is not in an epoch", f"give 0 to {len(self)}"
             )
-        self.position, self._loaded = (checked_int("epoch", epoch, 0), batch), True
-        self._turn += 1
+        self.position, self._state_loaded = (checked_int("epoch", epoch, 0), batch), True
+        self._iteration += 1
 
     @property
     def next_position(self) -> tuple[int, int]:
         """Epoch and batch at which the next iteration begins."""
         epoch, batch = self.position
-        return (epoch + 1, 0) if batch and not self._loaded else (epoch, batch)
+        return (epoch + 1, 0) if batch and not self._state_loaded else (epoch, batch)
 
     def to_torch(self) -> Any:
         """Return a `torch.utils.data.IterableDataset` with these batches, as tensors.
@@ -284,11 +284,11 @@ class Loader:
 
     def batches(self, step: int = 1) -> Iterator[Any]:
         """Iterate as a ``for`` loop does, but deliver only one of `step` batches, the first one."""
-        self._turn += 1
-        turn, process = self._turn, os.getpid()
+        self._iteration += 1
+        turn, process = self._iteration, os.getpid()
         epoch, start = self.position = self.next_position
-        self._loaded = False
-        _, reader, maker = self._made()
+        self._state_loaded = False
+        _, reader, maker = self._activate()
         n_batches = len(self)
         if start < n_batches:
             for batch, rows in enumerate(reader.epoch(epoch, start), start):
@@ -300,7 +300,7 @@ class Loader:
                 delivered = self._delivered(made)
                 self.position = (epoch, min(batch + step, n_batches))
                 yield delivered
-                if self._turn != turn or process != os.getpid():
+                if self._iteration != turn or process != os.getpid():
                     raise RunError(
                         "this iterator of the loader has ended: another one was started, a state "
                         "was loaded, the loader was closed, or the process forked",
@@ -320,21 +320,21 @@ class Loader:
         return tuple(getattr(rows, name) for name in self.fields)
 
     def _check_finite(self, values: Array) -> None:
-        if not bool(self._made().maker.backend.xp.isfinite(values).all()):
+        if not bool(self._activate().maker.backend.xp.isfinite(values).all()):
             raise NonFiniteError(
                 f"{mention('dtype', str(values.dtype))} cannot hold all values of X",
                 f"leave {mention('dtype=')} out, or give a wider one",
             )
 
-    def _made(self) -> _Machinery:
-        """Return the machinery of this process: threads do not survive a fork."""
-        if self._machinery is None or self._machinery.process != os.getpid():
+    def _activate(self) -> _ActiveReader:
+        """Return the reader of this process, started anew after a fork, which ends its threads."""
+        if self._active is None or self._active.process != os.getpid():
             backend = get_backend(self._device, accelerator="none")
             dtype = self._dtype if self._n_features is None else None  # packed rows hold numbers
             maker = RowMaker(self.source, self.seed, dtype, backend)
-            reader = BatchReader(self.source, client=self._client, **self._reading)
-            self._machinery = _Machinery(os.getpid(), reader, maker)
-        return self._machinery
+            reader = BatchReader(self.source, client=self._client, **self._reader_options)
+            self._active = _ActiveReader(os.getpid(), reader, maker)
+        return self._active
 
     def _digest(self) -> str:
         text = json.dumps(self.source.describe(), sort_keys=True)

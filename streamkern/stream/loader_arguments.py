@@ -39,6 +39,10 @@ def check_loader(
 def opened_source(
     data: Any, transforms: Sequence[Transform], options: Mapping[str, Any] | None
 ) -> Any:
+    """Return the source that `data` is or names; raise ConfigError for other data.
+
+    transforms, options : transforms and storage options of a store; ConfigError for a source
+    """
     if not is_source(data):
         if isinstance(data, tuple | list) or hasattr(data, "__array__"):
             raise ConfigError(
@@ -62,6 +66,7 @@ def _transforms(source: BaseSource) -> Iterator[Transform]:
 
 
 def checked_fields(fields: str | Sequence[str], source: Any) -> str | tuple[str, ...]:
+    """Return the fields, one name or a tuple; raise ConfigError if the source lacks one."""
     given: Any = fields
     names = (given,) if isinstance(given, str) or not np.iterable(given) else tuple(given)
     unknown = [name for name in names if name not in RowBlock._fields]

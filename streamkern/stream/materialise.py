@@ -103,7 +103,7 @@ def materialise(
 ) -> StoreSpec:
     """Write every virtual row of `source` to a store at `out_url`; return its spec.
 
-    Rows and targets are those of one epoch of training; sample weights are kept unchanged. Targets
+    Rows and targets are as in one epoch of training; sample weights are kept unchanged. Targets
     that a transform changes (mix-up) are stored as values. Noise comes from NumPy even if compiled
     code is installed, whose last bits differ: a call may be resumed with or without it.
 
@@ -145,7 +145,7 @@ def materialise(
     # Once for all of the pool: limits set and reset by each thread would outlive the threads.
     with loader, maker.backend.single_threaded_blas():
         plan = _plan_of(maker, loader, epoch, shuffle)
-        if not overwrite and _is_there(out_url, storage_options, plan, compress):
+        if not overwrite and _is_finished(out_url, storage_options, plan, compress):
             return open_store(out_url, storage_options=storage_options).spec
         writer = StoreWriter(
             out_url,
@@ -183,7 +183,7 @@ def _plan_of(maker: RowMaker, loader: BatchReader, epoch: int, shuffle: bool) ->
     }  # fmt: skip
 
 
-def _is_there(
+def _is_finished(
     url: str | os.PathLike[str],
     storage_options: Mapping[str, Any] | None,
     plan: Mapping[str, Any],

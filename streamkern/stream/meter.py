@@ -14,7 +14,7 @@ from streamkern.stream.batch_reader import BatchReader
 from streamkern.stream.sources.stores import stores_of
 
 WINDOW_S = 10.0
-_APART_S = 0.25
+_MIN_INTERVAL_S = 0.25
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,9 @@ class Meter:
         self._loader, self._clock = loader, clock
         stored = [store.stored for store in stores_of(loader.source)]
         caches = dict.fromkeys(chunks.cache for chunks in stored if chunks.cache is not None)
-        self._counted: list[Traffic | CacheCounts] = [chunks.traffic for chunks in stored]
-        self._counted += [cache.counts for cache in caches]
-        self._before, self._retries = self._moved(), loader.stats.retries
+        self._counters: list[Traffic | CacheCounts] = [chunks.traffic for chunks in stored]
+        self._counters += [cache.counts for cache in caches]
+        self._before, self._retries = self._counts(), loader.stats.retries
         self._readings = deque([self._reading(samples)])
 
     def flow(self, samples: int) -> Flow:
@@ -88,10 +88,10 @@ class Meter:
         while len(readings) > 1 and now.at - readings[1].at >= WINDOW_S:
             readings.popleft()
         before = readings[0]
-        if now.at - readings[-1].at >= _APART_S:
+        if now.at - readings[-1].at >= _MIN_INTERVAL_S:
             readings.append(now)
         seconds = max(now.at - before.at, 1e-9)
-        moved = self._moved()
+        moved = self._counts()
         moved.subtract(self._before)
         requests, hits, misses = (moved[name] for name in ("requests", "hits", "misses"))
         stats = self._loader.stats
@@ -106,15 +106,15 @@ class Meter:
             cache_share=hits / (hits + misses) if hits + misses else None,
         )
 
-    def _moved(self) -> Counter[str]:
+    def _counts(self) -> Counter[str]:
         """Return the summed counts of the stores and their caches."""
         total = Counter[str]()
-        for part in self._counted:
+        for part in self._counters:
             total.update(part.counts())
         return total
 
     def _reading(self, samples: int) -> _Reading:
-        stats, stored = self._loader.stats, self._moved()["bytes_in"]
+        stats, stored = self._loader.stats, self._counts()["bytes_in"]
         return _Reading(self._clock(), samples, stats.stall_s, stats.bytes_read, stored)
 
 

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 CONNECTIONS = (1, 4, 8, 16, 32, 64)
 _MAX_IN_FLIGHT = 512 << 20  # decoded bytes
-_MAX_IN_A_ROW = 8 << 30  # most bytes read for one row of the table
-_NEARLY = 0.9
+_MAX_BYTES_READ = 8 << 30  # most bytes read for one row of the table
+_NEAR_BEST = 0.9  # share of the best speed that counts as reaching it
 _BATCH_ROWS = 1000
 
 ReadRow = dict[str, Any]
@@ -70,7 +70,7 @@ def read_speed(
     reads = {"objects": _object_reader(store, x, storage_options), "chunks": _chunk_reader(store)}
     for what, read in reads.items():
         for n in counts:
-            rows.append(_measured(what, read, store, n, seconds))
+            rows.append(_measure(what, read, store, n, seconds))
             progress(rows[-1])
     expected = max(row["bytes_per_s"] for row in rows if row["what"] == "chunks")
     rows.append(_batches(source, seconds, expected))
@@ -105,16 +105,16 @@ def conclusion(rows: Sequence[ReadRow], chunk_bytes: int) -> str:
     """Return two sentences: the bottleneck, the bytes to keep in flight, the expected speed."""
     objects, chunks = ([r for r in rows if r["what"] == what] for what in ("objects", "chunks"))
     batches, best, decoded = rows[-1], max(objects, key=_speed), max(chunks, key=_speed)
-    n = _enough(objects)
+    n = _connections_near_best(objects)
     in_flight = f"{n} connection{'s' * (n > 1)}, {size_text(n * chunk_bytes)} in flight"
     mb_per_s, most = best["bytes_per_s"] / 1e6, chunks[-1]["connections"]
-    if most > 1 and _enough(chunks) == most:
+    if most > 1 and _connections_near_best(chunks) == most:
         side = (
             f"Latency is the slow side: reads still get faster at {most} connections, "
             f"{size_text(most * chunk_bytes)} in flight; larger chunks, or more memory for the "
             "run, keep more in flight."
         )
-    elif _speed(decoded) < _NEARLY * _speed(best):
+    elif _speed(decoded) < _NEAR_BEST * _speed(best):
         side = (
             f"Decoding is the slow side: {_speed(decoded):,.0f} samples/s, where the storage gives "
             f"{_speed(best):,.0f}; more processors help, and so may chunks without compression."
@@ -128,10 +128,10 @@ def conclusion(rows: Sequence[ReadRow], chunk_bytes: int) -> str:
     )
 
 
-def _enough(rows: Sequence[ReadRow]) -> int:
+def _connections_near_best(rows: Sequence[ReadRow]) -> int:
     """Return the fewest connections that reach 0.9 of the best speed."""
     best = max(map(_speed, rows))
-    return int(next(row["connections"] for row in rows if _speed(row) >= _NEARLY * best))
+    return int(next(row["connections"] for row in rows if _speed(row) >= _NEAR_BEST * best))
 
 
 def _speed(row: ReadRow) -> float:
@@ -169,7 +169,7 @@ def _object_reader(
     return lambda i: sum(len(data) for data in objects.get_many(keys(i)))
 
 
-def _measured(
+def _measure(
     what: str, read: Callable[[int], int], store: Store, n_threads: int, seconds: float
 ) -> ReadRow:
     """Measure `read` of random chunks by `n_threads` threads for `seconds`."""
@@ -182,7 +182,7 @@ def _measured(
         nonlocal moved, turn
         while True:
             with lock:
-                over = time.perf_counter() - began > seconds or moved > _MAX_IN_A_ROW
+                over = time.perf_counter() - began > seconds or moved > _MAX_BYTES_READ
                 if over and done:
                     return
                 i, turn = int(order[turn % n_chunks]), turn + 1

@@ -16,7 +16,7 @@ from streamkern.stream.feed import prepare
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.transforms import apply_transforms, integers_stay
 
-_TRIED_ROWS = 8
+_TRIED_ROWS = 8  # rows that show whether the transforms change targets
 
 
 class RowMaker:

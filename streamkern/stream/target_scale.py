@@ -12,12 +12,12 @@ The mean is a part of the model. It is the weighted mean over an epoch if that i
 counts, from statistics or from the targets without the features. If a function of the user makes or
 changes the targets, it is the mean of a sample, and f learns the difference.
 
-On a log scale, mean and scale are those of z = log(1 + y / unit). The inverse, unit (exp(z) - 1),
+On a log scale, mean and scale refer to z = log(1 + y / unit). The inverse, unit (exp(z) - 1),
 turns a mean of z into something like a median of y; so it is multiplied by the `gain`, which makes
-predictions means. Both maps are odd functions, so that targets and predictions below 0, of which
-the rows that chose the log scale had none, have finite values, too. Far from the training rows the
-exponential of f may be anything, so |z| is at most `most`, a little above that of the largest
-target, if all targets are in memory.
+predictions means. Both maps are continued as odd functions: the rows that chose the log scale had
+no targets below 0, and later negative targets and predictions stay finite. Far from the training
+rows the exponential of f may be anything, so |z| is limited to `most`, a little above its value for
+the largest target, if all targets are in memory.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class TargetScale:
     """Mean and scale of each output.
 
     mean, scale : (c,) float64
-    unit : (c,); then mean and scale are those of log(1 + y / unit): of targets on a log scale, and
-        in a setup with squares for a loss with a log link; else None
+    unit : (c,) unit of the log scale, for which mean and scale refer to log(1 + y / unit): for
+        targets on a log scale, and in a setup with squares for a loss with a log link; else None
     gain, most : (c,) factor of predictions on a log scale, and largest |log(1 + y / unit)| before
         it; None without a unit, and `most` if the largest target is not known
     """
@@ -119,8 +119,8 @@ class TargetScale:
     def slopes(self, predictions: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the derivatives of predictions (m, c) by the outputs of the kernel model.
 
-        The deviations of small changes of the outputs, times these, are those of the predictions
-        (the delta method).
+        By the delta method, the standard deviation of a prediction is about its derivative times
+        the standard deviation of the output.
         """
         if self.unit is None:
             return self.scale

@@ -1,11 +1,11 @@
 """Batches of a loader as an iterable dataset of PyTorch.
 
-A DataLoader starts its workers anew for each pass, each from a copy of the dataset, and the dataset
-of the main process is not told. So a small file holds where the next pass begins, and the workers
-of one pass agree there: they know each other by the seed of their DataLoader and by the numbers of
-their processes, which follow each other.
+A DataLoader starts its workers anew for each pass, each from a copy of the dataset, and without any
+message to the dataset of the main process. A small file therefore records where the next pass
+begins, and the workers of one pass read it there. Workers belong to the same pass if the seeds of
+their DataLoader agree and the numbers of their processes are consecutive.
 
-Every `loader` here is a `Loader`, whose module uses this one.
+Each parameter `loader` is a `Loader`, whose module imports this one.
 """
 
 from __future__ import annotations
@@ -28,16 +28,20 @@ from filelock import FileLock
 from streamkern.basics.errors import RunError
 from streamkern.basics.optional import import_optional
 
-_KEPT = 256  # passes that a worker which starts late still finds
+_MAX_PASSES = 256  # newest passes in the record, for workers that start late
 
 
 def torch_rows(loader: Any, folder: str | None = None) -> Any:
-    """Return the dataset of `Loader.to_torch`. folder : of the record of passes, of a copy"""
+    """Return the dataset of `Loader.to_torch`.
+
+    folder : folder of the record of passes that a copy of a dataset shares; None for a new one
+    """
     return _dataset_class()(loader, folder)
 
 
 @functools.cache
 def _dataset_class() -> Any:
+    """Return the class of the datasets, which can be defined only if PyTorch is installed."""
     torch: Any = import_optional("torch", "Loader.to_torch", "torch")
 
     class TorchRows(torch.utils.data.IterableDataset):  # type: ignore[misc]
@@ -94,6 +98,10 @@ def _dataset_class() -> Any:
 class _PassRecord:
     """The record of the passes over a dataset, in a file that its processes share.
 
+    The file holds "next", the (epoch, batch) where the next pass begins; "base", the position of
+    the loader from which "next" follows; "passes", (key, process number, begin) of passes that
+    workers began; and "of_workers", whether workers made the newest pass.
+
     loaded : whether a state was loaded in this worker, for its next pass
     """
 
@@ -121,7 +129,7 @@ class _PassRecord:
         self.loaded = False
 
     def enter(self) -> None:
-        """Note where the loader of the main process is, if this is a new worker with a copy."""
+        """Remember the position of the loader when it was copied, if this process is new to it."""
         if self._process != os.getpid():
             self._process, self._begun = os.getpid(), 0
             self._base = self.loader.next_position
@@ -137,27 +145,31 @@ class _PassRecord:
         self._begun += 1
         with self._lock():
             record = self._read()
-            if self.loaded:  # the state of this worker, whose next batch it is
+            if self.loaded:  # the loader is at the next batch of this worker
                 epoch, batch = self.loader.next_position
                 record |= {"base": list(self._base), "next": [epoch + 1, 0]}
             else:
-                epoch, first = self._of_pass(record, key, number, worker.num_workers)
+                epoch, first = self._pass_start(record, key, number, worker.num_workers)
                 batch = min(first + worker.id, len(self.loader))
             self._write({**record, "of_workers": True})
         self.loaded = False
         self.loader.begin_at(epoch, batch)
 
-    def _of_pass(
+    def _pass_start(
         self, record: dict[str, Any], key: list[int], number: int, n_workers: int
     ) -> list[int]:
-        """Return where the pass begins; the first of its workers decides, and notes it."""
-        for of_pass, of_first, begin in record["passes"]:
-            if of_pass == key and abs(of_first - number) < n_workers:
+        """Return (epoch, batch) where the pass begins; the first of its workers records it.
+
+        key : seed of the DataLoader, and number of passes that this process began before
+        number : number of the process, less the index of the worker
+        """
+        for of_pass, first_number, begin in record["passes"]:
+            if of_pass == key and abs(first_number - number) < n_workers:
                 return list(begin)
         if record["base"] != list(self._base):  # the loader was moved since
             record["base"] = record["next"] = list(self._base)
         begin = record["next"]
-        record["passes"] = [*record["passes"], [key, number, begin]][-_KEPT:]
+        record["passes"] = [*record["passes"], [key, number, begin]][-_MAX_PASSES:]
         record["next"] = [begin[0] + 1, 0]
         return list(begin)
 
@@ -177,6 +189,6 @@ class _PassRecord:
 
 
 def _remove(folder: str, process: int) -> None:
-    """Remove the record, in the process that made it; a forked one has the dataset as well."""
+    """Remove the record if this process made it; a forked process has the dataset as well."""
     if os.getpid() == process:
         shutil.rmtree(folder, ignore_errors=True)

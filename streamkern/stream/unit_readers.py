@@ -81,7 +81,7 @@ class LocalReader:
         pass
 
 
-def _may_pass(error: BaseException) -> bool:
+def _is_transient(error: BaseException) -> bool:
     return isinstance(error, OSError) and not isinstance(error, _PERMANENT)
 
 
@@ -109,7 +109,7 @@ def read_patiently(
         try:
             return reader.read(u, seed, epoch, stopped)
         except Exception as error:
-            again = _may_pass(error) and not stopped.is_set()
+            again = _is_transient(error) and not stopped.is_set()
             pause = next(pauses, None) if again else None
             if pause is None or stopped.wait(pause):
                 more = f", {tries} tries" if tries > 1 else ""
@@ -122,9 +122,9 @@ def read_patiently(
 
 INLINE_BYTES = 64 << 10  # larger sources are sent once, not with every task
 _POLL_S = 0.25
-_ASK_S = 2.0
+_ANSWER_S = 2.0
 KEPT_SOURCES = 4  # that a worker keeps open
-_GO_ON = "run the same command again and a run with a run_dir goes on where it was saved"
+_RESUME_HINT = "run the same command again and a run with a run_dir goes on where it was saved"
 
 
 def address_of(client: Any) -> str:
@@ -158,12 +158,12 @@ class ClusterReader:
         self._recipe, self._numbers = Recipe(source), itertools.count()
         # Only if `read_unit` is the same as the two tasks one after the other.
         standard = type(source).read_unit is BaseSource.read_unit
-        self._in_two = standard and bool(source.host_transforms)
-        self._held: Any = None
+        self._two_tasks = standard and bool(source.host_transforms)
+        self._recipe_future: Any = None
         self._lock = threading.Lock()
-        self._asking = threading.Lock()
-        self._heard = self._asked = time.monotonic()
-        self._silence = ""
+        self._request_lock = threading.Lock()
+        self._last_answer = self._last_request = time.monotonic()
+        self._problem = ""
 
     def read(self, u: int, seed: int, epoch: int, stopped: threading.Event) -> RowBlock:
         began = time.monotonic()
@@ -179,7 +179,7 @@ class ClusterReader:
             except ImportError as error:
                 raise ClusterError(
                     f"a worker of {self._address} cannot import what the source needs ({error})",
-                    f"install it there; then {_GO_ON}",
+                    f"install it there; then {_RESUME_HINT}",
                 ) from error
             except Exception as error:
                 self._check_client(error)
@@ -191,22 +191,22 @@ class ClusterReader:
                     self._release(future)
 
     def close(self) -> None:
-        if self._held is not None:
-            self._release(self._held)
-            self._held = None
+        if self._recipe_future is not None:
+            self._release(self._recipe_future)
+            self._recipe_future = None
 
     def _submit(self, u: int, seed: int, epoch: int) -> Any:
         """Return the future of unit u, read by one task, or by two with host transforms.
 
         A dashboard shows the tasks of a loader as one "read" and one "transform". No two tasks
-        share a key, not even those of two tries.
+        share a key, not even two tries to read the same unit.
         """
         recipe, number = self._argument(), (epoch, u, next(self._numbers))
         # With a time-out a worker reads all of its units before it transforms one.
         submit = partial(self._client.submit, fifo_timeout="0s")
         key = (f"read-{self._recipe.token}", *number)
-        read = submit(_read, recipe, not self._in_two, u, seed, epoch, key=key)
-        if not self._in_two:
+        read = submit(_read, recipe, not self._two_tasks, u, seed, epoch, key=key)
+        if not self._two_tasks:
             return read
         key = (f"transform-{self._recipe.token}", *number)
         return submit(_transform, recipe, read, seed, epoch, key=key)
@@ -216,12 +216,16 @@ class ClusterReader:
         if len(self._recipe.data) <= INLINE_BYTES:
             return self._recipe
         with self._lock:
-            if self._held is None or self._held.status in ("cancelled", "lost", "error"):
+            if self._recipe_future is None or self._recipe_future.status in (
+                "cancelled",
+                "lost",
+                "error",
+            ):
                 # Dask warns of large graphs; this one goes out once, not with every task.
                 limit = {"distributed.admin.large-graph-warning-threshold": "1 PiB"}
                 with on_demand("dask").config.set(limit):
-                    self._held = self._client.submit(hold, self._recipe, pure=False)
-            return self._held
+                    self._recipe_future = self._client.submit(hold, self._recipe, pure=False)
+            return self._recipe_future
 
     def _wait(self, future: Any, began: float, stopped: threading.Event) -> RowBlock:
         """Return the result; `future.result(timeout)` would restart a slow transfer."""
@@ -232,7 +236,7 @@ class ClusterReader:
                 wait([answer], timeout=_POLL_S)
                 if answer.done():
                     block: RowBlock | None = answer.result()
-                    return future.result(_ASK_S) if block is None else block  # which raises
+                    return future.result(_ANSWER_S) if block is None else block  # which raises
                 if stopped.is_set():
                     raise CancelledError("the loader was closed")
                 self._check_pulse(began)
@@ -243,35 +247,35 @@ class ClusterReader:
         if self._client.status in ("closing", "closed"):
             raise ClusterError(
                 f"{self._address} is gone: its scheduler was lost, or the client was closed",
-                f"start it again, then {_GO_ON}",
+                f"start it again, then {_RESUME_HINT}",
             ) from error
 
     def _check_pulse(self, began: float) -> None:
         """Raise if the cluster had no worker for too long; one of the waiting threads asks."""
         self._check_client()
-        if not self._asking.acquire(blocking=False):
+        if not self._request_lock.acquire(blocking=False):
             return
         try:
-            if time.monotonic() - self._asked >= _ASK_S:
-                self._silence = self._ask()
-                self._asked = time.monotonic()
-                if not self._silence:
-                    self._heard = self._asked
+            if time.monotonic() - self._last_request >= _ANSWER_S:
+                self._problem = self._cluster_problem()
+                self._last_request = time.monotonic()
+                if not self._problem:
+                    self._last_answer = self._last_request
         finally:
-            self._asking.release()
-        silent_s = time.monotonic() - max(self._heard, began)
-        if self._silence and silent_s > self._patience_s:
+            self._request_lock.release()
+        silent_s = time.monotonic() - max(self._last_answer, began)
+        if self._problem and silent_s > self._patience_s:
             raise ClusterError(
-                f"{self._address} {self._silence} for {silent_s:.0f} s",
-                f"bring it back, then {_GO_ON}",
+                f"{self._address} {self._problem} for {silent_s:.0f} s",
+                f"bring it back, then {_RESUME_HINT}",
             )
 
-    def _ask(self) -> str:
-        """Return the trouble of the cluster as a phrase, "" if there is none."""
+    def _cluster_problem(self) -> str:
+        """Return the problem of the cluster as a phrase for messages; "" if it has workers."""
         try:
             identity = run_on(self._client.loop, self._client.scheduler.identity(n_workers=0))
             try:
-                workers = identity.result(_ASK_S)["n_workers"]
+                workers = identity.result(_ANSWER_S)["n_workers"]
             finally:
                 identity.cancel()
         except Exception:
@@ -283,20 +287,20 @@ class ClusterReader:
             future.release()
 
 
-def _read(held: Recipe, transformed: bool, u: int, seed: int, epoch: int) -> RowBlock:
-    source = opened(held)
+def _read(recipe: Recipe, transformed: bool, u: int, seed: int, epoch: int) -> RowBlock:
+    source = opened(recipe)
     return source.read_unit(u, seed, epoch) if transformed else source.read_rows(u, seed, epoch)
 
 
-def _transform(held: Recipe, rows: RowBlock, seed: int, epoch: int) -> RowBlock:
-    return opened(held).transform(rows, seed, epoch)
+def _transform(recipe: Recipe, rows: RowBlock, seed: int, epoch: int) -> RowBlock:
+    return opened(recipe).transform(rows, seed, epoch)
 
 
 # ------------------------------------------------------------------- a source that travels
 
 
 def draw_versions() -> dict[str, str]:
-    """Return the versions that must agree: the draws of NumPy may change with its version."""
+    """Return the package versions that must agree: NumPy's random draws depend on its version."""
     return {"streamkern": __version__, "numpy": np.__version__}
 
 
@@ -325,22 +329,22 @@ _open: OrderedDict[str, BaseSource] = OrderedDict()  # of this process, the last
 _opening = threading.Lock()
 
 
-def opened(held: Recipe) -> BaseSource:
+def opened(recipe: Recipe) -> BaseSource:
     """Return the source, opened once per process; the last four are kept."""
     with _opening:
-        source = _open.pop(held.token, None)
+        source = _open.pop(recipe.token, None)
         if source is None:
             for name, version in draw_versions().items():
-                if version != held.versions[name]:
+                if version != recipe.versions[name]:
                     where = "a worker of the cluster"
-                    raise ClusterError(mismatch(name, held.versions[name], version, where))
-            source = pickle.loads(held.data)
-        _open[held.token] = source
+                    raise ClusterError(mismatch(name, recipe.versions[name], version, where))
+            source = pickle.loads(recipe.data)
+        _open[recipe.token] = source
         while len(_open) > KEPT_SOURCES:
             _open.popitem(last=False)
     return source
 
 
 def hold(recipe: Recipe) -> Recipe:
-    """Return the recipe: as a task's result it is fetched from peers, or recomputed if lost."""
+    """Return the recipe; as the result of a task, workers fetch it from peers or recompute it."""
     return recipe

@@ -75,10 +75,10 @@ def test_seconds_are_those_of_all_calls(folder: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(("solver", "columns", "who"), [
-    ("block", 1, "all make the setup"),
-    ("block", 2, "all make the setup"),
-    ("falkon", 1, "one of them makes the setup"),
-    ("eigenpro4", 2, "rank 0 makes the setup"),
+    ("block", 1, "all compute the setup"),
+    ("block", 2, "all compute the setup"),
+    ("falkon", 1, "one of them computes the setup"),
+    ("eigenpro4", 2, "rank 0 computes the setup"),
 ])  # fmt: skip
 def test_plan_says_which_ranks_need_memory_for_the_setup(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], solver: str, columns: int, who: str
@@ -89,4 +89,4 @@ def test_plan_says_which_ranks_need_memory_for_the_setup(
              solver, "--ranks", 2, "--center-ranks", columns, "--no-measure"]  # fmt: skip
     assert run_command([str(word) for word in words]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert f"holds what is said of train; {who}" in out
+    assert f"within the memory given for train; {who}" in out

@@ -157,7 +157,7 @@ def test_intervals_as_wide_as_rows_are_hard(tmp_path: Path) -> None:
     with open(tmp_path / "b.csv", encoding="utf-8") as file:
         rows = [[float(cell) for cell in list(row.values())[1:]] for row in csv.DictReader(file)]
     np.testing.assert_allclose(rows, whole, atol=1e-4)
-    with pytest.raises(ConfigError, match=r"interval=0\.99 takes more than the 50 rows"):
+    with pytest.raises(ConfigError, match=r"interval=0\.99 needs more than the 50 rows"):
         model.predict(X, interval=0.99, normalised=True)
     with pytest.raises(ConfigError, match="normalised=True is for intervals; give interval"):
         model.predict(X, normalised=True)
@@ -175,7 +175,7 @@ def test_intervals_as_wide_as_rows_are_hard(tmp_path: Path) -> None:
 
 
 def test_what_is_refused(classifier: KernelClassifier, regressor: KernelRegressor) -> None:
-    with pytest.raises(ConfigError, match=r"interval=0\.999 takes more than the 100 rows"):
+    with pytest.raises(ConfigError, match=r"interval=0\.999 needs more than the 100 rows"):
         regressor.predict(X, interval=0.999)
     with pytest.raises(ConfigError, match="interval=2 must be a number between"):
         classifier.predict(X, interval=2)

@@ -59,7 +59,7 @@ def test_rows_are_encoded_by_the_model(model: sk.KernelRegressor) -> None:
     new = X.copy()
     new["City"] = "Ulan Bator"
     with pytest.warns(
-        UserWarning, match=r"'City' of X has words in 500 rows, of which 500 were not"
+        UserWarning, match=r"'City' of X has words in 500 rows, of which 500 did not occur"
     ):
         assert np.isfinite(model.predict(new)).all()
 

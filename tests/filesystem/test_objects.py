@@ -243,7 +243,7 @@ def test_a_chunk_costs_one_get_per_array_and_nothing_else(
 
 # ---------------------------------------------------------------------------------------- faults
 
-PASSING = {
+TRANSIENT = {
     "refuse": 0.1,
     "reset": 0.05,
     "truncate": 0.05,
@@ -262,7 +262,7 @@ PASSING = {
 def test_no_fault_that_passes_changes_a_byte(engine: str, s3: S3Server, bucket: str) -> None:
     rng = np.random.default_rng(3)
     X, y = rng.standard_normal((400, 16)).astype(np.float32), rng.standard_normal((400, 2))
-    with FaultProxy(s3.endpoint, seed=5, faults=PASSING, refuse_s=0.001) as proxy:
+    with FaultProxy(s3.endpoint, seed=5, faults=TRANSIENT, refuse_s=0.001) as proxy:
         options = {"engine": engine, **s3.options(proxy.endpoint)}
         url = f"s3://{bucket}/{engine}.zarr"
         ingest_store(X, url, y=y, storage_options=options, chunk_mb=0.002, shuffle=False)
@@ -274,7 +274,7 @@ def test_no_fault_that_passes_changes_a_byte(engine: str, s3: S3Server, bucket: 
         store.verify()
         faults = proxy.stats()["faults"]
     assert sum(faults.values()) > 100
-    assert set(faults) == set(PASSING)
+    assert set(faults) == set(TRANSIENT)
     assert store.stored.traffic.retries > 0
     open_store(url, storage_options=s3.options()).verify()
 

@@ -264,7 +264,7 @@ def test_a_store_of_a_store_keeps_the_encoder(tmp_path: Path) -> None:
     spec = ingest(csv_of(tmp_path), tmp_path / "s.zarr", **WISH)
     again = ingest(tmp_path / "s.zarr", tmp_path / "t.zarr", seed=1)
     assert (again.encoder, again.columns) == (spec.encoder, spec.columns)
-    with pytest.raises(DataError, match="of use together alone"):
+    with pytest.raises(DataError, match="can only be used together"):
         ingest(tmp_path / "s.zarr", tmp_path / "u.zarr", x=["size", "member"])
 
 

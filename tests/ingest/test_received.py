@@ -234,10 +234,10 @@ def test_a_tensor_that_can_not_be_read_is_refused_in_one_sentence(error: Any) ->
 
 def test_what_dask_knows_no_shape_of_is_refused() -> None:
     with pytest.raises(
-        DataError, match=r"^X is a dask.Delayed\w*, of which .* give a Dask array or"
+        DataError, match=r"^X is a dask.Delayed\w*, whose shape .* give a Dask array or"
     ):
         regressor().fit(delayed(DENSE), Y)
-    with pytest.raises(DataError, match=r"^y is a dask.Delayed\w*, of which"):
+    with pytest.raises(DataError, match=r"^y is a dask.Delayed\w*, whose shape"):
         regressor().fit(DENSE, delayed(Y))
 
 

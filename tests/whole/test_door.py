@@ -234,7 +234,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "nothing": (None, "X is None; give rows"),
     "data set": (xr.Dataset({"a": ("row", A)}), "xarray.Dataset, .* give one of them"),
     "two of a name": (NUMBERS.set_axis(["a", "a"], axis=1), "more than one column called 'a'"),
-    "bag": (da.from_array(X).to_delayed().ravel()[0], "Dask knows no shape"),
+    "bag": (da.from_array(X).to_delayed().ravel()[0], "whose shape Dask does not know"),
 }
 
 

@@ -55,11 +55,11 @@ def _reliability(p: Floats, labels: npt.NDArray[Any]) -> Floats:
 
 def answers_section(runs: Sequence[Facts]) -> Html:
     """Return the section of predicted against true values, or of counts by true class."""
-    parts = [_of_run(run, k) for k, run in enumerate(runs) if run.answers is not None]
+    parts = [_answers_of_run(run, k) for k, run in enumerate(runs) if run.answers is not None]
     return section("Answers on held-out rows", *parts)
 
 
-def _of_run(run: Facts, k: int) -> Html:
+def _answers_of_run(run: Facts, k: int) -> Html:
     found = run.answers
     assert found is not None
     of = "" if found.n_rows == found.whole else f" of {found.whole:,}, at random"

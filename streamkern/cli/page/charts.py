@@ -25,9 +25,9 @@ COLOURS = 8
 _VARIABLES = ("quiet", "line", "base", "setup", "bad", *(f"c{k}" for k in range(COLOURS)))
 _STAND_INS = {name: f"#0102{k:02d}" for k, name in enumerate(_VARIABLES)}
 _WIDTH, _HEIGHT = 5.6, 2.5  # inches
-_MOST_POINTS, _MOST_TIPS = 400, 60  # of a line
-_DOTS = 30  # a line of so few points has a dot at each
-_LOG_RATIO = 8.0  # between the largest value and the smallest, from which y is logarithmic
+_MOST_POINTS, _MOST_TIPS = 400, 60  # points and tooltips of a line
+_DOTS = 30  # a line of at most so many points has a dot at each
+_LOG_RATIO = 8.0  # ratio of the largest to the smallest value above which y is logarithmic
 _STYLE = {
     "svg.fonttype": "none", "svg.hashsalt": "streamkern", "text.parse_math": False,
     "font.size": 8.0, "axes.labelsize": 8.0, "axes.edgecolor": _STAND_INS["base"],
@@ -44,9 +44,9 @@ _STYLE = {
 class Curve:
     """A line of a chart.
 
-    points : (x, y), by x
-    colour : its number
-    best : the point with a ring, if any
+    points : (x, y), in the order of x
+    colour : number of its colour
+    best : point that gets a ring, if any
     """
 
     name: str
@@ -162,10 +162,11 @@ def bar_chart(
 
 @dataclass(frozen=True)
 class Span:
-    """A process in time.
+    """A process on the time line of a run.
 
-    setup_s, seconds : of its setup, and in total
-    marks : (seconds, text, bad) of its events
+    setup_s, seconds : seconds of its setup, and in total
+    text : description, for the tooltip
+    marks : its events as (seconds since its start, text, whether something went wrong)
     pause : time since the previous process, as text
     """
 
@@ -249,6 +250,7 @@ def _printable(text: str) -> str:
 
 
 def _draw_line(chart: _Chart, line: Curve, *, percent: bool) -> None:
+    """Draw a line, with tooltips at some of its points."""
     points = _thinned(line.points)
     xs, ys = zip(*points, strict=True)
     style = "-" if line.colour < COLOURS else "--"

@@ -1,4 +1,4 @@
-"""The sections of curves over the samples trained on: losses and rates, and those of each rank."""
+"""Sections of curves over the samples trained on: losses and rates, of the run and each rank."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _evaluated(runs: Sequence[Facts], name: str) -> list[Curve]:
 
 
 def _evaluations(runs: Sequence[Facts], names: Sequence[str]) -> Html:
-    """Return the table of figures behind the curves, folded."""
+    """Return the table of the held-out figures that the curves show, folded."""
     rows = [
         [run.name, time_tag(e["time"]), count_cell(e["step"]), count_cell(e["samples"]),
          *(figure_cell(e["figures"].get(name)) for name in names)]
@@ -95,6 +95,7 @@ def ranks_section(runs: Sequence[Facts]) -> Html:
 
 
 def _ranks(run: Facts, k: int) -> Html:
+    """Return the charts of a run with several ranks; empty for one rank."""
     rates, stalls, waits = RANK_FIGURES
     n = sum(name.startswith(f"{waits}/") for name in run.history.curves)
     if not n:

@@ -24,12 +24,13 @@ Hide = Callable[[str], str]
 class HeldOutAnswers:
     """Predictions for held-out rows.
 
-    n_rows : number of rows predicted, of `whole`
-    names : of classes; None for values
-    pairs : (n, 2) true and predicted value of the first output, or number of a class
+    n_rows : number of rows that were predicted
+    whole : number of rows of the data set
+    names : names of the classes; None for values
+    pairs : (n, 2) true and predicted value of the first output, or true and predicted class id
     n_outputs : number of values that are predicted for a row
-    reliability : (k, 2) mean probability of the predicted class, and share of rows of which it was
-        the true one, in bins of the probability; None without probabilities
+    reliability : (k, 2) for each bin of the probability of the predicted class, its mean and the
+        share of rows for which the class is right; None without probabilities
     """
 
     n_rows: int
@@ -44,15 +45,20 @@ class HeldOutAnswers:
 class Facts:
     """The facts of a run.
 
-    name : the last part of its place, or as many parts as make it unique
+    name : the last part of `place`, or as many parts as make it unique
+    place : path or URL of the run directory
     state : "finished", "running" or "stopped"
-    setup : the meta of its setup
-    kept_centers : number of centers in its setup
-    steps : that have a checkpoint
-    done : samples, steps and epochs
-    figures : the newest
-    started, seen : times
-    columns : their permutation importances, if measured
+    writer : the process that works on the run; None if none does
+    identity, sizes, versions : records of run.json
+    setup : meta data of the setup; empty if there is none yet
+    kept_centers : number of centers in the setup
+    steps : steps that have a checkpoint
+    history : the events and curves of the log
+    done : number of samples, steps and epochs so far, by "samples", "step" and "epoch"
+    figures : newest metrics on data that is not trained on
+    started, seen : times of the first and of the newest record, in UTC
+    notes : descriptions of damaged files
+    columns : permutation importances of the columns, if measured
     test : path or URL of the test data
     answers : predictions on the test data, if computed
     """
@@ -126,10 +132,10 @@ def read_facts(
     """Return the present facts; RunError without a run, StorageError if the storage fails."""
     seen = glance(place, storage_options)
     with checkpoint_errors(seen.place):
-        return _facts(_clean(seen, hide))
+        return _facts(_without_secrets(seen, hide))
 
 
-def _clean(seen: RunSummary, hide: Hide) -> RunSummary:
+def _without_secrets(seen: RunSummary, hide: Hide) -> RunSummary:
     """Return the summary without secrets in any of its texts."""
 
     def clean(value: Any) -> Any:
@@ -153,6 +159,7 @@ def _clean(seen: RunSummary, hide: Hide) -> RunSummary:
 
 
 def _facts(seen: RunSummary) -> Facts:
+    """Return the facts in the summary of a run."""
     saved, history = seen.saved or {}, read_history(seen.records)
     setup: Mapping[str, Any] = (seen.setup or {}).get("meta", {})
     kept = saved.get("meta", {})

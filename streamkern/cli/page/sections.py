@@ -17,7 +17,7 @@ from streamkern.train.log_reader import RATES, duration, seconds_between
 
 
 def run_label(run: Facts, k: int) -> Html:
-    """Return the name of a run beside its colour."""
+    """Return the name of run k with its colour before it."""
     return tag("span", tag("i", class_=f"c{k % COLOURS}"), run.name, class_="run")
 
 
@@ -40,7 +40,7 @@ def count_cell(value: int | float | None) -> Cell:
 
 
 def figure_cell(value: float | None) -> Cell:
-    """Return a measured number, to four digits."""
+    """Return a measured number with four digits."""
     return None if value is None else f"{value:.4g}"
 
 
@@ -72,7 +72,7 @@ def _listed(value: Mapping[str, Any]) -> str:
 
 # ----------------------------------------------------------------------------------- in short
 
-_MOST_FIGURES = 4  # beside the other columns, in a window of 1280 pixels
+_MOST_FIGURES = 4  # fit beside the other columns in a window of 1280 pixels
 
 
 def summary_section(runs: Sequence[Facts]) -> Html:
@@ -117,7 +117,7 @@ def _kernel(run: Facts) -> Cell:
 
 
 def _loss(run: Facts) -> Cell:
-    """Return the loss with its parameters, as far as the setup is made."""
+    """Return the loss with its parameters; None without a setup."""
     return loss_text(fitted_loss_table(run.setup) or SQUARES) if run.setup else None
 
 
@@ -146,7 +146,7 @@ def time_tag(time: str) -> Html:
 
 def plan_section(runs: Sequence[Facts]) -> Html:
     """Return the section on the planned and measured resources of each run."""
-    rows = [(name, [of(run) for run in runs]) for name, of in _PLAN_ROWS.items()]
+    rows = [(name, [cells_of(run) for run in runs]) for name, cells_of in _PLAN_ROWS.items()]
     cells = [[name, *(cell for pair in pairs for cell in pair)] for name, pairs in rows
              if any(planned for planned, _ in pairs)]  # fmt: skip
     measured_only = [[name, *(measured for _, measured in pairs)] for name, pairs in rows
@@ -180,6 +180,12 @@ def _bytes(size: int | None) -> Cell:
 
 
 def _work(flops: float, took: float | None, share: float) -> tuple[Cell, Cell]:
+    """Return the planned FLOPs, and the measured speed.
+
+    flops : planned FLOPs of the whole work
+    took : seconds that the finished part of the work took
+    share : finished part of the work, from 0 to 1
+    """
     if not flops:
         return None, None
     speed = None if not took else f"{_flop(share * flops / took)}/s"
@@ -218,6 +224,7 @@ def _rate(run: Facts) -> tuple[Cell, Cell]:
     return None, count_cell(samples / elapsed) if samples and elapsed else None
 
 
+# Name of a row -> function that returns its planned and its measured cell.
 _PLAN_ROWS: dict[str, Callable[[Facts], tuple[Cell, Cell]]] = {
     "samples": lambda run: (count_cell(run.planned_samples), count_cell(run.done["samples"])),
     "steps": lambda run: (
@@ -296,6 +303,11 @@ def _settings_table(
     names: Sequence[str], columns: Sequence[Mapping[str, Any]], heads: Sequence[Html],
     differing: set[str],
 ) -> Html:  # fmt: skip
+    """Return a table of settings.
+
+    columns : settings by name, of the defaults or of a run
+    differing : names of settings whose values are marked where they differ from the first column
+    """
     rows = [
         [tag("code", name), *(setting_text(column.get(name)) for column in columns)]
         for name in names

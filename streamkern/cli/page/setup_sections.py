@@ -31,8 +31,8 @@ from streamkern.train.log_reader import (
     seconds_between,
 )
 
-_SHOWN = 14
-"""Number of features of a metric in a chart."""
+_MOST_BARS = 14
+"""Largest number of features or columns in a bar chart."""
 _LEFT_OUT = "squared error of rows left out, of scaled targets"
 
 # ----------------------------------------------------------------------------------- its choices
@@ -44,6 +44,7 @@ def choices_section(runs: Sequence[Facts]) -> Html:
 
 
 def _choices(run: Facts, k: int) -> Html:
+    """Return the charts of the setup of run k."""
     records = run.history.setup
     charts = [
         _kernels(records, bool(run.setup.get("setup", {}).get("metric"))),
@@ -53,14 +54,15 @@ def _choices(run: Facts, k: int) -> Html:
         *_metric(run, k),
     ]
     shown = [chart for chart in charts if chart]
-    facts = _found(run)
+    facts = _setup_numbers(run)
     if not shown and not facts:
         return NO_HTML
     drawn = tag("div", *shown, class_="charts") if shown else NO_HTML
     return joined_html([tag("h3", run_label(run, k)), drawn, facts])
 
 
-def _tried(record: Mapping[str, Any]) -> list[tuple[float, float]]:
+def _tried_points(record: Mapping[str, Any]) -> list[tuple[float, float]]:
+    """Return the finite pairs (tried value, error) of a record, in ascending order."""
     points = [(finite_number(x), finite_number(y)) for x, y in record.get("tried", ())]
     return sorted((x, y) for x, y in points if x is not None and y is not None)
 
@@ -68,13 +70,18 @@ def _tried(record: Mapping[str, Any]) -> list[tuple[float, float]]:
 def _kernels(records: Sequence[Mapping[str, Any]], in_metric: bool) -> Html:
     """Return a chart of the error of each kernel over its bandwidth, with a ring at the best.
 
-    in_metric : whether to show the kernels in a metric, rather than those without, to which a
-        learned metric was compared
+    in_metric : True shows the kernels with a learned metric, False the kernels without, which the
+        metric was compared with
     """
     found = [
-        (str(kernel_text({k: v for k, v in r["kernel"].items() if k != "metric"})), _tried(r))
+        (
+            str(kernel_text({k: v for k, v in r["kernel"].items() if k != "metric"})),
+            _tried_points(r),
+        )
         for r in records
-        if r.get("event") == "bandwidth" and _tried(r) and ("metric" in r["kernel"]) == in_metric
+        if r.get("event") == "bandwidth"
+        and _tried_points(r)
+        and ("metric" in r["kernel"]) == in_metric
     ]
     if not found:
         return NO_HTML
@@ -94,7 +101,7 @@ def _kernels(records: Sequence[Mapping[str, Any]], in_metric: bool) -> Html:
 
 
 def _rounds(records: Sequence[Mapping[str, Any]]) -> Html:
-    """Return a chart of the error of each way to learn a metric after its rounds."""
+    """Return a chart of the error over the rounds, for each way in which a metric was learned."""
     lines: list[Curve] = []
     for record in records:
         errors = [finite_number(error) for error in record.get("errors", ())]
@@ -111,11 +118,11 @@ def _rounds(records: Sequence[Mapping[str, Any]]) -> Html:
 
 def _noise(records: Sequence[Mapping[str, Any]], k: int) -> Html:
     """Return a chart of the error over the assumed noise of the targets; the last record counts."""
-    told = ("noise", "fresh noise")
-    noise = [r for r in records if r.get("event") in told and _tried(r)]
+    events = ("noise", "fresh noise")
+    noise = [r for r in records if r.get("event") in events and _tried_points(r)]
     if not noise:
         return NO_HTML
-    points = _tried(noise[-1])
+    points = _tried_points(noise[-1])
     best = min(points, key=lambda point: point[1])
     ridge = finite_number(noise[-1].get("ridge"))
     return line_chart(
@@ -128,7 +135,7 @@ def _columns(run: Facts, k: int) -> list[Html]:
     """Return a chart of the permutation importances of columns, if measured."""
     if run.columns is None:
         return []
-    bars = [(str(name), float(mean)) for name, mean, _ in run.columns["columns"][:_SHOWN]]
+    bars = [(str(name), float(mean)) for name, mean, _ in run.columns["columns"][:_MOST_BARS]]
     note = (
         f"fall of {run.columns['figure']} where a column is shuffled, {run.columns['rows']:,} rows"
     )
@@ -140,7 +147,7 @@ def _metric(run: Facts, k: int) -> list[Html]:
     metric = run.setup.get("setup", {}).get("metric")
     if not metric:
         return []
-    bars = [(str(name), float(share)) for name, share in metric["importances"][:_SHOWN]]
+    bars = [(str(name), float(share)) for name, share in metric["importances"][:_MOST_BARS]]
     few = "" if len(bars) == metric["features"] else f", the first of {metric['features']:,}"
     charts = [bar_chart("Share of the metric", bars, k, share=True, note=f"of its gradients{few}")]
     if metric["kind"] == "matrix":
@@ -157,8 +164,8 @@ def _metric(run: Facts, k: int) -> list[Html]:
     return charts
 
 
-def _found(run: Facts) -> Html:
-    """Return a table of numbers of the setup, and lines of its log, folded."""
+def _setup_numbers(run: Facts) -> Html:
+    """Return a collapsed table of numbers of the setup, and of the records of its log."""
     setup: Mapping[str, Any] = run.setup.get("setup", {})
     known: dict[str, Any] = {k: v for k, v in setup.items() if isinstance(v, int | float)}
     learned = setup.get("learned_metric")
@@ -185,7 +192,7 @@ def data_section(runs: Sequence[Facts]) -> Html:
     rows: list[list[Cell]] = [[name, *(c.get(name) for c in columns)] for name in names]
     if not rows:
         return NO_HTML
-    apart = [
+    differing = [
         (i, j)
         for i, name in enumerate(names)
         for j, column in enumerate(columns, 1)
@@ -193,10 +200,11 @@ def data_section(runs: Sequence[Facts]) -> Html:
     ]
     heads = [run_label(run, k) for k, run in enumerate(runs)]
     left = range(1, len(runs) + 1)
-    return section("Data", html_table(["", *heads], rows, left=left, marked=apart))
+    return section("Data", html_table(["", *heads], rows, left=left, marked=differing))
 
 
 def _data(run: Facts) -> dict[str, Cell]:
+    """Return the description of the training data of a run, by label."""
     described, base = run.data, run.data
     while "base" in base:
         base = base["base"]
@@ -229,7 +237,7 @@ def _data(run: Facts) -> dict[str, Cell]:
 
 
 def _digest(text: str | None) -> Cell:
-    """Return the first characters of a digest, and all of it as a tooltip."""
+    """Return the first characters of a digest, with the whole digest as a tooltip."""
     return None if not text else tag("code", text[:16], title=text)
 
 
@@ -243,12 +251,13 @@ def _few(names: Sequence[str]) -> str:
 def timeline_section(runs: Sequence[Facts]) -> Html:
     """Return the section on the processes that worked on each run, and their events."""
     return section(
-        "In time", *(_in_time(run, k) for k, run in enumerate(runs)),
+        "In time", *(_timeline(run, k) for k, run in enumerate(runs)),
         caption="Grey is setup, colour is steps; ticks are evaluations, triangles what went wrong.",
     )  # fmt: skip
 
 
-def _in_time(run: Facts, k: int) -> Html:
+def _timeline(run: Facts, k: int) -> Html:
+    """Return the time line and the events of run k."""
     processes = run.history.processes
     if not processes:
         return NO_HTML
@@ -272,19 +281,22 @@ def _in_time(run: Facts, k: int) -> Html:
     return joined_html([title, line, events])
 
 
-def _span(run: Facts, number_: int, before: ProcessLog | None, process: ProcessLog) -> Span:
-    began = process.records[0]["time"]
+def _span(run: Facts, number: int, before: ProcessLog | None, process: ProcessLog) -> Span:
+    """Return a process of a run as a span, with marks at its evaluations and problems.
+
+    before : the previous process of the run, None for the first
+    """
+    began, ended = process.records[0]["time"], process.records[-1]["time"]
     marks: list[tuple[float, str, bool]] = []
-    ended = process.records[-1]["time"]
     for event in run.history.events:
         at = seconds_between(began, event.time)
-        mine = began <= event.time <= ended
-        if mine and (event.bad or event.text.startswith("evaluated")):
+        is_within = began <= event.time <= ended
+        if is_within and (event.bad or event.text.startswith("evaluated")):
             marks.append((at, f"{event.samples:,} samples: {event.text}", event.bad))
     pause = "" if before is None else duration(
         max(seconds_between(before.records[-1]["time"], began), 0.0)
     )  # fmt: skip
-    text = f"process {number_}, from {clock_text(began)} for {duration(process.seconds)}"
+    text = f"process {number}, from {clock_text(began)} for {duration(process.seconds)}"
     return Span(process.seconds - (process.steps_s or 0.0), process.seconds, text, marks, pause)
 
 
@@ -299,13 +311,13 @@ def machine_section(runs: Sequence[Facts]) -> Html:
     if not rows:
         return NO_HTML
     heads = [run_label(run, k) for k, run in enumerate(runs)]
-    apart = [
+    differing = [
         (i, j)
         for i, name in enumerate(names)
         for j, column in enumerate(columns, 1)
         if column.get(name) != columns[0].get(name)
     ]
-    shown = html_table(["", *heads], rows, left=range(1, len(runs) + 1), marked=apart)
+    shown = html_table(["", *heads], rows, left=range(1, len(runs) + 1), marked=differing)
     return section("Machine and versions", shown)
 
 

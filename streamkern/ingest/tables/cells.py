@@ -165,6 +165,7 @@ def as_numbers(column: Any) -> NDArray[np.float64]:
 
 
 def _numbers_of_text(column: Any) -> NDArray[np.float64]:
+    """Return text as float64 (k,), NaN if missing. Raises as `as_numbers`."""
     arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
     try:
         values = column.cast(arrow.float64()).to_numpy(zero_copy_only=False)
@@ -277,6 +278,7 @@ def check_zone(column: Any, form: str | None, zoned: bool | None) -> None:
 
 
 def _dates_of_text(column: Any, form: str | None) -> Any:
+    """Return text as Arrow timestamps. Raises as `as_days`."""
     arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
     if form is not None:
         return _parse_with_format(column, form)

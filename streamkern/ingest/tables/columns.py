@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from streamkern.basics.optional import on_demand
 from streamkern.basics.text import some
 from streamkern.ingest.tables import cells
-from streamkern.ingest.tables.words import word_places
+from streamkern.ingest.tables.words import word_indices
 
 HASHED_FEATURES = 32
 # Periods in days. The year is a mean year: dates return to the same phase to half a day.
@@ -54,7 +54,7 @@ class ColumnCode(ABC):
         return {"kind": self.kind, **{k: _lists(value) for k, value in asdict(self).items()}}
 
     @abstractmethod
-    def words(self) -> str:
+    def description(self) -> str:
         """Return a description of the encoding for people."""
 
     @abstractmethod
@@ -74,7 +74,7 @@ class Number(ColumnCode):
     std: float
     kind: ClassVar[str] = "number"
 
-    def words(self) -> str:
+    def description(self) -> str:
         return f"mean {self.mean:.6g}, standard deviation {self.std:.3g}"
 
     def _features(self) -> Iterator[str]:
@@ -100,7 +100,7 @@ class Date(ColumnCode):
     zoned: bool | None
     kind: ClassVar[str] = "date"
 
-    def words(self) -> str:
+    def description(self) -> str:
         return f"days{''.join(f', {cycle}' for cycle in self.cycles)}"
 
     def _features(self) -> Iterator[str]:
@@ -122,14 +122,15 @@ class Date(ColumnCode):
 
 
 def cycle_angles(days: Any, length: float, floor: Callable[[Any], Any]) -> list[Any]:
-    """Return two angles, whose sines are the sine and the cosine of the phase of dates.
+    """Return two angles whose sines are the sine and the cosine of the phase of dates in a cycle.
 
-    days : NumPy array, or value of an export's graph, of which `floor` is the function
-    length : of the cycle, in days
+    days : dates in days, a NumPy array or a value of the graph of an export
+    length : length of the cycle in days
+    floor : the function for `days` that rounds down, such as numpy.floor
 
     Dates of the same phase have bit-identical angles, and so have the two phases of the same sine:
     the phase is a whole number of milliseconds, mirrored at the turning points. Otherwise the sine
-    at noon would be the rounding error of the date, from which quantile scores make a feature.
+    at noon would be the rounding error of the date, which quantile scores would make a feature of.
     """
     period = length * DAY_MILLISECONDS
     moment = floor((days - floor(days / length) * length) * DAY_MILLISECONDS + 0.5)
@@ -149,11 +150,11 @@ class KnownWords(ColumnCode):
     def n_unknown(self, column: Any) -> tuple[int, int]:
         """Return the number of cells with a word not seen in training, and with any word."""
         texts, codes = cells.as_words(column)
-        unknown = word_places(self._places, texts, codes) < 0
+        unknown = word_indices(self._word_index, texts, codes) < 0
         return int(unknown.sum()), int((codes >= 0).sum())
 
     @cached_property
-    def _places(self) -> dict[str, int]:
+    def _word_index(self) -> dict[str, int]:
         return {word: 1 + k for k, word in enumerate(self.known)}
 
 
@@ -163,7 +164,7 @@ class OneHot(KnownWords):
 
     kind: ClassVar[str] = "one-hot"
 
-    def words(self) -> str:
+    def description(self) -> str:
         return f"{len(self.known)} words: {some([word[:40] for word in self.known])}"
 
     def _features(self) -> Iterator[str]:
@@ -171,7 +172,7 @@ class OneHot(KnownWords):
 
     def _encode(self, column: Any) -> tuple[Values, NDArray[np.bool_]]:
         texts, codes = cells.as_words(column)
-        index = word_places(self._places, texts, codes)
+        index = word_indices(self._word_index, texts, codes)
         out = np.zeros((len(codes), len(self.known)))
         rows = np.flatnonzero(index > 0)
         out[rows, index[rows] - 1] = 1
@@ -188,7 +189,7 @@ class Hashed(ColumnCode):
 
     kind: ClassVar[str] = "hashed"
 
-    def words(self) -> str:
+    def description(self) -> str:
         return f"more words than are kept, hashed to {HASHED_FEATURES} features"
 
     def _features(self) -> Iterator[str]:
@@ -224,22 +225,22 @@ class TargetMeans(KnownWords):
     outputs: tuple[str, ...]
     kind: ClassVar[str] = "target means"
 
-    def words(self) -> str:
+    def description(self) -> str:
         return f"{len(self.known)} words, by the mean target beside them"
 
     def _features(self) -> Iterator[str]:
         return (f"{self.name} by {output}" for output in self.outputs)
 
     def _encode(self, column: Any) -> tuple[Values, NDArray[np.bool_]]:
-        index, missing = self.places(column)
+        index, missing = self.word_indices(column)
         return self.standardised(
             np.array([self.missing, *self.means, self.unknown])[index]
         ), missing
 
-    def places(self, column: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    def word_indices(self, column: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return indices (k,), 0 if missing, last if unknown, and a mask of missing cells."""
         texts, codes = cells.as_words(column)
-        return word_places(self._places, texts, codes, unknown=len(self.known) + 1), codes < 0
+        return word_indices(self._word_index, texts, codes, unknown=len(self.known) + 1), codes < 0
 
     def standardised(self, means: Values) -> Values:
         """Return the features for means (k, t)."""

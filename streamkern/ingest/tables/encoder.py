@@ -17,7 +17,7 @@ from streamkern.basics.values import json_digest
 from streamkern.basics.warning import warn
 from streamkern.ingest.tables.cells import RowsInFile, WrongCellError, row_number
 from streamkern.ingest.tables.columns import ColumnCode, KnownWords, column_code
-from streamkern.ingest.tables.missing import Marks
+from streamkern.ingest.tables.missing import MissingMarkers
 
 ENCODER_VERSION = 1
 _WORDS = {"number": "a number", "date": "a date"}
@@ -102,15 +102,15 @@ class Encoder:
         return self._marks.null(table.column(name))
 
     @cached_property
-    def _marks(self) -> Marks:
-        return Marks(self.missing)
+    def _marks(self) -> MissingMarkers:
+        return MissingMarkers(self.missing)
 
     def lines(self) -> list[tuple[str, str, str]]:
         """Return (column, kind, description) of each column, for people."""
         lines = []
         for code in self.codes:
             lack = f", {code.n_missing:,} missing" if code.n_missing else ""
-            lines.append((code.name, code.kind, code.words() + lack))
+            lines.append((code.name, code.kind, code.description() + lack))
         return lines + [(name, "left out", "") for name in self.dropped]
 
 
@@ -129,22 +129,22 @@ class UnknownWords:
         for k, code in enumerate(self._codes):
             self._counts[k] += code.n_unknown(self._encoder.cells(table, code.name))
 
-    def tell(self, where: str) -> None:
-        """Warn of columns most of whose words are unknown; usually they are spelled differently.
+    def warn_if_many(self, where: str) -> None:
+        """Warn of columns most of whose words are unknown, usually because of their spelling.
 
-        And of columns without any word that had one in every row of the training.
+        Also warn of columns without any word that had one in every training row.
         """
         for code, (unknown, n_words) in zip(self._codes, self._counts.tolist(), strict=True):
             if 2 * unknown > n_words:
                 warn(
                     f"column {code.name!r} of {where} has words in {n_words:,} rows, of which "
-                    f"{unknown:,} were not there in training and tell nothing; are they spelled "
-                    f"as in training ({some([word[:40] for word in code.known])})?"
+                    f"{unknown:,} did not occur in training and carry no information; are they "
+                    f"spelled as in training ({some([word[:40] for word in code.known])})?"
                 )
             if self._n_rows and not n_words and not code.n_missing:
                 warn(
                     f"column {code.name!r} of {where} is missing in all of {self._n_rows:,} rows, "
-                    "and was in none of the training: it tells nothing; is it meant to be empty?"
+                    "and in no training row: it carries no information; is it meant to be empty?"
                 )
 
 

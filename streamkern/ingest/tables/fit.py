@@ -28,8 +28,8 @@ from streamkern.ingest.tables.columns import (
     TargetMeans,
 )
 from streamkern.ingest.tables.encoder import Encoder, encoded, side_by_side, wrong_cell
-from streamkern.ingest.tables.key_columns import RowCounter
-from streamkern.ingest.tables.missing import Marks
+from streamkern.ingest.tables.key_columns import IndexDetector
+from streamkern.ingest.tables.missing import MissingMarkers
 from streamkern.ingest.tables.scan import Column, Declared
 from streamkern.ingest.tables.words import N_FOLDS, folds_of, shrunk_means
 
@@ -89,7 +89,7 @@ class FittedEncoder:
             column = self.encoder.cells(table, code.name)
             part = encoded(code, column, where, start)
             if isinstance(code, TargetMeans):
-                index, _ = code.places(column)
+                index, _ = code.word_indices(column)
                 means = self.fold_means[code.name][folds, index]
                 part[:, : means.shape[1]] = code.standardised(means)
             parts.append(part)
@@ -104,7 +104,7 @@ def fit(
     seed: int,
     block_bytes: int,
     progress: Progress | None = None,
-    marks: Marks | None = None,
+    marks: MissingMarkers | None = None,
     ways: str = f"{mention('categorical=')}, {mention('numeric=')}, {mention('dates=')}, "
     f"{mention('drop=')}, {mention('na_values=')}, {mention('decimal=')}",
     typed: bool = False,
@@ -120,7 +120,9 @@ def fit(
     """
     scan: _Scan | None = None
     for block in reader.blocks(0, block_bytes):
-        scan = scan or _Scan(block, targets(block), declared, seed, marks or Marks(), typed)
+        scan = scan or _Scan(
+            block, targets(block), declared, seed, marks or MissingMarkers(), typed
+        )
         scan.add(block)
         if progress is not None:
             progress("look", scan.n_rows, reader.n_rows)
@@ -130,7 +132,7 @@ def fit(
 
 
 class _Scan:
-    """State of the pass: all columns and their targets."""
+    """Columns seen so far in the pass over the rows, with sums of their targets."""
 
     def __init__(
         self,
@@ -138,7 +140,7 @@ class _Scan:
         values: TargetValues,
         declared: Declared,
         seed: int,
-        marks: Marks,
+        marks: MissingMarkers,
         typed: bool,
     ) -> None:
         self.n_rows, self._where, self._marks = 0, first.where, marks
@@ -147,7 +149,8 @@ class _Scan:
         self._n_targets = (
             MAX_TARGETS if values.are_classes else width if width <= MAX_TARGETS else 0
         )
-        self._origin: NDArray[np.float64] | None = None  # of values: first row, subtracted first
+        # The targets of the first row, which are subtracted from all values for accuracy.
+        self._origin: NDArray[np.float64] | None = None
         names = first.X.column_names
         given = [*declared.categorical, *declared.numeric, *declared.dates]
         unknown = [name for name in given if name not in names]
@@ -164,15 +167,16 @@ class _Scan:
             Column(name, kind, declared, self._n_targets, typed)
             for name, kind in zip(names, types, strict=True)
         ]
-        self._counter = RowCounter()
-        self._counter.counts = len(names) > 1 and names[0] not in given
+        self._counter = IndexDetector()
+        self._counter.matches_rows = len(names) > 1 and names[0] not in given
 
     def add(self, block: TableBlock) -> None:
+        """Add the rows of a block; raise DataError for a cell that does not fit its column."""
         folds = folds_of(self._seed, self.n_rows, len(block.X))
         T = self._targets(block)
         self._counter.add_cells(block.X.column(0), block.numbers)
         for column in self._columns:
-            if column.holds:
+            if column.has_scalars:
                 try:
                     cells = self._marks.null(block.X.column(column.name))
                     column.add(cells, block.numbers, folds, T)
@@ -199,19 +203,20 @@ class _Scan:
     # ------------------------------------------------------------------ after the last row
 
     def fitted(self, missing: Sequence[str], ways: str) -> FittedEncoder:
+        """Return the fitted encoder; raise DataError that names all ambiguous columns."""
         # A marker that is a word here, as in files with types, stays a word in all later files.
         words = {mark for k in self._columns if k.words is not None for mark in k.words.marks}
         marks = self._marks.texts
         missing = [*marks, *(k for k in missing if k not in (*marks, *words))]
         self._values.check_classes(self._where)
         self._marks.warn_unseen()
-        self._counter.tell(self._columns[0].name, self._where)
-        doubts = [doubt for k in self._columns if (doubt := k.doubt(MAX_ONE_HOT)) is not None]
-        if doubts:
+        self._counter.warn_if_index(self._columns[0].name, self._where)
+        texts = [text for k in self._columns if (text := k.ambiguity(MAX_ONE_HOT)) is not None]
+        if texts:
             raise DataError(
                 "it is not clear what to do with "
-                f"{'a column' if len(doubts) == 1 else f'{len(doubts)} columns'} of {self._where}: "
-                f"{'; '.join(doubts)} ({ways})"
+                f"{'a column' if len(texts) == 1 else f'{len(texts)} columns'} of {self._where}: "
+                f"{'; '.join(texts)} ({ways})"
             )
         codes, fold_means, empty = [], {}, []
         for column in self._columns:
@@ -224,7 +229,7 @@ class _Scan:
                 if means is not None:
                     fold_means[code.name] = means
             else:
-                codes.append(_measured(column, kind))
+                codes.append(_number_or_date(column, kind))
         if not codes:
             raise DataError(
                 "no column is left as a feature: all are empty", f"give others with {mention('x=')}"
@@ -237,10 +242,10 @@ class _Scan:
         assert words is not None
         head, outputs = (column.name, column.n_missing), self._outputs()
         if not words.too_many and words.n_words <= (MAX_ONE_HOT if outputs else MANY_ONE_HOT):
-            return OneHot(*head, tuple(sorted(words.places))), None
+            return OneHot(*head, tuple(sorted(words.index_of))), None
         if words.too_many or not outputs:
             return Hashed(*head), None
-        return _by_targets(column, outputs)
+        return _target_means(column, outputs)
 
     def _outputs(self) -> dict[str, int]:
         """Return the name and index of each target that encodes words; empty if there are too many.
@@ -259,8 +264,8 @@ class _Scan:
         return {names[1]: code_of[names[1]]} if len(names) == 2 else code_of
 
 
-def _measured(column: Column, kind: str) -> ColumnCode:
-    """Return the code of a column of numbers or dates."""
+def _number_or_date(column: Column, kind: str) -> ColumnCode:
+    """Return the code of a column of numbers or dates. kind : "number" or "date"."""
     mean, std = column.moments()
     if not np.isfinite(std):
         raise DataError(
@@ -279,7 +284,10 @@ def _measured(column: Column, kind: str) -> ColumnCode:
     return Date(column.name, column.n_missing, mean, std, column.form, cycles, zoned)
 
 
-def _by_targets(column: Column, outputs: dict[str, int]) -> tuple[TargetMeans, NDArray[np.float64]]:
+def _target_means(
+    column: Column, outputs: dict[str, int]
+) -> tuple[TargetMeans, NDArray[np.float64]]:
+    """Return the code of a column by mean targets, and the means of each fold."""
     words = column.words
     assert words is not None
     sums, chosen = words.sums(), np.array(list(outputs.values()))
@@ -291,8 +299,8 @@ def _by_targets(column: Column, outputs: dict[str, int]) -> tuple[TargetMeans, N
         )
     t = (sums.shape[2] - 1) // 2
     sums = sums[:, :, np.concatenate([[0], 1 + chosen, 1 + t + chosen])]
-    order = sorted(words.places)
-    sums = sums[[0, *(words.places[word] for word in order)]]
+    order = sorted(words.index_of)
+    sums = sums[[0, *(words.index_of[word] for word in order)]]
     total = sums.sum(axis=1)
     means, mean = shrunk_means(total)
     share = total[:, :1] / total[:, 0].sum()

@@ -70,8 +70,8 @@ def objects_are_rounded(objects: Any, numbers: NDArray[np.float64]) -> bool:
     )
 
 
-class KeyWatch:
-    """Warnings, one for each column of text whose integers float64 rounds.
+class RoundingWarnings:
+    """Warns once of each column of text that holds integers which float64 rounds.
 
     A column with a decimal point or an exponent in a cell holds measurements and is not checked
     again.
@@ -80,7 +80,7 @@ class KeyWatch:
     def __init__(self) -> None:
         self._settled: set[str] = set()  # names of columns
 
-    def look(
+    def check(
         self, X: NDArray[np.float64], columns: Sequence[tuple[str, str]], texts: Callable[[], Any]
     ) -> None:
         """Check the columns of X that hold large numbers.
@@ -102,16 +102,16 @@ class KeyWatch:
         for key, name in checked:
             column = table.column(key)
             if cells_are_rounded(column):
-                self._tell(name)
+                self._warn(name)
             elif import_optional("pyarrow.compute").any(_has_fraction(column)).as_py():
                 self._settled.add(name)
 
-    def look_at(self, name: str, cell: str) -> None:
+    def check_cell(self, name: str, cell: str) -> None:
         """Check one cell of a column."""
         if name not in self._settled and text_is_rounded(cell):
-            self._tell(name)
+            self._warn(name)
 
-    def _tell(self, name: str) -> None:
+    def _warn(self, name: str) -> None:
         self._settled.add(name)
         warn_of_rounded(f"column {name!r}")
 
@@ -140,40 +140,42 @@ _INDEX_NAME = re.compile(r"(Unnamed: [0-9]+(\.[0-9]+)*)?")  # as pandas writes a
 _FEWEST = 10  # rows; a feature hardly counts so many by chance
 
 
-class RowCounter:
-    """Comparison of the first column with the row numbers, counted from 0 or from 1.
+class IndexDetector:
+    """Detects a first column that equals the row numbers, counted from 0 or from 1.
 
     The count may restart with each file.
+
+    matches_rows : whether the column has matched all rows so far
     """
 
     def __init__(self) -> None:
-        self.counts = True
+        self.matches_rows = True
         self._n_rows, self._shift = 0, 0.0
 
     def add(self, column: NDArray[Any], rows: RowsInFile) -> None:
         """Add the first column (k,) of the next rows. rows : their numbers in their file."""
-        if not (self.counts and len(column)):
+        if not (self.matches_rows and len(column)):
             return
         numbers = np.arange(rows, rows + len(column)) if isinstance(rows, int) else rows
         shifts = column - numbers
         allowed = {self._shift} if self._n_rows else set()
         if numbers[0] == 0 or not self._n_rows:
             allowed |= {0, 1, self._n_rows, self._n_rows + 1}
-        self.counts = shifts[0] in allowed and bool((shifts == shifts[0]).all())
+        self.matches_rows = shifts[0] in allowed and bool((shifts == shifts[0]).all())
         self._shift, self._n_rows = shifts[0], self._n_rows + len(column)
 
     def add_cells(self, column: Any, rows: RowsInFile) -> None:
         """Add a column of an Arrow table, of numbers or text."""
-        if not self.counts:
+        if not self.matches_rows:
             return
         try:
             self.add(column.cast("int64").to_numpy(), rows)
         except (ValueError, NotImplementedError):  # words, fractions or lists
-            self.counts = False
+            self.matches_rows = False
 
-    def tell(self, name: str, where: str) -> None:
+    def warn_if_index(self, name: str, where: str) -> None:
         """Warn if the column `name` has counted all rows so far."""
-        if self.counts and self._n_rows >= _FEWEST:
+        if self.matches_rows and self._n_rows >= _FEWEST:
             warn(
                 f"column {name!r} of {where} counts the rows, as an index does, and is a feature: "
                 f"leave it out if it says nothing about the targets, of files with "

@@ -16,8 +16,8 @@ from streamkern.ingest.tables.cells import MISSING, NUMBER, column_kind, is_text
 from streamkern.ingest.tables.numbers import is_number
 
 
-class Marks:
-    """Texts that mark a missing cell. A number matches in any notation.
+class MissingMarkers:
+    """Texts that mark a missing cell. A text that is a number matches it in any notation.
 
     Attributes
     ----------

@@ -177,7 +177,7 @@ _SIGN = (
     r"CZK|HUF|MXN|ZAR)"
 )
 _MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
-_WAYS = [
+_NOTATIONS = [
     (re.compile(pattern, re.IGNORECASE), way)
     for pattern, way in (
         (r"[+-]?0[xbo][0-9a-f]+(?:\.[0-9a-f]*)?(?:p[+-]?[0-9]+)?", "another base than ten"),
@@ -201,7 +201,7 @@ _WAYS = [
 _WITH_UNIT = re.compile(r"[+-]?[0-9]+ ?(?!(?:st|nd|rd|th)$)([^\W\d_][^\d\s]{0,9})$")
 
 
-def other_writing(text: str) -> str | None:
+def other_notation(text: str) -> str | None:
     """Return the notation of a number or date, such as "a decimal comma"; None for other text.
 
     An integer with a unit (``5 kg``) counts as other text, because many labels look like that.
@@ -216,11 +216,11 @@ def other_writing(text: str) -> str | None:
     digits = "".join(str(unicodedata.decimal(c)) if c.isdecimal() else c for c in plain)
     if digits != text and is_number(digits):
         return "characters beyond 0 to 9"
-    return next((way for form, way in _WAYS if form.fullmatch(digits)), None)
+    return next((way for form, way in _NOTATIONS if form.fullmatch(digits)), None)
 
 
-def said(way: str) -> str:
-    """Return a phrase for a result of `other_writing`, as ``a number with underscores``."""
+def notation_text(way: str) -> str:
+    """Return a phrase for a result of `other_notation`, as ``a number with underscores``."""
     return way if way in ("a date", "a time", "a month") else f"a number with {way}"
 
 

@@ -19,7 +19,12 @@ from streamkern.basics.message import mention
 from streamkern.ingest.tables import cells
 from streamkern.ingest.tables.cells import PADDED, RowsInFile, WrongCellError, row_number
 from streamkern.ingest.tables.key_columns import MAX_EXACT, cells_are_rounded, warn_of_rounded
-from streamkern.ingest.tables.numbers import other_writing, said, share_a_unit, style_remedy
+from streamkern.ingest.tables.numbers import (
+    notation_text,
+    other_notation,
+    share_a_unit,
+    style_remedy,
+)
 from streamkern.ingest.tables.words import Words
 from streamkern.store.statistics import ColumnMoments
 
@@ -49,16 +54,18 @@ class Declared(NamedTuple):
 
 
 class Column:
-    """Facts about the cells of one column seen so far.
+    """Statistics and counts of the cells of one column seen so far, and the kind that they imply.
 
     typed : whether the table declares types, so that text is never a number
 
     Attributes
     ----------
+    kind : "number", "category" or "date"; None if the cells decide
+    has_scalars : whether a cell is a single value, not a list or another nested value
     first, last : smallest and largest number, or day
     timed : whether a value is not an integer (a date with a time)
     zoned : whether dates have a time zone
-    words : None if the column cannot be a category
+    words : the words of the column; None if it cannot be a category
     n_rows, n_missing : number of cells, and of cells without a value
     """
 
@@ -69,26 +76,26 @@ class Column:
         self.declared = declared.kind(name)
         kind = cells.column_kind(arrow_type)
         self.typed = kind if kind in COLUMN_KINDS else None
-        self.holds, self.lists = kind is not None, cells.is_numeric_list_type(arrow_type)
+        self.has_scalars, self.lists = kind is not None, cells.is_numeric_list_type(arrow_type)
         self.arrow_type = str(arrow_type)
-        self.no_numbers = typed and cells.is_text_type(arrow_type)
+        self.declared_text = typed and cells.is_text_type(arrow_type)
         self.kind = self.declared or self.typed  # None: the cells decide
         self._moments, self._waiting = ColumnMoments(1), np.empty(0)
         self.zoned: bool | None = None
-        self.a_bad_date: tuple[int, str, str] | None = None
+        self.first_wrong_date: tuple[int, str, str] | None = None
         self._n_ones = self._n_zeros = 0
         self.first, self.last, self.timed = np.inf, -np.inf, False
         self.n_rows = self.n_missing = 0
         self.words = Words(n_targets) if self.kind in (None, "category") else None
-        # In a column of text: the number of cells that are numbers or dates, and an example of a
-        # cell that is one and of a cell that is not.
+        # In a column of text: the number of cells that are numbers or dates, and the first cell of
+        # each sort as (row number, text).
         self.n_numbers = self.n_dates = 0
-        self.a_number: tuple[int, str] | None = None
-        self.a_word: tuple[int, str] | None = None
-        self.a_date: tuple[int, str] | None = None
-        self.no_date: tuple[int, str] | None = None
-        self.a_padded: tuple[int, str] | None = None
-        self._told_of_rounding = False
+        self.first_number: tuple[int, str] | None = None
+        self.first_word: tuple[int, str] | None = None
+        self.first_date: tuple[int, str] | None = None
+        self.first_not_a_date: tuple[int, str] | None = None
+        self.first_padded: tuple[int, str] | None = None
+        self._warned_of_rounding = False
         self.some_words: dict[str, None] = {}  # the first few, even if not all words are kept
 
     def add(
@@ -111,10 +118,10 @@ class Column:
             self._measure_days(column)
         else:
             if self.kind is None and valid.any():
-                self._look(column, valid, start)
+                self._classify_text(column, valid, start)
             assert self.words is not None
             # A column with numbers that is not declared categorical cannot consist of words alone.
-            if self.a_number is None:
+            if self.first_number is None:
                 texts, codes = cells.as_words(column)
                 if self.kind is None and len(self.some_words) < _EXAMPLES:
                     words = self.some_words | dict.fromkeys(texts)
@@ -126,51 +133,55 @@ class Column:
         numbers = cells.as_numbers(column)
         self._measure(numbers)
         large = max(self.last, -self.first) >= MAX_EXACT
-        if large and not self._told_of_rounding and cells_are_rounded(column):
-            self._told_of_rounding = True
+        if large and not self._warned_of_rounding and cells_are_rounded(column):
+            self._warned_of_rounding = True
             warn_of_rounded(f"column {self.name!r}")
 
-    def _look(self, column: Any, valid: NDArray[np.bool_], start: RowsInFile) -> None:
+    def _classify_text(self, column: Any, valid: NDArray[np.bool_], start: RowsInFile) -> None:
         """Count the cells of text that are numbers, and dates if there are no numbers."""
         text = cells.is_text_type(column.type)  # false: a typed file after one of text
         number = cells.column_kind(column.type) == "number"
         numbers = cells.matches(column, cells.NUMBER) if text else valid & number
         self.n_numbers += int(numbers.sum())
-        if self.a_number is None and numbers.any():
+        if self.first_number is None and numbers.any():
             row = int(np.argmax(numbers))
-            self.a_number = row_number(start, row), str(column[row])
+            self.first_number = row_number(start, row), str(column[row])
         words = valid & ~numbers
-        if self.a_word is None and words.any():
+        if self.first_word is None and words.any():
             row = int(np.argmax(words))
-            self.a_word = row_number(start, row), str(column[row])
-        padded = cells.matches(column, PADDED) if text and self.a_padded is None else None
+            self.first_word = row_number(start, row), str(column[row])
+        padded = cells.matches(column, PADDED) if text and self.first_padded is None else None
         if padded is not None and padded.any():
             row = int(np.argmax(padded))
-            self.a_padded = row_number(start, row), str(column[row])
-        if self.a_word is None:
+            self.first_padded = row_number(start, row), str(column[row])
+        if self.first_word is None:
             self._measure_numbers(column)
         elif self.n_numbers == 0 and words.any():
-            self._look_for_dates(column, words, start)
+            self._classify_dates(column, words, start)
 
-    def _look_for_dates(self, column: Any, words: NDArray[np.bool_], start: RowsInFile) -> None:
+    def _classify_dates(self, column: Any, words: NDArray[np.bool_], start: RowsInFile) -> None:
         """Count the cells that are dates, and measure them while all cells are dates."""
         dates = words
         if cells.is_text_type(column.type):
             dates = cells.are_dates(column)
         self.n_dates += int(dates.sum())
-        if self.a_date is None and dates.any():
+        if self.first_date is None and dates.any():
             row = int(np.argmax(dates))
-            self.a_date = row_number(start, row), str(column[row])
+            self.first_date = row_number(start, row), str(column[row])
         others = words & ~dates
-        if self.no_date is None and others.any():
+        if self.first_not_a_date is None and others.any():
             row = int(np.argmax(others))
-            self.no_date = row_number(start, row), str(column[row])
-        if self.no_date is not None or self.a_bad_date is not None:
+            self.first_not_a_date = row_number(start, row), str(column[row])
+        if self.first_not_a_date is not None or self.first_wrong_date is not None:
             return
         try:
             self._measure_days(column)
         except WrongCellError as error:
-            self.a_bad_date = row_number(start, error.row), error.text, error.reason or "is none"
+            self.first_wrong_date = (
+                row_number(start, error.row),
+                error.text,
+                error.reason or "is none",
+            )
 
     def _measure_days(self, column: Any) -> None:
         days = cells.as_days(column, self.form)
@@ -180,6 +191,7 @@ class Column:
         self._measure(days)
 
     def _measure(self, values: NDArray[np.float64]) -> None:
+        """Add numbers or days (k,), NaN if missing; raise WrongCellError for infinity."""
         if np.isinf(values).any():
             row = int(np.argmax(np.isinf(values)))
             raise WrongCellError(row, str(values[row]))
@@ -199,16 +211,16 @@ class Column:
 
     def moments(self) -> tuple[float, float]:
         """Return mean and standard deviation of the numbers or days; after all cells were added."""
-        if self.truth:
+        if self.is_boolean:
             assert self.words is not None
             ones = sum(
                 self.words.sums()[index, :, 0].sum()
-                for text, index in self.words.places.items()
+                for text, index in self.words.index_of.items()
                 if cells.BOOLEAN_WORDS[text.lower()]
             )
-            return _of_share(float(ones / self.n_values))
+            return _bernoulli_moments(float(ones / self.n_values))
         if self._n_ones + self._n_zeros == self.n_values:  # the same bits as for words
-            return _of_share(self._n_ones / self.n_values)
+            return _bernoulli_moments(self._n_ones / self.n_values)
         self._moments.add(self._waiting[:, None])
         self._waiting = self._waiting[:0]
         return float(self._moments.mean[0]), float(np.sqrt(self._moments.variance()[0]))
@@ -221,13 +233,13 @@ class Column:
         return self.n_rows - self.n_missing
 
     @property
-    def truth(self) -> bool:
-        """True if all cells are the words true and false."""
+    def is_boolean(self) -> bool:
+        """True if all cells are the words "true" and "false", in any case."""
         words = self.words
         return (
-            self.kind is None and words is not None and bool(words.places)
+            self.kind is None and words is not None and bool(words.index_of)
             and self.n_numbers == 0
-            and {text.lower() for text in words.places} <= set(cells.BOOLEAN_WORDS)
+            and {text.lower() for text in words.index_of} <= set(cells.BOOLEAN_WORDS)
         )  # fmt: skip
 
     @property
@@ -242,18 +254,18 @@ class Column:
             return "empty"
         if self.kind is not None:
             return self.kind
-        if self.n_numbers == self.n_values or self.truth:
+        if self.n_numbers == self.n_values or self.is_boolean:
             return "number"
-        dates = self.n_dates == self.n_values and self.a_bad_date is None
+        dates = self.n_dates == self.n_values and self.first_wrong_date is None
         return "date" if dates else "category"
 
-    def doubt(self, most_one_hot: int) -> str | None:
-        """Return a problem of the column with its remedy; None if there is none.
+    def ambiguity(self, most_one_hot: int) -> str | None:
+        """Return why the column is ambiguous, with a remedy; None if it is not.
 
-        most_one_hot : number of words that is acceptable even in few rows
+        most_one_hot : number of distinct words that is accepted however few the rows are
         """
         kind, name = self.decided(), self.name
-        if not self.holds:
+        if not self.has_scalars:
             alternative = f", or take its lists alone as the features, {self.as_rows}"
             return (
                 f"{name!r} is {self.arrow_type}, which is not a cell of a table: drop it"
@@ -261,22 +273,22 @@ class Column:
             )
         if kind == "empty" or self.declared is not None or self.typed == "category":
             return None
-        if self.no_numbers and kind == "number" and not self.truth:
+        if self.declared_text and kind == "number" and not self.is_boolean:
             return (
                 f"{name!r} is text in which all is written as numbers: say whether they are "
                 "numbers, or names and so categories"
             )
-        if self.a_padded is not None and kind == "number" and self.kind is None:
-            row, text = self.a_padded
+        if self.first_padded is not None and kind == "number" and self.kind is None:
+            row, text = self.first_padded
             return (
                 f"{name!r} holds numbers with zeros before them ({text} in row {row}), as codes "
                 "and names have: call it categorical, or numeric"
             )
         if kind != "category":
             return None
-        if self.n_numbers and self.a_number and self.a_word:
-            (row, number), (other, word) = self.a_number, self.a_word
-            way = other_writing(word)
+        if self.n_numbers and self.first_number and self.first_word:
+            (row, number), (other, word) = self.first_number, self.first_word
+            way = other_notation(word)
             written = "" if way is None else f", a number or date with {way}"
             return (
                 f"{name!r} mixes numbers ({number} in row {row}) and words ({word[:40]!r} in row "
@@ -284,28 +296,28 @@ class Column:
                 "missing"
             )
         assert self.words is not None
-        if self.kind is None and (doubt := self._doubt_of_text(list(self.some_words))):
-            return doubt
+        if self.kind is None and (found := self._ambiguity_of_text(list(self.some_words))):
+            return found
         if self.words.n_words > max(most_one_hot, self.words.n_seen / 2):
             return (
                 f"{name!r} has {self.words.n_words:,} different words in {self.words.n_seen:,} "
-                "rows, and so tells nothing of new rows: drop it, or call it categorical"
+                "rows, so it says nothing about new rows: drop it, or call it categorical"
             )
         return None
 
-    def _doubt_of_text(self, words: list[str]) -> str | None:
-        """Return a problem of words that are numbers or dates in a notation that is not read."""
+    def _ambiguity_of_text(self, words: list[str]) -> str | None:
+        """Return a remedy for words that are numbers or dates in a notation that is not read."""
         name = self.name
-        if self.a_date and self.no_date:
-            (row, date), (other, word) = self.a_date, self.no_date
+        if self.first_date and self.first_not_a_date:
+            (row, date), (other, word) = self.first_date, self.first_not_a_date
             return (
                 f"{name!r} mixes dates ({date} in row {row}) and words ({word[:40]!r} in row "
                 f"{other}): correct those or say that they are missing, or call it categorical"
             )
-        if self.a_bad_date:
-            row, text, reason = self.a_bad_date
+        if self.first_wrong_date:
+            row, text, reason = self.first_wrong_date
             return f"{name!r} holds dates, of which {text!r} in row {row} {reason}: correct it"
-        ways = {word: way for word in words if (way := other_writing(word)) is not None}
+        ways = {word: way for word in words if (way := other_notation(word)) is not None}
         if ways and 3 * len(ways) >= len(words):
             word, way = next(iter(ways.items()))
             if way == "a time":
@@ -321,9 +333,9 @@ class Column:
                 )
             remedy = style_remedy(word)
             return (
-                f"{name!r} holds numbers like {word[:40]!r}, {said(way)}: write them with a point "
-                f"and nothing around them{'' if remedy is None else f' (of a CSV {remedy})'}, or "
-                "call it categorical"
+                f"{name!r} holds numbers like {word[:40]!r}, {notation_text(way)}: write them with "
+                "a point and nothing around them"
+                f"{'' if remedy is None else f' (of a CSV {remedy})'}, or call it categorical"
             )
         if len(words) > 40 and share_a_unit(words):
             return (
@@ -333,6 +345,6 @@ class Column:
         return None
 
 
-def _of_share(share: float) -> tuple[float, float]:
+def _bernoulli_moments(share: float) -> tuple[float, float]:
     """Return mean and standard deviation of zeros and ones. share : the share of ones."""
     return share, float(np.sqrt(share * (1 - share)))

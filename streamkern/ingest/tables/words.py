@@ -67,19 +67,20 @@ class Words:
 
     Attributes
     ----------
-    places : 1 + index of each word, 0 is a missing cell; empty once there were too many words
+    index_of : row of each word in `sums`, from 1 on; row 0 is for missing cells. Empty once there
+        were too many words
     too_many : whether there were more than `MAX_WORDS` words, or too many characters
     n_seen, n_missing : number of cells with a word, and without one
     marks : words that mark a missing cell in a CSV, but are words here; collected even if too many
     """
 
     def __init__(self, n_targets: int) -> None:
-        self.places: dict[str, int] = {}
+        self.index_of: dict[str, int] = {}
         self.marks: set[str] = set()
         self.too_many = False
         self.n_seen = self.n_missing = 0
         self._characters = 0
-        self._many = Distinct()
+        self._distinct = Distinct()
         # For each word and fold: rows, sums of the targets, sums of their squares.
         self._sums = np.zeros((1, N_FOLDS, 1 + 2 * n_targets))
 
@@ -95,21 +96,21 @@ class Words:
         self.n_seen += int((codes >= 0).sum())
         self.marks.update(text for text in texts if text in MISSING)
         if self.too_many:
-            self._many.add(texts)
+            self._distinct.add(texts)
             return
         for text in texts:
-            if text not in self.places:
-                self.places[text] = len(self.places) + 1
+            if text not in self.index_of:
+                self.index_of[text] = len(self.index_of) + 1
                 self._characters += len(text)
-        if len(self.places) > MAX_WORDS or self._characters > MAX_CHARACTERS:
-            self._many.add(self.places)
-            self.too_many, self.places = True, {}
+        if len(self.index_of) > MAX_WORDS or self._characters > MAX_CHARACTERS:
+            self._distinct.add(self.index_of)
+            self.too_many, self.index_of = True, {}
             self._sums = np.zeros((1, *self._sums.shape[1:]))
             return
         if self.n_words >= len(self._sums):
             more = max(self.n_words + 1, 2 * len(self._sums)) - len(self._sums)
             self._sums = np.concatenate([self._sums, np.zeros((more, *self._sums.shape[1:]))])
-        index = word_places(self.places, texts, codes)
+        index = word_indices(self.index_of, texts, codes)
         with np.errstate(over="ignore"):  # sums that overflow are refused where they are used
             values = np.concatenate([np.ones((len(codes), 1)), T, T**2], axis=1)
         np.add.at(self._sums, (index, folds), values)  # one by one: independent of blocks
@@ -117,14 +118,14 @@ class Words:
     @property
     def n_words(self) -> int:
         """Number of distinct words; to a few per cent if there are too many."""
-        return self._many.count() if self.too_many else len(self.places)
+        return self._distinct.count() if self.too_many else len(self.index_of)
 
     def sums(self) -> NDArray[np.float64]:
         """Return (1 + n_words, N_FOLDS, 1 + 2 t): rows, sums and sums of squares of the targets."""
         return self._sums[: self.n_words + 1]
 
 
-def word_places(
+def word_indices(
     index_of: dict[str, int], texts: list[str], codes: NDArray[np.int64], unknown: int = -1
 ) -> NDArray[np.int64]:
     """Return the index (k,) of each cell's word: 0 if missing, `unknown` if it has no index."""

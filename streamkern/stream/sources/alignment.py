@@ -30,8 +30,9 @@ def check_row_shape(
 ) -> None:
     """Raise ConfigError unless rows of `shape` can stand for rows of the shape `wanted`.
 
-    They can if both are the same, (h, w) being (h, w, 1), or if one of them is flat and has as many
-    features: a row read with other axes would be another image of the same length.
+    They can if both shapes are equal, (h, w) meaning (h, w, 1), or if one of them is flat and has
+    the same number of features. Other shapes are refused: a row with its axes in another order
+    would be another image.
 
     subject, whose : beginnings of the clauses of the message, "X has", "the model was trained on"
     sparse : whether rows of the shape `wanted` are packed sparse rows
@@ -44,7 +45,7 @@ def check_row_shape(
                 f"{AS_SPARSE}",
             )
         return  # of any lengths: the entries tell their features
-    full, full_wanted = _full(shape), _full(wanted)
+    full, full_wanted = _with_channel(shape), _with_channel(wanted)
     if full == full_wanted or (
         math.prod(full) == math.prod(full_wanted) and 1 in (len(full), len(full_wanted))
     ):
@@ -60,7 +61,7 @@ def check_row_shape(
 def check_same_rows(
     source: Any, like: Any, subject: str, whose: str = "the model was trained on"
 ) -> None:
-    """Raise ConfigError unless the rows of `source` have the shape and features of those of `like`.
+    """Raise ConfigError unless the rows of `source` and `like` have the same shape and features.
 
     source, like : anything with the `row_shape` and `file_form` of rows
     subject, whose : as of `check_row_shape`
@@ -70,7 +71,7 @@ def check_same_rows(
         raise ConfigError(f"{subject} sparse rows, and {whose} dense ones", f"{AS_SPARSE}")
     shape = source.row_shape
     if found is None and known is not None:  # images of one channel may have that shape
-        shape = _full(shape)
+        shape = _with_channel(shape)
     check_row_shape(subject, shape, whose, like.row_shape, sparse=known is not None)
     if found != known:
         raise ConfigError(
@@ -78,8 +79,8 @@ def check_same_rows(
         )
 
 
-def _full(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape with the one channel that images of two axes have."""
+def _with_channel(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the shape of a row, (h, w) as (h, w, 1)."""
     return (*shape, 1) if len(shape) == 2 else tuple(shape)
 
 
@@ -92,15 +93,17 @@ def in_columns(
 ) -> BaseSource:
     """Return `source` with its columns and targets in the order of `columns` and `target_columns`.
 
-    `source` itself is returned if they have that order. If either side has no names, columns go by
-    position, and so does a single target; None : the order does not matter. Raises DataError with
-    the names that are missing or unexpected, ConfigError if `source` has transforms of its own.
+    `source` itself is returned if they have that order. Columns are matched by position if either
+    side has no names, and so is a single target.
 
-    encoder : of the table that the columns come from; DataError if that of `source` differs
+    columns, target_columns : the names in the wanted order; None if the order does not matter
+    encoder : of the table that the columns come from
+    Raises DataError with the names that are missing or unexpected, or if the encoder of `source`
+    differs; ConfigError if `source` has transforms of its own.
     """
     check_encoder(source.encoder, encoder, where)
     present, present_targets = source.columns, source.target_columns
-    wanted = _in_order(present, columns, where, "x")
+    wanted = _names_in_order(present, columns, where, "x")
     wanted_targets = targets_in_order(present_targets, target_columns, where)
     if (wanted, wanted_targets) == (present, present_targets):
         return source
@@ -116,10 +119,10 @@ def in_columns(
 def targets_in_order(
     found: tuple[str, ...] | None, expected: Sequence[str] | None, where: str
 ) -> tuple[str, ...] | None:
-    """Return the target names in the expected order; the names found if targets go by position."""
+    """Return the target names in the expected order, or as found if matched by position."""
     # Other numbers of targets are refused where the outputs are compared.
     several = found is not None and expected is not None and 1 < len(found) == len(expected)
-    return _in_order(found, expected if several else None, f"y of {where}", "y")
+    return _names_in_order(found, expected if several else None, f"y of {where}", "y")
 
 
 def chosen_columns(source: BaseSource, columns: Sequence[str]) -> BaseSource:
@@ -127,10 +130,10 @@ def chosen_columns(source: BaseSource, columns: Sequence[str]) -> BaseSource:
     return _Chosen(source, columns)
 
 
-def _in_order(
+def _names_in_order(
     found: tuple[str, ...] | None, expected: Sequence[str] | None, where: str, role: str
 ) -> tuple[str, ...] | None:
-    """Return the names in the expected order; the names found if columns go by position."""
+    """Return the names in the expected order, or as found if columns are matched by position."""
     if found is None or expected is None or found == tuple(expected):
         return found
     return tuple(in_order(found, expected, where, role))
@@ -203,7 +206,7 @@ class Ordered(DerivedSource):
 
 
 class _Chosen(Ordered):
-    """Some of the columns of `base`, which are other data than `base` if columns go by position."""
+    """Some columns of `base`, with a fingerprint of its own."""
 
     kind = "chosen"
 
@@ -222,7 +225,7 @@ class _Chosen(Ordered):
 
 
 def column_index(found: Sequence[str] | None, wanted: Sequence[str] | None) -> Any:
-    """Return the place of each wanted name among the found ones; a slice of all without names."""
+    """Return the index in `found` of each wanted name; a slice of all columns without names."""
     if found is None or wanted is None:
         return slice(None)
     position = {name: k for k, name in enumerate(found)}

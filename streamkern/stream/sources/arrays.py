@@ -91,6 +91,7 @@ class ArraySource(BaseSource):
             )
 
     def _set_targets(self, classes: Sequence[str] | None) -> None:
+        """Set the classes, the number of outputs and the dtype of the targets."""
         y = self._y
         self._labels: np.ndarray | None = None
         self.classes, self.n_outputs, self.y_dtype = None, 0, np.dtype(np.float32)

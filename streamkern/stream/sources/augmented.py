@@ -24,9 +24,9 @@ class AugmentedSource(DerivedSource):
 
     Virtual row v is row v mod n of the base in replica v div n (n = base.n_rows), and every draw is
     keyed by v. A unit is one unit of one replica, or, if the whole base is below 4 MiB, several
-    whole replicas; its virtual rows are consecutive either way. The base's own host transforms are
-    the same in every replica, its feed transforms are drawn anew. If the base has other rows in
-    every pass, every replica is a pass of its own.
+    whole replicas; its virtual rows are consecutive either way. The base's own host transforms draw
+    the same numbers in every replica, its feed transforms draw new ones. If the rows of the base
+    differ from pass to pass, every replica is a pass of its own.
     """
 
     kind = "augmented"
@@ -81,9 +81,11 @@ class AugmentedSource(DerivedSource):
     def origins(self, u: int, epoch: int) -> np.ndarray:
         """Return the origins of the base."""
         origins = []
-        for first, last in self._alike(u):
-            turn = self._turn(first, epoch)
-            replica = np.concatenate([self.base.origins(unit, turn) for unit in self._units(u)])
+        for first, last in self._replicas_of_same_rows(u):
+            pass_number = self._pass_number(first, epoch)
+            replica = np.concatenate(
+                [self.base.origins(unit, pass_number) for unit in self._units(u)]
+            )
             origins.append(np.tile(replica, last - first))
         return np.concatenate(origins)
 
@@ -91,7 +93,7 @@ class AugmentedSource(DerivedSource):
         """Return the same copies of another base."""
         return AugmentedSource(base, self.copies, (*self.host_transforms, *self._own_feed()))
 
-    def _alike(self, u: int) -> list[tuple[int, int]]:
+    def _replicas_of_same_rows(self, u: int) -> list[tuple[int, int]]:
         """Return the replicas of unit u, first and last + 1, that are made from the same rows."""
         n, (start, stop) = self.base.n_rows, self.unit_bounds(u)
         first, last = start // n, -(-stop // n)
@@ -99,7 +101,7 @@ class AugmentedSource(DerivedSource):
             return [(replica, replica + 1) for replica in range(first, last)]
         return [(first, last)]
 
-    def _turn(self, replica: int, epoch: int) -> int:
+    def _pass_number(self, replica: int, epoch: int) -> int:
         """Return the number of the pass over the base that makes a replica."""
         return epoch * self.copies + replica if self.base.passes_differ else epoch
 
@@ -129,14 +131,14 @@ class AugmentedSource(DerivedSource):
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
         if not self._replicas:
             replica, unit = divmod(u, self.base.n_units)
-            return self.base.read_unit(unit, seed, self._turn(replica, epoch)).contents
+            return self.base.read_unit(unit, seed, self._pass_number(replica, epoch)).contents
         start, stop = self.unit_bounds(u)
         rows = empty_rows(self, stop - start)
         n = self.base.n_rows
         before = start // n
-        for alike, stop_alike in self._alike(u):
+        for alike, stop_alike in self._replicas_of_same_rows(u):
             for unit in range(self.base.n_units):
-                block = self.base.read_unit(unit, seed, self._turn(alike, epoch))
+                block = self.base.read_unit(unit, seed, self._pass_number(alike, epoch))
                 first, last = self.base.unit_bounds(unit)
                 for target, part in zip(rows.contents, block.contents, strict=True):
                     replicas = target.reshape(-1, n, *target.shape[1:])

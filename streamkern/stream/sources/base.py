@@ -42,14 +42,14 @@ UNIT_BYTES = 4 << 20
 
 
 def Block(X: np.ndarray, y: np.ndarray, rows: np.ndarray, w: np.ndarray | None = None) -> RowBlock:
-    """Return a `RowBlock`; `Block` is the name that sources of users knew until 0.2."""
+    """Return a `RowBlock`, with a FutureWarning; `Block` was its name until version 0.2."""
     text = "Block(X, y, rows, w) is now RowBlock(X, y, w, row_ids) of streamkern.store.row_block"
     warn(text, FutureWarning)
     return RowBlock(X, y, w, rows)
 
 
 class Source(Protocol):
-    """The least that a user's own source has; `user.as_source` turns it into a `BaseSource`.
+    """Minimal interface of a user's own source; `user.as_source` wraps it as a `BaseSource`.
 
     y is (k,) int64 ids 0..c-1 with `classes`, else (k, c) of `y_dtype`. Optional, with the meaning
     they have in `BaseSource`: `remote`, `level`, `strata`, `parts`, `host_transforms`, `weighted`,
@@ -103,7 +103,7 @@ class BaseSource(ABC):
     host_transforms: tuple[Transform, ...] = ()
     feed_transforms: tuple[Transform, ...] = ()
     remote: bool = False  # whether a read waits on a network; decides the number of threads
-    level: int = 0  # number of sources below; part of the key of the draws
+    level: int = 0  # depth of nested sources below this one; part of the key of the draws
     strata: np.ndarray | None = None  # (n_units,) strata that the plan spreads evenly over an epoch
     parts: tuple[BaseSource, ...] = ()  # the sources this one is made from
     weighted: bool = False  # whether blocks have sample weights
@@ -160,7 +160,7 @@ class BaseSource(ABC):
         return max(self.row_bytes, values)
 
     def until(self, stopped: threading.Event) -> BaseSource:
-        """Return the same source, whose stores give up their requests once `stopped` is set."""
+        """Return the same source, whose stores cancel their requests once `stopped` is set."""
         return self._of_parts([part.until(stopped) for part in self.parts])
 
     @property
@@ -169,7 +169,7 @@ class BaseSource(ABC):
         return sum(part.decoded_bytes for part in self.parts)
 
     def kept(self) -> BaseSource:
-        """Return the same source, whose stores keep their rows, decoded, once they were read."""
+        """Return the same source, whose stores keep decoded rows in memory once they are read."""
         return self._of_parts([part.kept() for part in self.parts])
 
     def _of_parts(self, parts: Sequence[BaseSource]) -> BaseSource:
@@ -210,13 +210,17 @@ class BaseSource(ABC):
         return np.arange(*self.unit_bounds(u), dtype=np.uint64)
 
     def origins(self, u: int, epoch: int) -> np.ndarray:
-        """Return (k,) uint64, equal for rows, of any units, that are made from one row."""
+        """Return the origins of the rows of unit u, (k,) uint64.
+
+        Rows of any units that are made from the same row have the same origin.
+        """
         return np.arange(*self.unit_bounds(u), dtype=np.uint64)
 
     def find_rows(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return (rows, places), int64: rows equal to one of X (k, *row_shape), and its place.
+        """Return (rows, indices), (j,) int64: rows of the source and the equal rows of X.
 
-        None if that takes reading all rows.
+        Row `rows[i]` of the source equals ``X[indices[i]]``, X being (k, *row_shape). None if all
+        rows would have to be read from storage.
         """
         return None
 
@@ -261,9 +265,9 @@ class BaseSource(ABC):
         return read_units(self, range(self.n_units), 0, 0)
 
     def numbered_blocks(self, start: int) -> Iterator[tuple[int, RowBlock]]:
-        """Yield (place of the first row, block) from the block with place `start` to the last one.
+        """Yield (position of the first row, block) from the block that holds position `start` on.
 
-        The `rows` of the blocks are those of `source_rows`.
+        The `row_ids` of the blocks are the numbers of `source_rows`.
         """
 
         def numbered(u: int) -> tuple[int, RowBlock]:

@@ -1,4 +1,4 @@
-"""Rows of a source in other shares of the classes: rare ones repeat, frequent ones are thinned.
+"""Resample a source to given shares of the classes: rare classes repeat, frequent ones are thinned.
 
 This is a mixture over the classes in which units are read in their order and nothing is written.
 With shares s (sum 1), N rows in all and n_k of class k, a row of class k comes r_k = s_k N / n_k
@@ -42,17 +42,17 @@ from streamkern.stream.sources.mixture import stored_rows
 from streamkern.stream.sources.unit_edges import unit_edges
 from streamkern.stream.sources.user import as_source
 
-# 2^64 over the golden ratio, the step of passes, and over 1.2207, the step of groups.
-_GOLDEN, _OTHER = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03
+# Steps of phi, times 2^64: 1 / (golden ratio) from pass to pass, 1 / 1.2207 from group to group.
+_PASS_STEP, _GROUP_STEP = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03
 
 
 class BalancedSource(DerivedSource):
-    """Rows of `base`, as many in an epoch, with a given share of each class; see above.
+    """The rows of `base` resampled to a given share of each class; an epoch keeps its row count.
 
     The classes of all rows are read at construction; only the length that each unit adds to the
-    line is kept. The rows of a pass depend on its number and on no seed. A repeated row is another
-    virtual row: feed transforms of `base`, and transforms of an `AugmentedSource` of this source,
-    each replica of which takes another pass, are drawn anew for it.
+    line is kept. The rows of a pass depend on its number and on no seed. A repeated row counts as
+    a virtual row of its own: feed transforms of `base` draw new random numbers for it, and so do
+    the transforms of an `AugmentedSource` of this source, which takes another pass per replica.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ class BalancedSource(DerivedSource):
         self._line = _Line.cut(mass, self.n_rows, self.largest)
         self._edges = self._line.edges
         # Units of each class, of each of the base's strata, are spread evenly over an epoch.
-        strata = counts.frequent(self.rates)
+        strata = counts.most_taken(self.rates)
         if base.strata is not None:
             pairs = np.stack([strata, base.strata])
             strata = np.unique(pairs, axis=1, return_inverse=True)[1].reshape(-1)
@@ -142,14 +142,14 @@ class BalancedSource(DerivedSource):
 
 
 def sampled_by_class(
-    source: BaseSource, wish: Mapping[str, float] | Literal["balanced"] | None
+    source: BaseSource, shares: Mapping[str, float] | Literal["balanced"] | None
 ) -> BaseSource:
-    """Return `source` with the class shares of `wish`, "balanced" or by name, below its copies."""
-    if wish is None:
+    """Return `source` with class shares, "balanced" or by name, applied below its copies."""
+    if shares is None:
         return source
     if isinstance(source, AugmentedSource):
-        return source.with_base(sampled_by_class(source.base, wish))
-    return BalancedSource(source, wish)
+        return source.with_base(sampled_by_class(source.base, shares))
+    return BalancedSource(source, shares)
 
 
 def each_once(source: BaseSource) -> tuple[BaseSource, np.ndarray | None]:
@@ -172,7 +172,7 @@ class _Counts(NamedTuple):
     """Number of rows of each class in each unit, without zeros.
 
     ends : (n_units,) end of the entries of each unit
-    classes, counts : (ends[-1],)
+    classes, counts : (ends[-1],) int32, class of each entry, and its number of rows
     """
 
     ends: np.ndarray
@@ -199,8 +199,11 @@ class _Counts(NamedTuple):
         unit_sums: np.ndarray = np.diff(sums[np.concatenate(([0], self.ends))])
         return unit_sums
 
-    def frequent(self, rates: np.ndarray) -> np.ndarray:
-        """Return the class of each unit that is taken most often, (n_units,) int32."""
+    def most_taken(self, rates: np.ndarray) -> np.ndarray:
+        """Return, for each unit, the class with the most taken rows, (n_units,) int32.
+
+        rates : (c,) number of times that a row of each class is taken
+        """
         unit = np.searchsorted(self.ends, np.arange(len(self.classes)), side="right")
         order = np.lexsort((self.counts * rates[self.classes], unit))
         classes: np.ndarray = self.classes[order[self.ends - 1]]
@@ -247,10 +250,12 @@ class _Line(NamedTuple):
         units = start[group] + points[group] * part // parts[group]
         return cls(ends, edges, start, group, np.append(units, n_rows))
 
-    def points(self, u: int, turn: int) -> Iterator[tuple[int, slice, np.ndarray]]:
-        """Yield (base unit, places in unit u, points in the base unit from 0 to 1) where any lie.
+    def points(self, u: int, pass_number: int) -> Iterator[tuple[int, slice, np.ndarray]]:
+        """Yield (base unit, positions in unit u, points) of each base unit that has points.
 
-        A group gets a whole number of points, so its scale differs slightly from that of others.
+        The points are positions within the base unit, from 0 to 1.
+
+        A group gets a whole number of points, so scales differ slightly between groups.
         """
         g = int(self.group[u])
         begin, low, high = int(self.start[g]), int(self.edges[u]), int(self.edges[u + 1])
@@ -258,7 +263,7 @@ class _Line(NamedTuple):
         origin, size = self.ends[units[0]], self.ends[units[-1] + 1] - self.ends[units[0]]
         scale = (int(self.start[g + 1]) - begin) / size
         bounds = (self.ends[units[0] : units[-1] + 2] - origin) * scale
-        phi = (((turn + 1) * _GOLDEN + (g + 1) * _OTHER) % (1 << 64) >> 11) / 2.0**53
+        phi = (((pass_number + 1) * _PASS_STEP + (g + 1) * _GROUP_STEP) % (1 << 64) >> 11) / 2.0**53
         cuts = np.clip(np.ceil(bounds - phi).astype(np.int64) + begin, low, high)
         cuts[0], cuts[-1] = max(cuts[0], low), high
         for v, start, stop, left, right in zip(

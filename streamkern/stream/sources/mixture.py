@@ -33,11 +33,11 @@ class MixtureSource(BaseSource):
     """The rows of several sources with rows and targets of the same kind.
 
     Without weights an epoch has every row of every source once, in their units. With weights it has
-    about `n_rows` rows, of which source k provides the share w_k / sum(w), rounded to whole units
+    about `n_rows` rows. Source k provides the share w_k / sum(w) of them, rounded to whole units
     of that source, at least one. Source k is read in passes, one after the other without end, and
-    an epoch goes on where the one before it stopped: unit j of its U_k units in epoch e is place e
-    U_k + j in the passes, so no state is kept. The number of the pass is the `epoch` that the
-    source gets; its host transforms are drawn anew in every pass.
+    an epoch continues where the previous one stopped: unit j of its U_k units in epoch e is unit
+    e U_k + j of the passes, so no state is kept. The number of the pass is passed to the source as
+    its `epoch`, so that its host transforms are drawn anew in every pass.
 
     The units of a weighted source are equally long. A shorter unit (the last one, usually) is
     filled with rows of the same source, taken in turn over the passes. After any number of passes,
@@ -55,7 +55,7 @@ class MixtureSource(BaseSource):
         Host transforms belong to the sources; those from the first float one on belong in
         `transforms`.
     weights : numbers above 0, one for each source, or None
-    n_rows : rows in an epoch, with `weights`; default: those of all sources together
+    n_rows : number of rows in an epoch, with `weights`; default: the sum over all sources
     """
 
     kind = "mixture"
@@ -117,7 +117,7 @@ class MixtureSource(BaseSource):
         return mixed_moments([part.statistics() for part in self.parts], self.shares)
 
     def target_moments(self) -> ColumnMoments | None:
-        """Return the moments of the sources, each as often as its rows come in an epoch."""
+        """Return the moments of the targets, each source weighted by its rows in an epoch."""
         moments = ColumnMoments(self.n_outputs)
         for share, part in zip(self.shares, self.parts, strict=True):
             part_moments = part.target_moments()
@@ -135,7 +135,7 @@ class MixtureSource(BaseSource):
         }
 
     def source_rows(self, u: int) -> np.ndarray:
-        """Return numbers counted over the sources in turn; with weights, places in an epoch."""
+        """Return numbers counted over the sources in turn; with weights, positions in an epoch."""
         if self._passes:
             return super().source_rows(u)
         k, j, _ = self._locate(u, 0)
@@ -148,7 +148,9 @@ class MixtureSource(BaseSource):
         part = self.parts[k]
         if self._passes:
             pieces = self._passes[k].pieces(part, j, epoch)
-            origins = np.concatenate([part.origins(v, turn)[rows] for v, rows, turn in pieces])
+            origins = np.concatenate(
+                [part.origins(v, pass_number)[rows] for v, rows, pass_number in pieces]
+            )
         else:
             origins = part.origins(j, epoch)
         rows: np.ndarray = origins * np.uint64(len(self.parts)) + np.uint64(k)
@@ -216,6 +218,8 @@ def stored_rows(source: BaseSource) -> BaseSource:
 class _Passes:
     """Endless passes over one source, cut into units of equal size.
 
+    sizes : (n,) rows of the units of the source
+    wanted : rows of an epoch, before rounding to whole units
     unit_rows : rows of a unit, as many as the largest unit of the source
     n_units : units of an epoch, for `wanted` rows
     """
@@ -228,25 +232,27 @@ class _Passes:
 
     def read(self, source: BaseSource, j: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
         """Return X, y and w of unit j of an epoch."""
-        (u, _, turn), *fillers = self.pieces(source, j, epoch)
-        block = source.read_unit(u, seed, turn)
+        (u, _, pass_number), *fillers = self.pieces(source, j, epoch)
+        block = source.read_unit(u, seed, pass_number)
         if not fillers:
             return block.contents
-        more = [source.read_unit(v, seed, turn).take(rows) for v, rows, turn in fillers]
+        more = [
+            source.read_unit(v, seed, pass_number).take(rows) for v, rows, pass_number in fillers
+        ]
         return concatenated([block, *more]).contents
 
     def pieces(self, source: BaseSource, j: int, epoch: int) -> list[tuple[int, slice, int]]:
         """Return (unit of the source, its rows, number of the pass) for each part of unit j."""
-        turn, u = divmod(epoch * self.n_units + j, source.n_units)
-        pieces = [(u, slice(None), turn)]
+        pass_number, u = divmod(epoch * self.n_units + j, source.n_units)
+        pieces = [(u, slice(None), pass_number)]
         count = int(self._lacking[u + 1] - self._lacking[u])
-        start = turn * int(self._lacking[-1]) + int(self._lacking[u])
+        start = pass_number * int(self._lacking[-1]) + int(self._lacking[u])
         while count:  # rows start, start + 1, … of the source, which begins again at its end
             start %= source.n_rows
             v = int(np.searchsorted(self._edges, start, side="right")) - 1
             first, last = int(self._edges[v]), int(self._edges[v + 1])
             part = slice(start - first, min(start + count, last) - first)
-            pieces.append((v, part, turn))
+            pieces.append((v, part, pass_number))
             count -= part.stop - part.start
             start = first + part.stop
         return pieces
@@ -255,6 +261,7 @@ class _Passes:
 def _check_counts(
     sources: Sequence[Source], weights: Sequence[object] | None, n_rows: int | None
 ) -> None:
+    """Raise ConfigError if weights or the number of rows do not fit the sources."""
     if not 1 <= len(sources) <= 65_535:
         raise ConfigError(f"a mixture of {len(sources)} sources", "give 1 to 65535 of them")
     if weights is not None and (
@@ -273,6 +280,7 @@ def _check_counts(
 
 
 def _check_alike(sources: Sequence[BaseSource]) -> None:
+    """Raise ConfigError unless rows and targets are of one kind, without feed transforms."""
     first = _kind_of_rows(sources[0])
     for number, source in enumerate(sources, start=1):
         for name, value in _kind_of_rows(source).items():

@@ -32,21 +32,23 @@ from streamkern.basics.randomness import AnyArray, RowRandom
 
 PATCH_STAGE = 44
 SAMPLED_PATCHES, SAMPLED_PIXELS = 20_000, 2 << 20
-"""Largest number of patches from which they are whitened, and of their numbers, unless as many are
-candidates for filters."""
+"""Largest number of patches from which the whitening is estimated, and of their entries; more are
+drawn only if more filters are requested."""
 PATCH_ROWS, MEASURED_ROWS = 1024, 256
-"""Rows of the sample that patches are drawn from, and those that measure the features' spread."""
+"""Rows from which patches are drawn, and rows on which the standard deviations are measured."""
 AUTO_SIZE, SMALL_SIDE, SMALL_SIZE = 6, 16, 3
-"""Size of a patch, and that in images with fewer than `SMALL_SIDE` pixels along a side."""
+"""Size of a patch, and the size in images with fewer than `SMALL_SIDE` pixels along a side."""
 THRESHOLD = 0.25
 CONTRAST_FLOOR, WHITENING_FLOOR, SHORTEST = 0.1, 0.1, 0.1
-"""The constants `floor` and e, over the mean variance of a patch and that of a pixel of it, and the
-length below which a whitened patch is not a filter, over the median one."""
+"""The constants `floor`, divided by the mean variance of a patch, and e, divided by the mean
+variance of a pixel of a patch; and the length below which a whitened patch is not used as a filter,
+divided by the median length."""
 SPREAD_FLOOR = 0.01
-"""What is added to the standard deviation of a feature, by which it is divided, over their mean."""
+"""Constant added to the standard deviation by which a feature is divided, relative to the mean of
+all standard deviations."""
 TILE_BYTES, DEVICE_TILE_BYTES = 1 << 20, 256 << 20
-"""Bytes of the patches and responses that a thread, or a device, holds at once: more than that only
-if one image has more."""
+"""Bytes of the patches and responses that a thread, or a device, holds at once, unless one image
+needs more."""
 PATCH_ARRAYS = ("filters", "offsets", "mean", "scale")
 """The fields of `PatchFeatures` that are arrays; the others are numbers."""
 
@@ -64,14 +66,15 @@ class _Tables(NamedTuple):
 class PatchFeatures:
     """The transform from images (m, h, w, channels) to patch features (m, 2 grid^2 N).
 
-    filters : (size^2 channels, N) float64, whitening included, for patches as they are: each sums
-        to 0. Rows in the order (row, column, channel) of a patch
-    offsets : (N,) what is subtracted from the products
-    mean, scale : (2 grid^2 N,) of the features. Positive parts come first, and within them the
-        regions, row by row, and within these the filters
+    filters : (size^2 channels, N) float64, including the whitening and the subtraction of the mean
+        of a patch, so that each sums to 0. Rows are in the order (row, column, channel) of a patch
+    offsets : (N,) constants subtracted from the products, D W m
+    mean, scale : (2 grid^2 N,) of the features, ordered by sign (positive parts first), then by
+        region (row by row), then by filter
     size : pixels along a side of a patch
-    floor : what is added to the variance of a patch
-    grid, threshold : the regions along a side, and t
+    floor : constant added to the variance of a patch
+    grid : number of regions along a side
+    threshold : the constant t
 
     On the CPU the features of a row have the same bits in every batch. Cost of a row: 2 q s N FLOPs
     with q positions and s = size^2 channels, and `row_bytes` of scratch memory.
@@ -147,12 +150,12 @@ class PatchFeatures:
         return 2 * self._positions(row_shape) * self.n_filters * (len(self.filters) + self.grid**2)
 
     def row_bytes(self, row_shape: tuple[int, ...], itemsize: int) -> int:
-        """Return the scratch memory for an image: its patches twice, and the responses twice."""
+        """Return the bytes of scratch memory for an image: two copies of patches and responses."""
         columns = 2 * (len(self.filters) + 1) + 2 * self.n_filters
         return self._positions(row_shape) * columns * itemsize
 
     def tile_bytes(self, row_shape: tuple[int, ...], itemsize: int, *, on_host: bool) -> int:
-        """Return the scratch memory of a thread, or of a device."""
+        """Return the bytes of scratch memory of a thread, or of a device."""
         return max(
             TILE_BYTES if on_host else DEVICE_TILE_BYTES, self.row_bytes(row_shape, itemsize)
         )

@@ -74,11 +74,14 @@ class QuantileScores:
         return zip(self.columns.tolist(), self.values, self.heights, strict=True)
 
     def names(self, features: Sequence[str]) -> list[str]:
-        """Return the names of the features, and behind them those of their scores."""
+        """Return the names of the features, followed by the names of the scores."""
         return [*features, *(f"quantile of {features[j]}" for j in self.columns)]
 
     def folded(self, shares: Floats) -> Floats:
-        """Return shares (d,) of features, of shares (d + k,) of features and scores."""
+        """Return shares (d,) per feature: each includes the share of the feature's score.
+
+        shares : (d + k,) shares of the d features and of the k scores
+        """
         d = len(shares) - len(self)
         sums: Floats = shares[:d] + np.bincount(self.columns, shares[d:], d)
         return sums

@@ -1,4 +1,4 @@
-"""Keep equal rows together in a draw: all of them are drawn, or none.
+"""Keep equal rows together in a draw: either all of them are drawn, or none.
 
 A row set aside carries no new information if an equal row is trained on. Rows with equal features
 and equal targets are therefore moved to one side together, up to `MAX_COPIES` of them: more are
@@ -34,7 +34,7 @@ def row_hashes(X: npt.NDArray[np.number]) -> npt.NDArray[np.uint64]:
 
     Parameters
     ----------
-    X : (k, ...) finite numbers, all of which are hashed.
+    X : (k, ...) finite numbers; the hash of a row depends on all of them
 
     Returns
     -------
@@ -66,9 +66,10 @@ MAX_HASHED_ROWS = 1 << 20
 class Draw(NamedTuple):
     """Rows drawn from a source.
 
-    edges : (n_units + 1,)
-    counts : (n_units,) drawn rows of each unit
-    of : returns the drawn rows of a unit, (k,) bool
+    base : the source
+    edges : (n_units + 1,) first row of each unit, and the number of rows
+    counts : (n_units,) number of drawn rows of each unit
+    drawn_rows : returns a mask (k,) of the drawn rows of a unit
     read : returns the stored rows of a unit
     """
 
@@ -94,7 +95,7 @@ class DuplicateMoves(NamedTuple):
     firsts: Ints
 
 
-NONE = DuplicateMoves(
+NO_MOVES = DuplicateMoves(
     np.empty(0, np.int64), np.empty(0, bool), *(np.empty(0, np.int64) for _ in range(2))
 )
 
@@ -128,11 +129,13 @@ def moved_together(draws: Sequence[Draw]) -> list[DuplicateMoves]:
     """
     n_drawn = sum(int(draw.counts.sum()) for draw in draws)
     if not 0 < n_drawn <= MAX_HASHED_ROWS:
-        return [NONE] * len(draws)
+        return [NO_MOVES] * len(draws)
     hashes = np.unique(np.concatenate([np.concatenate(list(_drawn(draw))) for draw in draws]))
     units = [np.flatnonzero(draw.counts) for draw in draws]
-    found = _look(draws, units, hashes, [])
-    found = _look(draws, [np.flatnonzero(draw.counts == 0) for draw in draws], hashes, found)
+    found = _find_matches(draws, units, hashes, [])
+    found = _find_matches(
+        draws, [np.flatnonzero(draw.counts == 0) for draw in draws], hashes, found
+    )
     joined: Any = map(np.concatenate, zip(*found, strict=True))
     return _moved(_Matches(*joined), hashes, draws)
 
@@ -147,7 +150,7 @@ def _drawn(draw: Draw) -> Iterator[npt.NDArray[np.uint64]]:
     yield from prefetched(draw.base, (partial(of, int(u)) for u in np.flatnonzero(draw.counts)))
 
 
-def _look(
+def _find_matches(
     draws: Sequence[Draw], units: Sequence[Ints], hashes: npt.NDArray[np.uint64],
     found: list[_Matches],
 ) -> list[_Matches]:  # fmt: skip
@@ -183,7 +186,11 @@ def _matches_in_unit(draw: Draw, k: int, u: int, hashes: npt.NDArray[np.uint64])
 def _moved(
     found: _Matches, hashes: npt.NDArray[np.uint64], draws: Sequence[Draw]
 ) -> list[DuplicateMoves]:
-    """Return the changes of each draw."""
+    """Return the changes of each draw.
+
+    Rows with one hash form a group. A group is moved together if it has at most `MAX_COPIES` rows
+    and these have equal targets.
+    """
     order = np.lexsort((found.row, found.draw, found.hash))
     found = found.take(order)
     _, start, group, size = np.unique(
@@ -193,16 +200,16 @@ def _moved(
     alike = (size > 1) & (size <= MAX_COPIES) & (least == most)
     share = np.where(alike, np.bincount(group, found.drawn) / size, 0)
     # In the order of the targets, so that each class gets its share; ties in a random order.
-    turn = np.lexsort((hashes[found.hash[start]], least))
+    by_target = np.lexsort((hashes[found.hash[start]], least))
     taken = np.zeros(len(start), bool)
-    taken[turn] = np.diff(np.floor(np.cumsum(share[turn]) + 0.5), prepend=0) > 0
+    taken[by_target] = np.diff(np.floor(np.cumsum(share[by_target]) + 0.5), prepend=0) > 0
     for k, draw in enumerate(draws):
         _keep_both_sides(found.draw == k, found.drawn, group, draw, (alike, taken, share))
     changed = alike[group] & (found.drawn != taken[group])
-    again = np.zeros(len(group), bool)
-    again[1:] = (group[1:] == group[:-1]) & (found.draw[1:] == found.draw[:-1])
-    first = found.row[np.maximum.accumulate(np.where(again, 0, np.arange(len(group))))]
-    copies = again & taken[group]
+    is_copy = np.zeros(len(group), bool)  # of an earlier row of the same draw
+    is_copy[1:] = (group[1:] == group[:-1]) & (found.draw[1:] == found.draw[:-1])
+    first = found.row[np.maximum.accumulate(np.where(is_copy, 0, np.arange(len(group))))]
+    copies = is_copy & taken[group]
     return [
         _moves_of_draw(found, taken[group], first, changed & in_draw, copies & in_draw)
         for in_draw in (found.draw == k for k in range(len(draws)))
@@ -213,30 +220,32 @@ def _keep_both_sides(
     own: npt.NDArray[np.bool_], drawn: npt.NDArray[np.bool_], group: Ints, draw: Draw,
     groups: tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]],
 ) -> None:  # fmt: skip
-    """Take or leave further groups if two rows would not be drawn, or none left; in place.
+    """Change `taken` and `alike` so that at least two rows are drawn and at least one is not.
 
-    If that does not help, as where all rows are equal, the groups of the draw stay as drawn.
+    If that is impossible, as when all rows are equal, the groups of the draw stay as drawn.
 
-    own : the rows that belong to the draw
-    groups : alike, taken, and share of each group
+    own : (k,) mask of the matches that belong to the draw
+    drawn : (k,) mask of the matches that were drawn
+    group : (k,) group of each match
+    groups : alike, taken and share of each group; the first two are changed in place
     """
     alike, taken, share = groups
     own = own & alike[group]
     n_drawn, n_rows = int(draw.counts.sum()), int(draw.edges[-1])
 
-    def left() -> tuple[bool, bool]:
+    def both_sides() -> tuple[bool, bool]:
         n = n_drawn + int((own & taken[group]).sum()) - int((own & drawn).sum())
         return n >= 2, n < n_rows
 
-    if n_drawn < 2 or all(left()):
+    if n_drawn < 2 or all(both_sides()):
         return
     ids = np.unique(group[own])
     ids = ids[np.argsort(-share[ids], kind="stable")]
     for i in ids:
-        taken[i] |= not left()[0]
+        taken[i] |= not both_sides()[0]
     for i in ids[::-1]:
-        taken[i] &= left()[1]
-    if not all(left()):
+        taken[i] &= both_sides()[1]
+    if not all(both_sides()):
         alike[ids] = False
 
 

@@ -15,7 +15,7 @@ from streamkern.stream.sources.base import BaseSource, empty_rows, read_units
 from streamkern.stream.sources.unit_edges import unit_edges
 
 MANY_UNITS = 256
-"""Units to draw rows from that must represent a whole store, which may be sorted by label."""
+"""Number of units from which rows are drawn to represent a store that may be sorted by label."""
 
 
 def sample_rows(
@@ -23,9 +23,9 @@ def sample_rows(
 ) -> RowBlock:
     """Return n distinct random rows in random order, read from at most `max_units` random units.
 
-    More units are read only if those hold fewer than n rows. `stage` separates samples for
-    different purposes. From an augmented source, whole replicas are taken as far as n goes, one
-    after the other: every base row is then in the sample equally often, as in an epoch. Cost: the
+    More units are read only if those hold fewer than n rows. Samples with different `stage` are
+    independent. If n is at least the number of base rows of an augmented source, whole replicas
+    are taken, so that every base row is in the sample equally often, as in an epoch. Cost: the
     units read; memory: the n rows and the few units of `read_units`.
     """
     return read_rows(source, choose_rows(source, n, seed, stage, max_units), seed, epoch)
@@ -53,11 +53,11 @@ def choose_rows(
 def choose_copies(
     source: BaseSource, n: int, copies: int, least: int, seed: int, stage: int, max_units: int
 ) -> np.ndarray | None:
-    """Return (r, m) int64: each column holds r rows made from one row, a different one per column.
+    """Return rows (r, m) int64: each column holds r rows of one origin of its own.
 
     m is at most n and at least `least`; r is at most `copies`, the largest for which `max_units`
     random units hold enough; None if even r = 2 is too large. For sources whose epochs have the
-    same rows. Cost: the origins of those units, or of as many as hold `MAX_ORIGINS` rows.
+    same rows. Reads the origins of these units, or of as many as hold `MAX_ORIGINS` rows.
     """
     rng = np.random.default_rng([seed, Stage.SAMPLE, stage])
     edges, units = unit_edges(source), rng.permutation(source.n_units)[:max_units]
@@ -113,7 +113,7 @@ def source_rows_of(source: BaseSource, rows: np.ndarray) -> np.ndarray:
 
 
 def by_unit(edges: np.ndarray, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Yield (unit, positions in `rows`, rows counted from its first) for each unit with any."""
+    """Yield (unit, positions in `rows`, row numbers within the unit) for each unit with rows."""
     holder = np.searchsorted(edges, rows, side="right") - 1
     order = np.argsort(holder, kind="stable")
     units, first = np.unique(holder[order], return_index=True)

@@ -5,8 +5,8 @@ decided below all copies: no replica of a row set aside is trained on, and that 
 augmentation. Equal rows are on one side (`repeated_rows`), for which rows are read. No array of n
 entries is kept.
 
-    store of C chunks    the share of the rows, from 256 random chunks, or from as many as hold it:
-                         an evaluation reads no others
+    store of C chunks    the share of the rows, from 256 random chunks, or from more if these do
+                         not hold it: an evaluation reads no others
     array in memory      the same, with the share of each class
     store of copies      rows by a draw for their origin, which is looked up for all rows
     mixture, augmented,  each source by itself, and the same source made of the rows left
@@ -33,7 +33,7 @@ from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import BaseSource, DerivedSource, prefetched
 from streamkern.stream.sources.class_sampling import BalancedSource
 from streamkern.stream.sources.mixture import MixtureSource
-from streamkern.stream.sources.repeated_rows import NONE, Draw, DuplicateMoves, moved_together
+from streamkern.stream.sources.repeated_rows import NO_MOVES, Draw, DuplicateMoves, moved_together
 from streamkern.stream.sources.sampling import MANY_UNITS
 from streamkern.stream.sources.unit_edges import unit_edges
 from streamkern.stream.sources.user import GeneratorSource, UserSource
@@ -127,7 +127,10 @@ def _divided(source: BaseSource, splits: Iterator[_Split]) -> tuple[BaseSource, 
 
 
 def n_different(aside: BaseSource) -> int:
-    """Return the number of rows set aside, counting equal rows once."""
+    """Return the number of rows set aside, counting equal rows once.
+
+    aside : second result of `split_rows`
+    """
     n_copies = (
         len(aside.split.moved.copies) if isinstance(aside, SplitSource) and aside.held_out else 0
     )
@@ -153,17 +156,17 @@ def _stored(source: BaseSource) -> Iterator[BaseSource]:
 
 
 def _check_stored(source: BaseSource, setting: str) -> None:
-    """Raise ConfigError unless the rows are those of one store or array."""
+    """Raise ConfigError unless the source is the rows of one store or array."""
     if isinstance(source, GeneratorSource | UserSource):
         raise ConfigError(
             f"{setting} cannot be used with rows that a function or a source of your own "
-            f"makes: nobody knows which of them are made from one",
+            f"makes: it is not known which of them are copies of one row",
             f"leave {setting} out, or write them to a store first",
         )
     if source.hides_copies and not source.n_origins:
         raise ConfigError(
             f"{setting} cannot be used with a store that copies were written to together with "
-            f"other data: nobody knows which of its rows are made from one",
+            f"other data: it is not known which of its rows are copies of one row",
             f"leave {setting} out",
         )
     for part in source.parts:  # columns in another order
@@ -199,7 +202,7 @@ class _Split:
             self.counts = self._counted()
         else:
             self.counts = _counts(self.sizes, share, seed, self.stage)
-        self.drawn, self.moved = self.counts, NONE
+        self.drawn, self.moved = self.counts, NO_MOVES
 
     def draw(self) -> Draw:
         """Return the rows set aside, as drawn."""
@@ -250,10 +253,10 @@ class _Split:
 
 
 def _counts(sizes: np.ndarray, share: float, seed: int, stage: Stage) -> np.ndarray:
-    """Return the rows to set aside in each unit, (n_units,) int64; in all the share to half a row.
+    """Return the number of rows to set aside in each unit, (n_units,) int64.
 
-    Of few units all provide some; of many, as few as hold the share, and no fewer than
-    `MANY_UNITS`.
+    Their sum is `share` of all rows, rounded. Rows are taken from all units if there are at most
+    `MANY_UNITS`, otherwise from that many random units, or more if the share needs them.
     """
     n_units = len(sizes)
     n_giving = max(math.ceil(share * n_units), min(n_units, MANY_UNITS))
@@ -282,7 +285,8 @@ def stored_block(source: BaseSource, u: int) -> RowBlock:
 class SplitSource(DerivedSource):
     """The rows of a source that are set aside, without its transforms, or the rows that are left.
 
-    Its units are the units of the base that hold such rows. Statistics are those of all rows.
+    Its units are the units of the base that hold such rows. Its statistics describe all rows of
+    the base.
     """
 
     kind = "split"
@@ -324,7 +328,7 @@ class SplitSource(DerivedSource):
         return stored_block(self.base, int(self._units[u])).take(self._index(u))
 
     def _index(self, u: int) -> np.ndarray:
-        """Return the places of the rows of unit u in the unit of the base, (k,) ascending."""
+        """Return the positions of the rows of unit u in the unit of the base, (k,) ascending."""
         drawn = self.split.drawn_rows(int(self._units[u]))
         return np.flatnonzero(drawn if self.held_out else ~drawn)
 
@@ -348,7 +352,7 @@ class SplitSource(DerivedSource):
         return rows
 
     def origins(self, u: int, epoch: int) -> np.ndarray:
-        """Return the origins of the base; for equal rows set aside, that of the first."""
+        """Return the origins of the base; equal rows set aside have the origin of the first."""
         unit, index, moved = int(self._units[u]), self._index(u), self.split.moved
         if not self.held_out or not len(moved.copies):
             rows: np.ndarray = self.base.origins(unit, epoch)[index]

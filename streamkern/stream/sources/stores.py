@@ -67,8 +67,8 @@ class ZarrSource(BaseSource):
         totals = spec.weight_totals if self.weighted else spec.class_counts
         self.totals = None if totals is None else np.array(totals, np.float64)
         self.hides_copies = spec.n_origins > 0 or spec.hides_copies
-        self._grouped = max(1, SMALL_CHUNK_BYTES // (spec.chunk_rows * self.widest_bytes))
-        self._edges = regular_edges(self.n_rows, spec.chunk_rows * self._grouped)
+        self._chunks_per_unit = max(1, SMALL_CHUNK_BYTES // (spec.chunk_rows * self.widest_bytes))
+        self._edges = regular_edges(self.n_rows, spec.chunk_rows * self._chunks_per_unit)
         self._kept: dict[int, tuple[np.ndarray, ...]] | None = None
         self.host_transforms, self.feed_transforms = bind_transforms(transforms, self)
 
@@ -101,15 +101,15 @@ class ZarrSource(BaseSource):
         return numbers
 
     def _chunks(self, u: int) -> range:
-        first = u * self._grouped
-        return range(first, min(first + self._grouped, self.store.n_chunks))
+        first = u * self._chunks_per_unit
+        return range(first, min(first + self._chunks_per_unit, self.store.n_chunks))
 
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
         if self._kept is None:
             return self._decoded(u)
         rows = self._kept.get(u)
         if rows is None:  # two threads may both read it
-            rows = tuple(map(_whole, self._decoded(u)))
+            rows = tuple(map(_without_larger_base, self._decoded(u)))
             for array in rows:  # which every replica and every epoch will see
                 array.flags.writeable = False
             self._kept[u] = rows
@@ -144,9 +144,8 @@ class ZarrSource(BaseSource):
         return moments
 
 
-def _whole(array: np.ndarray) -> np.ndarray:
-    """Return the array, or a copy of one that holds on to a larger one, as of a chunk with a few
-    rows."""
+def _without_larger_base(array: np.ndarray) -> np.ndarray:
+    """Return the array; a copy if it is a view that keeps a larger array alive."""
     held = array.base
     return array.copy() if getattr(held, "nbytes", 0) > array.nbytes else array
 

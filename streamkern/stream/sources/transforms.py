@@ -101,10 +101,10 @@ class Scale:
     Parameters
     ----------
     mode : "global" (one mean and one scale), "feature" (one of each per feature), "quantiles" (the
-        same, and the quantile scores of some features behind them) or "none"
+        same, with the quantile scores of some features appended) or "none"
     mean, scale : float, or (d,) for "feature"
         Both or neither; by default from the source's statistics. A scale of 0 (a constant feature)
-        counts as 1, and so does a measured one that is rounding of the mean.
+        counts as 1, and so does a measured scale within the rounding error of the mean.
     scores : quantile scores of scaled features, which the setting data.scale finds for "quantiles"
 
     It is computed in float64 and rounded once: equal numbers of any dtype give equal features, and
@@ -136,7 +136,7 @@ class Scale:
         return self.mode == "none"
 
     def bind(self, data: BaseData) -> Scale:
-        """Return the same transform, with its numbers taken from the data and shaped like a row."""
+        """Return the same transform, with mean and scale of the data in the shape of a row."""
         if self.mode in ("none", "quantiles"):
             return self
         mean, scale = self.mean, self.scale
@@ -267,7 +267,7 @@ def from_config(settings: Sequence[Mapping[str, Any]]) -> tuple[Transform, ...]:
 
 
 def bind_transform(transform: Transform, data: BaseData) -> Transform:
-    """Return the transform with numbers of the data, if it takes some. ConfigError: sparse rows."""
+    """Return the transform bound to the data; raise ConfigError if the rows are sparse."""
     if sparse_features(getattr(data, "file_form", None)) is not None:
         raise ConfigError(
             f"the transform {transform_name(transform)!r} needs dense rows, and these are sparse",

@@ -9,7 +9,7 @@ from streamkern.stream.sources.base import BaseSource, Source
 
 
 def regular_edges(n_rows: int, unit_rows: int) -> np.ndarray:
-    """Return the edges of units of `unit_rows` rows, of which the last may be smaller."""
+    """Return the edges of units of `unit_rows` rows; the last unit may be smaller."""
     return np.append(np.arange(0, n_rows, unit_rows), n_rows)
 
 

@@ -70,7 +70,7 @@ class UserSource(BaseSource):
         if value is None and rule.words.startswith("None"):
             return None
         try:
-            ours = rule.as_ours(value)
+            ours = rule.convert(value)
             good = rule.holds(self, ours)
         except (TypeError, ValueError):
             good = False
@@ -133,12 +133,14 @@ class UserSource(BaseSource):
 
 
 class _Rule(NamedTuple):
-    """A conversion of a value, a condition on the result, and the condition in words.
+    """Rule for an attribute of a user's source.
 
-    Words that begin with "None" allow None.
+    convert : converts a value to the type of `BaseSource`
+    holds : returns whether the converted value is valid for this source
+    words : the condition in words, for messages; None is allowed if they begin with "None"
     """
 
-    as_ours: Callable[[Any], Any]
+    convert: Callable[[Any], Any]
     holds: Callable[[BaseSource, Any], Any]
     words: str
 
@@ -157,7 +159,7 @@ def _dtype(given: Any) -> np.dtype[Any]:
     return dtype
 
 
-def _whether(given: Any) -> bool:
+def _boolean(given: Any) -> bool:
     if not isinstance(given, bool | np.bool_):
         raise TypeError
     return bool(given)
@@ -172,7 +174,7 @@ def _are_totals(source: BaseSource, totals: np.ndarray) -> bool:
     return totals.shape == (n,) and bool((np.isfinite(totals) & (totals >= 0)).all())
 
 
-_WHETHER = _Rule(_whether, lambda source, b: True, "True or False")
+_BOOLEAN = _Rule(_boolean, lambda source, b: True, "True or False")
 _TRANSFORMS = _Rule(tuple, lambda source, given: all(map(callable, given)), "a tuple of transforms")
 _METHODS = ("n_units", "fingerprint", "unit_bounds", "read_unit", "describe", "statistics")
 _NEEDED = {
@@ -202,10 +204,10 @@ _NEEDED = {
 }
 _OPTIONAL = {
     "host_transforms": _TRANSFORMS,
-    "remote": _WHETHER,
-    "weighted": _WHETHER,
-    "repeats": _WHETHER,
-    "statistics_read": _WHETHER,
+    "remote": _BOOLEAN,
+    "weighted": _BOOLEAN,
+    "repeats": _BOOLEAN,
+    "statistics_read": _BOOLEAN,
     "level": _Rule(index, lambda source, level: level >= 0, "a whole number, at least 0"),
     "parts": _Rule(
         lambda given: tuple(map(as_source, given)), lambda source, parts: True, "a tuple of sources"
@@ -284,7 +286,7 @@ class GeneratorSource(BaseSource):
         rows = rows if block_rows is None else checked_int("block_rows", block_rows)
         self._edges = regular_edges(self.n_rows, rows)
         self.host_transforms, self.feed_transforms = bind_transforms(transforms, self)
-        self._asked_twice = False
+        self._checked_repeatable = False
         self.weighted = weight_totals is not None
         if weight_totals is not None:
             self.totals = self._checked_totals(weight_totals)
@@ -326,7 +328,7 @@ class GeneratorSource(BaseSource):
         """Raise DataError if a second call of the function returns other values for a few rows."""
         stop = min(stop, start + CHECKED_ROWS)
         twice = [self._made(seed, epoch, start, stop, where) for _ in range(2)]
-        self._asked_twice = True
+        self._checked_repeatable = True
         if not all(isinstance(made, tuple | list) for made in twice):
             return  # `_read` refuses it with a better message
         for made in zip(*twice, strict=False):
@@ -342,7 +344,7 @@ class GeneratorSource(BaseSource):
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
         start, stop = self.unit_bounds(u)
         where = f"unit {u} of generator {self.name} (rows {start} to {stop - 1})"
-        if not self._asked_twice:
+        if not self._checked_repeatable:
             self._check_repeatable(seed, epoch, start, stop, where)
         made, rows = self._made(seed, epoch, start, stop, where), stop - start
         if not isinstance(made, tuple | list):

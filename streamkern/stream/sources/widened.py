@@ -1,4 +1,4 @@
-"""Packed sparse rows of several sources, brought to one length."""
+"""Pad the packed sparse rows of several sources to one length."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from streamkern.stream.sources.base import BaseSource
 
 
 class Widened(Ordered):
-    """The packed sparse rows of `base` with zeros behind them: (2, k) become (2, width)."""
+    """The packed sparse rows of `base`, padded with zeros from (2, k) to (2, width)."""
 
     kind = "widened"
 
@@ -29,7 +29,7 @@ class Widened(Ordered):
 
 
 def of_one_length(sources: Sequence[BaseSource]) -> list[BaseSource]:
-    """Return the sources with sparse rows of one length, that of the longest; others unchanged."""
+    """Return the sources, with packed sparse rows padded to the longest; others unchanged."""
     longest = max((s.row_shape[1] for s in sources if is_packed(s.row_shape)), default=0)
     return [
         Widened(s, longest) if is_packed(s.row_shape) and s.row_shape[1] < longest else s

@@ -20,8 +20,8 @@ import zarr
 
 import streamkern as sk
 from streamkern.ingest.tables.key_columns import (
-    KeyWatch,
-    RowCounter,
+    IndexDetector,
+    RoundingWarnings,
     array_is_rounded,
     cells_are_rounded,
     objects_are_rounded,
@@ -53,7 +53,7 @@ def test_what_is_too_large_is_known() -> None:
 
 
 def test_text_of_numbers_with_points_is_asked_for_once() -> None:
-    watch, asked = KeyWatch(), 0
+    watch, asked = RoundingWarnings(), 0
 
     def texts(*cells: str) -> Callable[[], Any]:
         def made() -> Any:
@@ -64,14 +64,14 @@ def test_text_of_numbers_with_points_is_asked_for_once() -> None:
         return made
 
     for _ in range(3):
-        watch.look(np.array([[1e20], [0.5]]), [("0", "a")], texts("1e+20", "0.5"))
-        watch.look(np.array([[1e5], [0.5]]), [("0", "b")], texts("100000", "0.5"))
+        watch.check(np.array([[1e20], [0.5]]), [("0", "a")], texts("1e+20", "0.5"))
+        watch.check(np.array([[1e5], [0.5]]), [("0", "b")], texts("100000", "0.5"))
     assert asked == 1
     for _ in range(2):
-        watch.look(np.array([[2.0**53]]), [("0", "b")], texts("9007199254740992"))
+        watch.check(np.array([[2.0**53]]), [("0", "b")], texts("9007199254740992"))
     with pytest.warns(UserWarning, match=f"'b' holds .*{SAID}"):
-        watch.look(np.array([[2.0**53]]), [("0", "b")], texts("9007199254740993"))
-    watch.look(np.array([[2.0**53]]), [("0", "b")], texts("9007199254740993"))
+        watch.check(np.array([[2.0**53]]), [("0", "b")], texts("9007199254740993"))
+    watch.check(np.array([[2.0**53]]), [("0", "b")], texts("9007199254740993"))
     assert asked == 4
 
 
@@ -212,20 +212,20 @@ def test_other_columns_are_not_said_to_count(tmp_path: Path) -> None:
 def test_blocks_and_files_are_counted_on_or_anew(cut: int) -> None:
     for base in (0, 1):
         for anew in (False, True):
-            counter = RowCounter()
+            counter = IndexDetector()
             for file in range(3):
                 begin = base + (0 if anew else file * N_ROWS)
                 for at in range(0, N_ROWS, cut):
                     column = np.arange(begin + at, begin + min(at + cut, N_ROWS))
                     counter.add(column, at if file else np.arange(at, at + len(column)))
-            assert counter.counts
+            assert counter.matches_rows
             counter.add(np.array([5, 5]), N_ROWS)
-            assert not counter.counts
+            assert not counter.matches_rows
 
 
 def test_a_column_that_holds_words_later_does_not_count() -> None:
-    counter = RowCounter()
+    counter = IndexDetector()
     counter.add_cells(pa.array([str(k) for k in range(N_ROWS)]), 0)
-    assert counter.counts
+    assert counter.matches_rows
     counter.add_cells(pa.array(["u", "v"]), N_ROWS)
-    assert not said(counter.tell, "id", "a table")
+    assert not said(counter.warn_if_index, "id", "a table")

@@ -42,7 +42,7 @@ def test_means_are_those_of_scikit_learn(fold: int | None) -> None:
     cells = np.array(texts, object)[rows, None]
     for t in range(2):
         other = TargetEncoder(smooth="auto", target_type="continuous").fit(cells, T[rows, t])
-        places = [0 if name is None else words.places[name] for name in other.categories_[0]]
+        places = [0 if name is None else words.index_of[name] for name in other.categories_[0]]
         np.testing.assert_allclose(means[places, t], other.encodings_[0], rtol=1e-10)
 
 
@@ -51,7 +51,7 @@ def test_means_are_those_of_scikit_learn(fold: int | None) -> None:
 def test_nothing_depends_on_the_blocks(step: int) -> None:
     texts, T = column()
     words, whole = seen(texts, T, step), seen(texts, T, N)
-    assert words.places == whole.places
+    assert words.index_of == whole.index_of
     assert words.n_missing == sum(text is None for text in texts)
     np.testing.assert_array_equal(words.sums(), whole.sums())
 
@@ -64,14 +64,14 @@ def test_too_many_words_are_forgotten_and_counted(
     texts, T = column()
     words = seen(texts, T, step)
     there = [text for text in texts if text is not None]
-    assert (words.too_many, words.n_words, words.places) == (True, len(set(there)), {})
+    assert (words.too_many, words.n_words, words.index_of) == (True, len(set(there)), {})
     assert (words.n_seen, words.n_missing) == (len(there), N - len(there))
 
 
 def test_long_words_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(words_module, "MAX_CHARACTERS", 10)
     words = seen(["long word", "b", "another"], np.zeros((3, 1)), 2)
-    assert (words.too_many, words.n_words, words.places) == (True, 3, {})
+    assert (words.too_many, words.n_words, words.index_of) == (True, 3, {})
 
 
 @pytest.mark.parametrize("n", [900, 5_000, 200_000])
