@@ -53,7 +53,8 @@ class Nystrom:
 
 def streamed_moments(X: Array, *maps: Nystrom) -> tuple[Array, Array]:
     """Return mean and covariance of stacked features, summed over blocks of rows."""
-    n, total, products = len(X), 0.0, 0.0
+    n = len(X)
+    total, products = np.zeros(()), np.zeros(())
     for start in range(0, n, BLOCK):
         F = np.concatenate([each(X[start : start + BLOCK]) for each in maps], axis=1)
         total, products = total + F.sum(axis=0), products + F.T @ F

@@ -1,5 +1,6 @@
 # Sourced by the tools in this folder: one virtual environment in the checkout for all of them.
-# Set PYTHON to choose the interpreter it is made with, STREAMKERN_VENV to keep it elsewhere.
+# The newest Python that is found makes it, pyenv's versions included. Set PYTHON to choose another
+# interpreter, STREAMKERN_VENV to keep the environment elsewhere.
 # shellcheck shell=sh
 
 venv=${STREAMKERN_VENV:-.venv}
@@ -19,9 +20,14 @@ find_python() {
         usable "$PYTHON" || fail "PYTHON=$PYTHON is not Python 3.11 or newer with venv and ensurepip; set PYTHON to one that is."
         return
     fi
-    for PYTHON in python3 python3.13 python3.12 python3.11; do
-        usable "$PYTHON" && return
+    pyenv=${PYENV_ROOT:-$HOME/.pyenv}/versions
+    for version in 3.14 3.13 3.12 3.11; do
+        for PYTHON in "python$version" "$pyenv/$version".*/bin/python; do
+            usable "$PYTHON" && return
+        done
     done
+    PYTHON=python3
+    usable "$PYTHON" && return
     fail "no Python 3.11 or newer with venv and ensurepip was found; install one, or set PYTHON to its path."
 }
 

@@ -194,6 +194,10 @@ class ExecutionConfig(Table):
         return Every(None, None if every == "auto" else parse_seconds(every))
 
 
+LOG_LINK_SOLVERS: Final = ("auto", "block", "direct", "falkon")
+"""Values of solver.name with which a loss with a log link can be minimised."""
+
+
 class RunConfig(Table):
     """Every setting of a run. Build it from tables, a run file, or the stage models."""
 
@@ -211,7 +215,7 @@ class RunConfig(Table):
     def _loss_can_be_minimised(self) -> RunConfig:
         loss, others = self.model.loss, []
         log_link = loss != SQUARES and loss_class(loss).log_link
-        if log_link and self.solver.name not in ("auto", "block"):
+        if log_link and self.solver.name not in LOG_LINK_SOLVERS:
             others.append(mention("solver.name", self.solver.name))
         others += [mention("solver.posterior", True)] if self.solver.posterior else []
         if log_link:

@@ -98,11 +98,31 @@ class LogLink(Loss):
         raise NotImplementedError
 
     def row_curvature(self, xp: Any, F: Any, Y: Any) -> Any:
-        """Return the curvatures that steps take at F, (m,): the largest of the outputs."""
+        """Return the curvatures that steps on batches take at F, (m,): the largest of the outputs.
+
+        With it, a step for one row alone changes z by at most `LONGEST_MOVE`.
+        """
+        size = self._sizes(xp, F, Y, LONGEST_MOVE)
+        return xp.maximum(size, self.information(xp, F, Y), out=size).max(axis=1)
+
+    def newton_curvatures(self, xp: Any, F: Any, Y: Any, longest_move: float) -> Any:
+        """Return the curvatures (m, c) that Newton steps take at F.
+
+        longest_move : the largest change of z by a step for one row alone
+        """
+        size = self._sizes(xp, F, Y, longest_move)
+        return xp.maximum(size, self.second_derivative(xp, F, Y), out=size)
+
+    def _sizes(self, xp: Any, F: Any, Y: Any, longest_move: float) -> Any:
+        """Return the sizes of the slopes at F over the longest move, (m, c)."""
         size = self.slope(xp, F.copy(), Y)
         xp.abs(size, out=size)
-        size /= LONGEST_MOVE
-        return xp.maximum(size, self.information(xp, F, Y), out=size).max(axis=1)
+        size /= longest_move
+        return size
+
+    def second_derivative(self, xp: Any, F: Any, Y: Any) -> Any:
+        """Return the second derivative in z of half the deviance at F, (m, c)."""
+        raise NotImplementedError
 
 
 class Poisson(LogLink):
@@ -116,6 +136,10 @@ class Poisson(LogLink):
         return F
 
     def information(self, xp: Any, F: Any, Y: Any) -> Any:
+        """Return mu."""
+        return F
+
+    def second_derivative(self, xp: Any, F: Any, Y: Any) -> Any:
         """Return mu."""
         return F
 
@@ -140,6 +164,10 @@ class Gamma(LogLink):
     def information(self, xp: Any, F: Any, Y: Any) -> Any:
         """Return 1."""
         return xp.ones_like(F)
+
+    def second_derivative(self, xp: Any, F: Any, Y: Any) -> Any:
+        """Return y / mu."""
+        return Y / F
 
     def values(self, xp: Any, F: Any, Y: Any) -> Any:
         """Return the deviances of the rows, (m,) float64."""

@@ -10,11 +10,17 @@ import numpy.typing as npt
 
 from streamkern.backend.base import Array, Backend
 from streamkern.losses.base import Loss
-from streamkern.losses.log_link import LogLink
+from streamkern.losses.log_link import LARGEST_EXPONENT, LONGEST_MOVE, LogLink
 from streamkern.losses.losses import saved_loss
 
 LARGEST_STEP: Final = 2.0
 """Largest change of an output of a log link in a row of the batch by a step."""
+MOST_DOUBLINGS: Final = 2
+"""Number of passes in which the longest move of a row in a Newton step of a log link doubles.
+
+With 1 Newton's method took up to twice the steps; with 4 it did not leave means that were e^10
+times too large for targets of the gamma loss (tests/train/test_counts.py).
+"""
 
 
 class ScaledLoss:
@@ -64,9 +70,17 @@ class ScaledLoss:
             F = self.loss.gradient(self._xp, F, Y)
         return F
 
-    def curvatures(self, errors: Array, Y: Array, rows_per_center: float) -> Array:
-        """Return the curvatures (m, c) in f of the loss, over those of the residual's square."""
-        loss = self.loss.at(self._age + rows_per_center)
+    def curvatures(self, errors: Array, Y: Array, passes: int) -> Array:
+        """Return the curvatures (m, c) that a Newton step takes, in units of gain^2 L.
+
+        passes : number of passes before this one. For a log link, the longest move of a row alone
+            doubles with the first ones: a long one helps near the minimum, and overshoots far
+            from it.
+        """
+        if isinstance(self.loss, LogLink):
+            longest = LONGEST_MOVE * 2.0 ** min(passes, MOST_DOUBLINGS)
+            return self.loss.newton_curvatures(self._xp, self._F, Y, longest)
+        loss = self.loss.at(self._age + passes)
         return loss.curvatures(self._xp, errors * self._gain if self.scales_targets else errors, Y)
 
     def residual(
@@ -92,6 +106,22 @@ class ScaledLoss:
         gradient = loss.gradient(self._xp, errors, Y)
         gradient *= self._asarray(1 / (loss.curvature * self._host_gain))
         return gradient, None
+
+    def largest_curvatures(self, moves: Array, Y: Array) -> Array | None:
+        """Return bounds (m, c) float64 of the curvature, in units of gain^2 L, between the last
+        outputs f and f - moves; None: it is at most 1 everywhere.
+
+        moves : (m, c), overwritten
+
+        For a log link the second derivative is monotonic in f, so one of the ends has the largest.
+        """
+        if not isinstance(self.loss, LogLink):
+            return None
+        xp, largest = self._xp, LARGEST_EXPONENT[8] / 2
+        moves *= self._gain
+        z = xp.log(self._F.astype(np.float64))
+        ends = [xp.exp(xp.clip(end, -largest, largest)) for end in (z, z - moves)]
+        return xp.maximum(*(self.loss.second_derivative(xp, F, Y) for F in ends))
 
     def limit(self, moves: Array) -> Array:
         """Return the factor, at most 1, that keeps changes of f (m, c) within the region where the

@@ -18,6 +18,9 @@ at most B, so the end is not above the start if
 s being the length of the step. Else the length is the larger one of a / B, with which the bound
 itself descends, and of s a / (a + b), where a straight line through the slopes is 0.
 
+A loss with a log link has no bound of its curvature. There B is summed with the largest curvature
+of every row between the start and the end of the step (`ScaledLoss.largest_curvatures`).
+
 The weights of the model are the last that passed the test. The first pass begins at f = 0. The
 ramps of quantiles fall from pass to pass; a step between two of them is not tested. Of the outputs
 of the log loss, which a common change leaves as they are, a step has no common part.
@@ -82,14 +85,22 @@ class SafeguardedNewton(Solver):
         """
         c, passes = self.n_outputs, state.passes
         assert self.loss is not None
-        r[...] = values[:, :c]
-        self.backend.xp.multiply(values[:, c:], values[:, c:], out=moved)
-        state.pending["bend"] += self._weigh(moved, batch.w).sum(axis=0, dtype=np.float64)
+        r[...], Kv = values[:, :c], values[:, c:]
         errors = self.loss.errors(r, batch.Y)
         measured = self._measure(state, batch, errors, moved)
+        bounds = self.loss.largest_curvatures(Kv * self._length(state), batch.Y)
+        self.backend.xp.multiply(Kv, Kv, out=moved)
+        bent = moved if bounds is None else moved * bounds
+        state.pending["bend"] += self._weigh(bent, batch.w).sum(axis=0, dtype=np.float64)
         h = self.loss.curvatures(errors, batch.Y, passes)
-        r, _ = self.loss.residual(errors, batch.Y, passes)
+        r, of_rows = self.loss.residual(errors, batch.Y, passes)
+        if of_rows is not None:
+            r *= of_rows[:, None]
         return self._weigh(r, batch.w), h, measured
+
+    def _length(self, state: State) -> float:
+        """Return the length along v of the step that led to the weights of the pass."""
+        return float(state.pending["slopes"][1])
 
     def end_pass(self, state: State) -> dict[str, Any]:
         """Test the step that led to the weights of the pass, and take the next one."""

@@ -283,3 +283,23 @@ def test_the_ridge_of_quantiles_is_that_of_the_minimum_for_direct() -> None:
 
     of_block = fitted("block").report_["ridge"]
     assert pinball(fitted("direct")) < 0.95 * pinball(fitted("direct", ridge=of_block))
+
+
+@pytest.mark.parametrize("loss", ["huber", "quantile", "poisson", "gamma"])
+@pytest.mark.parametrize(("bandwidth", "ridge"), [(6.0, 1e-3), (6.0, 1e-5), (20.0, 1e-5)])
+def test_newton_steps_in_float32_end_near_the_minimum_with_a_wide_kernel(
+    loss: str, bandwidth: float, ridge: float
+) -> None:
+    """The rounding errors of K(Z, Z) are larger than most of its eigenvalues."""
+    y = np.abs(VALUES) + 0.1
+    options: dict[str, Any] = {
+        "loss": loss, "solver": "direct", "ridge": ridge, "kernel": "gaussian", "metric": "none",
+        "bandwidth": bandwidth, "n_centers": N, "epochs": 30,
+    }  # fmt: skip
+    narrow, wide = (
+        sk.KernelRegressor(precision=precision, **options).fit(X, y)
+        for precision in ("exact", "float64")
+    )
+    assert narrow.n_iter_ <= wide.n_iter_ + 4
+    difference = narrow.predict(X) - wide.predict(X)
+    assert np.abs(difference).max() < 0.02 * y.std()

@@ -52,7 +52,8 @@ class LossFit(NamedTuple):
     noise : the noise that gives its ridge
     warm : the weights that the run starts from are those of squares, and are to be turned as well
     age : see `ScaledLoss`
-    first : for a log link, the model of the few rows, at which the rows of the setup are weighed
+    first : for a log link and a method whose setup has targets, the model of the few rows, at which
+        the rows of the setup are weighed
     """
 
     loss: Loss
@@ -124,7 +125,9 @@ def fit_loss(
         rows = rows._replace(Y=Y / unit, mean=mean - np.log(unit), gain=np.ones_like(unit))
         noise = found(loss, rows, noise)
         outputs = TargetScale(mean, rows.gain)
-        first = first_model(op, Z, few.stored(), loss, rows, outputs, noise.variance)
+        first = None
+        if run.method.uses_center_targets:  # the setup is made with targets and their weights
+            first = first_model(op, Z, few.stored(), loss, rows, outputs, noise.variance)
         return LossFit(loss, outputs, slope, noise, first=first)
     if loss.identity_link:
         errors = F * targets.scale + targets.mean - Y
