@@ -1,4 +1,4 @@
-"""Fit of a model to some of its training rows, so that a worthless model does not go unnoticed.
+"""Measure the fit of a model to some of its training rows, and warn if the model is worthless.
 
 Settings, such as a bandwidth of 1e30 or a ridge of 1e3, and automatic choices can result in a model
 that is constant, or that only memorises its centers. A few training rows reveal this.
