@@ -15,7 +15,7 @@ from streamkern.planning.problem import MiB, ProblemShape
 from streamkern.planning.sizes import Sizes
 
 OVERHEAD = 64 * MiB
-"""Bytes of Python objects, thread stacks, BLAS buffers and allocator slack, beside the arrays."""
+"""Bytes of Python objects, thread stacks, BLAS buffers and allocator slack."""
 ROW_ID = 8
 """Bytes of a row number, which is stored with each row."""
 PRODUCT_TILE = 512
@@ -97,8 +97,8 @@ class MemoryNeeds(NamedTuple):
 
     product_rows, outputs : rows and columns of its largest product with a kernel matrix; there are
         at least c columns
-    setup : number of array entries that its setup saves, beside the centers
-    sums : bytes of a checkpoint, beside the weights
+    setup : number of array entries that its setup saves in addition to the centers
+    sums : bytes of a checkpoint in addition to the weights
     """
 
     product_rows: int
@@ -122,6 +122,7 @@ def count_run(problem: ProblemShape, sizes: Sizes, needs: MemoryNeeds) -> Buffer
 def _count_stream(
     buffers: Buffers, problem: ProblemShape, sizes: Sizes, needs: MemoryNeeds
 ) -> None:
+    """Count the buffers of all phases except the selection of centers."""
     item, c, m = problem.itemsize, problem.c, sizes.batch_size
     d, s, h, point = problem.d, sizes.n_sample, sizes.n_probe, problem.point
     add, on_device = buffers.add, problem.staging > 0
@@ -370,7 +371,7 @@ def keep_stores(buffers: Buffers, problem: ProblemShape, decoded: int, budget_by
     """Decide whether the loader keeps the stores decoded; return their bytes, and count them.
 
     They are kept if rows are read more than once, by replicas or epochs, and they fit in the budget
-    beside the other buffers. Returns 0 otherwise.
+    together with the other buffers. Returns 0 otherwise.
 
     decoded : bytes of all rows of the stores
     budget_bytes : budget of host memory

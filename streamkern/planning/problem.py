@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Final
 
 ENTRY: Final = 400
-"""Cost of a kernel value on a CPU beside its products: a distance, an exponential, and a number
+"""Cost of a kernel value on a CPU, without its products: a distance, an exponential, and a number
 that is written once and read twice. Measured on two cores with 200 GFLOP/s."""
 
 
@@ -21,7 +21,7 @@ that is written once and read twice. Measured on two cores with 200 GFLOP/s."""
 class Costs:
     """Costs in FLOPs of a matrix product in the precision of the run, float32 or float64.
 
-    entry : cost of a kernel value, beside its products.
+    entry : cost of a kernel value, without its products.
     apply : cost of an entry of a block's preconditioner in a step, which reads it twice, for any
         number of outputs.
     points : time of a FLOP in a product of points, relative to other products.

@@ -1,6 +1,6 @@
 """The format of setups and checkpoints: groups of arrays that exist completely or not at all.
 
-A group is a plain zarr v3 group beside a manifest that names it: ``42/`` and ``42.json``. The
+A group is a plain zarr v3 group next to a manifest that names it: ``42/`` and ``42.json``. The
 manifest lists size and SHA-256 of every file, contains the metadata and a checksum of itself, and
 is written atomically after every byte that it names is durable. A group is never written to twice:
 publishing under the same name fills a new group (``42-1``), and the new manifest replaces the old
@@ -183,7 +183,7 @@ def read_manifest(folder: RunStorage, manifest: str) -> dict[str, Any]:
     except ValueError as error:
         raise UnverifiedError(f"{_base(manifest)} is damaged ({error})") from error
     if body.keys() != _KEYS or not isinstance(body["log"], int):
-        raise UnverifiedError(f"{_base(manifest)} is not what a manifest is here")
+        raise UnverifiedError(f"{_base(manifest)} has other entries than a manifest")
     if not STEM.fullmatch(str(body["group"])):
         raise UnverifiedError(f"{_base(manifest)} names a group outside the run directory")
     return body
@@ -224,6 +224,7 @@ def checked_meta(meta: Mapping[str, object], name: str) -> dict[str, Any]:
 
 
 def _checked_json(value: object, where: str) -> Any:
+    """Return a copy of a value as JSON values. where : name of the value in messages"""
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):

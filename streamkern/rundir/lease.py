@@ -119,6 +119,7 @@ class Lease:
                 _live.discard(nonce)
 
     def _win(self, last: int, number: int) -> bool:
+        """Create the object of `number`; return whether this process has acquired the lease."""
         began = self._clock()
         try:
             if not self._objects.create(_key(number), self._data()):
@@ -272,6 +273,7 @@ def _key(number: int) -> str:
 
 
 def _identity() -> dict[str, Any]:
+    """Return JSON values that identify this process, for a note."""
     pid = os.getpid()
     return {
         "pid": pid,

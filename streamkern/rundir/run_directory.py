@@ -134,6 +134,7 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def _acquiring(self) -> Iterator[None]:
+        """Convert an OSError while the lock is acquired to RunError."""
         try:
             yield
         except (RunError, StorageError):
@@ -220,7 +221,7 @@ class RunDirectory:
 
         When this returns, the checkpoint survives a power cut.
 
-        step : number of the step, not below that of the newest checkpoint, and below 10^12
+        step : number of the step, at least the step of the newest checkpoint, and below 10^12
         arrays : of bool, integer, float or complex dtypes, stored bit for bit
         meta : JSON values with finite floats and integers of any size
         before : called once the arrays are stored and before the manifest is published; if it
@@ -286,6 +287,7 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def _writing(self, what: str) -> Iterator[WriterLock]:
+        """Yield the lock for one save at a time; convert an OSError to CheckpointError."""
         with self._saving:
             if self._lock is None:
                 raise RunError(

@@ -85,7 +85,7 @@ class LocalFolder:
     place : path, for messages
     in_flight_bytes : bytes that are transferred at once to hide the latency of requests; 0 if there
         is none
-    keeps : names of files and folders that a run uses, beside those of setups
+    keeps : names of files and folders that a run uses, except setups
     """
 
     in_flight_bytes = 0

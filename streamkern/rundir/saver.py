@@ -64,6 +64,7 @@ class AsyncSaver:
         meta: dict[str, Any],
         before: Callable[[], object] | None,
     ) -> None:
+        """Save in the background thread, and keep the error for `wait`."""
         try:
             self._run.save(step, arrays, meta, before)
         except BaseException as error:

@@ -163,8 +163,8 @@ def _with_model_of(
 ) -> tuple[RunConfig, RunInputs]:  # fmt: skip
     """Return settings and inputs with the model of the parent run.
 
-    Settings of [model] at their defaults count as not given. Others must be those of the parent
-    run; only the loss may differ, if the parent run minimised squares.
+    Settings of [model] at their defaults count as not given. Others must be equal to the settings
+    of the parent run, except for the loss, if the parent run minimised squares.
 
     settings : recorded settings of the parent run
     """

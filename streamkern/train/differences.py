@@ -89,7 +89,7 @@ def _transforms(source: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _checksums(value: Any) -> Iterator[str]:
-    """Yield the digests of contents in a description, except those of transforms."""
+    """Yield the digests of contents in a description, but not in its transforms."""
     if isinstance(value, Mapping):
         for key, entry in value.items():
             if "fingerprint" in key:

@@ -71,7 +71,7 @@ def initial_weights(
     warm : result of `given_weights` on rank 0; None on other ranks
     saved : whether the setup is in the run directory
 
-    Raises ConfigError if the centers of the weights are not those of the run.
+    Raises ConfigError if the weights belong to other centers.
     """
     made, share, ranks, alpha = steps.made, steps.share, steps.ranks, None
     config = steps.run.config

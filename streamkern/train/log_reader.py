@@ -139,7 +139,7 @@ def _advance(progress: dict[str, Any], record: LogRecord) -> None:
     `ranks`, `center_ranks` : rank grid of the last process; `workers` and `dashboard` for several
     `why` : reason why the run ended before its last epoch
     `doing`, `blocks_done`, `blocks` : state of the setup
-    `train_mse`, `samples_per_s`, `left_s` : newest figures, with those of `RankCoordinator.facts`
+    `train_mse`, `samples_per_s`, `left_s` : newest figures, and `RankCoordinator.facts`
     """
     progress |= {name: record[name] for name in ("time", "step", "epoch", "samples")}
     match record.get("event"):

@@ -121,6 +121,7 @@ class Online:
             raise
 
     def _train(self, run: ResolvedRun, live: RunProgress) -> Result:
+        """Train on one block: compute or load the setup, restore the state, and take the steps."""
         with live.setting_up():
             made = start(run, live.report) if self.setup is None else reassemble(run, *self.setup)
         steps = StepLoop(run, made, live.position, live.report)

@@ -103,7 +103,7 @@ def check_placeable(config: RunConfig) -> None:
     if config.run.run_dir is None:
         raise ConfigError(
             f"{mention('run.ranks', config.run.ranks)} needs a {mention('run.run_dir')} that all "
-            "ranks see, from which they begin",
+            "ranks see",
             "set it",
         )
     check_columns(config.run.n_ranks, config.run.center_ranks)
@@ -214,6 +214,7 @@ def _packed(config: RunConfig, inputs: RunInputs) -> bytes:
 
 @contextlib.contextmanager
 def _cluster(config: RunConfig, client: Any) -> Iterator[Any]:
+    """Yield the Dask client whose workers run the ranks."""
     if client is not None:
         yield client
     elif config.run.cluster is not None:
@@ -239,14 +240,14 @@ def with_rank_count(config: RunConfig, *, elsewhere: bool = False) -> RunConfig:
         return config
     if elsewhere or config.run.cluster is not None:
         raise ConfigError(
-            f"{mention('run.ranks', 'gpus')} is one for each GPU of this machine, and a cluster "
-            f"has its own",
+            f"{mention('run.ranks', 'gpus')} is for the GPUs of this machine, and cannot be used "
+            "on a cluster",
             "give the number of its workers",
         )
     if config.run.device not in ("auto", "gpu"):
         raise ConfigError(
-            f"{mention('run.ranks', 'gpus')} computes on all GPUs, and "
-            f"{mention('run.device', config.run.device)} is another",
+            f"{mention('run.ranks', 'gpus')} computes on all GPUs, and cannot be used with "
+            f"{mention('run.device', config.run.device)}",
             "leave one of them out",
         )
     count = gpu_count()
@@ -268,8 +269,8 @@ def devices_of(config: RunConfig) -> Sequence[str]:
         return ()
     if device not in ("auto", "gpu") or ranks > count:
         raise ConfigError(
-            f"{mention('run.ranks', ranks)} with {mention('run.device', device)} on this machine "
-            f"would compute on fewer GPUs, of which it has {count}",
+            f"{mention('run.ranks', ranks)} with {mention('run.device', device)} needs a GPU for "
+            f"each rank, and this machine has {count}",
             f"give {mention('run.ranks', 'gpus')}, or {mention('run.device', 'cpu')}",
         )
     return [f"gpu:{rank}" for rank in range(ranks)]

@@ -188,6 +188,7 @@ def check_same_model(directory: RunDirectory, config: RunConfig, inputs: RunInpu
 def _check_same(
     directory: RunDirectory, before: Mapping[str, Any], now: Mapping[str, Any]
 ) -> None:  # fmt: skip
+    """Raise ResumeMismatchError with all differences of two identities, and a remedy."""
     changes = difference(before, now)
     changes = [change.removeprefix("settings.") for change in changes]
     if changes:

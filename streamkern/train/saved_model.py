@@ -89,6 +89,7 @@ def load_result(
 
 
 def _result(run: RunSnapshot, records: list[dict[str, Any]]) -> Result:
+    """Return the result of a run. records : records of its log"""
     meta, saved = run.setup.meta, run.saved.meta
     position = saved["position"]
     why = [record.get("why") for record in records if record.get("event") == "finished"]

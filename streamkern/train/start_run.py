@@ -174,8 +174,7 @@ def _receive_sizes(ranks: Communicator) -> tuple[Sizes, ParentId | None, bool]:
 
 
 def _broadcast_patches(patches: PatchFeatures | None, ranks: Communicator) -> None:
-    """Broadcast the patch features of rank 0, since those of another machine may be rounded
-    differently."""
+    """Broadcast the patch features from rank 0; another machine might round its own differently."""
     if ranks.is_single:
         return
     shapes = {} if patches is None else {k: a.shape for k, a in patches.arrays().items()}

@@ -85,8 +85,8 @@ def train(
     facts : JSON values of the caller that are saved with the setup, as `Result.meta["facts"]`.
     continues : run directory, finished or not, that this run continues in its own run.run_dir. This
         run takes over its centers, kernel, metric and scaling, starts from its weights, and trains
-        data.epochs more epochs on the same or other rows. The settings [model] must be those of
-        that run or their defaults; only the loss may differ, if that run minimised squares.
+        data.epochs more epochs on the same or other rows. The settings [model] must have their
+        defaults or the values of that run; only the loss may differ, if that run minimised squares.
     callbacks : receive the events of the run and may end it, see `Callback`; exceptions that they
         raise are passed on unchanged.
     last_line : whether to print a last line with the choices made, the time taken, and the quality
@@ -153,8 +153,8 @@ def _check_not_here(config: RunConfig, given: Mapping[str, Any]) -> None:
     named = [name for name, value in given.items() if value is not None]
     if named:
         raise ConfigError(
-            f"{mention('run.ranks', config.run.ranks)} trains in other processes, which {named[0]} "
-            "would not be of",
+            f"{mention('run.ranks', config.run.ranks)} trains in other processes, where {named[0]} "
+            "cannot be used",
             "leave it out, or train with one rank",
         )
 
@@ -196,8 +196,8 @@ def _check_read_back(config: RunConfig, inputs: RunInputs) -> None:
             unsaved = f"transform {transform_name(transform)!r}"
     if unsaved is not None:
         raise ConfigError(
-            f"{mention('run.ranks', config.run.ranks)}: {unsaved} is a function, which the run "
-            "directory that ranks go by does not keep",
+            f"{mention('run.ranks', config.run.ranks)}: {unsaved} is a function, which cannot be "
+            "saved in the run directory that ranks share",
             "train with one rank",
         )
 

@@ -4,7 +4,7 @@
     run_to_end: StepLoop.run_through, with log, evaluations and checkpoints between steps -> finish
 
 Signals, checkpoints, evaluations and the number of prefetch threads change when something is
-written, but not what is computed. The computation itself is in `StepLoop`.
+written, but not the result. The computation itself is in `StepLoop`.
 """
 
 from __future__ import annotations
@@ -200,6 +200,7 @@ class Trainer:
             self._save_and_end(stopped)
 
     def _loop(self) -> None:
+        """Take the remaining steps; save the state if an error ends them."""
         position, epochs = self.position, self.run.config.data.passes
         began = time.perf_counter()
         meter = Meter(self.feed.loader, position.samples)
@@ -207,9 +208,9 @@ class Trainer:
         n_rows, note = self.run.data.source.n_rows, loss_note(self.steps.made.meta)
         self.live.begin(meter, n_rows, passes, empty_steps=empty, loss_note=note)
         continued = self.run.inputs.continued
-        behind = 0 if continued is None else continued.epochs
+        epochs_before = 0 if continued is None else continued.epochs
         batches = self._stoppable_reads(
-            self.feed.epochs(behind + position.epoch, behind + epochs, position.batch)
+            self.feed.epochs(epochs_before + position.epoch, epochs_before + epochs, position.batch)
         )
         try:
             if self.evaluations.owed or self.stopping.owes(position.epoch):
@@ -309,6 +310,7 @@ class Trainer:
         return self.steps.solver.finished(self.steps.state) if left else None
 
     def _save_and_end(self, stopped: Stopped) -> NoReturn:
+        """Save the run after a signal, and raise TrainingInterrupted, or Stopped if it has no directory."""
         if self.checkpoints.kept or not self.ranks.is_single:
             self._checkpoint()
         if not self.checkpoints.kept:
@@ -320,6 +322,7 @@ class Trainer:
         ) from None
 
     def _finish(self) -> None:
+        """Complete the model after the last step, then evaluate and save it."""
         self.live.losses += self.steps.watch.rest()
         self.live.log_losses()
         self.steps.watch.judge_rest()

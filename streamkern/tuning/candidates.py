@@ -200,7 +200,7 @@ class Candidates:
         )
 
     def sizes(self) -> dict[str, Any]:
-        """Return the sizes that all candidates have, and those of the run, as JSON values."""
+        """Return the sizes of the candidates and of the run, as JSON values."""
         fit, held_out = self.split(0)
         return {
             "rows": len(self.sample.X),
@@ -288,7 +288,7 @@ def _centers(
 
     The number is a fifth of the rows, within limits. If the sample is the whole data and the
     settings have a number, this is used, because the best bandwidth and ridge depend on it. The
-    selection is that of the run, or random if it needs all rows.
+    selection method is the same as in the run, or random if that needs all rows.
 
     n, n_fit : numbers of rows of the sample, and of rows to fit
     wished : number of centers that the user has fixed, or None

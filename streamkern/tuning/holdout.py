@@ -1,8 +1,8 @@
 """Draw a bounded sample of the training rows, and split it into rows to fit and held-out rows.
 
 The sample has distinct stored rows, before any augmentation. Held-out rows are therefore no copies
-of rows to fit, and are not augmented. The sample is read from units all over the data. The memory
-is that of the sample and of one split, and does not depend on the size of the data.
+of rows to fit, and are not augmented. The sample is read from units all over the data. Memory holds
+the sample and one split, and does not depend on the size of the data.
 """
 
 from __future__ import annotations
@@ -165,6 +165,6 @@ def _check_plain(data: Data) -> None:
     if done or inner:
         what = f"by {transform_name(done[0])!r}" if done else "in a part of the mixture"
         raise ConfigError(
-            f"the source is augmented {what}, where rows held out would be as well",
+            f"the source is augmented {what}, so that held-out rows would be augmented too",
             "augment it as a whole, by an AugmentedSource around it",
         )

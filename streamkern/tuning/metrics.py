@@ -2,11 +2,11 @@
 
     mse                mean over rows and outputs of (f(x) - y)^2; y is one-hot for classes
     mae, r2            for numeric targets: mean absolute error, and R2, averaged over the outputs
-    accuracy           share of the rows whose largest output is that of their class
+    accuracy           share of the rows whose class has the largest output
     balanced_accuracy  mean over the classes of the accuracy on their rows
     log_loss           mean of -log p(class of the row), with p of `probabilities`
 
-The names are those of scikit-learn. A model that minimises another loss than squares also has the
+The names are taken from scikit-learn. A model that minimises another loss than squares also has the
 mean of this loss, under the name of its figure.
 
 Each metric is a weighted mean of losses of single rows, or one minus such a mean. The difference of

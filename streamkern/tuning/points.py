@@ -91,6 +91,7 @@ class SearchPoints:
         return [(kernel, scale if factor == 1 else neat(factor * scale)) for factor in GRID_FACTORS]
 
     def _train_proposals(self, table: SearchTable, trainings: Trainings) -> None:
+        """Train the proposals of Optuna's sampler, and add them to the table."""
         optuna = optuna_package()
         with quiet_optuna(optuna):
             sampler = optuna.samplers.TPESampler(seed=trainings.candidates.seed)
@@ -104,6 +105,7 @@ class SearchPoints:
             study.tell(trial, **({"values": loss} if math.isfinite(loss) else diverged))
 
     def _proposal(self, trial: Any, trainings: Trainings) -> TrialSettings:
+        """Return kernel, bandwidth and ridge of a trial of Optuna."""
         kernel = self.kernels[trial.suggest_categorical("kernel", range(len(self.kernels)))]
         above, width, ridge = [ridge for ridge in self.ridges if ridge], None, 0.0
         if above:

@@ -25,7 +25,7 @@ The result applies to the run on all data as follows:
   "none", because a bandwidth refers to distances in this metric.
 - If the scale of the targets is "auto", it is chosen once from the rows to fit, for all trainings,
   and recorded with the best settings (`setup.choose_transform`).
-- The errors are those of models with few centers on few rows, and not of the run.
+- The errors are errors of models with few centers and few rows, and not of the run.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def search_settings(
 ) -> Tuned:
     """Search the kernel, bandwidth and ridge of a run on a sample of its data.
 
-    Parameters and errors are those of `streamkern.tune`; in addition:
+    Parameters and errors as in `streamkern.tune`, and in addition:
 
     config : settings, or the path of a run file
     source : replaces data.train and data.transforms

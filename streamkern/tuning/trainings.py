@@ -104,6 +104,7 @@ class Trainings:
         return TrialPoint(records, is_given=settings == self.candidates.given())
 
     def _trained(self, settings: TrialSettings, fold: int) -> TrialRow:
+        """Train a candidate on one split, record the result, and return the record."""
         began, candidates = time.perf_counter(), self.candidates
         config = (
             candidates.in_metric(candidates.trial)
@@ -148,8 +149,8 @@ class Trainings:
     def _figures(self, result: Result, fold: int) -> TrialRow:
         """Return the figure of every metric, and the losses of each held-out row.
 
-        If the parameters of the loss are found from the data, those of the first recorded training
-        are used, so that all candidates are compared by the same loss.
+        If the parameters of the loss are found from the data, the values of the first recorded
+        training are used, so that all candidates are compared by the same loss.
         """
         y, w = self.candidates.targets(fold)
         classes, variance = result.model.classes is not None, None

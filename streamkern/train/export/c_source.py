@@ -116,6 +116,7 @@ class CFile:
         self.values[name] = Value(f"c{len(self.values)}", array.shape, kind, array)
 
     def _add_input(self, k: int, given: Any) -> None:
+        """Add input k of the graph as a parameter of the C function."""
         tensor = given.type.tensor_type
         shape = (1, *(axis.dim_value for axis in tensor.shape.dim[1:]))
         text = tensor.elem_type == self.onnx.TensorProto.STRING
@@ -123,7 +124,7 @@ class CFile:
             str if text else self.onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
         )
         kind, size = kind_of(dtype), math.prod(shape)
-        # The prefix keeps names apart from keywords of C, and from each other.
+        # The prefix avoids keywords of C, and makes names unique.
         own = given.name if given.name == ROWS else f"in{k}_{identifier(given.name)}"
         value = Value(own, shape, kind)
         const = "" if text else "const "

@@ -75,8 +75,8 @@ def write_onnx(
     centers : (p, d) scaled centers in the order of the weights, before the metric is applied
     answers : form of the outputs
     path : path of the file, which ends in .onnx
-    dtype : arithmetic of the kernel, "float32" or "float64"; "auto" for that of the model. float32
-        gives a warning for a model in float64, whose weights multiply rounding errors.
+    dtype : arithmetic of the kernel, "float32" or "float64"; "auto" for the dtype of the model.
+        float32 gives a warning for a model in float64, whose weights multiply rounding errors.
     overwrite : whether to replace an existing file
 
     Raises
@@ -207,8 +207,8 @@ def _kernel_values(
     if model.op.precision == "fast":  # this precision rounds the points to float16
         X, Z = (A.astype(np.float16).astype(A.dtype) for A in (X, Z))
     if kernel.geometry == "l1":
-        apart = X.reshape(-1, 1, Z.shape[1]) - Z[None]
-        return _traced(kernel.profile(xp.abs(apart).sum(axis=2), xp))
+        differences = X.reshape(-1, 1, Z.shape[1]) - Z[None]
+        return _traced(kernel.profile(xp.abs(differences).sum(axis=2), xp))
     of_x, of_z = (X * X).sum(axis=1, keepdims=True), (Z * Z).sum(axis=1)
     products = X @ Z.T
     if kernel.geometry == "inner":

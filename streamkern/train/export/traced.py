@@ -50,7 +50,7 @@ class Graph:
         """Make a value an output (n, *shape) of the graph."""
         if name in {known.name for known in self.inputs}:
             raise ConfigError(
-                f"the table has a column {name!r}, as an output of the exported model is called",
+                f"the table has a column {name!r}, which is the name of an output of the export",
                 "give the column another name before training",
             )
         self.nodes.append(self.onnx.helper.make_node("Identity", [value.name], [name]))

@@ -58,7 +58,7 @@ class EpochEnd:
     epoch, step, samples : int
         Numbers of epochs, steps and samples done so far.
     figures : mapping of str to float
-        Figures of the newest evaluation; after the last epoch, those of the finished model.
+        Figures of the newest evaluation; after the last epoch, figures of the finished model.
     last : bool
         Whether no other epoch follows.
     result : callable

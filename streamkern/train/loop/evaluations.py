@@ -82,7 +82,7 @@ class EvaluationSchedule:
         report("evaluation", metrics)
         self.metrics, self.owed = metrics, False
         if self.history and self.history[-1]["step"] == position.step:
-            self.history.pop()  # the run has ended with other weights than those of its last epoch
+            self.history.pop()  # evaluated again at the end of the run, maybe with other weights
         self.history.append(record)
         if self._heard is not None:
             self._heard(record)

@@ -86,7 +86,7 @@ class Guard:
         if self.back_offs > MAX_BACK_OFFS:
             raise DivergenceError(
                 f"training diverged and halving the step size {MAX_BACK_OFFS} times did not help "
-                f"(with scaled targets loss {loss:.3g}, that of their mean {zero_loss:.3g})",
+                f"(loss {loss:.3g} with scaled targets, and {zero_loss:.3g} for their mean)",
                 f"check the data for outliers, or set {remedy}",
             )
         return True

@@ -92,6 +92,7 @@ class Prometheus(Callback):
             self._gauges[name].set(value)
 
     def _gauge(self, name: str, registry: Any) -> Any:
+        """Return a new gauge with the labels; raise ConfigError if Prometheus rejects them."""
         try:
             gauge = self._client().Gauge(
                 f"streamkern_{name}", f"Newest {name} of the run.", list(self.labels),

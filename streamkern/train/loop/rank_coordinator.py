@@ -111,7 +111,7 @@ class RankCoordinator:
 
         Collective. Raises Stopped on all ranks if rank 0 has received a signal.
 
-        why, saves : decisions of this rank; those of rank 0 are returned
+        why, saves : decisions of this rank, which count on rank 0 only
         """
         if self._ranks.is_single:
             return why, saves

@@ -106,6 +106,7 @@ class MLflow(Callback):
         self._client: Any = None
 
     def _connected(self) -> Any:
+        """Return a client of the tracking server; raise ConfigError if `uri` is rejected."""
         module = import_optional("mlflow", "logging to MLflow", "mlflow")
         try:
             return module.MlflowClient(self.uri)

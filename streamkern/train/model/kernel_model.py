@@ -319,7 +319,7 @@ class KernelModel(ShownFacts):
         """Write f(x), and labels of classes, of every row of `source`; return the number of rows.
 
         If a call is killed, the same call resumes it. Values computed so far are kept until the end
-        in a folder beside the output, of the size of the values.
+        in a folder next to the output, which has the size of the values.
 
         Parameters
         ----------

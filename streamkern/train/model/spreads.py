@@ -61,7 +61,7 @@ def find_difficulty(
 ) -> ResidualScale:
     """Fit the residual scale to the absolute residuals of rows.
 
-    Three kernels are tried: that of the model, in its metric, and Laplace kernels with the median
+    Three kernels are tried: the model's own, in its metric, and Laplace kernels with the median
     distance and `WIDER` times this distance as bandwidth. The residual scale need not depend on the
     features as the targets do, and a wide kernel finds a slowly varying scale from fewer rows.
 

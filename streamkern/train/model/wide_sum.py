@@ -93,7 +93,7 @@ def _probes(centers: npt.NDArray[Any], categorical: list[int]) -> npt.NDArray[An
     Every other point is half-way; the rest are near a center, where a kernel may have a kink.
 
     centers : (p, d) on the host, scaled.
-    categorical : indices of the categorical features, whose values are those of the first center.
+    categorical : indices of the categorical features, which keep the values of the first center.
     """
     first = np.linspace(0, len(centers) - 2, min(_PROBES, len(centers) - 1)).astype(np.int64)
     share = np.where(np.arange(len(first)) % 2, 0.5, _NEAR)[:, None]

@@ -82,6 +82,7 @@ def _check_main(ranks: int) -> None:
 
 
 def _started(make: Callable[..., Any], **options: Any) -> Any:
+    """Call `make` with options; raise RunError if processes cannot be started."""
     try:
         return make(**options)
     except RuntimeError as error:
@@ -114,7 +115,7 @@ def _start_tracker() -> None:
 
 @contextlib.contextmanager
 def _restored_environment() -> Iterator[None]:
-    """Restore the environment variables at the end, because Dask sets those of its workers."""
+    """Restore the environment variables at the end, because Dask changes them for its workers."""
     before = dict(os.environ)
     try:
         yield

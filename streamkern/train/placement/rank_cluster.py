@@ -142,6 +142,7 @@ class RankCluster:
         return by_address
 
     def _wait_for(self, request: Any, wait_s: float | None = None) -> Any:
+        """Return the answer to a request; raise ClusterError if there is none within the time."""
         answer = run_on(self.client.loop, request)
         try:
             return answer.result(wait_s or self.timeout_s)

@@ -164,13 +164,13 @@ def _tracked(tracker: Any) -> None:
 def run_rank(spec: RankSpec, tracker: Mapping[str, Any]) -> Any:
     """Do the work of one rank, as a Dask task. Return the result on rank 0, and None on others.
 
-    Raises RankLostError if this is another worker than that of the rank, or an older generation,
+    Raises RankLostError if the task runs on the wrong worker, or belongs to an older generation,
     and RankFailed or Raised for other errors.
     """
     worker = on_demand("distributed").get_worker()
     with _runs_lock:
         if spec.name in _runs:
-            raise RankLostError(f"rank {spec.rank} before has not ended yet at {worker.address}")
+            raise RankLostError(f"an earlier rank has not ended yet at {worker.address}")
         if _runs:
             error = of_another_run(worker.address)
             raise RankFailed(type(error).__name__, str(error), error.exit_code, ())
@@ -182,10 +182,11 @@ def run_rank(spec: RankSpec, tracker: Mapping[str, Any]) -> Any:
 
 
 def _run_rank(worker: Any, spec: RankSpec, tracker: Mapping[str, Any]) -> Any:
+    """Do the work of the rank while the heartbeat runs, and send warnings and errors."""
     stop = StopRequest(install=False)
     heartbeat = _Heartbeat(worker, spec, stop)
     if worker.address != spec.address or not heartbeat.newest():
-        raise RankLostError(f"rank {spec.rank} of {spec.address} is not awaited any more")
+        raise RankLostError(f"rank {spec.rank} at {spec.address} has been replaced")
     failure, result = None, None
     with heartbeat, _sent_warnings(heartbeat.tell):
         try:
@@ -200,6 +201,7 @@ def _run_rank(worker: Any, spec: RankSpec, tracker: Mapping[str, Any]) -> Any:
 def _worked(
     spec: RankSpec, tracker: Mapping[str, Any], stop: StopRequest, heartbeat: _Heartbeat
 ) -> Any:  # fmt: skip
+    """Connect the ranks, do the work of the job, and return its result."""
     job: Job = pickle.loads(spec.job)
     if job.reached is not None and spec.rank == 0:
         heartbeat.reached = job.reached(job.settings)
@@ -332,6 +334,7 @@ class _Heartbeat:
         return message
 
     def _listen(self) -> None:
+        """Read the driver's message; ask the work to stop, or end the process, if necessary."""
         message, spec = self._driver_message(), self._spec
         if message is not None and message["generation"] != spec.generation:
             os._exit(EXIT_TRY_AGAIN)  # this process was suspended, and has been replaced

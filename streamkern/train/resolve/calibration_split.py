@@ -18,7 +18,7 @@ solvers that come close to the least-squares minimum. There are none
 Leave-one-out predictions are slightly optimistic if a metric was learned from all rows. They were
 nevertheless better: over 31 fits to 100, 400 and 1500 rows of 13 tables, in which all rows were
 centers, the log loss on other rows was lower than with a tenth set aside in 29, lower than with
-scikit-learn's CalibratedClassifierCV with three folds in 23, and lower than that of its
+scikit-learn's CalibratedClassifierCV with three folds in 23, and lower than with its
 HistGradientBoostingClassifier in 29. With classes drawn at random it was .757, .697 and .697 for
 the three numbers of rows, where equal probabilities have .693. For other models see
 docs/howto/probabilities.md.

@@ -54,8 +54,8 @@ def with_scores(
 
     Reads a sample of the rows.
 
-    scale, words : scaling and description from `find_scale`; `scale` is None if the rows are scaled
-        already, as those of an encoded table are
+    scale, words : scaling and description from `find_scale`; `scale` is None if the rows are
+        already scaled, for example by the encoder of a table
     decided : whether scores are used if the settings leave it open; None: the rows decide
 
     Raises ConfigError if data.scale = "quantiles" cannot be used.

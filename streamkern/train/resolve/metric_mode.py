@@ -83,9 +83,9 @@ def _why_not(config: RunConfig, data: Data, has_initial_weights: bool) -> str | 
     if not isinstance(model.kernel, str) or model.kernel not in ("auto", *ROUGH_TO_SMOOTH):
         return f"the kernel is none of {', '.join(ROUGH_TO_SMOOTH)}"
     if model.bandwidth != "auto":
-        return "the bandwidth is set, which is one of distances without a metric"
+        return "the bandwidth is set, which is meant for distances without a metric"
     if not find(name, model.features).insensitive_to_conditioning:
-        return f"solver {name} takes one kernel, and no wide ones"
+        return f"solver {name} cannot be used with wide kernels"
     if config.run.precision == "integer":
         return "integers would not stay integers"
     return _why_no_table(data)
@@ -101,11 +101,11 @@ def _why_no_table(data: Data) -> str | None:
     if not 2 <= data.d <= METRIC_FEATURES:
         return f"rows have {data.d:,} features, and not 2 to {METRIC_FEATURES}"
     if source.n_outputs > MAX_OUTPUTS:
-        return f"of more than {MAX_OUTPUTS:,} outputs it takes minutes and hours to find"
+        return f"for more than {MAX_OUTPUTS:,} outputs it takes minutes or hours to learn"
     values = source.classes is None
     least = MIN_METRIC_ROWS if values else MIN_METRIC_ROWS_OF_CLASSES
     if rows < least:
-        return f"of fewer than {least:,} rows hardly any has been found"
+        return f"with fewer than {least:,} rows a metric is rarely better than none"
     return None
 
 

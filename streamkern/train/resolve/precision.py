@@ -28,7 +28,7 @@ def resolve_precision(
     Parameters
     ----------
     wish : "auto" or one of `kernels.PRECISIONS`. "auto" is the fastest mode whose distances are as
-        accurate as those of float32: "integer" or "high" on tensor cores, "exact" elsewhere.
+        accurate as in float32: "integer" or "high" on tensor cores, "exact" elsewhere.
     dtype : dtype of the stored features.
     transforms : all transforms that are applied to a row after it is read.
     backend : backend of the run.

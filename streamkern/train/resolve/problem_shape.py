@@ -29,7 +29,7 @@ from streamkern.train.resolve.calibration_split import MIN_CALIBRATED_ROWS
 from streamkern.train.resolve.training_data import Data
 
 SAVING = 128 << 20
-"""Bytes that a save needs beside its arrays, for the chunks that `checksums` holds at once."""
+"""Bytes that a save needs in addition to its arrays, for the chunks that `checksums` holds."""
 
 
 def widths(row_shape: tuple[int, ...], transforms: Sequence[Transform]) -> list[int]:

@@ -54,8 +54,8 @@ from streamkern.train.restart.scaling import find_scale
 
 AUTO_SAMPLES, MAX_AUTO_EPOCHS = 100_000, 20
 """Number of samples that data.epochs="auto" trains on at least, and largest number of epochs for
-it. On digits, diabetes and Friedman's function, the test score is then at most 0.001 below that of
-exact least squares."""
+it. On digits, diabetes and Friedman's function, the test score is then at most 0.001 below the
+score of exact least squares."""
 
 
 @dataclass(frozen=True)
@@ -270,7 +270,7 @@ def auto_epochs(config: RunConfig, n_rows: int) -> int:
     """Return the number of epochs for data.epochs="auto".
 
     It is `MAX_AUTO_EPOCHS` if the training ends by itself: with early stopping, and for solvers
-    whose epochs are iterations over the same rows, of which also large data needs several.
+    whose epochs are iterations over the same rows, which also need several epochs for large data.
 
     n_rows : rows of an epoch, with copies
     """

@@ -99,14 +99,14 @@ class ParentRun(RunSnapshot):
         return centers.read(rows), self.order, kernel
 
     def bound(self, built: Sequence[Transform]) -> tuple[list[Transform], list[Transform]]:
-        """Replace the fixed transforms in `built` by those of this run, which have its numbers.
+        """Replace the fixed transforms in `built` by the fitted transforms of this run.
 
         Returns the transforms, and the fixed transforms of this run that are left to be applied
         after them.
 
         built : transforms that the settings of the new run ask for
 
-        Raises ConfigError if their fixed transforms are not those of this run.
+        Raises ConfigError if their fixed transforms differ from the transforms of this run.
         """
         rest = list(self.fixed)
         bound: list[Transform] = []
@@ -117,8 +117,8 @@ class ParentRun(RunSnapshot):
             old = rest.pop(0) if rest else None
             if old is None or getattr(old, "mode", "") != getattr(transform, "mode", None):
                 raise ConfigError(
-                    f"{mention('data.transforms')} scales rows otherwise than the run that is "
-                    f"continued",
+                    f"{mention('data.transforms')} scales rows differently than the run that is "
+                    "continued",
                     "leave the scale out, which is taken from there",
                 )
             bound.append(old)

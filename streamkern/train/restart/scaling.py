@@ -1,7 +1,7 @@
 """Choose the scaling of features and targets, compute its statistics, save it and load it.
 
 The scaling of features is applied after the transforms that the settings ask for, which get rows in
-their stored units. Its statistics are those of the rows without augmentation.
+their stored units. Its statistics are computed from rows without augmentation.
 """
 
 from __future__ import annotations
@@ -183,6 +183,7 @@ def _moments(
 def _sampled(
     source: BaseSource, fixed: Sequence[Transform], seed: int, factors: Factors
 ) -> tuple[Moments, int]:
+    """Return statistics of a sample of rows, and the number of its rows; see `_moments`."""
     row_bytes = int(np.prod(source.row_shape)) * source.dtype.itemsize
     wanted = max(MIN_SAMPLE_ROWS, min(SAMPLE_ROWS, SCALING_SAMPLE_BYTES // row_bytes))
     block, X = transformed_sample(source, fixed, min(wanted, source.n_rows), seed, SCALE_STAGE)

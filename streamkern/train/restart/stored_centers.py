@@ -120,6 +120,7 @@ class StoredCenters:
         return self._read(CentersTarget(keyed=self.dtype if dtype is None else dtype)).keys
 
     def _read(self, target: CentersTarget) -> CentersTarget:
+        """Load the setup with a target; raise ConfigError if its centers have changed."""
         run = RunDirectory(self.place, writable=False, storage_options=self.storage_options)
         with run:
             setup = run.load_setup(target)

@@ -90,7 +90,7 @@ class Assembled:
 class ComputedSetup:
     """The parts that a solver is assembled from: see `Assembled`.
 
-    If the centers are partitioned over ranks, arrays["Z"] holds those of this rank's stripe.
+    If the centers are partitioned over ranks, arrays["Z"] is this rank's stripe of them.
     """
 
     work: Work[Any]

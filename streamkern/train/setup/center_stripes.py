@@ -52,6 +52,7 @@ def receive_shard(p: int, ranks: Communicator) -> HostArray:
 
 
 def _own_stripe(parts: Iterable[CenterPart], p: int, ranks: Communicator) -> HostArray:
+    """Return the stripe of this rank, (q, d), from parts of all centers."""
     own, kept = ranks.stripe(p), None
     for places, X in parts:
         if kept is None:

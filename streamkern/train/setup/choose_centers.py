@@ -41,8 +41,8 @@ class Chosen(NamedTuple):
     order : (p,); row i of Z is row order[i] of the centers as selected
     kernel : kernel as given, or with the bandwidth found from the data
     rows : rows of the training data that are centers; None if they are not known
-    shift : (d,), the mean of Z, which is subtracted from all rows. Distances stay the same, but
-        those of raw pixels would lose three digits without it.
+    shift : (d,), the mean of Z, which is subtracted from all rows. This changes no distance; but
+        without it, distances of raw pixels would lose three digits.
     """
 
     Z: HostArray
@@ -207,6 +207,7 @@ def _rows(run: ResolvedRun, method: str) -> tuple[RowBlock, int]:
 
 
 def _kernel(run: ResolvedRun, X: HostArray, in_order: bool, metric: Floats | None = None) -> Kernel:
+    """Return the kernel of the settings; an open bandwidth is the median distance of rows X."""
     model, bandwidth = run.config.model, run.config.model.bandwidth
 
     @cache

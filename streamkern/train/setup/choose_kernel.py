@@ -76,8 +76,8 @@ KERNEL_GAIN_SE, LIKELY = 2.0, 1.0
 """Standard errors by which squared errors must fall for a kernel to replace the first one tried;
 the second value applies if rows are certain to predict each other, see `TELLS`."""
 TELLS = 2.5
-"""Standard errors by which absolute errors must be below those of f = 0 for rows to be certain to
-predict each other."""
+"""Standard errors by which the absolute errors must be below the errors of f = 0 for rows to be
+certain to predict each other."""
 
 
 class FoundKernel(NamedTuple):

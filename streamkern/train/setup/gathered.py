@@ -26,7 +26,7 @@ from streamkern.solver.precondition.partition import gather_rows, overlap
 class Stripe:
     """The rows `own` of an array (n, width) that belong to this rank.
 
-    rows : these rows; those of a lower triangular array have only the first `own.stop` columns
+    rows : these rows; in a lower triangular array, only their first `own.stop` columns
     """
 
     name: str
@@ -178,6 +178,7 @@ class _RequestQueue:
         asked: tuple[int, slice, Future[Any]], give: Callable[[int, slice], Any],
         failure: BaseException | None,
     ) -> None:  # fmt: skip
+        """Answer one request, or fail it with an earlier error."""
         k, part, answer = asked
         try:
             if failure is not None:

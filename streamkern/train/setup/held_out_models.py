@@ -104,8 +104,8 @@ def chosen_kernel(found: list[Fitted]) -> Fitted:
     best = found[0]
     for each in found[1:]:
         better = each.error <= (1 - KERNEL_TIE) * best.error
-        surely = gain_in_errors(best.errors, each.errors) >= KERNEL_GAIN_SE
-        if better and (surely or math.isinf(best.error)):
+        significant = gain_in_errors(best.errors, each.errors) >= KERNEL_GAIN_SE
+        if better and (significant or math.isinf(best.error)):
             best = each
     return best
 
@@ -171,7 +171,7 @@ class HeldOut:
         kernel : kernel whose bandwidth is searched unless it has one
         least : exponent of the smallest ridge
         ends : smallest and largest exponent of the bandwidth
-        categorical : categorical features; None for those of this object
+        categorical : categorical features; None for `self.categorical`
         median : `medians` of the metric, if they are already known
         """
         near, median = max(ridge, least), median or self.medians(metric)

@@ -58,7 +58,8 @@ def log_targets(
 class FirstModel:
     """Model of a few rows with outputs mean + gain f, f = K(., points) weights.
 
-    points, weights : for explicit features, those of the feature map
+    points, weights : the few rows or, for explicit features, the points of the feature map; and
+        their weights
     scaled : loss with its unit, mean and gain, as the steps use it
     """
 

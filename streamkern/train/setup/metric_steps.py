@@ -44,7 +44,7 @@ MOMENTUM, MEMORY = 0.8, 0.95
 """Decay rates of the running means of the gradients and of their squares (beta_1, beta_2 of
 Adam)."""
 RIDGE = 5.0
-"""Step length of log lam, relative to that of A."""
+"""Step length of log lam, relative to the step length of A."""
 NOISE = 1e-10
 """Gradients below this multiple of the largest gradient count as rounding errors; features that
 hardly vary have such gradients."""

@@ -34,7 +34,10 @@ def is_everywhere(there: bool, run: ResolvedRun) -> bool:
     if seeing not in (0, ranks.size):
         raise RunError(f"{seeing} of {ranks.size} ranks see the setup of the run", f"{NOT_SHARED}")
     if not seeing and not ranks.is_single and not run.method.setup_together(run.problem):
-        raise RunError("ranks begin with a setup that one of them has made", "make it first")
+        raise RunError(
+            "these ranks cannot compute a setup together, and the run has none yet",
+            "compute it with one rank first",
+        )
     return bool(seeing)
 
 

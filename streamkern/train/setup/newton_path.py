@@ -64,6 +64,7 @@ class NewtonPath:
                 self._minimise_output(k, kappa)
 
     def _minimise_output(self, k: int, kappa: float) -> None:
+        """Minimise the objective of output k by Newton steps from `alpha`."""
         alpha = self.alpha[:, k]
         f = self.K @ alpha
         value = self._objective(k, alpha, f, kappa)
@@ -96,6 +97,7 @@ class NewtonPath:
         return float(rows.w @ deviances / 2 / rows.gain[k] ** 2 + kappa / 2 * (alpha @ f))
 
     def _newton(self, k: int, f: _Floats, kappa: float) -> _Floats:
+        """Return the minimum (n,) of the quadratic model at f for output k; NaN if singular."""
         rows, F, Y = self.rows, self._predicted(k, f), self.rows.Y[:, k]
         # With the expected curvature alone, a row would move by its slope, which may be large.
         curvature = self.loss.row_curvature(np, F[:, None], Y[:, None])
