@@ -310,7 +310,7 @@ class Trainer:
         return self.steps.solver.finished(self.steps.state) if left else None
 
     def _save_and_end(self, stopped: Stopped) -> NoReturn:
-        """Save the run after a signal; raise TrainingInterrupted, or Stopped if nothing is saved."""
+        """Save the run after a signal; raise TrainingInterrupted, or Stopped if it is not saved."""
         if self.checkpoints.kept or not self.ranks.is_single:
             self._checkpoint()
         if not self.checkpoints.kept:

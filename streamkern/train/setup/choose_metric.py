@@ -160,6 +160,7 @@ def learn_metric(
     plain_kernel : returns the kernel that the run has without a metric, for given categorical
         features; None if the settings give the kernel and its categorical features
     """
+    # The rows are, in this order: held-out rows, others, and the pool that the metric learns from.
     n_pool, n_held = split(len(rows.X))
     if len(rows.X) < MIN_ROWS_OF_METRIC:
         report("metric", {"kind": "none", "rows": len(rows.X)})
@@ -182,33 +183,35 @@ def learn_metric(
         few = HeldOut(run, rows.part(slice(n_held, n_held + min(ROUND_FIT, n_pool))), held, classes)
         before = few.with_its_kernel(plain, None)
 
-        def tried(near: Fitted, metric: Floats, how: dict[str, Any], kernel: Kernel) -> _Candidate:
+        def fit_few(
+            near: Fitted, metric: Floats, how: dict[str, Any], kernel: Kernel
+        ) -> _Candidate:
             model = few.with_its_kernel(near, metric, few.categorical or kernel.categorical)
             report("metric", {**how, "error": model.error, "error_without": before.error})
             return _Candidate(model, how)
 
         found = list[_Candidate]()
-        for categorical in dict.fromkeys(((), kernel.categorical)):
+        for categorical in dict.fromkeys(((), kernel.categorical)):  # without and with them
             problem, more = (HeldOut(run, fit, held, classes, categorical) for fit in fits)
             start = plain
             if categorical:
                 start = problem.in_metric(None, plain.width, plain.ridge)
             best, facts = best_round(problem, more, start, rows.part(slice(cut)), report)
-            found += _candidates(best, facts, pool, run, before, tried)
-        verdict, opened = _none(before), plain_kernel is not None
+            found += _candidates(best, facts, pool, run, before, fit_few)
+        verdict, is_open = _none(before), plain_kernel is not None
         if found and plain_kernel is not None:
             before = before._replace(op=few.operator(plain_kernel(kernel.categorical)))
         if found:
-            verdict = _judged(run, before, found, judge, kernel_in if opened else None)
+            verdict = _judged(run, before, found, judge, kernel_in if is_open else None)
     report("metric", {"chosen": verdict.facts, "kernel": verdict.kernel.describe()})
     if not verdict.better:
         return Learned(None, verdict.facts, kernel.categorical)
     kernel = verdict.kernel
-    return Learned(kernel.metric, verdict.facts, kernel.categorical, kernel if opened else None)
+    return Learned(kernel.metric, verdict.facts, kernel.categorical, kernel if is_open else None)
 
 
 class _Candidate(NamedTuple):
-    """A model in a metric, with the kernel of the run, and the origin of that metric as JSON."""
+    """A model of a few rows in a metric, and the origin of the metric as JSON values."""
 
     model: Fitted
     facts: dict[str, Any]
@@ -220,21 +223,21 @@ def _candidates(
     pool: SampleRows,
     run: ResolvedRun,
     before: Fitted,
-    tried: Callable[[Fitted, Floats, dict[str, Any], Kernel], _Candidate],
+    fit_few: Callable[[Fitted, Floats, dict[str, Any], Kernel], _Candidate],
 ) -> list[_Candidate]:
     """Return the metrics, of the best round and of the steps, that lower the held-out error.
 
     best, facts : model of the best round, and its variant as JSON values
     pool : rows for the gradient steps
     before : model of a few rows without a metric, whose error has to be lowered
-    tried : fits the few rows in a metric; its arguments are a model whose bandwidth and ridge are
-        near, the metric, its origin, and a kernel with the categorical features
+    fit_few : fits a few rows in a metric. Its arguments are a model at whose bandwidth and ridge
+        the search begins, the metric, its origin, and a kernel with the categorical features.
     """
     found, least = list[_Candidate](), before.error
 
     def gains(metric: Floats, how: dict[str, Any], kernel: Kernel) -> bool:
         nonlocal least
-        candidate = tried(best, metric, how, kernel)
+        candidate = fit_few(best, metric, how, kernel)
         if candidate.model.error < before.error:
             found.append(candidate)
         better = candidate.model.error < least
@@ -306,9 +309,9 @@ def _judged(
         both = zip(half, pairs[0], strict=True)
         one, other = (_with_more_rows(*each, target / n) for each in both)
         pairs.append((one, other))
-    sure = min(_certainty(b.losses, a.losses) for b, a in pairs)
-    better = sure > GAIN_SE
-    facts = (facts if better else {"kind": "none"}) | _error_facts(plain, after, sure)
+    gain = min(_robust_gain(b.losses, a.losses) for b, a in pairs)
+    better = gain > GAIN_SE
+    facts = (facts if better else {"kind": "none"}) | _error_facts(plain, after, gain)
     return _Verdict(better, (after if better else plain).op.kernel, facts)
 
 
@@ -316,9 +319,9 @@ def _none(before: Fitted) -> _Verdict:
     return _Verdict(False, before.op.kernel, {"kind": "none"} | _error_facts(before, before, 0.0))
 
 
-def _error_facts(before: Fitted, after: Fitted, sure: float) -> dict[str, Any]:
+def _error_facts(before: Fitted, after: Fitted, gain: float) -> dict[str, Any]:
     """Return errors and gain as JSON values; None for numbers that are not finite."""
-    facts = {"error": after.error, "error_without": before.error, "standard_errors": sure}
+    facts = {"error": after.error, "error_without": before.error, "standard_errors": gain}
     if after.log_losses is not None and before.log_losses is not None:
         facts |= {"log_loss": float(after.log_losses.mean())}
         facts |= {"log_loss_without": float(before.log_losses.mean())}
@@ -345,7 +348,7 @@ def _with_more_rows(fewer: Fitted, model: Fitted, times: float) -> Fitted:
     )
 
 
-def _certainty(before: Errors, after: Errors) -> float:
+def _robust_gain(before: Errors, after: Errors) -> float:
     """Return the mean gain per row in units of its standard error; 0 if an error is not finite.
 
     A single row that gains much more than the others adds more to the standard error than to the
