@@ -42,7 +42,7 @@ from streamkern.rundir.checksums import seal, unseal
 TTL_S = 60.0
 """Seconds without a heartbeat after which another process may take over."""
 _BEATS, _LOOKS = 4, 20
-"""Number of heartbeats of a holder per ttl, and of looks of a process that waits for it."""
+"""Number of heartbeats of a holder per ttl, and of checks by a process that waits for it."""
 _live: set[str] = set()
 """Nonces of the leases that this process holds. Another note of this process was left by a release,
 or a creation, that has failed halfway."""

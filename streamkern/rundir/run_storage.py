@@ -206,7 +206,7 @@ class LocalFolder:
 class _NewGroup(LocalFiles):
     """Store that writes below an existing folder, and does not create it again if it was moved.
 
-    Files are written in place, since nobody reads them before the whole group is durable.
+    Files are written in place, since they are not read before the whole group is durable.
     """
 
     def write(self, key: str, data: Any, *, exclusive: bool = False) -> None:

@@ -75,7 +75,7 @@ def continuing(
             f"{directory.place} holds a run that continues {what}, and not {_absolute(place)}",
             "give another run_dir",
         )
-    # A directory of its own, since the writer must not take this load for one of its own.
+    # `_find` opens the directory again, because a load changes the state of `directory`.
     begun = _find(config, config.run.run_dir or "")
     if begun is None:
         raise RunError(

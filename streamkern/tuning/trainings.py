@@ -72,7 +72,7 @@ class Trainings:
         return sizes
 
     def measured(self, kernel: Any, bandwidth: float | None, ridge: float) -> TrialPoint:
-        """Train a candidate on all splits, as far as it is not recorded, and return the results."""
+        """Return the results of a candidate on all splits, from the records or by training it."""
         return self._point((kernel, bandwidth, ridge))
 
     def as_given(self) -> TrialPoint:

@@ -1,7 +1,7 @@
 """Coordinate the ranks of a run, so that they synchronise, end and resume at the same step.
 
-All ranks have the same weights and losses, and thus decide the same whatever follows from these.
-Decisions that depend on a clock, a signal or the figures of rank 0 are broadcast from rank 0.
+All ranks have the same weights and losses, and make the same decisions from them. Decisions that
+depend on a clock, a signal or the figures of rank 0 are broadcast from rank 0.
 """
 
 from __future__ import annotations

@@ -370,7 +370,7 @@ class StepLoop:
     def answer(self) -> None:
         """Take part in the evaluations of rank 0, until rank 0 calls `answer` as well. Collective.
 
-        All ranks call it wherever rank 0 may have evaluated the model just before. It does nothing
+        All ranks call it after each point where rank 0 may evaluate the model. It does nothing
         unless ranks partition the centers.
         """
         if not self.share.whole:

@@ -53,7 +53,7 @@ SQUEEZED_NOTE = "nine tenths of the values of feature"
 class TrainingFit(NamedTuple):
     """Fit of a model to some of its training rows.
 
-    rows : number of these rows
+    rows : number of rows that were evaluated
     mse : mean squared error over rows and outputs, on the scale on which targets are learned
     explained : 1 - (error / error of a constant): R^2 over all outputs for the squared error; with
         another loss for numeric targets, the constant is the constant part of the model
@@ -166,7 +166,7 @@ def squeezed_features(model: KernelModel, block: RowBlock) -> str | None:
 
 
 def _separately_scaled(model: KernelModel) -> npt.NDArray[np.int64]:
-    """Return the indices of numeric features that only a standard deviation of their own scales."""
+    """Return the indices of numeric features that are scaled by their own standard deviation."""
     if scores_among(model.fixed) or patches_among(model.fixed):
         return np.empty(0, np.int64)
     if model.encoder is not None:

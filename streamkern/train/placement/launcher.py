@@ -26,7 +26,7 @@ MAX_FRUITLESS_GENERATIONS = 3
 DRIVER_TIMEOUT_S = 60.0
 """Default time, in seconds, for which ranks continue without a message from the driver."""
 _POLL_S = 0.1
-"""Seconds between two looks at the workers, while the driver waits for them."""
+"""Seconds between two requests for the list of workers, while the driver waits for them."""
 _RESUME = "run the same command again to go on"
 
 

@@ -250,7 +250,7 @@ class RunSnapshot:
 
     @property
     def row_shape(self) -> tuple[int, ...]:
-        """Shape of a row as it is stored."""
+        """Shape of a stored row."""
         return tuple(self.setup.meta["row_shape"])
 
     @property

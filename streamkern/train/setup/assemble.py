@@ -136,9 +136,7 @@ def compute_setup(
         sample, probe, rows = samples_of(run, dtype, targets, center_rows, squares)
         return sample, probe
 
-    noise, n_effective, options, ridges = _estimate_noise(
-        run, op, points, few.read, targets, report
-    )
+    noise, n_eff, options, ridges = _estimate_noise(run, op, points, few.read, targets, report)
     if warm is None and _float32_suffices(run, options, op, points):
         dtype, host_Z = searched, host_Z.astype(searched)
         op, points = _operator_and_points(run, kernel, run.search_precision, shift, host_Z)
@@ -150,7 +148,7 @@ def compute_setup(
             center_rows = None
     if loss is not None:
         fit = fit_loss(run, loss, op, points, targets, few, noise, warm)
-        options = fit.with_ridge(options, n_effective, report)
+        options = fit.with_ridge(options, n_eff, report)
         if fit.first is not None:
             targets, noise, squares = fit.first.targets, fit.noise, fit.first
     del few
@@ -160,8 +158,7 @@ def compute_setup(
         points = op.points(run.backend.asarray(host_Z), right=True)
     run.backend.release()
     known = known_rows(run, dtype, targets, center_rows, host_Z, squares)
-    seed, ranks = config.run.random_state, run.inputs.ranks
-    worth = n_effective if fit is None else None
+    seed, ranks, worth = config.run.random_state, run.inputs.ranks, n_eff if fit is None else None
     work = Work(op, points, run.problem, run.sizes, options, seed, known, noise, worth, ranks)
     read = _broadcast(work, host_Z, shift, fit, _reported(samples, report))
     setup = run.method.compute(work, read, report)
@@ -169,7 +166,7 @@ def compute_setup(
         targets = fit.turn_start(setup)
     if ridges is not None:
         setup.arrays["ridges"] = run.backend.asarray(ridges)
-    if n_effective is not None:
+    if n_eff is not None:
         options = options.with_ridge(setup.meta.setdefault("ridge", options.fixed_ridge))
     setup.meta |= facts | ({"learned_metric": learned.facts} if learned.facts else {})
     scale_arrays, scale_meta = save_scaling(data.fixed)
@@ -244,15 +241,15 @@ def _estimate_noise(
     the noise, it is entered in the settings, and a method with a ridge for each output gets the
     ridges (c,). Otherwise the number of rows and the ridges are None.
     """
-    method, options, n_effective, ridges = run.method, run.config.solver, None, None
+    method, options, n_eff, ridges = run.method, run.config.solver, None, None
     if not method.asks_noise(run.problem):
-        return NO_NOISE, n_effective, options, ridges
+        return NO_NOISE, n_eff, options, ridges
     each, rows = method.ridge_each and run.problem.several, few()
     asks_ridge = method.asks_ridge(run.problem) or (
         options.ridge == "auto" and rows.repeats is not None and rows.repeats.are_common()
     )
     if not (asks_ridge or method.uses_center_targets or run.loss is not None):
-        return NO_NOISE, n_effective, options, ridges
+        return NO_NOISE, n_eff, options, ridges
     few_of_them = rows if len(rows.X) <= NOISE_ROWS else rows.first(NOISE_ROWS, run.backend)
     noise = find_noise(op, points, few_of_them, each=each)
     noise = or_the_mean(op, points, few_of_them, noise)
@@ -260,14 +257,14 @@ def _estimate_noise(
         noise = noise_of_more_rows(op, points, rows, noise)
     facts: dict[str, Any] = {"variance": noise.variance, "tried": noise.tried}
     if asks_ridge:
-        n_effective = rows_worth(run, op, op.dtype, targets)
-        options = options.with_ridge(noise.penalty(n_effective))
+        n_eff = rows_worth(run, op, op.dtype, targets)
+        options = options.with_ridge(noise.penalty(n_eff))
         if noise.each:
-            ridges = on_grid([of_output.penalty(n_effective) for of_output in noise.each])
+            ridges = on_grid([of_output.penalty(n_eff) for of_output in noise.each])
             options = options.with_ridge(middle(ridges))
-        facts |= {"worth": n_effective, "ridge": options.ridge}
+        facts |= {"worth": n_eff, "ridge": options.ridge}
     report("noise", facts)
-    return noise, n_effective, options, ridges
+    return noise, n_eff, options, ridges
 
 
 def _meta(

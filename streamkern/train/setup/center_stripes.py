@@ -66,7 +66,7 @@ def _own_stripe(parts: Iterable[CenterPart], p: int, ranks: Communicator) -> Hos
 def mean(Z: HostArray, p: int, ranks: Communicator) -> HostArray:
     """Return the mean of all centers, (d,) float64. Collective.
 
-    Each rank in turn adds its rows, one by one, to the sum of the ranks before it. This is the
+    One rank after the other adds its rows, one by one, to the sum of the ranks before. This is the
     order of `numpy.mean`; in another order, the result would depend on the number of ranks.
 
     Z : (q, d), the stripe of this rank

@@ -19,24 +19,27 @@ Laplace with the median distance was .81 (geometric mean of eight tables, two se
 worst case; without it, .91 and 1.60. With 8000 centers and blocks of p/4 and p/16, it was .69 to
 1.014 on five tables.
 
-More rows than are examined here need a narrower kernel, and with a wide smooth kernel float32 can
-not distinguish them. Among the bandwidths that are about as good as the best, the one nearest to
-the median is therefore taken, and among such kernels the roughest. Test MSE of 2000 centers with
-all rows, at 1/2, 1, 2, 4, 8, 16 times the median: compactiv, Laplace .102 .056 .038 .032 .030 .030,
-Matern 5/2 .115 .045 .025 .021 .023 .034; bike .083 .073 .070 .070 .069 .069, and .062 .048 .044
-.055 .084 .120.
+The run has more rows than are examined here. It needs a narrower kernel, and with a wide smooth
+kernel its rows cannot be distinguished in float32. Of the bandwidths with about the least error,
+the one nearest to the median distance is therefore chosen, and of such kernels the roughest. With
+2000 centers and all rows, the test MSE at 1/2, 1, 2, 4, 8 and 16 times the median distance was:
 
-A few rows with large errors dominate the mean squared error, and the smoothest kernels fit them
+    compactiv   Laplace      .102 .056 .038 .032 .030 .030
+                Matern 5/2   .115 .045 .025 .021 .023 .034
+    bike        Laplace      .083 .073 .070 .070 .069 .069
+                Matern 5/2   .062 .048 .044 .055 .084 .120
+
+A few rows with large errors may dominate the mean squared error, and the smoothest kernels fit them
 most closely. The first kernel tried, mostly Laplace with the median distance, is therefore kept
 unless the gain over it is significant: `KERNEL_GAIN_SE` standard errors of the paired differences,
-or `LIKELY` if the rows are certain to predict each other. `python -m benchmarks.few_rows` (360
-problems of 25 to 200 rows, ten tables, eight synthetic ones with light and heavy tails): the rule
-changed 41 kernels; test MSE with it relative to without, geometric mean of these .995, worst 1.67,
-best .74.
+or `LIKELY` if the rows are certain to predict each other. In `python -m benchmarks.few_rows` (360
+problems with 25 to 200 rows, ten tables, and eight synthetic ones with light and heavy tails), this
+rule changed 41 kernels. For these, the test MSE with the rule relative to without it had the
+geometric mean .995, and was 1.67 in the worst and .74 in the best case.
 
-Solvers that a wide kernel or a smooth one makes slow take the roughest kernel, with a bandwidth no
-larger than the median: EigenPro 4 had .084 on compactiv after one epoch, and .140 at 16 times the
-median, which suits the data.
+A solver that converges slowly with a wide or smooth kernel uses the roughest kernel, with a
+bandwidth no larger than the median distance. On compactiv, where 16 times the median would suit the
+data, EigenPro 4 had .140 with it after one epoch, and .084 with the median distance.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ With k = phi(s), s = |u - u'|^2, u = A^T x / bandwidth, and W = dL/dK phi'(s), e
 
     dL/dA = 2 / bandwidth  sum_ij W_ij (x_i - x_j)(u_i - u_j)^T.
 
-Since each step draws its rows anew, the noise of a few rows is averaged out and not learned. The
+Since each step draws new rows, the noise of a few rows is averaged out and not learned. The
 steps are those of Adam (Kingma and Ba 2015, arXiv 1412.6980), except that the squared gradients are
 averaged along each row of A, that is, over the entries of one feature. Separate step lengths for
 each entry had up to 5 % more error, and so had one length for all of A.
