@@ -221,8 +221,8 @@ def _with_metric(
     if inputs.centers is not None:
         return with_centers(len(inputs.centers))
     features = config.model.features
-    started = fixed_sizes is None or find(fixed_sizes.solver, features).takes_rows(fixed_sizes)
-    if complete and started and may_take_all_rows(config, data):
+    allowed = fixed_sizes is None or find(fixed_sizes.solver, features).takes_rows(fixed_sizes)
+    if complete and allowed and may_take_all_rows(config, data):
         with contextlib.suppress(MemoryBudgetError):
             run = with_centers(data.base.n_rows)
             if run.in_order:
@@ -263,10 +263,11 @@ def _with_centers(
         if looks_for_categorical(config, data, precision[0], origin):
             kernel = with_room(kernel, data.d)
         problem = problem_shape(config, data, p, backend, precision[0], on_cluster, kernel)
-        all_of_them = complete and _are_centers(config, origin, data, problem)
+        rows_are_centers = complete and _are_centers(config, origin, data, problem)
+        metric_rows = min(EFFORT_LEVELS[config.model.effort].metric_rows, problem.n_rows)
         problem = replace(
-            problem, complete=complete, rows_are_centers=all_of_them,
-            metric_rows=_metric_rows(config, problem) if choice.learns else 0, widened=widened,
+            problem, complete=complete, rows_are_centers=rows_are_centers, widened=widened,
+            metric_rows=metric_rows if choice.learns else 0,
             reads_stripes=_reads_stripes(problem, inputs),
         )  # fmt: skip
         if origin in (*SELECTORS, "all") and config.model.features != "fourier":
@@ -276,7 +277,7 @@ def _with_centers(
             streams = problem.center_ranks > 1 and problem.selection is None
             problem = replace(problem, streams_centers=streams)
         if fixed_sizes is None:
-            chosen = resolve(problem, config.solver, budget_bytes)
+            chosen = resolve(problem, config.solver, budget_bytes)  # method, sizes, buffers, reason
             why = chosen[0].reason(problem, config.solver, chosen[1])
             chosen = chosen[0], replace(chosen[1], widened=widened), *chosen[2:]
         else:
@@ -332,10 +333,6 @@ def _widens(run: ResolvedRun) -> bool:
     )
 
 
-def _metric_rows(config: RunConfig, problem: ProblemShape) -> int:
-    return min(EFFORT_LEVELS[config.model.effort].metric_rows, problem.n_rows)
-
-
 def _reads_stripes(problem: ProblemShape, inputs: RunInputs) -> bool:
     """Return whether each rank reads its stripe of the centers from the parent run.
 
@@ -371,6 +368,7 @@ def _are_centers(config: RunConfig, origin: str, data: Data, problem: ProblemSha
 def _as_started(
     problem: ProblemShape, options: SolverConfig, sizes: Sizes
 ) -> tuple[Method[Any], Sizes, Buffers, str]:
+    """Return method, sizes, buffers and reason of a run that was started with these sizes."""
     method = find(sizes.solver, problem.features, squares=problem.squares)
     method.check(problem, options)
     if problem.ranks > 1 and method.takes_rows(sizes):
@@ -383,6 +381,7 @@ def _as_started(
 
 
 def _check_centers(config: RunConfig, origin: str, data: Data, method: Method[Any]) -> None:
+    """Raise ConfigError if a method that takes all rows as centers cannot do so."""
     if not method.in_place:
         return
     if data.augmented:

@@ -233,13 +233,15 @@ class HeldOut:
         backend, xp = run.backend, run.backend.xp
         op = self.operator(kernel)
         points = op.points(self.fit.X[:METRIC_FIT], right=True)
-        all_of_them = len(self.fit.X) <= METRIC_FIT
-        G, B = (self._matrix if all_of_them else self._sums)(op, points)
-        norm = None if all_of_them else op.gram(points).astype(np.float64)
+        # The equations are (G + ridge I) x = B if all rows are centers, and else
+        # (G + ridge norm) alpha = B, where norm is the kernel matrix of the centers.
+        rows_are_centers = len(self.fit.X) <= METRIC_FIT
+        G, B = (self._matrix if rows_are_centers else self._sums)(op, points)
+        norm = None if rows_are_centers else op.gram(points).astype(np.float64)
         K_held = op.matrix(op.points(held.X, left=True), points)
         diagonal, trace = xp.arange(len(G)), float(G.trace())
-        none = np.full(len(held.X), np.inf)
-        best = Fitted(math.inf, none, None, 0, near, op, points, B)
+        infinite = np.full(len(held.X), np.inf)
+        best = Fitted(math.inf, infinite, None, 0, near, op, points, B)
 
         def dtype_of(ridge: float) -> Any:
             return op.dtype if norm is None and ridge >= ROUNDED_RIDGE else np.float64

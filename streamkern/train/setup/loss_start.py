@@ -123,16 +123,16 @@ def fit_loss(
     fit_intercept = run.config.model.fit_intercept
     F, rows = _left_out(op, Z, targets, few, noise)
     Y, w = rows.Y, rows.w
-    found = partial(loss_noise, exact=isinstance(run.method, Newton))
+    noise_for = partial(loss_noise, exact=isinstance(run.method, Newton))
     if warm is not None and warm.loss is not None:
-        noise = found(warm.loss, rows.with_outputs(warm.targets), noise)
+        noise = noise_for(warm.loss, rows.with_outputs(warm.targets), noise)
         return LossFit(warm.loss, warm.targets, 1.0, noise, age=warm.loss_age)
     slope = 1.0
     if isinstance(loss, LogLink):
         unit = np.asarray(loss.unit)
         mean = loss.output(unit) if fit_intercept else np.zeros_like(unit)
         rows = rows._replace(Y=Y / unit, mean=mean - np.log(unit), gain=np.ones_like(unit))
-        noise = found(loss, rows, noise)
+        noise = noise_for(loss, rows, noise)
         outputs = TargetScale(mean, rows.gain)
         first = first_model(op, Z, few.stored(), loss, rows, outputs, noise.variance)
         return LossFit(loss, outputs, slope, noise, first=first)
@@ -152,7 +152,7 @@ def fit_loss(
         loss = loss.fitted(loss.predict(np, mean + slope * F) - Y, targets.scale)
         outputs = TargetScale(mean, np.full_like(targets.scale, gain))
         slope /= gain
-    noise = found(loss, rows.with_outputs(outputs), noise)
+    noise = noise_for(loss, rows.with_outputs(outputs), noise)
     return LossFit(loss, outputs, slope, noise, warm is not None)
 
 
@@ -161,7 +161,7 @@ def setup_targets(
 ) -> tuple[Loss | None, TargetScale, dict[str, Any]]:
     """Return the loss of a run, the target scale of its setup, and facts of the setup.
 
-    The setup fits squares to targets with this mean and scale.
+    The setup fits squares to targets with this mean and scale, for any loss of the run.
 
     warm : see `scale_for_setup`
     """
@@ -219,7 +219,7 @@ def _shift(loss: Loss, errors: _Floats, Y: _Floats, w: _Floats) -> _Floats:
     errors, Y : (n, c) errors and targets
     w : (n,) weights
     """
-    final = loss.at(math.inf)
+    final = loss.at(math.inf)  # as at the end of a run, see `Loss.at`
     return _roots(
         lambda by: w @ final.gradient(np, errors + by, Y),
         -errors.max(axis=0),
