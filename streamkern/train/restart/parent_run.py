@@ -1,8 +1,8 @@
 """The run, or the fitted model, from whose weights another run starts.
 
-With a *warm start*, the new run chooses its own centers and scaling, which must be equal to those
-of the weights. A run that *continues* another one takes centers, kernel, metric and scaling from
-it. Its data may differ: appended rows, for example, change the statistics of a store.
+With a *warm start*, the new run chooses its own centers and scaling, which must be the ones that
+the weights belong to. A run that *continues* another one takes centers, kernel, metric and scaling
+from it. Its data may differ: appended rows, for example, change the statistics of a store.
 """
 
 from __future__ import annotations

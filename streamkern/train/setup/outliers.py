@@ -63,9 +63,10 @@ _Floats = npt.NDArray[np.float64]
 
 
 class BoundedTargets:
-    """Replacement of outliers by targets `HUBER_WIDTH` robust deviations from a prediction.
+    """Replacement of outliers by targets that are closer to a prediction.
 
-    The predictions are a kernel ridge regression of a few rows, f = K(., points) alpha.
+    An outlier is moved to `HUBER_WIDTH` robust standard deviations from its prediction. The
+    predictions are a kernel ridge regression of a few rows, f = K(., points) alpha.
 
     limit : (c,) smallest error of an outlier
     spread : (c,) robust standard deviation of the errors
