@@ -175,22 +175,22 @@ def _why_too_few(source: BaseSource, n: int) -> str | None:
     stored, classes, why = stored_rows(source), source.classes, None
     counts = stored.totals
     if classes is None:
-        why = "of values"
+        why = "for numeric targets"
     elif n < MIN_CALIBRATED_ROWS:
-        why = f"of fewer than {MIN_CALIBRATED_ROWS:,} rows"
+        why = f"if there are fewer than {MIN_CALIBRATED_ROWS:,} rows"
         if _has_copies(source, n):
-            why += ", and a row is not judged by a fit to copies of it"
+            why += ", and leave-one-out predictions need rows without copies"
     elif n < MIN_MEAN_ROWS_PER_CLASS * len(classes):
-        why = f"of fewer than {MIN_MEAN_ROWS_PER_CLASS:,} rows for each class in the mean"
+        why = f"if there are fewer than {MIN_MEAN_ROWS_PER_CLASS:,} rows per class on average"
     elif len(classes) > MAX_CALIBRATED_CLASSES:
-        why = f"of more than {MAX_CALIBRATED_CLASSES:,} classes"
+        why = f"if there are more than {MAX_CALIBRATED_CLASSES:,} classes"
     elif source.weighted:
-        why = "of rows with sample weights, which may be those of few"
+        why = "if rows have sample weights, since few rows may have most of the weight"
     elif counts is not None:
         rows = counts * (n / stored.n_rows)
         if rows[rows > 0].min() < MIN_ROWS_RAREST_CLASS:
             rarest = classes[int(np.argmin(np.where(rows > 0, rows, np.inf)))]
-            why = f"where a class, here {rarest!r}, has fewer than {MIN_ROWS_RAREST_CLASS} of them"
+            why = f"if a class, here {rarest!r}, has fewer than {MIN_ROWS_RAREST_CLASS} rows"
     return None if why is None else f'as calibrate="auto" sets none aside {why}; {WITH_TRUE}'
 
 

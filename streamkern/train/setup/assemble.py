@@ -76,8 +76,7 @@ class Assembled:
 
     @property
     def targets(self) -> TargetScale:
-        """Mean and scale of the targets, which are removed before training and restored in f
-        afterwards."""
+        """Mean and scale of the targets, which the feed removes and the model restores."""
         return TargetScale.from_arrays(self.arrays)
 
     @property
@@ -116,7 +115,8 @@ def compute_setup(
 ) -> ComputedSetup:
     """Compute the centers, the kernel, the samples and the arrays of the solver.
 
-    Reads the centers, one sample of the stream and, if their mean is not known, the targets.
+    The order is: target scale; kernel and metric, from a few rows; centers; noise and ridge; if the
+    loss is not squares, its parameters; and then the samples, and the setup of the method.
 
     warm : run whose weights and target scale this run starts from; None for a new model
     found : metric that is already known, with its kernel if that is known too; None to choose both

@@ -105,13 +105,13 @@ NOT_LEARNED = Learned(None, {})
 
 
 def split(n: int) -> tuple[int, int]:
-    """Return (number of rows to learn from, number of rows to hold out), of n."""
+    """Return how many of n rows the metric is learned from, and how many are held out."""
     pool = n // 3
     return pool, min(HELD, n - 2 * pool)
 
 
 def judged_rows(n: int) -> int:
-    """Return the number of rows of the models that are compared, of n."""
+    """Return how many of n rows are fitted by the models that are compared."""
     pool, held = split(n)
     return min(n - held, max(n - pool - held, JUDGED_ROWS))
 
@@ -172,9 +172,10 @@ def learn_metric(
     def kernel_in(metric: Floats, categorical: CategoricalFeatures) -> Kernel:
         return find_kernel(run, rows.part(slice(n_held, cut)), report, metric, categorical).kernel
 
-    def judge(step: int) -> HeldOut:
+    def every(k: int) -> HeldOut:
+        """Return the problem of fitting every k-th of the rows that are not held out."""
         at = np.linspace(n_held, len(rows.X) - 1, judged_rows(len(rows.X))).astype(np.int64)
-        return HeldOut(run, rows.part(run.backend.asarray(at[::step])), held, classes)
+        return HeldOut(run, rows.part(run.backend.asarray(at[::k])), held, classes)
 
     with run.backend.single_threaded_blas():
         fits = [pool.part(slice(n)) for n in (ROUND_FIT, METRIC_FIT)]
@@ -202,7 +203,7 @@ def learn_metric(
         if found and plain_kernel is not None:
             before = before._replace(op=few.operator(plain_kernel(kernel.categorical)))
         if found:
-            verdict = _judged(run, before, found, judge, kernel_in if is_open else None)
+            verdict = _judged(run, before, found, every, kernel_in if is_open else None)
     report("metric", {"chosen": verdict.facts, "kernel": verdict.kernel.describe()})
     if not verdict.better:
         return Learned(None, verdict.facts, kernel.categorical)
@@ -270,7 +271,7 @@ class _Verdict(NamedTuple):
 
 
 def _judged(
-    run: ResolvedRun, before: Fitted, found: Sequence[_Candidate], judge: Callable[[int], HeldOut],
+    run: ResolvedRun, before: Fitted, found: Sequence[_Candidate], every: Callable[[int], HeldOut],
     kernel_in: Callable[[Floats, CategoricalFeatures], Kernel] | None,
 ) -> _Verdict:  # fmt: skip
     """Return the verdict on the best candidate, by models of the rows that are not held out.
@@ -279,12 +280,12 @@ def _judged(
     a lower loss, in the kernel of `kernel_in`.
 
     before : model without a metric, in the kernel of the run
-    judge : returns the rows to fit and the held-out rows; its argument k selects every k-th of the
-        rows to fit
+    found : candidates that lower the error of a model of a few rows
+    every : every(k) returns the problem of fitting every k-th of these rows
     kernel_in : finds the kernel for a metric and categorical features, from rows of its own; None
         if the settings give the kernel
     """
-    many = judge(1)
+    many = every(1)
     n, target = len(many.fit.X), min(run.problem.n_rows, run.problem.p)
 
     def refitted(by: HeldOut, models: Sequence[Fitted]) -> list[Fitted]:
@@ -305,7 +306,7 @@ def _judged(
             best, after = other, model
     pairs = [(plain, after)]
     if target > MORE_CENTERS * n:
-        half = refitted(judge(2), [before, best])
+        half = refitted(every(2), [before, best])
         both = zip(half, pairs[0], strict=True)
         one, other = (_with_more_rows(*each, target / n) for each in both)
         pairs.append((one, other))
