@@ -85,8 +85,8 @@ def test_every_class_keeps_its_rows() -> None:
         return calibration_split(RunConfig(), ArraySource(rows, labels, classes=names)).why_none
 
     assert why(np.arange(5500) % 11, NAMES[:11]) is None
-    assert "fewer than 500 rows for each class" in str(why(np.arange(5500) % 12, NAMES[:12]))
-    assert "fewer than 500 rows for each class" in str(why(np.arange(5500) % 20, NAMES))
+    assert "fewer than 500 rows per class" in str(why(np.arange(5500) % 12, NAMES[:12]))
+    assert "fewer than 500 rows per class" in str(why(np.arange(5500) % 20, NAMES))
     assert why(np.arange(10_000) % 20, NAMES, 10_000) is None
     for rarest, none in ((0, True), (49, False), (50, True)):
         labels = np.zeros(5500, int)
@@ -108,7 +108,7 @@ def test_rows_with_copies_are_not_judged_by_fits_to_the_copies() -> None:
     source = AugmentedSource(ArraySource(X[:300], y[:300], classes=("a", "b")), 3)
     found = calibration_split(RunConfig(), source)
     assert not found.left_out
-    assert "copies of it; train with calibrate=True" in str(found.why_none)
+    assert "rows without copies; train with calibrate=True" in str(found.why_none)
     rng = np.random.default_rng(0)
     rows, labels, new, told = (
         rng.normal(size=(150, 3)), rng.integers(0, 2, 150), rng.normal(size=(900, 3)),
