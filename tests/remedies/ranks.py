@@ -104,10 +104,10 @@ def of_settings() -> list[Remedy]:
         return enters
 
     cases: list[tuple[str, Do, Do]] = [
-        ("a cluster has its own; give the number of its workers", count(0, gpus | at),
+        ("cannot be used on a cluster; give the number of its workers", count(0, gpus | at),
          count(0, TWO | at)),
-        ("is another; leave one of them out", count(2, gpus | {"run.device": "cpu"}),
-         count(2, BLOCK | {"run.device": "cpu"})),
+        ("cannot be used with run.device=.cpu.; leave one of them out",
+         count(2, gpus | {"run.device": "cpu"}), count(2, BLOCK | {"run.device": "cpu"})),
         ("and there is none: .*; give a number", count(0, gpus), count(0, TWO)),
         ("give run.ranks='gpus', or run.device='cpu'", devices({"run.ranks": 3}),
          lambda: (devices({"run.ranks": "gpus"})(),
