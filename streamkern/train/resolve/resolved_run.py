@@ -283,9 +283,7 @@ def _with_centers(
         else:
             chosen, why = _as_started(problem, config.solver, fixed_sizes), None
         _check_centers(config, origin, data, chosen[0])
-        kept = 0
-        if not on_cluster and config.data.dask is None:
-            kept = _keep_stores(config, inputs, data, problem, chosen[2], budget_bytes)
+        kept = _keep_stores(config, inputs, data, problem, chosen[2], budget_bytes)
     except BaseException:
         backend.close()
         raise
@@ -299,7 +297,9 @@ def _keep_stores(
     config: RunConfig, inputs: RunInputs, data: Data, problem: ProblemShape, buffers: Buffers,
     budget_bytes: int,
 ) -> int:  # fmt: skip
-    """Return the bytes of decoded stores that the loader may keep, within the host's budget."""
+    """Return the bytes of decoded stores that the loader keeps; 0 if a cluster reads the rows."""
+    if inputs.client is not None or config.data.dask is not None:
+        return 0
     host = budget_bytes
     if problem.staging > 0:
         host = default_budget(available_memory()) // _ranks_per_host(config, inputs)
