@@ -1,4 +1,4 @@
-"""Limits of the work that "auto" may take, by `model.effort`."""
+"""Limits of the automatic choices, for each value of the setting model.effort."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Final, NamedTuple
 
 
 class EffortLevel(NamedTuple):
-    """Limits that stand for "auto".
+    """Limits of the automatic choices.
 
     n_centers : largest number of centers that are drawn.
-    all_rows : largest number of rows that are all taken as centers, if that is one equation in the
-        kernel matrix: see `solver.kernel_ridge`. It may exceed `n_centers`.
-    metric_rows : rows from which a metric is learned, a third of which its steps draw from: more
-        rows have more stages of steps, see `setup.metric_steps`.
+    all_rows : largest number of rows that may all be centers, if solver "direct" can solve the
+        equations of their kernel matrix (`solver.kernel_ridge`); may exceed `n_centers`.
+    metric_rows : largest number of rows from which a metric is learned. Its gradient steps draw
+        from a third of them, and have more stages with more rows, see `setup.metric_steps`.
     """
 
     n_centers: int

@@ -1,8 +1,8 @@
-"""Bytes of every buffer that a run will hold, phase by phase.
+"""Count the bytes of every large buffer of a run, by phase.
 
-The run allocates the listed buffers and no other large ones; `streamkern plan` prints the list
-before anything is started, and a test compares the peak with it. Buffers here are common to all
-methods; each method adds its own (`solver.method.Method.count`). Pure integers, no arrays.
+`streamkern plan` prints the list before a run starts, and tests compare it with the measured peak.
+The buffers here are common to all methods; each method adds its own (`solver.method.Method.count`).
+This module computes with integers only, and holds no arrays.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from streamkern.basics.randomness import COUNTER_BYTES, DEVICE_TILE
 from streamkern.planning.problem import MiB, ProblemShape
 from streamkern.planning.sizes import Sizes
 
-# Python objects, thread stacks, BLAS buffers and allocator slack beside the arrays.
 OVERHEAD = 64 * MiB
+"""Bytes of Python objects, thread stacks, BLAS buffers and allocator slack."""
 ROW_ID = 8
 """Bytes of a row number, which is stored with each row."""
 PRODUCT_TILE = 512
@@ -23,57 +23,58 @@ PRODUCT_TILE = 512
 SAVED_CHUNK = 64 * MiB
 """Largest chunk of an array in a run directory, in bytes."""
 RANK_SLAB_BYTES = 4 * MiB
-"""Largest part of an array that ranks add up at once, in bytes; each part is held three times."""
+"""Largest part of an array in one all-reduce, in bytes; each part is held three times."""
 BROADCAST_CENTER_BYTES = 4 * MiB
 """Largest part of the centers that rank 0 broadcasts at once, in bytes."""
 CENTER_KEY = 16
 """Bytes of a digest of a center, by which it is found in another run."""
 KEYS_SORTED = 4 * CENTER_KEY + 3 * ROW_ID
-"""Bytes per center of two runs: its keys, the sorted keys, and their positions."""
+"""Bytes per center to match the centers of two runs: their digests, sorted, and positions."""
 MAX_ORIGINS = 1 << 18
-"""Largest number of rows, plus one unit, whose origins are looked up."""
+"""Largest number of rows, plus one unit, whose origins are read at once."""
 MAX_COPIES = 16
-"""Largest number of equal rows with equal targets that count as copies of one row. More of them
-mean a table with few distinct rows, and new rows will be equal to them as well."""
+"""Largest number of equal rows with equal targets that count as copies of one row. More equal rows
+mean that the table has few distinct rows, so that new rows will be equal to them as well."""
 METRIC_FIT = 1024
-"""Rows fitted to learn a metric."""
+"""Number of rows that are fitted to learn a metric."""
 STEPPED_FIT, STEPPED_OTHERS = 1536, 1536
 """Largest numbers of rows that a metric step fits, and predicts."""
 METRIC_FEATURES = 256
-"""Largest number of features of a full metric that is learned by steps; d^3 FLOPs a step are
-then those of the factor."""
+"""Largest number of features for which gradient steps learn a full metric."""
 METRIC_COLUMNS = 2048
-"""Largest number of columns of a product of slopes, unless one output has more: each group of
-outputs evaluates the slopes again, which costs less than a tenth of so many columns."""
+"""Largest number of columns of a matrix product of kernel derivatives, unless one output has more.
+The outputs are divided into groups accordingly. Each group evaluates the derivatives again, which
+costs less than a tenth of a product with this many columns."""
 EVALUATED_ROWS = 1024
-"""Rows that a model is evaluated on at once, in training and later."""
+"""Number of rows on which a model is evaluated at once."""
 HARD_ROWS, HARD_BYTES = 500, 64 << 20
 """Largest number of calibration rows, and of their bytes, to which the residual scale is fitted."""
 KEPT_SHARE = 8
-"""A run keeps its stores decoded if they take up to one part in so many of the memory budget."""
+"""Stores are kept decoded in memory if they take at most 1 / KEPT_SHARE of the budget."""
 PANEL = 4096
-"""Outputs handled at once where an array of all of them would be the largest of the run."""
+"""Largest number of outputs for which a model is evaluated on `EVALUATED_ROWS` rows at once; with
+more outputs, on fewer rows."""
 
 
 @dataclass(frozen=True)
 class Buffers:
-    """List of every large buffer, by phase: (phase, name, bytes).
+    """List of the large buffers of a run.
 
-    "always" counts in every phase. "host" lists the host memory of a run on a device, and counts in
-    no phase.
+    lines : (phase, name, bytes) of each buffer. Buffers of "always" are held in every phase. The
+        host memory of a run on a device is listed under "host", and counts in no phase.
     """
 
     lines: list[tuple[str, str, int]] = field(default_factory=list)
 
     def add(self, phase: str, what: str, *shape: int, itemsize: int = 1) -> None:
-        """Append a buffer of the given shape."""
+        """Append a buffer. shape, itemsize : its entries, and the bytes of an entry"""
         size = itemsize
         for extent in shape:
             size *= extent
         self.lines.append((phase, what, size))
 
     def total(self, phase: str) -> int:
-        """Return the bytes held during a phase: those held always, and the phase's own."""
+        """Return the bytes held during a phase, with the buffers of "always"."""
         return sum(size for name, _, size in self.lines if name in ("always", phase))
 
     @property
@@ -92,12 +93,12 @@ class Buffers:
 
 
 class MemoryNeeds(NamedTuple):
-    """Properties of a method that set the size of buffers which every run holds.
+    """Properties of a method that determine the sizes of the common buffers.
 
-    product_rows : rows of its largest product.
-    outputs : columns of that product, c or more.
-    setup : numbers that it saves once, beside the centers.
-    sums : bytes of a checkpoint beside the weights.
+    product_rows, outputs : rows and columns of its largest product with a kernel matrix; there are
+        at least c columns
+    setup : number of array entries that its setup saves in addition to the centers
+    sums : bytes of a checkpoint in addition to the weights
     """
 
     product_rows: int
@@ -107,9 +108,9 @@ class MemoryNeeds(NamedTuple):
 
 
 def count_run(problem: ProblemShape, sizes: Sizes, needs: MemoryNeeds) -> Buffers:
-    """Count the buffers of every run: process, centers, rows, weights, arrays being saved.
+    """Count the common buffers of a run: process, centers, rows, weights, arrays being saved.
 
-    Buffers that a device does not need are counted on the "host".
+    In a run on a device, buffers in host memory are listed under "host".
     """
     buffers = Buffers()
     _count_stream(buffers, problem, sizes, needs)
@@ -121,10 +122,11 @@ def count_run(problem: ProblemShape, sizes: Sizes, needs: MemoryNeeds) -> Buffer
 def _count_stream(
     buffers: Buffers, problem: ProblemShape, sizes: Sizes, needs: MemoryNeeds
 ) -> None:
+    """Count the buffers of all phases except the selection of centers."""
     item, c, m = problem.itemsize, problem.c, sizes.batch_size
     d, s, h, point = problem.d, sizes.n_sample, sizes.n_probe, problem.point
     add, on_device = buffers.add, problem.staging > 0
-    train = "host" if on_device else "train"  # phase of buffers that a device does not need
+    train = "host" if on_device else "train"  # phase of buffers in host memory
     add("host" if on_device else "always", "interpreter, stacks, allocator", OVERHEAD)
     if problem.library_bytes:
         add("always", "compiler", problem.library_bytes)
@@ -136,15 +138,15 @@ def _count_stream(
     if problem.metric:
         add("always", "metric, and its copy for products", 2 * problem.metric)
         add("setup", "directions of the metric", 4 * problem.metric)
-    if not on_device:  # a device walks the columns in order
+    if not on_device:  # a device sums over the columns in order
         sums = n_groups(needs.outputs) * needs.outputs
         add("always", "partial sums of products", sums, needs.product_rows, itemsize=item)
     if problem.center_ranks == 1:
         _count_chosen_centers(buffers, problem)
     else:
         _count_scattered_centers(buffers, problem)
-    # Rows stay as stored until they are transformed, and transformed until they are prepared. A
-    # unit being decoded counts twice.
+    # Stored rows are held until they are transformed, and transformed rows until they are prepared.
+    # A unit that is being decoded counts twice.
     add("sample", "sample and probe", s + h, max(_sample_row_bytes(problem), d * item + point))
     add("sample", "targets of sample and probe", 2 * (s + h), c, itemsize=item)
     add("host" if on_device else "sample", "units being read", _in_hand(problem))
@@ -152,7 +154,7 @@ def _count_stream(
         add("host" if on_device else "always", "all-reduce buffers", 3, RANK_SLAB_BYTES)
     add(train, "loader, its shuffle blocks", loader_bytes(problem, sizes))
     _count_saving(buffers, problem, needs)
-    if on_device and problem.draws:  # elsewhere a tile of them is small
+    if on_device and problem.draws:  # on the CPU they are drawn in small tiles
         for phase, rows in (("sample", s + h), ("train", m)):
             counters = min(-(-rows * d // 4), DEVICE_TILE)
             add(phase, "random numbers of transforms", counters, COUNTER_BYTES)
@@ -176,14 +178,14 @@ def _count_stream(
 
 
 def _count_centers(buffers: Buffers, problem: ProblemShape) -> None:
-    """Count the prepared centers: all of them, or a rank's share in the setup and in the steps."""
+    """Count the prepared centers: all, or a rank's share, which differs in setup and steps."""
     add, item, p, point = buffers.add, problem.itemsize, problem.p, problem.point
     if problem.center_ranks == 1:
         add("always", "centers", p, point)
         return
     stripe, is_fourier = problem.in_setup(p), problem.features == "fourier"
     for phase in ("noise", "sample", "setup"):
-        n = p if is_fourier and phase == "noise" else stripe  # a stripe after the noise
+        n = p if is_fourier and phase == "noise" else stripe
         add(phase, "this rank's stripe of the centers", n, point)
         if problem.staging == 0:
             add(phase, "this rank's stripe of the raw centers", n, problem.d, itemsize=item)
@@ -194,7 +196,7 @@ def _count_centers(buffers: Buffers, problem: ProblemShape) -> None:
 
 
 def _count_chosen_centers(buffers: Buffers, problem: ProblemShape) -> None:
-    """Count the centers as rows and as raw centers, without the buffers of the selector."""
+    """Count the rows that become centers, and the raw centers, without the selector's buffers."""
     p, on_device = problem.p, problem.staging > 0
     if problem.selection is None:  # the rows are copied into the order of the centers
         most = max(2 * problem.row_bytes, _sample_row_bytes(problem))
@@ -208,13 +210,14 @@ def _count_chosen_centers(buffers: Buffers, problem: ProblemShape) -> None:
 
 
 def _sample_row_bytes(problem: ProblemShape) -> int:
-    """Return bytes of a sample row: stored, in the transforms, and cast if the dtypes differ."""
+    """Return the bytes of a row of the sample: stored, transformed, and cast if the dtypes
+    differ."""
     d, item, wide = problem.d, problem.itemsize, problem.transformed
     return problem.row_bytes + d * max(item, wide) + (d * item if wide > item else 0)
 
 
 def _count_scattered_centers(buffers: Buffers, problem: ProblemShape) -> None:
-    """Count the centers that rank 0 holds while it reads and broadcasts them, at the beginning."""
+    """Count the centers that rank 0 holds while it reads and broadcasts them."""
     item, p, d = problem.itemsize, problem.p, problem.d
     on_device, wide = problem.staging > 0, max(item, problem.transformed)
     phase = "host" if on_device else "centers"
@@ -236,9 +239,9 @@ def _count_scattered_centers(buffers: Buffers, problem: ProblemShape) -> None:
 
 
 def _count_initial_weights(buffers: Buffers, problem: ProblemShape) -> None:
-    """Count the initial weights, which rank 0 holds until each rank has those of its centers.
+    """Count the initial weights, which rank 0 holds until they are scattered over the ranks.
 
-    The solver exists by then, but no copy for a checkpoint, which would take more.
+    In the phase "train", the copies for checkpoints take more memory, and do not exist yet.
     """
     add, p, weights = buffers.add, problem.p, problem.p * problem.c * problem.itemsize
     if problem.staging > 0:
@@ -252,7 +255,7 @@ def _count_initial_weights(buffers: Buffers, problem: ProblemShape) -> None:
 
 
 def _count_weights(buffers: Buffers, problem: ProblemShape) -> None:
-    """Count the weights of the steps; rank 0 gathers partitioned ones for checkpoints."""
+    """Count the weights in the steps. Rank 0 gathers partitioned weights for checkpoints."""
     add, item, p, c = buffers.add, problem.itemsize, problem.p, problem.c
     best = problem.n_validation_rows > 0
     if problem.center_ranks == 1:
@@ -274,8 +277,8 @@ def _count_saving(buffers: Buffers, problem: ProblemShape, needs: MemoryNeeds) -
     add, item, p, c = buffers.add, problem.itemsize, problem.p, problem.c
     on_device = problem.staging > 0
     if on_device:
-        # Setup and checkpoints move between a disk and the device in chunks of at most 64 MiB,
-        # which Zarr encodes into a second buffer.
+        # Arrays move between a disk and the device in chunks of at most `SAVED_CHUNK`, which Zarr
+        # encodes into a second buffer.
         parts = problem.streams_centers or problem.reads_stripes
         chosen = problem.of_column(p) if parts else p
         add("host", "raw centers", chosen, problem.d, itemsize=item)
@@ -297,7 +300,7 @@ def _count_saving(buffers: Buffers, problem: ProblemShape, needs: MemoryNeeds) -
 
 
 def _count_selection(buffers: Buffers, problem: ProblemShape, sizes: Sizes) -> None:
-    """Count the buffers of choosing the centers, before anything else exists."""
+    """Count the buffers of a selector of centers, in the first phase of a run."""
     assert problem.selection is not None
     on_device = problem.staging > 0
     streamed = problem.selection.streamed
@@ -306,48 +309,51 @@ def _count_selection(buffers: Buffers, problem: ProblemShape, sizes: Sizes) -> N
     for what, size in problem.selection.buffers:
         buffers.add("host" if on_device and streamed else "centers", what, size)
     if not on_device:
-        alone = replace(problem, ranks=1, center_ranks=1)  # rank 0, for all
-        reading = loader_bytes(alone, sizes) if streamed else _in_hand(problem)
+        single = replace(problem, ranks=1, center_ranks=1)  # rank 0 selects for all ranks
+        reading = loader_bytes(single, sizes) if streamed else _in_hand(problem)
         buffers.add("centers", "units being read", reading)
 
 
 def _in_hand(problem: ProblemShape) -> int:
-    """Return the bytes of units read one after the other; a unit being decoded counts twice."""
+    """Return the bytes of units that are read in order, with one that is being decoded twice."""
     return (2 * problem.units_in_hand - 1) * problem.read_bytes
 
 
 def count_products(buffers: Buffers, problem: ProblemShape, b: int, phase: str = "setup") -> int:
-    """Count the temporaries of products of b x b matrices; a device needs none.
+    """Count the temporary arrays of products of b x b matrices on the CPU; a device needs none.
 
-    Returns the additional rows that solving one triangular system with another holds.
+    Returns the number of additional rows that are held while a triangular system is solved for a
+    triangular right-hand side.
     """
     if problem.staging > 0:
         return 0
     part = min(b, PRODUCT_TILE)
-    # A tile of a Gram matrix; two products in a triangular system, each half as high and wide.
+    # A tile of a Gram matrix, and two products of half its height and width in a triangular system.
     buffers.add(phase, "tiles of matrix products", problem.threads, 3 * part * part // 2,
         itemsize=problem.itemsize)  # fmt: skip
     return min(b, PRODUCT_TILE // 2)
 
 
 def rows_at_once(c: int) -> int:
-    """Return the rows on which a model with c outputs is evaluated at once."""
+    """Return the number of rows on which a model with c outputs is evaluated at once."""
     return max(16, EVALUATED_ROWS * PANEL // max(c, PANEL))
 
 
 def n_groups(c: int) -> int:
-    """Return the largest number of column groups whose partial products are held side by side.
+    """Return the largest number of groups of columns whose partial products are held together.
 
-    That many keep 16 threads busy on a batch; with many outputs a tile alone has enough work.
+    16 groups keep 16 threads busy on a batch. With many outputs fewer suffice, since a single tile
+    is enough work for a thread.
     """
     return max(1, min(16, 1024 // max(c, 1)))
 
 
 def loader_bytes(problem: ProblemShape, sizes: Sizes) -> int:
-    """Return bytes of two shuffle blocks of whole units, a partial batch and the units in flight.
+    """Return the bytes of two shuffle blocks of whole units, a partial batch and units being read.
 
-    16 bytes a row: its number and its position. A read holds the stored and the decoded unit. With
-    several ranks, each holds its share of a block's rows, the positions of all, and its row counts.
+    Each row takes 16 bytes more, for its number and its position. A unit that is being read is held
+    stored and decoded. With several ranks, each holds its share of the rows of a block, and the
+    positions of all.
     """
     row, unit = problem.row_bytes + 16, problem.unit_rows
     units = max(1, sizes.loader_block_bytes // (unit * row))
@@ -362,14 +368,13 @@ def loader_bytes(problem: ProblemShape, sizes: Sizes) -> int:
 
 
 def keep_stores(buffers: Buffers, problem: ProblemShape, decoded: int, budget_bytes: int) -> int:
-    """Return the bytes of the stores that the loader keeps decoded, and count them; 0 if it keeps
-    none.
+    """Decide whether the loader keeps the stores decoded; return their bytes, and count them.
 
-    They are kept if rows are read more than once, by replicas or by epochs, and the memory is there
-    in any case. Without that each replica of a base set reads and decodes it anew.
+    They are kept if rows are read more than once, by replicas or epochs, and they fit in the budget
+    together with the other buffers. Returns 0 otherwise.
 
     decoded : bytes of all rows of the stores
-    budget_bytes : of host memory
+    budget_bytes : budget of host memory
     """
     again = problem.epochs > 1 or problem.n_rows > problem.n_stored
     on_device = problem.staging > 0
@@ -382,5 +387,5 @@ def keep_stores(buffers: Buffers, problem: ProblemShape, decoded: int, budget_by
 
 
 def default_budget(available: int) -> int:
-    """Return the budget that memory="auto" stands for: four fifths of the free bytes."""
+    """Return the budget for memory="auto": four fifths of the available bytes."""
     return available * 4 // 5

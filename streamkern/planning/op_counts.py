@@ -23,7 +23,7 @@ class OpCounts:
     factors : FLOPs of Cholesky factorisations and of inverses of triangular matrices.
     eigen : FLOPs of eigendecompositions.
     wide_products, wide_factors : as `products` and `factors`, in float64.
-    calls : library calls, each of which takes some time however small the arrays are.
+    calls : library calls, whose overhead does not depend on the size of the arrays.
     """
 
     entries: float = 0
@@ -48,9 +48,9 @@ class OpCounts:
         return tuple(getattr(self, name) for name in WORK_KINDS)
 
     def flops(self, problem: ProblemShape) -> int:
-        """Return the FLOPs of all kinds together. problem : gives the FLOPs of a kernel value."""
+        """Return the FLOPs of all kinds together. problem : determines the FLOPs of an entry"""
         evaluated, per_value = self.entries + self.kept, 2 * problem.c
-        linear_algebra = sum(self._amounts[3:-1])  # which are FLOPs already
+        linear_algebra = sum(self._amounts[3:-1])  # products ... wide_factors
         products = per_value * (evaluated + self.swept)
         return int(2 * problem.d * evaluated + products + linear_algebra)
 
@@ -73,13 +73,13 @@ def together(counts: Iterable[OpCounts]) -> OpCounts:
 
 @dataclass(frozen=True)
 class Speeds:
-    """Times that the operations of one run take on a machine.
+    """Times that the operations of one run take on a machine, in seconds.
 
     compute : seconds per operation, by kind.
     prepared : seconds to prepare a row for a step.
-    read : seconds in which one thread reads a row.
-    busy : the part of `read` in which the thread computes instead of waiting.
-    compiled : seconds to compile one kernel, at its first evaluation in a process.
+    read : seconds that one thread takes to read a row.
+    busy : part of `read` that is processor time of the thread.
+    compiled : seconds to compile a kernel, at its first evaluation in a process.
     """
 
     compute: OpCounts
@@ -89,19 +89,18 @@ class Speeds:
     compiled: float
 
     def streaming(self, rows: float, computing: float, problem: ProblemShape) -> float:
-        """Return the seconds in which rows are streamed and trained on.
-
-        Reading overlaps the steps, and shares their threads.
+        """Return the seconds to read rows and take steps on them, which overlap.
 
         rows : number of rows.
         computing : seconds of the steps alone.
+        problem : numbers of threads and of readers.
         """
         readers = problem.readers or problem.threads
         processor = computing + rows * (self.prepared + self.busy / problem.threads)
         return max(processor, rows * self.read / readers)
 
     def as_rates(self) -> dict[str, Any]:
-        """Return operations per second by kind, and rows per second; without unmeasured ones."""
+        """Return operations per second by kind, and rows per second, as far as measured."""
         costs = {name: getattr(self.compute, name) for name in WORK_KINDS}
         costs |= {"rows_prepared": self.prepared, "rows_read": self.read}
         return {name: 1 / seconds for name, seconds in costs.items() if seconds}

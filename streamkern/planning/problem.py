@@ -1,7 +1,7 @@
-"""Inputs of a plan: the sizes of the data, the model and the machine, and costs. Pure numbers.
+"""Inputs of a plan: sizes of the data, the model and the machine, and costs, as numbers.
 
-A plan compares the setup with the steps, and one method with another, before anything is measured.
-So `Costs` are FLOPs at the speed of a matrix product; other work counts as the number of FLOPs that
+A plan compares the setup with the steps, and methods with each other, before anything is measured.
+`Costs` are therefore in FLOPs of a matrix product: other work counts as the number of FLOPs that
 take the same time.
 """
 
@@ -13,22 +13,22 @@ from types import MappingProxyType
 from typing import Final
 
 ENTRY: Final = 400
-"""Cost of an entry of a kernel matrix beside its products on a CPU: a distance, an exponential,
-and a number written once and read twice. Measured on two cores with 200 GFLOP/s."""
+"""Cost of a kernel value on a CPU, without its products: a distance, an exponential, and a number
+that is written once and read twice. Measured on two cores with 200 GFLOP/s."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Costs in FLOPs of a product in the precision of the run, float32 or float64.
+    """Costs in FLOPs of a matrix product in the precision of the run, float32 or float64.
 
-    entry : an entry of a kernel matrix, beside its products.
-    apply : an entry of a block's preconditioner, which is read twice a step, for any number of
-        outputs.
-    points : time of a FLOP of a product of points over that of any other product.
-    setup, sweeps : FLOPs that the setup of a block, and sweeps over all blocks, may always take:
-        some seconds.
-    most_rows : largest batch that is chosen automatically.
-    basis : source of the numbers, in words.
+    entry : cost of a kernel value, without its products.
+    apply : cost of an entry of a block's preconditioner in a step, which reads it twice, for any
+        number of outputs.
+    points : time of a FLOP in a product of points, relative to other products.
+    setup, sweeps : FLOPs that the setup of a block, and the sweeps over all blocks, may take in any
+        run; they take some seconds.
+    most_rows : largest batch size that is chosen automatically.
+    basis : source of the numbers, for a plan.
     """
 
     entry: int
@@ -41,24 +41,27 @@ class Costs:
 
 
 CPU: Final = Costs(ENTRY, 80, 1.0, 3 * 10**11, 10**12, 4096, "measured on two cores")
-"""Costs at 200 GFLOP/s, where `setup` takes about two seconds and `sweeps` one or two, as most
-of them is `entry`, the cost of NumPy. On bike, p = 8000, p/4, one epoch: 14 sweeps give 1.064
-times the loss of the exact model and 24 give 1.054, at three seconds more on one core."""
+"""Costs on a CPU with 200 GFLOP/s. `setup` then takes about two seconds, and `sweeps` one or two,
+because most of their time is spent on kernel values, for which `entry` is the cost with NumPy. On
+bike, with p = 8000, blocks of p / 4 and one epoch, 14 sweeps led to 1.064 times the loss of the
+exact model, and 24 sweeps to 1.054 with three more seconds on one core."""
 
 DEVICE_FLOPS, DEVICE_FAST, DEVICE_BANDWIDTH = 52.5e12, 545e12, 1.9e12
-"""Speeds of an H100, by `tools/gpu_check.py` (benchmarks/results/gpu_h100.json): FLOPs per
-second in float32 and in half precision, for 60 000 centers of 784 features; bytes per second
-of a matrix that is multiplied with ten columns. A copy moves 3e12."""
+"""Speeds of an H100, measured by `tools/gpu_check.py` (benchmarks/results/gpu_h100.json): FLOPs per
+second in float32 and in half precision, for 60 000 centers with 784 features; and bytes per second
+when a matrix is multiplied with ten columns. A copy moves 3e12 bytes per second."""
 DEVICE_ENTRY: Final = 428
-"""Applying the kernel to a product, a product with K and one with its transpose: 8 ps."""
+"""`Costs.entry` of a device: applying the kernel to a product, a product with K, and one with its
+transpose take 8 ps per kernel value."""
 DEVICE_APPLY: Final = 124
-"""Reading one half of H, which is triangular, twice: 4.2 ps for both."""
+"""`Costs.apply` of a device: reading the triangular half of H twice takes 4.2 ps per entry of H."""
 DEVICE_POINTS: Final[Mapping[str, float]] = MappingProxyType(
     {"exact": 1.0, "float64": 1.0, "high": 0.24, "fast": 0.097, "integer": 0.092}
 )
-"""Relative times, from two runs. "high" takes three products in half precision, at up to 727
-TFLOP/s."""
+"""`Costs.points` of a device for each precision, from two measurements. "high" takes three products
+in half precision, at up to 727 TFLOP/s."""
 DEVICE_ROWS: Final = 16_384
+"""`Costs.most_rows` of a device."""
 
 
 def device_costs(precision: str) -> Costs:
@@ -74,13 +77,13 @@ def device_costs(precision: str) -> Costs:
 class Selection:
     """Cost of a selector that reads more rows than it keeps as centers.
 
-    first : rows that it begins with.
-    rows : rows that it reads.
-    flops : leading terms.
-    buffers : every large buffer, (name, bytes).
-    streamed : whether the rows are a stream and everything is on the host; otherwise they are read
-        once, and are on the device.
-    library_bytes : code that is loaded for it, and stays in memory.
+    first : number of rows that it starts from.
+    rows : number of rows that it reads.
+    flops : leading terms of its FLOPs.
+    buffers : (name, bytes) of its large buffers.
+    streamed : whether the rows are streamed, and computed with on the host; otherwise they are read
+        once, to the device.
+    library_bytes : bytes of code that is loaded for it, and stays in memory.
     """
 
     first: int
@@ -98,61 +101,65 @@ class Selection:
 
 MiB = 1 << 20
 TOLD_APART = 64
-"""Bytes per row of a unit while the rows that a run leaves out are determined."""
+"""Bytes per row of a unit that are needed to determine which rows the run leaves out."""
 
 
 @dataclass(frozen=True)
 class ProblemShape:
     """Sizes of the data, the model and the machine.
 
-    n_rows : rows per epoch, virtual ones included.
-    d, c : features and outputs.
-    batch_size : rows of a step, where the user set them; None: the method chooses.
-    row_bytes : bytes of a row of X and y in storage.
-    unit_rows : rows that one read returns.
-    itemsize : 4 or 8.
-    threads : threads that compute tiles.
-    width : columns of a prepared row.
-    tile_bytes : bytes of a thread's tile.
-    left_bytes : bytes of the left sides of points that a product makes at once.
+    n_rows : number of rows per epoch, with copies.
+    epochs : number of epochs.
+    d, c : numbers of features and outputs.
+    p : number of centers; for "fourier", of random features.
+    row_bytes : bytes of a stored row, X and y.
+    unit_rows : largest number of rows in a unit.
+    itemsize : bytes of a float in the precision of the run, 4 or 8.
+    threads : number of threads that compute tiles.
+    width : number of columns of a prepared row.
+    tile_bytes : bytes of a thread's tile of a kernel matrix.
+    batch_size : number of rows of a step if the user has set it; None: the method chooses.
     library_bytes : bytes of code that the backend loads.
-    feed_arrays : copies of a batch in the feed: the cast rows, and the output of each transform.
+    left_bytes : bytes of the prepared left points that a product holds at once.
+    feed_arrays : number of copies of a batch in the feed: the cast rows, and the output of each
+        transform.
     transformed : bytes of an entry of X in the transforms.
     point_bytes : bytes of a prepared row; None: `width` entries of `itemsize`.
-    scratch_bytes : scratch memory for preparing rows.
-    staging : batches in the ring that feeds a device with memory of its own; 0 on the CPU.
-    readers : units read at once in training, at most; 0: one per thread.
-    units_in_hand : units read ahead and in use, where they are read one after the other.
-    saving : largest additional bytes held while arrays go to remote storage.
-    selection : cost of choosing the centers; None if it needs no memory and time of its own.
+    scratch_bytes : scratch memory of a thread that prepares rows.
+    staging : number of batches in the ring that feeds a device; 0 on the CPU.
+    readers : largest number of units that are read at the same time in training; 0: one per thread.
+    units_in_hand : number of units read ahead and in use, where units are read in order.
+    saving : largest number of additional bytes while arrays are uploaded to remote storage.
+    selection : cost of choosing the centers; None if it is negligible.
     kept : whether checkpoints are written.
-    repeats : whether every epoch yields the same rows.
+    repeats : whether every epoch has the same rows.
     complete : whether the data are complete, so that no other rows will follow.
-    rows_are_centers : whether every row is a center, exactly once, and the data are complete.
-    ridge : whether there is a ridge, or may be.
+    rows_are_centers : whether the data are complete and every row is a center, exactly once.
+    ridge : whether the solver has a ridge that is not 0.
     finds_ridge : whether the ridge is chosen automatically.
     finds_bandwidth : whether the bandwidth is chosen automatically.
-    metric_rows : number of rows from which a metric will be learned; 0: none is.
-    metric : bytes of the metric in float64, given or learned; 0: none.
-    float64 : time of a FLOP in float64 over that of one in the precision of the run.
+    metric_rows : number of rows from which a metric is learned; 0 if none is.
+    metric : bytes of the given or learned metric in float64; 0 without a metric.
+    float64 : time of a FLOP in float64, relative to the precision of the run.
     costs : costs of the machine.
-    n_stored : row v is made from stored row v mod n_stored; 0: n_rows.
-    hides_copies : whether that holds for some rows only, see `BaseSource`.
+    n_stored : number of stored rows; row v is made from stored row v mod n_stored; 0: n_rows.
+    hides_copies : whether only some rows are copies of stored rows, see `BaseSource`.
     n_validation_rows : number of validation rows, which are evaluated after every epoch.
-    n_calibration_rows : number of calibration rows of the finished model.
-    left_out : whether each row is predicted by the others instead, if not all are centers.
-    ranks : ranks that share the steps.
-    center_ranks : of these, the number over which the centers are partitioned.
-    streams_centers : whether rank 0 then broadcasts centers while it reads them; otherwise it holds
-        all of them at once.
-    has_initial_weights : whether the run begins from the weights of another one.
-    reads_stripes : whether each rank reads its own stripe from the run that is continued.
-    read_rows : rows that a read decodes, where some are left out of the run; 0: unit_rows.
-    features : "kernel", "nystrom" or "fourier"; p counts the random features of the last.
+    n_calibration_rows : number of calibration rows.
+    left_out : whether leave-one-out predictions replace calibration rows; methods whose centers are
+        all rows need no memory for them.
+    ranks : number of ranks that share the steps.
+    center_ranks : number of ranks over which the centers are partitioned; it divides `ranks`.
+    streams_centers : whether rank 0 broadcasts centers while it reads them; otherwise it holds all
+        of them at once.
+    has_initial_weights : whether the run starts from the weights of another one.
+    reads_stripes : whether each rank reads its stripe of the centers from the parent run.
+    read_rows : number of rows that a read decodes if some are left out of the run; 0: unit_rows.
+    features : "kernel", "nystrom" or "fourier".
     classes : whether the targets are classes.
-    several : whether there are two or more numeric targets, each of which may have its own ridge.
+    several : whether there are several numeric targets, each of which may have its own ridge.
     posterior : whether a posterior is requested.
-    draws : whether random transforms run where X is floating point.
+    draws : whether random transforms are applied to floating-point features.
     squares : whether the loss is the squared error.
     widened : see `Sizes`.
     """
@@ -212,43 +219,43 @@ class ProblemShape:
 
     @property
     def n_samples(self) -> int:
-        """Return the distinct rows over all epochs."""
+        """Number of distinct rows over all epochs."""
         return self.n_rows if self.repeats else self.n_rows * self.epochs
 
     @property
     def evaluated(self) -> int:
-        """Cost of an entry of a kernel matrix, see `Costs`, before it is multiplied."""
+        """Cost of evaluating a kernel value, in the unit of `Costs`."""
         return self.costs.entry + int(2 * self.d * self.costs.points)
 
     def of_rank(self, n: int) -> int:
-        """Return the largest share of a rank in n things that all ranks share."""
+        """Return the largest number of n items that a rank has if all ranks share them."""
         return -(-n // self.ranks)
 
     def of_row(self, n: int) -> int:
-        """Return the largest share of a rank in the n rows of a batch."""
+        """Return the largest number of the n rows of a batch that a rank has."""
         return -(-n * self.center_ranks // self.ranks)
 
     def in_setup(self, n: int) -> int:
-        """Return the largest number of centers of a rank in the setup, of n."""
+        """Return the largest number of n centers that a rank has in the setup."""
         return n if self.center_ranks == 1 else self.of_rank(n)
 
     def of_column(self, n: int) -> int:
-        """Return the largest number of centers of a rank in the steps, of n."""
+        """Return the largest number of n centers that a rank has in the steps."""
         return -(-n // self.center_ranks)
 
     @property
     def cycled(self) -> int | None:
-        """Return the rows over which the stream cycles; None if each row is new."""
+        """Number of rows over which the stream cycles; None if it has new rows in every epoch."""
         return self.n_rows if self.repeats and self.complete else None
 
     @property
     def read_bytes(self) -> int:
-        """Bytes of a unit as read, with half of the bytes that finding omitted rows takes."""
+        """Bytes of a unit while it is read, with half of `TOLD_APART` if rows are left out."""
         if not self.read_rows:
             return self.unit_rows * self.row_bytes
         return self.read_rows * (self.row_bytes + TOLD_APART // 2)
 
     @property
     def point(self) -> int:
-        """Return the bytes of a prepared row."""
+        """Bytes of a prepared row."""
         return self.point_bytes or self.width * self.itemsize

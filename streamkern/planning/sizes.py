@@ -1,6 +1,6 @@
-"""Sizes common to all methods: batches, samples, read-ahead.
+"""Choose the sizes that all methods have: batches, samples and read-ahead.
 
-This module computes with integers only, and holds no arrays.
+This module computes with numbers only, and holds no arrays.
 """
 
 from __future__ import annotations
@@ -14,19 +14,25 @@ from streamkern.basics.message import mention
 from streamkern.planning.problem import MiB, ProblemShape
 
 MIN_PROBE, MAX_PROBE = 512, 4096
+"""Smallest and largest number of rows of the probe."""
 MIN_BATCH, MAX_BATCH = 256, 4096
+"""Smallest and largest batch size that `auto_batch` returns."""
 LOADERS = ((128 * MiB, 68 * MiB), (64 * MiB, 32 * MiB), (32 * MiB, 16 * MiB))
-"""Bytes of a shuffle block and of the reads in flight, in the order tried: 64 MiB of rows with
-their row numbers, in whole numbers of chunks of 4, 8 and 16 MiB; then smaller ones."""
+"""Bytes of a shuffle block and of the reads in flight, in the order in which they are tried. 68 MiB
+hold 64 MiB of rows with their row numbers, whole chunks of 4, 8 or 16 MiB."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of a run, for any method; subclasses add those of their method.
+    """Sizes of a run for any method. Subclasses add the sizes of their method.
 
-    n_sample, n_probe : rows of the setup sample, and of the probe on which step sizes are measured.
-    widened : whether the run computes in float64 although its kernel and metric were chosen in
-        float32, because run.precision is "auto"
+    solver : name of the method
+    batch_size : number of rows of a step
+    n_sample, n_probe : numbers of rows of the setup sample, and of the probe on which step sizes
+        are measured
+    loader_block_bytes, loader_in_flight_bytes : bytes of a shuffle block, and of pending reads
+    widened : whether the run computes in float64 because run.precision is "auto"; kernel and metric
+        are still chosen in float32
     """
 
     solver: str
@@ -38,8 +44,10 @@ class Sizes:
     widened: bool = field(default=False, kw_only=True)
 
     def recorded(self) -> dict[str, Any]:
-        """Return the sizes as a run records them: without those that have their default, which
-        earlier versions do not know."""
+        """Return the sizes as JSON values for the record of a run.
+
+        Sizes that have their default are left out, because earlier versions do not know them.
+        """
         defaults = {name: of.default for name, of in self.__dataclass_fields__.items()}
         return {k: v for k, v in asdict(self).items() if v != defaults[k]}
 
@@ -63,12 +71,12 @@ def check_between(name: str, value: int | None, low: int, high: int, bound: str)
 
 
 def check_batch_size(problem: ProblemShape) -> None:
-    """Raise ConfigError if a batch is set that has more rows than an epoch."""
+    """Raise ConfigError if the user has set a batch with more rows than an epoch."""
     check_between("batch_size", problem.batch_size, 1, problem.n_rows, "n_rows=")
 
 
 def halvings(fixed: int | None, start: int, end: int) -> list[int]:
-    """Return the fixed size if set; otherwise `start` and its halves down to `end`."""
+    """Return [fixed] if it is set; otherwise `start`, and repeatedly its half, down to `end`."""
     if fixed is not None:
         return [fixed]
     sizes = [start]
@@ -78,10 +86,11 @@ def halvings(fixed: int | None, start: int, end: int) -> list[int]:
 
 
 def auto_batch(problem: ProblemShape) -> int:
-    """Return the power of two nearest to p / 4, between 256 and 4096 and at most n.
+    """Return the batch size for "auto": p / 4 rounded to a power of two, within limits.
 
-    A step costs 2 p b c FLOPs and two passes over H for any m; with m = p / 4 that is a few per
-    cent of the kernel product, and m stays below the critical batch size, so that no row is wasted.
+    For any batch size m, a step costs 2 p b c FLOPs and two passes over H in addition to the kernel
+    product. With m = p / 4 this is a few per cent of the kernel product, and m is still below the
+    critical batch size.
     """
     return min(max(MIN_BATCH, min(near_quarter(problem.p), MAX_BATCH)), problem.n_rows)
 
@@ -97,22 +106,22 @@ def power_of_two(size: float) -> int:
 
 
 def batches(problem: ProblemShape, best: int | None = None) -> list[int]:
-    """Return batch sizes to try, from the best to the smallest."""
+    """Return the batch sizes to try, from the best to the smallest. best : None for "auto"."""
     return halvings(problem.batch_size, best or auto_batch(problem), min(64, problem.n_rows))
 
 
 def steps(problem: ProblemShape) -> int:
-    """Return the number of steps of the run, with the batch size that is set, or else the best."""
+    """Return the number of steps of the run, with the user's batch size or `auto_batch`."""
     return -(-problem.n_rows // (problem.batch_size or auto_batch(problem))) * problem.epochs
 
 
 def sample_sizes(n_rows: int, wanted: int, probe: int) -> tuple[int, int]:
-    """Return the rows of the setup sample and of the probe; they overlap if the sum exceeds n_rows.
+    """Return the numbers of rows of the setup sample and of the probe.
 
-    With too few rows for a separate probe of `probe` rows, the sample is four fifths of the rows.
-    The probe is then all rows, if they are few: the stream cycles over exactly these, so a step
-    size that is measured on all of them is the bound itself and no estimate. Otherwise it is the
-    remaining fifth.
+    With fewer than wanted + probe rows, the sample is four fifths of the rows. The probe is then
+    all rows if there are at most `MAX_PROBE`: the stream cycles over exactly these rows, so that
+    step sizes measured on them are exact bounds and no estimates. Otherwise the probe is at most
+    the remaining fifth.
     """
     if wanted + probe <= n_rows:
         return wanted, probe
@@ -121,7 +130,7 @@ def sample_sizes(n_rows: int, wanted: int, probe: int) -> tuple[int, int]:
 
 
 def check_epochs(problem: ProblemShape, solver: str) -> None:
-    """Raise ConfigError for a single epoch: the first pass of such a solver takes no step."""
+    """Raise ConfigError for a single epoch, with a solver whose first epoch takes no step."""
     if problem.epochs < 2:
         raise ConfigError(
             f"{mention('data.epochs', problem.epochs)} must be at least 2 with solver {solver!r}, "

@@ -1,13 +1,13 @@
-"""The format of a checkpoint: groups of arrays that are either complete or not there.
+"""The format of setups and checkpoints: groups of arrays that exist completely or not at all.
 
-A group is a plain zarr v3 group beside a manifest that names it: ``42/`` and ``42.json``. The
-manifest lists size and SHA-256 of every file, carries the meta and a checksum of itself, and is
-written in one step, after every byte it names is durable. A group is never written to twice:
-publishing under the same name fills a fresh group (``42-1``), and the new manifest replaces the old
+A group is a plain zarr v3 group next to a manifest that names it: ``42/`` and ``42.json``. The
+manifest lists size and SHA-256 of every file, contains the metadata and a checksum of itself, and
+is written atomically after every byte that it names is durable. A group is never written to twice:
+publishing under the same name fills a new group (``42-1``), and the new manifest replaces the old
 one.
 
-Sizes and checksums are computed from the bytes on their way to zarr's store, and compared on their
-way back: nothing is read twice, and no array receives a byte that the manifest does not list.
+Sizes and checksums are computed while zarr writes, and compared while it reads. Nothing is read
+twice, and no array receives a byte that the manifest does not list.
 """
 
 from __future__ import annotations
@@ -40,21 +40,29 @@ from streamkern.rundir.run_storage import RunStorage, reason
 
 CHECKPOINT_KIND = "checkpoint"
 _KEYS = {"step", "group", "saved", "arrays", "files", "meta", "run", "log"}
-# Number of the writer (object stores only), step or "setup", number of the attempt after the first.
+"""Entries of a manifest."""
 STEM = re.compile(r"((?:\d{12}-)?(?:\d{12}|setup))(-\d{1,3})?")
+"""Name of a group: number of the writer (on object stores), step or "setup", and number of the
+attempt after the first."""
 _NAME = re.compile(r"(?!__)[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _KINDS = frozenset("?bhilqBHILQefdFD")  # bool, integers, half to double, complex
 _CHUNK_BYTES = (8 << 20, SAVED_CHUNK)
-_AT_ONCE = (2, 16)  # chunks, if requests take time
+"""Preferred and largest size of a chunk in bytes."""
+_AT_ONCE = (2, 16)
+"""Smallest and largest number of chunks that are transferred at once to or from an object store."""
 
 
 @dataclass(frozen=True)
 class Saved:
-    """The content of a checkpoint: arrays with their dtypes and bits, and the meta as it was given.
+    """The content of a checkpoint or a setup.
 
-    run : the settings and data it belongs to, or None
-    skipped : a sentence for each newer checkpoint that is damaged and was passed over
-    checksums : array -> SHA-256 of the manifest's entries for its files, of a loaded group
+    step : step of the checkpoint; 0 for a setup
+    arrays : arrays by name, bit for bit as they were saved
+    meta : JSON values as they were saved
+    run : record of the run to which it belongs, or None
+    skipped : a sentence for each newer checkpoint that is damaged and was skipped
+    checksums : for each array of a loaded group, the SHA-256 of the manifest's entries for its
+        files
     """
 
     step: int
@@ -67,9 +75,10 @@ class Saved:
 
 @contextlib.contextmanager
 def checkpoint_errors(place: str) -> Iterator[None]:
-    """Raise CheckpointError if a document of the run in `place` lacks an entry that is looked up.
+    """Convert errors of looking up entries of a document in `place` to CheckpointError.
 
-    A checksum is not a signature: a user who edits a document can seal it again.
+    A document with a valid checksum may still lack entries, because a checksum is not a signature:
+    a user who edits a document can compute it again.
     """
     try:
         yield
@@ -94,14 +103,15 @@ def publish_checkpoint(
     taken: Collection[str],
     ready: Callable[[], int],
 ) -> str:
-    """Write a fresh group, make it durable, and only then let the manifest ``stem.json`` name it.
+    """Write a new group, make it durable, and then publish it by the manifest ``stem.json``.
 
     Returns the name of the group.
 
-    stem : with its folder
-    taken : names that exist already
+    stem : name without ``.json``, with its folder
+    run : record of the run, or None
+    taken : names that exist already in the folder
     ready : called when only the manifest is missing; returns the number of stored lines of the run
-        log, or raises to stop the publication
+        log, or raises an error to prevent the publication
     """
     plain, manifest = checked_meta(meta, "meta"), f"{stem}.json"
     checked = checked_arrays(arrays)
@@ -122,9 +132,9 @@ def publish_checkpoint(
         }
         document = seal(CHECKPOINT_KIND, body)
     except StorageError:
-        raise  # deleting would wait for the same storage again; the next sweep does it
+        raise  # deleting would wait for the same storage; a later `CheckpointRetention` does it
     except BaseException:
-        with contextlib.suppress(OSError):  # the next sweep does it
+        with contextlib.suppress(OSError):  # a later `CheckpointRetention` does it
             folder.delete_group(group)
         raise
     try:
@@ -140,9 +150,10 @@ def publish_checkpoint(
 
 
 def load_checkpoint(folder: RunStorage, manifest: str, into: TargetFactory = on_host) -> Saved:
-    """Load the group that `manifest` names, with every byte verified.
+    """Load the group that `manifest` names, and verify every byte that is read.
 
-    into : maps name, shape and dtype of an array to the array that receives its parts, or None
+    into : returns, for the name, shape and dtype of an array, the array that receives its parts;
+        None if the array is not needed
 
     Raises UnverifiedError if the group is incomplete or differs from its manifest, and StorageError
     if the storage fails before this can be decided.
@@ -172,13 +183,14 @@ def read_manifest(folder: RunStorage, manifest: str) -> dict[str, Any]:
     except ValueError as error:
         raise UnverifiedError(f"{_base(manifest)} is damaged ({error})") from error
     if body.keys() != _KEYS or not isinstance(body["log"], int):
-        raise UnverifiedError(f"{_base(manifest)} is not what a manifest is here")
+        raise UnverifiedError(f"{_base(manifest)} has other entries than a manifest")
     if not STEM.fullmatch(str(body["group"])):
         raise UnverifiedError(f"{_base(manifest)} names a group outside the run directory")
     return body
 
 
 def _checksums(files: Mapping[str, list[Any]]) -> dict[str, str]:
+    """Return `Saved.checksums`. files : [size, SHA-256] of each file"""
     digests: dict[str, Any] = {}
     for key, (size, sha256) in sorted(files.items()):
         array = digests.setdefault(key.partition("/")[0], hashlib.sha256())
@@ -199,7 +211,12 @@ def named_group(folder: RunStorage, manifest: str) -> str | None:
 
 
 def checked_meta(meta: Mapping[str, object], name: str) -> dict[str, Any]:
-    """Return a copy of `meta` that JSON gives back unchanged; tuples become lists."""
+    """Return a copy of `meta` as JSON values, in which tuples are lists.
+
+    name : name of `meta` in messages
+
+    Raises CheckpointError for a value that JSON would not restore.
+    """
     if not isinstance(meta, Mapping):
         raise CheckpointError(f"{name} is {type(meta).__name__}, not a mapping")
     copied: dict[str, Any] = _checked_json(meta, name)
@@ -207,6 +224,7 @@ def checked_meta(meta: Mapping[str, object], name: str) -> dict[str, Any]:
 
 
 def _checked_json(value: object, where: str) -> Any:
+    """Return a copy of a value as JSON values. where : name of the value in messages"""
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
@@ -248,7 +266,7 @@ def checked_arrays(arrays: Mapping[str, object]) -> dict[str, ChunkedArray]:
 
 
 def chunk_rows(shape: tuple[int, ...], itemsize: int) -> int:
-    """Return the rows per chunk of 8 MiB, or up to 64 MiB; even chunks avoid padding."""
+    """Return the number of rows per chunk, for chunks of 8 to 64 MiB of nearly equal size."""
     n_rows, row_bytes = shape[0], itemsize * math.prod(shape[1:])
     small, large = _CHUNK_BYTES
     target = min(max(n_rows * row_bytes // 64, small), large)
@@ -321,7 +339,8 @@ def _chunk_shape(x: ChunkedArray) -> tuple[int, ...]:
 
 
 def _chunks(stored: zarr.Array[Any]) -> list[Any]:
-    """Return the selection of each chunk: given several at once, zarr would copy ten at a time."""
+    """Return the selection of each chunk, one by one, since zarr would copy ten chunks at a
+    time."""
     if stored.ndim == 0:
         return [()]
     rows, n_rows = stored.chunks[0], stored.shape[0] if stored.size else 0
@@ -329,13 +348,13 @@ def _chunks(stored: zarr.Array[Any]) -> list[Any]:
 
 
 def _wanted(stored: zarr.Array[Any], x: ChunkedArray) -> list[Any]:
-    """Return the selections of the chunks that are to be read."""
+    """Return the selections of the chunks that the target needs."""
     chunks = _chunks(stored)
     return [part for part in chunks if x.wants(part)] if isinstance(x, SelectiveTarget) else chunks
 
 
 def _at_once(folder: RunStorage, arrays: Iterable[ChunkedArray]) -> int:
-    """Return the number of chunks to move at once: one if there is no request latency to hide."""
+    """Return the number of chunks to transfer at once; 1 if the storage has no latency to hide."""
     if not folder.in_flight_bytes:
         return 1
     largest = max((math.prod(_chunk_shape(x)) * x.dtype.itemsize for x in arrays), default=1)

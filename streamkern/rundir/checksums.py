@@ -1,13 +1,13 @@
-"""Checksums of a run's files: small documents carry their own, groups of arrays have a list.
+"""Checksums of a run's files, in JSON documents and in zarr groups.
 
     {"format": "streamkern-run", "version": 2, ..., "sha256": "9f86d0..."}
 
-The checksum of a document is that of all other entries as sorted JSON without white space, so any
-JSON tool can read and re-indent it, and no change of its content goes unnoticed.
+A document contains the checksum of its other entries as sorted JSON without white space. Any JSON
+tool can therefore read and re-indent it, and any change of its content is detected.
 
-`RecordingStore` and `CheckedStore` are zarr stores for a group that is written once: they record
-and verify [size, SHA-256] of every file. Nothing is read or written twice for it, and every access
-to a file passes through them.
+`RecordingStore` and `CheckedStore` are zarr stores for a group that is written once. They record
+and verify [size, SHA-256] of every file as it passes through them, without reading or writing it a
+second time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,11 @@ _OWN = frozenset({"format", "version", "sha256"})
 
 
 def seal(kind: str, body: Mapping[str, Any]) -> bytes:
-    """Return the bytes of a document of this kind. body : JSON values with finite numbers."""
+    """Return the bytes of a document, with its checksum.
+
+    kind : kind of the document, such as "run"
+    body : JSON values with finite numbers
+    """
     assert not _OWN & body.keys()
     document = {"format": f"streamkern-{kind}", "version": DOCUMENT_VERSION, **body}
     sealed = document | {"sha256": json_digest(document)}
@@ -42,7 +46,7 @@ def seal(kind: str, body: Mapping[str, Any]) -> bytes:
 
 
 def unseal(kind: str, data: Bytes) -> dict[str, Any]:
-    """Return the body of a document of this kind; raise ValueError if it is not intact."""
+    """Return the body of a document; raise ValueError if it is damaged or of another kind."""
     document = parsed_json(data, finite=True)
     if not isinstance(document, dict):
         raise ValueError("it is not a JSON object")
@@ -60,7 +64,7 @@ def unseal(kind: str, data: Bytes) -> dict[str, Any]:
 
 
 def is_sealed(data: Bytes) -> bool:
-    """Return whether the bytes are an intact document, of any kind."""
+    """Return whether the bytes are an intact document of any kind."""
     try:
         document = parsed_json(data, finite=True)
         return isinstance(document, dict) and document.pop("sha256", None) == json_digest(document)
@@ -68,16 +72,18 @@ def is_sealed(data: Bytes) -> bool:
         return False
 
 
-_THREAD_BYTES = 1 << 20  # hashing more than this on zarr's event loop holds up other requests
+_THREAD_BYTES = 1 << 20
+"""Bytes above which a value is hashed in a thread, since zarr's event loop must not be blocked."""
 _METADATA = "zarr.json"
 
 
 class UnverifiedError(Exception):
-    """A manifest or the data it names is torn, changed or missing; the message says which."""
+    """A manifest, or a file that it names, is incomplete, changed or missing; the message says
+    which."""
 
 
 class _GroupStore(Store):
-    """Common base of both stores: they know the files of their group."""
+    """Base class of both stores. files : [size, SHA-256] of each file of the group."""
 
     supports_deletes = False
     supports_listing = True
@@ -129,7 +135,7 @@ class _GroupStore(Store):
 
 
 class RecordingStore(_GroupStore):
-    """Writes a new group; `files` receives [size, SHA-256] of each file written."""
+    """Store that writes a new group, and records [size, SHA-256] of each file in `files`."""
 
     supports_writes = True
 
@@ -150,7 +156,8 @@ class RecordingStore(_GroupStore):
 
 
 class CheckedStore(_GroupStore):
-    """Reads a group; UnverifiedError if a file differs from its [size, SHA-256] in `files`."""
+    """Store that reads a group; raises UnverifiedError if a file differs from its entry in
+    `files`."""
 
     supports_writes = False
 

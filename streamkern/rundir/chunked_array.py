@@ -1,4 +1,4 @@
-"""Arrays that are read and written in parts, and that receive the parts of a checkpoint."""
+"""Arrays that are read and written in parts, as checkpoints are saved and loaded."""
 
 from __future__ import annotations
 
@@ -29,22 +29,24 @@ class ChunkedArray(Protocol):
 
 @runtime_checkable
 class SelectiveTarget(ChunkedArray, Protocol):
-    """An array that wants only some of its parts: the others are neither read nor verified."""
+    """A target that needs only some of the parts; the others are neither read nor verified."""
 
     def wants(self, part: Any, /) -> bool: ...
 
 
 TargetFactory = Callable[[str, tuple[int, ...], np.dtype[Any]], ChunkedArray | None]
+"""Function that returns, for the name, shape and dtype of a saved array, the array that receives
+its parts; None if it is not needed."""
 
 
 def on_host(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ChunkedArray:
-    """Return a new NumPy array."""
+    """Return a new NumPy array (a `TargetFactory`)."""
     return np.empty(shape, dtype)
 
 
 @dataclass(frozen=True)
-class _Unkept:
-    """Array whose parts are verified as they are read, and discarded."""
+class _DiscardTarget:
+    """Target whose parts are verified as they are read, and discarded."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -61,5 +63,5 @@ class _Unkept:
 
 
 def discard_target(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ChunkedArray:
-    """Return an array that discards its parts: to read only the meta, or to verify a group."""
-    return _Unkept(shape, dtype)
+    """Return a target that discards its parts, to verify a group (a `TargetFactory`)."""
+    return _DiscardTarget(shape, dtype)

@@ -1,4 +1,4 @@
-"""Names in a run directory; run.json, the copy of the configuration; deletion of old files."""
+"""Find, name and delete the files of a run directory; read and write run.json."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _SETUP = re.compile(r"(?:\d{12}-)?setup(?:-\d{1,3})?(?:\.json)?")
 _FORMAT = re.compile(rb'"format":\s*"streamkern-')
 _MANIFEST = re.compile(r"(?:(\d{12})-)?(\d{12}|setup)\.json")
 
-CheckpointId = tuple[int, int]  # number of the writer, step: later ones are higher
+CheckpointId = tuple[int, int]
+"""Number of the writer, and step. A later checkpoint has a higher id."""
 
 
 def stem_of(writer: int, what: int | str) -> str:
@@ -48,10 +49,10 @@ def checkpoint_ids(names: set[str]) -> list[CheckpointId]:
 
 
 def foreign_files(folder: RunStorage) -> str | None:
-    """Return the first name that a run would use and that belongs to another program, or None.
+    """Return a file of another program whose name a run would use; None if there is none.
 
-    A folder belongs to streamkern if one of its documents says so, damaged or not; the name of a
-    file is not enough.
+    A folder belongs to streamkern if one of its documents has the format of streamkern, even if it
+    is damaged. The name of a file is not enough.
     """
     names = {name for name in folder.names() if name in folder.keeps or _SETUP.fullmatch(name)}
     if not names or any(_FORMAT.search(data) for data in _documents(folder)):
@@ -60,7 +61,7 @@ def foreign_files(folder: RunStorage) -> str | None:
 
 
 def _documents(folder: RunStorage) -> Iterator[Bytes]:
-    """Yield the documents of a run in this folder, one after the other."""
+    """Yield the content of documents that a run writes, as far as they exist."""
     # List again: a writer that is just starting writes writer.json before all other files.
     names = folder.names()
     yield from _read(folder, sorted(names & {CONFIG, "writer.json"}))
@@ -72,15 +73,16 @@ def _documents(folder: RunStorage) -> Iterator[Bytes]:
 
 def _read(folder: RunStorage, names: list[str]) -> Iterator[Bytes]:
     for name in names:
-        # The file was deleted meanwhile, or is a folder.
+        # The file may have been deleted since the listing, or may be a folder.
         with contextlib.suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError):
             yield folder.read(name)
 
 
 def recorded(folder: RunStorage) -> dict[str, Any] | None:
-    """Return the configuration in the setup's manifest, or in the newest intact checkpoint's.
+    """Return the configuration in the manifest of the setup, or of the newest intact checkpoint.
 
-    None if there is neither. Nothing has been computed then, so that any configuration may be used.
+    None if there is no manifest. Nothing has been computed then, and another configuration may be
+    used.
     """
     setups, saves = published(folder)
     body = _first_good(folder, [*reversed(setups), *reversed(saves)])
@@ -88,7 +90,7 @@ def recorded(folder: RunStorage) -> dict[str, Any] | None:
 
 
 def n_logged_lines(folder: RunStorage) -> int:
-    """Return the number of log lines in the newest intact checkpoint, or else the setup."""
+    """Return the number of log lines that the newest intact checkpoint, or the setup, records."""
     setups, saves = published(folder)
     body = _first_good(folder, [*reversed(saves), *reversed(setups)])
     return 0 if body is None else int(body["log"])
@@ -98,7 +100,7 @@ def stored_records(folder: RunStorage) -> tuple[list[dict[str, Any]], str | None
     """Return the records of the run log in order, and a warning if any are damaged or lost."""
     where = f"the run log in {folder.place}"
     try:
-        stored = n_logged_lines(folder)  # before the log, which only grows
+        stored = n_logged_lines(folder)  # read before the log, which only grows
         return read_lines(folder.read_log(), where, stored)
     except StorageError:
         raise
@@ -107,7 +109,7 @@ def stored_records(folder: RunStorage) -> tuple[list[dict[str, Any]], str | None
 
 
 def published(folder: RunStorage) -> tuple[list[str], list[str]]:
-    """Return the manifests of setups and those of checkpoints, each oldest first."""
+    """Return the names of the manifests of setups, and of checkpoints, each oldest first."""
     setups = [stem_of(writer, "setup") for writer, _ in checkpoint_ids(folder.names())]
     saves = [
         CHECKPOINTS + stem_of(*checkpoint)
@@ -129,7 +131,10 @@ def write_config(folder: RunStorage, config: Mapping[str, Any]) -> None:
 
 
 def read_config(folder: RunStorage) -> dict[str, Any] | None:
-    """Return the content of run.json, or None without one; RunError if it was edited."""
+    """Return the content of run.json, or None if there is none.
+
+    Raises RunError if it is damaged or was edited.
+    """
     try:
         return unseal("run", folder.read(CONFIG))
     except FileNotFoundError:
@@ -161,10 +166,11 @@ _log = logging.getLogger("streamkern")
 
 
 class CheckpointRetention:
-    """Deletes old files of one run directory, on behalf of the process that holds its lock.
+    """Delete old files of a run directory, in the process that holds its lock.
 
     keep : number of checkpoints to keep, the newest ones
-    unverified : stems of checkpoints that do not verify; they are deleted with the next old ones
+    unverified : names, without ``.json``, of damaged checkpoints, which are deleted with the next
+        old ones
     """
 
     def __init__(self, folder: RunStorage, keep: int) -> None:
@@ -187,12 +193,16 @@ class CheckpointRetention:
                 self._log_failure(error)
 
     def delete_old(self, lock: WriterLock, where: str, names: set[str]) -> None:
-        """Delete the files among `names` that are too old.
+        """Delete the checkpoints among `names` that are too old, and groups without a manifest.
 
-        A failure is only logged, because the new checkpoint is durable already. Raises
-        RunLockedError if another writer has taken over the run. It may have resumed from a
-        checkpoint that is too old here, and may have deleted the group of the checkpoint that was
-        just saved before its manifest was written.
+        A failure is only logged, because the new checkpoint is durable already.
+
+        where : folder, "" or `CHECKPOINTS`
+        names : names in it; deleted manifests are removed
+
+        Raises RunLockedError if another writer has taken over the run. That writer may have resumed
+        from a checkpoint that is too old here, and may have deleted the group that was just saved,
+        before its manifest was written.
         """
         try:
             lock.check()
@@ -208,7 +218,7 @@ class CheckpointRetention:
             self._log_failure(error)
 
     def _sweep(self, lock: WriterLock, where: str, names: set[str]) -> None:
-        """Delete temporary files, and groups without a manifest, of this writer or earlier ones."""
+        """Delete temporary files, and groups of this or earlier writers without a manifest."""
         for name in names:
             match = STEM.fullmatch(name)
             if is_temporary(name):

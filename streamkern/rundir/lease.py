@@ -1,16 +1,16 @@
-"""The right to write to a run on an object store, where files cannot be locked.
+"""The writer lock of a run on an object store, where files cannot be locked.
 
-    lease/000000000007.json     the seventh writer: its process, and a count that it keeps changing
+    lease/000000000007.json     the seventh writer: its process, and a counter that it increments
 
-A number is created on the condition that it does not exist, so exactly one process gets it. The
-highest number holds the run, and is its fencing token: the holder puts it into the names of the
-files that it publishes, so that whatever a delayed predecessor still writes comes before them in
-order.
+The object of a number is created only if it does not exist, so that exactly one process gets the
+number. The process with the highest number holds the lock. The number is its fencing token: it is
+part of the names of the files that the process publishes, so that files of a delayed predecessor
+come before them in order.
 
-A holder rewrites its object four times per `ttl`. A process that finds an object unchanged for
-`ttl` seconds of its own clock takes the next number; two clocks are never compared. A holder that
-closes records it, and the process of one that ran on this machine can be looked up: neither is
-waited for.
+The holder rewrites its object four times per `ttl` (heartbeats). A process that sees no change for
+`ttl` seconds of its own clock takes the next number; clocks of two machines are never compared. It
+need not wait for a holder that has recorded its end, or that ran on the same machine and whose
+process is gone.
 """
 
 from __future__ import annotations
@@ -40,16 +40,20 @@ from streamkern.filesystem.objects import Objects
 from streamkern.rundir.checksums import seal, unseal
 
 TTL_S = 60.0
-_BEATS, _LOOKS = 4, 20  # per ttl, of a holder and of a process that waits for it
-# The claims that this process holds. A note of this process that is not among them was left
-# by a release, or a creation, that failed halfway.
+"""Seconds without a heartbeat after which another process may take over."""
+_BEATS, _LOOKS = 4, 20
+"""Number of heartbeats of a holder per ttl, and of checks by a process that waits for it."""
 _live: set[str] = set()
+"""Nonces of the leases that this process holds. Another note of this process was left by a release,
+or a creation, that has failed halfway."""
 
 
 class Lease:
-    """One process's claim on the run below `objects`.
+    """The lease of this process on the run below `objects`.
 
-    clock, wait : of this process; other processes never see them
+    ttl_s : see `TTL_S`
+    clock, wait : clock in seconds, and function that sleeps, for tests
+    number : number of the lease; 0 until it is acquired
     """
 
     def __init__(
@@ -68,24 +72,23 @@ class Lease:
         self._changing = threading.Lock()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
-        # A heartbeat that arrives after the ttl is useless, so it is not retried for longer.
+        # A heartbeat is useless after the ttl, so it is not retried for longer.
         self._hasty = copy.copy(objects)
         self._hasty.deadline_s = min(objects.deadline_s, ttl_s / 2)
 
-    # -- taking it -------------------------------------------------------------------------
+    # -- acquiring it ----------------------------------------------------------------------
 
     def acquire(self, beyond: int = 0) -> None:
-        """Become the holder, with a number above `beyond`.
+        """Acquire the lease, with a number above `beyond`.
 
-        Waits for at most the ttl, with a warning, if it cannot be decided whether a holder is
-        alive.
+        If it is unknown whether a holder is alive, waits for at most the ttl, with a warning.
 
         Raises
         ------
         RunLockedError
-            Another process holds the run; the message names it.
+            Another process holds the lease; the message names it.
         StorageAccessError
-            The storage does not refuse to create an object that exists.
+            The storage does not support conditional creation of objects.
         """
         watched: tuple[int, bytes] | None = None
         since = 0.0
@@ -105,10 +108,10 @@ class Lease:
                 return
 
     def _create(self, last: int, number: int) -> bool:
-        """Create `number`, unless another process acted since `last` was read."""
+        """Create the object of `number`, unless another process has acted since `last` was read."""
         nonce = uuid.uuid4().hex
         self._note = {**_identity(), "nonce": nonce, "beat": 0}
-        _live.add(nonce)  # before others can see it
+        _live.add(nonce)  # before the object exists
         try:
             return self._win(last, number)
         finally:
@@ -116,6 +119,7 @@ class Lease:
                 _live.discard(nonce)
 
     def _win(self, last: int, number: int) -> bool:
+        """Create the object of `number`; return whether this process has acquired the lease."""
         began = self._clock()
         try:
             if not self._objects.create(_key(number), self._data()):
@@ -123,7 +127,7 @@ class Lease:
         except (NotImplementedError, ValueError, TypeError) as error:
             raise self._unsuited() from error
         try:
-            # Low numbers are deleted, so a free number may have been used before.
+            # Objects of low numbers are deleted, so that a free number may have been used before.
             numbers = self._numbers()
             first = [n for n in numbers if n > last] == [number]
             if first and self._objects.create(_key(number), self._data() + b"\n"):
@@ -156,14 +160,14 @@ class Lease:
     # -- holding it ------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Send heartbeats from now on, in a separate thread, until `release`."""
+        """Send heartbeats from a separate thread until `release`."""
         thread = threading.Thread(target=self._keep_beating, name="streamkern-lease", daemon=True)
         thread.start()
         self._thread = thread
 
     def _keep_beating(self) -> None:
         while not self._stopped.wait(self._ttl / _BEATS):
-            with contextlib.suppress(Exception):  # `check` sees when one last arrived
+            with contextlib.suppress(Exception):  # `check` knows when the last one arrived
                 self.beat()
 
     def beat(self) -> None:
@@ -177,10 +181,9 @@ class Lease:
             self._alive_at = began
 
     def check(self) -> None:
-        """Raise RunLostError if this process is no longer the holder.
+        """Raise RunLostError if another process has taken over.
 
-        Raises StorageError if this is unknown: its heartbeats have not arrived for longer than the
-        ttl.
+        Raises StorageError if this is unknown, because no heartbeat has arrived within the ttl.
         """
         later = self._later()
         if not later and self._clock() - self._alive_at >= self._ttl:
@@ -203,9 +206,9 @@ class Lease:
             return "another process"
 
     def release(self) -> None:
-        """Stop the heartbeats and let the next writer start at once.
+        """Stop the heartbeats, and record that the lease is released.
 
-        If this fails, a writer on another machine waits for the ttl.
+        If the record cannot be written, the next writer on another machine waits for the ttl.
         """
         self._stopped.set()
         if not self.number:  # never acquired
@@ -237,15 +240,15 @@ def _numbers(objects: Objects) -> list[int]:
 def _newest(objects: Objects) -> tuple[int, bytes]:
     """Return the highest number and its note; (0, b"") if there is none."""
     while numbers := _numbers(objects):
-        with contextlib.suppress(FileNotFoundError):  # deleted meanwhile by a later writer
+        with contextlib.suppress(FileNotFoundError):  # a later writer has deleted it
             return numbers[-1], bytes(objects.get(_key(numbers[-1])))
     return 0, b""
 
 
 def current_holder(objects: Objects) -> str | None:
-    """Return a description of the process that holds the run below `objects`, or None.
+    """Return a description of the process that holds the lease below `objects`, or None.
 
-    A holder that was killed on another machine still counts until another process takes over.
+    A holder that was killed on another machine counts until another process takes over.
     """
     number, note = _newest(objects)
     holder = _parsed(note)
@@ -255,7 +258,7 @@ def current_holder(objects: Objects) -> str | None:
 
 
 def being_written(place: str, holder: str | None) -> RunError:
-    """Return the error of a second writer."""
+    """Return the error for a second writer. holder : description of the first one, or None"""
     return RunLockedError(
         f"run directory {place} is being written by {holder or 'another process'}",
         "wait for it, stop it, or give another run directory",
@@ -270,6 +273,7 @@ def _key(number: int) -> str:
 
 
 def _identity() -> dict[str, Any]:
+    """Return JSON values that identify this process, for a note."""
     pid = os.getpid()
     return {
         "pid": pid,
@@ -281,7 +285,10 @@ def _identity() -> dict[str, Any]:
 
 
 def _machine() -> str | None:
-    """Identify this boot of this machine and the namespace of process ids; None if unknown."""
+    """Return text that identifies this boot of this machine, and the namespace of process ids.
+
+    None if it is unknown.
+    """
     boot = boot_id()
     try:
         space = os.readlink("/proc/self/ns/pid")
@@ -291,7 +298,7 @@ def _machine() -> str | None:
 
 
 def _started(pid: int) -> str | None:
-    """Return a process's start in ticks of its machine; "" if it has ended, None if unknown."""
+    """Return the start time of a process in clock ticks; "" if it has ended, None if unknown."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -300,7 +307,7 @@ def _started(pid: int) -> str | None:
 
 
 def _parsed(data: bytes) -> dict[str, Any]:
-    """Return the content of a note; empty if it is damaged, so that its writer is waited for."""
+    """Return the content of a note; {} if it is damaged. Its writer then counts as alive."""
     try:
         note = unseal("writer", data)
         return {**note, "pid": int(note["pid"]), "nonce": str(note["nonce"])}
@@ -316,12 +323,12 @@ def describe(holder: dict[str, Any]) -> str:
 
 
 def _is_ours(holder: dict[str, Any]) -> bool:
-    """Return whether the holder's process id is one of this machine."""
+    """Return whether the holder ran on this machine since its last boot."""
     return holder.get("machine") is not None and holder["machine"] == _machine()
 
 
 def _is_over(holder: dict[str, Any]) -> bool:
-    """Return whether the holder closed, or is known to be dead."""
+    """Return whether the holder has released the lease, or is known to have ended."""
     return bool(holder.get("released")) or (_is_ours(holder) and not _runs_here(holder))
 
 
@@ -330,5 +337,5 @@ def _runs_here(holder: dict[str, Any]) -> bool:
         return False
     if holder["pid"] == os.getpid() and holder.get("nonce") not in _live:
         return False
-    # Another process may have its id now.
+    # Another process may have the same id now, but not the same start time.
     return is_alive(holder["pid"]) and _started(holder["pid"]) in (holder.get("started"), None)

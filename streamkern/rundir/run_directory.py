@@ -4,17 +4,17 @@
     setup/, setup.json            the computed setup, once per run
     checkpoints/000000000042/     the checkpoint of step 42: a zarr v3 group with one array per name
     checkpoints/000000000042.json its manifest: size and SHA-256 of every file, and metadata (JSON)
-    log.jsonl                     the run log; on an object store log/<writer>-<part>.jsonl
-    writer.json, run.lock         the lock and its holder; on an object store lease/<writer>.json
+    log.jsonl                     the run log; on an object store, log/<writer>-<part>.jsonl
+    writer.json, run.lock         writer and lock; on an object store, lease/<writer>.json
 
 Every JSON file and every line of the log contains its own checksum (`checksums`, `run_log`). Every
 manifest contains the configuration of its run. run.json is a copy of this configuration, and is
 written again if it was lost or edited.
 
 A group becomes a checkpoint when its manifest is published, which happens only after the whole
-group is durable (`checkpoint_format`). A checkpoint is deleted in the opposite order, manifest
-first. So a process can die at any point, and the newest manifest that verifies still describes a
-complete checkpoint.
+group is durable (`checkpoint_format`). To delete a checkpoint, its manifest is deleted first. The
+newest manifest that verifies therefore describes a complete checkpoint, whenever a process is
+killed.
 
 On an object store the writers are numbered (`lease`), and the names of setups and checkpoints begin
 with the number of their writer: ``000000000003-000000000042.json``. Checkpoints are ordered by
@@ -69,13 +69,13 @@ class RunDirectory:
     ----------
     path : path or URL
     keep : number of checkpoints to keep; each save deletes all but the newest
-    writable : False opens the directory for reading, without the lock. Another process may write to
-        it meanwhile (``evaluate``, ``predict``).
+    writable : False opens the directory for reading, without the lock, while another process may
+        write to it (``evaluate``, ``predict``).
     storage_options : options of a remote URL, as for fsspec; a local path does not need them
 
-    Memory: in addition to the caller's arrays, a save on a disk holds one chunk (8-64 MiB). On an
-    object store it holds two copies of the chunks in flight, which are 64 MiB, or two chunks if
-    that is more. A load needs no more than that in addition to its result.
+    In addition to the caller's arrays, a save to a disk holds one chunk (8 to 64 MiB) in memory. A
+    save to an object store holds two copies of the chunks in flight, which take 64 MiB, or two
+    chunks if that is more. A load holds no more in addition to its result.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class RunDirectory:
     # -- the lock of the writer ----------------------------------------------------------------
 
     def acquire(self) -> None:
-        """Become the only writer, and delete files that a killed writer left unfinished.
+        """Acquire the writer lock, and delete files that a killed writer left unfinished.
 
         Raises RunLockedError, naming the process that holds the lock, or RunError or StorageError
         if the directory cannot be used.
@@ -134,6 +134,7 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def _acquiring(self) -> Iterator[None]:
+        """Convert an OSError while the lock is acquired to RunError."""
         try:
             yield
         except (RunError, StorageError):
@@ -145,7 +146,7 @@ class RunDirectory:
             ) from error
 
     def _highest_writer(self) -> int:
-        """Return the highest number of a writer so far; 0 on a disk, where they have none.
+        """Return the highest number of a writer so far; 0 on a disk, where writers have no number.
 
         Raises RunError if the directory contains files of other programs.
         """
@@ -187,11 +188,8 @@ class RunDirectory:
         return file_names.read_config(self._folder)
 
     def recorded(self) -> dict[str, Any] | None:
-        """Return the configuration in the setup's manifest, or in the newest intact checkpoint's.
-
-        None if there is neither. Nothing has been computed then, so that any configuration may be
-        used.
-        """
+        """Return the configuration in the manifest of the setup, or of the newest intact
+        checkpoint. None if there is no manifest, so that nothing has been computed yet."""
         return file_names.recorded(self._folder)
 
     def open_log(self) -> RunLog:
@@ -223,7 +221,7 @@ class RunDirectory:
 
         When this returns, the checkpoint survives a power cut.
 
-        step : number of the step, from that of the newest checkpoint to 10^12 - 1
+        step : number of the step, at least the step of the newest checkpoint, and below 10^12
         arrays : of bool, integer, float or complex dtypes, stored bit for bit
         meta : JSON values with finite floats and integers of any size
         before : called once the arrays are stored and before the manifest is published; if it
@@ -239,7 +237,7 @@ class RunDirectory:
             ]
             newest, checkpoint = max(good, default=(0, 0)), (lock.number, step)
             if newest[0] > lock.number:
-                lock.check()  # names the process that took over
+                lock.check()  # raises an error that names the process that took over
             if not newest <= checkpoint or not 0 <= step < 10**12:
                 raise CheckpointError(
                     f"step={step} must be between the newest checkpoint, {newest[1]} in"
@@ -255,8 +253,7 @@ class RunDirectory:
     def delete_old(self) -> None:
         """Delete checkpoints that are too old, which a killed writer may have left.
 
-        Call it after `load_latest`. Nothing is deleted if that found a checkpoint that does not
-        verify.
+        Called after `load_latest`. Nothing is deleted if that has found a damaged checkpoint.
         """
         with self._writing("what is left of the run") as lock:
             if not self._retention.unverified:
@@ -273,7 +270,7 @@ class RunDirectory:
         names: set[str],
         before: Callable[[], object] | None = None,
     ) -> None:
-        """Write a group and publish its manifest in the folder `where`, and add both to `names`."""
+        """Write a group and publish its manifest in the folder `where`; add both to `names`."""
 
         def ready() -> int:
             logged = self._log.flush()
@@ -290,6 +287,7 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def _writing(self, what: str) -> Iterator[WriterLock]:
+        """Yield the lock for one save at a time; convert an OSError to CheckpointError."""
         with self._saving:
             if self._lock is None:
                 raise RunError(
@@ -302,7 +300,7 @@ class RunDirectory:
                 raise
             except OSError as error:
                 if not isinstance(error, StorageError):
-                    self._lock.check()  # it may be gone, or deleted by its new writer
+                    self._lock.check()  # the directory may be gone, or have a new writer
                 raise CheckpointError(
                     f"{what} could not be written to {self.place}: {reason(error)}",
                     "earlier checkpoints are untouched, so run the same command again once that is "
@@ -320,13 +318,14 @@ class RunDirectory:
 
         into : as in `load_checkpoint`; arrays that it leaves out are neither read nor verified
 
-        Newer checkpoints that do not verify are named in `Saved.skipped`, and deleted after the
-        next save. Raises CheckpointError if there are manifests but none verifies, and
-        ResumeMismatchError if the checkpoint belongs to another run than the setup.
+        Damaged newer checkpoints are named in `Saved.skipped`, and deleted after the next save.
+
+        Raises CheckpointError if there are manifests but none verifies, and ResumeMismatchError if
+        the checkpoint belongs to another run than the setup.
         """
         failed: dict[CheckpointId, str] = {}
         damaged: list[CheckpointId] = []
-        # Listed again each time: another process may delete one that is about to be read.
+        # List again each time, since another process may delete the one that is read next.
         while remaining := [
             checkpoint for checkpoint in self._published() if checkpoint not in failed
         ]:
@@ -355,9 +354,9 @@ class RunDirectory:
         )
 
     def _check_same_run(self, saved: Saved) -> None:
-        """Raise ResumeMismatchError if a checkpoint is of another run than the setup.
+        """Raise ResumeMismatchError if a checkpoint and the setup belong to different runs.
 
-        Weights can be used only with the centers and the scaling of their own setup.
+        Weights are valid only for the centers and the scaling of their own setup.
         """
         if self._run_is_known and saved.run != self._run:
             raise ResumeMismatchError(

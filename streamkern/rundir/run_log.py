@@ -2,11 +2,13 @@
 
     {"line": 7, "time": "...", "step": 40, "epoch": 0, "samples": 20480, ..., "crc32c": "6a9f1c03"}
 
-The last entry is the checksum of the line without it. Lines are numbered across all resumes of a
-run, and every checkpoint records how many were stored before it, so that none is lost unnoticed.
+The last entry is the checksum of the rest of the line. Lines are numbered across all resumes of a
+run, and every checkpoint records how many were stored before it, so that the loss of a line is
+detected.
 
-A file is appended to. Objects cannot be: `ObjectLines` collects lines in parts of a MiB,
-``log/<writer's number>-<part>.jsonl``, and rewrites the newest part every few seconds.
+On a disk, lines are appended to a file. Objects cannot be appended to: `ObjectLines` collects lines
+in parts of a MiB, ``log/<writer's number>-<part>.jsonl``, and rewrites the newest part every few
+seconds.
 """
 
 from __future__ import annotations
@@ -34,14 +36,18 @@ from streamkern.filesystem.objects import Bytes, Objects
 
 _LINE = re.compile(rb'(\{.+), "crc32c": "([0-9a-f]{8})"\}')
 FLUSH_S = 10.0
+"""Seconds between two writes of the log to an object store."""
 PART_BYTES = 1 << 20
-_DEADLINE_S = 30.0  # a part that fails is written with the next lines
+"""Size in bytes from which a new part is started."""
+_DEADLINE_S = 30.0
+"""Seconds for which writing a part is retried; after that it is written with the next lines."""
 
 
 class RunLog:
-    """Writes records to a file or to objects; with ``None`` it does nothing.
+    """The log of a run, for writing.
 
-    after : number of the last line written before, by this process or an earlier one
+    lines : file or objects that receive the lines; None to write nothing
+    after : number of the last line that this or an earlier process has written
     """
 
     def __init__(self, lines: LogLines | None, after: int = 0) -> None:
@@ -67,7 +73,7 @@ class RunLog:
         return self._stored
 
     def close(self) -> None:
-        """Store the written lines and close; harmless when repeated."""
+        """Store the written lines and close. May be called more than once."""
         lines, self._lines = self._lines, None
         if lines is not None:
             lines.close()
@@ -80,7 +86,11 @@ class RunLog:
 
 
 def _plain(value: object) -> object:
-    """Return `value` as strict JSON: NaN and inf as strings, NumPy as Python, text redacted."""
+    """Return `value` as strict JSON values.
+
+    NaN and infinity become strings, NumPy values become Python ones, and secrets in text are
+    redacted.
+    """
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):
@@ -103,11 +113,12 @@ def _plain_field(name: str, value: object) -> object:
 
 
 class FileLines:
-    """Lines at the end of a file.
+    """Lines of a log in a file.
 
-    A line is written in one unbuffered write, so a kill tears at most the last one. Opening the log
-    again repairs that.
+    Each line is appended by a single unbuffered write, so that a kill can truncate at most the last
+    line, which is repaired when the log is opened again.
 
+    path : path of the file
     check : called before each line; its exceptions are raised
     """
 
@@ -125,7 +136,7 @@ class FileLines:
             raise RunError(f"run log {self.path} cannot be opened: {error.strerror}") from error
 
     def append(self, line: bytes) -> None:
-        """Write one line; raise RunError if the file takes no more."""
+        """Append one line; raise RunError if it cannot be written."""
         if self._fd is None:
             return
         self._check()
@@ -148,14 +159,14 @@ class FileLines:
         return True
 
     def close(self) -> None:
-        """Close the file; harmless when repeated."""
+        """Close the file. May be called more than once."""
         fd, self._fd = self._fd, None
         if fd is not None:
             os.close(fd)
 
 
 def _mend_tail(fd: int) -> None:
-    """Finish a last line that only lacks its newline; cut off a torn one."""
+    """Complete a last line that only lacks its newline, or remove an incomplete last line."""
     size = os.fstat(fd).st_size
     tail, start = b"", size
     while start > 0 and b"\n" not in tail:
@@ -171,7 +182,10 @@ def _mend_tail(fd: int) -> None:
 
 
 def _unfinished(tail: bytes) -> bytes:
-    """Return a last line without newline if it is complete (its end may be damaged), or nothing."""
+    """Return a last line without its newline if it is complete, else b"".
+
+    A damaged newline counts as missing.
+    """
     return next((line for line in (tail, tail[:-1]) if _record(line) is not None), b"")
 
 
@@ -179,11 +193,13 @@ def _unfinished(tail: bytes) -> bytes:
 
 
 class ObjectLines:
-    """Lines in the objects ``log/<token>-<part>.jsonl``, written by a separate thread.
+    """Lines of a log in the objects ``log/<token>-<part>.jsonl``, written by a separate thread.
 
-    `append` never waits for the network. A kill loses the lines after the last flush, which happens
-    every `period_s` and on request. A part that cannot be written stays in memory and is tried
-    again; the run goes on, with one warning.
+    `append` never waits for the network. A kill loses the lines since the last flush. A part that
+    cannot be written stays in memory and is written again later; the run continues, with a warning.
+
+    token : number of the writer
+    period_s : seconds between two flushes
     """
 
     def __init__(self, objects: Objects, token: int, *, period_s: float = FLUSH_S) -> None:
@@ -200,7 +216,7 @@ class ObjectLines:
         self._thread.start()
 
     def append(self, line: bytes) -> None:
-        """Keep one line for the next flush."""
+        """Append one line, which the next flush writes."""
         with self._adding:
             last = max(self._parts)
             if self._parts[last] and len(self._parts[last]) + len(line) > PART_BYTES:
@@ -211,7 +227,7 @@ class ObjectLines:
         self._say_failure()
 
     def flush(self) -> bool:
-        """Write the parts that changed; return False, without an error, if that fails."""
+        """Write the parts that have changed; return False if that fails."""
         with self._saving:
             with self._adding:
                 if not self._unsaved:
@@ -236,7 +252,7 @@ class ObjectLines:
             self.flush()
 
     def _say_failure(self) -> None:
-        """Warn, once, on the thread of the caller."""
+        """Warn of a failed write, once, on the thread of the caller."""
         if self._failure is not None and not self._warned:
             self._warned = True
             warn(
@@ -265,9 +281,10 @@ def part_keys(objects: Objects) -> list[str]:
 
 
 def read_parts(objects: Objects) -> bytes:
-    """Return all lines in that order, after those of a run that was copied here from a disk.
+    """Return the lines of all parts in order.
 
-    A part that arrives altered is read again.
+    A run that was copied from a disk also has a file, whose lines come first. A part whose lines do
+    not match their checksums is read again.
     """
     parts = list(objects.get_many(part_keys(objects), good=_is_whole))
     with contextlib.suppress(FileNotFoundError):
@@ -279,7 +296,7 @@ def read_parts(objects: Objects) -> bytes:
 
 
 def _sealed(record: bytes) -> bytes:
-    """Return the line, with its checksum, of a JSON object that is not empty."""
+    """Return the line of a record with its checksum. record : a JSON object that is not empty"""
     return b'%s, "crc32c": "%08x"}\n' % (record[:-1], google_crc32c.value(record))
 
 
@@ -299,14 +316,17 @@ def _record(line: bytes) -> dict[str, Any] | None:
 
 
 def _found(data: bytes) -> list[dict[str, Any] | None]:
-    """Return the record of each line, None for a damaged one; a torn last line is left out."""
+    """Return the record of each line, or None for a damaged line.
+
+    An incomplete last line is left out.
+    """
     *lines, tail = data.split(b"\n")
     complete = _unfinished(tail)
     return [_record(line) for line in (*lines, *([complete] if complete else []))]
 
 
 def last_line(data: bytes, stored: int) -> int:
-    """Return the number of the last line of a log that has, or had, at least `stored` lines."""
+    """Return the number of the last line of a log, which is at least `stored`."""
     numbers = [int(record["line"]) for record in _found(data) if record is not None]
     return max([stored, *numbers])
 
@@ -314,8 +334,9 @@ def last_line(data: bytes, stored: int) -> int:
 def read_lines(data: bytes, where: str, stored: int = 0) -> tuple[list[dict[str, Any]], str | None]:
     """Return the records of a log in order, and a sentence if any are damaged or lost.
 
-    stored : number of lines that a checkpoint records. A last line after these without a newline
-        was torn by a kill, or is being written: it does not count as damage.
+    where : name of the log, for the sentence
+    stored : number of lines that a checkpoint records. An incomplete last line after these does not
+        count as damage, because a kill has truncated it, or it is being written.
     """
     lines = _found(data)
     damaged = [number for number, record in enumerate(lines, 1) if record is None]
@@ -332,10 +353,10 @@ def read_lines(data: bytes, where: str, stored: int = 0) -> tuple[list[dict[str,
 
 
 def read_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Return the records of a log file in order; a missing file is empty.
+    """Return the records of a log file in order; [] if there is no file.
 
-    Damaged lines are left out with a warning, and a torn last one without. Only
-    `RunDirectory.read_log` can detect that the end is lost.
+    Damaged lines are left out with a warning, and an incomplete last line without one. Only
+    `RunDirectory.read_log` can detect that lines at the end are lost.
     """
     try:
         records, damage = read_lines(Path(path).read_bytes(), f"the run log {path}")

@@ -1,8 +1,9 @@
 """Storage for the files of a run: a folder on a disk, or a prefix on an object store.
 
-Both guarantee the same: a written file is complete and durable, or is as it was before; one process
-at a time may write; and groups of arrays are zarr stores. A disk needs fsync, rename and a lock for
-that. On an object store a put guarantees all but the lock, which is why it has a `lease`.
+Both give the same guarantees: writing a file either completes and is durable, or leaves the old
+file unchanged; only one process at a time may write; and groups of arrays are zarr stores. On a
+disk, this takes fsync, rename and a file lock. On an object store, a put is atomic and durable, and
+a `lease` replaces the lock.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def open_folder(
 
 
 def reason(error: OSError) -> str:
-    """Return the cause of an error in few words."""
+    """Return the cause of an error as a short text."""
     if isinstance(error, StreamkernError):
         return str(error)
     return _REASONS.get(error.errno or 0) or (error.strerror or str(error)).lower()
@@ -81,10 +82,10 @@ def reason(error: OSError) -> str:
 class LocalFolder:
     """A folder of the local file system, with files by name (``checkpoints/000000000042.json``).
 
-    place : for messages, without secrets
-    in_flight_bytes : bytes to write or read at once to hide the latency of a request; 0 if there is
-        none to hide
-    keeps : names that a run writes to, beside those of setups
+    place : path, for messages
+    in_flight_bytes : bytes that are transferred at once to hide the latency of requests; 0 if there
+        is none
+    keeps : names of files and folders that a run uses, except setups
     """
 
     in_flight_bytes = 0
@@ -107,15 +108,15 @@ class LocalFolder:
             return set()
 
     def read(self, name: str) -> bytes:
-        """Return a document; FileNotFoundError without one."""
+        """Return the content of a file; raise FileNotFoundError if there is none."""
         return (self.path / name).read_bytes()
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file of which readers, and a restart, see all or nothing."""
+        """Write a file atomically and durably."""
         write_durably(self.path / name, data)
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete files durably; missing ones are ignored."""
+        """Delete files durably. Missing files are ignored."""
         paths = [self.path / name for name in names]
         for path in paths:
             path.unlink(missing_ok=True)
@@ -123,7 +124,7 @@ class LocalFolder:
             sync_folder(folder)
 
     def delete_group(self, name: str) -> None:
-        """Delete a zarr group of ours, and no file that another program put there."""
+        """Delete a zarr group of a run, but no file in it that another program has written."""
         remove_group(self.path / name)
 
     def store(self, group: str, *, read_only: bool) -> Store:
@@ -133,11 +134,14 @@ class LocalFolder:
         return _NewGroup(self.path / group)
 
     def sync(self, group: str) -> None:
-        """Return once everything in `group` is durable."""
+        """Make all files of `group` durable."""
         sync_tree(self.path / group)
 
     def hold(self, beyond: int) -> WriterLock:
-        """Become the only writer, numbered above `beyond`; RunLockedError naming another one."""
+        """Acquire the writer lock, whose number is at least `beyond`.
+
+        Raises RunLockedError, which names the holder, if another process has it.
+        """
         make_folders(self.path)
         lock = file_lock(self.path / "run.lock")
         self._take(lock)
@@ -155,10 +159,11 @@ class LocalFolder:
         return _Lock(self, lock, beyond, token)
 
     def _take(self, lock: filelock.BaseFileLock) -> None:
-        """Take the lock or raise an error that names its holder.
+        """Acquire the lock, or raise an error that names its holder.
 
-        Between a holder's lock and its note the file still names the previous holder. A note of a
-        dead process is therefore read again for a moment, and then ignored.
+        A holder writes writer.json after it has acquired the lock; before that, the file names the
+        previous holder. If it names a process that has ended, it is therefore read again for up to
+        a second.
         """
         deadline = time.monotonic() + 1.0
         while True:
@@ -172,7 +177,8 @@ class LocalFolder:
         raise lease.being_written(self.place, holder)
 
     def holder(self) -> str | None:
-        """Return the process that ``writer.json`` names; None if none, or if it has ended."""
+        """Return a description of the process in ``writer.json``; None if it has ended, or there
+        is none."""
         try:
             note = unseal("writer", self.read("writer.json"))
             pid, host, since = int(note["pid"]), str(note["host"]), str(note["since"])
@@ -189,15 +195,18 @@ class LocalFolder:
         return FileLines(self.path / "log.jsonl", hold.check)
 
     def read_log(self) -> bytes:
-        """Return all lines, after those of a run that was copied here from objects."""
+        """Return all lines of the log.
+
+        A run that was copied from an object store also has parts, whose lines come first.
+        """
         files = [*sorted((self.path / "log").glob("*.jsonl")), self.path / "log.jsonl"]
         return b"".join(file.read_bytes() for file in files if file.exists())
 
 
 class _NewGroup(LocalFiles):
-    """Writes below a folder that exists, and never creates it again if it was moved away.
+    """Store that writes below an existing folder, and does not create it again if it was moved.
 
-    Nothing is read before all of it is durable, so files are written in place.
+    Files are written in place, since they are not read before the whole group is durable.
     """
 
     def write(self, key: str, data: Any, *, exclusive: bool = False) -> None:
@@ -211,10 +220,10 @@ class _NewGroup(LocalFiles):
 
 
 class _Lock:
-    """A lock on ``run.lock``, which holds as long as ``writer.json`` carries its token.
+    """A lock on ``run.lock``, which is valid as long as ``writer.json`` contains its token.
 
-    The lock itself ends with its process and cannot be taken over; but a folder may be moved or
-    deleted, and a ``run.lock`` that was deleted excludes no other process.
+    The file lock ends with its process and cannot be taken over. But the folder may be moved or
+    deleted, and after ``run.lock`` was deleted another process can lock a new file.
     """
 
     def __init__(
@@ -266,7 +275,10 @@ class _Lock:
 
 
 class ObjectFolder:
-    """Objects below a URL, as a `LocalFolder`. A put is complete and durable when it returns."""
+    """Objects below a URL, with the methods of `LocalFolder`.
+
+    A put is atomic, and durable when it returns.
+    """
 
     in_flight_bytes = 64 << 20
     keeps = frozenset({"run.json", "lease", "log", "log.jsonl", "checkpoints"})
@@ -323,4 +335,7 @@ class ObjectFolder:
 
 RunStorage = LocalFolder | ObjectFolder
 WriterLock = _Lock | lease.Lease
-"""The right to write, until it is released or lost; `number` is above those of earlier holders."""
+"""The right to write, until it is released or lost.
+
+`number` is higher than the numbers of all earlier writers on an object store.
+"""

@@ -1,7 +1,7 @@
-"""Summary and verification of a run directory, read beside any writer.
+"""Summarise and verify a run directory, while another process may write to it.
 
-Manifests and the log carry checksums of themselves, which `glance` verifies; `verify` reads every
-byte of the arrays, too, and keeps none.
+`glance` verifies the checksums of manifests and of the log. `verify` also reads every byte of the
+arrays.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ Manifest = Mapping[str, Any]
 class RunSummary:
     """The state of a run as its directory records it.
 
-    place : for messages, without secrets
-    bound : the run's configuration, as given to `write_config`
-    setup, saved : intact manifests of the setup and of the newest checkpoint; None without one
-    steps : that have a checkpoint, oldest first
-    records : of the log
-    writer : the process that writes to it
+    place : path or URL of the directory, without secrets
+    bound : configuration of the run, as given to `RunDirectory.write_config`
+    setup, saved : intact manifests of the setup and of the newest checkpoint, or None
+    steps : steps that have a checkpoint, oldest first
+    records : records of the log
+    writer : description of the process that writes to the directory, or None
     notes : a sentence for everything that is damaged or lost
     """
 
@@ -55,7 +55,10 @@ class RunSummary:
 def glance(
     place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
 ) -> RunSummary:
-    """Return the present state; RunError without a run, StorageError if the storage fails."""
+    """Return the current state of a run.
+
+    Raises RunError if there is no run, and StorageError if the storage fails.
+    """
     folder = open_folder(place, storage_options)
     notes: list[str] = []
     setups, saves = published(folder)
@@ -73,12 +76,12 @@ def glance(
 
 
 def _newest(folder: RunStorage, names: list[str], notes: list[str]) -> Manifest | None:
-    """Return the newest of these manifests that is intact."""
+    """Return the newest intact manifest of `names`, oldest first; add damaged ones to `notes`."""
     for name in reversed(names):
         try:
             return read_manifest(folder, name)
         except UnverifiedError as error:
-            if any(name in there for there in published(folder)):  # else a writer has deleted it
+            if any(name in kind for kind in published(folder)):  # not deleted by a writer
                 notes.append(f"{folder.place}: {error}")
     return None
 
@@ -105,8 +108,8 @@ def verify(
 ) -> dict[str, str]:
     """Return `WHOLE_CHECK`, or the damage, for every setup and then every checkpoint, oldest first.
 
-    Holds a chunk of 8 to 64 MiB, or on an object store 64 MiB of them. Raises StorageError if the
-    storage fails.
+    Holds one chunk of 8 to 64 MiB in memory, or 64 MiB of chunks from an object store. Raises
+    StorageError if the storage fails.
     """
     folder = open_folder(place, storage_options)
     results = {}

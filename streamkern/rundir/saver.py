@@ -1,4 +1,4 @@
-"""Saves in the background, while training continues."""
+"""Save checkpoints in the background, while training continues."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from streamkern.rundir.run_directory import RunDirectory
 
 
 class AsyncSaver:
-    """Saves in the background, one checkpoint at a time: ``submit`` waits for the previous one.
+    """Save checkpoints in the background, one at a time.
 
-    Each save runs in a thread of its own that ends with it, so a saver that was never closed cannot
-    keep the interpreter alive. An error is raised by the next `submit`, `wait` or `close`.
+    Each save runs in its own thread, which ends with it, so that a saver that was never closed does
+    not keep the interpreter alive. An error is raised by the next `submit`, `wait` or `close`.
+
+    failed : whether an error was raised
     """
 
     def __init__(self, run: RunDirectory) -> None:
-        self.failed = False  # an error was raised
+        self.failed = False
         self._run = run
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -33,10 +35,13 @@ class AsyncSaver:
         meta: Mapping[str, object],
         before: Callable[[], object] | None = None,
     ) -> None:
-        """Start saving. The arrays now belong to the saver: do not write to them again.
+        """Wait for the previous save, and start this one.
 
-        `meta` is copied. `before` is called in the saver's thread, see `RunDirectory.save`. Raises
-        at once for arrays or meta that cannot be saved.
+        Parameters as in `RunDirectory.save`. The arrays must not be changed afterwards; `meta` is
+        copied; and `before` is called in the saver's thread.
+
+        Raises CheckpointError for arrays or metadata that cannot be saved, and the error of the
+        previous save.
         """
         self.wait()
         if self._closed:
@@ -47,7 +52,7 @@ class AsyncSaver:
         )
         try:
             thread.start()
-        except RuntimeError:  # out of threads or memory: the run waits for the save
+        except RuntimeError:  # no thread can be started: save in this one
             self._save(*job)
         else:
             self._thread = thread
@@ -59,13 +64,14 @@ class AsyncSaver:
         meta: dict[str, Any],
         before: Callable[[], object] | None,
     ) -> None:
+        """Save in the background thread, and keep the error for `wait`."""
         try:
             self._run.save(step, arrays, meta, before)
         except BaseException as error:
             self._error = error
 
     def wait(self) -> None:
-        """Wait for the save in flight and raise its error."""
+        """Wait for the current save, and raise its error."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -75,7 +81,7 @@ class AsyncSaver:
             raise error
 
     def close(self) -> None:
-        """Wait, refuse further saves, and raise the error of the last one."""
+        """Wait for the current save, reject further ones, and raise its error."""
         self._closed = True
         self.wait()
 

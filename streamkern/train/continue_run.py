@@ -1,4 +1,4 @@
-"""Continue a run in another one: load it and put its model in the place of the settings."""
+"""Continue a run in another one: load the parent run, and take its model for the settings."""
 
 from __future__ import annotations
 
@@ -26,25 +26,27 @@ from streamkern.train.restart.run_snapshot import recorded_run
 from streamkern.train.saved_model import model_digest
 
 ParentId = tuple[dict[str, Any], str]
-"""`ParentRun.ancestry` of a run that is continued, and the sha256 of its centers."""
+"""`ParentRun.ancestry` of a parent run, and the SHA-256 of its centers."""
 
 
 def continuing(
     config: RunConfig, inputs: RunInputs, directory: RunDirectory | None,
     parent_id: ParentId | None = None,
 ) -> tuple[RunConfig, RunInputs]:  # fmt: skip
-    """Return the settings and inputs of a run; changed if it continues another one.
+    """Return the settings and inputs of a run, completed from its parent run if it continues one.
 
-    A run that has begun holds all that it needs, so the old run may be gone by then.
+    Once a run has started, its own directory holds all that it needs, and the parent run may have
+    been deleted.
 
-    parent_id : of the old run as rank 0 found it, on another rank
+    directory : directory of the new run, or None
+    parent_id : identity of the parent run that rank 0 has found; given on the other ranks
 
     Raises
     ------
     ConfigError
-        The settings contradict the old run, whose kernel, centers, metric and scaling are kept.
+        The settings contradict the parent run, whose kernel, centers, metric and scaling are kept.
     ResumeMismatchError
-        The directory holds a run that continues another run, or none.
+        The directory holds a run that has another parent run, or none.
     """
     recorded = recorded_run(directory)
     ancestry = None if recorded is None else recorded["identity"].get("continues")
@@ -73,7 +75,7 @@ def continuing(
             f"{directory.place} holds a run that continues {what}, and not {_absolute(place)}",
             "give another run_dir",
         )
-    # Read separately: what is loaded must not be mistaken for what the writer has read.
+    # `_find` opens the directory again, because a load changes the state of `directory`.
     begun = _find(config, config.run.run_dir or "")
     if begun is None:
         raise RunError(
@@ -82,7 +84,7 @@ def continuing(
             "restore it from a copy, or continue in another run_dir",
         )
     with checkpoint_errors(begun.check().place):
-        # Not recorded for Fourier features, which are read from the existing setup.
+        # There is no digest for Fourier features, which are read from the setup.
         digest = recorded["identity"].get("centers", {"sha256": ""})
         centers = replace(begun.stored, recorded=digest["sha256"])
         parent = replace(begun, ancestry=ancestry, centers=centers)
@@ -95,7 +97,7 @@ def _find(config: RunConfig, place: str, *, load_weights: bool = False) -> Paren
 
 
 def _warm_started(config: RunConfig, place: str, inputs: RunInputs) -> RunConfig:
-    """Return the settings with the weights of the run in `place` as its start."""
+    """Return the settings with the run in `place` as solver.warm_start."""
     for name, array in (("centers", inputs.centers), ("metric", inputs.metric)):
         if array is not None:
             raise ConfigError(
@@ -122,7 +124,8 @@ def _warm_started(config: RunConfig, place: str, inputs: RunInputs) -> RunConfig
 def _from_parent(
     place: str, config: RunConfig, inputs: RunInputs, parent_id: ParentId | None
 ) -> tuple[RunConfig, RunInputs]:
-    """Return settings and inputs from the old run. Its weights are read later, by the setup."""
+    """Return settings and inputs from the parent run. Its weights are loaded later, by the
+    setup."""
     parent = _find(config, place, load_weights=parent_id is None)
     if parent is None or parent.setup.run is None:
         raise ConfigError(
@@ -132,14 +135,17 @@ def _from_parent(
     with checkpoint_errors(parent.check().place):
         ancestry = _ancestry(_absolute(place), parent) if parent_id is None else parent_id[0]
         parent = replace(parent, ancestry=ancestry, checkpoint=None)
-        # Facts about the targets that its caller gave; the targets stay the same.
+        # The caller of the parent run gave these facts about the targets, which still hold.
         inherited = ("flat", "labels", "weight_column")
         facts = inputs.facts or {k: parent.facts[k] for k in inherited if k in parent.facts}
     return _with_model_of(settings, parent, parent_id, config, replace(inputs, facts=facts))
 
 
 def _ancestry(place: str, parent: ParentRun) -> dict[str, Any]:
-    """Return the ancestry of a run that continues this one."""
+    """Return the ancestry of a run that continues `parent`, as JSON values.
+
+    It describes the parent run, and its ancestors in the list "before", the nearest first.
+    """
     saved, own = parent.saved, parent.record["identity"].get("continues")
     position = saved.meta["position"]
     epochs = position["epoch"] + (position["batch"] > 0) + (0 if own is None else own["epochs"])
@@ -155,20 +161,23 @@ def _with_model_of(
     settings: Mapping[str, Mapping[str, Any]], parent: ParentRun, parent_id: ParentId | None,
     config: RunConfig, inputs: RunInputs,
 ) -> tuple[RunConfig, RunInputs]:  # fmt: skip
-    """Return the settings with [model] of the old run; a setting at its default counts as unset.
+    """Return settings and inputs with the model of the parent run.
 
-    The weights of squares may be continued by another loss.
+    Settings of [model] at their defaults count as not given. Others must be equal to the settings
+    of the parent run, except for the loss, if the parent run minimised squares.
+
+    settings : recorded settings of the parent run
     """
     requested, usual = config.identity()["model"], RunConfig().identity()["model"]
     added = {k.partition(".")[2]: v for k, v in ADDED.items() if k.startswith("model.")}
     old, named = settings["model"], {**usual, **added, **settings["model"]}
     kernel = kernel_of_run(old.get("kernel"))
     made = None
-    if isinstance(kernel, Mapping) and "kind" not in kernel:  # a `Kernel` object, described
+    if isinstance(kernel, Mapping) and "kind" not in kernel:  # description of a `Kernel` object
         made = get_kernel(kernel, "auto")
-        if requested["kernel"] == reference_of(type(made)):  # names its class, to be imported
+        if requested["kernel"] == reference_of(type(made)):  # the same class, given by its name
             requested["kernel"] = old["kernel"]
-    # Missing settings were given as arrays, as in every run that continues another one.
+    # Settings that the record lacks were given as arrays; they may be at their defaults now.
     other = [k for k, v in requested.items() if v not in (usual.get(k), old.get(k, usual.get(k)))]
     if "loss" not in old:
         other = [k for k in other if k not in ("loss", "quantile")]
@@ -196,6 +205,6 @@ def _with_model_of(
 
 
 def _absolute(place: str) -> str:
-    """Return a place in the form in which it is shown and compared."""
+    """Return a path or URL in the form in which it is recorded and compared."""
     path = local_path(place)
     return redact(place).rstrip("/") if path is None else str(path.absolute())

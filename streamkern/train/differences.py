@@ -1,4 +1,4 @@
-"""Describe how two records of a run differ, in words, without tables and digests of contents."""
+"""Describe the differences of two records of a run as text, without digests of contents."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def _entries(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted names and values; a kernel, an array and a description of data are one value.
+    """Yield the dotted names and the values of the entries of nested tables.
 
-    A given array has the name of the setting that it replaces.
+    A kernel, an array and the description of a source are single values. An array that was given in
+    place of a setting has the name of this setting.
     """
     for key, value in tables.items():
         name = f"{prefix}{key}"
@@ -52,7 +53,7 @@ def _change(key: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> st
 
 
 def _source_changes(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return how the data of two runs differ, by the descriptions of their sources."""
+    """Return the differences of the data of two runs, from the descriptions of their sources."""
     changes = []
     for key in _SOURCE_ENTRIES:
         values = old.get(key), new.get(key)
@@ -76,7 +77,7 @@ def _source_changes(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -
 
 
 def _transforms(source: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the transforms of a source and of its base sources, those of the base sources first."""
+    """Yield the transforms of a source in the order of their application, base sources first."""
     if isinstance(source, Mapping):
         for key, value in source.items():
             if key != "transforms":
@@ -88,7 +89,7 @@ def _transforms(source: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _checksums(value: Any) -> Iterator[str]:
-    """Yield the digests of contents in a description, except those of transforms."""
+    """Yield the digests of contents in a description, but not in its transforms."""
     if isinstance(value, Mapping):
         for key, entry in value.items():
             if "fingerprint" in key:

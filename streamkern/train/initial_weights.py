@@ -1,4 +1,4 @@
-"""Weights that a run starts from: rank 0 loads them, and each rank keeps those of its centers."""
+"""Load the initial weights of a run on rank 0, and scatter them over the ranks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from streamkern.train.restart.stored_centers import StoredCenters, stored_center
 def load_warm_start(config: RunConfig) -> ParentRun | None:
     """Load the weights of the newest good checkpoint of solver.warm_start; None if it is not set.
 
-    Warns if a newer checkpoint is damaged.
+    Warns if a newer checkpoint is damaged. Raises ConfigError if there is no checkpoint.
     """
     place = config.solver.warm_start
     if place is None:
@@ -48,8 +48,11 @@ def load_warm_start(config: RunConfig) -> ParentRun | None:
 
 
 def given_weights(run: ResolvedRun) -> ParentRun | None:
-    """Return the weights from which the run starts, or None for zero weights. Their centers are
-    compared later."""
+    """Return the weights that the run starts from; None if it starts from zero.
+
+    Raises ConfigError if they do not fit the run. Their centers are compared later, by
+    `initial_weights`.
+    """
     warm = run.inputs.warm_start or load_warm_start(run.config)
     if warm is not None:
         warm.check_fits(run.config, run.data.source, run.metric)
@@ -61,12 +64,14 @@ def given_weights(run: ResolvedRun) -> ParentRun | None:
 def initial_weights(
     warm: ParentRun | None, steps: StepLoop, agreement: RankCoordinator, *, saved: bool
 ) -> HostArray | None:
-    """Return the (q, c) initial weights of this rank's centers, or None to start from zero.
+    """Return the initial weights (q, c) of this rank's centers; None to start from zero.
 
-    warm : None on all ranks but rank 0
+    Collective: all ranks call it for a run without a checkpoint.
+
+    warm : result of `given_weights` on rank 0; None on other ranks
     saved : whether the setup is in the run directory
 
-    All ranks must call it if there is no checkpoint.
+    Raises ConfigError if the weights belong to other centers.
     """
     made, share, ranks, alpha = steps.made, steps.share, steps.ranks, None
     config = steps.run.config
@@ -90,10 +95,11 @@ def scatter_weights(
     alpha: HostArray | None, shape: tuple[int, int], dtype: np.dtype[Any], share: CenterPartition,
     ranks: Communicator,
 ) -> HostArray:  # fmt: skip
-    """Return this rank's rows of `alpha`, which rank 0 broadcasts one chunk at a time. Collective.
+    """Return this rank's rows (q, c) of `alpha`, which rank 0 broadcasts in chunks. Collective.
 
-    alpha : (p, c) on rank 0, None on the others
-    shape : shape of the array that this rank keeps
+    alpha : (p, c) on rank 0; None on other ranks
+    shape : (q, c)
+    share : centers of this rank
     """
     own = np.empty(shape, dtype)
     for rows in tiles(share.p, max(1, SAVED_CHUNK // max(1, own[:1].nbytes))):

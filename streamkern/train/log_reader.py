@@ -1,8 +1,8 @@
-"""The reader of a run's log: its present state, curves over samples, and processes in time.
+"""Read the log of a run: its present state, curves over samples, and the processes that wrote it.
 
-`info`, `runs` and `report` show what it reads. A run that was killed resumes from its last
-checkpoint. Steps in the log after that checkpoint were done again: they are left out of the curves,
-and their number is reported at the resume.
+The commands `info`, `runs` and `report` show the result. A run that was killed resumes from its
+last checkpoint, and repeats the steps after it. The first records of repeated steps are left out of
+the curves, and the number of repeated samples becomes an event.
 """
 
 from __future__ import annotations
@@ -16,23 +16,27 @@ from typing import Any
 from streamkern.predict.evaluation import format_metrics
 
 CurvePoint = tuple[float, float]
+"""Number of samples, and value of a figure."""
 LogRecord = Mapping[str, Any]
 
 RATES = ("samples_per_s", "stall_share")
 RANK_FIGURES = ("rank_samples_per_s", "rank_stall_shares", "rank_wait_shares")
-"""Figures of each rank, if there are several; curves are named with the rank after a slash."""
+"""Figures that each of several ranks has; see `of_rank` for the names of their curves."""
 SLOWEST = "slowest_rank"
 LOSS, PEAK = "train_mse", "peak_bytes"
 _ORDER = {"metric": 0, "kernel": 1, "centers": 2, "noise": 3, "sample": 4, "preconditioner": 5}
-"""Order of the stages of a setup; its other reports come later."""
+"""Order of the stages of a setup."""
 _LATER = 6
+"""Place in this order of all other events."""
 _ONCE = ("setup", "centers", "noise", "start")
-"""Events that a process reports once for each stage."""
+"""Events that a process reports at most once for each stage."""
 _NO_CHOICE = (
     *("setup", "start", "resume", "changed", "skipped", "back-off", "finished", "pass"),
     *("calibrated", "posterior"),
 )
+"""Events that report no choice of the setup."""
 _POSITION = ("time", "step", "epoch", "samples", "event")
+"""Fields that every record has."""
 _PLANNED = (
     *("epochs", "of_samples", "train", "test", "ranks", "center_ranks", "workers", "dashboard"),
 )
@@ -41,7 +45,13 @@ _NEWEST = ("train_mse", "samples_per_s", "left_s", *RANK_FIGURES, SLOWEST)
 
 @dataclass(frozen=True)
 class TimelineEvent:
-    """An event for the time line: its time, its samples, a text, and whether it is bad news."""
+    """An event of the time line.
+
+    time : as in the log
+    samples : number of samples at that time
+    text : description
+    bad : whether it reports a problem
+    """
 
     time: str
     samples: int
@@ -57,12 +67,12 @@ class ProcessLog:
 
     @property
     def seconds(self) -> float:
-        """Seconds from its first to its last record."""
+        """Seconds from the first to the last record."""
         return seconds_between(self.records[0]["time"], self.records[-1]["time"])
 
     @property
     def steps_s(self) -> float | None:
-        """Seconds of these after its setup; None if it did not finish the setup."""
+        """Seconds from the end of the setup to the last record; None if the setup did not end."""
         begun = [r["time"] for r in self.records if r.get("event") in ("start", "resume")]
         return seconds_between(begun[0], self.records[-1]["time"]) if begun else None
 
@@ -71,14 +81,19 @@ class ProcessLog:
 class RunHistory:
     """The history of a run.
 
-    progress : its present state, see `_advance`
-    curves : (samples, value) by the name of the figure, in order
-    evaluations : figures by name, with time, step and samples
+    progress : present state, see `_advance`
+    curves : points of each figure, by its name, in ascending order of samples
+    evaluations : for each evaluation, time, step, samples and "figures" by name
+    processes : log records of each process
+    events : events of the time line
     setup : records of the last setup
-    plan : of the last process that recorded one
-    workers, dashboard : of its ranks
-    expected_s : for all steps, as first estimated
-    lost : samples that were done again
+    plan : plan that the last process has recorded
+    workers, dashboard : addresses of the ranks of the last process, and of their Dask dashboard
+    setup_s : seconds that the setup took
+    expected_s : seconds of all steps, as first estimated
+    peak_bytes : largest memory in use, in bytes
+    lost : number of samples that were repeated
+    last : last record
     """
 
     progress: dict[str, Any] = field(default_factory=dict)
@@ -115,14 +130,16 @@ def read_history(records: Sequence[LogRecord]) -> RunHistory:
 
 
 def _advance(progress: dict[str, Any], record: LogRecord) -> None:
-    """Enter a record into the state of a run; fields that the log does not have are left out.
+    """Update the state of a run with a record.
 
-    `time`, `step`, `epoch`, `samples` : of the newest record
-    `epochs`, `of_samples`, `train`, `test` : plan and data, by the process that began last
-    `ranks`, `center_ranks` : its ranks; if there are several, `workers`, and the `dashboard`
-    `why` : reason why it ended before its last epoch
+    The entries of `progress` are the following; those that the log lacks are left out:
+
+    `time`, `step`, `epoch`, `samples` : position of the newest record
+    `epochs`, `of_samples`, `train`, `test` : plan and data of the last process
+    `ranks`, `center_ranks` : rank grid of the last process; `workers` and `dashboard` for several
+    `why` : reason why the run ended before its last epoch
     `doing`, `blocks_done`, `blocks` : state of the setup
-    `train_mse`, `samples_per_s`, `left_s` : the newest, with those of `RankCoordinator.facts`
+    `train_mse`, `samples_per_s`, `left_s` : newest figures, and `RankCoordinator.facts`
     """
     progress |= {name: record[name] for name in ("time", "step", "epoch", "samples")}
     match record.get("event"):
@@ -155,16 +172,19 @@ def processes_in(records: Iterable[LogRecord]) -> list[ProcessLog]:
 
 
 def _stage(record: LogRecord) -> tuple[str, str]:
-    """Return the event of a record, and its stage of a setup."""
+    """Return the event of a record, and the stage of the setup to which it belongs."""
     event = str(record.get("event", ""))
     stage = record.get("doing", event) if event == "setup" else event
-    # Whether the metric is kept is found after the kernels with and without it.
+    # The choice of the metric is reported after the kernels with and without it.
     of_kernel = stage in ("bandwidth", "categorical") or (event == "metric" and "chosen" in record)
     return event, "kernel" if of_kernel else str(stage)
 
 
 def _begins(here: tuple[str, str], seen: Sequence[tuple[str, str]]) -> bool:
-    """Return whether a record is the first of a new process."""
+    """Return whether a record is the first of a new process.
+
+    here, seen : events and stages, see `_stage`, of this record and of the process before it
+    """
     event, stage = here
     if not seen or event == "changed":
         return True
@@ -178,7 +198,7 @@ def _begins(here: tuple[str, str], seen: Sequence[tuple[str, str]]) -> bool:
 
 
 def _take(history: RunHistory, record: LogRecord, event: str, number: int) -> None:
-    """Add one record, of the process of this number, to the history."""
+    """Add a record of process `number`, counted from 1, to the history."""
     if event == "train":
         _add_losses(history.curves, record)
         for name in (*RATES, SLOWEST):
@@ -200,7 +220,7 @@ def _take(history: RunHistory, record: LogRecord, event: str, number: int) -> No
     elif event in ("start", "resume"):
         history.plan = record.get("plan", history.plan)
         history.workers, history.dashboard = record.get("workers", ()), record.get("dashboard")
-        if event == "start":  # for a setup that was only loaded it is less
+        if event == "start":  # take the longest time: a setup may have been loaded only
             history.setup_s = (
                 max(history.setup_s or 0.0, finite_number(record.get("setup_s")) or 0.0) or None
             )
@@ -234,7 +254,7 @@ def _add_losses(curves: dict[str, list[CurvePoint]], record: LogRecord) -> None:
     before = curves[LOSS][-1][0] if curves.get(LOSS) else 0.0
     each = (record["samples"] - before) / len(losses)
     for k, loss in enumerate(losses, 1):
-        if k > record.get("empty", 0):  # earlier ones are of the zero function, during the sums
+        if k > record.get("empty", 0):  # losses of the steps in which the model was still zero
             _add(curves, LOSS, before + k * each, loss)
 
 
@@ -245,7 +265,7 @@ def _add(curves: dict[str, list[CurvePoint]], name: str, samples: float, value: 
 
 
 def _go_back(history: RunHistory, record: LogRecord) -> None:
-    """Drop the history after the position at which a process resumes."""
+    """Drop curves and evaluations after the position at which a process resumes."""
     here = record["samples"]
     done = [points[-1][0] for points in history.curves.values() if points]
     done += [float(e["samples"]) for e in history.evaluations]
@@ -263,7 +283,7 @@ def _go_back(history: RunHistory, record: LogRecord) -> None:
 
 
 def _resumed(processes: Sequence[ProcessLog], number: int, record: LogRecord) -> tuple[str]:
-    """Return the text for the start of a process, with its delay after the previous one."""
+    """Return the text for the start of a process, with the time since the one before it."""
     if number == 1:
         return (f"went on{_with_ranks(record)}",)
     before = processes[number - 2].records[-1]["time"]
@@ -278,7 +298,7 @@ def _with_ranks(record: LogRecord) -> str:
 
 
 def _event_text(record: LogRecord, event: str) -> tuple[str, bool] | tuple[str] | None:
-    """Return an event as text, and whether it is bad news; None if it is not shown."""
+    """Return the text of an event, and True if it is a problem; None if it is not shown."""
     match event:
         case "start":
             took = record.get("setup_s")
@@ -316,7 +336,7 @@ def _scale(record: LogRecord) -> str:
 
 
 def facts_text(record: LogRecord) -> str:
-    """Return the entries of a record beside its position, as names and values."""
+    """Return the fields of a record other than its position as text: names and values."""
     shown = {
         k: v for k, v in record.items() if k not in _POSITION and not isinstance(v, list | dict)
     }
@@ -327,7 +347,7 @@ def facts_text(record: LogRecord) -> str:
 
 
 def finite_number(value: object) -> float | None:
-    """Return a finite number of the log; None for others, which it holds as text."""
+    """Return a value of the log as a float; None if it is no finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if math.isfinite(value) else None

@@ -1,11 +1,12 @@
-"""Training block by block as the data arrives: the state that `partial_fit` keeps between calls.
+"""Train block by block, as the data arrives, for `partial_fit`.
 
-The first block decides everything that a run decides in its setup: centers, bandwidth, scaling, the
-mean of the targets, preconditioner, step sizes. If later blocks have another mean, f learns the
-difference. Every block, the first included, is then trained on with the same solver state, and the
-running average continues. The number of rows to come is unknown: "auto" is therefore the block
-solver, and an unset ridge is zero. Between two calls the state consists of host arrays and plain
-values, so that it can be pickled, and no thread or device memory is held.
+The setup is computed from the first block: centers, bandwidth, scaling, mean of the targets,
+preconditioner and step sizes. If later blocks have another mean, f learns the difference. The
+solver state continues over all blocks, and so does the running average of the weights. Since the
+number of rows to come is unknown, solver "auto" is the block solver, and ridge "auto" is zero.
+
+Between two calls, the state consists of host arrays and plain values. It can be pickled, and holds
+no thread and no device memory.
 """
 
 from __future__ import annotations
@@ -45,11 +46,12 @@ from streamkern.train.train import closing_line
 
 @dataclass
 class Online:
-    """A run without an end: `advance` trains on one more block.
+    """A run over blocks of rows; `advance` trains on the next block.
 
-    inputs : inputs other than rows, which arrive block by block
-    setup : decisions of the first block, arrays and JSON values
-    kept : see `StepLoop.kept`
+    inputs : inputs of the run, without rows
+    sizes : sizes of the plan, from the first block; None before it
+    setup : arrays and JSON values of the setup, from the first block; None before it
+    kept : state after the last block, see `StepLoop.kept`; None before the first
     """
 
     config: RunConfig
@@ -61,9 +63,12 @@ class Online:
     def advance(self, source: Source, progress: bool | str = False) -> Result:
         """Train data.epochs epochs on `source`. The caller closes `Result.model.backend`.
 
+        After an error the state is unchanged, as if the block had not been given.
+
         progress : as in `train`
 
-        After an error the state is unchanged: the block counts as not seen.
+        Raises ConfigError if the settings cannot be used with `partial_fit`, and the errors of
+        `train`.
         """
         if self.config.run.run_dir is not None:
             raise ConfigError(
@@ -116,6 +121,7 @@ class Online:
             raise
 
     def _train(self, run: ResolvedRun, live: RunProgress) -> Result:
+        """Train on one block: compute or load the setup, restore the state, and take the steps."""
         with live.setting_up():
             made = start(run, live.report) if self.setup is None else reassemble(run, *self.setup)
         steps = StepLoop(run, made, live.position, live.report)
@@ -124,16 +130,16 @@ class Online:
         else:
             arrays, meta = self.kept
             steps.restore(arrays | {"good": arrays["good"].copy()}, meta)
-            # Later blocks set no rows aside, and the old calibration belongs to other weights.
+            # No rows are set aside, and the calibration of the loaded run is for other weights.
             steps.calibration = native_calibration(run, made.targets)
             made.meta["uncalibrated"] = run.data.uncalibrated
-        # Epoch numbers continue, so that no block is shuffled and augmented like another.
+        # Epoch numbers continue, so that each block has its own order and random transforms.
         first, passes = steps.position.epoch, run.config.data.passes
         with steps.feed() as feed:
             done = first, steps.position.samples
             meter, note = Meter(feed.loader, done[1]), loss_note(made.meta)
             live.begin(meter, run.data.source.n_rows, passes, done, loss_note=note)
-            steps.run_through(feed.epochs(first, first + passes), _to(live))
+            steps.run_through(feed.epochs(first, first + passes), _updating(live))
         steps.solver.finish(steps.state)
         check_unchanged(run.data.source)
         model = steps.model()
@@ -154,7 +160,9 @@ class Online:
         return steps.result()
 
 
-def _to(live: RunProgress) -> Between:
+def _updating(live: RunProgress) -> Between:
+    """Return a function that updates the progress after each step, and never ends the run."""
+
     def between(before: int, loss: float | None) -> bool:
         live.stepped(loss)
         return False
@@ -163,11 +171,12 @@ def _to(live: RunProgress) -> Between:
 
 
 class SavedRun:
-    """A run directory from which `partial_fit` will go on; nothing is read until then.
-
-    step : step of the checkpoint that was loaded
+    """A run directory from which `partial_fit` may continue; nothing is read until then.
 
     The storage options of a remote directory may hold secrets, and are not pickled.
+
+    place : run directory
+    step : step of the checkpoint that the caller has loaded
     """
 
     def __init__(
@@ -183,12 +192,12 @@ class SavedRun:
         return f"SavedRun({redact(self.place)!r})"
 
     def open(self, execution: Mapping[str, Any]) -> Online:
-        """Return the run as it was loaded.
+        """Load the run with the state of its solver.
 
         execution : settings that replace those of the run
 
-        Raises ConfigError if its solver cannot go on with other rows, RunError if the run has
-        advanced since.
+        Raises ConfigError if its solver cannot continue with other rows, and RunError if the run
+        has advanced since the caller loaded it.
         """
         run = RunSnapshot.open(self.place, self._options, load_solver=True)
         with checkpoint_errors(run.place):
@@ -216,7 +225,8 @@ class SavedRun:
 def _continued(
     settings: Mapping[str, Mapping[str, Any]], kernel: Mapping[str, Any], solver: str
 ) -> RunConfig:
-    """Return settings for rows to come, without the choices of the setup, but for the kernel."""
+    """Return the settings of a run to continue with new rows, with the kernel and the solver that
+    it has chosen."""
     described = kernel_of_run({name: value for name, value in kernel.items() if name != "metric"})
     if solver == "direct" and settings["solver"]["ridge"] == "auto":
         raise ConfigError(

@@ -1,8 +1,8 @@
-"""A run over several ranks, from the process that starts them: checks, workers, and messages.
+"""Train over several ranks, in the process that starts them: checks, workers and messages.
 
-One rank records the run in the run directory; then all of them compute the setup, or load it as a
-resumed run does, from the same files. Rank 0 chooses, writes, evaluates and reports; the others
-have the same weights, and make the same decisions.
+One rank records the run in the run directory. Then all ranks compute the setup together, or load
+it from there. Rank 0 alone chooses, writes, evaluates and reports; all ranks have the same weights,
+or their parts of them, and make the same decisions.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ from streamkern.train.run_identity import check_same_model, check_same_run, run_
 from streamkern.train.start_run import opened_run, run_directory
 
 MAX_TASK_BYTES = 256 << 20
-"""Largest size of the arrays that are given and sent to every rank, in bytes."""
+"""Largest size, in bytes, of the pickled inputs that are sent to every rank."""
 
 EventHandler = Callable[[dict[str, Any]], None]
+"""Function that is called with each event of `train_over`."""
 
 
 def train_over(
@@ -58,11 +59,13 @@ def train_over(
     Ranks run on the workers of `run.cluster`, of the client in `inputs`, or of a cluster on this
     machine that ends with the run.
 
-    inputs : inputs that are not in the settings; sent to every rank
-    progress : whether to report the text of a progress line
-    on_event : called when ranks begin ("ranks"), when one is lost ("lost", with the state "kept" to
-        resume from: "checkpoint", "setup", "nothing"), and with messages of rank 0 ("message"):
-        {"line": text}, {"evaluation": record}; and {"warning": text}, from any rank
+    inputs : inputs that are not in the settings; they are sent to every rank
+    request : request by which a signal ends the run
+    progress : whether rank 0 sends the text of a progress line
+    on_event : called with events: "ranks", when a generation of ranks starts; "lost", when a rank
+        is lost, with the state "kept" from which the run resumes ("checkpoint", "setup" or
+        "nothing"); and "message", which is {"line": text} or {"evaluation": record} from rank 0,
+        or {"warning": text} from any rank
     """
     check_placeable(config)
     import_optional("xgboost.collective", "a run of several ranks", "ranks")
@@ -96,11 +99,11 @@ def train_over(
 
 
 def check_placeable(config: RunConfig) -> None:
-    """Raise ConfigError if ranks would have no run directory, or cannot share the steps."""
+    """Raise ConfigError if the settings of the ranks are incomplete or contradict each other."""
     if config.run.run_dir is None:
         raise ConfigError(
             f"{mention('run.ranks', config.run.ranks)} needs a {mention('run.run_dir')} that all "
-            "ranks see, from which they begin",
+            "ranks see",
             "set it",
         )
     check_columns(config.run.n_ranks, config.run.center_ranks)
@@ -121,7 +124,7 @@ def check_placeable(config: RunConfig) -> None:
 
 
 def _resume_point(config: RunConfig) -> str:
-    """Return the state from which ranks resume; "checkpoint" if it cannot be read now."""
+    """Return the kind of state from which ranks resume; "checkpoint" if it cannot be read now."""
     with contextlib.suppress(StreamkernError):
         directory = run_directory(config, writable=False)
         if not directory.steps():
@@ -142,10 +145,10 @@ def _check_absolute(config: RunConfig) -> None:
 
 
 def _check_recorded_run(config: RunConfig, inputs: RunInputs) -> None:
-    """Raise ResumeMismatchError if the directory holds another run, before a worker begins.
+    """Raise ResumeMismatchError if the directory holds another run, before ranks are started.
 
-    Problems that this process cannot detect, such as data visible only to workers, are reported by
-    the workers.
+    Other errors are ignored here, because they may not occur on the workers: the data may be
+    visible only there. The workers report them.
     """
     here = config.with_overrides({"run.device": "cpu", "run.accelerator": "none"})
     directory = run_directory(config, writable=False)
@@ -165,10 +168,9 @@ def _check_recorded_run(config: RunConfig, inputs: RunInputs) -> None:
 
 
 def is_complete(config: RunConfig, inputs: RunInputs) -> bool:
-    """Return whether the run is complete and this process can compute the rest alone.
+    """Return whether the run is complete and this process can evaluate it without ranks.
 
-    The rest are the figures on the test data, computed as in a run of one rank. If this process can
-    not read the data, or has too little memory for all of the weights, the ranks do it.
+    It cannot if it does not see the data, or has too little memory for all weights.
     """
     check_placeable(config)
     directory, one = run_directory(config, writable=False), as_one_rank(config)
@@ -212,6 +214,7 @@ def _packed(config: RunConfig, inputs: RunInputs) -> bytes:
 
 @contextlib.contextmanager
 def _cluster(config: RunConfig, client: Any) -> Iterator[Any]:
+    """Yield the Dask client whose workers run the ranks."""
     if client is not None:
         yield client
     elif config.run.cluster is not None:
@@ -227,24 +230,24 @@ def _cluster(config: RunConfig, client: Any) -> Iterator[Any]:
 
 
 def with_rank_count(config: RunConfig, *, elsewhere: bool = False) -> RunConfig:
-    """Return the settings with `run.ranks` as a number: "gpus" becomes the number of GPUs here.
+    """Return the settings with run.ranks="gpus" replaced by the number of GPUs of this machine.
 
-    elsewhere : whether the ranks run on a given cluster
+    elsewhere : whether the ranks run on a cluster that the caller has given
 
-    Raises ConfigError if there are no GPUs, or none may be used.
+    Raises ConfigError if there are no GPUs, or if the settings exclude them.
     """
     if config.run.ranks != "gpus":
         return config
     if elsewhere or config.run.cluster is not None:
         raise ConfigError(
-            f"{mention('run.ranks', 'gpus')} is one for each GPU of this machine, and a cluster "
-            f"has its own",
+            f"{mention('run.ranks', 'gpus')} is for the GPUs of this machine, and cannot be used "
+            "on a cluster",
             "give the number of its workers",
         )
     if config.run.device not in ("auto", "gpu"):
         raise ConfigError(
-            f"{mention('run.ranks', 'gpus')} computes on all GPUs, and "
-            f"{mention('run.device', config.run.device)} is another",
+            f"{mention('run.ranks', 'gpus')} computes on all GPUs, and cannot be used with "
+            f"{mention('run.device', config.run.device)}",
             "leave one of them out",
         )
     count = gpu_count()
@@ -256,7 +259,7 @@ def with_rank_count(config: RunConfig, *, elsewhere: bool = False) -> RunConfig:
 
 
 def devices_of(config: RunConfig) -> Sequence[str]:
-    """Return `run.device` of each rank of this machine; empty if the settings apply to all.
+    """Return run.device for each rank on this machine; () if all have the device of the settings.
 
     Raises ConfigError if several ranks would share a GPU.
     """
@@ -266,8 +269,8 @@ def devices_of(config: RunConfig) -> Sequence[str]:
         return ()
     if device not in ("auto", "gpu") or ranks > count:
         raise ConfigError(
-            f"{mention('run.ranks', ranks)} with {mention('run.device', device)} on this machine "
-            f"would compute on fewer GPUs, of which it has {count}",
+            f"{mention('run.ranks', ranks)} with {mention('run.device', device)} needs a GPU for "
+            f"each rank, and this machine has {count}",
             f"give {mention('run.ranks', 'gpus')}, or {mention('run.device', 'cpu')}",
         )
     return [f"gpu:{rank}" for rank in range(ranks)]
@@ -275,7 +278,7 @@ def devices_of(config: RunConfig) -> Sequence[str]:
 
 # -- messages of the ranks -------------------------------------------------------------------------
 
-_GOES_ON = {
+_RESUME_TEXTS = {
     "checkpoint": "the run goes on from its last checkpoint",
     "setup": "there is no checkpoint yet, and the run begins its first pass again",
     "nothing": "there is no checkpoint yet, and the setup begins again",
@@ -283,8 +286,10 @@ _GOES_ON = {
 
 
 class RankNews:
-    """Handler of the events of `train_over`. Each warning is given once, whichever rank sends
-    it."""
+    """Event handler of `train_over` that shows the progress line, evaluations and warnings.
+
+    A warning that several ranks send is issued once.
+    """
 
     def __init__(self, line: Line, on_evaluation: Callable[[dict[str, Any]], None] | None) -> None:
         self._line, self._on_evaluation = line, on_evaluation
@@ -293,7 +298,7 @@ class RankNews:
     def __call__(self, event: dict[str, Any]) -> None:
         if event["event"] == "lost":
             when = ", once the same command is run again" if event["stopping"] else ""
-            self._warn(f"{event['why']}; {_GOES_ON[event['kept']]}{when}", again=True)
+            self._warn(f"{event['why']}; {_RESUME_TEXTS[event['kept']]}{when}", again=True)
         elif event["event"] == "ranks" and event["wanted"] > event["ranks"]:
             self._warn(f"there are workers for {event['ranks']} of {event['wanted']} ranks")
         elif event["event"] == "message":

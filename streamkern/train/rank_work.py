@@ -1,4 +1,4 @@
-"""The work of one rank of a run, on its worker: preparation and training."""
+"""Prepare and train a run as one of its ranks, on a worker."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from streamkern.train.placement.task import RankSpec, Tell
 from streamkern.train.resolve.run_inputs import NO_INPUTS, RunInputs
 from streamkern.train.start_run import acquired_run, run_directory, started_trainer
 
-_LOOK_S = 0.5
+_RETRY_S = 0.5
+"""Seconds between two attempts to lock the run directory."""
 
 
 def prepare_rank(
     ranks: Communicator, spec: RankSpec, settings: dict[str, Any], stop: StopRequest
 ) -> None:
-    """Prepare the run on the only rank, see `prepare_run`."""
+    """Prepare the run as a single rank, see `prepare_run`."""
     prepare_run(
         settings["config"], stop, pickle.loads(settings["given"]),
         progress=_line(settings, spec.tell),
@@ -34,7 +35,7 @@ def prepare_rank(
 
 
 def has_setup(directory: RunDirectory) -> bool:
-    """Return whether the directory has a setup whose metadata verifies; arrays are not read."""
+    """Return whether the directory has a setup with valid metadata. Arrays are not read."""
     return directory.load_setup(lambda *of: None) is not None
 
 
@@ -58,10 +59,10 @@ def work_as_rank(
                 config, ranks, stop, inputs,
                 progress=_line(settings, spec.tell), tell=spec.tell,
             )  # fmt: skip
-        except RunLockedError as error:  # by the previous rank 0, which ends by itself
+        except RunLockedError as error:  # the rank 0 before this one has not ended yet
             if isinstance(error, RunLostError) or time.monotonic() > give_up:
                 raise
-        time.sleep(_LOOK_S)
+        time.sleep(_RETRY_S)
 
 
 def _line(settings: dict[str, Any], tell: Tell) -> ProgressSetting:
@@ -69,7 +70,7 @@ def _line(settings: dict[str, Any], tell: Tell) -> ProgressSetting:
 
 
 def reached_step(settings: dict[str, Any]) -> int:
-    """Return the step of the newest checkpoint; -1 if there is none."""
+    """Return the step of the newest checkpoint; -1 if there is none. settings : see `train_over`"""
     return max(run_directory(settings["config"], writable=False).steps(), default=-1)
 
 
@@ -80,14 +81,14 @@ def prepare_run(
     *,
     progress: ProgressSetting = False,
 ) -> None:
-    """Prepare a run on one rank, before all ranks begin, if it has no setup yet.
+    """Record a run on one rank before all ranks start, if it has no setup yet.
 
-    It records the run, so that all ranks have the same sizes, and computes the setup if the ranks
-    cannot do so together.
+    All ranks then have the recorded sizes. If the ranks cannot compute the setup together, it is
+    computed here.
     """
-    with contextlib.suppress(StreamkernError):  # missing or damaged parts are made or reported
+    with contextlib.suppress(StreamkernError):  # the steps below repair or report the damage
         if has_setup(run_directory(config, writable=False)):
-            return  # each rank reads its part
+            return
     directory = run_directory(config)
     with resumable(stop, kept=True, where=lambda: "in the setup") as request:
         with acquired_run(config, inputs, directory, request) as (run, *_):
@@ -110,7 +111,10 @@ def train_rank(
     progress: ProgressSetting = False,
     tell: Tell = lambda said: None,
 ) -> dict[str, Any]:
-    """Train to the end as one rank, after the setup. Return figures and the times of this rank.
+    """Train a run to its end as one rank. Collective.
+
+    Returns the figures of the run, and the times of this rank: "metrics", "history" and "samples"
+    as in `Result`, and "timing" with the seconds "waited_s" spent waiting for other ranks.
 
     tell : called with each evaluation on rank 0
 

@@ -1,4 +1,4 @@
-"""The identity of a run: its settings and data, and the environment that its bits depend on."""
+"""Check that a run is resumed with the same settings and data, and report environment changes."""
 
 from __future__ import annotations
 
@@ -30,9 +30,14 @@ from streamkern.train.restart.stored_centers import StoredCenters
 
 
 def run_record(run: ResolvedRun) -> dict[str, Any]:
-    """Return the record of a run: settings and data that must not change, sizes, versions."""
+    """Return the record of a run, as JSON values, which its directory stores.
+
+    "identity" : settings, data, centers and metric, which must not change on a resume
+    "sizes" : sizes of the plan
+    "versions" : versions of libraries
+    """
     identity: dict[str, Any] = {"settings": run.inputs.recorded(run.config)}
-    # A store may move: its contents identify it, not its address.
+    # The contents identify a store, since its address may change.
     identity["settings"]["data"].pop("train", None)
     identity["data"] = run.data.source.describe()
     for name, array in (("centers", run.inputs.centers), ("metric", run.metric)):
@@ -43,7 +48,7 @@ def run_record(run: ResolvedRun) -> dict[str, Any]:
     if run.inputs.continued is not None:
         identity["continues"] = run.inputs.continued.ancestry
     return {
-        "identity": checked_meta(identity, "identity"),  # as it is read back: tuples become lists
+        "identity": checked_meta(identity, "identity"),  # tuples become lists, as after reading
         "sizes": run.sizes.recorded(),
         "versions": library_versions(),
     }
@@ -66,25 +71,29 @@ def array_identity(array: npt.ArrayLike) -> dict[str, Any]:
 
 
 def as_recorded(config: RunConfig, directory: RunDirectory | None) -> RunConfig:
-    """Return the settings with "auto" replaced by the values it had when the run was started, for
-    the epochs, the accelerator and the calibration."""
+    """Return the settings with "auto" replaced by the values with which the run was started.
+
+    These are data.epochs, run.calibrate and run.accelerator. A new run keeps its settings.
+    """
     recorded = recorded_run(directory)
     if directory is None or recorded is None:
         return config
-    meant: dict[str, Any] = {}
+    resolved: dict[str, Any] = {}
     if config.data.epochs == "auto":
-        meant["data.epochs"] = recorded["identity"]["settings"]["data"]["epochs"]
+        resolved["data.epochs"] = recorded["identity"]["settings"]["data"]["epochs"]
     if config.run.calibrate == "auto":
-        meant["run.calibrate"] = calibrate_of(recorded)
+        resolved["run.calibrate"] = calibrate_of(recorded)
     if config.run.accelerator == "auto":
         setup = directory.load_setup(lambda *_: None)
         with checkpoint_errors(directory.place):
-            meant["run.accelerator"] = "auto" if setup is None else begun_with(setup.meta)
-    return config.with_overrides(meant)
+            resolved["run.accelerator"] = "auto" if setup is None else begun_with(setup.meta)
+    return config.with_overrides(resolved)
 
 
 def begun_with(meta: Mapping[str, Any]) -> str:
-    """Return the accelerator of a run, as a setting; "auto" if it is not available on this machine.
+    """Return the accelerator with which a run was started, as a value of run.accelerator.
+
+    "auto" if it is not available on this machine.
 
     meta : metadata of the run's setup
     """
@@ -94,25 +103,27 @@ def begun_with(meta: Mapping[str, Any]) -> str:
 
 
 def recorded_sizes(directory: RunDirectory | None) -> Sizes | None:
-    """Return the sizes a run was started with, so that another machine's memory does not change
-    them."""
+    """Return the sizes with which a run was started; None if there is no run yet.
+
+    A machine with more or less memory would choose other sizes.
+    """
     recorded = recorded_run(directory)
     return None if recorded is None else sizes_of(recorded)
 
 
 def recorded_scores(directory: RunDirectory | None) -> bool | None:
-    """Return whether a run was started with quantile scores; None if it is not there yet.
+    """Return whether a run was started with quantile scores; None if there is no run yet.
 
-    Neither another machine nor a newer version may change the features of a run.
+    Another machine or a newer version might choose other features.
     """
     recorded = recorded_run(directory)
     return None if recorded is None else _has_scores(recorded["identity"]["data"])
 
 
 def recorded_patches(directory: RunDirectory | None, config: RunConfig) -> PatchFeatures | None:
-    """Return the patch features of a run that was started; None if it is not there yet.
+    """Return the patch features of a run; None if there is no run yet, or it has none.
 
-    Those of another machine, or of a newer version, would differ by rounding at least.
+    Computed on another machine or by a newer version, they would differ at least by rounding.
     """
     if directory is None or not config.model.patch_features or recorded_run(directory) is None:
         return None
@@ -128,18 +139,17 @@ def recorded_patches(directory: RunDirectory | None, config: RunConfig) -> Patch
 
 
 def _has_scores(described: Any) -> bool:
-    """Return whether a scaling with quantile scores is described anywhere within."""
+    """Return whether the description of a source has quantile scores, at any depth."""
     if isinstance(described, Mapping):
         return described.get("mode") == "quantiles" or any(map(_has_scores, described.values()))
     return isinstance(described, list | tuple) and any(map(_has_scores, described))
 
 
 def changed_backend(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return the differences between two descriptions of a backend that can change a bit of the
-    result.
+    """Return the differences between two descriptions of a backend that can change the result.
 
-    OpenMP is ignored: it is listed as soon as anything in the process has loaded it, for example
-    scikit-learn, and nothing here computes with it.
+    OpenMP is ignored. It is listed if any library of the process, such as scikit-learn, has loaded
+    it, and streamkern does not compute with it.
     """
 
     def arithmetic(described: dict[str, Any]) -> dict[str, Any]:
@@ -150,16 +160,19 @@ def changed_backend(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def check_same_run(directory: RunDirectory | None, record: dict[str, Any]) -> None:
-    """Raise ResumeMismatchError naming every difference to the run in the directory."""
+    """Raise ResumeMismatchError, with all differences, if the directory holds another run.
+
+    record : result of `run_record`
+    """
     recorded = recorded_run(directory)
     if directory is not None and recorded is not None:
         _check_same(directory, recorded["identity"], record["identity"])
 
 
 def check_same_model(directory: RunDirectory, config: RunConfig, inputs: RunInputs) -> None:
-    """Raise ResumeMismatchError if [model] or [solver] differ, which can be checked without data.
+    """Raise ResumeMismatchError if [model] or [solver] differ from the run in the directory.
 
-    Only runs that do not continue another one are checked.
+    This check needs no data. Runs that continue another one are not checked.
     """
     recorded = recorded_run(directory)
     if recorded is None or "continues" in recorded["identity"]:
@@ -175,6 +188,7 @@ def check_same_model(directory: RunDirectory, config: RunConfig, inputs: RunInpu
 def _check_same(
     directory: RunDirectory, before: Mapping[str, Any], now: Mapping[str, Any]
 ) -> None:  # fmt: skip
+    """Raise ResumeMismatchError with all differences of two identities, and a remedy."""
     changes = difference(before, now)
     changes = [change.removeprefix("settings.") for change in changes]
     if changes:
@@ -190,8 +204,10 @@ def _check_same(
 
 
 def check_order(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
-    """Raise ResumeMismatchError unless samples come in the same order as before. saved : None if no
-    order was saved."""
+    """Raise ResumeMismatchError unless samples come in the same order as before.
+
+    saved, now : values of `BatchReader.order_key`; `saved` is None if there is no checkpoint
+    """
     changes = difference(saved or now, now)
     if changes:
         raise ResumeMismatchError(
@@ -200,13 +216,16 @@ def check_order(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None
         )
 
 
-# -- the environment, on which the bits of a run depend as well ------------------------------------
+# -- environment, on which the rounding of a run depends -------------------------------------------
 
 _GRID = ("ranks", "center_ranks")
 
 
 class EnvironmentChanges:
-    """The environment of the last writers of a run, as far as known, and of this process."""
+    """Comparison of the environment of this process with that of the last writer of a run.
+
+    grid : numbers of ranks and of columns of the rank grid, in this process
+    """
 
     def __init__(self, run: ResolvedRun) -> None:
         grid = run.method.share(run.problem, run.sizes, run.inputs.ranks).grid
@@ -214,26 +233,29 @@ class EnvironmentChanges:
         self._backend, self._before = run.backend, dict[str, Any]()
 
     def now(self) -> dict[str, Any]:
-        """Return the environment of this process as a checkpoint stores it, JSON."""
+        """Return the environment of this process as JSON values, for a checkpoint."""
         return {"backend": self._backend.describe(), "versions": library_versions()} | self.grid
 
     def of_setup(self, directory: RunDirectory, meta: Mapping[str, Any]) -> None:
-        """Record the environment of a setup that was read.
+        """Record the environment in which a setup was written.
 
-        The grid is left out: a setup is the same to rounding with any grid.
+        The grid is left out, because a setup does not depend on it except for rounding.
         """
         recorded = recorded_run(directory)
         self._before = {"backend": meta["backend"]}
         self._before |= {} if recorded is None else {"versions": recorded["versions"]}
 
     def of_checkpoint(self, meta: Mapping[str, Any]) -> None:
-        """Record the environment of a checkpoint that was read; by default of one process."""
+        """Record the environment in which a checkpoint was written.
+
+        A checkpoint without a grid was written by a single process.
+        """
         self._before |= {name: meta[name] for name in ("backend", "versions") if name in meta}
         if not meta["position"]["done"]:  # otherwise nothing more is computed
             self._before |= {name: meta.get(name, 1) for name in _GRID}
 
     def report(self, report: Callable[[str, dict[str, Any]], None]) -> None:
-        """Warn of changes since the last writer, and report them."""
+        """Warn of changes since the last writer, and report them as an event "changed"."""
         before, now = self._before, self.now()
         grids = ({name: each[name] for name in _GRID if name in before} for each in (before, now))
         changes = {"libraries": _libraries(before, now), "ranks": difference(*grids)}

@@ -1,4 +1,4 @@
-"""Trained models on disk: load one from a run directory, or write one as a finished run."""
+"""Load trained models from run directories, and write models as finished runs."""
 
 from __future__ import annotations
 
@@ -41,9 +41,11 @@ def load_model(
     threads: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> KernelModel:
-    """Return the model of the newest good checkpoint of a run. A writer may be running.
+    """Return the model of the newest good checkpoint of a run, which may be running.
 
     Warns if a newer checkpoint is damaged. The caller closes `model.backend`.
+
+    Raises the errors of `RunSnapshot.open`.
     """
     run = RunSnapshot.open(run_dir, storage_options)
     run.warn_of_damage()
@@ -62,14 +64,13 @@ def load_result(
 ) -> tuple[RunSnapshot, Result]:
     """Return the newest good checkpoint of a run, and the result that `train` would return there.
 
-    It may be read while the run is being written. The caller closes `result.model.backend`, which
-    is one thread of the CPU. Warns if a newer checkpoint, or the log, is damaged; `Result.skipped`
-    records it as well.
+    The run may be running. The caller closes `result.model.backend`, which uses one CPU thread.
+    Warns if a newer checkpoint, or the log, is damaged; `Result.skipped` records it as well.
 
     Raises
     ------
     RunError, CheckpointError, StorageError
-        There is no run, or no trained one, or it cannot be verified.
+        There is no run, or it has no checkpoint, or its files cannot be verified.
     """
     run = RunSnapshot.open(run_dir, storage_options)
     record = run.record
@@ -88,6 +89,7 @@ def load_result(
 
 
 def _result(run: RunSnapshot, records: list[dict[str, Any]]) -> Result:
+    """Return the result of a run. records : records of its log"""
     meta, saved = run.setup.meta, run.saved.meta
     position = saved["position"]
     why = [record.get("why") for record in records if record.get("event") == "finished"]
@@ -132,7 +134,7 @@ def model_of(run: RunSnapshot, backend: Backend) -> KernelModel:
 
 
 def model_digest(run: RunSnapshot) -> str:
-    """Return `KernelModel.digest` of a run whose weights are loaded; it needs no centers."""
+    """Return `KernelModel.digest` of a run whose weights are loaded. The centers are not needed."""
     none = np.empty((0, *run.centers.shape[1:]), run.centers.dtype)
     setup = replace(run.setup, arrays=run.setup.arrays | {"Z": none})
     backend = get_backend("cpu", 1)
@@ -156,11 +158,12 @@ def without_solver(
     ridge: float,
     ridges: Sequence[float] | None = None,
 ) -> tuple[Kept, Kept]:
-    """Return (setup, state) of a model without the state of its solver.
+    """Return the setup and the state of a model, for `save_model`, without a solver's state.
 
-    Z : (p, d) centers of the model
-    order : (p,) center i was center order[i] of the chosen centers
+    Z : (p, d) centers of the model, in storage order
+    order : (p,); row i of Z was row order[i] of the centers as selected
     meta : metadata of the setup
+    epochs, samples, ridge, ridges : as in `Result`
     """
     assert model.op.origin is not None
     scale_arrays, scaling = save_scaling(model.fixed)
@@ -192,15 +195,17 @@ def save_model(
     ended: str | None,
     validation_scores: Sequence[float],
 ) -> None:
-    """Write a model to a directory that is new, empty, or holds all or a part of this same model.
+    """Write a model to a directory that is new, empty, or holds all or a part of the same model.
 
-    setup, state : arrays and JSON values of a run: see `start` and `StepLoop.kept`
-    settings : settings of the run; the others as in `Result`
+    setup, state : arrays and JSON values of the setup, see `Assembled`, and of the state, see
+        `StepLoop.kept`
+    settings : settings of the run
+    metrics, history, losses, ended, validation_scores : as in `Result`
 
     Raises
     ------
     ConfigError
-        The model could not be loaded again: it has a function or a kernel of the user.
+        The model has a function or a kernel of the user, which could not be loaded.
     RunError, StorageError
         The directory holds something else, or cannot be written.
     """

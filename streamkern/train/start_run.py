@@ -1,4 +1,4 @@
-"""Start a run: check its inputs, acquire its directory, and make or load its setup."""
+"""Start a run: check its inputs, lock its directory, and make or load its setup."""
 
 from __future__ import annotations
 
@@ -63,11 +63,14 @@ def acquired_run(
 ) -> Iterator[tuple[ResolvedRun, BaseSource | None, Any, contextlib.ExitStack]]:  # fmt: skip
     """Resolve and check a run, lock its directory, and record its settings there.
 
-    Yields the resolved run, its test data on rank 0, the Dask client that reads, and an exit stack
-    that is closed at the end. An error closes the backend.
+    Yields the resolved run; its test data, on rank 0, or None; the Dask client to read on, or None;
+    and an exit stack that is closed at the end. After an error the backend is closed.
+
+    directory : run directory, not locked yet; None for a run without one
+    request : request by which a signal ends the run
     """
     ranks = inputs.ranks
-    if ranks.rank:  # with less or more memory, this machine might resolve other sizes than rank 0
+    if ranks.rank:  # with its own memory, this machine might resolve other sizes than rank 0
         received, patches = _receive_sizes(ranks), _receive_patches(ranks)
         run = opened_run(config, replace(inputs, patches=patches), directory, *received)
     else:
@@ -103,7 +106,7 @@ def acquired_run(
                 stack.enter_context(request.later())  # a signal waits until the lock is released
                 with request.at_once():  # it may wait until another process's lease expires
                     stack.enter_context(directory)
-                check_same_run(directory, record)  # again: it may have changed before the lock
+                check_same_run(directory, record)  # it may have changed before it was locked
                 if is_rank0 and recorded_run(directory) is None:
                     directory.write_config(record)
             yield run, test, client, stack
@@ -122,9 +125,9 @@ def started_trainer(
     on_evaluation: Callable[[dict[str, Any]], None] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Iterator[Trainer]:
-    """Yield a trainer that stands before its first step or at its newest checkpoint.
+    """Yield a trainer whose state is that before the first step or of the newest checkpoint.
 
-    An error closes the backend.
+    After an error the backend is closed. Parameters: see `acquired_run` and `train`.
     """
     with acquired_run(config, inputs, directory, request) as (run, test, client, stack):
         validation = run.data.validation_rows if inputs.ranks.rank == 0 else None
@@ -139,7 +142,7 @@ def started_trainer(
 
 
 def _refuse_mixup_over_ranks(config: RunConfig, transforms: Sequence[Transform]) -> None:
-    """Raise ConfigError for mixup with several ranks: a row's partner may be on another rank."""
+    """Raise ConfigError for mixup with several ranks, whose pairs of rows may lie on two ranks."""
     if config.run.n_ranks > 1 and any(isinstance(transform, MixUp) for transform in transforms):
         raise ConfigError(
             f"{mention('run.ranks', config.run.ranks)} cannot share batches whose rows mixup pairs",
@@ -153,7 +156,8 @@ def opened_run(
 ) -> ResolvedRun:  # fmt: skip
     """Resolve a run, which may continue another one.
 
-    sizes, parent_id, scores : values that rank 0 has resolved; given on the other ranks
+    sizes, parent_id, scores : results of rank 0, on the other ranks: sizes, identity of the parent
+        run, and whether the features have quantile scores
     """
     config, inputs = continuing(as_recorded(config, directory), inputs, directory, parent_id)
     scores = recorded_scores(directory) if scores is None else scores
@@ -170,7 +174,7 @@ def _receive_sizes(ranks: Communicator) -> tuple[Sizes, ParentId | None, bool]:
 
 
 def _broadcast_patches(patches: PatchFeatures | None, ranks: Communicator) -> None:
-    """Broadcast the patch features of rank 0: another machine may round its own otherwise."""
+    """Broadcast the patch features from rank 0; another machine might round its own differently."""
     if ranks.is_single:
         return
     shapes = {} if patches is None else {k: a.shape for k, a in patches.arrays().items()}

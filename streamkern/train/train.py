@@ -70,38 +70,38 @@ def train(
 
     Parameters
     ----------
-    config : settings, the path of a run file that has them, or its tables.
-    source, test : in place of data.train and data.test.
-    centers : (p, d) or (p, *row_shape) rows in storage form, in place of model.centers.
+    config : settings, the path of a run file, or the tables of a run file.
+    source, test : sources of rows, in place of data.train and data.test.
+    centers : (p, d) or (p, *row_shape) rows before all transforms, in place of model.centers.
     metric : (d,) scales of the features after scaling, or a (d, r) matrix, in place of
         model.metric; see `Kernel`.
     client : a `distributed.Client` to read on, in place of data.dask; it stays open.
-    progress : show the progress of the run, setup included, on stderr: one line that is redrawn on
-        a terminal and in a notebook; in a pipe, a new line every 30 s, and less often later.
-        "auto": once the run has taken more than 3 s.
+    progress : whether to show the progress of the run, including its setup, on stderr. On a
+        terminal and in a notebook, this is one line that is redrawn; in a pipe, a new line every
+        30 s, and less often later. "auto" shows it once the run has taken more than 3 s.
     on_evaluation : called with every evaluation record.
     stop : stop request of the caller, for a run that is part of a larger computation.
     warm : weights to start from, in place of solver.warm_start.
     facts : JSON values of the caller that are saved with the setup, as `Result.meta["facts"]`.
-    continues : run directory, finished or not, that this run continues in its own run.run_dir: with
-        its centers, kernel, metric and scaling, from its weights, for data.epochs more epochs over
-        the same or other rows. [model] may only repeat the settings of that run, but for another
-        loss than squares if that run minimised squares.
+    continues : run directory, finished or not, that this run continues in its own run.run_dir. This
+        run takes over its centers, kernel, metric and scaling, starts from its weights, and trains
+        data.epochs more epochs on the same or other rows. The settings [model] must have their
+        defaults or the values of that run; only the loss may differ, if that run minimised squares.
     callbacks : receive the events of the run and may end it, see `Callback`; exceptions that they
         raise are passed on unchanged.
-    last_line : print a last line with the choices made, the time taken, and the quality of the
-        model if `progress` was shown, or if True. None: only if `progress` was shown.
+    last_line : whether to print a last line with the choices made, the time taken, and the quality
+        of the model. None prints it only if `progress` was shown.
 
     Raises
     ------
     ConfigError, DataError
-        Before anything was written.
+        The settings or the data are invalid; nothing was written.
     ResumeMismatchError
         run.run_dir holds a run with other data or settings.
     TrainingInterrupted
-        SIGTERM, SIGINT or SIGHUP, with run.run_dir: the same call resumes the run.
+        SIGTERM, SIGINT, SIGHUP or `stop` ended the run; the same call resumes it from run.run_dir.
     Stopped
-        The same, of `stop`, without run.run_dir; nothing was saved.
+        `stop` ended a run without run.run_dir; nothing was saved.
     DivergenceError, CorruptChunkError, CheckpointError
         The run failed; its last checkpoint is good.
     """
@@ -138,7 +138,7 @@ def train(
 
 
 def _check_ranks(config: RunConfig) -> None:
-    """Raise if settings of several ranks are given for a run of one rank."""
+    """Raise ConfigError if settings of several ranks are given for a run of one rank."""
     settings = config.run
     asked = "run.cluster" if settings.cluster is not None else "run.min_ranks"
     if settings.ranks == 1 and (settings.cluster is not None or settings.min_ranks > 1):
@@ -149,12 +149,12 @@ def _check_ranks(config: RunConfig) -> None:
 
 
 def _check_not_here(config: RunConfig, given: Mapping[str, Any]) -> None:
-    """Raise if an argument is given that exists only in this process, which is not a rank."""
+    """Raise ConfigError if an argument is given that ranks in other processes cannot use."""
     named = [name for name, value in given.items() if value is not None]
     if named:
         raise ConfigError(
-            f"{mention('run.ranks', config.run.ranks)} trains in other processes, which {named[0]} "
-            "would not be of",
+            f"{mention('run.ranks', config.run.ranks)} trains in other processes, where {named[0]} "
+            "cannot be used",
             "leave it out, or train with one rank",
         )
 
@@ -186,7 +186,7 @@ def _over_ranks(
 
 
 def _check_read_back(config: RunConfig, inputs: RunInputs) -> None:
-    """Raise if the model has a part that a run directory cannot store."""
+    """Raise ConfigError if the model has a part that a run directory cannot store."""
     kernel, unsaved = config.model.kernel, None
     if isinstance(kernel, Kernel) and not is_built_in(kernel):
         unsaved = f"kernel={kernel!r}"
@@ -196,8 +196,8 @@ def _check_read_back(config: RunConfig, inputs: RunInputs) -> None:
             unsaved = f"transform {transform_name(transform)!r}"
     if unsaved is not None:
         raise ConfigError(
-            f"{mention('run.ranks', config.run.ranks)}: {unsaved} is a function, which the run "
-            "directory that ranks go by does not keep",
+            f"{mention('run.ranks', config.run.ranks)}: {unsaved} is a function, which cannot be "
+            "saved in the run directory that ranks share",
             "train with one rank",
         )
 
@@ -224,15 +224,15 @@ def open_continued(config: RunConfig, continues: str | os.PathLike[str]) -> Reso
 def pin_branches(config: RunConfig, directory: RunDirectory | None) -> RunConfig:
     """Return the settings with the icechunk branches of data.train replaced by snapshots.
 
-    They are the snapshots that the run in `directory` was started with or, for a new run, the
-    current ones. Raises as `icechunk_store`.
+    The snapshots are those with which the run in `directory` was started or, for a new run, the
+    newest ones. Raises the errors of `icechunk_store`.
     """
     urls = config.data.train_urls
     if not any(map(is_branch, urls)):
         return config
     recorded = recorded_run(directory)
     known = [] if recorded is None else list(_fingerprints(recorded["identity"]["data"]))
-    if len(known) != len(urls):  # other stores, which are reported later
+    if len(known) != len(urls):  # the data differ, which is reported later
         known = [""] * len(urls)
     pinned = []
     for url, fingerprint in zip(urls, known, strict=True):
@@ -258,7 +258,7 @@ def _fingerprints(described: Mapping[str, Any]) -> Iterator[str]:
 def closing_line(result: Result, seconds: float) -> str:
     """Return the closing line of a run.
 
-    seconds : time that this process has worked on the run
+    seconds : seconds that this process has worked on the run
     """
     model, solver = result.model, result.meta["sizes"]["solver"]
     units = "features" if model.op.kernel.explicit else "centers"

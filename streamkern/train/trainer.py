@@ -1,10 +1,10 @@
-"""A run from its setup to its end: everything around its steps that has to survive a kill.
+"""Run a training from its setup to its end, with storage, signals and failures.
 
-    open -> (resume | start) -> Steps.run_through: step, show, evaluate, checkpoint -> finish
+    begin: setup -> resume or start
+    run_to_end: StepLoop.run_through, with log, evaluations and checkpoints between steps -> finish
 
-The trainer handles time, storage and failure, and contains no mathematics. Signals, checkpoints,
-evaluations and the number of prefetch threads change when things are written, never what is
-computed.
+Signals, checkpoints, evaluations and the number of prefetch threads change when something is
+written, but not the result. The computation itself is in `StepLoop`.
 """
 
 from __future__ import annotations
@@ -53,19 +53,18 @@ from streamkern.train.setup.planned import decided, empty_steps, run_plan
 
 
 class Trainer:
-    """One run, from its setup or its last checkpoint to its end."""
+    """One run, from its setup or its last checkpoint to its end.
+
+    directory : run directory, whose lock is held; None to save nothing
+    stack : exit stack that closes everything that the trainer opens
+    stop : request by which a signal ends the run
+    """
 
     def __init__(
-        self,
-        run: ResolvedRun,
-        directory: RunDirectory | None,
-        evaluations: EvaluationSchedule,
-        stack: contextlib.ExitStack,
-        stop: StopRequest,
-        callbacks: Callbacks,
-        *,
+        self, run: ResolvedRun, directory: RunDirectory | None, evaluations: EvaluationSchedule,
+        stack: contextlib.ExitStack, stop: StopRequest, callbacks: Callbacks, *,
         progress: ProgressSetting,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.run, self.directory, self.evaluations = run, directory, evaluations
         self.ranks, self.agreement = run.inputs.ranks, RankCoordinator(run.inputs.ranks, stop)
         self.settings, self.stack, self.stop = run.config.run, stack, stop
@@ -84,7 +83,7 @@ class Trainer:
             line, self.log, self.position, on_host=on_host, heard=callbacks.record,
             ranks=self.agreement,
         )  # fmt: skip
-        # Not a method of this object, which would keep itself and all of its memory alive.
+        # A method of the trainer would be a reference cycle, which would keep its memory alive.
         self._report = self.live.report
         self.began, self.loop_s = time.perf_counter(), 0.0
         self.ended: str | None = None
@@ -93,7 +92,10 @@ class Trainer:
     # -- begin -----------------------------------------------------------------------------
 
     def begin(self, client: Any) -> None:
-        """Make the solver and its state, new or from the run directory, and the pipeline."""
+        """Make or load the setup and the state, open the feed, and call the callbacks.
+
+        client : Dask client to read on, or None
+        """
         begun = self.directory is not None and bool(self.directory.steps())
         warm = None if begun or self.ranks.rank else given_weights(self.run)
         link = {} if client is None else {"dashboard": dashboard_link(client)}
@@ -110,10 +112,11 @@ class Trainer:
             self._checkpoint()  # from here on the parent run is not needed
         place = None if self.directory is None else redact(self.directory.place)
         with checkpoint_errors(str(place)):
-            told = TrainStart.of(self.run, made.meta, self.position, place)
-        self.callbacks.begin(told)
+            train_start = TrainStart.of(self.run, made.meta, self.position, place)
+        self.callbacks.begin(train_start)
 
     def _setup(self, warm: ParentRun | None) -> Assembled:
+        """Load the setup from the run directory, or compute it. Collective."""
         made, run = self._read_setup(), self.run
         if is_everywhere(made is not None, run):
             assert made is not None
@@ -126,20 +129,20 @@ class Trainer:
 
     def _read_setup(self) -> Assembled | None:
         """Return the setup in the run directory, or None."""
-        directory, arriving = self.directory, setup_loader(self.run)
-        setup = None if directory is None else directory.load_setup(arriving)
+        directory, loader = self.directory, setup_loader(self.run)
+        setup = None if directory is None else directory.load_setup(loader)
         if directory is None or setup is None:
             return None
         with checkpoint_errors(directory.place):
-            made = reassemble(self.run, arriving.arrays(setup), setup.meta)
+            made = reassemble(self.run, loader.arrays(setup), setup.meta)
             self.writers.of_setup(directory, setup.meta)
         return made
 
     def _resume(self, warm: ParentRun | None, ahead: dict[str, Any]) -> dict[str, Any] | None:
-        """Create the state, or restore the newest checkpoint; return the recorded order of the
-        samples."""
-        arriving = state_loader(self.run)
-        saved = None if self.directory is None else self.directory.load_latest(arriving)
+        """Create the state and return None, or restore the newest checkpoint and return its order
+        of the samples. ahead : plan of the remaining run, for the log."""
+        loader = state_loader(self.run)
+        saved = None if self.directory is None else self.directory.load_latest(loader)
         if self.directory is None or saved is None:
             self.writers.report(self._report)
             saves = self.directory is not None
@@ -148,7 +151,7 @@ class Trainer:
             self._keep_skipped(() if warm is None else warm.skipped)
             return None
         with checkpoint_errors(self.directory.place):
-            self.steps.restore(arriving.arrays(saved), saved.meta)
+            self.steps.restore(loader.arrays(saved), saved.meta)
             self.evaluations.restore(saved.meta["metrics"])
             self.stopping.scores = scores_in(saved.meta.get("validation", ()))
             order = dict(saved.meta["order"])
@@ -173,10 +176,10 @@ class Trainer:
         if self.position.done:
             owed = self.agreement.from_rank0(self.evaluations.owed or self.steps.owes_calibration)
             self._calibrate()
-            self._evaluate()  # the saved metrics are those of the test rows at that time
+            self._evaluate()  # the test rows may have changed since the figures were saved
             if owed:
                 self._checkpoint()
-                self._tell_pass(last=True)
+                self._call_pass_ended(last=True)
             elif self.checkpoints.kept and self.directory is not None:
                 self.directory.delete_old()
         else:
@@ -197,6 +200,7 @@ class Trainer:
             self._save_and_end(stopped)
 
     def _loop(self) -> None:
+        """Take the remaining steps; save the state if an error ends them."""
         position, epochs = self.position, self.run.config.data.passes
         began = time.perf_counter()
         meter = Meter(self.feed.loader, position.samples)
@@ -204,9 +208,9 @@ class Trainer:
         n_rows, note = self.run.data.source.n_rows, loss_note(self.steps.made.meta)
         self.live.begin(meter, n_rows, passes, empty_steps=empty, loss_note=note)
         continued = self.run.inputs.continued
-        behind = 0 if continued is None else continued.epochs
-        batches = self._arriving(
-            self.feed.epochs(behind + position.epoch, behind + epochs, position.batch)
+        epochs_before = 0 if continued is None else continued.epochs
+        batches = self._stoppable_reads(
+            self.feed.epochs(epochs_before + position.epoch, epochs_before + epochs, position.batch)
         )
         try:
             if self.evaluations.owed or self.stopping.owes(position.epoch):
@@ -220,15 +224,15 @@ class Trainer:
             raise
         except Exception:
             # Bad data or a lost network at batch i + 1 must not lose batch i.
-            whole = self.steps.whole and self.agreement.gathered(self.steps)
-            if whole and not self.checkpoints.failed:
+            savable = self.steps.whole and self.agreement.gathered(self.steps)
+            if savable and not self.checkpoints.failed:
                 self._checkpoint()
             raise
         self.run.backend.synchronize()
         self.loop_s = time.perf_counter() - began
 
-    def _arriving(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Yield the batches; a signal during a wait for storage takes effect here."""
+    def _stoppable_reads(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Yield the batches. A signal during a wait for storage ends the run at once."""
         while True:
             with self._stoppable():
                 batch = next(batches, None)
@@ -237,17 +241,17 @@ class Trainer:
             yield batch
 
     def _stoppable(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context between two steps in which a signal ends the run, which saves its steps.
+        """Return a context, between two steps, in which a signal ends the run at once and the steps
+        so far are saved.
 
-        Several ranks do not stop here, because all of them must end after the same step.
+        With several ranks it has no effect, because all of them must end after the same step.
         """
         if not self.ranks.is_single:
             return contextlib.nullcontext()
         return self.stop.at_once(saves=self.checkpoints.kept)
 
     def _between(self, before: int, loss: float | None) -> bool:
-        """Show, evaluate and save between two steps; return whether the last step was the last of
-        the run. See `Between`."""
+        """Log, evaluate and save between two steps; return whether the run ends. See `Between`."""
         stall_s = self.feed.loader.stats.stall_s
         self.agreement.exchange(self.position.step, stall_s, self.steps.rows)
         self.live.stepped(loss)
@@ -277,7 +281,7 @@ class Trainer:
         if stopping.active and not others:
             stopping.judge(self.evaluations.metrics, self.steps.keep_best)
             self._end_with(stopping.reason())
-        if stopping.active and not self.steps.share.whole:  # each rank holds a part of the weights
+        if stopping.active and not self.steps.share.whole:  # each rank copies its part of them
             best = self.agreement.from_rank0(stopping.at_best)
             if best and others:
                 self.steps.keep_best()
@@ -285,17 +289,17 @@ class Trainer:
             return
         last = self.position.epoch == self.run.config.data.passes or self.ended is not None
         if stopping.active or not last:
-            self._tell_pass(last=last)
+            self._call_pass_ended(last=last)
 
-    def _tell_pass(self, *, last: bool) -> None:
-        """Call the callbacks for a pass; for the last one after its weights are evaluated and
+    def _call_pass_ended(self, *, last: bool) -> None:
+        """Call the callbacks for an epoch; for the last one, when its model is evaluated and
         saved."""
         at, figures = self.position, dict(self.evaluations.metrics)
         passed = EpochEnd(at.epoch, at.step, at.samples, figures, last, self.steps.result)
         self._end_with(self.callbacks.pass_ended(passed))
 
     def _end_with(self, why: str | None) -> None:
-        """End the run after this pass, if there is a reason and epochs are left."""
+        """End the run after this epoch if there is a reason and epochs are left."""
         if why and not self.ended and self.position.epoch < self.run.config.data.passes:
             self.ended = why
             self._report("finished", {"why": why})
@@ -306,6 +310,7 @@ class Trainer:
         return self.steps.solver.finished(self.steps.state) if left else None
 
     def _save_and_end(self, stopped: Stopped) -> NoReturn:
+        """Save the run after a signal; raise TrainingInterrupted, or Stopped if it is not saved."""
         if self.checkpoints.kept or not self.ranks.is_single:
             self._checkpoint()
         if not self.checkpoints.kept:
@@ -317,6 +322,7 @@ class Trainer:
         ) from None
 
     def _finish(self) -> None:
+        """Complete the model after the last step, then evaluate and save it."""
         self.live.losses += self.steps.watch.rest()
         self.live.log_losses()
         self.steps.watch.judge_rest()
@@ -332,7 +338,7 @@ class Trainer:
         self._calibrate()
         self._evaluate()
         self._checkpoint()
-        self._tell_pass(last=True)
+        self._call_pass_ended(last=True)
 
     # -- saving and showing ----------------------------------------------------------------
 
@@ -351,25 +357,25 @@ class Trainer:
         check_unchanged(self.run.data.source)
 
     def _evaluate(self) -> None:
-        """Evaluate on the test data; after a signal meanwhile, the evaluation is still owed."""
-        self.evaluations.take(self.steps.model, self.position, self._looking_on(), self._report)
+        """Evaluate the model. If a signal interrupts it, the evaluation is owed."""
+        context = self._evaluating()
+        self.evaluations.take(self.steps.model, self.position, context, self._report)
         self.steps.answer()
 
     def _calibrate(self) -> None:
-        """Calibrate at the end of a run; after a signal meanwhile, the calibration is still
-        owed."""
+        """Calibrate at the end of a run. If a signal interrupts it, the calibration is owed."""
         if self.steps.owes_calibration:
-            with self._looking_on():
+            with self._evaluating():
                 self.steps.take_calibration(self.feed)
         self.steps.answer()
 
     @contextlib.contextmanager
-    def _looking_on(self) -> Iterator[None]:
+    def _evaluating(self) -> Iterator[None]:
         with self._stoppable(), self.live.evaluating():
             yield
 
     def _recall(self, directory: RunDirectory) -> None:
-        """Load the evaluations of all processes that worked on the run."""
+        """Load the evaluations of all processes of the run from its log."""
         try:
             self.log.flush()
             records, damage = directory.read_log()

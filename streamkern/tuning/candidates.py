@@ -1,7 +1,7 @@
-"""Candidates of a search: each is a small copy of a run, trained on the rows of one split.
+"""Make the settings and the rows of the candidates of a search.
 
-Its sizes (rows, centers, passes, batch and blocks) are those of a small problem; everything else is
-as in the run, so that a trial measures the behaviour of the run.
+A candidate is a small copy of the run, trained on the rows of one split. Its sizes (rows, centers,
+epochs, batch and blocks) suit a small problem. Everything else is as in the run.
 """
 
 from __future__ import annotations
@@ -37,15 +37,18 @@ from streamkern.train.setup.choose_transform import find_transform
 from streamkern.tuning.holdout import HELD_OUT_PARTS_OF, MIN_ROWS, SearchSample, draw
 
 TUNING_ROWS, TUNING_SAMPLE_BYTES = 20_000, 512 << 20
+"""Largest number of rows of the sample, and of its bytes, if the user gives no number."""
 CENTERS, MIN_CENTERS = 2000, 50
+"""Largest number of centers, and number of centers that even a small sample may have."""
 TRIED_RIDGES = (0.0, 1e-6, 1e-4)
-# Sizes that a run file fixes for the full run are meaningless for a small one.
-_OF_THE_WHOLE = ("data.batch_size", *(f"solver.{name}" for name in SIZE_OPTIONS))
+"""Ridges that are tried for "auto", if the solver has a ridge."""
+_SIZES_OF_RUN = ("data.batch_size", *(f"solver.{name}" for name in SIZE_OPTIONS))
+"""Settings for the sizes of the run, which are meaningless for a small copy."""
 
 
 @dataclass(frozen=True)
 class FixedSizes:
-    """Sizes fixed by the user; None is chosen automatically."""
+    """Sizes of candidates that the user has fixed; None for an automatic choice."""
 
     rows: int | None = None
     centers: int | None = None
@@ -53,14 +56,17 @@ class FixedSizes:
 
 
 class Candidates:
-    """Creates the settings of a candidate, and the rows it is trained and evaluated on.
+    """Settings of candidates, and the rows on which they are trained and evaluated.
 
-    trial : settings common to all candidates. Kernel, bandwidth and ridge in it are the given ones;
-        for a metric left open see `in_metric`.
-    distances : replaces model.metric
-    copies : replicas of the rows to fit in an epoch
+    sample : the sample of rows
+    n_parts : number of parts of the sample; each split holds one out
+    trial : settings that all candidates have; kernel, bandwidth and ridge are the given ones. A
+        metric "auto" is resolved by `in_metric`.
+    distances : metric (d,) or (d, r) in place of model.metric, or None
+    copies : number of replicas of the rows to fit in an epoch
+    run_centers : number of centers of the run, or "auto"
 
-    Raises ConfigError and DataError.
+    Raises ConfigError or DataError if the data is too small for the search.
     """
 
     def __init__(
@@ -76,18 +82,18 @@ class Candidates:
         self.seed = config.run.random_state
         self.sample = _sampled(config, data, wishes.rows)
         n = len(self.sample.X)
-        n_fit = n - -(-n // self.n_parts)  # at least, in every split
+        n_fit = n - -(-n // self.n_parts)  # smallest number of rows to fit in a split
         passes = wishes.epochs or auto_epochs(config, n_fit)
         replicas = max(1, data.source.n_rows // data.base.n_rows)
         asked = with_epochs(config, data.source.n_rows).data.passes
         self.copies, epochs = copies_and_epochs(passes, replicas, asked)
         self._split: tuple[int, tuple[Source, Source]] | None = None
-        for fold in reversed(range(folds)):  # checks that all can be made
+        for fold in reversed(range(folds)):  # raises DataError if a split cannot be made
             self.split(fold)
         self.run_centers = _asked_centers(config)
         self.trial = config.with_overrides(
             {
-                **dict.fromkeys(_OF_THE_WHOLE, "auto"),
+                **dict.fromkeys(_SIZES_OF_RUN, "auto"),
                 **_centers(config, n, n_fit, wishes.centers, whole=n == data.base.n_rows),
                 **_memory(config, self.sample),
                 "data.epochs": epochs,
@@ -110,9 +116,9 @@ class Candidates:
             self.trial = self.trial.with_overrides({"model.metric": "none"})
 
     def _choose_transform(self) -> None:
-        """Replace an open scale of the targets by the choice for the settings as they are given.
+        """Replace model.target_transform="auto" in `trial` by the choice for the given settings.
 
-        All candidates are trained on it, so that only kernel, bandwidth and ridge differ.
+        All candidates use it, so that only kernel, bandwidth and ridge differ.
         """
         if self.trial.model.target_transform != "auto":
             return
@@ -130,11 +136,10 @@ class Candidates:
         return self.trial.model.metric == "auto" and self.distances is None
 
     def in_metric(self, config: RunConfig) -> RunConfig:
-        """Return `config` with an open metric replaced by the run's choice for the kernel on all
-        rows.
+        """Return `config` with model.metric="auto" replaced by the choice of the run.
 
-        The choice is made for an open bandwidth, as a searched one is no less open than one that
-        the run finds.
+        The choice is made for all rows, and for bandwidth "auto", since the search chooses the
+        bandwidth in place of the run.
         """
         if not self._metric_is_open:
             return config
@@ -154,9 +159,9 @@ class Candidates:
         return True
 
     def split(self, fold: int) -> tuple[Source, Source]:
-        """Return (rows to fit, rows held out); the last split is kept."""
+        """Return (rows to fit, held-out rows). Only the last split is kept in memory."""
         if self._split is None or self._split[0] != fold:
-            self._split = None  # not two at a time
+            self._split = None  # free the old split first
             self._split = fold, self.sample.split(fold, self.n_parts, self.seed, self.copies)
         return self._split[1]
 
@@ -166,20 +171,25 @@ class Candidates:
         return sample.y[out], None if sample.w is None else sample.w[out]
 
     def given(self) -> tuple[Any, Any, Any]:
-        """Return kernel, bandwidth and ridge of the settings as they were given, as JSON values.
+        """Return kernel, bandwidth and ridge of the given settings, as JSON values.
 
-        bandwidth : as in `config`, or a word such as "auto" if it is to be found
+        The bandwidth of a kernel that has one is its number, and None without one; otherwise it is
+        the setting, which may be a word such as "auto".
         """
-        told = self.trial.model_dump(mode="json")
-        kernel, width = told["model"]["kernel"], told["model"]["bandwidth"]
+        settings = self.trial.model_dump(mode="json")
+        kernel, width = settings["model"]["kernel"], settings["model"]["bandwidth"]
         widths = [] if kernel == "auto" else bandwidths(kernel)
         if kernel != "auto" and "auto" not in widths:
             width = max(widths) if widths else None
-        ridge = told["solver"]["ridge"]
+        ridge = settings["solver"]["ridge"]
         return kernel, _number(width), _number(ridge)
 
     def config(self, kernel: Any, bandwidth: float | None, ridge: float) -> RunConfig:
-        """Return the settings of a candidate; bandwidth None: its own, or the median distance."""
+        """Return the settings of a candidate.
+
+        kernel : description of the kernel as JSON
+        bandwidth : None for the bandwidth in `kernel`, or "median" if it has none
+        """
         model = in_settings(kernel, bandwidth)
         if bandwidth is None and "auto" in bandwidths(kernel):
             model["bandwidth"] = "median"
@@ -190,7 +200,7 @@ class Candidates:
         )
 
     def sizes(self) -> dict[str, Any]:
-        """Return the sizes that are common to all candidates, and those of the run, if known."""
+        """Return the sizes of the candidates and of the run, as JSON values."""
         fit, held_out = self.split(0)
         return {
             "rows": len(self.sample.X),
@@ -207,7 +217,13 @@ class Candidates:
     def ridges(
         self, asked: list[float] | None, kernels: list[Any], bandwidth: float | None
     ) -> list[float]:
-        """Return the ridges to try; ConfigError for a ridge or kernel that trainings refuse."""
+        """Return the ridges to try, ascending.
+
+        asked : ridges of the user; None for "auto"
+        kernels, bandwidth : candidates with which the ridges are checked
+
+        Raises ConfigError if a training would reject a ridge or a kernel.
+        """
 
         def check(kernel: Any, ridge: float) -> None:
             rows = RunInputs(self.split(0)[0], metric=self.distances)
@@ -228,22 +244,25 @@ class Candidates:
 
 
 def _number(value: Any) -> Any:
-    """Return a float, None or a word, as `numbers_or_auto`: 3 and 3.0 must name the same record."""
+    """Return a number as a float, so that 3 and 3.0 identify the same record; others unchanged."""
     return value if value is None or isinstance(value, str) else float(value)
 
 
 def copies_and_epochs(passes: int, copies: int, epochs: int) -> tuple[int, int]:
-    """Return (copies, epochs) with a product of at least `passes`, as in a run with these."""
+    """Return numbers of copies and of epochs with a product of at least `passes`.
+
+    There are at most `copies` copies, and preferably as few epochs as the run has.
+    """
     copies = min(copies, math.ceil(passes / min(epochs, passes)))
     return copies, math.ceil(passes / copies)
 
 
 def _sampled(config: RunConfig, data: Data, rows: int | None) -> SearchSample:
-    """Return the sample, small enough for the memory."""
+    """Draw the sample. rows : its number of rows; None for an automatic one that fits in memory"""
     if rows is not None and rows < MIN_ROWS:
         raise ConfigError(f"{mention('rows', rows)} cannot be split", f"take {MIN_ROWS} at least")
     memory, size = config.run.memory, data.source.row_bytes + target_bytes(data.source)
-    # The sample, and its copy as rows to fit and held-out rows: at most a quarter each.
+    # The sample and its copy, the rows to fit and the held-out rows, take at most a quarter each.
     limit = (default_budget(available_memory()) if memory == "auto" else memory) // 4
     if rows is None:
         rows = max(MIN_ROWS, min(TUNING_ROWS, TUNING_SAMPLE_BYTES // size, limit // size))
@@ -257,7 +276,7 @@ def _sampled(config: RunConfig, data: Data, rows: int | None) -> SearchSample:
 
 
 def _asked_centers(config: RunConfig) -> int | str:
-    """Return the number of centers, or of Fourier features, in the settings; maybe "auto"."""
+    """Return the number of centers, or of Fourier features, in the settings, or "auto"."""
     model = config.model
     return model.n_features if model.features == "fourier" else model.n_centers
 
@@ -265,11 +284,15 @@ def _asked_centers(config: RunConfig) -> int | str:
 def _centers(
     config: RunConfig, n: int, n_fit: int, wished: int | None, *, whole: bool
 ) -> dict[str, Any]:
-    """Return the settings of centers: as many as the rows support, chosen as in the run.
+    """Return the settings for the number and the selection of the centers.
 
-    If the sample is the whole data, they are as many as the run has, if it says so: the best
-    bandwidth and ridge depend on their number. With in-place solvers, or ways of choosing that are
-    not for a sample, they are random rows.
+    The number is a fifth of the rows, within limits. If the sample is the whole data and the
+    settings have a number, this is used, because the best bandwidth and ridge depend on it. The
+    selection method is the same as in the run, or random if that needs all rows.
+
+    n, n_fit : numbers of rows of the sample, and of rows to fit
+    wished : number of centers that the user has fixed, or None
+    whole : whether the sample is the whole data
     """
     model, name, asked = config.model, config.solver.name, _asked_centers(config)
     few = min(CENTERS, n_fit, asked if isinstance(asked, int) else CENTERS)
@@ -296,7 +319,10 @@ def _centers(
 
 
 def _memory(config: RunConfig, sample: SearchSample) -> dict[str, Any]:
-    """Return the memory that the sample leaves; "auto" is measured with the sample in place."""
+    """Return the setting run.memory less the memory of the sample.
+
+    "auto" stays, because the available memory is measured when the sample is in memory.
+    """
     memory = config.run.memory
     return {} if memory == "auto" else {"run.memory": max(1, memory - 2 * sample.X.nbytes)}
 
@@ -339,7 +365,7 @@ def numbers_or_auto(name: str, values: Any, *, above: bool) -> list[float] | Non
 
 
 def checked_count(name: str, value: object, low: int, high: int | None) -> int | None:
-    """Return None, or a whole number in the range as an int; ConfigError for anything else."""
+    """Return `value` as an int, or None; raise ConfigError unless it is in the range."""
     if value is None:
         return None
     if isinstance(value, int | np.integer) and not isinstance(value, bool):

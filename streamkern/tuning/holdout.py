@@ -1,8 +1,8 @@
-"""A bounded sample of the training rows, split into rows to fit and held-out rows.
+"""Draw a bounded sample of the training rows, and split it into rows to fit and held-out rows.
 
-The sample is of stored rows, before any augmentation, and without repetition: held-out rows share
-no row with those to fit, and are not augmented. It is read in units from all over the data; memory
-is that of the sample, and of one split, whatever the size of the data.
+The sample has distinct stored rows, before any augmentation. Held-out rows are therefore no copies
+of rows to fit, and are not augmented. The sample is read from units all over the data. Memory holds
+the sample and one split, and does not depend on the size of the data.
 """
 
 from __future__ import annotations
@@ -25,18 +25,22 @@ from streamkern.stream.sources.transforms import transform_name
 from streamkern.train.resolve.training_data import Data
 
 TUNING_SAMPLE_STAGE, SPLIT_STAGE = 31, 32
+"""Numbers of the random streams by which the sample is drawn, and split."""
 MIN_ROWS = 5
-HELD_OUT_PARTS_OF = 5  # one row in this many, or in the number of splits if that is larger
+"""Smallest number of rows of a sample."""
+HELD_OUT_PARTS_OF = 5
+"""Smallest number of parts of the sample; each split holds one part out."""
 
 
 @dataclass(frozen=True, eq=False)
 class SearchSample:
     """Stored rows in random order, and the source whose transforms they need for training.
 
-    X : (n, *row_shape) as stored
+    X : (n, *row_shape) stored rows
     y : (n,) class ids, or (n, c) values
-    stratum : (n,) int64, store (of a weighted mixture) and class; every split has the same shares
-    source : the stream they were drawn from, whose augmentation and scaling are applied to them
+    stratum : (n,) int64, number of the store (of a weighted mixture) and the class of a row; every
+        split has the same shares of the strata
+    source : stream from which they were drawn, whose augmentation and scaling are applied to them
     w : (n,) sample weights, or None; they count in training and in held-out figures
     """
 
@@ -54,13 +58,14 @@ class SearchSample:
     def split(
         self, fold: int, n_parts: int, seed: int, max_copies: int
     ) -> tuple[BaseSource, ArraySource]:
-        """Return (rows to train on, held-out rows) of split `fold`.
+        """Return (rows to fit, held-out rows) of split `fold`.
 
         The held-out rows of two splits are disjoint.
 
+        n_parts : number of parts of the sample
         max_copies : largest number of replicas of an augmented source
 
-        Raises DataError if no rows are left to hold out.
+        Raises DataError if there are no rows to hold out.
         """
         out = self.held_out(fold, n_parts, seed)
         if not out.any():
@@ -82,9 +87,11 @@ class SearchSample:
 
 
 def draw(data: Data, n: int, seed: int) -> SearchSample:
-    """Draw about n distinct stored rows, fewer if the data has fewer.
+    """Draw about n distinct stored rows, or fewer if the data has fewer.
 
-    Stores of a weighted mixture are represented by their shares.
+    A weighted mixture is represented according to its weights.
+
+    Raises ConfigError if the rows are augmented in parts, and DataError if there are too few.
     """
     _check_plain(data)
     parts, shares = _parts(data)
@@ -95,7 +102,7 @@ def draw(data: Data, n: int, seed: int) -> SearchSample:
             part, max(1, int(total * share)), seed, stage=TUNING_SAMPLE_STAGE + k * 100,
             max_units=max(1, MANY_UNITS // len(parts)),
         )  # fmt: skip
-        # One of the copies in a store: a model that fits one would know its held-out copy.
+        # Of several stored copies, take one: a copy of a fitted row must not be held out.
         first = np.unique(origins_of(part, block.row_ids), return_index=True)[1]
         blocks.append(block.take(np.sort(first)))
     X, y, w, _ = concatenated(blocks)
@@ -110,11 +117,12 @@ def draw(data: Data, n: int, seed: int) -> SearchSample:
 
 
 def parts_of(stratum: npt.NDArray[np.int64], n_parts: int, seed: int) -> npt.NDArray[np.int64]:
-    """Return the part 0 … n_parts - 1 of every row, (n,), a pure function of the arguments.
+    """Return the part of every row, (n,), from 0 to n_parts - 1.
 
-    The rows of a stratum are dealt to the parts in random order, and dealing continues with the
-    next stratum, so that parts differ by a row at most, in total and in every stratum. A row that
-    is alone in its stratum is in no part, -1: if held out, it could not be learned.
+    The rows of a stratum, in random order, are assigned to the parts in turn, and the next stratum
+    continues where it ended. The sizes of the parts thus differ by at most one row, in total and in
+    every stratum. A row that is alone in its stratum has the part -1 and is never held out, since
+    its class could not be learned without it.
     """
     rng = np.random.default_rng([seed, SPLIT_STAGE])
     part, dealt = np.full(len(stratum), -1), 0
@@ -150,13 +158,13 @@ def _like(source: BaseSource, rows: ArraySource, max_copies: int) -> BaseSource:
 
 
 def _check_plain(data: Data) -> None:
-    """Raise ConfigError unless the rows that are read are the stored ones."""
+    """Raise ConfigError if rows are augmented before they can be split."""
     done = host_transforms(data.base)
     source = without_copies(data.source)
     inner = [part for part in source.parts if isinstance(part, AugmentedSource)]
     if done or inner:
         what = f"by {transform_name(done[0])!r}" if done else "in a part of the mixture"
         raise ConfigError(
-            f"the source is augmented {what}, where rows held out would be as well",
+            f"the source is augmented {what}, so that held-out rows would be augmented too",
             "augment it as a whole, by an AugmentedSource around it",
         )

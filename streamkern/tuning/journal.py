@@ -60,8 +60,9 @@ class TrialJournal:
     Raises RunError or StorageError if the folder cannot be used.
 
     out : path or URL of the folder, or None
-    identity : JSON values that must not change between the calls of a search. ResumeMismatchError
-        names every difference from the values in the folder.
+    identity : JSON values that must not change between the calls of a search. If they differ from
+        those in the folder, ResumeMismatchError names every difference.
+    storage_options : options of a remote URL
     """
 
     def __init__(
@@ -103,7 +104,11 @@ class TrialJournal:
         return list(self._records.values())
 
     def get(self, settings: Sequence[Any], split: int) -> TrialRecord | None:
-        """Return the record of the training with these JSON settings on a split, or None."""
+        """Return the record of a training, or None.
+
+        settings : kernel, bandwidth and ridge as JSON values
+        split : number of the split
+        """
         return self._records.get(_key(settings, split))
 
     def add(self, record: TrialRecord) -> None:

@@ -1,17 +1,17 @@
-"""Metrics of the held-out rows that judge settings, under scikit-learn's names.
+"""Evaluation metrics of the held-out rows, by which a search compares settings.
 
-    mse                mean over rows and outputs of (f(x) - y)^2; for classes y is one-hot
-    mae, r2            of values: mean absolute error; R2, the plain mean over the outputs
-    accuracy           share of the rows whose largest output is that of their class
-    balanced_accuracy  mean over the classes of the accuracy on the rows of each
-    log_loss           mean of -log p(class of the row), p as in `probabilities`
+    mse                mean over rows and outputs of (f(x) - y)^2; y is one-hot for classes
+    mae, r2            for numeric targets: mean absolute error, and R2, averaged over the outputs
+    accuracy           share of the rows whose class has the largest output
+    balanced_accuracy  mean over the classes of the accuracy on their rows
+    log_loss           mean of -log p(class of the row), with p of `probabilities`
 
-A model of a loss other than squares has the mean of that loss as well, under its figure's name, and
-predicts by it.
+The names are taken from scikit-learn. A model that minimises another loss than squares also has the
+mean of this loss, under the name of its figure.
 
-Each is a weighted mean of losses of single rows, or one minus it. So a difference between two
-models on the same rows has a standard error, and the recorded losses, in float32 per row, determine
-every metric afterwards.
+Each metric is a weighted mean of losses of single rows, or one minus such a mean. The difference of
+two models on the same rows therefore has a standard error, and all metrics follow from the losses
+of the rows, which are recorded in float32.
 """
 
 from __future__ import annotations
@@ -29,16 +29,18 @@ from streamkern.basics.message import mention
 from streamkern.losses.base import Loss
 
 Rows = npt.NDArray[np.float64]
-LOSS_FLOOR = 1e-3  # of the mean probability: a few thousand rows detect no smaller one
+LOSS_FLOOR = 1e-3
+"""Smallest probability, relative to 1 / c. A few thousand rows cannot measure smaller ones."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric of the held-out rows.
+    """An evaluation metric.
 
-    loss : name of the row loss that it is a mean of
-    gain : whether it is one minus that mean
-    balanced : whether every class has the same weight
+    name : name of the metric
+    loss : name of the loss of a row whose mean it is
+    gain : whether the metric is one minus this mean
+    balanced : whether all classes have the same total weight
     """
 
     name: str
@@ -66,9 +68,10 @@ OF_CLASSES = _named(
 
 
 def known_metrics(classes: bool, loss: type[Loss] | None = None) -> dict[str, Metric]:
-    """Return the metrics of classes or values by name, with the figure of the loss as the first.
+    """Return the metrics by name; the figure of the loss, if any, is the first.
 
-    loss : the class of the loss that is minimised; None: squares
+    classes : whether the targets are classes
+    loss : class of the loss that is minimised; None for squares
     """
     known = OF_CLASSES if classes else OF_VALUES
     figure = {} if loss is None else _named(Metric(loss.figure, loss.figure))
@@ -76,9 +79,9 @@ def known_metrics(classes: bool, loss: type[Loss] | None = None) -> dict[str, Me
 
 
 def find_metric(name: str, classes: bool, loss: type[Loss] | None = None) -> Metric:
-    """Return the metric of this name, or raise ConfigError.
+    """Return the metric with a name; raise ConfigError if it is not defined for the targets.
 
-    "auto" is the figure of the loss, for squares accuracy, or mse of values.
+    name : "auto" is the figure of the loss; for squares, the accuracy of classes, or the mse
     """
     known = known_metrics(classes, loss)
     if name == "auto":
@@ -92,10 +95,10 @@ def find_metric(name: str, classes: bool, loss: type[Loss] | None = None) -> Met
 
 
 def probabilities(F: npt.NDArray[Any]) -> Rows:
-    """Return class probabilities (n, c) from values f(X): at least a thousandth of 1/c, sum 1.
+    """Return class probabilities (n, c) from outputs f(X) of least squares on one-hot targets.
 
-    Least squares on one-hot targets estimates probabilities directly, but for values outside 0 ...
-    1.
+    The outputs estimate probabilities, but may lie outside of [0, 1]. They are raised to at least
+    `LOSS_FLOOR` / c, and divided by their sum.
     """
     P: Rows = np.maximum(np.float64(1) * F, LOSS_FLOOR / F.shape[1])
     P /= P.sum(axis=1, keepdims=True)
@@ -107,10 +110,10 @@ def losses(
 ) -> dict[str, Rows]:
     """Return the losses of each row, (n,), by name.
 
-    F : f(X), (n, c)
-    Y : values, or one-hot classes
-    variance : of each output over all held-out rows; None for classes
-    loss : the loss of the model; None: squares
+    F : (n, c) predictions f(X)
+    Y : (n, c) numeric targets, or one-hot classes
+    variance : (c,) variance of each target over all held-out rows; None for classes
+    loss : loss of the model; None for squares
     """
     F, Y = np.asarray(F, np.float64), np.asarray(Y, np.float64)
     if loss is None:
@@ -129,7 +132,7 @@ def _losses(F: Rows, Y: Rows, variance: Rows | None) -> dict[str, Rows]:
         p = np.take_along_axis(probabilities(F), true[:, None], axis=1)[:, 0]
         wrong: Rows = (F.argmax(axis=1) != true).astype(np.float64)
         return found | {"error": wrong, "log_loss": -np.log(p)}
-    # A constant output adds nothing to the row losses of R2.
+    # An output with constant targets adds nothing to the loss of R2.
     part = np.divide(squared, variance, out=np.zeros_like(squared), where=variance > 0)
     return found | {"mae": np.abs(F - Y).mean(axis=1), "r2": part.mean(axis=1)}
 
@@ -137,7 +140,7 @@ def _losses(F: Rows, Y: Rows, variance: Rows | None) -> dict[str, Rows]:
 def row_weights(
     metric: Metric, y: npt.NDArray[Any], sample_weight: npt.NDArray[Any] | None
 ) -> Rows:
-    """Return the share of each row in the metric, (n,). y : class ids, or values."""
+    """Return the weights (n,) of the rows in a metric, with sum 1. y : class ids, or values"""
     v: Rows = np.ones(len(y))
     if sample_weight is not None:
         v = np.asarray(sample_weight, np.float64)
@@ -148,7 +151,10 @@ def row_weights(
 
 
 def squared_error(difference: Rows, weights: Rows) -> float:
-    """Return the squared standard error of sum weights * difference, whose weights sum to 1."""
+    """Return the squared standard error of the weighted mean of a difference.
+
+    difference, weights : (n,); the weights have the sum 1
+    """
     n = np.count_nonzero(weights)
     spread = np.square(weights * (difference - weights @ difference)).sum()
     return float(spread * n / (n - 1)) if n > 1 else float("inf")

@@ -1,4 +1,7 @@
-"""The plot of a search: metric against bandwidth; a colour per kernel, a dash style per ridge."""
+"""Plot the result of a search: the metric against the bandwidth.
+
+Each kernel has a colour, and each ridge a dash style.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +21,22 @@ _SHIFT = 0.006
 def scores_png(
     table: Sequence[Mapping[str, Any]], best: Mapping[str, Any], metric: str = "mse"
 ) -> bytes:
-    """Return the rows of `Tuned.table` as a PNG; MissingDependencyError without Matplotlib."""
+    """Return the plot of a search as a PNG.
+
+    Parameters as in `scores_figure`. Raises MissingDependencyError without Matplotlib.
+    """
     return png(scores_figure(table, best, metric))
 
 
 def scores_figure(
     table: Sequence[Mapping[str, Any]], best: Mapping[str, Any], metric: str = "mse"
 ) -> Any:
-    """Return the rows of `Tuned.table` as a figure of Matplotlib.
+    """Return the plot of a search as a figure of Matplotlib.
 
-    Bars are standard errors of the difference to the best. Kernels without a bandwidth are
-    horizontal lines. Diverged trainings are left out.
+    Error bars are standard errors of the difference to the best figure. Kernels without a bandwidth
+    are horizontal lines. Trainings that diverged are left out.
+
+    table, best, metric : as in `Tuned`
     """
     figure = new_figure(8.4, 4.8)
     axes = figure.add_subplot()
@@ -76,7 +84,11 @@ def _draw(
     style: Mapping[str, Any],
     shift: float,
 ) -> None:
-    """Draw a line, shifted by the factor `shift`."""
+    """Draw the line of a kernel and a ridge.
+
+    figure_of : entry of the rows with the metric
+    shift : factor of the bandwidths, so that error bars do not hide each other
+    """
     if not rows:
         return
     if rows[0]["bandwidth"] is None:

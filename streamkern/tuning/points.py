@@ -1,12 +1,12 @@
-"""The points of a search: a grid and its refinement, or what Optuna's sampler proposes.
+"""Generate the points of a search: a grid and its refinement, or proposals of Optuna's sampler.
 
-In each round of refinement the bandwidth of the best combination gets two more neighbours: half
-way, on the log scale, to its present ones; without one on one side, as far out as the one on the
-other side. A best ridge at an end of those tried gets one more, as far out again; there is nothing
-below 0.
+Each round of refinement adds two bandwidths for the best point: half way, on a log scale, to the
+next smaller and the next larger bandwidth tried. If there is none on one side, the new one is as
+far away as the next one on the other side. If the best ridge is the smallest or the largest one
+tried, a ridge beyond it is added at the same distance as the one before it, except below 0.
 
-Optuna's sampler proposes the same for the same seed and the same results. A search resumes by
-asking it from the start, as recorded trainings are not done again.
+Optuna's sampler is deterministic: it makes the same proposals for the same seed and results. A
+search is resumed by asking it from the start, and recorded trainings are not repeated.
 """
 
 from __future__ import annotations
@@ -21,20 +21,25 @@ from streamkern.tuning.table import SearchTable
 from streamkern.tuning.trainings import Trainings, TrialSettings
 
 GRID_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
-"""Bandwidths, times the median distance between centers, or the bandwidth of the kernel."""
+"""Bandwidths of the grid, relative to the kernel's own or to the median distance of centers."""
 N_TRIALS = 40
-BANDWIDTH_RANGE = [1 / 8, 8.0]  # the same for Optuna
+"""Default number of points that Optuna proposes."""
+BANDWIDTH_RANGE = [1 / 8, 8.0]
+"""Smallest and largest bandwidth for Optuna, relative to the same."""
 RIDGE_RANGE = [1e-9, 1e-2]
+"""Smallest and largest ridge for Optuna."""
 
 
 @dataclass(frozen=True)
 class SearchPoints:
     """The points of a search.
 
-    bandwidths : None is "auto"
-    refine : number of rounds
-    n_trials : number of points that Optuna proposes between the ends of bandwidths and ridges; 0
-        for a grid
+    kernels : descriptions of the kernels
+    bandwidths : ascending bandwidths; None for "auto"
+    ridges : ascending ridges
+    refine : number of rounds of refinement
+    n_trials : number of points that Optuna proposes, with bandwidths and ridges between the
+        smallest and the largest; 0 for a grid
     """
 
     kernels: list[Any]
@@ -44,8 +49,8 @@ class SearchPoints:
     n_trials: int
 
     def count(self, original: TrialSettings) -> int:
-        """Return the largest number of trainings per split, with those of the original settings."""
-        if self.n_trials:  # and those that measure the median distance
+        """Return the largest number of trainings per split. original : the given settings"""
+        if self.n_trials:  # plus the given settings, and trainings that measure median distances
             auto = sum("auto" in notation.bandwidths(kernel) for kernel in self.kernels)
             return self.n_trials + 1 + (auto if self.bandwidths is None else 0)
         with_width = sum(1 for kernel in self.kernels if notation.bandwidths(kernel))
@@ -77,7 +82,7 @@ class SearchPoints:
                 table.add(trainings.measured(best.kernel, width, best.ridge))
 
     def _grid(self, trainings: Trainings, kernel: Any) -> list[tuple[Any, float | None]]:
-        """Return pairs of the kernel, with known ratios of bandwidths, and a bandwidth to try."""
+        """Return pairs of a kernel, whose parts have bandwidths, and a bandwidth to try."""
         if not notation.bandwidths(kernel):
             return [(kernel, None)]
         if self.bandwidths is not None:
@@ -86,6 +91,7 @@ class SearchPoints:
         return [(kernel, scale if factor == 1 else neat(factor * scale)) for factor in GRID_FACTORS]
 
     def _train_proposals(self, table: SearchTable, trainings: Trainings) -> None:
+        """Train the proposals of Optuna's sampler, and add them to the table."""
         optuna = optuna_package()
         with quiet_optuna(optuna):
             sampler = optuna.samplers.TPESampler(seed=trainings.candidates.seed)
@@ -99,6 +105,7 @@ class SearchPoints:
             study.tell(trial, **({"values": loss} if math.isfinite(loss) else diverged))
 
     def _proposal(self, trial: Any, trainings: Trainings) -> TrialSettings:
+        """Return kernel, bandwidth and ridge of a trial of Optuna."""
         kernel = self.kernels[trial.suggest_categorical("kernel", range(len(self.kernels)))]
         above, width, ridge = [ridge for ridge in self.ridges if ridge], None, 0.0
         if above:
@@ -113,7 +120,10 @@ class SearchPoints:
 
 
 def neighbours(best: float | None, tried: list[float]) -> list[float]:
-    """Return two more bandwidths beside `best`, one of the ascending `tried`, if others exist."""
+    """Return two bandwidths beside `best`, see the module; [] with fewer than two tried.
+
+    tried : ascending bandwidths that were tried, with `best`
+    """
     if best is None or len(tried) < 2:
         return []
     index = tried.index(best)
@@ -124,7 +134,10 @@ def neighbours(best: float | None, tried: list[float]) -> list[float]:
 
 
 def ridge_beyond(best: float, tried: list[float]) -> list[float]:
-    """Return one more ridge, if `best` is at an end of the ascending `tried` other than 0."""
+    """Return [a ridge beyond `best`] if it is the smallest or largest tried and not 0; else [].
+
+    tried : ascending ridges that were tried, with `best`
+    """
     above = [ridge for ridge in tried if ridge]
     if len(above) < 2 or best not in (above[-1], tried[0]) or not best:
         return []
@@ -132,5 +145,5 @@ def ridge_beyond(best: float, tried: list[float]) -> list[float]:
 
 
 def neat(bandwidth: float) -> float:
-    """Round to four digits: further ones have no influence."""
+    """Round to four significant digits; further digits have no influence."""
     return float(f"{bandwidth:.4g}")

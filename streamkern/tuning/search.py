@@ -1,30 +1,31 @@
 """Choose kernel, bandwidth and ridge by trainings on a small sample of the data.
 
 A bounded sample of the stored rows is split into rows to fit and held-out rows (`holdout`). The
-settings as they were given, and combinations of kernels, bandwidths and ridges (`points`), are
-trained on the former with few centers, by the same `train` as a real run, and evaluated on the
-latter; Optuna's journal records each training (`journal`). Every candidate gets the same rows and
-batches, and centers chosen the same way, so that only the settings differ. In a sum or a product of
-kernels the bandwidths of all parts change by one factor.
+given settings, and combinations of kernels, bandwidths and ridges (`points`), are trained on the
+rows to fit with few centers, by the same `train` as a real run, and evaluated on the held-out rows.
+Optuna's journal records each training (`journal`). Every candidate has the same rows and batches,
+and centers chosen in the same way, so that only the settings differ. In a sum or a product of
+kernels, the bandwidths of all parts change by a common factor.
 
-Candidates are compared by a metric of the held-out rows (`metrics`), by default the figure of the
-loss that training minimises if that is not squares, and equal ones by mean squared error. The
-settings as they were given are kept unless others are better by more than two standard errors of
-the difference, estimated from the losses of single rows (`table`).
+Candidates are compared by an evaluation metric on the held-out rows (`metrics`), and by mean
+squared error if it is equal. By default, the metric is the figure of the loss that the training
+minimises, or of squares the accuracy or the mean squared error. The given settings are kept unless
+others are better by more than two standard errors of the difference, estimated from the losses of
+single rows (`table`).
 
-The result carries over to the run on all data as follows:
+The result applies to the run on all data as follows:
 
-- The bandwidth is a length in the space of the (scaled) features, and carries over as it is. With
-  more rows and centers slightly smaller ones become affordable.
+- The bandwidth is a length in the space of the scaled features, and is used unchanged. With more
+  rows and centers, the best bandwidth is often slightly smaller.
 - The ridge belongs to the mean loss, (1/2n) sum |f(x_i) - y_i|^2 + (ridge/2) |f|^2, and needs no
-  rescaling. The best ridge falls as n grows, so the one found is an upper bound for the run.
-- Settings that were left open, "auto", stay open if they are kept: the run finds its own.
-- A metric that is left open is learned, or not, in every training as the run would with this
-  kernel and an open bandwidth (`resolve.metric_mode`), and the best settings record the choice: a
-  bandwidth refers to distances in this metric.
-- A scale of the targets that is left open is chosen by the rows to fit, as in a run, for all
-  trainings, and recorded with the best settings (`setup.choose_transform`).
-- Errors are those of a model with few centers on few rows, and not those of the run.
+  rescaling. The best ridge falls as n grows, so the result is an upper bound for the run.
+- Settings "auto" stay "auto" if the given settings are kept; the run then chooses the values.
+- If the metric of the kernel is "auto", every training learns one or none, as the run would with
+  this kernel and bandwidth "auto" (`resolve.metric_mode`). The best settings record "learn" or
+  "none", because a bandwidth refers to distances in this metric.
+- If the scale of the targets is "auto", it is chosen once from the rows to fit, for all trainings,
+  and recorded with the best settings (`setup.choose_transform`).
+- The errors are errors of models with few centers and few rows, and not of the run.
 """
 
 from __future__ import annotations
@@ -66,29 +67,31 @@ from streamkern.tuning.table import SearchTable, TrialRow
 from streamkern.tuning.trainings import Trainings
 
 REFINE = 2
+"""Default number of rounds in which the grid is refined."""
 RANGES = {"folds": (1, 20), "refine": (0, 20), "n_trials": (1, 10_000)}
+"""Smallest and largest values of arguments of a search."""
 
 
 @dataclass(frozen=True)
 class Tuned:
     """The result of a search.
 
-    best : the chosen row of the table, which is its first: the settings as they were given, unless
-        others are better by more than two standard errors
-    table : a row for each combination, after the first best first. Its entries: kernel; bandwidth
-        (of a sum or product the largest of its parts, which change by a common factor; None for a
-        kernel without one); ridge; as_given, whether these are the given settings, where open
-        values are shown as a training found them; held_out_mse and the other figures, means over
-        the splits; se, the standard error over the held-out rows of the difference to the best
-        figure in `metric` (None for a single row); within, whether that difference is two standard
-        errors or less; seconds. If a training diverged, held_out_mse is None.
-    config : the given settings with the best in them, the bandwidth to six digits, and a metric
-        that was left open as in the trainings, "learn" or "none"
-    metric : the metric that judged them
-    search : rows, centers, epochs and the other sizes
-    edge : whether no bandwidth on one side of the best was tried
-    ridge_edge : the same for the ridge
-    estimator : with the best settings, if the data was given as for `fit`, else None
+    best : first row of the table: the given settings, unless others are better by more than two
+        standard errors
+    table : a row for each combination; after the first row, in the order of `metric`. The entries
+        of a row are: "kernel"; "bandwidth", of a sum or product the largest one, and None for a
+        kernel without one; "ridge"; "as_given", whether these are the given settings, whose "auto"
+        is replaced by the value of a training; "held_out_mse" and other figures, means over the
+        splits; "se", the standard error over the held-out rows of the difference to the best
+        figure in `metric` (None for a single row); "within", whether this difference is at most two
+        standard errors; and "seconds". If a training diverged, held_out_mse is None.
+    config : the given settings with the best kernel, bandwidth (to six digits) and ridge, and with
+        the metric "learn" or "none" of the trainings if it was "auto"
+    metric : name of the metric by which the settings were compared
+    search : rows, centers, epochs and other sizes of the search
+    edge : whether the best bandwidth is the smallest or the largest one tried
+    ridge_edge : whether the best ridge is the smallest or the largest one tried
+    estimator : estimator with the best settings, if the data was given as for `fit`; else None
     """
 
     best: TrialRow
@@ -140,7 +143,7 @@ def search_settings(
 ) -> Tuned:
     """Search the kernel, bandwidth and ridge of a run on a sample of its data.
 
-    Parameters and errors are those of `streamkern.tune`; in addition:
+    Parameters and errors as in `streamkern.tune`, and in addition:
 
     config : settings, or the path of a run file
     source : replaces data.train and data.transforms
@@ -188,20 +191,23 @@ def search_settings(
 
 
 def _with_features_of(data: Data, config: RunConfig) -> RunConfig:
-    """Return settings that keep quantile scores: a kernel found with them is one for them."""
+    """Return settings that ask for quantile scores if the data has them.
+
+    The best kernel of a search with scores is the best one for features with scores.
+    """
     asked = {"data.scale": "quantiles"} if scores_among(data.fixed) else {}
     return config.with_overrides(asked) if asked else config
 
 
 def _counts(**given: Any) -> Iterator[Any]:
-    """Yield each value as a whole number, or None."""
+    """Yield each value as an int or None; raise ConfigError for other values."""
     for name, value in given.items():
         low, high = RANGES.get(name, (1, None))
         yield checked_count(name, value, low, high)
 
 
 def _rounds(sampler: str, refine: int | None, n_trials: int | None) -> tuple[int, int]:
-    """Return (rounds of refinement, trials to request from Optuna)."""
+    """Return the number of rounds of refinement, and of trials that Optuna proposes."""
     if sampler not in ("grid", "optuna"):
         raise ConfigError(f'{mention("sampler", sampler)} must be "grid" or "optuna"')
     name, value = ("n_trials", n_trials) if sampler == "grid" else ("refine", refine)
@@ -219,6 +225,7 @@ def _rounds(sampler: str, refine: int | None, n_trials: int | None) -> tuple[int
 def _tuned(
     config: RunConfig, table: SearchTable, sizes: TrialRow, candidates: Candidates
 ) -> Tuned:  # fmt: skip
+    """Return the result of a search whose trainings are complete."""
     point, rows = table.chosen(), table.rows()
     if point.diverged:
         raise DivergenceError(
@@ -239,7 +246,10 @@ def _tuned(
 
 
 def _overrides(kernel: Any, bandwidth: float | None, ridge: float) -> dict[str, Any]:
-    """Return them as settings; a bandwidth that the kernel holds, or lacks, is "auto"."""
+    """Return kernel, bandwidth and ridge as overrides of settings.
+
+    The bandwidth is "auto" if the description of the kernel contains it, or if it has none.
+    """
     model = notation.in_settings(kernel, bandwidth)
     if model["bandwidth"] != "auto":
         model["bandwidth"] = float(f"{model['bandwidth']:.6g}")
@@ -247,18 +257,21 @@ def _overrides(kernel: Any, bandwidth: float | None, ridge: float) -> dict[str, 
 
 
 def _loss_class(config: RunConfig) -> type[Loss] | None:
-    """Return the class of the loss that is minimised; None: squares."""
+    """Return the class of the loss that is minimised; None for squares."""
     loss = config.model.loss
     return None if loss == SQUARES else loss_class(loss)
 
 
 def _identity(candidates: Candidates, data: Data) -> dict[str, Any]:
-    """Return the values that must not change on resume: all but searched ones and the metric."""
+    """Return, as JSON values, what must not change when a search is resumed.
+
+    That is everything except the searched settings and the evaluation metric.
+    """
     settings = candidates.trial.identity()
-    settings["data"].pop("train", None)  # a store may move: its content counts
+    settings["data"].pop("train", None)  # the content of a store counts, and not its address
     for section, key in (("model", "kernel"), ("model", "bandwidth"), ("solver", "ridge")):
         settings[section].pop(key, None)
-    if settings["model"]["target_transform"] == "none":  # as in versions without the setting
+    if settings["model"]["target_transform"] == "none":  # versions without the setting had this
         del settings["model"]["target_transform"]
     sample = {"rows": len(candidates.sample.X), "parts": candidates.n_parts}
     metrics = known_metrics(data.source.classes is not None, _loss_class(candidates.trial))
@@ -274,6 +287,6 @@ def _identity(candidates: Candidates, data: Data) -> dict[str, Any]:
         identity["metric"] = array_identity(
             open_metric(candidates.trial, d) if distances is None else distances
         )
-    if isinstance(model.loss, Loss):  # recognised by its values, as its class may change
+    if isinstance(model.loss, Loss):  # identified by its values, since its class may change
         identity["loss"] = recorded_loss(model.loss, data.source.n_outputs)
     return identity | {"losses": losses}

@@ -1,4 +1,4 @@
-"""The table of a search: trials compared on the same held-out rows, and the choice among them."""
+"""Compare the candidates of a search on the same held-out rows, and choose one of them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,21 @@ from streamkern.kernels.notation import without_values
 from streamkern.tuning.metrics import Metric, Rows, squared_error, unpacked
 
 TrialRow = dict[str, Any]
-TRIAL_GAIN_SE = 2  # standard errors: with 1, a single row, right or wrong, would decide
-HELD_OUT = "held_out"  # prefix of the figures in a row, which are of the held-out rows
+"""Entries of a row of the table, or of a record."""
+TRIAL_GAIN_SE = 2
+"""Standard errors by which settings must be better than the given ones. With 1, the prediction of a
+single row could decide."""
+HELD_OUT = "held_out"
+"""Prefix of the names of figures on the held-out rows."""
 HELD_OUT_MSE = f"{HELD_OUT}_mse"
 
 
 @dataclass(frozen=True)
 class TrialPoint:
-    """A kernel, a bandwidth and a ridge, with the record of each split (`trainings`).
+    """A candidate: a kernel, a bandwidth and a ridge, and its results.
 
-    is_given : whether they are the given settings
+    records : record of the training on each split, see `trainings`
+    is_given : whether these are the given settings
     """
 
     records: Sequence[TrialRow]
@@ -42,7 +47,7 @@ class TrialPoint:
 
     @property
     def is_open(self) -> bool:
-        """True if each training chooses some of its settings itself."""
+        """True if some settings are "auto", and each training chooses their values."""
         return list(self.records[0]["settings"]) != [self.kernel, self.bandwidth, self.ridge]
 
     @property
@@ -50,7 +55,7 @@ class TrialPoint:
         return any(record[HELD_OUT_MSE] is None for record in self.records)
 
     def figure(self, name: str) -> float:
-        """Return the mean over the splits."""
+        """Return the mean of a figure over the splits."""
         return float(np.mean([record[name] for record in self.records]))
 
     def row(self) -> TrialRow:
@@ -66,9 +71,10 @@ class TrialPoint:
 
 
 class SearchTable:
-    """The points that were tried, judged by a metric.
+    """The candidates that were trained.
 
-    weights : for each split, the shares of the held-out rows in the metric
+    metric : metric by which they are compared
+    weights : for each split, the weights (n,) of the held-out rows in the metric, with sum 1
     """
 
     def __init__(self, metric: Metric, weights: Sequence[Rows]) -> None:
@@ -82,27 +88,30 @@ class SearchTable:
             self.points.append(point)
 
     def best(self) -> TrialPoint:
-        """Return the best point among those with fixed kernel, bandwidth and ridge."""
+        """Return the best point without settings "auto"."""
         return min((point for point in self.points if not point.is_open), key=self._rank)
 
     def tried(self, name: str, kernel: Any) -> list[float]:
-        """Return the bandwidths or the ridges that were tried with a kernel, ascending."""
+        """Return the values of "bandwidth" or "ridge" that were tried with a kernel, ascending."""
         like = (p for p in self.points if not p.is_open and p.kernel == kernel)
         values = {getattr(point, name) for point in like}
         return sorted(value for value in values if value is not None)
 
     def ranked(self) -> list[TrialPoint]:
-        """Return the points, best first, by the metric and then by mse; diverged ones last."""
+        """Return the points in the order of the metric and then of mse, best first.
+
+        Points whose training diverged are last.
+        """
         return sorted(self.points, key=self._rank)
 
     def chosen(self) -> TrialPoint:
-        """Return the settings as given, unless others are significantly better."""
+        """Return the point of the given settings, unless another one is significantly better."""
         first = self.ranked()[0]
         given = [p for p in self.points if p.is_given and self._compared(p, first)["within"]]
         return given[0] if given else first
 
     def rows(self) -> list[TrialRow]:
-        """Return the chosen row, and then the others, best first."""
+        """Return the rows of the table: the chosen one, and then the others, best first."""
         ranked, chosen = self.ranked(), self.chosen()
         rest = [point for point in ranked if point is not chosen]
         return [{**p.row(), **self._compared(p, ranked[0])} for p in (chosen, *rest)]
@@ -119,9 +128,9 @@ class SearchTable:
     def _compared(self, point: TrialPoint, best: TrialPoint) -> TrialRow:
         """Return the entries that compare a point with the best one.
 
-        se : standard error, over the held-out rows, of the difference in loss; None with a single
+        "se" : standard error, over the held-out rows, of the difference in loss; None for a single
             row
-        within : whether the difference is no more than chance explains
+        "within" : whether the difference is at most `TRIAL_GAIN_SE` standard errors
         """
         if point.diverged:
             return {"se": None, "within": False}

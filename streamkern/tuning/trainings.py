@@ -1,4 +1,4 @@
-"""The trainings of a search: done once, recorded, counted and reported."""
+"""Train the candidates of a search, each of them once; record, count and report the trainings."""
 
 from __future__ import annotations
 
@@ -32,15 +32,21 @@ from streamkern.tuning.metrics import (
 from streamkern.tuning.table import HELD_OUT, HELD_OUT_MSE, TrialPoint, TrialRow
 
 LOSS_PARAMETERS = "loss_parameters"
+"""Entry of a record for the parameters of the loss."""
 _NOT_SHOWN = ("losses", "settings", LOSS_PARAMETERS)
+"""Entries of a record that are not reported."""
 TrialSettings = tuple[Any, Any, Any]
 """Kernel, bandwidth and ridge of a candidate, as JSON values."""
 
 
 class Trainings:
-    """Trainings of `candidates`, recorded in `journal`, at most `total`.
+    """The trainings of a search.
 
-    report : see `search_settings`
+    candidates : settings and rows
+    journal : records of the trainings; recorded ones are not repeated
+    stop : request by which a signal ends the search
+    total : largest number of trainings
+    report, progress : see `search_settings`
     """
 
     def __init__(
@@ -66,22 +72,21 @@ class Trainings:
         return sizes
 
     def measured(self, kernel: Any, bandwidth: float | None, ridge: float) -> TrialPoint:
-        """Return a candidate, trained on all splits."""
+        """Return the results of a candidate on all splits, from the records or by training it."""
         return self._point((kernel, bandwidth, ridge))
 
     def as_given(self) -> TrialPoint:
-        """Return the settings as they were given, trained on all splits.
+        """Train the given settings on all splits, and return the results.
 
-        Open values are chosen in every training, and shown as the first one chose them.
+        Every training chooses values for "auto"; the results show the values of the first one.
         """
         return self._point(self.candidates.given())
 
     def scale(self, kernel: Any, ridge: float) -> tuple[Any, float]:
-        """Return the kernel, with known ratios of bandwidths, and its own bandwidth.
+        """Return a kernel whose parts all have bandwidths, and its bandwidth, for a grid around it.
 
-        A kernel without one gets the median distance between centers, which a training measures; a
-        kernel with a bandwidth in some of its parts gets one in all of them. Raises
-        DivergenceError: without this number there is no grid.
+        Bandwidths "auto" are replaced by the median distance between centers, which a training
+        measures. Raises DivergenceError if this training diverges.
         """
         widths = notation.bandwidths(kernel)
         if "auto" not in widths:
@@ -99,6 +104,7 @@ class Trainings:
         return TrialPoint(records, is_given=settings == self.candidates.given())
 
     def _trained(self, settings: TrialSettings, fold: int) -> TrialRow:
+        """Train a candidate on one split, record the result, and return the record."""
         began, candidates = time.perf_counter(), self.candidates
         config = (
             candidates.in_metric(candidates.trial)
@@ -120,14 +126,14 @@ class Trainings:
         return self._record(settings, 0, row, time.perf_counter() - began)
 
     def _result(self, config: RunConfig, fold: int, settings: TrialSettings) -> TrialRow:
-        """Return kernel, bandwidth and ridge in numbers, figures and losses of the held-out rows.
+        """Train once; return kernel, bandwidth and ridge as numbers, and the held-out figures.
 
-        Without figures if they are not finite: an overflow counts as divergence.
+        Figures that are not finite are left out, and the training counts as diverged.
         """
         self.stop.check()
         fit, held_out = self.candidates.split(fold)
         with warnings.catch_warnings():
-            # Held-out rows measure the quality of a solution here.
+            # In a search, the held-out rows show that a solution is bad.
             for note in (SINGULAR_NOTE, NOTHING_NOTE, ISOLATED_NOTE, SQUEEZED_NOTE):
                 warnings.filterwarnings("ignore", note)
             result = train(
@@ -141,10 +147,10 @@ class Trainings:
         return _in_numbers(settings, result) | figures
 
     def _figures(self, result: Result, fold: int) -> TrialRow:
-        """Return the figure of every metric, and the losses of each row.
+        """Return the figure of every metric, and the losses of each held-out row.
 
-        A loss whose parameters are found from the data is that of the first training recorded, so
-        that all are judged by the same one.
+        If the parameters of the loss are found from the data, the values of the first recorded
+        training are used, so that all candidates are compared by the same loss.
         """
         y, w = self.candidates.targets(fold)
         classes, variance = result.model.classes is not None, None
@@ -191,12 +197,12 @@ class Trainings:
 def _in_numbers(settings: TrialSettings, result: Result) -> TrialRow:
     """Return kernel, bandwidth and ridge, with words in `settings` replaced by the run's values.
 
-    The bandwidth of a sum or product is its largest one; if some parts have their own, the kernel
-    holds that of all parts.
+    The bandwidth of a sum or product is its largest one. If some of its parts have a given
+    bandwidth, the description of the kernel has the bandwidths of all parts.
     """
     kernel, bandwidth, ridge = settings
     described = result.meta["kernel"]
-    described = described.get("of", described)  # of Fourier features
+    described = described.get("of", described)  # the kernel that Fourier features approximate
     widths = notation.bandwidths(described)
     if kernel == "auto":
         kernel = described["kernel"]

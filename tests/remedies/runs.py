@@ -59,7 +59,7 @@ def of_continued() -> list[Remedy]:
          {"solver.warm_start": "c"}, {}, "a"),
         ("run.precision gives float64 .*set run.precision to what it has there",
          {"run.precision": "float64"}, {"run.precision": "exact"}, "a"),
-        ("data.transforms scales rows otherwise.*leave the scale out",
+        ("data.transforms scales rows differently.*leave the scale out",
          {"data.transforms": [{"kind": "scale", "mode": "global"}]}, {}, "a"),
         ("data.scale='none' contradicts.*leave it out", {"data.scale": "none"}, {}, "a"),
     ]  # fmt: skip

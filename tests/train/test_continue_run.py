@@ -243,7 +243,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
                {"model.kernel": "gaussian"}),
     "centers": ("model.n_centers: was 30, now 31", {"model.n_centers": 31}),
     "scale": ("data.scale='none' contradicts", {"data.scale": "none"}),
-    "transform": ("data.transforms scales rows otherwise",
+    "transform": ("data.transforms scales rows differently",
                   {"data.transforms": [{"kind": "scale", "mode": "global"}]}),
     "direct": ("solver.name='direct' starts from nothing", {"solver.name": "direct"}),
     "precision": ("run.precision gives float64", {"run.precision": "float64"}),

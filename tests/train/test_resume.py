@@ -334,7 +334,7 @@ def test_a_signal_ends_an_evaluation_and_the_next_process_makes_it_again(
 def _die_in_step(run_dir: Path, method: str, at: int) -> None:
     """A life that kills itself in step `at`, between its products and what they change."""
     shorten_windows()
-    arriving = train_module.Trainer._arriving
+    arriving = train_module.Trainer._stoppable_reads
 
     def deadly(trainer: train_module.Trainer, batches: Iterator[Batch]) -> Iterator[Batch]:
         for batch in arriving(trainer, batches):
@@ -344,7 +344,7 @@ def _die_in_step(run_dir: Path, method: str, at: int) -> None:
                 solver["_measure"] = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
             yield batch
 
-    train_module.Trainer._arriving = deadly  # type: ignore[method-assign]
+    train_module.Trainer._stoppable_reads = deadly  # type: ignore[method-assign]
     train(uncompiled(run_dir, method, **{"run.checkpoint_every": 2}), source=stream(method))
 
 
@@ -376,7 +376,7 @@ def survived(folder: Path, method: str, die: Any, given: Any, **settings: Any) -
 def _die_in_projection(run_dir: Path, settings: dict[str, Any], at: int) -> None:
     """A life that kills itself in the projection of step `at`, in its second pass."""
     shorten_windows()
-    arriving = train_module.Trainer._arriving
+    arriving = train_module.Trainer._stoppable_reads
 
     def deadly(trainer: train_module.Trainer, batches: Iterator[Batch]) -> Iterator[Batch]:
         for batch in arriving(trainer, batches):
@@ -393,7 +393,7 @@ def _die_in_projection(run_dir: Path, settings: dict[str, Any], at: int) -> None
                 vars(projection)["_forward"] = count
             yield batch
 
-    train_module.Trainer._arriving = deadly  # type: ignore[method-assign]
+    train_module.Trainer._stoppable_reads = deadly  # type: ignore[method-assign]
     settings = settings | {"run.checkpoint_every": 2}
     train(uncompiled(run_dir, INEXACT, **settings), source=stream(INEXACT))
 

@@ -1,4 +1,4 @@
-"""The statements of each ONNX operator in C, for one row: see `c_source`."""
+"""Write the C statements of each ONNX operator, for one row; see `c_source`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TRUTH = ("IsNaN", "Less", "Greater", "Equal", "Or")
 
 
 def add_node(file: CFile, node: Any) -> None:
-    """Write the statements of a node. Raises ConfigError for an operator that is not here."""
+    """Write the statements of a node. Raises ConfigError for an unsupported operator."""
     inputs = [file.values[name] for name in node.input]
     attributes = {a.name: file.onnx.helper.get_attribute_value(a) for a in node.attribute}
     if node.op_type in _ELEMENTWISE:
@@ -81,7 +81,7 @@ def _matmul(file: CFile, name: str, inputs: list[Value], attributes: dict[str, A
 
 
 def _split(shape: tuple[int, ...], axis: int) -> tuple[int, int, int]:
-    """Return the entries before, along and behind an axis."""
+    """Return the numbers of entries before, along and after an axis."""
     return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
 
 
@@ -90,7 +90,7 @@ def _axis(value: Value, axis: int) -> int:
 
 
 def _reduce(file: CFile, name: str, value: Value, axis: int, keep: bool, step: str) -> None:
-    """Write a reduction. step : statement that takes {0} into `found`."""
+    """Write a reduction along an axis. step : C statement that updates `found` with entry {0}"""
     outer, length, inner = _split(value.shape, axis)
     kept = (*value.shape[:axis], *((1,) if keep else ()), *value.shape[axis + 1 :])
     out = file.new(name, kept, value.kind)
@@ -178,7 +178,7 @@ def _softmax(file: CFile, name: str, inputs: list[Value], attributes: dict[str, 
 
 
 def _top_k(file: CFile, name: str, inputs: list[Value], attributes: dict[str, Any]) -> None:
-    """Sort the entries of the row in ascending order, which is all that the exports ask for."""
+    """Sort the entries of the row in ascending order, the only use of TopK in exported graphs."""
     value = inputs[0]
     out = file.new(name, value.shape, value.kind)
     file.statements += [
@@ -192,7 +192,7 @@ def _top_k(file: CFile, name: str, inputs: list[Value], attributes: dict[str, An
 
 
 def _shape(file: CFile, name: str, inputs: list[Value], attributes: dict[str, Any]) -> None:
-    """Note the shape, which is known here: only `_top_k` is given it."""
+    """Record the shape as a constant. Only TopK uses it."""
     numbers = np.array(inputs[0].shape, np.int64)
     file.values[name] = Value(f"c{len(file.values)}", numbers.shape, "i8", numbers)
 
@@ -217,7 +217,11 @@ _WRITERS: dict[str, Callable[[CFile, str, list[Value], dict[str, Any]], None]] =
 
 
 def c_text(model: Any, name: str, about: str) -> str:
-    """Return the C file of an ONNX model. name : begins all names. about : a line of its comment"""
+    """Return the text of the C file of an ONNX model.
+
+    name : prefix of the names in C
+    about : first line of the comment
+    """
     file = CFile(model, name)
     for node in file.graph.node:
         add_node(file, node)

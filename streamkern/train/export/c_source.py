@@ -1,7 +1,8 @@
-"""A C file without dependencies, from the ONNX graph of a model: the answer for one row a call.
+"""Generate a C file without dependencies from the ONNX graph of a model.
 
-Every value of the graph is an array of a workspace that the caller gives, so the code allocates
-nothing and may run in several threads. `c_operators` writes the statements of each operator.
+The C function computes the outputs for one row. Every value of the graph is an array in a workspace
+that the caller provides, so the code allocates nothing and may run in several threads.
+`c_operators` writes the statements of each operator.
 """
 
 from __future__ import annotations
@@ -24,19 +25,21 @@ C_TYPES = {
     "f4": "float", "f8": "double", "i8": "int64_t", "b1": "unsigned char", "U": "const char *",
 }  # fmt: skip
 MOST_TEXT = 250_000_000
-"""Largest size of a C file, in bytes: compilers take long for more."""
+"""Largest size of a C file in bytes; compilers take very long for larger files."""
 NUMBERS_A_LINE = 8
+"""Number of array entries in a line."""
 BYTES_A_NUMBER = 21
+"""Approximate number of bytes of an array entry in the file."""
 
 
 @dataclass(frozen=True)
 class Value:
     """A value of the graph in the C file.
 
-    code : the C expression of its array.
-    shape : for one row.
-    kind : key of `C_TYPES`.
-    constant : its numbers or texts, if it is part of the model.
+    code : C expression of its array
+    shape : shape for a single row
+    kind : key of `C_TYPES`
+    constant : the entries, if the value is a constant of the graph; else None
     """
 
     code: str
@@ -55,7 +58,7 @@ class Value:
         return C_TYPES[self.kind]
 
     def at(self, shape: tuple[int, ...]) -> str:
-        """Return the C expression of an entry in `loops` over a shape that it is broadcast to."""
+        """Return the C expression of an entry, inside `loops` over the broadcast shape `shape`."""
         own = (1,) * (len(shape) - len(self.shape)) + self.shape
         terms, stride = [], 1
         for axis in reversed(range(len(shape))):
@@ -66,7 +69,8 @@ class Value:
 
 
 def loops(shape: tuple[int, ...]) -> str:
-    """Return the heads of loops over a shape, with the counters i0, i1, ... of axes above 1."""
+    """Return the C loop headers over a shape, with the counter i<axis> for each axis longer than
+    1."""
     heads = [
         f"for (size_t i{axis} = 0; i{axis} < {length}; i{axis}++) "
         for axis, length in enumerate(shape)
@@ -83,11 +87,14 @@ def kind_of(dtype: np.dtype[Any]) -> str:
 class CFile:
     """The text of a C file under construction.
 
-    values : the values of the graph so far, by their names in it.
+    values : values so far, by their names in the graph
+    fields : fields of the workspace
+    statements : statements of the function
+    parameters : parameters of the function
     """
 
     def __init__(self, model: Any, name: str) -> None:
-        """Take the inputs and the constants of an ONNX model. name : begins all names in C."""
+        """Add the inputs and the constants of an ONNX model. name : prefix of the names in C"""
         onnx = import_optional("onnx", "an export to C", "onnx")
         self.onnx, self.graph, self.name = onnx, model.graph, name
         self.values: dict[str, Value] = {}
@@ -109,6 +116,7 @@ class CFile:
         self.values[name] = Value(f"c{len(self.values)}", array.shape, kind, array)
 
     def _add_input(self, k: int, given: Any) -> None:
+        """Add input k of the graph as a parameter of the C function."""
         tensor = given.type.tensor_type
         shape = (1, *(axis.dim_value for axis in tensor.shape.dim[1:]))
         text = tensor.elem_type == self.onnx.TensorProto.STRING
@@ -116,7 +124,7 @@ class CFile:
             str if text else self.onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
         )
         kind, size = kind_of(dtype), math.prod(shape)
-        # A column may be called as a word of C, or as another one but for a sign.
+        # The prefix avoids keywords of C, and makes names unique.
         own = given.name if given.name == ROWS else f"in{k}_{identifier(given.name)}"
         value = Value(own, shape, kind)
         const = "" if text else "const "
@@ -124,14 +132,14 @@ class CFile:
         self.values[given.name] = value
 
     def new(self, name: str, shape: tuple[int, ...], kind: str) -> Value:
-        """Return a new value, an array of the workspace."""
+        """Add a value, as an array of the workspace, and return it."""
         value = Value(f"w->v{len(self.fields)}", shape, kind)
         self.fields.append(f"{value.type} v{len(self.fields)}[{max(value.size, 1)}];")
         self.values[name] = value
         return value
 
     def output(self, given: Any) -> None:
-        """Write the statements that copy a value to the caller's array."""
+        """Add a parameter for an output, and the statement that copies the value into it."""
         value = self.values[given.name]
         name = given.name
         self.parameters.append(f"{value.type} {name}[{value.size}]")
@@ -140,7 +148,7 @@ class CFile:
         )
 
     def text(self, about: str) -> str:
-        """Return the file. about : a line of its first comment."""
+        """Return the text of the file. about : first line of its comment"""
         used = "\n".join(self.statements)
         arrays = [
             array_text(value) for value in self.values.values()
@@ -166,7 +174,7 @@ def array_text(value: Value) -> str:
     """Return the definition of a constant array."""
     assert value.constant is not None
     flat = value.constant.ravel()
-    # A float32 of NumPy is shown by the shortest text that gives it back.
+    # NumPy prints a float32 with the fewest digits that identify it.
     entries = flat if value.kind == "f4" else flat.tolist()
     numbers = [literal(entry, value.kind) for entry in entries]
     lines = [
@@ -178,7 +186,7 @@ def array_text(value: Value) -> str:
 
 
 def literal(entry: Any, kind: str) -> str:
-    """Return a number or a text as C writes it, exactly."""
+    """Return the C literal of a number, exactly, or of a text."""
     if kind == "U":
         return '"' + "".join(c_bytes(str(entry))) + '"'
     if kind not in ("f4", "f8"):
@@ -190,14 +198,14 @@ def literal(entry: Any, kind: str) -> str:
 
 
 def c_bytes(text: str) -> Iterator[str]:
-    """Yield the bytes of a text as C writes them in a string."""
+    """Yield the bytes of a text in UTF-8, escaped for a C string literal."""
     for byte in text.encode():
         plain = 32 <= byte < 127 and chr(byte) not in '"\\?'
         yield chr(byte) if plain else f"\\{byte:03o}"
 
 
 def identifier(name: str) -> str:
-    """Return a name with the signs that C takes behind a first letter."""
+    """Return a name in which characters that C identifiers cannot have are replaced by "_"."""
     return re.sub(r"\W", "_", name, flags=re.ASCII)
 
 

@@ -1,4 +1,4 @@
-"""The part of an exported model before the kernel: inputs, a table's encoder, and the scaling."""
+"""Export the part of a model before the kernel: inputs, the encoder of a table, and the scaling."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ROWS = "X"
 def plain_rows(
     graph: Graph, row_shape: tuple[int, ...], dtype: np.dtype[Any], *, sparse: bool
 ) -> Traced:
-    """Return the rows of a model of numbers as an input, flat: (n, d).
+    """Add the input of a model without an encoder, and return it flat: (n, d).
 
     Raises ConfigError for a model of sparse rows.
     """
@@ -50,10 +50,10 @@ def plain_rows(
 
 
 def table_rows(graph: Graph, encoder: Encoder) -> Traced:
-    """Return the encoded rows (n, d) float32 of a table, whose columns are the inputs, (n, 1).
+    """Add an input (n, 1) for each column of a table, and return the encoded rows (n, d) float32.
 
-    Numbers are float64, NaN if missing, and dates are float64 days since 1970. Words are text; a
-    text that marks a missing cell in files does so here, and so does the empty one.
+    Numbers are float64, with NaN for missing cells. Dates are float64 days since 1970. Words are
+    text; the empty text, and the texts that mark missing cells in files, mark missing cells.
 
     Raises ConfigError for a column of hashed words.
     """
@@ -112,7 +112,7 @@ def _missing(graph: Graph, values: Traced, marks: Iterable[float]) -> Traced:
 
 
 def _spellings(word: str) -> list[str]:
-    """Return the word, and the usual texts that a column of words takes for the same."""
+    """Return the texts that the encoder of a column treats as the same word."""
     if word in cells.BOOLEAN_WORDS:
         return [word, word.title(), word.upper()]
     return [word, f"{word}.0"] if is_integer(word) else [word]
@@ -184,9 +184,11 @@ def _scores(graph: Graph, X: Traced, scores: QuantileScores) -> list[Traced]:
 
 
 def interpolated(graph: Graph, x: Traced, at: Any, height: Any) -> Traced:
-    """Return the piecewise linear function of x (n, 1) through the points, constant outside.
+    """Return the piecewise linear function of x (n, 1) through points, constant outside of them.
 
-    at, height : (k,), `at` ascending. It is the sum of a ramp for each piece.
+    It is computed as a sum of ramps, one for each piece.
+
+    at, height : (k,) positions, ascending, and values of the points
     """
     at, height = (np.asarray(a, np.float64) for a in (at, height))
     keep = np.append(True, np.diff(at) > 0)

@@ -1,4 +1,4 @@
-"""Write a model as an ONNX file, or as a C file made from the same graph."""
+"""Write a model as an ONNX file, or as a C file that is generated from the same graph."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from streamkern.train.model.kernel_model import KernelModel
 
 EXPORT_DTYPES = ("auto", "float32", "float64")
 MOST_BYTES = 2_000_000_000
-"""Largest size of a file: protocol buffers hold up to 2 GiB."""
+"""Largest size of an ONNX file in bytes, which is limited by protocol buffers."""
 HALF_SCORE = 0.5
-"""Score above which a row of several labels has one of them."""
+"""Score above which a row has a label, if rows may have several labels."""
 
 
 @dataclass(frozen=True)
 class ModelAnswers:
-    """The form of a model's answers.
+    """The form of the outputs of an exported model.
 
-    classes : (c,) labels in ascending order; None for values
-    order : (c,) the model's output of each class
-    indicator : whether a row has several labels, one an output, above a half
-    flat : whether predictions of one target are (n,)
+    classes : (c,) labels in ascending order; None for numeric targets
+    order : (c,) index of the model's output for each of these labels; None without classes
+    indicator : whether a row may have several labels; each output is then the score of a label
+    flat : whether the predictions of one target have the shape (n,) and not (n, 1)
     """
 
     classes: npt.NDArray[Any] | None = None
@@ -53,7 +53,7 @@ class ModelAnswers:
 
     @classmethod
     def of_run(cls, model: KernelModel, facts: Mapping[str, Any]) -> ModelAnswers:
-        """Return the form of the answers of a run's model. facts : of its setup"""
+        """Return the form of the outputs for a model of a run. facts : facts of its setup"""
         flat = bool(facts.get("flat", model.n_outputs == 1)) and model.levels is None
         if facts.get("indicator") is not None:
             return cls(indicator=True)
@@ -68,21 +68,22 @@ def write_onnx(
     model: KernelModel, centers: npt.NDArray[Any], answers: ModelAnswers,
     path: str | os.PathLike[str], *, dtype: str = "auto", overwrite: bool = False,
 ) -> None:  # fmt: skip
-    """Write a model to an ONNX file, whole or not at all.
+    """Write a model to an ONNX file, atomically.
 
     Parameters
     ----------
-    centers : (p, d) in the order of the weights, scaled, before the metric
-    dtype : arithmetic of the kernel, "float32" or "float64"; "auto": that of the model. Warns of
-        float32 for a model that was solved in float64, whose weights multiply the rounding.
-    overwrite : replace a file at `path`
+    centers : (p, d) scaled centers in the order of the weights, before the metric is applied
+    answers : form of the outputs
+    path : path of the file, which ends in .onnx
+    dtype : arithmetic of the kernel, "float32" or "float64"; "auto" for the dtype of the model.
+        float32 gives a warning for a model in float64, whose weights multiply rounding errors.
+    overwrite : whether to replace an existing file
 
     Raises
     ------
     ConfigError
-        The model has parts that ONNX cannot express, it is above 2 GB, there is a file, or the
-        path does not end in .onnx, is a folder, not on this machine, or in a folder that cannot be
-        written.
+        The model has parts that ONNX cannot express, or is larger than 2 GB; or the path has
+        another ending, is a folder, a URL or an existing file, or cannot be written.
     MissingDependencyError
         onnx is not installed.
     """
@@ -96,9 +97,9 @@ def write_c(
     model: KernelModel, centers: npt.NDArray[Any], answers: ModelAnswers,
     path: str | os.PathLike[str], *, dtype: str = "auto", overwrite: bool = False,
 ) -> None:  # fmt: skip
-    """Write a model to a C file without dependencies, as `write_onnx` does to an ONNX file.
+    """Write a model to a C file without dependencies. Parameters and errors: see `write_onnx`.
 
-    Raises ConfigError also if the text would be so long that compilers take very long.
+    Raises ConfigError also if the file would be larger than `MOST_TEXT`.
     """
     checked_ending(path, ".c")
     place = checked_place(path, overwrite)
@@ -112,7 +113,7 @@ def write_c(
 
 
 def checked_ending(path: Any, *endings: str) -> str:
-    """Return the one of the endings that a path has. Raises ConfigError if it has none."""
+    """Return the ending of a path, one of `endings`. Raises ConfigError if it has another one."""
     if not isinstance(path, str | os.PathLike):
         raise ConfigError(
             f"{mention('path', path)} is not the path of a file", f'give one, "model{endings[0]}"'
@@ -128,7 +129,7 @@ def checked_ending(path: Any, *endings: str) -> str:
 
 
 def checked_place(path: str | os.PathLike[str], overwrite: bool) -> Path:
-    """Return the path of the file, on this machine. Raises ConfigError as `write_onnx`."""
+    """Return the local path of the file. Raises ConfigError if it cannot be written."""
     place = local_path(path)
     if place is None:
         raise ConfigError(
@@ -145,7 +146,7 @@ def checked_place(path: str | os.PathLike[str], overwrite: bool) -> Path:
 
 
 def export_dtype(model: KernelModel, dtype: str) -> np.dtype[Any]:
-    """Return the arithmetic of an export. Raises ConfigError, and warns, as `write_onnx`."""
+    """Return the dtype of an export; warn if it loses accuracy. dtype : see `write_onnx`"""
     if dtype not in EXPORT_DTYPES:
         raise ConfigError(f"{mention('dtype', dtype)} is not known", f"use one of {EXPORT_DTYPES}")
     wide = model.op.dtype == np.float64
@@ -182,7 +183,7 @@ def onnx_model(
     else:
         X = table_rows(graph, Encoder.from_json(model.encoder, "the model"))
     X = scaled(graph, X, model.fixed, centers.shape[1])
-    # The features of training had this precision, in which some are compared for equality.
+    # Round features as in training, because categorical ones are compared for equality.
     X = X.astype(model.op.dtype).astype(dtype)
     F = _kernel_values(graph, model, X, centers) @ model.backend.to_host(model.weights)
     _finish(graph, model, F, answers)
@@ -192,7 +193,7 @@ def onnx_model(
 def _kernel_values(
     graph: Graph, model: KernelModel, X: Traced, centers: npt.NDArray[Any]
 ) -> Traced:
-    """Return K(X, Z), (n, p)."""
+    """Return K(X, Z), (n, p). X : (n, d), scaled. centers : (p, d), scaled"""
     kernel, dtype = model.op.kernel, X.dtype
     xp = TracedModule(graph, repr(kernel))
     Z, numbers = kernel.columns(np.asarray(centers, np.float64))
@@ -203,11 +204,11 @@ def _kernel_values(
     if model.op.origin is not None and kernel.geometry != "inner":
         X, Z = (A - np.asarray(model.op.origin, np.float64) for A in (X, Z))
     X, Z = (_in_metric(kernel, A) for A in (X, Z))
-    if model.op.precision == "fast":  # its kernel is that of rounded points
+    if model.op.precision == "fast":  # this precision rounds the points to float16
         X, Z = (A.astype(np.float16).astype(A.dtype) for A in (X, Z))
     if kernel.geometry == "l1":
-        apart = X.reshape(-1, 1, Z.shape[1]) - Z[None]
-        return _traced(kernel.profile(xp.abs(apart).sum(axis=2), xp))
+        differences = X.reshape(-1, 1, Z.shape[1]) - Z[None]
+        return _traced(kernel.profile(xp.abs(differences).sum(axis=2), xp))
     of_x, of_z = (X * X).sum(axis=1, keepdims=True), (Z * Z).sum(axis=1)
     products = X @ Z.T
     if kernel.geometry == "inner":
@@ -225,7 +226,7 @@ def _traced(values: Any) -> Traced:
 
 
 def _in_metric(kernel: Kernel, A: Any) -> Any:
-    """Return points in units of the bandwidth, and in the metric. A : (n, d), NumPy or traced"""
+    """Return points (n, d) divided by the bandwidth, and mapped by the metric."""
     if kernel.metric is None:
         return A * (1 / kernel.bandwidth)
     metric = kernel.metric / kernel.bandwidth
@@ -233,11 +234,11 @@ def _in_metric(kernel: Kernel, A: Any) -> Any:
 
 
 def _finish(graph: Graph, model: KernelModel, F: Traced, answers: ModelAnswers) -> None:
-    """Add the outputs of the graph, from those of the kernel model, (n, c)."""
+    """Add the outputs of the graph. F : (n, c), K(X, Z) times the weights"""
     dtype, c = F.dtype, model.n_outputs
     for_classes = answers.classes is not None
     xp = TracedModule(graph, repr(model.loss))
-    # As in `KernelModel`: values are float64, so that a large mean costs no digits.
+    # As in `KernelModel`, numeric outputs are float64, so that a large mean costs no digits.
     F = model.targets.outside(xp, F, dtype if for_classes else np.float64)
     if for_classes:
         _add_classes(graph, model, F, answers)
@@ -275,7 +276,7 @@ def _add_classes(graph: Graph, model: KernelModel, F: Traced, answers: ModelAnsw
 
 
 def _label_values(classes: npt.NDArray[Any]) -> tuple[Any, npt.DTypeLike]:
-    """Return labels as ONNX can have them: whole numbers, truth values, numbers, or text."""
+    """Return labels and their dtype in ONNX: int64, bool, float64 or text."""
     kinds: dict[str, npt.DTypeLike] = {"i": np.int64, "u": np.int64, "b": np.bool_, "f": np.float64}
     kind = kinds.get(classes.dtype.kind)
     if kind is not None:

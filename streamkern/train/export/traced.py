@@ -1,8 +1,8 @@
-"""Arrays that record what is computed with them as the nodes of an ONNX graph.
+"""Arrays that record computations as nodes of an ONNX graph.
 
-Kernels, losses and target scales are functions of an array module, NumPy or CuPy. Called with
-`TracedModule` and arrays of `Graph`, they write the graph of the same computation. So the exported
-model has no second copy of a formula, and kernels and losses of the user are exported as well.
+Kernels, losses and target scales take an array module as an argument, NumPy or CuPy. If they are
+called with `TracedModule` and arrays of `Graph`, they build the graph of the same computation. The
+export therefore repeats no formula, and kernels and losses of the user can be exported too.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from streamkern.basics.message import mention
 from streamkern.basics.optional import import_optional
 
 OPSET, ML_OPSET, IR_VERSION = 18, 3, 9
-"""Versions of the operators and of the file, which onnxruntime reads from 1.16 on."""
+"""Versions of the operators, of the operators of ai.onnx.ml, and of the file format; onnxruntime
+1.16 and newer supports them."""
 
 
 class Graph:
     """Nodes, constants and inputs of an ONNX graph under construction.
 
-    for_runtime : whether onnxruntime has to know all operators, as it does not of a C file.
+    for_runtime : whether onnxruntime has to support all operators; False for an export to C
     """
 
     def __init__(self, for_runtime: bool = True) -> None:
@@ -36,7 +37,7 @@ class Graph:
         self._constants: dict[Any, Any] = {}
 
     def input(self, name: str, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> Traced:
-        """Return a new input of n rows of this shape. dtype : np.str_ for text"""
+        """Add an input (n, *shape) and return it. dtype : np.str_ for text"""
         if not name:
             raise ConfigError(
                 "the table has a column without a name, and inputs of ONNX have names",
@@ -46,17 +47,17 @@ class Graph:
         return Traced(self, name, np.dtype(dtype))
 
     def output(self, value: Traced, name: str, shape: tuple[int, ...]) -> None:
-        """Make a value an output of n rows of this shape."""
+        """Make a value an output (n, *shape) of the graph."""
         if name in {known.name for known in self.inputs}:
             raise ConfigError(
-                f"the table has a column {name!r}, as an output of the exported model is called",
+                f"the table has a column {name!r}, which is the name of an output of the export",
                 "give the column another name before training",
             )
         self.nodes.append(self.onnx.helper.make_node("Identity", [value.name], [name]))
         self.outputs.append(self._typed(name, value.dtype, ("n", *shape)))
 
     def constant(self, value: npt.ArrayLike, dtype: npt.DTypeLike) -> Traced:
-        """Return an array that is part of the model."""
+        """Add a constant array, unless the graph has an equal one, and return it."""
         array = np.asarray(value, object if np.dtype(dtype).kind == "U" else dtype)
         key = (str(dtype), array.shape, array.tobytes() if array.dtype != object else str(value))
         if key not in self._constants:
@@ -68,16 +69,16 @@ class Graph:
         self, op: str, *inputs: Any, dtype: npt.DTypeLike | None = None, n_outputs: int = 1,
         domain: str = "", **attributes: Any,
     ) -> Traced:  # fmt: skip
-        """Return the first output of a new node.
+        """Add a node and return its first output.
 
-        inputs : `Traced`; numbers and arrays become constants of the first one's dtype
-        dtype : of the output; default: that of the first input
+        inputs : `Traced` values; numbers and arrays become constants in the dtype of the first one
+        dtype : dtype of the output; None for the dtype of the first `Traced` input
         """
         first = next(value for value in inputs if isinstance(value, Traced))
         names = [
             (v if isinstance(v, Traced) else self.constant(v, first.dtype)).name for v in inputs
         ]
-        made = f"/v{len(self.nodes)}"  # a column of a table, which is an input, may be called v0
+        made = f"/v{len(self.nodes)}"  # without the slash, it might be the name of an input
         unused = [f"{made}_{k}" for k in range(1, n_outputs)]
         make = self.onnx.helper.make_node
         self.nodes.append(make(op, names, [made, *unused], domain=domain, **attributes))
@@ -98,7 +99,7 @@ class Graph:
         return model
 
     def tensor_type(self, dtype: np.dtype[Any]) -> int:
-        """Return ONNX's number of a dtype."""
+        """Return the number by which ONNX identifies a dtype."""
         if dtype.kind == "U":
             return int(self.onnx.TensorProto.STRING)
         return int(self.onnx.helper.np_dtype_to_tensor_dtype(dtype))
@@ -111,8 +112,7 @@ class Graph:
 class Traced:
     """A value of the graph, with the operators and methods of an array.
 
-    In-place operators give the object another name of a value, so that it behaves as an array that
-    was overwritten.
+    An in-place operator makes the object refer to the value of a new node.
     """
 
     __array_ufunc__ = None  # so that NumPy scalars leave the operators to this class
@@ -121,12 +121,12 @@ class Traced:
         self.graph, self.name, self.dtype = graph, name, dtype
 
     def becomes(self, other: Traced) -> Traced:
-        """Return this object, which stands for the value of `other` from now on."""
+        """Make this object refer to the value of `other`, and return it."""
         self.name, self.dtype = other.name, other.dtype
         return self
 
     def copy(self) -> Traced:
-        """Return another object with the same value."""
+        """Return another object that refers to the same value."""
         return Traced(self.graph, self.name, self.dtype)
 
     def astype(self, dtype: npt.DTypeLike) -> Traced:
@@ -222,7 +222,7 @@ class Traced:
         return self.graph.node("Gather", self, at, axis=axis)
 
     def reshape(self, *shape: int) -> Traced:
-        """Return the values in another shape, of which one length may be -1."""
+        """Return the values in another shape, in which one length may be -1."""
         return self.graph.node("Reshape", self, self.graph.constant(shape, np.int64))
 
 
@@ -240,7 +240,7 @@ _BINARY = {
 class TracedModule:
     """The functions of an array module that kernels, losses and target scales call.
 
-    subject : what is exported, for the error about a function that is not here
+    subject : kernel or loss that is exported, for error messages
     """
 
     def __init__(self, graph: Graph, subject: str) -> None:
@@ -262,11 +262,11 @@ class TracedModule:
         return call
 
     def asarray(self, a: Any, dtype: npt.DTypeLike = np.float64) -> Traced:
-        """Return an array that is part of the model, or a value of the graph as it is."""
+        """Return a value of the graph unchanged, or an array as a constant."""
         return a if isinstance(a, Traced) else self._graph.constant(a, dtype)
 
     def arccos(self, a: Traced) -> Traced:
-        """Return the arc cosine. Raises ConfigError for float64 if onnxruntime needs it."""
+        """Return the arc cosine. Raises ConfigError for float64, which onnxruntime lacks."""
         if a.dtype == np.float64 and self._graph.for_runtime:
             raise ConfigError(
                 f"{self._subject} needs the arc cosine, which onnxruntime has in float32 only",

@@ -1,6 +1,6 @@
-"""Callbacks: objects that follow a run while it trains, and may end it.
+"""Callbacks: objects that observe a run while it trains, and may end it.
 
-They receive every record of the log, and are called after every epoch. An exception of a callback
+They receive every record of the log, and are called after every epoch. An exception in a callback
 ends the run; with a run directory, the same call resumes it.
 """
 
@@ -24,7 +24,7 @@ class TrainStart:
     Attributes
     ----------
     settings : mapping
-        Settings of the run, table by table, JSON.
+        Settings of the run: for each table a mapping from names to JSON values.
     setup : mapping
         Choices and measurements of the setup.
     step, epoch : int
@@ -58,11 +58,11 @@ class EpochEnd:
     epoch, step, samples : int
         Numbers of epochs, steps and samples done so far.
     figures : mapping of str to float
-        Figures of the newest evaluation; after the last epoch, those of the finished model.
+        Figures of the newest evaluation; after the last epoch, figures of the finished model.
     last : bool
         Whether no other epoch follows.
     result : callable
-        Returns a result with the present weights, without history. Its model belongs to the run:
+        Returns a `Result` with the current weights, without history. Its model belongs to the run:
         do not close or keep it.
     """
 
@@ -101,8 +101,7 @@ class Callback:
 
 
 def check_callbacks(callbacks: Any) -> tuple[Callback, ...]:
-    """Return a list of callbacks as a tuple, empty for None; raise ConfigError for other
-    objects."""
+    """Return callbacks as a tuple, () for None; raise ConfigError if an object is no callback."""
     if not isinstance(callbacks, Iterable | None):
         raise ConfigError(f"callbacks={callbacks!r} must be a list of callbacks", "give [it]")
     checked = tuple(callbacks or ())
@@ -136,7 +135,8 @@ class Callbacks:
 
     @contextlib.contextmanager
     def _calling(self) -> Iterator[list[Callback]]:
-        """Yield the callbacks to call. If one raises, none of them is called with later records."""
+        """Yield the callbacks to call. After an error in one of them, none is called again except
+        for `end`."""
         try:
             yield self._active
         except BaseException:
@@ -150,8 +150,10 @@ class Callbacks:
                 callback.record(record)
 
     def pass_ended(self, passed: EpochEnd) -> str | None:
-        """Call all callbacks, once for each epoch; return why one of them ends training, or
-        None."""
+        """Call all callbacks, once for each epoch; return why one of them ends training, or None.
+
+        A call for an epoch that was already reported does nothing.
+        """
         if passed.epoch <= self._passes:
             return None
         self._passes = passed.epoch

@@ -1,4 +1,4 @@
-"""Decide when a checkpoint is due, and wait for the save under way.
+"""Decide when a checkpoint is due, and save it in the background.
 
 `rundir.checkpoint_format` describes the files of a checkpoint.
 """
@@ -15,13 +15,16 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.saver import AsyncSaver
 from streamkern.train.loop.step_loop import StepLoop
 
-# A checkpoint is due after a minute, or after this many times as long as training was blocked by
-# the one before, if that is longer: p^2 numbers to solve for and to copy take a while.
 AUTO_S, CHECKPOINT_SHARE = 60.0, 20
+"""Seconds after which a checkpoint is due, or multiple of the time for which the last checkpoint
+blocked training, if that is longer. A checkpoint may have p^2 numbers to compute and to copy."""
 
 
 class Checkpoints:
-    """Checkpoints of a run in `directory`; if it is None, nothing is saved."""
+    """Checkpoints of a run in `directory`; nothing is saved if it is None.
+
+    stack : exit stack of the run, on which the background thread is closed
+    """
 
     def __init__(
         self,
@@ -52,12 +55,18 @@ class Checkpoints:
         return time.monotonic() - self._saved >= (seconds or auto)
 
     def at(self, step: int) -> bool:
-        """Return whether the settings require a checkpoint after `step` steps, at any time."""
+        """Return whether the settings name `step` as a step with a checkpoint."""
         steps, _ = self._every
         return steps is not None and step % steps == 0
 
     def save(self, steps: StepLoop, meta: dict[str, Any], before: Callable[[], object]) -> None:
-        """Begin to save `steps` and `meta`; `before` is called on the way, see `AsyncSaver`."""
+        """Start to save the state of `steps`, with the entries `meta`.
+
+        On ranks without checkpoints, this rank's arrays are sent to rank 0 instead. Collective if
+        ranks partition the centers.
+
+        before : called before the files become a checkpoint, see `AsyncSaver`
+        """
         if self._saver is None:
             steps.hand_in()
             return
@@ -69,6 +78,6 @@ class Checkpoints:
         self._stood_still_s = self._saved - began
 
     def wait(self) -> None:
-        """Wait until the save under way is done; raise the error with which it failed."""
+        """Wait until the current save is done; raise its error if it failed."""
         if self._saver is not None:
             self._saver.wait()

@@ -1,4 +1,4 @@
-"""The figures of a run on validation and test data: when they are due, and their history."""
+"""Evaluate a run on validation and test data when it is due, and keep the history."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ from streamkern.train.resolve.early_stopping import DATA
 
 
 class EvaluationSchedule:
-    """The evaluations of a run on `test`, and on `aside`, its validation rows, if given.
+    """The evaluations of a run.
 
+    test : test rows, or None
+    heard : called with each evaluation, or None
+    aside : validation rows, or None
     metrics : figures of the newest evaluation
     history : all evaluations, oldest first
-    owed : whether an evaluation was begun and did not end
+    owed : whether an evaluation was interrupted, so that it has to be repeated
     """
 
     def __init__(
@@ -33,17 +36,19 @@ class EvaluationSchedule:
         aside: BaseSource | None = None,
     ) -> None:
         self._settings, self._heard = settings, heard
-        of = {DATA: aside, "test": test}
-        self._of = {name: data for name, data in of.items() if data is not None}
+        sources = {DATA: aside, "test": test}
+        self._sources = {name: data for name, data in sources.items() if data is not None}
         self.metrics: dict[str, float] = {}
         self.history: list[dict[str, Any]] = []
         self.owed = False
 
     def due(self, position: Position, before: int) -> bool:
-        """Return whether an epoch ended, the period is over, or a count in `evaluate_at` is
-        reached.
+        """Return whether the last step makes an evaluation due.
 
-        before : samples before the last step
+        That is, it has ended an epoch or a period of `evaluate_every` steps, or has reached a
+        number of samples in `evaluate_at`.
+
+        before : number of samples before the last step
         """
         every = self._settings.evaluate_every
         if self._settings.early_stopping and position.batch == 0:
@@ -61,23 +66,23 @@ class EvaluationSchedule:
         stoppable: contextlib.AbstractContextManager[None],
         report: Callable[[str, dict[str, Any]], None],
     ) -> None:
-        """Evaluate the model.
+        """Evaluate the model on all sources, and report the figures.
 
-        stoppable : context of the evaluation; the figures are owed if it ends with Stopped
+        stoppable : context of the evaluation; if it raises Stopped, the evaluation is owed
         """
-        self.metrics, self.owed = {}, bool(self._of)
-        if not self._of:
+        self.metrics, self.owed = {}, bool(self._sources)
+        if not self._sources:
             return
         metrics: dict[str, float] = {}
         with stoppable, np.errstate(over="ignore", invalid="ignore"):
             evaluated = model()
-            for name, data in self._of.items():
+            for name, data in self._sources.items():
                 metrics |= prefixed(name, evaluated.evaluate(data))
         record = {"step": position.step, "samples": position.samples, **metrics}
         report("evaluation", metrics)
         self.metrics, self.owed = metrics, False
         if self.history and self.history[-1]["step"] == position.step:
-            self.history.pop()  # the last epoch, whose weights may not be those that are kept
+            self.history.pop()  # evaluated again at the end of the run, maybe with other weights
         self.history.append(record)
         if self._heard is not None:
             self._heard(record)

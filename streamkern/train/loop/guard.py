@@ -1,7 +1,7 @@
 """The divergence guard, and the training loss of every epoch.
 
-The guard judges at fixed steps, so that it decides alike on every machine. The losses of steps are
-read a window at a time.
+The losses of steps stay on the device and are read a window at a time. The guard judges each
+window, that is, at fixed steps, so that it decides the same on every machine.
 """
 
 from __future__ import annotations
@@ -20,32 +20,40 @@ from streamkern.basics.message import mention
 from streamkern.solver.base import LOSSES, Solver, State
 
 WINDOW = LOSSES
+"""Number of steps in a window."""
 FACTOR = 0.5
+"""Factor of the step sizes at a back-off."""
 MAX_BACK_OFFS = 8
+"""Number of back-offs after which another one is an error."""
 NEGLIGIBLE_LOSS = 1e-6
-"""Loss in scaled targets below which no window is bad: that of f = 0 is about 1, and less only for
-targets that are constant, which f may miss by the width of a quantile's ramp."""
+"""Loss in scaled targets below which no window is bad. The loss of f = 0 is about 1; it is smaller
+only for constant targets, which f may miss by the width of a quantile's ramp."""
 
 
 @dataclass
 class Guard:
-    """Compare the mean loss of each window of `WINDOW` steps with the best so far.
+    """Decide whether the mean loss of a window of `WINDOW` steps shows that training diverges.
 
-    Losses are taken before the step, on rows not seen before, so they are unbiased, and every
-    output counts in its own scale. In scaled targets, predicting zero is predicting the mean. A
-    window is bad if its loss is not finite; if it is above twice that of predicting zero; if it is
-    above that of predicting zero after a window with less than half of it; or if it is above ten
-    times that of the best window and above a tenth of that of predicting zero. Minibatch noise and
-    hard stretches of data do none of this; an exponentially growing error does all of it within a
-    few windows.
+    The loss of a step is computed before its update, on rows that are new in this epoch. Every
+    output counts in its own scale. The loss is compared with the loss of predicting zero, which in
+    scaled targets means predicting the mean. A window is bad if its loss is
+
+    - not finite,
+    - above twice the loss of predicting zero,
+    - above the loss of predicting zero, although the best window had less than half of that, or
+    - above ten times the loss of the best window, and above a tenth of the loss of predicting zero.
+
+    Minibatch noise and difficult parts of the data do not cause this. An exponentially growing
+    error soon meets all of these conditions.
 
     The loss of predicting zero is the mean square of the targets. If it changes by a factor of 4,
-    the targets are not those of before, and a larger loss is not a sign of growth: the comparison
-    begins anew, and only a loss above twice the largest mean square so far is bad.
+    the targets have changed, and a larger loss is no sign of divergence. The comparison then begins
+    again, and only a loss above twice the largest mean square so far is bad.
 
     best : mean loss of the best window since the last back-off or change of the targets
     back_offs : number of back-offs
-    worth, most : loss of predicting zero at that time, and its largest value
+    worth : loss of predicting zero at the last change of the targets
+    most : largest loss of predicting zero since the last back-off
     """
 
     best: float = math.inf
@@ -56,7 +64,10 @@ class Guard:
     def judge(self, loss: float, zero_loss: float, remedy: str = "a larger bandwidth") -> bool:
         """Return whether the window is bad.
 
-        loss, zero_loss : mean loss of the window, and that of predicting zero
+        loss, zero_loss : mean loss of the window, and mean loss of predicting zero in it
+        remedy : setting that the error message recommends
+
+        Raises DivergenceError after more than `MAX_BACK_OFFS` bad windows.
         """
         if not 0.25 * self.worth <= zero_loss <= 4 * self.worth:
             self.best, self.worth = math.inf, zero_loss
@@ -75,25 +86,25 @@ class Guard:
         if self.back_offs > MAX_BACK_OFFS:
             raise DivergenceError(
                 f"training diverged and halving the step size {MAX_BACK_OFFS} times did not help "
-                f"(with scaled targets loss {loss:.3g}, that of their mean {zero_loss:.3g})",
+                f"(loss {loss:.3g} with scaled targets, and {zero_loss:.3g} for their mean)",
                 f"check the data for outliers, or set {remedy}",
             )
         return True
 
     @staticmethod
     def trusts(window: Sequence[Sequence[float]]) -> bool:
-        """Return whether the weights after a window that was not bad are worth going back to.
+        """Return whether a later back-off may return to the weights after this good window.
 
-        window : (loss, loss of predicting zero) of its steps
+        It may not if the last quarter of the steps had a larger loss than predicting zero: their
+        weights may already diverge, although the mean of the window is good.
 
-        Growth that is slow enough to pass the check of the mean may already have spoilt the last
-        steps; going back to their weights would not help.
+        window : (loss, loss of predicting zero) of each step
         """
         tail = window[-max(1, len(window) // 4) :]
         return sum(loss for loss, _ in tail) <= sum(zero for _, zero in tail)
 
     def scalars(self) -> dict[str, Any]:
-        """Return the state for a checkpoint, JSON; infinity becomes None."""
+        """Return the state for a checkpoint as JSON values; infinity becomes None."""
         kept = asdict(self)
         return kept | {"best": None if math.isinf(self.best) else self.best}
 
@@ -105,17 +116,18 @@ class Guard:
 
 
 class Watch:
-    """The losses since the last judgement, the weights to go back to, and the back-off.
+    """Collect the losses of steps, judge each window, and back off after a bad one.
 
-    good : (p, c) device array, the last trusted weights
+    Losses stay on the device until they are needed, and are then copied to the host together.
+
+    good : (p, c) device array, the weights to which a back-off returns
+    guard : judges the windows
     scale : (c,) scale of the targets
     report : called with each back-off
     curve : receives every loss
-    window : (n, 4), for each step that is not judged yet the mean over outputs of the loss and of
-        that of predicting zero, first in the scale of each output, then as squares of the user's
-        targets
-
-    Losses stay on the device until they are needed, and are copied to the host at once.
+    window : (n, 4) losses of the n steps that were not judged yet, as means over the outputs: the
+        loss and the loss of predicting zero in scaled targets, and both in squared units of the
+        user's targets
     """
 
     def __init__(
@@ -145,7 +157,7 @@ class Watch:
         return len(self) >= WINDOW
 
     def read(self) -> npt.NDArray[np.float64]:
-        """Return the window on the host; waits for the device."""
+        """Return the window (n, 4) on the host, after waiting for the device."""
         if self._read < self.state.steps:
             losses = self.solver.backend.to_host(self.solver.losses)  # (LOSSES, 2, c)
             new = losses[np.arange(self._read, self.state.steps) % LOSSES]
@@ -159,13 +171,14 @@ class Watch:
     def judge(self, *, finite: bool = True) -> float:
         """Return the mean loss of the window, and back off if it is bad.
 
-        The loss is in squares of the user's targets, averaged over the outputs.
+        The loss is in squared units of the user's targets, averaged over the outputs.
 
-        finite : False makes the window bad whatever its losses. For a solver whose steps have no
-            size it is the only reason besides losses that are not finite: its weights are those of
-            least loss, or on the way there.
+        finite : False makes the window bad whatever its losses. The window of a solver without step
+            sizes is bad only for this reason, or if its mean loss is not finite, since such a
+            solver cannot diverge.
         """
         window = self.read()
+        # `shown` has the same two losses in the user's unit.
         loss, zero, *shown = window.mean(axis=0).tolist() if len(window) else [0.0] * 4
         if not finite:
             loss = shown[0] = math.nan
@@ -183,17 +196,19 @@ class Watch:
         return shown[0]
 
     def rest(self) -> list[float]:
-        """Return the mean loss of the steps not judged yet, in a list, empty without such; see
-        `judge`."""
+        """Return [mean loss] of the steps that were not judged yet, see `judge`; [] if there are
+        none."""
         window = self.read()
         with np.errstate(over="ignore", invalid="ignore"):
             return [float(window[:, 2].mean())] if len(window) else []
 
     def judge_rest(self) -> None:
-        """Judge the window that the end of the run cuts short.
+        """Judge the last window, which the end of the run cuts short.
 
-        The mean of a few steps is unreliable, unless there are no others; NaN and infinity are
-        decisive.
+        A window of a few steps is judged only if the run has no more steps, because its mean is
+        unreliable, or if a loss or a weight is not finite.
+
+        Raises DivergenceError if the back-off returns to the initial weights.
         """
         window, xp, steps = self.read(), self.solver.backend.xp, self.state.steps
         n, arrays = len(window), self.solver.arrays(self.state).values()
@@ -215,17 +230,18 @@ class Watch:
 
 
 Entries = Sequence[Sequence[float | None]]
+"""See `LossCurve`."""
 
 
 class LossCurve:
-    """Mean training losses, one for each epoch that has ended.
+    """Mean training loss of each epoch that has ended.
 
-    The loss of a step is that of the weights before it. A solver that changes its weights only at
-    the end of an epoch (`at_ends`) measures in epoch k + 1 the model with which epoch k ended, and
-    that loss is recorded for epoch k. `measure` sets the loss of its last epoch.
+    The loss of a step is the loss of the weights before the step. If a solver changes its weights
+    only at the end of an epoch (`at_ends`), the steps of epoch k + 1 measure the model at the end
+    of epoch k, and their loss is recorded for epoch k; `measure` sets the loss of the last epoch.
 
-    entries : for every epoch (loss summed over rows, rows); (loss, 0) if the model was measured;
-        None in place of numbers that are not finite
+    entries : a pair (sum of the loss over rows, number of rows) for each epoch, or (loss, 0) after
+        `measure`; None stands for numbers that are not finite
     """
 
     def __init__(self, entries: Entries = (), *, at_ends: bool = False) -> None:
@@ -234,16 +250,19 @@ class LossCurve:
         self._waiting: list[tuple[int, int]] = []
 
     def restored(self, entries: Entries, epochs: int) -> Self:
-        """Return a curve that continues from these entries after so many epochs."""
+        """Return a curve that continues from entries after `epochs` epochs.
+
+        The losses of epochs without an entry are unknown.
+        """
         lacking = epochs - self._at_ends - len(entries)
         return type(self)([*entries, *[(None, 0.0)] * lacking], at_ends=self._at_ends)
 
     def stepped(self, epoch: int, rows: int) -> None:
-        """Note a step on `rows` rows, whose loss is read later."""
+        """Record a step on `rows` rows, whose loss is read later."""
         self._waiting.append((epoch - self._at_ends, rows))
 
     def read(self, losses: Sequence[float]) -> None:
-        """Record the losses of the oldest steps that were not read yet."""
+        """Record the losses of the oldest steps whose losses are not known yet."""
         for (epoch, rows), loss in zip(self._waiting, losses, strict=False):
             if epoch == len(self._entries):
                 self._entries.append([loss * rows, rows])
@@ -253,7 +272,7 @@ class LossCurve:
         del self._waiting[: len(losses)]
 
     def measure(self, epoch: int, loss: float) -> None:
-        """Set the loss of the model with which an epoch has ended."""
+        """Set the loss of an epoch, measured with the model at its end."""
         self._entries[epoch:] = [[loss, 0.0]]
 
     def entries(self) -> list[list[float | None]]:

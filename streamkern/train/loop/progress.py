@@ -1,6 +1,6 @@
-"""Progress of a run: on the progress line, and in the log.
+"""Show the progress of a run on the progress line, and record it in the log.
 
-Losses arrive one window at a time, so that no step waits for the device to show a number.
+Losses arrive one window at a time, so that no step waits for the device.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from streamkern.train.loop.guard import WINDOW
 from streamkern.train.loop.step_loop import Position
 
 LOG_EVERY_S, LOG_AT_LEAST_EVERY_S = 1.0, 30.0
-"""Fewest seconds between two records at the ends of windows, and between two within a long
-window."""
-
+"""Smallest number of seconds between two log records of steps: at the end of a window, and within a
+long window."""
 PHASE_DESCRIPTIONS: Final = {
     "metric": "looking for a metric",
     "kernel": "looking for the kernel and its bandwidth",
@@ -29,11 +28,11 @@ PHASE_DESCRIPTIONS: Final = {
     "sample": "reading a sample of the stream",
     "preconditioner": "computing the preconditioner",
 }
-"""Phases of a setup, as the events "setup" of the log name them."""
+"""Text for each phase of a setup that the event "setup" of the log names."""
 
 
 class RankFigures(Protocol):
-    """Figures of several ranks: see `rank_coordinator.RankCoordinator`."""
+    """Source of figures of several ranks, see `rank_coordinator.RankCoordinator`."""
 
     def facts(self) -> dict[str, Any]:
         """Return the figures for the log."""
@@ -43,13 +42,15 @@ class RankFigures(Protocol):
 
 
 class RunProgress:
-    """Progress of one process that works on a run. The steps keep `position` up to date.
+    """Progress of one process that works on a run.
 
-    losses : losses of the windows that ended in this process, in squared units of the user's
-        targets; the first of them is window number `first` of the run
-    on_host : whether the run uses the memory of the host, not that of a device
+    position : position of the run, which the steps update
+    on_host : whether the run computes in host memory, whose peak is then logged
     heard : called with each record of the log
     ranks : source of the figures of several ranks, or None
+    losses : mean losses of the windows that ended in this process, in squared units of the user's
+        targets
+    first : number of the first of these windows, counted over the run
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class RunProgress:
         self._phase_begun, self._n_done = time.monotonic(), 0
 
     def report(self, event: str, fields: dict[str, Any]) -> None:
-        """Write a record to the log; events of the setup also update the progress line."""
+        """Write a record to the log. Events of the setup also update the progress line."""
         at = self.position
         where = {"step": at.step, "epoch": at.epoch, "samples": at.samples}
         self._log.write(**where, event=event, **fields)
@@ -86,7 +87,8 @@ class RunProgress:
             self.doing = self._block(fields["block"] + 1, fields["blocks"])
 
     def _counted(self, phase: str, n: int) -> str:
-        """Return text with the number of finished attempts of n in a phase, and the time left."""
+        """Count one finished trial of a phase; return text with the count, of n, and the time
+        left."""
         self._n_done += 1
         if self._n_done >= n:
             return f"{PHASE_DESCRIPTIONS[phase]}, comparing what was found"
@@ -95,13 +97,14 @@ class RunProgress:
         return f"{done}, about {left} left for these"
 
     def _time_left(self, done: int, n: int) -> str:
-        """Return the time that is left of a phase of n parts, assuming that each takes the same
-        time."""
+        """Return the time left of a phase after `done` of n parts, if all take the same time."""
         return time_text((time.monotonic() - self._phase_begun) / done * (n - done))
 
     def _block(self, done: int, blocks: int) -> str:
-        """Return the phase after `done` blocks of the preconditioner, assuming that each takes the
-        same time."""
+        """Return the text after `done` blocks of the preconditioner, with the time left.
+
+        The time assumes that all blocks take the same time.
+        """
         if done == blocks:
             return "learning from the sample"
         left = self._time_left(done, blocks)
@@ -127,11 +130,12 @@ class RunProgress:
         self, meter: Meter, n_rows: int, passes: int, done: tuple[int, int] = (0, 0),
         empty_steps: int = 0, loss_note: str = "",
     ) -> None:  # fmt: skip
-        """Begin the steps: `passes` over `n_rows`, after the epochs and samples that are `done`.
+        """Begin the steps: `passes` epochs over `n_rows` rows.
 
-        empty_steps : number of first steps of the run that only accumulate, while the model is
-            still zero: their losses are not those of a model, and are neither shown nor logged
-        loss_note : text behind a shown loss
+        done : numbers of epochs and samples before these, in earlier calls of `partial_fit`
+        empty_steps : number of first steps of the run that only accumulate while the model is still
+            zero; their losses are neither shown nor logged
+        loss_note : text that is shown after the loss
         """
         self._meter, self._passes, self._done = meter, passes, done
         self._empty_steps, self._loss_note = empty_steps, loss_note
@@ -139,8 +143,10 @@ class RunProgress:
         self.first = self.position.step // WINDOW
 
     def stepped(self, loss: float | None) -> None:
-        """Update log and line after a step. loss : mean loss of the window if it ended with this
-        step."""
+        """Update log and line after a step.
+
+        loss : mean loss of the window if the step ended one, else None
+        """
         if loss is not None:
             self.losses.append(loss)
         due = LOG_EVERY_S if loss is not None else LOG_AT_LEAST_EVERY_S
@@ -150,7 +156,7 @@ class RunProgress:
             self.line.draw(self._words())
 
     def _words(self) -> str:
-        """Return share, epoch, time left, the newest known loss, and the throughput."""
+        """Return the text of the line: share, epoch, time left, newest loss and throughput."""
         flow, at = self._meter.flow(self.position.samples), self.position
         epoch = min(at.epoch - self._done[0] + 1, self._passes)
         share = (at.samples - self._done[1]) / self._total
@@ -162,7 +168,7 @@ class RunProgress:
         return f"{share:.0%}, epoch {epoch} of {self._passes}  {left} left  {loss}{moving}"
 
     def _n_empty(self, losses: list[float]) -> int:
-        """Return how many of the losses belong to windows that began while the model was zero."""
+        """Return the number of losses whose windows began while the model was still zero."""
         return min(len(losses), max(0, -(-self._empty_steps // WINDOW) - self.first))
 
     def log_losses(self) -> None:
@@ -171,8 +177,7 @@ class RunProgress:
             self._log_steps()
 
     def _log_steps(self) -> None:
-        """Log an event "train": the position, and the windows that have ended since the last
-        one."""
+        """Log an event "train": the position, and the losses that are not in the log yet."""
         flow = self._meter.flow(self.position.samples)
         first = max(self._logged, self._n_empty(self.losses))
         new = self.losses[first:]

@@ -1,4 +1,4 @@
-"""A callback that shows the newest numbers of a run to Prometheus."""
+"""A callback that serves the newest numbers of a run to Prometheus."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Prometheus(Callback):
     """Serves the newest losses and figures of a run, for Prometheus to scrape while it trains.
 
     The address is ``http://host:port/metrics``. Each number of the log is a gauge, such as
-    ``streamkern_train_mse``, ``streamkern_samples_per_s`` or ``streamkern_test_accuracy``, beside
-    ``streamkern_step`` and ``streamkern_epoch``. The server ends with the run. A collector of
-    OpenTelemetry reads the same address.
+    ``streamkern_train_mse``, ``streamkern_samples_per_s`` or ``streamkern_test_accuracy``. There
+    are also ``streamkern_step``, ``streamkern_epoch`` and ``streamkern_samples``. The server ends
+    with the run. A collector of OpenTelemetry can read the same address.
 
     Parameters
     ----------
     port : int
-        Port of the server; 0 takes a free one, which is then in `port`.
+        Port of the server; 0 takes a free one. The attribute `port` has the number.
     host : str
         Address to listen at; "0.0.0.0" lets other machines read.
     labels : mapping of str to str, optional
@@ -35,8 +35,8 @@ class Prometheus(Callback):
     MissingDependencyError
         prometheus-client is not installed.
     ConfigError
-        The port is no whole number, or the labels are no mapping or have a name that Prometheus
-        refuses; or, as the run starts, the port is taken.
+        The port is not an integer, or the labels are not a mapping or have a name that Prometheus
+        refuses. When the run starts: the port is in use.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Prometheus(Callback):
         self._server: Any = None
         self._gauges: dict[str, Any] = {}
         self._registry: Any = None
-        self._gauge("step", self._client().CollectorRegistry())  # refuses impossible labels
+        self._gauge("step", self._client().CollectorRegistry())  # raises for invalid labels
 
     def _client(self) -> Any:
         return import_optional("prometheus_client", "Prometheus", "prometheus")
@@ -92,6 +92,7 @@ class Prometheus(Callback):
             self._gauges[name].set(value)
 
     def _gauge(self, name: str, registry: Any) -> Any:
+        """Return a new gauge with the labels; raise ConfigError if Prometheus rejects them."""
         try:
             gauge = self._client().Gauge(
                 f"streamkern_{name}", f"Newest {name} of the run.", list(self.labels),

@@ -1,7 +1,7 @@
-"""Coordination of the ranks of a run: they synchronise, end, and resume at the same step.
+"""Coordinate the ranks of a run, so that they synchronise, end and resume at the same step.
 
-Weights and losses are the same on all ranks, and so are the decisions that follow from them.
-Decisions that depend on rank 0's clock, its figures or a signal are broadcast to the other ranks.
+All ranks have the same weights and losses, and make the same decisions from them. Decisions that
+depend on a clock, a signal or the figures of rank 0 are broadcast from rank 0.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from streamkern.stream.meter import three_digits
 from streamkern.train.loop.step_loop import StepLoop
 
 GATHERED = 32
-"""Number of steps between two gatherings of the ranks' sums over rows, within a pass."""
+"""Number of steps after which sums over rows are summed over the ranks, within an epoch."""
 
 AGREEMENT_S = 0.1
-"""Seconds between two agreements on whether the run is saved or ended. There is one after each step
-that takes longer, and after at most `GATHERED` steps. An agreement takes as long as a small message
-to all ranks, which was a few percent of short steps."""
+"""Seconds between two agreements on whether the run is saved or ended; at most `GATHERED` steps lie
+between them. An agreement is a small broadcast, which took a few percent of the time of short
+steps."""
 
 NO_CHECKPOINT = -1
 """Step number that stands for "no checkpoint"."""
@@ -33,8 +33,12 @@ shown."""
 
 
 class RankTimings(NamedTuple):
-    """Cumulative timings of a rank: seconds on the clock, waiting for data, and waiting for other
-    ranks; and the number of its rows."""
+    """Cumulative figures of a rank.
+
+    clock : seconds on its clock
+    stall, wait : seconds spent waiting for data, and for other ranks
+    rows : number of rows that it has processed
+    """
 
     clock: float
     stall: float
@@ -43,7 +47,10 @@ class RankTimings(NamedTuple):
 
 
 class RankCoordinator:
-    """Coordinates this rank with the others. stop: rank 0's request decides."""
+    """Coordinate this rank with the others.
+
+    stop : stop request of this process; the one of rank 0 decides
+    """
 
     def __init__(self, ranks: Communicator, stop: StopRequest) -> None:
         self._ranks, self._stop = ranks, stop
@@ -51,25 +58,31 @@ class RankCoordinator:
         self._agreed_at, self._steps, self._next = time.perf_counter(), 0, 1
 
     def check_step(self, step: int = NO_CHECKPOINT) -> None:
-        """Raise RankLostError unless all ranks continue from rank 0's step: a previous rank 0 may
-        have saved a checkpoint meanwhile."""
+        """Raise RankLostError unless this rank continues from the step of rank 0. Collective.
+
+        Another process may have saved a checkpoint while the ranks were reading.
+
+        step : step of the checkpoint that this rank has read
+        """
         (first,) = self._ranks.broadcast_scalars([step])
         if first != step:
-            said = [
+            found = [
                 "no checkpoint" if at == NO_CHECKPOINT else f"a checkpoint of step {at:.0f}"
                 for at in (step, first)
             ]
             raise RankLostError(
-                f"rank {self._ranks.rank} read {said[0]}, rank 0 {said[1]}",
+                f"rank {self._ranks.rank} read {found[0]}, rank 0 {found[1]}",
                 "give a run_dir whose files all ranks see",
             )
 
     def at_sync_point(self, steps: StepLoop, *, now: bool) -> bool:
-        """Return whether a run may be evaluated, saved or ended after this step.
+        """Return whether the run may be evaluated, saved or ended after this step. Collective.
 
-        Sums over rows are gathered at fixed steps, so that no save changes the order of summation.
-        Without such sums the ranks agree as often as rank 0 said in `ended`.
-        now : gather at this step in any case, because the settings ask for it.
+        If the solver has sums over rows, they are summed over the ranks at fixed steps, so that no
+        save changes the order of summation. Otherwise the interval is the number of steps that rank
+        0 broadcasts in `ended`.
+
+        now : synchronise after this step in any case, because the settings ask for it
         """
         if self._ranks.is_single:
             return True
@@ -84,19 +97,21 @@ class RankCoordinator:
         return True
 
     def gathered(self, steps: StepLoop) -> bool:
-        """Return whether rank 0 alone holds everything that a checkpoint stores, at any step."""
+        """Return whether rank 0 alone holds everything that a checkpoint stores, after any step."""
         if self._ranks.is_single:
             return True
         return steps.share.whole and not steps.solver.sums_of_rows(steps.state)
 
     def from_rank0(self, so: bool) -> bool:
-        """Return rank 0's value of `so`. All ranks must call it."""
+        """Return the value of `so` on rank 0. Collective."""
         return bool(self._ranks.broadcast_scalars([so])[0])
 
     def ended(self, why: str | None, *, saves: bool = False) -> tuple[str | None, bool]:
         """Return why rank 0 ends the run after this step, or None, and whether it saves the run.
 
-        Raises Stopped if a signal is the reason.
+        Collective. Raises Stopped on all ranks if rank 0 has received a signal.
+
+        why, saves : decisions of this rank, which count on rank 0 only
         """
         if self._ranks.is_single:
             return why, saves
@@ -121,10 +136,10 @@ class RankCoordinator:
             )
 
     def facts(self) -> dict[str, Any]:
-        """Return figures for the log, one per rank, measured between the last two exchanges.
+        """Return figures of each rank for the log, measured between the last two exchanges.
 
-        These are the rows per second of the time in which the rank waits for no other rank, and the
-        shares of its time spent waiting for data and for other ranks. The slowest rank is the one
+        These are the rows per second, without the time spent waiting for other ranks, and the
+        shares of the time spent waiting for data and for other ranks. The slowest rank is the one
         that waits least for the others.
         """
         if not self._before[0].clock:
@@ -147,17 +162,19 @@ class RankCoordinator:
 
 
 def format_rank_figures(facts: Mapping[str, Any]) -> str:
-    """Return text with the least and the largest of each figure of `RankCoordinator.facts`, and the
-    slowest rank if it is noticeably slower. Empty if there are no figures."""
+    """Return text with the smallest and the largest value of each of `RankCoordinator.facts`.
+
+    The slowest rank is added if it is noticeably slower. The text is "" if there are no figures.
+    """
     if "rank_wait_shares" not in facts:
         return ""
     rates, stalls, waits = (
         facts[f"rank_{name}"] for name in ("samples_per_s", "stall_shares", "wait_shares")
     )
-    apart = max(waits) - min(waits) >= WORTH_SAYING
+    uneven = max(waits) - min(waits) >= WORTH_SAYING
     return ", ".join([
         f"{len(waits)} ranks",
-        *([f"slowest {facts['slowest_rank']}"] if apart else []),
+        *([f"slowest {facts['slowest_rank']}"] if uneven else []),
         f"waiting {_between(waits, '{:.0%}'.format)}",
         f"stall {_between(stalls, '{:.0%}'.format)}",
         f"{_between(rates, three_digits)}/s each",

@@ -1,4 +1,4 @@
-"""Callbacks that pass the numbers of a run to TensorBoard and to MLflow, as they are logged."""
+"""Callbacks that write the numbers of a run's log to TensorBoard and to MLflow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ MAX_AT_ONCE = 1000
 """Largest number of values in a request to MLflow; its servers refuse more."""
 LONGEST = 500
 """Largest length of a parameter in MLflow, in characters."""
-_PLACES = ("event", "step", "epoch", "samples", "window", "left_s")
+_NOT_FIGURES = ("event", "step", "epoch", "samples", "window", "left_s")
+"""Fields of a record that are not passed on."""
 RUN_DIR = "streamkern.run_dir"
 """Tag by which a resumed run finds its run in MLflow."""
 
@@ -36,10 +37,10 @@ def sinks_of(settings: ExecutionConfig) -> list[Callback]:
 
 
 def numbers_in(record: Mapping[str, Any]) -> Iterator[tuple[str, float, int]]:
-    """Yield (name, value, step) of a record of the log.
+    """Yield (name, value, step) for the numbers in a record of the log.
 
-    For "train" these include the loss of every window that has ended; for all events, every other
-    number.
+    An event "train" has the loss of every window that has ended, with the last step of the window,
+    and other numbers. Events other than "train", "evaluation" and "back-off" yield nothing else.
     """
     losses = record.get("losses", ())
     for number, loss in enumerate(losses, record.get("window", 0) + 1):
@@ -47,7 +48,7 @@ def numbers_in(record: Mapping[str, Any]) -> Iterator[tuple[str, float, int]]:
     if record["event"] not in ("train", "evaluation", "back-off"):
         return
     for name, value in record.items():
-        if name in _PLACES or (losses and name == "train_mse"):
+        if name in _NOT_FIGURES or (losses and name == "train_mse"):
             continue
         if isinstance(value, int | float) and not isinstance(value, bool):
             yield name, float(value), int(record["step"])
@@ -69,11 +70,11 @@ class TensorBoard(Callback):
     def begin(self, run: TrainStart) -> None:
         """Open a file in the folder."""
         module = import_optional("tensorboardX", "TensorBoard", "tensorboard")
-        # Numbers from after the checkpoint that a run is resumed from are written again.
-        again = {"purge_step": run.step + 1} if run.step else {}
-        # Else two files of the same second have the same name, and one would replace the other.
-        own = f".{time.time_ns()}"
-        self._writer = module.SummaryWriter(self.folder, filename_suffix=own, **again)
+        # Steps after the checkpoint that a run is resumed from are written again.
+        purge = {"purge_step": run.step + 1} if run.step else {}
+        # Without this suffix, two files of the same second would have the same name.
+        suffix = f".{time.time_ns()}"
+        self._writer = module.SummaryWriter(self.folder, filename_suffix=suffix, **purge)
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Write the numbers of a record."""
@@ -90,7 +91,7 @@ class TensorBoard(Callback):
 class MLflow(Callback):
     """Writes settings, losses and figures to a run in MLflow.
 
-    uri : URI of the tracking server or store; None: the one that MLflow is configured for
+    uri : URI of the tracking server or store; None for the one that MLflow is configured to use
     experiment : experiment of the run; created if it does not exist
 
     A run with a `run_dir` that is resumed continues its MLflow run.
@@ -105,6 +106,7 @@ class MLflow(Callback):
         self._client: Any = None
 
     def _connected(self) -> Any:
+        """Return a client of the tracking server; raise ConfigError if `uri` is rejected."""
         module = import_optional("mlflow", "logging to MLflow", "mlflow")
         try:
             return module.MlflowClient(self.uri)

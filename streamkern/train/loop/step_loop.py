@@ -1,8 +1,8 @@
-"""Training loop: steps over batches, watched by the guard, for a run and for `partial_fit`.
+"""Training loop: steps over batches, watched by the divergence guard, for runs and `partial_fit`.
 
-    made by `setup` -> (begin | restore) -> run_through(batches of the feed) -> result
+    StepLoop(setup) -> begin or restore -> run_through(batches of the feed) -> result
 
-The state after batch i is a pure function of the settings, the data and i.
+The state after batch i depends only on the settings, the data and i.
 """
 
 from __future__ import annotations
@@ -49,15 +49,23 @@ from streamkern.train.setup.assemble import Assembled
 from streamkern.train.setup.gathered import gathered
 
 Kept = tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]
-"""Arrays on the host, and JSON values, as saved in setup and checkpoints."""
+"""Arrays on the host, and JSON values, as setups and checkpoints store them."""
 Between = Callable[[int, float | None], bool]
-"""Function of (samples before the last step, mean loss of its window or None if the window has not
-ended) that returns whether the step was the last."""
+"""Function that is called after each step, and returns whether this step was the last one.
+
+Its arguments are the number of samples before the step, and the mean loss of the window if the step
+has ended one, else None.
+"""
 
 
 @dataclass
 class Position:
-    """Position of a run: the next batch, and the numbers of steps and samples so far."""
+    """Position of a run.
+
+    epoch, batch : numbers of the next batch, from 0
+    step, samples : numbers of steps and samples so far
+    done : whether the run is complete
+    """
 
     epoch: int = 0
     batch: int = 0
@@ -68,22 +76,25 @@ class Position:
 
 @dataclass(repr=False)
 class Result(ShownFacts):
-    """A finished run; the caller closes `model.backend`.
+    """A finished run. The caller closes `model.backend`.
 
-    Z : (p, d) transformed centers, in kept order
-    order : kept center i is center order[i] of the chosen centers
-    meta : decisions and measurements of the setup
-    history : the evaluations, oldest first
-    timing : seconds of the loop in this process, and the part of them spent waiting for data
+    Z : (p, d) transformed centers on the host, in storage order
+    order : (p,); row i of Z is row order[i] of the centers as selected
+    meta : choices and measurements of the setup, and facts of the data
+    samples : number of samples trained on, counted in every epoch
+    metrics : figures of the newest evaluation
+    history : all evaluations, oldest first
+    timing : "loop_s", seconds of the steps in this process; "stall_s", seconds of these spent
+        waiting for data
     ended : why the run took fewer epochs than allowed, or None
-    skipped : a sentence for each damaged checkpoint that was replaced by an older one, here or in
-        the run of solver.warm_start, and for a damaged log
-    ridge : the ridge that the solver found; 0 if it does not search for one
-    ridges : (c,) ridges if each output has its own; `ridge` is their geometric mean
+    skipped : a sentence for each damaged checkpoint that was replaced by an older one, in this run
+        or in the run of solver.warm_start, and for a damaged log
+    ridge : ridge that the solver or its setup found; 0 if there was no search
+    ridges : (c,) ridges if each output has its own; `ridge` is then their geometric mean
     epochs : number of epochs trained
-    validation_scores : scores of the passes if rows are set aside; see `early_stopping`
     losses : mean training loss of each epoch, see `LossCurve`, in squared units of the user's
         targets, or of their logarithms, over all processes that worked on the run
+    validation_scores : score on the validation rows after each epoch, see `early_stopping`
     """
 
     model: KernelModel
@@ -107,9 +118,14 @@ class Result(ShownFacts):
 
 
 class StepLoop:
-    """A solver at work. `position` is kept up to date; `report` receives passes and back-offs.
+    """Solver, state and position of a run, changed by steps.
 
-    rows : number of this rank's rows that were trained on
+    made : solver with its setup
+    position : updated after each step
+    report : called with events of the log, such as "pass" and "back-off", and their fields
+    whole : False while a step is being taken, and after a step that failed
+    share : centers and rows of this rank
+    rows : number of rows on which this rank has trained
     """
 
     def __init__(
@@ -117,7 +133,7 @@ class StepLoop:
     ) -> None:
         self.run, self.made, self.solver = run, made, made.solver
         self.position, self.report = position, report
-        self.whole = True  # no step has begun without ending
+        self.whole = True
         self.ranks = run.inputs.ranks
         self.share = run.method.share(run.problem, run.sizes, self.ranks)
         self.rows = 0
@@ -132,18 +148,19 @@ class StepLoop:
         """Begin with zero weights, or with the weights `alpha` (p, c)."""
         made = self.made
         start = None if alpha is None else self.run.backend.asarray(alpha, made.op.dtype)
-        self._go_on(self.solver.init(start), Guard())
+        self._set_state(self.solver.init(start), Guard())
 
     def restore(self, arrays: dict[str, Any], meta: dict[str, Any]) -> None:
         """Restore the state that `kept` returned. arrays["good"] is overwritten from now on."""
         state, self._best = self.solver.restore(arrays, meta["state"]), arrays.get("best")
         self.calibration, self.posterior = Calibration.from_arrays(arrays), Posterior.kept(arrays)
         self._curve = self._curve.restored(meta.get("losses", ()), meta["position"]["epoch"])
-        self._go_on(state, Guard.restore(meta["guard"]), arrays["good"], arrays["window"])
+        self._set_state(state, Guard.restore(meta["guard"]), arrays["good"], arrays["window"])
         for name, now in asdict(self.position).items():
             setattr(self.position, name, type(now)(meta["position"][name]))
 
-    def _go_on(self, state: State, guard: Guard, good: Any = None, window: Any = None) -> None:
+    def _set_state(self, state: State, guard: Guard, good: Any = None, window: Any = None) -> None:
+        """Set the state of the solver and of the guard. good, window : see `Watch`."""
         good = state.alpha.copy() if good is None else self.run.backend.asarray(good)
         self.state = state
         self.watch = Watch(
@@ -153,7 +170,7 @@ class StepLoop:
 
     @property
     def _solver_targets(self) -> TargetScale | None:
-        """Mean and scale of the targets that the solver gets; None: they are as stored."""
+        """Scale of the targets that the feed brings; None if they are as stored."""
         loss, targets = self.solver.loss, self.made.targets
         if loss is None or loss.scales_targets:
             return targets
@@ -161,13 +178,12 @@ class StepLoop:
 
     @property
     def _loss_scale(self) -> npt.NDArray[np.float64]:
-        """Factor (c,) of the errors that the solver measures, to the unit of the targets."""
+        """Factors (c,) that convert errors of the solver to the unit of the stored targets."""
         targets = self._solver_targets
         return np.ones_like(self.made.targets.scale) if targets is None else targets.scale
 
     def kept(self) -> Kept:
-        """Return the host arrays and JSON values from which `restore` continues and a model is
-        made."""
+        """Return the host arrays and JSON values of a checkpoint, for `restore` and for models."""
         averaged = self.solver.weights(self.state) is self.state.average  # may update the average
         arrays = self._arrays()
         if self.share.whole:
@@ -191,8 +207,7 @@ class StepLoop:
         return arrays if self._best is None else arrays | {"best": self._best}
 
     def _gathered(self, arrays: dict[str, Array]) -> dict[str, npt.NDArray[Any]]:
-        """Return the arrays of all centers on rank 0, gathered from the ranks; on other ranks
-        nothing."""
+        """Return the arrays with the rows of all ranks on rank 0, and {} on others. Collective."""
         backend, solver, found = self.run.backend, self.solver, {}
         for name, a in arrays.items():
             n = self.state.n_pending if name in solver.growing else self.share.p
@@ -206,7 +221,7 @@ class StepLoop:
         return found
 
     def hand_in(self) -> None:
-        """Send this rank's arrays to rank 0, while rank 0 calls `kept`."""
+        """Send this rank's arrays to rank 0, which calls `kept` at the same time."""
         if not self.share.whole:
             self._gathered(self._arrays())
 
@@ -238,7 +253,7 @@ class StepLoop:
 
     @property
     def owes_calibration(self) -> bool:
-        """True if the finished model can be calibrated, and is not yet."""
+        """True if the finished model can be calibrated, and has not been yet."""
         can = self.run.data.calibration_rows is not None or self._leaves_out
         known = self.calibration is not None and self.calibration.n_rows > 0
         return can and self.ranks.rank == 0 and not known
@@ -246,7 +261,7 @@ class StepLoop:
     def take_calibration(self, feed: Feed) -> None:
         """Calibrate the finished model on the calibration rows, or on leave-one-out predictions.
 
-        feed : brings the rows once more, if only some of them are centers.
+        feed : reads the rows again for leave-one-out predictions, unless all rows are centers
         """
         model, data = self.model(), self.run.data
         if data.calibration_rows is not None:
@@ -309,9 +324,9 @@ class StepLoop:
                     break
 
     def take(self, batch: Batch) -> float | None:
-        """Take one step and, after the last batch, end the pass.
+        """Take one step and, after the last batch of an epoch, end the epoch.
 
-        Returns the mean loss of the window if the step has ended it.
+        Returns the mean loss of the window if the step has ended one, else None.
         """
         position = self.position
         self.whole = False
@@ -339,7 +354,7 @@ class StepLoop:
     def model(self) -> KernelModel:
         """Return the model with the current weights.
 
-        If the ranks share out the centers, they evaluate it together: see `answer`.
+        If ranks partition the centers, they evaluate it together, see `answer`.
         """
         data, solver = self.run.data, self.solver
         kind: Callable[..., KernelModel] = KernelModel
@@ -353,9 +368,10 @@ class StepLoop:
         )  # fmt: skip
 
     def answer(self) -> None:
-        """Evaluate the model for rank 0, until rank 0 calls `answer` as well.
+        """Take part in the evaluations of rank 0, until rank 0 calls `answer` as well. Collective.
 
-        All ranks call it after each point at which rank 0 may have evaluated the model.
+        All ranks call it after each point where rank 0 may evaluate the model. It does nothing
+        unless ranks partition the centers.
         """
         if not self.share.whole:
             model = self.model()
@@ -373,7 +389,7 @@ class StepLoop:
         return None if found is None else self.run.backend.copy_to_host(found)
 
     def result(self, **of_the_run: Any) -> Result:
-        """Return the result of the run. of_the_run : the entries of `Result` that have defaults."""
+        """Return the result of the run. of_the_run : other fields of `Result`, by name."""
         made, to_host = self.made, self.run.backend.to_host
         self.watch.read()
         return Result(

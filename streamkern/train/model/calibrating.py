@@ -1,4 +1,4 @@
-"""Calibration of a trained model by its calibration rows, or by leave-one-out."""
+"""Calibrate a trained model on its calibration rows, or on leave-one-out predictions."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def each_left_out(
     Z : (p,) prepared centers of the model.
     ridge : coefficient of its kernel norm.
     batches : all n rows, each of them once.
-    sums : a solver and its state, with the normal equations of these rows; None: they are computed.
+    sums : solver and state that hold the normal equations of these rows; None to compute them.
     """
     xp = op.backend.xp
     parts = [(b.X.copy(), b.Y.copy(), None if b.w is None else b.w.copy()) for b in batches]

@@ -1,8 +1,7 @@
-"""A trained model: f(x) = mean + scale sum_j alpha_j k(x, z_j) after the scaling of training.
+"""A trained model: f(x) = mean + scale sum_j alpha_j k(x, z_j), with the transforms of training.
 
-On a log scale f(x) is an increasing function of that sum, see `TargetScale`.
-
-Rows are evaluated as they are streamed, so the memory does not grow with the number of rows.
+If the targets were learned on a log scale, f(x) is an increasing function of the sum, see
+`TargetScale`. Rows are evaluated as they are streamed, in constant memory.
 """
 
 from __future__ import annotations
@@ -56,23 +55,23 @@ class KernelModel(ShownFacts):
     """Centers, weights, and the transforms from a stored row to features.
 
     op : products with kernel matrices
-    Z : (p,) prepared centers on the device, right side only
+    Z : p prepared centers on the device, right side only
     weights : (p, c) on the device, in the dtype of `op`
-    classes : the c names of the classes, sorted; None for numeric targets
+    classes : names of the c classes, sorted; None for numeric targets
     row_shape : shape of a stored row, (d,) or (h, w, channels)
     fixed : transforms that are applied to every row, in this order
     targets : (c,) mean and scale of the targets: in the user's units, as float64, for numeric
         targets; in the dtype of the weights for classes
     skipped : one sentence for each damaged checkpoint that is newer than the loaded one
-    columns, target_columns : the names of the d encoded features and of the targets, or None
+    columns, target_columns : names of the d encoded features and of the targets, or None
     encoder, file_form, label_dtype, weight_column : as in `StoreSpec`
-    origin : the run that trained the model, as JSON
-    calibration, posterior : for intervals, probabilities and standard deviations; None without them
-    arrays : the names of arrays in the settings of the run
-    lacking : a sentence that says how to get the calibration that is missing
-    loss : the loss that was minimised; None: the squared error
-    centers : (p, d) the centers on the host, scaled, if f(X) may be summed in float64
-    wide : whether f(X) is summed in float64; None: if `rounding_shows`
+    origin : description of the run that trained the model, as JSON values
+    calibration, posterior : for intervals, probabilities and standard deviations, or None
+    arrays : names of the arrays of a file with rows, from the settings of the run
+    lacking : sentence that explains how to get a calibration, for errors
+    loss : loss that was minimised; None for squares
+    centers : (p, d) scaled centers on the host, if f(X) may be summed in float64; else None
+    wide : whether f(X) is summed in float64; None: `rounding_shows` decides
     """
 
     op: KernelOperator
@@ -123,7 +122,7 @@ class KernelModel(ShownFacts):
 
     @property
     def n_targets(self) -> int:
-        """The number of targets: that of outputs, or 1 with several quantiles."""
+        """The number of targets: 1 if the outputs are several quantiles, else `n_outputs`."""
         return self.n_outputs if self.levels is None else 1
 
     def _tiles(self, n: int) -> list[slice]:
@@ -133,7 +132,7 @@ class KernelModel(ShownFacts):
     def values(self, X: Any, *, std: bool = False, spread: bool = False) -> npt.NDArray[Any]:
         """Return f(X) on the host, (n, c).
 
-        X : (n, *row_shape) as stored, or flat; sparse rows are made dense a tile at a time
+        X : (n, *row_shape) stored rows, or flat; sparse rows are made dense one tile at a time
         std, spread : append standard deviations, or the residual scale of each row: (n, 2 c)
         """
         sparse, trained = self.op.kernel.sparse, "the model was trained on"
@@ -148,9 +147,9 @@ class KernelModel(ShownFacts):
         return out
 
     def stream(self, source: Source | FileRows) -> Iterator[tuple[RowBlock, Array, Array]]:
-        """Yield (block, f(X), Y) of every unit in order; use f(X), Y inside `backend.active()`.
+        """Yield (block, f(X), Y) for all rows in order.
 
-        Y has a column for each output.
+        f(X) and Y are (m, c) on the device, to be used inside `backend.active()`.
         """
         checked = self.checked(source, targets=True)
         classes = self.classes if checked.classes is not None else None
@@ -163,7 +162,7 @@ class KernelModel(ShownFacts):
                 yield part, F, self.backend.xp.broadcast_to(Y, F.shape)
 
     def checked(self, source: Any, *, targets: bool = False) -> Any:
-        """Return the source with the columns of the training data; with `targets` their classes."""
+        """Return the source with columns (and, if `targets`, classes) in the order of training."""
         source = source if isinstance(source, FileRows) else as_source(source)
         names = self.target_columns if targets else None
         source = in_columns(source, self.columns, "the data", names, self.encoder)
@@ -189,7 +188,7 @@ class KernelModel(ShownFacts):
         return F, Y
 
     def function(self, X: Array) -> Array:
-        """Return f(X) (n, c) before `targets` are applied. X : (n, d) on the device, scaled."""
+        """Return K(X, Z) weights, (n, c) on the device. X : (n, d) on the device, scaled."""
         return self._sum(X)
 
     @functools.cached_property
@@ -212,10 +211,10 @@ class KernelModel(ShownFacts):
         )[:2]  # fmt: skip
 
     def _check_finite(self, F: Array, block: RowBlock) -> None:
-        """Raise DataError if distances to a row overflow: it would get NaN, or the first class."""
+        """Raise DataError for a row whose distances overflow, so that f(X) is not finite."""
         xp = self.backend.xp
         if bool(xp.isfinite(F).all()) or not bool(xp.isfinite(self.weights).all()):
-            return  # if the weights are not finite the run diverged, and no row is at fault
+            return  # weights that are not finite are no fault of a row: the run diverged
         good = np.isfinite(self.backend.to_host(F)).all(axis=1)
         raise DataError(
             f"row {block.row_ids[np.argmin(good)]} is too large for {self.op.dtype} (it overflows)",
@@ -243,9 +242,10 @@ class KernelModel(ShownFacts):
 
     @on_its_backend
     def evaluate(self, source: Source | FileRows) -> dict[str, float]:
-        """Return the mean squared error, for classes against one-hot targets, and R2 or accuracy.
+        """Return the figures of the model on rows with targets, by name.
 
-        Adds `CalibratedFigures`. Sample weights of `source` count, class weights of the run do not.
+        These are `EvaluationMetrics` and `CalibratedFigures`. Sample weights of `source` count, but
+        class weights of the run do not.
         """
         source = self.checked(source, targets=True)
         if source.classes != self.classes or source.n_outputs != self.n_targets:
@@ -267,9 +267,9 @@ class KernelModel(ShownFacts):
     def answers(
         self, source: Source | FileRows, start: int = 0, *, std: bool = False, spread: bool = False
     ) -> Iterator[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]:
-        """Yield position in the order of reading, row numbers (k,), and f(X) on the host (k, c).
+        """Yield (position, row numbers (k,), f(X) (k, c) on the host) in the order of reading.
 
-        Begins at position `start`; `std`, `spread` as in `values`; see `BaseSource.source_rows`.
+        Begins at position `start`. std, spread : as in `values`
         """
         for position, block in self.checked(source).numbered_blocks(start):
             for rows in self._tiles(len(block.row_ids)):
@@ -294,7 +294,7 @@ class KernelModel(ShownFacts):
     ) -> npt.NDArray[Any]:
         """Return f(X) of every row of `source`, (n, c), in the order of its original data.
 
-        That is the order of ingested files or arrays for a store, and store by store for several.
+        For a store this is the order of the ingested files; several stores follow each other.
         """
         n, width = source.n_rows, (1 + std + spread) * self.n_outputs
         out, seen = np.empty((n, width), self.dtype), np.zeros(n, bool)
@@ -319,34 +319,34 @@ class KernelModel(ShownFacts):
         """Write f(x), and labels of classes, of every row of `source`; return the number of rows.
 
         If a call is killed, the same call resumes it. Values computed so far are kept until the end
-        in a folder beside the output, of the size of the values.
+        in a folder next to the output, which has the size of the values.
 
         Parameters
         ----------
-        source : if `open_rows` opened the rows with their input, its columns are written too,
-            before those of the predictions and unchanged; into ``.csv`` and ``.parquet``, without
-            ``row``, and targets as ``predicted_`` and their name.
-        url : its ending determines the format. ``.zarr``, or none: a group of `values` (n, c) and,
-            with classes, `labels` (n,); its attribute ``streamkern`` records their provenance and
-            that they are complete. ``.npy``: the labels (n,), or the values (n, c), of one target
-            (n,). ``.csv`` and ``.parquet``: columns ``row``, then the label and a score for each
-            class, or the targets by name. Files are local ones.
+        source : rows to predict. If `open_rows` has opened them with their input columns, these are
+            written unchanged before the predictions, in ``.csv`` and ``.parquet`` files; there is
+            then no column ``row``, and the names of targets begin with ``predicted_``.
+        url : path or URL of the output; its ending determines the format. ``.zarr`` or none: a
+            group of `values` (n, c) and, for classes, `labels` (n,), whose attribute ``streamkern``
+            records their provenance and that they are complete. ``.npy``: labels (n,), or values
+            (n, c), or (n,) for one target. ``.csv`` and ``.parquet``: a column ``row``, then the
+            label and a score for each class, or the targets by name. Files must be local.
         order : "source": row k belongs to row k of the files or arrays that the data was made from,
             as in `predict`. "store": the order of reading, with the number of each row in `row`.
-        values : in ``.npy`` scores of classes, not labels. proba : probabilities, not scores.
-        interval : with values: append, after all targets, the lower ends of intervals that hold the
-            truth with this probability, then the upper ends: (n, 3 c). normalised : scale these by
-            the estimated difficulty of a row.
-        std : with values: append the standard deviations of all targets, (n, 2 c); see `Posterior`.
-        overwrite : replace predictions of streamkern, but no CSV and .npy, which are not marked.
-        escape_formulas : in a CSV, "'" before text (no numbers) that begins with =, +, - or @.
+        values : in ``.npy``, scores of classes and not labels. proba : probabilities, not scores.
+        interval : for numeric targets, append the lower ends of intervals with this coverage, and
+            then the upper ends: (n, 3 c). normalised : scale them by the residual scale of a row.
+        std : for numeric targets, append standard deviations: (n, 2 c); see `Posterior`.
+        overwrite : replace predictions that streamkern wrote. CSV and .npy files are never
+            replaced, because they carry no mark.
+        escape_formulas : in a CSV, write "'" before text that begins with =, +, - or @.
 
         Raises
         ------
         ConfigError, DataError
-            The place is taken, or the rows are not like those of the model.
+            The output exists already, or the rows do not match the training rows.
         OSError
-            Also if the disk is full: the same call resumes.
+            The output cannot be written, for example because the disk is full.
         """
         checked = self.checked(source)
         labels = None if self.classes is None else answered_labels(self.classes, self.label_dtype)

@@ -1,6 +1,6 @@
-"""The facts of a trained model, as JSON values, as text and as a table of a notebook.
+"""Describe a trained model by facts: JSON values, text for a terminal, and a table for a notebook.
 
-`streamkern info` shows the facts of a run directory in the same words.
+`streamkern info` uses the same texts for a run directory.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from streamkern.stream.target_scale import transform_text
 from streamkern.train.resolve.training_data import targets
 
 LINE = 100
-"""Number of characters of a fact in a terminal."""
+"""Largest number of characters of a fact in a terminal."""
 _IN_A_TERMINAL = {"epoch", "samples", "targets", "features", "kernel", "centers", "loss", "solver"}
 FEATURES = 6
-"""Number of features of a metric in a line."""
-_NOT_SHOWN = ("parts", "weights", "values")  # of a kernel; its text has the first two
+"""Number of features of a metric that are shown."""
+_NOT_SHOWN = ("parts", "weights", "values")
+"""Entries of a kernel that are not shown; its text contains the first two."""
 _SETUP_FACTS = ("target_transform", "learned_metric", "metric", "categorical")
 
 
 def solver_facts(meta: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was chosen and found in the setup, as JSON values.
+    """Return the choices and measurements of the setup, as JSON values.
 
     meta : metadata of the setup, JSON
     state : scalars of the solver's state by name; "ridge" is read, if there is one
@@ -64,7 +65,7 @@ def _fact(name: str, value: object) -> str:
 def facts_in_words(solver: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """Return the facts of a solver with kernels, losses and metrics as text.
 
-    solver : result of `solver_facts`; None: no facts
+    solver : result of `solver_facts`; None for no facts
     """
     found = dict(solver or {})
     if "categorical" in found:
@@ -116,7 +117,7 @@ def model_facts(model: Any) -> dict[str, Any]:
 
 
 def result_facts(result: Any) -> dict[str, Any]:
-    """Return the facts of a `Result` in the words of `streamkern info`."""
+    """Return the facts of a `Result`, with the texts of `streamkern info`."""
     found: dict[str, Any] = {"epoch": result.epochs}
     found |= {"ended": result.ended} if result.ended else {}
     found |= {"samples": f"{result.samples:,}", **result.metrics}
@@ -125,7 +126,7 @@ def result_facts(result: Any) -> dict[str, Any]:
 
 
 class ShownFacts:
-    """Base class of records with arrays, of which a terminal and a notebook show the facts."""
+    """Base class of records with arrays, which are displayed by their facts."""
 
     def facts(self) -> dict[str, Any]:
         """Return the facts by name."""

@@ -157,7 +157,7 @@ def _random_rows(model: KernelModel, source: Any, n_rows: int, seed: int) -> Row
         weighed = "" if kept.w is None else " with a sample weight above 0"
         raise DataError(
             f"the importance of columns is measured on {needed} rows{weighed} at least, and "
-            f"{counted} of the {len(kept.row_ids)} rows looked at count",
+            f"only {counted} of the {len(kept.row_ids)} sampled rows can be used",
             "give more of them, or raise n_rows=",
         )
     return kept

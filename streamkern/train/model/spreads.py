@@ -1,4 +1,4 @@
-"""Evaluation of the residual scale sigma(x), see `ResidualScale`, on the device of the model."""
+"""Fit and evaluate the residual scale sigma(x), see `ResidualScale`, on the model's device."""
 
 from __future__ import annotations
 
@@ -48,9 +48,10 @@ class ResidualScales:
 
 
 def most_points(n: int, d: int, itemsize: int) -> int:
-    """Return how many of n calibration rows `find_difficulty` takes: half, within the memory limit.
+    """Return how many of n calibration rows `find_difficulty` is fitted to: at most half of them.
 
-    d : features of a row. itemsize : bytes of a feature.
+    d : number of features of a row
+    itemsize : bytes of a feature
     """
     return min(n // 2, HARD_ROWS, max(HARD_BYTES // (d * itemsize), 1))
 
@@ -60,7 +61,7 @@ def find_difficulty(
 ) -> ResidualScale:
     """Fit the residual scale to the absolute residuals of rows.
 
-    Three kernels are tried: that of the model, in its metric, and Laplace kernels with the median
+    Three kernels are tried: the model's own, in its metric, and Laplace kernels with the median
     distance and `WIDER` times this distance as bandwidth. The residual scale need not depend on the
     features as the targets do, and a wide kernel finds a slowly varying scale from fewer rows.
 

@@ -1,4 +1,4 @@
-"""Fit of a model to some of its training rows, so that a worthless model does not go unnoticed.
+"""Measure the fit of a model to some of its training rows, and warn if the model is worthless.
 
 Settings, such as a bandwidth of 1e30 or a ridge of 1e3, and automatic choices can result in a model
 that is constant, or that only memorises its centers. A few training rows reveal this.
@@ -53,12 +53,12 @@ SQUEEZED_NOTE = "nine tenths of the values of feature"
 class TrainingFit(NamedTuple):
     """Fit of a model to some of its training rows.
 
-    rows : number of these rows
+    rows : number of rows that were evaluated
     mse : mean squared error over rows and outputs, on the scale on which targets are learned
     explained : 1 - (error / error of a constant): R^2 over all outputs for the squared error; with
         another loss for numeric targets, the constant is the constant part of the model
-    spread : variance of the predictions, divided by that of the targets
-    worse : excess of the error over that of the constant, in standard errors
+    spread : variance of the predictions, divided by the variance of the targets
+    worse : error of the model minus the error of the constant, in standard errors
     alone : share of the rows that no center reaches except one equal to the row; 0: not computed
     finds : whether the model predicts the classes better than the most common class does, which is
         possible even if its outputs hardly vary
@@ -166,7 +166,7 @@ def squeezed_features(model: KernelModel, block: RowBlock) -> str | None:
 
 
 def _separately_scaled(model: KernelModel) -> npt.NDArray[np.int64]:
-    """Return the indices of numeric features that only a standard deviation of their own scales."""
+    """Return the indices of numeric features that are scaled by their own standard deviation."""
     if scores_among(model.fixed) or patches_among(model.fixed):
         return np.empty(0, np.int64)
     if model.encoder is not None:
@@ -181,7 +181,7 @@ def _separately_scaled(model: KernelModel) -> npt.NDArray[np.int64]:
 def training_fit(run: ResolvedRun, model: KernelModel, block: RowBlock) -> TrainingFit | None:
     """Return the fit of a model to the rows of a block; None if no row has a weight.
 
-    If all targets are equal, the figures relative to their mean are those of a perfect model.
+    If all targets are equal, the fit counts as perfect, except for `mse`.
 
     block : stored rows, with targets in the units of the user
     """

@@ -1,10 +1,10 @@
-"""Sums over the centers in float64, where the rounding of float32 would show in predictions.
+"""Evaluate a model in float64 if the rounding errors of float32 would be visible in predictions.
 
-Weights of nearly equal centers are large and cancel; so do, with a wide kernel, those of all
-centers. The rounding of float32 kernel values, times such weights, reached 2 % of the spread of
-f(X) in predictions of models that were trained in float32. The weights themselves are as good as
-float32 can make them, so only the sum is computed again. What it gains and costs is in
-docs/howto/predict.md.
+The weights of nearly equal centers are large and cancel, and with a wide kernel so do the weights
+of all centers. Rounding errors of float32 kernel values, multiplied by such weights, reached 2 % of
+the standard deviation of f(X) in models that were trained in float32. More accurate weights are not
+available, but the sum over the centers can be computed in float64. docs/howto/predict.md has gains
+and costs.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class KernelSum(NamedTuple):
 
 
 def may_be_wide(settings: Mapping[str, Any]) -> bool:
-    """Return whether a run of these settings leaves the precision of predictions to the model."""
+    """Return whether the settings of a run allow predictions in float64 sums."""
     return bool(settings.get("run", {}).get("precision") == "auto")
 
 
@@ -62,7 +62,7 @@ def wide_sum(narrow: KernelSum, centers: npt.NDArray[Any]) -> KernelSum:
 
 
 def rounding_shows(narrow: KernelSum, centers: npt.NDArray[Any]) -> bool:
-    """Return whether the rounding of float32 shows in predictions.
+    """Return whether the rounding errors of float32 are visible in predictions.
 
     Sums in float32 and in float64 are compared at up to 128 points between centers, which takes
     128 p kernel values in each precision. The answer depends on the model alone, so that a row has
@@ -93,7 +93,7 @@ def _probes(centers: npt.NDArray[Any], categorical: list[int]) -> npt.NDArray[An
     Every other point is half-way; the rest are near a center, where a kernel may have a kink.
 
     centers : (p, d) on the host, scaled.
-    categorical : indices of the categorical features, whose values are those of the first center.
+    categorical : indices of the categorical features, which keep the values of the first center.
     """
     first = np.linspace(0, len(centers) - 2, min(_PROBES, len(centers) - 1)).astype(np.int64)
     share = np.where(np.arange(len(first)) % 2, 0.5, _NEAR)[:, None]

@@ -1,9 +1,9 @@
 """One generation: ranks that start together, are monitored, and end together.
 
-The first loss ends the generation: a worker that left, a rank that is silent, or one that has lost
-another. The processes of all its ranks are then killed, because only this is sure to release their
-resources (sockets, the lock of a run directory, memory of a GPU), and a new process starts sooner
-than an old one can be used again.
+The first loss ends the generation: a worker is gone, a rank is silent, or a rank reports the loss
+of another one. The processes of all its ranks are then killed. Only this certainly releases their
+resources (sockets, the lock of a run directory, GPU memory), and a new process is available sooner
+than the old one would be.
 """
 
 from __future__ import annotations
@@ -36,16 +36,24 @@ from streamkern.train.placement.task import (
 )
 
 _TICK_S, _LIST_S = 0.1, 0.25
-_CAUSE_S = 1.0  # wait for the cause of an error: other ranks may notice a failure before its rank
-_BEGIN_S = 60.0  # wait for the first message of a rank, which imports all of the code before
-_SAVE_S = 600.0  # wait for rank 0 to save, after a request to stop
-_SILENT_S = 2 * QUIET_S  # wait for a message of a rank then: without it no other rank can save
+"""Seconds between two checks of the ranks, and between two requests for the list of workers."""
+_CAUSE_S = 1.0
+"""Seconds to wait for the cause of an error, which other ranks may notice before the failed one."""
+_BEGIN_S = 60.0
+"""Seconds to wait for the first message of a rank, which has to import the code first."""
+_SAVE_S = 600.0
+"""Seconds to wait for rank 0 to save, after a request to stop."""
+_SILENT_S = 2 * QUIET_S
+"""Seconds to wait for a message of a rank after a request to stop; without all ranks, none can
+save."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """End of a generation: rank 0's result, or the description of what was lost.
+    """End of a generation.
 
+    result : result of rank 0, if no rank was lost
+    lost : description of the loss, or None
     back : number of workers that restart by themselves
     all_gone : False if a rank may still be running, because its machine does not answer
     """
@@ -57,7 +65,14 @@ class Ended:
 
 
 class Generation:
-    """Ranks of one attempt, each on its own worker."""
+    """The ranks of one attempt, each on its own worker.
+
+    number : number of the generation
+    workers : worker of each rank
+    on_event : called with the events of `run_ranks`
+    outlived_s : see `RankSpec`
+    reached : progress from which the work continues, once rank 0 has reported it
+    """
 
     def __init__(
         self, cluster: RankCluster, number: int, workers: list[WorkerInfo], job: Job,
@@ -67,7 +82,7 @@ class Generation:
         self._outlived_s = outlived_s
         self._cluster, self._number, self._workers, self._job = cluster, number, workers, job
         self._stop, self._on_event = stop, on_event
-        self._patience_s = _SAVE_S if job.saves else _CAUSE_S  # for a rank that is to stop
+        self._patience_s = _SAVE_S if job.saves else _CAUSE_S  # after a request to stop
         self._futures: list[Any] = []
         self._ended: dict[int, BaseException | None] = {}  # rank -> its error
         self._sent_at = self._listed_at = self._failed_at = self._stop_sent_at = 0.0
@@ -76,7 +91,7 @@ class Generation:
         self._present = {worker.address for worker in workers}
 
     def run(self) -> Ended:
-        """Run to the end. Raises the errors of ranks that are not the loss of another rank."""
+        """Run to the end. Raises the error of a rank, unless it is the loss of another rank."""
         cluster = self._cluster
         processes = cluster.processes(self._workers)
         silent = [worker.address for worker in self._workers if not processes.get(worker.nanny)]
@@ -88,7 +103,7 @@ class Generation:
         self._heard_at = [time.monotonic() + begin_s] * len(self._workers)
         cluster.listen(self._receive)
         try:
-            self._begin()
+            self._submit()
             missed = self._watched()
             if missed is None:
                 result: Any = self._futures[0].result(self._cluster.timeout_s)
@@ -97,7 +112,7 @@ class Generation:
         except ClusterError:  # the scheduler is gone
             raise
         except BaseException:
-            if not self._ended_well():
+            if not self._preparation_refused():
                 with contextlib.suppress(Exception):
                     self._end(processes, "")
             raise
@@ -105,7 +120,8 @@ class Generation:
             cluster.stop_listening()
             self._forget()
 
-    def _begin(self) -> None:
+    def _submit(self) -> None:
+        """Submit the tasks of the tracker and of all ranks."""
         cluster, workers = self._cluster, self._workers
         cluster.message_ranks(self._number, None)
         only: dict[str, Any] = {"allow_other_workers": False, "retries": 0, "pure": False}
@@ -141,8 +157,7 @@ class Generation:
             self._on_event("message", rank=report["rank"], message=report["message"])
 
     def _watched(self) -> str | None:
-        """Monitor the ranks until they end; return what was lost, or None if all ranks ended
-        well."""
+        """Monitor the ranks until they end; return a description of the loss, or None."""
         while True:
             self._cluster.message_arrived.wait(_TICK_S)
             self._cluster.message_arrived.clear()
@@ -158,8 +173,7 @@ class Generation:
                 return lost
 
     def _send(self) -> None:
-        """Send the ranks a message at least once a second, and immediately when they are to
-        stop."""
+        """Send the ranks a message once a second, and a request to stop immediately."""
         now, stop_reason = time.monotonic(), self._stop.requested
         new = bool(stop_reason) and not self._stop_sent_at
         if new:
@@ -179,10 +193,10 @@ class Generation:
         return {r: error for r, error in sorted(self._ended.items()) if error is not None}
 
     def _missing(self) -> str | None:
-        """Return a description of a rank that is gone or silent and has not ended, or None.
+        """Return a description of a rank that is gone or silent before its end, or None.
 
-        After a request to stop, the limit on silence is shorter for ranks that have sent messages
-        before.
+        After a request to stop, ranks that have sent messages before may be silent for a shorter
+        time only.
         """
         now = time.monotonic()
         if now - self._listed_at >= _LIST_S:
@@ -200,11 +214,11 @@ class Generation:
         return None
 
     def _judged(self) -> str | None:
-        """Return what was lost according to the ranks' errors, after waiting for their cause; None:
-        nothing.
+        """Return a description of the loss that the errors of ranks report; None if there is none.
 
-        Raises the cause if it is not the loss of a rank: the error of rank 0, else that of the
-        first rank. Ranks that were asked to stop end before rank 0 has saved.
+        After the first error, the cause is waited for. If it is not the loss of a rank, it is
+        raised: the error of rank 0, or else of the first rank that has one. After a request to
+        stop, other ranks may end before rank 0 has saved, which is waited for.
         """
         errors, now = self._errors(), time.monotonic()
         if self._stop_sent_at and now - self._stop_sent_at > self._patience_s:
@@ -222,9 +236,11 @@ class Generation:
         rank, error = next(iter(errors.items()))
         return f"rank {rank}: {error}"
 
-    def _ended_well(self) -> bool:
-        """Return whether a preparing rank has ended with a StreamkernError: it holds no
-        resources."""
+    def _preparation_refused(self) -> bool:
+        """Return whether the rank of a preparation has ended with a StreamkernError.
+
+        It holds no resources then, and its process need not be killed.
+        """
         prepared = len(self._workers) == 1 and not self._job.saves
         return prepared and isinstance(self._ended.get(0), StreamkernError)
 
@@ -234,7 +250,10 @@ class Generation:
             future.release()
 
     def _end(self, processes: dict[str, int], lost: str) -> Ended:
-        """Kill all processes that are ranks of this generation, after the loss."""
+        """Kill all processes of this generation after a loss, and wait until they are gone.
+
+        processes : process ids of the workers, by the address of the nanny
+        """
         self._forget()
         ours = {self._workers[rank].nanny for rank in self._active}
         ended = self._cluster.kill({n: pid for n, pid in processes.items() if n in ours})
@@ -247,7 +266,7 @@ class Generation:
 
 
 def _error_of(future: Any) -> BaseException:
-    """Return the error of a task; errors of Dask itself become RankLostError."""
+    """Return the error of a task. Errors of Dask itself become RankLostError."""
     error: BaseException | None = future.exception()
     if error is None:
         return RankLostError(f"Dask has {future.status} its task")

@@ -1,4 +1,4 @@
-"""Driver of ranks: it starts one generation after another, until one has finished the work."""
+"""Start generations of ranks on a cluster, one after another, until one has finished the work."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ from streamkern.train.placement.task import (
 )
 
 MAX_FRUITLESS_GENERATIONS = 3
+"""Number of lost generations in a row without progress after which the driver gives up."""
 DRIVER_TIMEOUT_S = 60.0
-_LOOK_S = 0.1
+"""Default time, in seconds, for which ranks continue without a message from the driver."""
+_POLL_S = 0.1
+"""Seconds between two requests for the list of workers, while the driver waits for them."""
 _RESUME = "run the same command again to go on"
 
 
@@ -42,18 +45,18 @@ def run_ranks(
     stop: StopRequest,
     on_event: Callable[[dict[str, Any]], None] = lambda event: None,
 ) -> Any:
-    """Return rank 0's result of `work`, done by ranks in processes of a cluster's workers.
+    """Run `work` on ranks, in the processes of a cluster's workers, and return rank 0's result.
 
     Parameters
     ----------
     client : a `distributed.Client` of workers with nannies and without limits on memory.
     work, prepare, reached : functions of modules that workers can import. `prepare` runs first, on
         a single rank. `reached` returns the progress from which a generation continues.
-    settings : their argument; plain values.
+    settings : argument of these functions; plain values.
     ranks : largest number of ranks, one per worker; None: as many as there are workers. Workers
         that join are used from the next generation on.
     min_ranks : smallest number of ranks with which the work is started.
-    multiple : the number of ranks is a multiple of it; it divides `ranks`.
+    multiple : the number of ranks is a multiple of this; it divides `ranks`.
     timeout_s : seconds without a message after which a rank counts as lost; also the longest wait
         for workers.
     driver_timeout_s : seconds for which ranks continue without a message from this process.
@@ -68,11 +71,13 @@ def run_ranks(
         The error of a rank, unchanged, unless it is the loss of another rank, which starts the next
         generation.
     RunError
-        Three generations in a row made no progress, or there are not enough workers.
+        `MAX_FRUITLESS_GENERATIONS` in a row made no progress, or there are not enough workers.
     TrainingInterrupted
-        The stop was requested, or not enough workers are left.
-    ClusterError, ConfigError
-        The scheduler is gone; a worker has no nanny, or a limit on its memory.
+        A stop was requested, or not enough workers are left after a loss.
+    ClusterError
+        The scheduler is gone.
+    ConfigError
+        A worker has no nanny, or a limit on its memory.
     """
     if not 1 <= min_ranks <= (ranks or min_ranks):
         raise ConfigError(
@@ -83,7 +88,7 @@ def run_ranks(
     name = f"streamkern-{uuid.uuid4().hex[:12]}"
     cluster = RankCluster(client, name, timeout_s, driver_timeout_s)
     driver = _Driver(cluster, -(-min_ranks // multiple) * multiple, stop, on_event)
-    with stop.later():  # nothing is left half done: signals are checked between two waits
+    with stop.later():  # signals only set `stop.requested`, which is checked between two waits
         if prepare is not None:
             driver.run(Job(prepare, settings, saves=False), 1)
         return driver.run(Job(work, settings, reached), ranks, multiple)
@@ -96,12 +101,11 @@ class RetryBudget:
         self._furthest, self._fruitless = -2, 0  # -1 is before the first checkpoint
 
     def fruitless(self, began: int | None) -> int:
-        """Return the number of generations in a row that surely made no progress, after one more
-        was lost.
+        """Count a lost generation; return the number in a row that certainly made no progress.
 
-        began : progress from which the lost generation started, and thus the progress of those
-            before it; its own progress is known only from the next generation. None: it was lost
-            before it started.
+        The progress of the lost generation itself is known only when the next one starts.
+
+        began : progress from which the lost generation started; None if it was lost before
         """
         if began is not None and began > self._furthest:
             self._furthest, self._fruitless = began, 0
@@ -155,16 +159,17 @@ class _Driver:
             wanted, what = self._coming(ended, workers, most), "left"
 
     def _coming(self, ended: Ended, workers: list[WorkerInfo], most: int | None) -> int:
-        """Return the number of workers to wait for: those that restart, and those that were not
-        used."""
+        """Return the number of workers to wait for: the ones that restart, and unused ones."""
         used = {worker.nanny for worker in workers}
         others = [worker for worker in self._cluster.workers().values() if worker.nanny not in used]
         found = ended.back + len(others)
         return found if most is None else min(found, most)
 
     def _workers(self, least: int, wanted: int, what: str) -> list[WorkerInfo]:
-        """Return the workers that accept tasks, once there are `wanted`, or `least` after the time
-        limit."""
+        """Wait for `wanted` workers that accept tasks, or for `least` after the time limit.
+
+        what : word for the message, "there" or "left"
+        """
         give_up = time.monotonic() + self._cluster.timeout_s
         while True:
             self._check_stop()
@@ -179,7 +184,7 @@ class _Driver:
                 return found
             if late:
                 break
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         cluster = address_of(self._cluster.client)
         shortage = f"{len(found)} of at least {least} workers are {what} at {cluster}"
         if what == "left":
@@ -187,8 +192,8 @@ class _Driver:
         raise RunError(f"{shortage}", "start more, or ask for fewer ranks")
 
     def _check_free(self, addresses: list[str]) -> None:
-        """Raise if a worker is a rank of another driver: a task would wait until that rank has
-        ended."""
+        """Raise TrainingInterrupted if a worker is a rank of another driver, whose end a task would
+        have to wait for."""
         for address, name in self._cluster.run_on_each(run_of, addresses).items():
             if name not in ("", self._cluster.name):
                 raise of_another_run(address)
@@ -203,5 +208,5 @@ class _Driver:
 
 def _failed(text: str) -> RunError:
     error = RunError(text)
-    error.exit_code = EXIT_FAILED  # the saved files are good
+    error.exit_code = EXIT_FAILED  # the run can be resumed from its files
     return error

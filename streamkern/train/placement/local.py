@@ -18,17 +18,20 @@ from streamkern.basics.stop import SIGNALS
 from streamkern.filesystem.abandoned import RANKS_PREFIX, locked_folder, remove_locked
 
 _BLAS_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-# Dask's cluster closes a killed worker after 15 s, even if it is merely being killed again.
+# By default, Dask's cluster removes a worker 15 s after it was killed, even while it restarts.
 _NEVER = {"distributed.deploy.lost-worker-timeout": "365 days"}
 
 
 @contextlib.contextmanager
 def local_cluster(ranks: int, threads: int | None = None) -> Iterator[Any]:
-    """Yield a client of `ranks` local worker processes, which end with the block or with this
-    process.
+    """Yield a Dask client with `ranks` local worker processes.
 
-    Each worker has one task at a time and no memory limit, at which Dask would kill it in training.
-    threads : BLAS threads of each worker; by default its share of the processors.
+    The workers end with the context, or with this process. Each has one task at a time, and no
+    memory limit, at which Dask would kill it.
+
+    threads : BLAS threads of each worker; None for its share of the processors
+
+    Raises RunError if the processes cannot be started.
     """
     distributed = import_optional("distributed", "a run of several ranks", "ranks")
     _check_main(ranks)
@@ -52,7 +55,10 @@ def local_cluster(ranks: int, threads: int | None = None) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _worker_folder() -> Iterator[str]:
-    """Yield a folder for files of workers, after removing those of drivers that were killed."""
+    """Yield a folder for files of workers, and remove it at the end.
+
+    Folders that killed drivers have left are removed first.
+    """
     folder, lock = locked_folder(RANKS_PREFIX)
     try:
         yield str(folder)
@@ -61,9 +67,9 @@ def _worker_folder() -> Iterator[str]:
 
 
 def _check_main(ranks: int) -> None:
-    """Raise RunError if the worker processes could not import the main script, for example stdin.
+    """Raise RunError if worker processes could not import the main script, for example stdin.
 
-    Each of them would end with a traceback.
+    Otherwise each of them would end with a traceback.
     """
     main = sys.modules["__main__"]
     path = None if getattr(main, "__spec__", None) else getattr(main, "__file__", None)
@@ -76,6 +82,7 @@ def _check_main(ranks: int) -> None:
 
 
 def _started(make: Callable[..., Any], **options: Any) -> Any:
+    """Call `make` with options; raise RunError if processes cannot be started."""
     try:
         return make(**options)
     except RuntimeError as error:
@@ -88,10 +95,10 @@ def _started(make: Callable[..., Any], **options: Any) -> Any:
 
 
 def _start_tracker() -> None:
-    """Start Python's resource tracker, unless it runs, with its warnings off.
+    """Start Python's resource tracker without warnings, unless it is already running.
 
-    After a SIGKILL of this process it would warn of leaked semaphores on the terminal, although it
-    removes them.
+    After a SIGKILL of this process, the tracker removes leaked semaphores, and would print a
+    warning of them.
     """
     if os.name != "posix":
         return
@@ -108,7 +115,7 @@ def _start_tracker() -> None:
 
 @contextlib.contextmanager
 def _restored_environment() -> Iterator[None]:
-    """Restore the environment at the end: Dask sets variables of its workers in this process."""
+    """Restore the environment variables at the end, because Dask changes them for its workers."""
     before = dict(os.environ)
     try:
         yield
@@ -119,10 +126,10 @@ def _restored_environment() -> Iterator[None]:
 
 
 def dask_setup(worker: Any) -> None:
-    """Ignore signals of the terminal in a worker, before anything else.
+    """Ignore signals of the terminal in a worker; Dask calls this function when the worker starts.
 
-    They are for the driver, which passes them on to the ranks. Dask itself monitors whether the
-    driver's process is alive.
+    The driver receives the signals, and passes them on to the ranks. A worker ends by itself if the
+    driver's process has ended.
     """
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)

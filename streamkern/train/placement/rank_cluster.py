@@ -17,7 +17,8 @@ from streamkern.basics.message import mention
 from streamkern.basics.text import size_text
 from streamkern.stream.unit_readers import address_of, run_on
 
-_NANNY_TIMEOUT_S = 5.0  # if a nanny does not answer for this long, its machine counts as lost
+_NANNY_TIMEOUT_S = 5.0
+"""Seconds to wait for the answer of a nanny, after which its machine counts as lost."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,7 @@ class RankCluster:
         return by_address
 
     def _wait_for(self, request: Any, wait_s: float | None = None) -> Any:
+        """Return the answer to a request; raise ClusterError if there is none within the time."""
         answer = run_on(self.client.loop, request)
         try:
             return answer.result(wait_s or self.timeout_s)

@@ -1,8 +1,9 @@
 """The Dask task that runs one rank on a worker.
 
-The rank reports about once a second that it is alive, and reads the driver's message: the newest
-generation, whether to stop, and that the driver is alive. A rank of an older generation ends its
-process. If the driver is gone, the rank saves, if its work does so when asked to stop, and ends.
+About once a second, the rank reports that it is alive, and reads the message of the driver: the
+number of the newest generation, whether to stop, and a counter that shows that the driver is alive.
+A rank of an older generation ends its process. If the driver is gone, the rank is asked to stop, so
+that it saves the run, and then ends.
 """
 
 from __future__ import annotations
@@ -33,36 +34,40 @@ from streamkern.basics.text import redact
 from streamkern.stream.unit_readers import run_on
 
 _ANSWER_S, _EVERY_S = 5.0, 1.0
+"""Seconds to wait for an answer of the scheduler, and between two reports of a rank."""
 QUIET_S = _ANSWER_S + _EVERY_S
-"""Longest silence of a healthy rank: the scheduler's answer is late, or is lost."""
+"""Longest time, in seconds, between two reports of a healthy rank: an answer may be lost."""
 _runs: list[str] = []
-"""Name of the run that this process is a rank of, if any. A process belongs to one run at a time,
+"""Name of the run of which this process is a rank, if any. A process belongs to one run at a time,
 and the driver of that run may kill it."""
 _runs_lock = threading.Lock()
-_ENDLESS_S = 7 * 86400  # time-out of collectives, an int in ms: the driver ends ranks that hang
+_ENDLESS_S = 7 * 86400
+"""Time-out of collectives, in seconds (in ms it must fit an int). The driver ends ranks that
+hang."""
 
 
 Tell = Callable[[dict[str, Any]], None]
+"""Function that sends JSON values to the driver."""
 
 
 def _drop(message: dict[str, Any]) -> None:
-    """Drop a message: the rank does not run yet."""
+    """Drop a message, because the rank is not running yet."""
 
 
 @dataclass(frozen=True)
 class RankSpec:
-    """Everything that a rank is started with.
-
-    The job is pickled, because settings may hold secrets, which no repr may show.
+    """The arguments of a rank.
 
     name : name under which driver and ranks communicate
+    generation : number of the generation
+    rank : number of this rank
     addresses : addresses of the workers of all ranks
     neighbours : number of ranks on the same host
-    timeout_s : longest time for which the rank may be silent
+    timeout_s : longest time in seconds for which the rank may be silent
     driver_timeout_s : seconds without a message from the driver after which the rank saves and ends
     outlived_s : seconds for which a rank of an earlier generation that could not be killed may
         still run
-    job : a pickled `Job`
+    job : pickled `Job`; its settings may hold secrets, which no repr may show
     tell : sends JSON values to the driver, once the rank runs
     """
 
@@ -99,16 +104,18 @@ class RankSpec:
 
 
 RankWork = Callable[[Communicator, RankSpec, dict[str, Any], StopRequest], Any]
+"""Function that does the work of one rank. Its third argument are the settings of the job."""
 Reached = Callable[[dict[str, Any]], int]
+"""Function from the settings of a job to the progress from which the work would continue."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """Work of the ranks. The functions belong to modules, and are sent by name.
+    """Work of the ranks. The functions are pickled by name, so they must belong to modules.
 
-    reached : returns the progress from which the work would continue; called on rank 0 before the
-        work
-    saves : whether the work saves when it is asked to stop, which the driver waits for
+    settings : argument of the functions, plain values
+    reached : called on rank 0 before the work
+    saves : whether the work saves when it is asked to stop; the driver then waits for it
     """
 
     work: RankWork
@@ -118,10 +125,10 @@ class Job:
 
 
 def start_tracker(size: int) -> dict[str, Any]:
-    """Start the tracker that connects `size` ranks; return the arguments with which they find it.
+    """Start the tracker that connects `size` ranks; return the arguments to connect to it.
 
-    It runs in rank 0's process, which ends with its generation, as the tracker must. In the
-    driver's process it would end with the driver, but the ranks still save after that.
+    It runs in the process of rank 0, and ends with it, that is, with the generation. In the process
+    of the driver it would end with the driver, but ranks save the run after that.
     """
     if size == 1:
         return {}
@@ -133,13 +140,15 @@ def start_tracker(size: int) -> dict[str, Any]:
 
 
 def run_of(dask_worker: Any) -> str:
-    """Return the run that a worker is a rank of, or "". It answers while the worker's threads are
-    busy."""
+    """Return the name of the run of which a worker is a rank, or "".
+
+    As a function with the argument `dask_worker`, it runs even if the worker's threads are busy.
+    """
     return _runs[0] if _runs else ""
 
 
 def of_another_run(address: str) -> TrainingInterrupted:
-    """Return the error of a second driver."""
+    """Return the error for a worker that is a rank of another driver's run."""
     return TrainingInterrupted(
         f"the Dask worker at {address} is a rank of another run, or of this one by a driver that "
         "is gone, which ends within minutes",
@@ -153,15 +162,15 @@ def _tracked(tracker: Any) -> None:
 
 
 def run_rank(spec: RankSpec, tracker: Mapping[str, Any]) -> Any:
-    """Do the job's work, as a Dask task; return rank 0's result.
+    """Do the work of one rank, as a Dask task. Return the result on rank 0, and None on others.
 
-    Raises RankLostError if this is not the rank's worker, or not the newest generation, and
-    TrainingInterrupted if this process is a rank already.
+    Raises RankLostError if the task runs on the wrong worker, or belongs to an older generation,
+    and RankFailed or Raised for other errors.
     """
     worker = on_demand("distributed").get_worker()
     with _runs_lock:
         if spec.name in _runs:
-            raise RankLostError(f"rank {spec.rank} before has not ended yet at {worker.address}")
+            raise RankLostError(f"an earlier rank has not ended yet at {worker.address}")
         if _runs:
             error = of_another_run(worker.address)
             raise RankFailed(type(error).__name__, str(error), error.exit_code, ())
@@ -173,28 +182,30 @@ def run_rank(spec: RankSpec, tracker: Mapping[str, Any]) -> Any:
 
 
 def _run_rank(worker: Any, spec: RankSpec, tracker: Mapping[str, Any]) -> Any:
+    """Do the work of the rank while the heartbeat runs, and send warnings and errors."""
     stop = StopRequest(install=False)
-    pulse = _Pulse(worker, spec, stop)
-    if worker.address != spec.address or not pulse.newest():
-        raise RankLostError(f"rank {spec.rank} of {spec.address} is not awaited any more")
+    heartbeat = _Heartbeat(worker, spec, stop)
+    if worker.address != spec.address or not heartbeat.newest():
+        raise RankLostError(f"rank {spec.rank} at {spec.address} has been replaced")
     failure, result = None, None
-    with pulse, _sent_warnings(pulse.tell):
+    with heartbeat, _sent_warnings(heartbeat.tell):
         try:
-            result = _worked(replace(spec, tell=pulse.tell), tracker, stop, pulse)
+            result = _worked(replace(spec, tell=heartbeat.tell), tracker, stop, heartbeat)
         except BaseException as error:
             failure = _picklable(error, spec)
     if failure is not None:
-        raise failure  # outside `except`, else the original error would be sent as its context
+        raise failure  # outside `except`, so that the original error is not sent as its context
     return result if spec.rank == 0 else None
 
 
 def _worked(
-    spec: RankSpec, tracker: Mapping[str, Any], stop: StopRequest, pulse: _Pulse
+    spec: RankSpec, tracker: Mapping[str, Any], stop: StopRequest, heartbeat: _Heartbeat
 ) -> Any:  # fmt: skip
+    """Connect the ranks, do the work of the job, and return its result."""
     job: Job = pickle.loads(spec.job)
     if job.reached is not None and spec.rank == 0:
-        pulse.reached = job.reached(job.settings)
-    pulse.say()
+        heartbeat.reached = job.reached(job.settings)
+    heartbeat.report()
     group: contextlib.AbstractContextManager[Communicator] = contextlib.nullcontext(SINGLE)
     if spec.size > 1:
         group = process_group(spec.rank, tracker)
@@ -211,10 +222,11 @@ def _sent_warnings(tell: Tell) -> Iterator[None]:
 
 
 class RankFailed(Exception):
-    """A StreamkernError on its way to the driver: name of its class, message, exit code, notes.
+    """A StreamkernError as it is sent to the driver.
 
-    The error itself could not be sent: Dask's serialisation creates errors without calling their
-    `__init__`, which fails for classes with two bases.
+    Its arguments are the name of the class, the message, the exit code and the notes. The error
+    itself cannot be sent, because Dask restores errors without calling `__init__`, which fails for
+    classes with two bases.
     """
 
     def error(self) -> StreamkernError:
@@ -228,9 +240,9 @@ class RankFailed(Exception):
 
 
 class Raised(Exception):
-    """Any other error on its way to the driver, with the text of its traceback on the rank.
+    """Any other error as it is sent to the driver.
 
-    The traceback on the driver shows this text as the cause.
+    Its arguments are the error, and the text of its traceback on the rank.
     """
 
     def error(self) -> BaseException:
@@ -245,7 +257,7 @@ class OnRank(Exception):
 
 
 def _picklable(error: BaseException, spec: RankSpec) -> BaseException:
-    """Return the error as something that can be pickled."""
+    """Return an error that can be pickled in place of `error`: `RankFailed` or `Raised`."""
     if type(error).__module__ == errors.__name__ and isinstance(error, StreamkernError):
         notes = tuple(getattr(error, "__notes__", ()))
         return RankFailed(type(error).__name__, error.message, error.exit_code, notes)
@@ -256,7 +268,7 @@ def _picklable(error: BaseException, spec: RankSpec) -> BaseException:
         if isinstance(error, Exception | Stopped):
             pickle.loads(pickle.dumps(error))
             return Raised(error, where)
-    except Exception:  # its class takes other arguments
+    except Exception:  # its class cannot be pickled
         pass
     plain = RuntimeError(f"{type(error).__name__}: {error}")
     for note in getattr(error, "__notes__", ()):
@@ -264,8 +276,11 @@ def _picklable(error: BaseException, spec: RankSpec) -> BaseException:
     return Raised(plain, where)
 
 
-class _Pulse:
-    """Thread by which a rank and the driver exchange signs of life."""
+class _Heartbeat:
+    """Thread that sends reports of a rank to the driver, and reads the messages of the driver.
+
+    reached : progress from which the work continues, for the reports
+    """
 
     def __init__(self, worker: Any, spec: RankSpec, stop: StopRequest) -> None:
         self.reached: int | None = None
@@ -274,7 +289,7 @@ class _Pulse:
         self._heard_at, self._beat = time.monotonic(), None
         self._thread = threading.Thread(target=self._run, name="streamkern-pulse", daemon=True)
 
-    def __enter__(self) -> _Pulse:
+    def __enter__(self) -> _Heartbeat:
         self._thread.start()
         return self
 
@@ -282,7 +297,7 @@ class _Pulse:
         self._ended.set()
         self._thread.join()
 
-    def say(self) -> None:
+    def report(self) -> None:
         """Report that this rank is alive."""
         self._log(reached=self.reached)
 
@@ -295,15 +310,14 @@ class _Pulse:
         self._worker.log_event(self._spec.name, report)
 
     def newest(self) -> bool:
-        """Return whether the driver has started no other generation, as far as this rank can
-        know."""
+        """Return whether this rank belongs to the newest generation; False if it is unknown."""
         message = self._driver_message()
         return message is not None and message["generation"] == self._spec.generation
 
     def _run(self) -> None:
         while not self._ended.wait(self._spec.every_s):
             with contextlib.suppress(Exception):  # a worker that closes
-                self.say()
+                self.report()
             self._listen()
 
     def _driver_message(self) -> dict[str, Any] | None:
@@ -320,20 +334,21 @@ class _Pulse:
         return message
 
     def _listen(self) -> None:
+        """Read the driver's message; ask the work to stop, or end the process, if necessary."""
         message, spec = self._driver_message(), self._spec
         if message is not None and message["generation"] != spec.generation:
-            os._exit(EXIT_TRY_AGAIN)  # it was suspended, and others have taken its place
+            os._exit(EXIT_TRY_AGAIN)  # this process was suspended, and has been replaced
         if message is not None and message["beat"] != self._beat:
             self._heard_at, self._beat = time.monotonic(), message["beat"]
         silent_s = time.monotonic() - self._heard_at
         stop_reason = message["stop"] if message is not None else None
-        if self._worker.status.name not in ("running", "paused"):  # the process ends soon
+        if self._worker.status.name not in ("running", "paused"):  # the worker ends its process
             stop_reason = "the loss of its scheduler"
         elif silent_s > spec.driver_timeout_s:
             stop_reason = "the loss of its driver"
-        if stop_reason and spec.rank == 0:  # broadcast, so that all end after the same step
+        if stop_reason and spec.rank == 0:  # rank 0 broadcasts it; all end after the same step
             self._stop.requested = self._stop.requested or stop_reason
-            if self._stop.at_no_loss:  # in a setup, which may take long
+            if self._stop.at_no_loss:  # nothing to save, as in a setup
                 os._exit(EXIT_TRY_AGAIN)
         if silent_s > spec.driver_timeout_s + spec.timeout_s:
             os._exit(EXIT_TRY_AGAIN)

@@ -1,23 +1,27 @@
-"""The split into training and calibration rows: whether to set rows aside, and how many.
+"""Split the rows of a run into training and calibration rows.
 
-A tenth of the rows is set aside if `calibrate` is True; by "auto", a fiftieth of the rows of a
-classification with enough rows; never more than are needed. A row set aside is not trained on,
-scores no epoch and has no part in any choice of the setup; see `calibrating`.
+With calibrate=True, a tenth of the rows is set aside; with "auto", a fiftieth of the rows of a
+classification that has enough rows; but at most `MAX_CALIBRATION_ROWS`. Calibration rows are not
+trained on, do not score epochs, and are used for no choice of the setup. See `calibrating`.
 
-If there are fewer rows, "auto" sets none aside, and each row is predicted by the others, without
-equal rows of its class. If all rows are centers of solver "direct", this is
-`KernelRidgeSolver.left_out`; for other models of the solvers near the minimum of the squares it is
-`each_left_out`. There is no such prediction for sgd and EigenPro, which may be far from the minimum
-(by its leave-one-out values the log loss on four tables was .83 to 1.04 times that with a tenth set
-aside, and after a single epoch .9 to 1.9 times), for rows that change from epoch to epoch, and for
-copies that are known to differ, as those of `augment`.
+If there are too few rows, "auto" sets none aside, and the calibration uses leave-one-out
+predictions: each row is predicted by all others except copies of itself. If all rows are centers of
+solver "direct", `KernelRidgeSolver.left_out` computes them, and otherwise `each_left_out`, for
+solvers that come close to the least-squares minimum. There are none
 
-Leave-one-out is slightly optimistic if a metric was learned from all rows, and still the better
-way: if all rows are centers, the log loss on other rows was below that with a tenth set aside in 29
-of 31 fits to 100, 400 and 1500 rows of 13 tables, below that of scikit-learn's
-CalibratedClassifierCV with three folds in 23, and below that of its HistGradientBoostingClassifier
-in 29. With classes drawn at random it was .757, .697 and .697; equal probabilities have .693. For
-other models see docs/howto/probabilities.md.
+- for sgd and EigenPro, which may be far from the minimum. On four tables, leave-one-out predictions
+  of the minimum led to .83 to 1.04 times the log loss with a tenth set aside, but to .9 to 1.9
+  times after a single epoch.
+- for rows that change from epoch to epoch, and for stored copies that differ, such as those of
+  `augment`.
+
+Leave-one-out predictions are slightly optimistic if a metric was learned from all rows. They were
+nevertheless better: over 31 fits to 100, 400 and 1500 rows of 13 tables, in which all rows were
+centers, the log loss on other rows was lower than with a tenth set aside in 29, lower than with
+scikit-learn's CalibratedClassifierCV with three folds in 23, and lower than with its
+HistGradientBoostingClassifier in 29. With classes drawn at random it was .757, .697 and .697 for
+the three numbers of rows, where equal probabilities have .693. For other models see
+docs/howto/probabilities.md.
 """
 
 from __future__ import annotations
@@ -38,28 +42,28 @@ CALIBRATION_SHARE, MAX_CALIBRATION_ROWS = 0.1, 2000
 """Share of the rows that calibrate=True sets aside, and their largest number. With 2000 rows the
 coverage of 90 % intervals has a standard deviation of 0.7 %."""
 AUTO_SHARE = 0.02
-"""Share of the rows of a classification that "auto" sets aside: 100 rows determine a
-temperature."""
+"""Share of the rows of a classification that "auto" sets aside. At the smallest number of rows this
+is 100 rows, which suffice to fit a temperature."""
 MIN_CALIBRATED_ROWS, MIN_MEAN_ROWS_PER_CLASS = 5000, 500
-"""Smallest number of rows, in all and per class on average, for "auto" to set some aside: with
-fewer, the fit would suffer. With the same kernel, a fiftieth of the numbers required here cost .04
-points of accuracy in the mean of 27 fits to nine sets, and .36 at most; on three real tables
-nothing, and .27 (`benchmarks.set_aside`)."""
+"""Smallest number of rows, in total and per class on average, for "auto" to set some aside. With
+fewer rows the fit would suffer. With these numbers of rows, setting a fiftieth aside cost .04
+points of accuracy on average over 27 fits to nine data sets, and at most .36; on three real tables
+nothing on average, and at most .27 (`benchmarks.set_aside`)."""
 MIN_ROWS_RAREST_CLASS = round(1 / AUTO_SHARE)
-"""Smallest number of rows of the rarest class for "auto": one of them is set aside, and no class is
-left without rows."""
+"""Smallest number of rows of the rarest class for "auto", so that one of them is set aside and the
+class keeps others."""
 MIN_DISTINCT_ROWS = 50
-"""Smallest number of distinct rows that "auto" sets aside; if equal rows leave fewer, a tenth of
-the rows is set aside."""
+"""Smallest number of distinct rows that "auto" sets aside. If there are fewer because of equal
+rows, a tenth of the rows is set aside."""
 MAX_CALIBRATED_CLASSES = 1000
-"""Largest number of classes for which "auto" sets rows aside: their values are 100 MB."""
+"""Largest number of classes for which "auto" sets rows aside; their outputs take 100 MB."""
 WITH_TRUE = "train with calibrate=True"
 NO_MEMORY_TO_CALIBRATE = f"as the memory has no room for reading some; raise it, and {WITH_TRUE}"
 OTHER_ROWS = "train on rows that are in memory or in a store, with calibrate=True"
 
 
 class CalibrationSplit(NamedTuple):
-    """The rows of a run, split into training and calibration rows.
+    """Training and calibration rows of a run.
 
     training_rows : rows to train on
     calibration_rows : rows to calibrate with, without augmentation, or None
@@ -82,7 +86,7 @@ def check_calibrate(config: RunConfig, *, complete: bool, has_initial_weights: b
     complete : whether no other rows will follow, as they may in `partial_fit`
     has_initial_weights : whether training starts from existing weights
 
-    Raises ConfigError if the settings contain calibrate=True, and rule out calibration rows.
+    Raises ConfigError if calibration rows are ruled out although calibrate is True.
     """
     asked, why = config.run.calibrate, None
     if not complete:
@@ -111,9 +115,9 @@ def calibration_split(
     """Split the rows of a run into calibration rows and the rest.
 
     why : reason not to calibrate, see `check_calibrate`
-    keeps_calibration_rows : whether the run starts from the weights of an earlier run, with the
-        same centers. With calibrate="auto" it then leaves out the rows that the earlier run set
-        aside, because otherwise other rows would be chosen as centers.
+    keeps_calibration_rows : whether the run starts from the weights of an earlier run. With
+        calibrate="auto" it then leaves out the rows that the earlier run set aside, because the
+        same rows have to be chosen as centers.
     """
     asked, n, why_none = config.run.calibrate, _stored(source), why
     left_out = asked == "auto" and why is None and source.classes is not None
@@ -133,7 +137,7 @@ def calibration_split(
             share = min(CALIBRATION_SHARE, MAX_CALIBRATION_ROWS / n)
             training, calibration = split_rows(source, share, config.run.random_state, TO_CALIBRATE)
     except ConfigError as error:
-        if asked == "auto":  # rows that cannot be told apart
+        if asked == "auto":  # the source cannot split its rows
             return CalibrationSplit(source, None, f"as {render_message(error.rule)}; {OTHER_ROWS}")
         raise
     except DataError:
@@ -141,7 +145,7 @@ def calibration_split(
             why = f'as calibrate="auto" found too few different rows to set aside; {WITH_TRUE}'
             return CalibrationSplit(source, None, why_none or why, left_out=left_out)
         raise
-    if asked == "auto" and _at_once(config) > _stored(training):
+    if asked == "auto" and _min_rows(config) > _stored(training):
         why = 'as the settings ask for so many rows that calibrate="auto" sets none aside'
         why = f"{why}; lower n_centers and the like"
         return CalibrationSplit(source, None, why, left_out=left_out)
@@ -171,27 +175,27 @@ def _why_too_few(source: BaseSource, n: int) -> str | None:
     stored, classes, why = stored_rows(source), source.classes, None
     counts = stored.totals
     if classes is None:
-        why = "of values"
+        why = "for numeric targets"
     elif n < MIN_CALIBRATED_ROWS:
-        why = f"of fewer than {MIN_CALIBRATED_ROWS:,} rows"
+        why = f"if there are fewer than {MIN_CALIBRATED_ROWS:,} rows"
         if _has_copies(source, n):
-            why += ", and a row is not judged by a fit to copies of it"
+            why += ", and leave-one-out predictions need rows without copies"
     elif n < MIN_MEAN_ROWS_PER_CLASS * len(classes):
-        why = f"of fewer than {MIN_MEAN_ROWS_PER_CLASS:,} rows for each class in the mean"
+        why = f"if there are fewer than {MIN_MEAN_ROWS_PER_CLASS:,} rows per class on average"
     elif len(classes) > MAX_CALIBRATED_CLASSES:
-        why = f"of more than {MAX_CALIBRATED_CLASSES:,} classes"
+        why = f"if there are more than {MAX_CALIBRATED_CLASSES:,} classes"
     elif source.weighted:
-        why = "of rows with sample weights, which may be those of few"
+        why = "if rows have sample weights, since few rows may have most of the weight"
     elif counts is not None:
         rows = counts * (n / stored.n_rows)
         if rows[rows > 0].min() < MIN_ROWS_RAREST_CLASS:
             rarest = classes[int(np.argmin(np.where(rows > 0, rows, np.inf)))]
-            why = f"where a class, here {rarest!r}, has fewer than {MIN_ROWS_RAREST_CLASS} of them"
+            why = f"if a class, here {rarest!r}, has fewer than {MIN_ROWS_RAREST_CLASS} rows"
     return None if why is None else f'as calibrate="auto" sets none aside {why}; {WITH_TRUE}'
 
 
-def _at_once(config: RunConfig) -> int:
-    """Return the smallest number of rows that the settings of the user require."""
+def _min_rows(config: RunConfig) -> int:
+    """Return the smallest number of rows that the user's settings require."""
     asked = (
         config.model.n_centers, config.solver.n_nystrom, config.solver.block_size,
         config.data.batch_size,

@@ -1,4 +1,4 @@
-"""Checks of model.loss and model.target_transform against the data of a run."""
+"""Check model.loss and model.target_transform against the data and the settings of a run."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from streamkern.train.restart.scaling import changes_targets, known_moments
 
 
 def check_loss(config: RunConfig, data: Data, *, complete: bool, has_initial_weights: bool) -> None:
-    """Raise ConfigError if the targets are not for the loss, one's own breaks a rule, or only
-    block takes it in such a run.
+    """Raise ConfigError if the loss cannot be minimised in this run.
 
-    complete : whether no other rows will follow
-    has_initial_weights : whether the run begins from the weights of another one
+    That is, if it does not suit the targets; if the solver does not support it in such a run; or if
+    a loss of the user violates a rule of `check_own_loss`.
+
+    complete : whether no other rows will follow, as they may in `partial_fit`
+    has_initial_weights : whether the run starts from existing weights
     """
     loss = config.model.loss
     if loss == SQUARES:
@@ -53,7 +55,8 @@ def check_loss(config: RunConfig, data: Data, *, complete: bool, has_initial_wei
 
 
 def _check_solver(config: RunConfig, *, complete: bool, has_initial_weights: bool) -> None:
-    """Raise ConfigError if only the block solver takes the loss in such a run."""
+    """Raise ConfigError if only the block solver supports the loss in such a run, and another one
+    is set."""
     name, why = config.solver.name, None
     if config.run.n_ranks > 1:
         why = mention("run.ranks", config.run.n_ranks)
@@ -68,7 +71,8 @@ def _check_solver(config: RunConfig, *, complete: bool, has_initial_weights: boo
 
 
 def _check_levels(config: RunConfig, data: Data) -> None:
-    """Raise ConfigError if several quantiles are asked of several targets."""
+    """Raise ConfigError if several quantiles are given, and the data or the settings do not allow
+    them."""
     levels, n_targets = config.model.quantile, data.source.n_outputs
     if isinstance(levels, tuple) and n_targets != 1:
         raise ConfigError(
@@ -88,12 +92,12 @@ def _check_levels(config: RunConfig, data: Data) -> None:
 def check_log_link(
     config: RunConfig, data: Data, *, complete: bool, has_initial_weights: bool
 ) -> None:
-    """Raise an error if the loss has a log link, and the run or its targets are not for it.
+    """Raise ConfigError or DataError if the loss has a log link that this run cannot use.
 
-    Targets in memory are checked, and their mean; those of stores when their rows are read.
+    Targets in memory and their means are checked here, and targets of stores when they are read.
 
-    complete : whether no other rows will follow
-    has_initial_weights : whether the run begins from the weights of another one
+    complete : whether no other rows will follow, as they may in `partial_fit`
+    has_initial_weights : whether the run starts from existing weights
     """
     loss = loss_of(config.model.loss, config.model.quantile)
     if not isinstance(loss, LogLink):
@@ -114,7 +118,7 @@ def check_log_link(
 
 
 def check_target_transform(config: RunConfig, data: Data) -> None:
-    """Raise ConfigError if a log scale is asked for classes."""
+    """Raise ConfigError if a log scale is set for classes."""
     if config.model.target_transform == "log" and data.source.classes is not None:
         raise ConfigError(
             f"{mention('model.target_transform', 'log')} is for values, and the targets are "
@@ -124,7 +128,7 @@ def check_target_transform(config: RunConfig, data: Data) -> None:
 
 
 def check_log_targets(Y: npt.NDArray[Any], row_ids: npt.NDArray[np.int64]) -> None:
-    """Raise DataError if a target (m, c) of the rows with these numbers (m,) is below 0."""
+    """Raise DataError if a target is negative. Y : (m, c) targets. row_ids : (m,) row numbers."""
     bad = Y < 0
     if bad.any():
         row = int(np.argmax(bad.reshape(len(Y), -1).any(axis=1)))

@@ -1,9 +1,9 @@
-"""Decide whether quantile scores of some features stand beside their values.
+"""Decide whether some features get quantile scores in addition to their values.
 
-`QuantileScores.of_sample` names the features that are far from normal. On a few rows, each
-predicted by kernel ridge regression on all the others, values with scores are then compared with
-values alone, each with the bandwidth of the Laplace kernel and the noise that suit it. Scores are
-taken if the mean squared error falls by `SCORES_GAIN_SE` standard errors.
+`QuantileScores.of_sample` finds the features whose distribution is far from normal. Kernel ridge
+regression with a Laplace kernel then predicts each of some rows from all the others, with and
+without the scores, each time with the bandwidth and the noise of least error. The scores are used
+if the mean squared error falls by `SCORES_GAIN_SE` standard errors.
 """
 
 from __future__ import annotations
@@ -36,25 +36,29 @@ from streamkern.train.resolve.skew_targets import is_skew, leaves_transform_open
 from streamkern.train.restart.scaling import transformed_sample
 
 SCORES_STAGE: Final = 43
+"""Number of the random stream by which the sample is drawn."""
 SCORED_ROWS: Final = 10_000
-"""Rows of the sample that the scores are found from."""
+"""Largest number of rows of the sample from which the scores are computed."""
 COMPARED_ROWS, MIN_SCORED_ROWS = 512, 256
-"""Rows that are predicted by each other, and the smallest number of rows for "auto"."""
+"""Largest number of rows that are predicted, and smallest number of rows for "auto"."""
 WIDTH_EXPONENTS: Final = (-1, 3)
-"""Smallest and largest bandwidth tried, as powers of two of the median distance."""
+"""Exponents of two of the smallest and largest bandwidth tried, relative to the median distance."""
 SCORES_GAIN_SE = 2.0
-"""Standard errors by which the squared errors must fall for the scores to be taken."""
+"""Standard errors by which the mean squared error must fall for the scores to be used."""
 
 
 def with_scores(
     scale: Scale | None, words: str, source: BaseSource, config: RunConfig, decided: bool | None
 ) -> tuple[Scale | None, str]:
-    """Return the scaling with quantile scores, or as it is, and its description.
+    """Return the scaling and its description, with quantile scores if they are used.
 
-    scale, words : from `find_scale`; None if the rows are scaled already, as those of tables are
-    decided : whether scores are taken; None: by the rows, if the settings leave it open
+    Reads a sample of the rows.
 
-    Reads a sample of the rows. Raises ConfigError if data.scale = "quantiles" cannot be used.
+    scale, words : scaling and description from `find_scale`; `scale` is None if the rows are
+        already scaled, for example by the encoder of a table
+    decided : whether scores are used if the settings leave it open; None: the rows decide
+
+    Raises ConfigError if data.scale = "quantiles" cannot be used.
     """
     asked = config.data.scale == "quantiles"
     if scores_among(source.feed_transforms):
@@ -72,7 +76,7 @@ def with_scores(
     except DataError:
         if asked:
             raise
-        return scale, words  # a plan ignores damaged rows; a run reads and reports them later
+        return scale, words  # invalid rows do not prevent a plan; a run reports them later
     d = source.row_shape[0]
     plain = scale or Scale("feature", np.zeros(d), np.ones(d))
     X = (X - plain.mean) / plain.scale
@@ -86,7 +90,7 @@ def with_scores(
 
 
 def _is_open(scale: Scale | None, source: BaseSource, config: RunConfig) -> bool:
-    """Return whether the settings and the kind of the rows allow scores that nobody asked for."""
+    """Return whether the settings and the kind of the rows leave it open to use scores."""
     model = config.model
     scaled = source.encoder is not None if scale is None else scale.mode == "feature"
     return (
@@ -105,7 +109,7 @@ def _is_open(scale: Scale | None, source: BaseSource, config: RunConfig) -> bool
 def _sample(
     source: BaseSource, config: RunConfig
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[Any]]:
-    """Return features and targets of a sample, without rows of weight 0, before the scaling."""
+    """Return unscaled features (n, d) and targets of a sample, without rows of weight 0."""
     base, seed = without_copies(source), config.run.random_state
     fixed = [t for t in source.feed_transforms if is_deterministic(t)]
     n = min(SCORED_ROWS, base.n_rows)
@@ -121,10 +125,10 @@ def _are_better(
     scores: QuantileScores, X: npt.NDArray[Any], y: npt.NDArray[Any], source: BaseSource,
     config: RunConfig,
 ) -> bool:  # fmt: skip
-    """Return whether rows of the sample predict each other better with the scores.
+    """Return whether rows of the sample predict each other significantly better with the scores.
 
-    Of skew targets the log scale may show it, if the run may have one: a few large squares hide
-    what scores are worth. The error of the targets themselves must then not surely rise.
+    If the result is not significant, a skewed target is also compared on a log scale, if the run
+    may use one, because a few large squared errors may hide the gain.
     """
     Y = y.reshape(len(y), -1).astype(np.float64)
     if source.classes is not None and y.ndim == 1:
@@ -138,22 +142,22 @@ def _are_better(
 
 
 def _gain(scores: QuantileScores, X: npt.NDArray[Any], Y: npt.NDArray[np.float64]) -> float:
-    """Return by how many standard errors the squared errors fall."""
+    """Return the fall of the mean squared error due to the scores, in its standard errors."""
     Y = Y[:COMPARED_ROWS]
     spread = Y.std() or 1.0
     backend = get_backend("cpu", 1, "none")
     with backend, backend.active():
         rows = SampleRows(X[:COMPARED_ROWS], (Y - Y.mean(axis=0)) / spread)
         rows = merged(backend, rows)
-        behind = np.empty((len(rows.X), len(scores)))
-        scores.into(np, rows.X, behind)
+        added = np.empty((len(rows.X), len(scores)))
+        scores.into(np, rows.X, added)
         before = _errors(backend, rows)
-        after = _errors(backend, rows._replace(X=np.column_stack([rows.X, behind])))
+        after = _errors(backend, rows._replace(X=np.column_stack([rows.X, added])))
     return surplus(before, after)
 
 
 def _errors(backend: Backend, rows: SampleRows) -> npt.NDArray[np.float64]:
-    """Return the squared error of each row, predicted by the others, in the best bandwidth."""
+    """Return the squared leave-one-out errors of the rows, (n,), with the best bandwidth."""
     width = median_bandwidth(rows.X)
     tried: dict[float, tuple[Noise, KernelOperator]] = {}
     last: Noise | None = None

@@ -1,4 +1,4 @@
-"""Patch features of a run: drawn from a sample of its rows, unless they are known already."""
+"""Draw the patch features of a run from a sample of its rows, unless they are already known."""
 
 from __future__ import annotations
 
@@ -21,23 +21,26 @@ from streamkern.stream.sources.transforms import is_deterministic
 from streamkern.train.restart.scaling import transformed_sample
 
 SAMPLED_ENTRIES: Final = 2 << 20
-"""Largest number of entries of the sample, which is in float64, unless it has `FEWEST_IMAGES`."""
+"""Largest number of entries of the sample, which is in float64."""
 FEWEST_IMAGES: Final = 32
+"""Number of images that the sample may have in any case."""
 
 
 def with_patches(
     source: BaseSource, words: str, model: ModelConfig, seed: int, known: PatchFeatures | None
 ) -> tuple[BaseSource, str]:
-    """Return the source with patch features of its rows, if `model` asks for them, and the
-    description of its scaling with them.
+    """Return the source, with patch features if `model` asks for them, and the description of its
+    scaling.
 
-    words : that description without them
-    known : the patch features that the run was started with, or that belong to its first weights
+    Reads a sample of the rows if the patch features are not known.
 
-    Reads a sample of the rows if they are not known. Raises ConfigError if the rows are not images,
-    or have too few different patches.
+    words : description of the scaling without patch features
+    known : patch features with which the run was started, or that belong to its initial weights;
+        None if there are none
+
+    Raises ConfigError if the rows are not images, or have too few different patches.
     """
-    found = patches_among(source.feed_transforms)  # of a fit that another one starts from
+    found = patches_among(source.feed_transforms)  # a warm start of an estimator brings its own
     if not model.patch_features and found is None:
         return source, words
     size = patch_size(model.patch_size, source.row_shape)
@@ -63,7 +66,7 @@ def _numbers(found: PatchFeatures) -> tuple[int, int, int]:
 
 
 def _sample(source: BaseSource, seed: int) -> Any:
-    """Return images (n, h, w, channels) of a sample, after the fixed transforms."""
+    """Return a sample of images (n, h, w, channels) after the fixed transforms."""
     base = without_copies(source)
     fixed = [t for t in source.feed_transforms if is_deterministic(t)]
     most = max(FEWEST_IMAGES, SAMPLED_ENTRIES // math.prod(base.row_shape))

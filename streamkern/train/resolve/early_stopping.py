@@ -1,6 +1,6 @@
-"""Early stopping: scores on validation rows after each epoch, the best of them, and when to end.
+"""Early stopping: score each epoch on validation rows, keep the best weights, and decide the end.
 
-Everything follows from the scores, which a checkpoint stores beside the weights of the best epoch.
+All decisions follow from the scores, which a checkpoint stores with the weights of the best epoch.
 `stream.sources.split` describes which rows are set aside.
 """
 
@@ -14,7 +14,7 @@ from streamkern.basics.message import mention
 from streamkern.config.run_config import ExecutionConfig, RunConfig
 
 DATA = "validation"
-"""Prefix of the names of its figures."""
+"""Prefix of the names of figures on the validation rows."""
 
 
 def check_early_stopping(config: RunConfig, *, complete: bool, has_initial_weights: bool) -> None:
@@ -39,9 +39,9 @@ def check_early_stopping(config: RunConfig, *, complete: bool, has_initial_weigh
 class EarlyStopping:
     """The early stopping of one run.
 
-    loss_figure : the name of the loss in evaluations, which is minimised; None: squares, of which
-        the accuracy or R2 is maximised
-    scores : scores of its epochs, accuracy, R2 or minus the loss, -inf if not finite
+    loss_figure : name of the loss in evaluations, whose negative is the score; None for squares,
+        whose score is the accuracy or R2
+    scores : score of each epoch, -inf if it is not finite
     """
 
     def __init__(self, settings: ExecutionConfig, loss_figure: str | None = None) -> None:
@@ -55,16 +55,15 @@ class EarlyStopping:
         return self._patience is not None
 
     def owes(self, epoch: int) -> bool:
-        """Return whether one of `epoch` epochs has no score, because its end failed."""
+        """Return whether the last of `epoch` epochs has no score, because a signal or an error
+        came before its evaluation."""
         return self.active and len(self.scores) < epoch
 
     def judge(self, figures: Mapping[str, float], keep: Callable[[], object]) -> None:
         """Record the score of the epoch that has ended.
 
-        If it is the best so far, call `keep` first to keep the weights, so that no score is
-        recorded without them.
-
         figures : figures on the validation rows
+        keep : called if the score is the best so far, before it is recorded; saves the weights
         """
         if self._loss_figure is not None:
             score = -figures[f"{DATA}_{self._loss_figure}"]

@@ -1,4 +1,4 @@
-"""Arrays of centers or of a metric that the settings name, and the number of centers."""
+"""Open the arrays of centers and of a metric that the settings name, and count the centers."""
 
 from __future__ import annotations
 
@@ -31,19 +31,25 @@ from streamkern.train.resolve.training_data import Data, storage_options_for
 def open_centers(
     config: RunConfig, columns: Sequence[str] | None, encoder: Mapping[str, Any] | None = None
 ) -> Any:
-    """Return an array of centers: a .npy file, a zarr array, or X of a store.
+    """Open model.centers: a .npy file, a zarr array, or X of a store, (p, *row_shape).
 
-    A remote .npy file is read as a whole. Columns of a store are put in the order of `columns`, the
-    names of the training data. encoder : the encoder that made these, if any.
+    A remote .npy file is read at once.
 
-    Raises StoreNotFoundError, ConfigError, StorageError and MissingDependencyError.
+    columns : names of the training columns, in whose order the columns of a store are returned;
+        None without names
+    encoder : encoder of the training data, or None
+
+    Raises
+    ------
+    StoreNotFoundError, ConfigError, StorageError, MissingDependencyError
+        There is no such array, or it cannot be read.
     """
     url = config.model.centers
     with _with_remedy(url, "model.centers", "centers", "zarr array or store", (*SELECTORS, "all")):
         array = _open(config, url)
         if not isinstance(array, zarr.Group):
             return array
-        # Checked as a store: finished, and X of rows.
+        # `open_store` checks that the store is complete, and that X has rows.
         options = None if local_path(url) is not None else storage_options_for(config, url)
         store = open_store(url, x=config.data.x, y=None, storage_options=options or None)
         check_encoder(store.spec.encoder, encoder, "model.centers")
@@ -51,9 +57,9 @@ def open_centers(
 
 
 def open_metric(config: RunConfig, d: int) -> npt.NDArray[Any]:
-    """Return scales (d,) or a matrix (d, r) from a .npy file or a zarr array; checked, then read.
+    """Read model.metric, scales (d,) or a matrix (d, r), from a .npy file or a zarr array.
 
-    Raises the errors of `open_centers`.
+    Its shape is checked first. Raises the errors of `open_centers`.
     """
     url = config.model.metric
     with _with_remedy(url, "model.metric", "a metric", "zarr array", METRICS):
@@ -118,7 +124,10 @@ def _open(config: RunConfig, url: str) -> Any:
 
 
 def _features(store: Store, columns: Sequence[str] | None) -> Any:
-    """Return X of a store; it is read if its columns are in another order than `columns`."""
+    """Return X of a store with its columns in the order of `columns`.
+
+    It is read only if the order differs.
+    """
     names = store.spec.columns
     if names is None or columns is None or names == tuple(columns):
         return store.rows["X"]
@@ -131,10 +140,10 @@ FOURIER_FEATURES = 10_000
 
 
 def may_take_all_rows(config: RunConfig, data: Data) -> bool:
-    """Return whether more rows than `count_centers` gives may all be centers.
+    """Return whether all rows may be centers although `count_centers` returns fewer.
 
-    They are if one equation in their kernel matrix is the whole training, see
-    `solver.kernel_ridge`.
+    They may if solver "direct" can then solve the equations of their kernel matrix, which is the
+    whole training (`solver.kernel_ridge`).
     """
     model, n, level = config.model, data.base.n_rows, EFFORT_LEVELS[config.model.effort]
     is_open = model.n_centers == "auto" and model.centers == "random" and model.features == "kernel"
@@ -143,13 +152,14 @@ def may_take_all_rows(config: RunConfig, data: Data) -> bool:
 
 
 def count_centers(config: RunConfig, data: Data, *, complete: bool = True) -> int:
-    """Return p, from the settings and metadata, if not all rows are taken (`may_take_all_rows`).
+    """Return the number of centers p, from settings and metadata.
 
-    If model.n_centers is above the number of rows that have a weight, as far as it is known, the
-    number of rows is returned, with a warning.
+    `may_take_all_rows` may decide to take all rows instead. If model.n_centers is larger than the
+    number of rows that have a weight (as far as it is known), this number is returned, with a
+    warning.
 
-    complete : False if more rows will follow, from which no centers could be drawn any more: then a
-        first block with fewer rows than centers is a ConfigError
+    complete : whether no other rows will follow. If others may, too few rows raise ConfigError,
+        because no centers are drawn from later rows.
     """
     model, n = config.model, data.base.n_rows
     if model.features == "fourier":
@@ -185,7 +195,7 @@ def count_centers(config: RunConfig, data: Data, *, complete: bool = True) -> in
 
 
 def check_count(n_centers: int | str, held: int, where: str) -> None:
-    """Raise ConfigError unless model.n_centers is the number of rows held, or "auto"."""
+    """Raise ConfigError unless model.n_centers is "auto" or the number of rows held."""
     if n_centers not in ("auto", held):
         raise ConfigError(
             f"{mention('model.n_centers', n_centers)} but {where} holds {held} rows",

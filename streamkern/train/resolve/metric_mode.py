@@ -1,4 +1,4 @@
-"""The metric that a run uses or learns, and the reason; decides what "auto" means."""
+"""Decide whether a run learns a metric, takes a given one, or uses none."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.resolve.training_data import Data
 
 MIN_METRIC_ROWS, MIN_METRIC_ROWS_OF_CLASSES = 256, 1000
-"""Smallest numbers of rows for which "auto" learns a metric of values, and of classes, whose log
-losses fewer rows hardly tell: see the tables of docs/explanation/metric-measured.md."""
+"""Smallest number of rows for which "auto" learns a metric: for numeric targets, and for classes,
+whose log losses do not distinguish metrics on fewer rows. See the tables of
+docs/explanation/metric-measured.md."""
 MAX_OUTPUTS = 1000
-"""Largest number of outputs for which "auto" learns a metric: with 16 features, 1.4 TFLOP, growing
-in proportion to the outputs."""
+"""Largest number of outputs for which "auto" learns a metric. The cost is proportional to it: 1.4
+TFLOP with 16 features and 1000 outputs."""
 
 
 class MetricMode(NamedTuple):
     """The source of a run's metric.
 
     mode : one of `LEARNED` if a metric is learned, else "none" or "given"
-    reason : the reason, in words
+    reason : text for the log and for a plan
     """
 
     mode: str
@@ -46,7 +47,7 @@ class MetricMode(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The kind of metric that is learned, "diagonal" or "full"; "" for any."""
+        """The form of the learned metric: "diagonal", "full", or "" if it is chosen."""
         return self.mode.removeprefix("learn").removeprefix("-")
 
 
@@ -61,9 +62,9 @@ NO_ROOM = MetricMode("none", "chosen, as looking for one does not fit the memory
 def requested_metric_mode(
     config: RunConfig, data: Data, *, has_initial_weights: bool = False
 ) -> MetricMode:
-    """Return the metric mode of these settings with these rows, from metadata.
+    """Return the metric mode for the settings and the metadata of the rows.
 
-    has_initial_weights : whether training begins from existing weights, which have a metric or none
+    has_initial_weights : whether training starts from existing weights, which keep their metric
     """
     asked = config.model.metric
     if asked != "auto":
@@ -82,15 +83,16 @@ def _why_not(config: RunConfig, data: Data, has_initial_weights: bool) -> str | 
     if not isinstance(model.kernel, str) or model.kernel not in ("auto", *ROUGH_TO_SMOOTH):
         return f"the kernel is none of {', '.join(ROUGH_TO_SMOOTH)}"
     if model.bandwidth != "auto":
-        return "the bandwidth is set, which is one of distances without a metric"
+        return "the bandwidth is set, which is meant for distances without a metric"
     if not find(name, model.features).insensitive_to_conditioning:
-        return f"solver {name} takes one kernel, and no wide ones"
+        return f"solver {name} cannot be used with wide kernels"
     if config.run.precision == "integer":
         return "integers would not stay integers"
     return _why_no_table(data)
 
 
 def _why_no_table(data: Data) -> str | None:
+    """Return why no metric is learned for these rows; None if one is learned."""
     source, rows = data.source, data.base.n_origins or data.base.n_rows
     if data.sparse:
         return "the rows are sparse"
@@ -99,20 +101,22 @@ def _why_no_table(data: Data) -> str | None:
     if not 2 <= data.d <= METRIC_FEATURES:
         return f"rows have {data.d:,} features, and not 2 to {METRIC_FEATURES}"
     if source.n_outputs > MAX_OUTPUTS:
-        return f"of more than {MAX_OUTPUTS:,} outputs it takes minutes and hours to find"
+        return f"for more than {MAX_OUTPUTS:,} outputs it takes minutes or hours to learn"
     values = source.classes is None
     least = MIN_METRIC_ROWS if values else MIN_METRIC_ROWS_OF_CLASSES
     if rows < least:
-        return f"of fewer than {least:,} rows hardly any has been found"
+        return f"with fewer than {least:,} rows a metric is rarely better than none"
     return None
 
 
 def kernel_in_metric(
     config: RunConfig, inputs: RunInputs, choice: MetricMode, data: Data
 ) -> tuple[Kernel, npt.NDArray[np.float64] | None]:
-    """Return the kernel with its metric, and the metric if it is given separately from the kernel.
+    """Return the kernel with its metric, and the metric if model.metric or an array gives one.
 
     If a metric will be learned, the kernel gets a placeholder of its shape that takes no memory.
+
+    Raises ConfigError if the given metric cannot be used with these rows.
     """
     kernel = get_kernel(config.model.kernels[0])
     if choice.mode == "none" and inputs.metric is None:
@@ -147,10 +151,10 @@ def kernel_in_metric(
 
 
 def looks_for_categorical(config: RunConfig, data: Data, precision: str, origin: str) -> bool:
-    """Return whether a run looks for categorical features of its kernel.
+    """Return whether a run searches for categorical features of its kernel.
 
-    It does for the rows of a table, if kernel and metric are open, and if centers are rows: means
-    of rows have no values of theirs.
+    It does for the rows of a table if the settings leave kernel and metric open, and if the centers
+    are rows. Means of rows would have values that no row has.
 
     origin : origin of the centers, see `centers_from`
     """
@@ -171,5 +175,8 @@ def looks_for_categorical(config: RunConfig, data: Data, precision: str, origin:
 
 
 def with_room(kernel: Kernel, d: int) -> Kernel:
-    """Return the kernel with as many categorical features as a run may choose, for a plan."""
+    """Return the kernel with the largest number of categorical features that a run may choose.
+
+    It is used to plan the memory.
+    """
     return kernel.with_categorical([(j, 1.0) for j in range(min(d, MAX_CATEGORICAL))])

@@ -1,4 +1,4 @@
-"""Arithmetic of a run's distances: `run.precision`, and the meaning of "auto" for given data."""
+"""Resolve run.precision, the arithmetic of the distances of a run, for its data and its device."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ def resolve_precision(
     Parameters
     ----------
     wish : "auto" or one of `kernels.PRECISIONS`. "auto" is the fastest mode whose distances are as
-        accurate as those of float32: "integer" or "high" on tensor cores, "exact" elsewhere.
+        accurate as in float32: "integer" or "high" on tensor cores, "exact" elsewhere.
     dtype : dtype of the stored features.
-    transforms : all transforms of a row after it was read.
-    kernel : None for a kernel of distances without a metric or categorical of its own.
+    transforms : all transforms that are applied to a row after it is read.
+    backend : backend of the run.
+    kernel : None for a kernel of distances without a metric and categorical features.
 
     Raises
     ------
     ConfigError
-        "integer" is requested and the features are not integers when they reach the kernel, or a
-        mode of distances is requested for a kernel that has none.
+        "integer" is requested and the features are not integers when they reach the kernel, or the
+        kernel does not support the requested mode.
     """
     if kernel is not None and (
         kernel.geometry != "distance" or kernel.metric is not None or kernel.categorical
@@ -64,7 +65,7 @@ def resolve_precision(
 
 
 def _grid(dtype: np.dtype[Any], transforms: Sequence[Transform]) -> Grid | str:
-    """Return the grid, or the reason why there is none."""
+    """Return the grid of the transformed features, or the reason why they do not lie on one."""
     if dtype != np.uint8:
         return f"they are {dtype}"
     offset, step = 0.0, 1.0

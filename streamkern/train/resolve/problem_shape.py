@@ -1,4 +1,4 @@
-"""The numbers of a run that its sizes, memory and costs follow from."""
+"""Collect the numbers of a run from which its sizes, memory and costs follow."""
 
 from __future__ import annotations
 
@@ -28,17 +28,18 @@ from streamkern.stream.sources.unit_edges import unit_sizes
 from streamkern.train.resolve.calibration_split import MIN_CALIBRATED_ROWS
 from streamkern.train.resolve.training_data import Data
 
-SAVING = 128 << 20  # bytes besides the arrays, for the chunks that `checksums` holds at once
+SAVING = 128 << 20
+"""Bytes that a save needs in addition to its arrays, for the chunks that `checksums` holds."""
 
 
 def widths(row_shape: tuple[int, ...], transforms: Sequence[Transform]) -> list[int]:
-    """Return the columns of the rows after each transform; of the rows as they are without any."""
+    """Return the number of columns of a row after each transform; without transforms, of a row."""
     shapes = [shape_after(transforms[:k], row_shape) for k in range(1, len(transforms) + 1)]
     return [math.prod(shape) for shape in shapes or [row_shape]]
 
 
 def _left_bytes(d: int, p: int, precision: str, backend: Backend, kernel: Kernel) -> int:
-    """Return the bytes of the left sides that a product makes at once, of centers or of rows."""
+    """Return the bytes of prepared left points (centers or rows) that a product holds at once."""
     rows = min(backend.threads * backend.tile_rows, max(p, STEPPED_FIT))
     return rows * left_bytes(d, precision, backend, kernel)
 
@@ -46,9 +47,9 @@ def _left_bytes(d: int, p: int, precision: str, backend: Backend, kernel: Kernel
 def _scratch_bytes(
     data: Data, backend: Backend, precision: str, kernel: Kernel, itemsize: int
 ) -> int:  # fmt: skip
-    """Return the scratch memory of a thread, or of a device, while it prepares rows.
+    """Return the scratch memory, in bytes, of a thread or of a device while it prepares rows.
 
-    itemsize : of an entry in the transforms
+    itemsize : bytes of an entry in the transforms
     """
     prepared = backend.prepare_rows * scratch_bytes(data.d, precision, kernel)
     patches, shape = patches_among(data.fixed), data.source.row_shape
@@ -58,10 +59,10 @@ def _scratch_bytes(
 
 
 def leaves_out(config: RunConfig, data: Data, p: int) -> bool:
-    """Return whether each row is predicted by the others after training, if the method can.
+    """Return whether the memory plan includes leave-one-out predictions after training.
 
-    There are few rows then, of which "auto" sets none aside. It is for models whose centers are not
-    all rows: those of all rows need no further equations.
+    They are made if there are too few rows for calibrate="auto" to set some aside. Methods whose
+    centers are all rows need no memory for them.
     """
     few = p <= data.source.n_rows < MIN_CALIBRATED_ROWS and config.run.n_ranks == 1
     return data.left_out and few and data.repeats and config.data.class_sampling is None
@@ -71,10 +72,12 @@ def problem_shape(
     config: RunConfig, data: Data, p: int, backend: Backend, precision: str, on_cluster: bool,
     kernel: Kernel,
 ) -> ProblemShape:  # fmt: skip
-    """Return the shape of the problem with p centers, as the planner takes it."""
+    """Return the shape of the problem with p centers.
+
+    on_cluster : whether a Dask cluster reads the rows
+    """
     source, run_dir, levels = data.source, config.run.run_dir, config.model.quantile
-    # Reads wait for a network or a cluster, not for this machine.
-    waits = on_cluster or config.data.dask is not None or source.remote
+    waits = on_cluster or config.data.dask is not None or source.remote  # for a network
     itemsize = 8 if precision == "float64" else 4
     width = point_width(data.d, precision, backend, kernel)
     row_bytes = math.prod(source.row_shape) * source.dtype.itemsize + target_bytes(source)

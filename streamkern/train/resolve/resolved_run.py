@@ -1,7 +1,7 @@
-"""A run before it starts: the data opened, every "auto" resolved, memory counted.
+"""Resolve a run before it starts: open the data, replace every "auto", and plan the memory.
 
-`streamkern plan` prints the result of `open_run`, and `train` begins with it. It reads metadata
-only, and a sample of the rows if their scaling needs one.
+`streamkern plan` prints the result of `open_run`, and `train` starts with it. Only metadata is
+read, and a sample of the rows if their scaling needs one.
 """
 
 from __future__ import annotations
@@ -46,10 +46,7 @@ from streamkern.train.resolve.check_loss import (
     check_target_transform,
 )
 from streamkern.train.resolve.early_stopping import check_early_stopping
-from streamkern.train.resolve.given_arrays import (
-    count_centers,
-    may_take_all_rows,
-)
+from streamkern.train.resolve.given_arrays import count_centers, may_take_all_rows
 from streamkern.train.resolve.metric_mode import (
     LOOKED_FOR,
     NO_ROOM,
@@ -62,12 +59,7 @@ from streamkern.train.resolve.metric_mode import (
 from streamkern.train.resolve.precision import resolve_precision
 from streamkern.train.resolve.problem_shape import problem_shape
 from streamkern.train.resolve.run_inputs import NO_INPUTS, RunInputs, centers_from
-from streamkern.train.resolve.training_data import (
-    Data,
-    open_data,
-    storage_options_for,
-    with_epochs,
-)
+from streamkern.train.resolve.training_data import Data, open_data, storage_options_for, with_epochs
 from streamkern.train.restart.parent_run import ParentRun
 
 KERNELS_TRIED = 16
@@ -76,12 +68,15 @@ KERNELS_TRIED = 16
 
 @dataclass(frozen=True)
 class ResolvedRun:
-    """Everything that `plan` prints and `train` needs before the first row is read.
+    """A run whose data are open and whose sizes are known, before its rows are read.
 
-    config : settings, with the epochs as a number. inputs : objects in place of settings
-    metric : metric that is given to the kernel in addition to its name
-    metric_mode : the metric that is learned, if any, and why. reason : why this method was chosen
-    sizes_reason : why these sizes were chosen, or None if there is nothing to report
+    config, inputs : settings, with the epochs as a number, and objects in place of settings
+    problem, buffers : numbers that sizes and costs follow from, and planned memory
+    reason, sizes_reason : why method and sizes were chosen; None if there is nothing to report
+    budget_bytes : memory budget of the device on which the run computes
+    grid : grid of the features, if the precision is "integer"; else None
+    metric_mode : whether a metric is learned, given or not used, and why
+    metric : given metric, scales (d,) or a matrix (d, r); None if none is given by itself
     kept_bytes : bytes of the stores that the loader keeps decoded, see `keep_stores`
     """
 
@@ -104,20 +99,20 @@ class ResolvedRun:
 
     @property
     def loss(self) -> Loss | None:
-        """The loss that is minimised, without its open parameters; None: squares."""
+        """The loss that is minimised, with the parameters of the settings; None for squares."""
         model = self.config.model
         return loss_of(model.loss, model.quantile)
 
     @property
     def check_targets(self) -> CheckTargets | None:
-        """Check of the targets of a block, which raises DataError; None: all values are right."""
+        """Function that raises DataError for invalid targets of a block; None if all are valid."""
         if isinstance(self.loss, LogLink):
-            return self._numbered(self.loss.check_targets)
+            return self._with_source_rows(self.loss.check_targets)
         asked = self.config.model.target_transform == "log"
-        return self._numbered(check_log_targets) if asked else None
+        return self._with_source_rows(check_log_targets) if asked else None
 
-    def _numbered(self, check: CheckTargets) -> CheckTargets:
-        """Return `check`, which names a row by its number in the data as it was given."""
+    def _with_source_rows(self, check: CheckTargets) -> CheckTargets:
+        """Return `check`, with errors that number the rows as the user's data do."""
 
         def checked(Y: npt.NDArray[Any], row_ids: npt.NDArray[np.int64]) -> None:
             try:
@@ -130,7 +125,7 @@ class ResolvedRun:
 
     @property
     def search_precision(self) -> str:
-        """The precision of the models by which kernel and metric are chosen."""
+        """Precision of the models from which kernel and metric are chosen."""
         return "exact" if self.sizes.widened else self.precision
 
     @property
@@ -140,7 +135,7 @@ class ResolvedRun:
 
     @property
     def centers_from(self) -> str:
-        """Origin of the centers: one of `SELECTORS`, "all", "given" or "file"."""
+        """Origin of the centers: a name in `SELECTORS`, "all", "given" or "file"."""
         return "all" if self.in_order else centers_from(self.config, self.inputs)
 
 
@@ -150,8 +145,11 @@ def open_run(
 ) -> ResolvedRun:  # fmt: skip
     """Open the data and resolve the sizes. The caller closes `ResolvedRun.backend`.
 
-    fixed_sizes : sizes that a run was started with. complete : whether no other rows will follow
-    scores : whether the run was started with quantile scores; None: see `with_scores`
+    fixed_sizes : sizes with which the run was started; None for a new run
+    complete : whether no other rows will follow, as they may in `partial_fit`
+    scores : whether the run was started with quantile scores; None: `with_scores` decides
+
+    Raises ConfigError, DataError, or MemoryBudgetError if the run does not fit in the memory.
     """
     config = inputs.settings(config)
     try:
@@ -160,6 +158,7 @@ def open_run(
         # Ranks must set the same rows aside, but each measures its own memory.
         if config.run.calibrate != "auto" or fixed_sizes is not None or config.run.n_ranks > 1:
             raise
+    # Retry without calibration rows, whose evaluation takes memory.
     return _open(config, inputs, fixed_sizes, complete, NO_MEMORY_TO_CALIBRATE, scores)
 
 
@@ -167,7 +166,10 @@ def _open(
     config: RunConfig, inputs: RunInputs, fixed_sizes: Sizes | None, complete: bool,
     no_room: str | None = None, scores: bool | None = None,
 ) -> ResolvedRun:  # fmt: skip
-    """Open the data and resolve the run. no_room : why no calibration rows can be set aside."""
+    """Open the data, and resolve the run with and, if it needs too much memory, without a metric.
+
+    no_room : why no calibration rows can be set aside, or None
+    """
     has_initial_weights = bool(inputs.warm_start or inputs.continued)
     check_early_stopping(config, complete=complete, has_initial_weights=has_initial_weights)
     why_none = check_calibrate(config, complete=complete, has_initial_weights=has_initial_weights)
@@ -176,7 +178,7 @@ def _open(
     keeps_rows = inputs.keeps_calibration_rows(config, complete=complete)
     if not complete or inputs.metric is not None:
         scores = False
-    elif scores is None and inputs.warm_start is not None:  # whose weights are of its features
+    elif scores is None and inputs.warm_start is not None:  # its weights need the same features
         scores = any(t.get("mode") == "quantiles" for t in inputs.warm_start.setup.meta["scaling"])
     data = open_data(
         config, inputs.source, inputs.continued, why_none,
@@ -191,18 +193,18 @@ def _open(
     choice = requested_metric_mode(config, data, has_initial_weights=has_initial_weights)
     config = with_epochs(config, data.source.n_rows)
     try:
-        return _opened(config, inputs, data, choice, fixed_sizes, complete)
+        return _with_metric(config, inputs, data, choice, fixed_sizes, complete)
     except MemoryBudgetError:
         if choice is not LOOKED_FOR:
             raise
-    return _opened(config, inputs, data, NO_ROOM, fixed_sizes, complete)
+    return _with_metric(config, inputs, data, NO_ROOM, fixed_sizes, complete)
 
 
-def _opened(
+def _with_metric(
     config: RunConfig, inputs: RunInputs, data: Data, choice: MetricMode, fixed_sizes: Sizes | None,
     complete: bool,
 ) -> ResolvedRun:  # fmt: skip
-    """Resolve the run with opened data and the resolved choice of a metric."""
+    """Resolve the run with a metric mode: find the number of centers, and the precision "auto"."""
 
     def with_centers(p: int) -> ResolvedRun:
         resolved = partial(_with_centers, config, inputs, data, choice, fixed_sizes, complete, p)
@@ -219,8 +221,8 @@ def _opened(
     if inputs.centers is not None:
         return with_centers(len(inputs.centers))
     features = config.model.features
-    started = fixed_sizes is None or find(fixed_sizes.solver, features).takes_rows(fixed_sizes)
-    if complete and started and may_take_all_rows(config, data):
+    allowed = fixed_sizes is None or find(fixed_sizes.solver, features).takes_rows(fixed_sizes)
+    if complete and allowed and may_take_all_rows(config, data):
         with contextlib.suppress(MemoryBudgetError):
             run = with_centers(data.base.n_rows)
             if run.in_order:
@@ -233,7 +235,7 @@ def _with_centers(
     config: RunConfig, inputs: RunInputs, data: Data, choice: MetricMode, fixed_sizes: Sizes | None,
     complete: bool, p: int, *, widened: bool = False,
 ) -> ResolvedRun:  # fmt: skip
-    """Resolve the run with p centers. widened : whether "auto" is float64, see `_widens`"""
+    """Resolve the run with p centers. widened : whether precision "auto" is float64."""
     kernel, metric = kernel_in_metric(config, inputs, choice, data)
     settings = config.run
     threads = None if settings.threads == "auto" else settings.threads
@@ -242,14 +244,14 @@ def _with_centers(
     try:
         budget = settings.memory if backend.name == "cpu" else settings.device_memory
         if budget == "auto":
-            budget = default_budget(backend.memory_available()) // _neighbours(config, inputs)
+            budget = default_budget(backend.memory_available()) // _ranks_per_host(config, inputs)
         budget_bytes = int(budget)
         transforms = data.source.feed_transforms
         origin = centers_from(config, inputs)
-        way = SELECTORS.get(origin)
-        own = origin == "all" if way is None else way.of_rows
-        # Centers from elsewhere need not be integers, and means are not.
-        integers = own or settings.precision == "integer"
+        selector = SELECTORS.get(origin)
+        rows_as_centers = origin == "all" if selector is None else selector.of_rows
+        # Centers that are no rows, such as means of rows, need not be integers.
+        integers = rows_as_centers or settings.precision == "integer"
         dtype = data.source.dtype if integers else np.dtype(np.float32)
         if config.model.features == "fourier":
             check_sampled(kernel)
@@ -261,28 +263,27 @@ def _with_centers(
         if looks_for_categorical(config, data, precision[0], origin):
             kernel = with_room(kernel, data.d)
         problem = problem_shape(config, data, p, backend, precision[0], on_cluster, kernel)
-        all_of_them = complete and _are_centers(config, origin, data, problem)
+        rows_are_centers = complete and _are_centers(config, origin, data, problem)
+        metric_rows = min(EFFORT_LEVELS[config.model.effort].metric_rows, problem.n_rows)
         problem = replace(
-            problem, complete=complete, rows_are_centers=all_of_them,
-            metric_rows=_metric_rows(config, problem) if choice.learns else 0, widened=widened,
+            problem, complete=complete, rows_are_centers=rows_are_centers, widened=widened,
+            metric_rows=metric_rows if choice.learns else 0,
             reads_stripes=_reads_stripes(problem, inputs),
         )  # fmt: skip
         if origin in (*SELECTORS, "all") and config.model.features != "fourier":
-            if way is not None:
-                selection = way.plan(problem, data.base.n_rows, budget_bytes)
+            if selector is not None:
+                selection = selector.plan(problem, data.base.n_rows, budget_bytes)
                 problem = replace(problem, selection=selection)
             streams = problem.center_ranks > 1 and problem.selection is None
             problem = replace(problem, streams_centers=streams)
         if fixed_sizes is None:
-            chosen = resolve(problem, config.solver, budget_bytes)
+            chosen = resolve(problem, config.solver, budget_bytes)  # method, sizes, buffers, reason
             why = chosen[0].reason(problem, config.solver, chosen[1])
             chosen = chosen[0], replace(chosen[1], widened=widened), *chosen[2:]
         else:
             chosen, why = _as_started(problem, config.solver, fixed_sizes), None
         _check_centers(config, origin, data, chosen[0])
-        kept = 0
-        if not on_cluster and config.data.dask is None:
-            kept = _keep_stores(config, inputs, data, problem, chosen[2], budget_bytes)
+        kept = _keep_stores(config, inputs, data, problem, chosen[2], budget_bytes)
     except BaseException:
         backend.close()
         raise
@@ -296,20 +297,23 @@ def _keep_stores(
     config: RunConfig, inputs: RunInputs, data: Data, problem: ProblemShape, buffers: Buffers,
     budget_bytes: int,
 ) -> int:  # fmt: skip
-    """Return the bytes of the stores that are kept decoded, within the budget of the host."""
+    """Return the bytes of decoded stores that the loader keeps; 0 if a cluster reads the rows."""
+    if inputs.client is not None or config.data.dask is not None:
+        return 0
     host = budget_bytes
     if problem.staging > 0:
-        host = default_budget(available_memory()) // _neighbours(config, inputs)
+        host = default_budget(available_memory()) // _ranks_per_host(config, inputs)
     return keep_stores(buffers, problem, data.source.decoded_bytes, host)
 
 
 def _widens(run: ResolvedRun) -> bool:
-    """Return whether "auto" may be float64: for values if all rows are centers, or if the weights
-    that training starts from are.
+    """Return whether precision "auto" may become float64.
 
-    In float32 the weights multiply the rounding of kernel values, by which functions without noise
-    are missed: friedman1 of 3000 rows by .0027 of the spread, in float64 by .0001. When the noise
-    is known, float32 is used where rounding is small beside it, see `Direct.rounding_shows`.
+    It may for regressions whose centers are all rows, and if the initial weights are of a run in
+    float64. In float32 the rounding errors of kernel values are multiplied by large weights, which
+    limits the accuracy for targets without noise: on friedman1 with 3000 rows the error was .0027
+    of the standard deviation of the targets, and .0001 in float64. Once the noise is estimated,
+    float32 is used if the noise hides the rounding, see `Direct.rounding_shows`.
     """
     if (run.config.run.precision, run.precision, run.backend.name) != ("auto", "exact", "cpu"):
         return False
@@ -329,18 +333,16 @@ def _widens(run: ResolvedRun) -> bool:
     )
 
 
-def _metric_rows(config: RunConfig, problem: ProblemShape) -> int:
-    return min(EFFORT_LEVELS[config.model.effort].metric_rows, problem.n_rows)
-
-
 def _reads_stripes(problem: ProblemShape, inputs: RunInputs) -> bool:
-    """Return whether each rank reads its stripe of the centers: not of Fourier features, because
-    rank 0 holds all of them until it knows the noise."""
+    """Return whether each rank reads its stripe of the centers from the parent run.
+
+    Fourier features are excluded, because rank 0 needs all of them to estimate the noise.
+    """
     shared = problem.center_ranks > 1 and problem.features != "fourier"
     return shared and inputs.continued is not None
 
 
-def _neighbours(config: RunConfig, inputs: RunInputs) -> int:
+def _ranks_per_host(config: RunConfig, inputs: RunInputs) -> int:
     """Return the number of ranks that share the memory of this machine."""
     elsewhere = config.run.cluster is not None or inputs.client is not None
     return 1 if elsewhere else config.run.n_ranks
@@ -349,8 +351,7 @@ def _neighbours(config: RunConfig, inputs: RunInputs) -> int:
 def _kernel_values(config: RunConfig, data: Data, p: int) -> int:
     """Return the approximate number of kernel values that the run evaluates.
 
-    These are the values of some rows for the kernel and the noise, and of all rows in each pass, or
-    in a single pass if all rows are centers.
+    Some rows are needed to choose the kernel, all in each epoch, or once if all rows are centers.
     """
     n = data.source.n_rows
     passes = 1 if p == n else config.data.passes
@@ -358,15 +359,16 @@ def _kernel_values(config: RunConfig, data: Data, p: int) -> int:
 
 
 def _are_centers(config: RunConfig, origin: str, data: Data, problem: ProblemShape) -> bool:
-    """Return whether all rows are drawn as centers, and are read unchanged."""
+    """Return whether the centers are all rows, and the rows do not change between epochs."""
     drawn = config.model.features == "kernel" and origin in ("random", "all")
-    as_they_are = data.repeats and not data.augmented
-    return drawn and as_they_are and problem.p == data.base.n_rows == problem.n_rows
+    unchanged = data.repeats and not data.augmented
+    return drawn and unchanged and problem.p == data.base.n_rows == problem.n_rows
 
 
 def _as_started(
     problem: ProblemShape, options: SolverConfig, sizes: Sizes
 ) -> tuple[Method[Any], Sizes, Buffers, str]:
+    """Return method, sizes, buffers and reason of a run that was started with these sizes."""
     method = find(sizes.solver, problem.features, squares=problem.squares)
     method.check(problem, options)
     if problem.ranks > 1 and method.takes_rows(sizes):
@@ -379,6 +381,7 @@ def _as_started(
 
 
 def _check_centers(config: RunConfig, origin: str, data: Data, method: Method[Any]) -> None:
+    """Raise ConfigError if a method that takes all rows as centers cannot do so."""
     if not method.in_place:
         return
     if data.augmented:

@@ -29,19 +29,19 @@ class RunInputs:
 
     source : training rows, in place of the setting data.train
     test : test rows, in place of data.test
-    centers : (p, d) or (p, *row_shape), in the dtype and form of the source's rows, or the centers
-        of the run that is continued; in place of model.centers, which must have its default
+    centers : (p, d) or (p, *row_shape) rows before all transforms, or the centers of the parent run
+        that is continued; in place of model.centers, which must have its default
     metric : (d,) scales or a (d, r) matrix, in place of model.metric, which must have its default
     client : a `distributed.Client`, in place of data.dask
-    warm_start : the run that provides the initial weights, in place of solver.warm_start
+    warm_start : run that provides the initial weights, in place of solver.warm_start
     facts : JSON values of the caller, which are saved with the setup
     continues : path of the run directory that this run continues
-    continued : the run in `continues`, with its centers, weights and scaling, once it is read
-    patches : patch features with which the run was started, or which rank 0 has drawn; None: new
-        ones are drawn if the settings ask for them
+    continued : the run in `continues`, with its centers, weights and scaling, once it is loaded
+    patches : patch features with which the run was started, or that rank 0 has drawn; None: they
+        are drawn if the settings ask for them
     ranks : communicator of the ranks that train together
-    rank_locations : where the ranks run, for the log: the addresses of their `workers`, and of the
-        `dashboard` of their Dask cluster
+    rank_locations : addresses for the log: "workers", of the ranks, and "dashboard", of their Dask
+        cluster
     """
 
     source: Source | None = None

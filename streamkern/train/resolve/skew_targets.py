@@ -1,4 +1,4 @@
-"""Targets that may be simpler on a log scale: not below 0, and most of them small."""
+"""Recognise skewed targets, which may be easier to learn on a log scale."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from streamkern.config.run_config import RunConfig
 from streamkern.losses.losses import SQUARES
 
 MIN_SKEW_ROWS = 256
-"""Smallest number of rows that show whether targets are skew."""
+"""Smallest number of rows from which skewness is recognised."""
 MIN_VARIATION, MIN_SKEWNESS = 0.25, 0.5
-"""Standard deviation over the mean, and skewness, from which on they are."""
+"""Smallest ratio of standard deviation to mean, and smallest skewness, of skewed targets."""
 
 
 def leaves_transform_open(config: RunConfig) -> bool:
-    """Return whether the settings allow a log scale that nobody asked for.
+    """Return whether the settings leave it open to use a log scale of the targets.
 
-    A user who gives kernel, bandwidth or metric, or no intercept, means other targets by them.
+    They do not if the user has set the kernel, the bandwidth or the metric, or no intercept, since
+    these are meant for the targets as given.
     """
     model = config.model
     return (
@@ -34,15 +35,16 @@ def leaves_transform_open(config: RunConfig) -> bool:
 
 
 def is_skew(y: npt.NDArray[Any]) -> bool:
-    """Return whether targets (n,) may be simpler on a log scale.
+    """Return whether targets (n,) are not negative, and skewed to the right.
 
-    One or two values are as simple on any scale.
+    Targets with one or two distinct values do not count, because the scale makes no difference to
+    them.
     """
     if len(y) < MIN_SKEW_ROWS or not np.isfinite(y).all() or y.min() < 0:
         return False
     if len(np.unique(y)) <= 2:
         return False
-    y = y / y.max()  # rows without the largest ones may be tiny: their cubes would underflow
+    y = y / y.max()  # cubes of tiny targets would underflow
     centred, deviation = y - y.mean(), float(y.std())
     skewness = float(((centred / deviation) ** 3).mean())
     return deviation >= MIN_VARIATION * float(y.mean()) and skewness >= MIN_SKEWNESS

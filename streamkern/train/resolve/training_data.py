@@ -1,4 +1,4 @@
-"""Training data of a run, opened and checked, with its scaling.
+"""Open and check the training and test data of a run, and find the scaling of the features.
 
 Only metadata is read, and a sample of the rows if their scaling needs one.
 """
@@ -29,21 +29,13 @@ from streamkern.losses.losses import SQUARES, loss_of
 from streamkern.solver.methods import find
 from streamkern.store.sample_weights import class_notes, weight_factors
 from streamkern.store.sparse_rows import is_packed, sparse_features
-from streamkern.stream.sources.alignment import (
-    check_same_rows,
-    in_classes,
-    in_columns,
-)
+from streamkern.stream.sources.alignment import check_same_rows, in_classes, in_columns
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource, without_copies
 from streamkern.stream.sources.base import BaseSource, Source, host_transforms, same_rows
 from streamkern.stream.sources.class_sampling import sampled_by_class
 from streamkern.stream.sources.mixture import open_stores, stored_rows
-from streamkern.stream.sources.patch_features import (
-    PatchFeatures,
-    patch_names,
-    patches_among,
-)
+from streamkern.stream.sources.patch_features import PatchFeatures, patch_names, patches_among
 from streamkern.stream.sources.quantile_scores import scores_among, shape_after
 from streamkern.stream.sources.split import split_rows
 from streamkern.stream.sources.stores import ZarrSource
@@ -60,26 +52,29 @@ from streamkern.train.resolve.draw_patches import with_patches
 from streamkern.train.restart.parent_run import ParentRun
 from streamkern.train.restart.scaling import find_scale
 
-# "auto" epochs: passes over small data until about this many rows were read. On digits, diabetes
-# and Friedman's function the test score is then that of exact least squares to 0.001, or better.
 AUTO_SAMPLES, MAX_AUTO_EPOCHS = 100_000, 20
+"""Number of samples that data.epochs="auto" trains on at least, and largest number of epochs for
+it. On digits, diabetes and Friedman's function, the test score is then at most 0.001 below the
+score of exact least squares."""
 
 
 @dataclass(frozen=True)
 class Data:
-    """The stream of training rows, and the rows from which it is made.
+    """The training rows as they are streamed, and the rows from which they are made.
 
-    source : the training rows
-    base : the same rows before any augmentation, each once
-    fixed : the deterministic transforms (scaling), in order, with their parameters; to centers and
-        evaluated rows only these are applied
+    source : stream of training rows, with copies and transforms
+    base : the same rows without augmentation, each once
+    fixed : deterministic transforms (the scaling), in order; only these are applied to centers and
+        to evaluated rows
     scale : description of the scaling of the features
     cache : cache of the chunks of remote stores
+    weight_factors : see `sample_weights.weight_factors`; None if rows have no sample weights
     validation_rows : rows set aside for early stopping, which are not trained on, or None
     pixels : whether the automatic scaling took the features for pixels
-    calibration_rows : rows set aside for calibration, which are in neither of these, or None
-    uncalibrated, unused, left_out : see `calibration_split.CalibrationSplit`
-    weight_factors : see `sample_weights.weight_factors`; None if rows have no sample weights
+    calibration_rows : rows set aside for calibration, which are neither training nor validation
+        rows, or None
+    uncalibrated : why there are no calibration rows, see `CalibrationSplit.why_none`
+    unused, left_out : see `CalibrationSplit`
     """
 
     source: BaseSource
@@ -102,11 +97,12 @@ class Data:
 
     @property
     def sparse(self) -> bool:
-        """True if rows are packed sparse rows."""
+        """True if the rows are packed sparse rows."""
         return is_packed(self.source.row_shape)
 
     def kernel_of(self, kernel: Kernel) -> Kernel:
-        """Return the kernel as one of these rows. ConfigError if it is none of sparse rows."""
+        """Return the kernel for these rows. Raises ConfigError if they are sparse and it cannot
+        take sparse rows."""
         return of_sparse_rows(kernel) if self.sparse else kernel
 
     @property
@@ -121,7 +117,7 @@ class Data:
 
     @property
     def augmented(self) -> bool:
-        """True if a stored row comes out in more than one form, or more often than another."""
+        """True if stored rows are changed at random, or streamed more than once in an epoch."""
         plain = without_copies(self.source)
         again = self.source.n_rows != self.base.n_rows or plain is not self.base
         random = len(self.fixed) < len(self.source.feed_transforms)
@@ -129,7 +125,7 @@ class Data:
 
     @property
     def repeats(self) -> bool:
-        """True if every epoch is known to bring the same rows, in the same form."""
+        """True if every epoch is known to have the same rows, unchanged."""
         return not self.augmented and same_rows(self.source)
 
 
@@ -138,18 +134,22 @@ def open_data(
     why_none: str | None = None, *, keeps_calibration_rows: bool = False,
     scores: bool | None = None, patches: PatchFeatures | None = None,
 ) -> Data:  # fmt: skip
-    """Open the training data, and append its scaling.
+    """Open the training data, split off validation and calibration rows, and append the scaling.
 
     Only metadata is read, and a sample of the rows if the scaling needs statistics that are not
-    stored, or quantile scores may be taken.
+    stored, or if quantile scores are considered.
 
     source : replaces data.train and data.transforms
-    continued : the run that is continued, which provides its scaling and the order of columns
+    continued : parent run that this run continues, which determines the scaling and the order of
+        the columns; else None
     why_none : why no rows can be set aside for calibration, or None
     keeps_calibration_rows : whether the rows that an earlier run set aside are set aside again, see
         `calibration_split`
-    scores : whether quantile scores of the features are taken; None: as `with_scores` decides
-    patches : patch features that are known; None: new ones are drawn if the settings ask for them
+    scores : whether the features have quantile scores; None: `with_scores` decides
+    patches : patch features that are already known; None: they are drawn if the settings ask for
+        them
+
+    Raises ConfigError or DataError if the data cannot be used with the settings.
     """
     settings, cache = config.data, None
     if settings.cache is not None:
@@ -189,8 +189,8 @@ def open_data(
     else:
         continued.check_scale(settings.scale)
         own = [t for t in source.feed_transforms if is_deterministic(t)]
-        left = continued.bound(own)[1]
-        source, words = AugmentedSource(source, 1, left) if left else source, continued.words
+        rest = continued.bound(own)[1]
+        source, words = AugmentedSource(source, 1, rest) if rest else source, continued.words
     fixed = tuple(t for t in source.feed_transforms if is_deterministic(t))
     factors = weight_factors(source, settings.class_weight)
     if is_packed(source.row_shape):
@@ -202,7 +202,7 @@ def open_data(
 
 
 def _check_sparse(config: RunConfig, source: BaseSource) -> None:
-    """Raise ConfigError for settings that compute with the features of sparse rows."""
+    """Raise ConfigError for settings that cannot be used with sparse rows."""
     if sparse_features(source.file_form) is None:
         k = source.row_shape[1]
         raise ConfigError(
@@ -238,15 +238,10 @@ def _stored_source(
             "set it in [data]",
         )
     source = open_stores(
-        settings.train_urls,
-        settings.weights,
-        x=settings.x,
-        y=settings.y,
-        w=settings.sample_weight,
-        foreign=settings.foreign,
+        settings.train_urls, settings.weights, x=settings.x, y=settings.y,
+        w=settings.sample_weight, foreign=settings.foreign, cache=cache,
         storage_options=storage_options_for(config, *settings.train_urls),
-        cache=cache,
-    )
+    )  # fmt: skip
     if continued is not None:
         source = _in_its_columns(source, continued)
     if settings.copies > 1 or settings.transforms:
@@ -258,24 +253,26 @@ def _stored_source(
 
 
 def _in_its_columns(source: Source, continued: ParentRun) -> BaseSource:
+    """Return the source with columns and classes in the order of the parent run."""
     names = continued.columns, continued.target_columns
     found = in_columns(as_source(source), names[0], "data.train", names[1], continued.encoder)
     return in_classes(found, continued.classes, continued.label_dtype, "data.train")
 
 
 def with_epochs(config: RunConfig, n_rows: int) -> RunConfig:
-    """Return the settings with data.epochs as a number. n_rows : rows of an epoch, copies
-    included."""
+    """Return the settings with data.epochs as a number. n_rows : rows of an epoch, with copies."""
     if config.data.epochs != "auto":
         return config
     return config.with_overrides({"data.epochs": auto_epochs(config, n_rows)})
 
 
 def auto_epochs(config: RunConfig, n_rows: int) -> int:
-    """Return the number of epochs that "auto" stands for.
+    """Return the number of epochs for data.epochs="auto".
 
-    If all passes are over the same rows, they are iterations of the solver: any data needs them,
-    and they end by themselves, as passes do with early stopping.
+    It is `MAX_AUTO_EPOCHS` if the training ends by itself: with early stopping, and for solvers
+    whose epochs are iterations over the same rows, which also need several epochs for large data.
+
+    n_rows : rows of an epoch, with copies
     """
     model = config.model
     method = find(config.solver.name, model.features, squares=model.loss == SQUARES)
@@ -285,18 +282,17 @@ def auto_epochs(config: RunConfig, n_rows: int) -> int:
 
 
 def open_test(config: RunConfig, data: Data, test: Source | None = None) -> BaseSource | None:
-    """Return the test rows, checked against the training rows."""
+    """Open the test rows, or take `test`; return them checked against the training rows, or None.
+
+    Raises ConfigError or DataError if the model cannot be evaluated on them.
+    """
     settings = config.data
     if test is None and settings.test is not None:
         _check_is_store(settings.test, settings.train_urls, data.source)
         test = ZarrSource(
-            settings.test,
-            x=settings.x,
-            y=settings.y,
-            foreign=settings.foreign,
+            settings.test, x=settings.x, y=settings.y, foreign=settings.foreign, cache=data.cache,
             storage_options=storage_options_for(config, settings.test),
-            cache=data.cache,
-        )
+        )  # fmt: skip
     if test is None:
         return None
     own = data.source
@@ -316,7 +312,10 @@ def open_test(config: RunConfig, data: Data, test: Source | None = None) -> Base
 
 
 def check_targets(config: RunConfig, source: BaseSource, of_data: str = "") -> None:
-    """Raise DataError if a row in memory has a target that the loss cannot have."""
+    """Raise DataError if a row in memory has a target that is invalid for the loss.
+
+    of_data : text that names the data in the message
+    """
     loss = loss_of(config.model.loss, config.model.quantile)
     if isinstance(loss, LogLink) and in_memory(source):
         for _, block in source.numbered_blocks(0):
@@ -331,7 +330,7 @@ def in_memory(source: BaseSource) -> bool:
 
 
 def _check_is_store(test: str, train: Sequence[str], source: BaseSource) -> None:
-    """Raise ConfigError for a data file in place of a store, with the command that converts it."""
+    """Raise ConfigError if `test` is a data file and no store, with the command to convert it."""
     if place_kind(test) != "file":
         return
     store = f"{PurePath(test).name.partition('.')[0]}.zarr"
@@ -344,7 +343,7 @@ def _check_is_store(test: str, train: Sequence[str], source: BaseSource) -> None
 
 
 def storage_options_for(config: RunConfig, *urls: str) -> dict[str, Any]:
-    """Return the storage options if any of `urls` is remote, or if no location of the run is."""
+    """Return the storage options if any of `urls` is remote, or if all locations are local."""
     places = (
         *config.data.train_urls, config.data.test, config.run.run_dir, config.model.centers,
         config.solver.warm_start,
@@ -355,12 +354,13 @@ def storage_options_for(config: RunConfig, *urls: str) -> dict[str, Any]:
 
 
 def check_evaluable(source: BaseSource, like: Any, name: str) -> None:
-    """Raise unless `source` can be evaluated: rows as those of `like`, and no augmentation of its
-    own.
+    """Raise ConfigError unless a model can be evaluated on `source`.
 
-    like : as of `check_same_rows`
+    Its rows must be like those of the training data, and have no random transforms, since only the
+    fixed transforms of the model are applied to evaluated rows.
 
-    Evaluated rows go through the fixed transforms of the model and no others.
+    like : description of the training rows, see `check_same_rows`
+    name : name of `source` in the message
     """
     check_same_rows(source, like, f"{name} has")
     random = [t for t in source.feed_transforms if not is_deterministic(t)]
@@ -373,10 +373,10 @@ def check_evaluable(source: BaseSource, like: Any, name: str) -> None:
 
 
 def checked_classes(data: Data) -> list[str]:
-    """Return sentences about unusual class frequencies in the training rows.
+    """Return sentences about unusual class frequencies in the training rows, for warnings.
 
-    Raises DataError if all rows with a weight are of one class. Nothing else is reported if weights
-    are given, because they are deliberate.
+    Raises DataError if all rows with a weight have the same class. With sample weights or class
+    weights there are no sentences, because the frequencies are then deliberate.
     """
     source, factors = data.source, data.weight_factors
     if source.classes is None or source.totals is None:
@@ -391,7 +391,7 @@ def checked_classes(data: Data) -> list[str]:
 
 
 def targets(classes: Sequence[str] | None, n_outputs: int) -> str:
-    """Return a description of the targets."""
+    """Return the targets in words, such as "3 values" or "2 classes (a, b)"."""
     if classes is None:
         return f"{n_outputs} values"
     return f"{n_outputs} classes ({some(classes)})"

@@ -1,9 +1,8 @@
 """The run, or the fitted model, from whose weights another run starts.
 
-A *warm start* has its own centers, which must be the same, and its own data, whose scaling must
-fit. A run that *continues* another one (`ancestry`) takes all that the weights depend on from that
-one: centers, kernel, metric and scaling. Its data may differ, and appended rows, for instance,
-change the statistics of a store; nothing is chosen anew.
+With a *warm start*, the new run chooses its own centers and scaling, which must be the ones that
+the weights belong to. A run that *continues* another one takes centers, kernel, metric and scaling
+from it. Its data may differ: appended rows, for example, change the statistics of a store.
 """
 
 from __future__ import annotations
@@ -36,17 +35,17 @@ from streamkern.train.restart.stored_centers import StoredCenters, center_digest
 
 @dataclass(frozen=True, eq=False)
 class ParentRun(RunSnapshot):
-    """A run that is continued, or whose weights a run starts from.
+    """A run that is continued, or from whose weights another run starts.
 
     The new run takes over the mean and scale of the targets that belong to the weights, so that it
-    starts from the same function, whatever the mean of its own targets.
+    starts from the same function.
 
-    alpha : (p, c) weights of the centers, as chosen; None until they are needed. Centers of a
-        fitted model that are not stored have the order in which they were chosen, too.
-    ancestry : JSON of a run that is continued: which one (`run`, `step`, `samples`, `epochs`
-        already done, sha256 of the `model`), and the runs that it continued itself (`before`),
+    alpha : (p, c) weights in the order in which the centers were selected; None if they are not
+        loaded. The centers of a fitted model in memory have this order too.
+    ancestry : description of a run that is continued, as JSON values: "run", "step", "samples",
+        "epochs" done, SHA-256 of the "model", and "before", the runs that it continued itself,
         newest first
-    samples : number of rows, over all passes, that the weights were trained with in its run
+    samples : number of samples with which this run has trained the weights
     """
 
     alpha: HostArray | None = None
@@ -57,9 +56,10 @@ class ParentRun(RunSnapshot):
 
     @property
     def epochs(self) -> int:
-        """Epochs done before this run.
+        """Number of epochs before the new run.
 
-        Its own are numbered from there, so that no order of rows and no random draw is repeated.
+        The new run numbers its epochs from there, so that no order of rows and no random transform
+        is repeated.
         """
         return int(self.ancestry["epochs"])
 
@@ -74,14 +74,18 @@ class ParentRun(RunSnapshot):
         return self.facts.get("labels")
 
     def made_kernel(self) -> Kernel:
-        """Return the kernel with bandwidth and metric; of features, what they stand for."""
+        """Return the kernel with bandwidth and metric; for random features, the kernel that they
+        approximate."""
         return get_kernel(self.kernel, metric=self.metric)
 
     def chosen(
         self, dtype: np.dtype[Any], features: str, rows: slice
     ) -> tuple[HostArray, npt.NDArray[np.int64], Kernel]:
-        """Return `rows` of the centers, order and kernel, see `Chosen`; raise ConfigError for
-        another dtype."""
+        """Return `rows` of the centers, the order and the kernel, see `Chosen`.
+
+        dtype : dtype of the new run; ConfigError is raised if the centers have another one
+        features : setting model.features
+        """
         centers = self.stored
         if centers.dtype != dtype:
             raise ConfigError(
@@ -95,10 +99,14 @@ class ParentRun(RunSnapshot):
         return centers.read(rows), self.order, kernel
 
     def bound(self, built: Sequence[Transform]) -> tuple[list[Transform], list[Transform]]:
-        """Return the transforms with the numbers of the old run, and those to apply after them.
+        """Replace the fixed transforms in `built` by the fitted transforms of this run.
 
-        built : transforms that the settings ask for. Raises ConfigError if their fixed ones differ
-            from those of the old run.
+        Returns the transforms, and the fixed transforms of this run that are left to be applied
+        after them.
+
+        built : transforms that the settings of the new run ask for
+
+        Raises ConfigError if their fixed transforms differ from the transforms of this run.
         """
         rest = list(self.fixed)
         bound: list[Transform] = []
@@ -109,15 +117,15 @@ class ParentRun(RunSnapshot):
             old = rest.pop(0) if rest else None
             if old is None or getattr(old, "mode", "") != getattr(transform, "mode", None):
                 raise ConfigError(
-                    f"{mention('data.transforms')} scales rows otherwise than the run that is "
-                    f"continued",
+                    f"{mention('data.transforms')} scales rows differently than the run that is "
+                    "continued",
                     "leave the scale out, which is taken from there",
                 )
             bound.append(old)
         return bound, rest
 
     def check_scale(self, scale: str) -> None:
-        """Raise ConfigError if data.scale asks for another scaling than that of the old run."""
+        """Raise ConfigError if the setting data.scale contradicts the scaling of this run."""
         modes = [t.mode for t in self.fixed if isinstance(t, Scale)] or ["none"]
         if scale not in ("auto", *modes):
             raise ConfigError(
@@ -132,10 +140,12 @@ class ParentRun(RunSnapshot):
         self, config: RunConfig, source: BaseSource,
         metric: npt.NDArray[np.float64] | None = None,
     ) -> None:  # fmt: skip
-        """Raise ConfigError unless both runs have compatible rows, the same outputs in the same
-        order, and both an intercept or none; and unless the weights are of the recorded step.
+        """Raise ConfigError unless a new run can start from the weights.
 
-        metric : metric that is given to the run
+        Both runs must have the same metric, compatible rows, the same outputs in the same order,
+        compatible losses and target scales, and both an intercept or none.
+
+        config, source, metric : settings, training rows and given metric of the new run
         """
         self._check_loss(config)
         self._check_transform(config)
@@ -174,7 +184,7 @@ class ParentRun(RunSnapshot):
             )
 
     def _check_loss(self, config: RunConfig) -> None:
-        """Raise ConfigError unless the weights are those of squares, or of the loss of the run."""
+        """Raise ConfigError unless this run has minimised squares, or the loss of the new run."""
         meta = self.setup.meta
         name, old = loss_name(meta.get("loss", SQUARES)), saved_loss(meta)
         own = loss_name(config.model.loss)
@@ -206,7 +216,7 @@ class ParentRun(RunSnapshot):
                 )
 
     def _check_transform(self, config: RunConfig) -> None:
-        """Raise ConfigError unless the run can learn the targets on the scale of the weights."""
+        """Raise ConfigError unless the new run may use the target scale of the weights."""
         asked, on_log_scale = config.model.target_transform, self.targets.gain is not None
         if on_log_scale and config.model.loss != SQUARES:
             raise ConfigError(
@@ -226,13 +236,15 @@ class ParentRun(RunSnapshot):
 
     @property
     def loss_age(self) -> float:
-        """Rows per center that the weights were trained with by their loss, over all runs."""
+        """Number of samples per center with which the loss was minimised, over all runs."""
         before: float = self.setup.meta["setup"].get("loss_age", 0.0)
         return before + self.samples / len(self.centers)
 
     def check_continued(self, ancestry: Mapping[str, Any]) -> None:
-        """Raise ConfigError unless the weights are of the checkpoint that a run is recorded to
-        continue."""
+        """Raise ConfigError unless the weights have the step that `ancestry` records.
+
+        ancestry : record of the new run, see `ParentRun.ancestry`
+        """
         if (step := self.saved.step) != ancestry["step"]:
             raise ConfigError(
                 f"{self.place} has been trained on, from step {ancestry['step']} to {step}, "
@@ -241,16 +253,16 @@ class ParentRun(RunSnapshot):
             )
 
     def metric_for(self, config: RunConfig) -> npt.NDArray[np.float64] | None:
-        """Return the metric that belongs to alpha, whatever the run requests; None for a `Kernel`
-        object, which has its own."""
+        """Return the metric that belongs to the weights; None if the new run has a `Kernel` object,
+        which contains its metric."""
         return None if isinstance(config.model.kernel, Kernel) else self.metric
 
     def kernel_for(self, config: RunConfig) -> Kernel | None:
-        """Return the kernel that belongs to alpha if the run leaves its kernel or bandwidth open,
-        else None.
+        """Return the kernel that belongs to the weights if the new run leaves its kernel or
+        bandwidth open, else None.
 
-        A bandwidth found on other rows would turn the weights into another function. With kernel
-        "auto", a given bandwidth replaces that of a kernel with one bandwidth.
+        With another bandwidth the weights would be another function. If the new run has kernel
+        "auto" and a given bandwidth, it replaces the bandwidth of a kernel that has one.
         """
         model = config.model
         if isinstance(model.kernel, Kernel):
@@ -273,7 +285,7 @@ class ParentRun(RunSnapshot):
 
     @property
     def digest(self) -> str:
-        """SHA-256 digest of the function: its weights, and the scale of its targets."""
+        """SHA-256 of the weights and of the target scale."""
         assert self.alpha is not None
         digest, targets = hashlib.sha256(), self.targets
         for part in (self.alpha, *targets.arrays().values()):
@@ -281,18 +293,19 @@ class ParentRun(RunSnapshot):
         return digest.hexdigest()
 
     def has(self, centers: StoredCenters) -> bool:
-        """Return whether these are the centers of the weights, in the same order, according to the
-        manifests."""
+        """Return whether the manifests show that these are the centers of the weights, in the same
+        order."""
         return isinstance(self.centers, StoredCenters) and self.centers.sha256 == centers.sha256
 
     def weights_for(self, centers: HostArray | StoredCenters, meta: Mapping[str, Any]) -> HostArray:
-        """Return alpha in the order of the centers of another setup, whose random order may differ.
+        """Return the weights (p, c) in the order of the centers of another setup.
 
-        centers, meta : of that setup, see `Assembled`
+        No center is read if the manifests show that the centers are equal. Otherwise their digests
+        are compared; centers in float64 are rounded to float32 first if the others are in float32.
 
-        Raises ConfigError unless centers and `digest` are the same. No center is read if the
-        manifests show that the centers are equal. Those in float64 are rounded to float32 where
-        the others are: scaled features are rounded once, and so are equal.
+        centers, meta : centers and metadata of the other setup, see `Assembled`
+
+        Raises ConfigError unless the centers are the same, and `digest` is the recorded one.
         """
         order: npt.NDArray[np.int64] | None
         dtype = min(self.centers.dtype, centers.dtype, key=lambda kind: kind.itemsize)
@@ -321,11 +334,11 @@ class ParentRun(RunSnapshot):
 
     @property
     def _mentioned(self) -> str:
-        """The setting that names this run; `place` is True for a fit of the caller."""
+        """The setting that names this run, for messages; `place` is True for a fitted model."""
         return mention(f"solver.warm_start={self.place}")
 
     def _keys(self, dtype: np.dtype[Any]) -> npt.NDArray[np.uint8]:
-        """Return `center_digests` of the centers, as chosen."""
+        """Return `center_digests` of the centers, in the order of `alpha`."""
         if isinstance(self.centers, StoredCenters):
             return np.asarray(self.centers.keys(dtype)[np.argsort(self.order)])
         return center_digests(self.centers, dtype)
@@ -341,10 +354,10 @@ def _positions(
     one, other = (
         np.ascontiguousarray(A).view((np.void, A.shape[1])).reshape(-1) for A in (keys, wanted)
     )
-    # Equal centers keep their order, which does not depend on the number of ranks.
-    mine, theirs = (np.argsort(each, kind="stable") for each in (one, other))
-    if not np.array_equal(one[mine], other[theirs]):
+    # A stable sort keeps the order of equal centers, which does not depend on the number of ranks.
+    by_one, by_other = (np.argsort(each, kind="stable") for each in (one, other))
+    if not np.array_equal(one[by_one], other[by_other]):
         return None
     order = np.empty(len(keys), np.int64)
-    order[theirs] = mine
+    order[by_other] = by_one
     return order

@@ -1,7 +1,7 @@
-"""A run at one checkpoint, as its directory holds it: record, setup, checkpoint and centers.
+"""Read a run at one checkpoint from its directory: record, setup, checkpoint and centers.
 
-`RunSnapshot.find` reads a run directory for everything that begins with a trained run: predictions,
-`load`, `partial_fit`, a warm start, and a run that continues another one.
+`RunSnapshot.find` is used wherever a trained run is needed: for predictions, `load`, `partial_fit`,
+a warm start, and a run that continues another one.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ AFTER_STEPS = (CALIBRATION_PREFIX, POSTERIOR_PREFIX)
 
 
 def checked_record(recorded: Mapping[str, Any] | None, place: str) -> dict[str, Any]:
-    """Return the record of a run: `identity`, `sizes` and `versions`, JSON.
+    """Return the record of a run: "identity", "sizes" and "versions", see `run_record`.
 
-    Raises RunError if another version of streamkern has written it.
+    Raises RunError if it has other entries, because another version of streamkern has written it.
     """
     with contextlib.suppress(ValidationError, KeyError, TypeError, ConfigError):
         record = dict(recorded or {})
         tables = all(isinstance(record[name], dict) for name in ("identity", "sizes", "versions"))
-        # Unknown entries, and those that pydantic converts, would not come back unchanged.
+        # Unknown sizes, and values that pydantic converts, are not equal to the recorded ones.
         if tables and len(record) == 3 and sizes_of(record).recorded() == record["sizes"]:
             return record
     raise RunError(
@@ -62,8 +62,7 @@ def checked_record(recorded: Mapping[str, Any] | None, place: str) -> dict[str, 
 def recorded_run(directory: RunDirectory | None) -> dict[str, Any] | None:
     """Return the record that setup and checkpoints carry; None if nothing was computed yet.
 
-    A run whose setup failed, for example because of its bandwidth, can be started again with other
-    settings.
+    A run whose setup has failed can therefore be started again with other settings.
     """
     recorded = None if directory is None else directory.recorded()
     if directory is None or recorded is None:
@@ -72,17 +71,17 @@ def recorded_run(directory: RunDirectory | None) -> dict[str, Any] | None:
 
 
 def calibrate_of(record: Mapping[str, Any]) -> Any:
-    """Return the setting run.calibrate of a run; False if all rows were trained on."""
+    """Return the setting run.calibrate of a run; False if no rows were set aside."""
     return record["identity"]["settings"].get("run", {}).get("calibrate", False)
 
 
 def sizes_of(record: Mapping[str, Any]) -> Sizes:
-    """Return the sizes that a run was started with."""
+    """Return the sizes with which a run was started."""
     return sizes_from(record["sizes"], record["identity"]["settings"]["model"]["features"])
 
 
 def sizes_from(saved: Mapping[str, Any], features: str) -> Sizes:
-    """Return the sizes that were saved as a table."""
+    """Return the sizes from a recorded table. features : setting model.features"""
     kind: Any = find(saved["solver"], features).sizes
     sizes: Sizes = TypeAdapter(kind).validate_python(saved)
     return sizes
@@ -92,17 +91,19 @@ def sizes_from(saved: Mapping[str, Any], features: str) -> Sizes:
 
 
 def is_computed_with(name: str) -> bool:
-    """Return whether an array of a setup belongs to the solver and lies on the device.
+    """Return whether an array of a setup belongs to the solver, and is loaded to the device.
 
-    The others describe the model and stay on the host.
+    Other arrays describe the model and stay on the host.
     """
     described = ("Z", "order", "shift", "sample_rows", "metric")
     return name not in described and not name.startswith(("scaling", "target_"))
 
 
 def _described_by(centers: TargetFactory) -> TargetFactory:
-    """Return a factory that loads the arrays of a setup that describe the model; `centers` for
-    Z."""
+    """Return a factory that loads the arrays of a setup that describe the model.
+
+    centers : factory for the array Z
+    """
 
     def described(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ChunkedArray | None:
         if name == "Z":
@@ -123,12 +124,12 @@ def _weights(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Chunked
 class RunSnapshot:
     """A run at one checkpoint.
 
-    The entries of its documents are looked up when they are used, see `check`.
+    The properties look up entries of the setup's metadata when they are used, see `check`.
 
     place : run directory, for messages
-    setup : arrays and JSON values, see `Assembled`; with all centers, unless they are stored
+    setup : arrays and JSON values, see `Assembled`; with the array Z only if it was loaded
     checkpoint : see `StepLoop.kept`; None if it was not loaded
-    centers : (p, d), in the order of the setup
+    centers : (p, d) in storage order, loaded or in the run directory
     """
 
     place: str
@@ -141,12 +142,12 @@ class RunSnapshot:
         cls, place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None, *,
         load_centers: bool = True, load_weights: bool = True, load_solver: bool = False,
     ) -> Self | None:  # fmt: skip
-        """Return the newest good checkpoint of a run; None before its setup or first checkpoint.
+        """Return the newest good checkpoint of a run; None if it has no setup or no checkpoint yet.
 
-        The run may be read while it is being written.
+        The run may be running.
 
-        load_centers : whether the centers are loaded, or stay where they are
-        load_weights : False loads the setup alone
+        load_centers : whether the centers are loaded; otherwise they stay in the directory
+        load_weights : whether the checkpoint is loaded; otherwise only the setup is
         load_solver : whether the arrays of the solver are loaded, about p^2 numbers
         """
         target = CentersTarget()
@@ -183,13 +184,13 @@ class RunSnapshot:
 
     @property
     def saved(self) -> Saved:
-        """The checkpoint, which was loaded."""
+        """The checkpoint, which must have been loaded."""
         assert self.checkpoint is not None
         return self.checkpoint
 
     @property
     def stored(self) -> StoredCenters:
-        """The centers, which are in the run directory."""
+        """The centers, which must have stayed in the run directory."""
         assert isinstance(self.centers, StoredCenters)
         return self.centers
 
@@ -199,7 +200,8 @@ class RunSnapshot:
         return () if self.checkpoint is None else self.checkpoint.skipped
 
     def check(self) -> Self:
-        """Return this; raise CheckpointError if its documents lack an entry of its properties."""
+        """Return this object; raise CheckpointError if the metadata lack an entry that a property
+        needs."""
         with checkpoint_errors(self.place):
             for name in _PROPERTIES:
                 getattr(self, name)
@@ -212,23 +214,23 @@ class RunSnapshot:
 
     @property
     def weights(self) -> HostArray:
-        """(p, c) weights of the centers, in their order."""
+        """Weights (p, c) in the order of the centers."""
         weights: HostArray = self.saved.arrays[self.saved.meta["evaluated"]]
         return weights
 
     @property
     def order(self) -> npt.NDArray[np.int64]:
-        """(p,) center i was center order[i] of the chosen centers, see `Assembled`."""
+        """Order (p,): center i was center order[i] as selected, see `Assembled`."""
         return np.asarray(self.setup.arrays["order"])
 
     @property
     def kernel(self) -> Mapping[str, Any]:
-        """Description of the kernel, of features that of the kernel they stand for."""
+        """Description of the kernel; for random features, of the kernel that they approximate."""
         return of_features(self.setup.meta["kernel"])
 
     @property
     def metric(self) -> npt.NDArray[np.float64] | None:
-        """Metric of the kernel, in the form that it takes."""
+        """Metric of the kernel: scales (d,), a matrix (d, r), or None."""
         return self.setup.arrays.get("metric")
 
     @property
@@ -238,49 +240,49 @@ class RunSnapshot:
 
     @property
     def loss(self) -> Loss | None:
-        """The loss that was minimised; None: squares, or of a class that is not defined here."""
+        """The loss that was minimised; None for squares, and for an unknown class of the user."""
         return loss_for_figures(self.setup.meta)
 
     @property
     def fixed(self) -> tuple[Transform, ...]:
-        """Transforms of every row, the scaling included."""
+        """Transforms that are applied to every row, including the scaling."""
         return load_scaling(self.setup.arrays, self.setup.meta["scaling"])
 
     @property
     def row_shape(self) -> tuple[int, ...]:
-        """Shape of a row as it is stored."""
+        """Shape of a stored row."""
         return tuple(self.setup.meta["row_shape"])
 
     @property
     def file_form(self) -> dict[str, Any] | None:
-        """The form of the files of the data, as in `StoreSpec`."""
+        """Form of the data files, see `StoreSpec`."""
         form: dict[str, Any] | None = self.setup.meta.get("file_form")
         return form
 
     @property
     def classes(self) -> tuple[str, ...] | None:
-        """Names of the classes; None for values."""
+        """Names of the classes; None for numeric targets."""
         return _names(self.setup.meta["classes"])
 
     @property
     def columns(self) -> tuple[str, ...] | None:
-        """Names of the features, if they have some."""
+        """Names of the features, or None."""
         return _names(self.setup.meta["columns"])
 
     @property
     def target_columns(self) -> tuple[str, ...] | None:
-        """Names of the targets, if they have some."""
+        """Names of the targets, or None."""
         return _names(self.setup.meta["target_columns"])
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """JSON values of the caller who started the run."""
+        """JSON values that the caller of the run has given."""
         facts: Mapping[str, Any] = self.setup.meta.get("facts", {})
         return facts
 
     @property
     def encoder(self) -> Mapping[str, Any] | None:
-        """See `StoreSpec`."""
+        """Description of the encoder of the table, see `StoreSpec`; None if there is none."""
         return self.setup.meta.get("encoder")
 
 

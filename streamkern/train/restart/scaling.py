@@ -1,7 +1,7 @@
-"""Automatic scaling of features and targets: its choice, and the numbers it is computed from.
+"""Choose the scaling of features and targets, compute its statistics, save it and load it.
 
-The scaling of features follows the requested transforms, which see rows in their stored units
-whatever `scale` is set to. Its numbers are those of the rows without augmentation.
+The scaling of features is applied after the transforms that the settings ask for, which get rows in
+their stored units. Its statistics are computed from rows without augmentation.
 """
 
 from __future__ import annotations
@@ -41,12 +41,14 @@ from streamkern.stream.target_scale import TargetScale
 
 Factors = npt.NDArray[np.float64] | None
 SCALE_STAGE = 41
-# For a source without statistics. So many rows give a standard deviation to half a percent.
+"""Number of the random stream by which the sample for the scaling is drawn."""
 SAMPLE_ROWS, MIN_SAMPLE_ROWS, SCALING_SAMPLE_BYTES = 20_000, 256, 16 << 20
+"""Largest and smallest number of rows of this sample, and the size in bytes above which it has
+fewer than the largest number. 20 000 rows determine a standard deviation to half a percent."""
 
 
 class _Known(NamedTuple):
-    """Known shape, dtype and moments, to which a `Scale` is bound."""
+    """Stand-in for a source whose shape, dtype and moments are known, for `Scale.bind`."""
 
     row_shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -69,16 +71,17 @@ def find_scale(
 ) -> tuple[Scale | None, str]:
     """Return the scaling to append to the transforms of `source`, or None, and its description.
 
-    wish : "auto", "feature", "global" or "none"; "quantiles" is "feature" here, see `with_scores`
-    class_weight : rows of classes of weight 0 are ignored
+    Reads a sample of the rows if the source does not know their statistics, or if a deterministic
+    transform changes them.
 
-    Reads a sample of the rows if neither a store nor memory has their statistics, or if a transform
-    of the model changes them.
+    wish : setting data.scale: "auto", "feature", "global", "none" or "quantiles"; the last is
+        "feature" here, and `with_scores` adds the scores
+    class_weight : setting data.class_weight; rows of classes of weight 0 are ignored
 
     Raises
     ------
     ConfigError
-        `wish` contradicts a scale that is among the transforms.
+        `wish` contradicts a scale that is among the transforms, or the rows are sparse.
     """
     given = [t for t in source.feed_transforms if isinstance(t, Scale)]
     if given:
@@ -118,11 +121,13 @@ def find_scale(
 def automatic_mode(
     row_shape: Sequence[int], dtype: np.dtype[np.generic], moments: Moments
 ) -> tuple[str, str]:
-    """Return ("global" or "feature", reason) for rows like these.
+    """Return the mode of the scaling, "global" or "feature", and the reason as text.
 
-    Pixels share a unit, and one that is nearly always dark must not be amplified to the size of the
-    others: on scikit-learn's digits this raises the error from 0.6 to 2.5 %. The columns of a table
-    have units of their own.
+    Pixels share a unit, and a pixel that is nearly always dark must not be amplified to the size of
+    the others: on scikit-learn's digits this raises the error from 0.6 to 2.5 %. The columns of a
+    table have different units.
+
+    moments : statistics of the rows, as `BaseSource.statistics` returns them
     """
     if len(row_shape) == 3:
         return "global", " (images)"
@@ -134,12 +139,13 @@ def automatic_mode(
 
 
 def _like_pixels(mean: np.ndarray | None, scale: np.ndarray | None) -> bool:
-    """Return whether the moments suggest that all features share a unit.
+    """Return whether the moments suggest that all features share a unit, as pixels do.
 
-    They do if each mean is above 0 and within 5 standard deviations of 0, and if each feature that
-    varies ten times less than another one does so because it is nearly always 0, not because it is
-    small: E[x^2] / E[x], the size of a feature where it is not 0, is then at least 1/256 of the
-    largest.
+    They do if each mean is positive and at most 5 standard deviations, if some feature has a
+    standard deviation below a tenth of the largest, and if each such feature is nearly always 0 but
+    not small where it is not 0: its E[x^2] / E[x] is at least 1/256 of the largest.
+
+    mean, scale : (d,) means and standard deviations; None if they are not known
     """
     if mean is None or scale is None:
         return False
@@ -156,8 +162,12 @@ def _like_pixels(mean: np.ndarray | None, scale: np.ndarray | None) -> bool:
 def _moments(
     source: BaseSource, fixed: Sequence[Transform], seed: int, factors: Factors
 ) -> tuple[Moments, int]:
-    """Return statistics of the rows after the transforms `fixed`, and the number of rows read for
-    them."""
+    """Return statistics of the rows after the transforms `fixed`, and the number of sampled rows.
+
+    The number is 0 if the source knows the statistics.
+
+    factors : (c,) factors of the classes; None if all classes count
+    """
     source = without_copies(source)
     if isinstance(source, MixtureSource):
         found = [_moments(part, fixed, seed, factors) for part in source.parts]
@@ -173,6 +183,7 @@ def _moments(
 def _sampled(
     source: BaseSource, fixed: Sequence[Transform], seed: int, factors: Factors
 ) -> tuple[Moments, int]:
+    """Return statistics of a sample of rows, and the number of its rows; see `_moments`."""
     row_bytes = int(np.prod(source.row_shape)) * source.dtype.itemsize
     wanted = max(MIN_SAMPLE_ROWS, min(SAMPLE_ROWS, SCALING_SAMPLE_BYTES // row_bytes))
     block, X = transformed_sample(source, fixed, min(wanted, source.n_rows), seed, SCALE_STAGE)
@@ -188,7 +199,10 @@ def _sampled(
 def transformed_sample(
     source: BaseSource, fixed: Sequence[Transform], n: int, seed: int, stage: int
 ) -> tuple[RowBlock, np.ndarray]:
-    """Return n random rows, and their features after the transforms `fixed`."""
+    """Return n random rows, and their features after the transforms `fixed`.
+
+    stage : number of the random stream by which the rows are drawn
+    """
     block = sample_rows(source, n, seed, stage=stage, max_units=MANY_UNITS)
     X = block.X
     if fixed:
@@ -202,8 +216,10 @@ def transformed_sample(
 def save_scaling(
     fixed: tuple[Transform, ...],
 ) -> tuple[dict[str, npt.NDArray[Any]], list[dict[str, Any]]]:
-    """Return the fixed transforms as arrays and JSON values; functions of the user are saved by
-    name."""
+    """Return the fixed transforms as arrays and JSON values.
+
+    Of a function of the user, only the name is saved.
+    """
     arrays: dict[str, npt.NDArray[Any]] = {}
     meta: list[dict[str, Any]] = []
     for i, transform in enumerate(fixed):
@@ -227,7 +243,10 @@ def save_scaling(
 def load_scaling(
     arrays: dict[str, npt.NDArray[Any]], meta: list[dict[str, Any]]
 ) -> tuple[Transform, ...]:
-    """Return the transforms that `save_scaling` saved."""
+    """Return the transforms that `save_scaling` saved.
+
+    Raises ConfigError if one of them is a function of the user.
+    """
     fixed: list[Transform] = []
     for i, entry in enumerate(meta):
         if entry["kind"] == "patches":
@@ -268,8 +287,9 @@ def _saved_scores(arrays: dict[str, npt.NDArray[Any]], i: int) -> QuantileScores
 
 
 INTERCEPT_SAMPLE_STAGE = 42
+"""Number of the random stream by which units are drawn for the moments of the targets."""
 SAMPLED_UNITS = 16
-"""Units to sample, of about 4 MiB, if rows are made by functions."""
+"""Largest number of units, of about 4 MiB each, that are read for the moments of the targets."""
 
 
 def target_scale(
@@ -282,14 +302,14 @@ def target_scale(
     dtype: Any,
     n_outputs: int,
 ) -> TargetScale:
-    """Return mean and scale of the outputs over an epoch of `source`, weighted by sample weights.
+    """Return mean and scale of the targets over an epoch of `source`, with the sample weights.
+
+    The scale of classes is 1. Statistics that the source knows are used; otherwise a few random
+    units are read. Mix-up does not change the mean.
 
     factors : factors of the classes from `weight_factors`
-    n_outputs : of the model, one for each target, or several for a single target
-
-    For classes the counts are known, and the scale is 1. Values are read, without X if the source
-    can do so, or known from the statistics of a store; if a function of the user makes or changes
-    them, the rows of a few random units represent all. Mix-up does not change the mean.
+    fit_intercept : if False, the mean is 0
+    n_outputs : number of outputs of the model: one for each target, or several for a single target
 
     Raises DataError if the variance overflows float64, or all weights are 0.
     """
@@ -306,7 +326,7 @@ def target_moments(
     backend: Backend, source: BaseSource, factors: npt.NDArray[np.float64] | None, seed: int,
     dtype: Any,
 ) -> ColumnMoments:  # fmt: skip
-    """Return the moments of the targets over an epoch, known or of a sample."""
+    """Return the moments of the targets over an epoch, known or estimated from a sample."""
     moments = None if changes_targets(source) else known_moments(source, factors)
     if moments is None:
         moments = sampled_moments(backend, source, factors, seed, dtype)
@@ -314,7 +334,7 @@ def target_moments(
 
 
 def changes_targets(source: BaseSource) -> bool:
-    """Return whether a transform may change the targets, which only a function of the user does."""
+    """Return whether a transform may change the targets. Only functions of the user may."""
     kinds = (*TRANSFORM_KINDS.values(), PatchFeatures)
     own = tuple(kind for kind in kinds if isinstance(kind, type))
     return not all(isinstance(t, own) for t in (*host_transforms(source), *source.feed_transforms))
@@ -323,9 +343,9 @@ def changes_targets(source: BaseSource) -> bool:
 def known_moments(
     source: BaseSource, factors: npt.NDArray[np.float64] | None
 ) -> ColumnMoments | None:
-    """Return moments from the weight of each class, or from what the source knows of its values.
+    """Return the moments of the targets if the source knows them, else None.
 
-    None if neither is known.
+    Those of classes follow from the total weight of each class.
     """
     if source.classes is None:
         return source.target_moments()
@@ -344,8 +364,12 @@ def sampled_moments(
     dtype: Any,
     targets: TargetScale | None = None,
 ) -> ColumnMoments:
-    """Return moments of the rows of `SAMPLED_UNITS` random units of epoch 0, as training gets
-    them, less `targets`."""
+    """Return the moments of the targets of `SAMPLED_UNITS` random units of epoch 0.
+
+    The transforms of the training are applied.
+
+    targets : mean and scale by which the targets are transformed; None to take them as they are
+    """
     rng = np.random.default_rng([seed, Stage.SAMPLE, INTERCEPT_SAMPLE_STAGE])
     units = np.sort(rng.permutation(source.n_units)[:SAMPLED_UNITS])
     moments = ColumnMoments(source.n_outputs)

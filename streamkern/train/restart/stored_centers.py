@@ -1,6 +1,6 @@
-"""The centers of a run directory, which stay there: each reader reads its part of them.
+"""Centers that stay in a run directory, and are read in part.
 
-A run that begins from another one needs their identity, and its own part of them.
+A run that starts from another run needs the identity of its centers, and each rank its own part.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from streamkern.rundir.run_directory import RunDirectory
 
 
 def center_digests(Z: HostArray, dtype: np.dtype[Any] | None = None) -> npt.NDArray[np.uint8]:
-    """Return (p, 16) digests of the rows of Z (p, d), equal for rows that are equal bit by bit.
+    """Return digests (p, 16) of the rows of Z (p, d), which are equal for bit-identical rows.
 
-    dtype : rows are rounded to it before; None: as they are
+    Among a billion distinct rows, two digests agree with a probability of about 1e-20.
 
-    Among a billion distinct rows two digests agree with a probability of about 1e-20.
+    dtype : dtype to which the rows are rounded first; None to keep theirs
     """
     keys = (
         hashlib.blake2b(row, digest_size=CENTER_KEY).digest()
@@ -37,11 +37,14 @@ def center_digests(Z: HostArray, dtype: np.dtype[Any] | None = None) -> npt.NDAr
 
 
 class CentersTarget:
-    """Target of the centers of a setup as they are read (`TargetFactory`); nothing else is read.
+    """Target for loading a setup (`TargetFactory`) that reads the centers only.
 
-    shape, dtype : of all centers
-    rows : the centers that are wanted, (q, d)
-    keys : `center_digests` of all centers, in this dtype, if requested
+    Arguments: `rows`, the centers to read, and `keyed`, the dtype in which digests of all centers
+    are computed; None for no digests.
+
+    shape, dtype : shape (p, d) and dtype of all centers, once the setup is loaded
+    rows : (q, d), the centers that were read
+    keys : (p, 16) `center_digests` of all centers, or empty
     """
 
     def __init__(self, rows: slice = slice(0, 0), *, keyed: np.dtype[Any] | None = None) -> None:
@@ -83,13 +86,13 @@ class CentersTarget:
 
 @dataclass(frozen=True, eq=False)
 class StoredCenters:
-    """The centers of a run, in the order of its setup, which stay in the run directory.
+    """The centers of a run, in storage order, which stay in the run directory.
 
-    shape : (p, d)
-    sha256 : digest of the entries of the centers' files in the manifest, which identifies them when
-        all or a part of them are read
-    recorded : digest in the record of a run that took them over, in place of sha256; that run began
-        from them in another directory
+    place, storage_options : run directory
+    shape, dtype : shape (p, d) and dtype of all centers
+    sha256 : digest of the entries of the centers' files in the manifest, which identifies them
+    recorded : digest in the record of this run if it took the centers over from a parent run; the
+        record has the digest of the files in the parent's directory
     """
 
     place: str | os.PathLike[str]
@@ -103,20 +106,21 @@ class StoredCenters:
         return self.shape[0]
 
     def read(self, rows: slice) -> HostArray:
-        """Return some of the centers, (q, d), reading the chunks that hold them.
+        """Return some of the centers, (q, d), reading only the chunks that hold them.
 
-        Raises ConfigError if the run has other centers by now.
+        Raises ConfigError if the run has other centers now.
         """
         return self._read(CentersTarget(rows)).rows
 
     def keys(self, dtype: np.dtype[Any] | None = None) -> npt.NDArray[np.uint8]:
-        """Return `center_digests` of all centers, reading a chunk at a time.
+        """Return `center_digests` of all centers, reading one chunk at a time.
 
-        Raises ConfigError if the run has other centers by now.
+        Raises ConfigError if the run has other centers now.
         """
         return self._read(CentersTarget(keyed=self.dtype if dtype is None else dtype)).keys
 
     def _read(self, target: CentersTarget) -> CentersTarget:
+        """Load the setup with a target; raise ConfigError if its centers have changed."""
         run = RunDirectory(self.place, writable=False, storage_options=self.storage_options)
         with run:
             setup = run.load_setup(target)
@@ -131,7 +135,7 @@ class StoredCenters:
 def stored_centers(
     place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
 ) -> StoredCenters | None:
-    """Return the centers of a run; None before its setup."""
+    """Return the centers of a run; None if it has no setup yet."""
     target = CentersTarget()
     with RunDirectory(place, writable=False, storage_options=storage_options) as run:
         setup = run.load_setup(target)
@@ -142,7 +146,7 @@ def centers_of(
     place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None, setup: Saved,
     target: CentersTarget,
 ) -> StoredCenters:  # fmt: skip
-    """Return the centers of a setup that was loaded with this target."""
+    """Return the centers of a setup that was loaded with `target`."""
     return StoredCenters(
         place, storage_options, target.shape, target.dtype, setup.checksums["Z"]
     )  # fmt: skip

@@ -76,8 +76,7 @@ class Assembled:
 
     @property
     def targets(self) -> TargetScale:
-        """Mean and scale of the targets, which are removed before training and restored in f
-        afterwards."""
+        """Mean and scale of the targets, which the feed removes and the model restores."""
         return TargetScale.from_arrays(self.arrays)
 
     @property
@@ -90,7 +89,7 @@ class Assembled:
 class ComputedSetup:
     """The parts that a solver is assembled from: see `Assembled`.
 
-    If the centers are partitioned over ranks, arrays["Z"] holds those of this rank's stripe.
+    If the centers are partitioned over ranks, arrays["Z"] is this rank's stripe of them.
     """
 
     work: Work[Any]
@@ -114,32 +113,33 @@ def start(
 def compute_setup(
     run: ResolvedRun, report: Report, warm: ParentRun | None = None, found: Learned | None = None
 ) -> ComputedSetup:
-    """Compute everything but the solver.
+    """Compute the centers, the kernel, the samples and the arrays of the solver.
 
-    Reads the centers, one sample of the stream, and the targets if their mean is not known.
+    The order is: target scale; kernel and metric, from a few rows; centers; noise and ridge; if the
+    loss is not squares, its parameters; and then the samples, and the setup of the method.
 
-    warm, found : the run whose weights are continued, with its target scale, and its learned
-        metric; `found` has the kernel as well if the bandwidth is open
+    warm : run whose weights and target scale this run starts from; None for a new model
+    found : metric that is already known, with its kernel if that is known too; None to choose both
     """
     config, data = run.config, run.data
     dtype, searched = map(_floating, (run.precision, run.search_precision))
-    loss, inside, facts = setup_targets(run, searched, warm, report)
-    few, learned = choose_kernel_and_metric(run, searched, inside, report, found)
+    loss, targets, facts = setup_targets(run, searched, warm, report)
+    few, learned = choose_kernel_and_metric(run, searched, targets, report, found)
     host_Z, order, kernel, center_rows, shift = choose_centers(
         run, dtype, report, learned.kernel, learned.metric
     )
-    op, points = _prepared(run, kernel, run.precision, shift, host_Z)
+    op, points = _operator_and_points(run, kernel, run.precision, shift, host_Z)
     rows = np.empty(0, np.int64)
 
     def samples() -> tuple[SampleRows, SampleRows]:
         nonlocal rows
-        sample, probe, rows = samples_of(run, dtype, inside, center_rows, squares)
+        sample, probe, rows = samples_of(run, dtype, targets, center_rows, squares)
         return sample, probe
 
-    noise, n, options, ridges = _estimate_noise(run, op, points, few.read, inside, report)
-    if warm is None and _rounding_is_hidden(run, options, op, points):
+    noise, n_eff, options, ridges = _estimate_noise(run, op, points, few.read, targets, report)
+    if warm is None and _float32_suffices(run, options, op, points):
         dtype, host_Z = searched, host_Z.astype(searched)
-        op, points = _prepared(run, kernel, run.search_precision, shift, host_Z)
+        op, points = _operator_and_points(run, kernel, run.search_precision, shift, host_Z)
     fit: LossFit | None = None
     squares: SquareTargets | None = few.bounded
     if few.bounded is not None:
@@ -147,31 +147,31 @@ def compute_setup(
         if run.problem.center_ranks > 1:  # their targets would take the centers of all ranks
             center_rows = None
     if loss is not None:
-        fit = fit_loss(run, loss, op, points, inside, few, noise, warm)
-        options = fit.with_ridge(options, n, report)
+        fit = fit_loss(run, loss, op, points, targets, few, noise, warm)
+        options = fit.with_ridge(options, n_eff, report)
         if fit.first is not None:
-            inside, noise, squares = fit.first.targets, fit.noise, fit.first
+            targets, noise, squares = fit.first.targets, fit.noise, fit.first
     del few
     if kernel.explicit and run.problem.center_ranks > 1:  # estimating the noise needed all centers
         del points
         host_Z, _ = scatter_all(run, host_Z)
         points = op.points(run.backend.asarray(host_Z), right=True)
     run.backend.release()
-    known = known_rows(run, dtype, inside, center_rows, host_Z, squares)
-    seed, ranks, worth = config.run.random_state, run.inputs.ranks, n if fit is None else None
+    known = known_rows(run, dtype, targets, center_rows, host_Z, squares)
+    seed, ranks, worth = config.run.random_state, run.inputs.ranks, n_eff if fit is None else None
     work = Work(op, points, run.problem, run.sizes, options, seed, known, noise, worth, ranks)
     read = _broadcast(work, host_Z, shift, fit, _reported(samples, report))
     setup = run.method.compute(work, read, report)
     if fit is not None:
-        inside = fit.turn_start(setup)
+        targets = fit.turn_start(setup)
     if ridges is not None:
         setup.arrays["ridges"] = run.backend.asarray(ridges)
-    if n is not None:
+    if n_eff is not None:
         options = options.with_ridge(setup.meta.setdefault("ridge", options.fixed_ridge))
     setup.meta |= facts | ({"learned_metric": learned.facts} if learned.facts else {})
     scale_arrays, scale_meta = save_scaling(data.fixed)
     arrays = {"Z": host_Z, "shift": shift, "order": order, "sample_rows": rows}
-    arrays |= ({} if kernel.metric is None else {"metric": kernel.metric}) | inside.arrays()
+    arrays |= ({} if kernel.metric is None else {"metric": kernel.metric}) | targets.arrays()
     arrays |= setup.arrays
     meta = _meta(run, op, setup.meta, scale_meta)
     work = replace(work, options=options, loss=scaled_loss(run.backend, dtype, meta, arrays))
@@ -193,24 +193,23 @@ def _broadcast(
     return broadcast_setup(work, arrays, described, samples)
 
 
-def _prepared(
+def _operator_and_points(
     run: ResolvedRun, kernel: Kernel, precision: str, shift: Array, host_Z: Array
 ) -> tuple[KernelOperator, Points]:
-    """Return the operator in a precision, and the centers prepared by it: a device needs no more
-    than those."""
+    """Return the kernel operator in a precision, and the centers on the device in its form."""
     op = KernelOperator(kernel, run.backend, precision, shift, run.grid)
     return op, op.points(run.backend.asarray(host_Z), right=True)
 
 
-def _rounding_is_hidden(
+def _float32_suffices(
     run: ResolvedRun, options: SolverConfig, op: KernelOperator, points: Points
 ) -> bool:
-    """Return whether float32 is as good for this noise as float64, which "auto" became."""
+    """Return whether float32 suffices for this ridge, although "auto" has chosen float64."""
     method, ridge = run.method, options.fixed_ridge
     if not run.sizes.widened or not isinstance(method, Direct):
         return False
     values = 1.0
-    if op.kernel.geometry == "inner":  # others have values up to 1
+    if op.kernel.geometry == "inner":  # the values of other kernels are at most 1
         some = points[:FEW_CENTERS]
         values = max(1.0, float(np.sqrt((run.backend.to_host(op.matrix(some, some)) ** 2).mean())))
     return not method.rounding_shows(run.problem, ridge, values)
@@ -236,21 +235,21 @@ def _estimate_noise(
     run: ResolvedRun, op: KernelOperator, points: Points, few: Callable[[], SampleRows],
     targets: TargetScale, report: Report,
 ) -> tuple[Noise, float | None, SolverConfig, npt.NDArray[np.float64] | None]:  # fmt: skip
-    """Return the noise of the targets, and the ridge if it follows from the noise.
+    """Return the noise of the targets, the effective number of rows, the settings and the ridges.
 
-    The results are the noise if the method asks for it, else `NO_NOISE`; and, if the ridge follows
-    from it, the effective number of rows of the run, the settings with the ridge, and the (c,)
-    ridges of the outputs.
+    The noise is `NO_NOISE` if neither the method nor the loss needs it. If the ridge follows from
+    the noise, it is entered in the settings, and a method with a ridge for each output gets the
+    ridges (c,). Otherwise the number of rows and the ridges are None.
     """
-    method, options, n, ridges = run.method, run.config.solver, None, None
+    method, options, n_eff, ridges = run.method, run.config.solver, None, None
     if not method.asks_noise(run.problem):
-        return NO_NOISE, n, options, ridges
+        return NO_NOISE, n_eff, options, ridges
     each, rows = method.ridge_each and run.problem.several, few()
     asks_ridge = method.asks_ridge(run.problem) or (
         options.ridge == "auto" and rows.repeats is not None and rows.repeats.are_common()
     )
     if not (asks_ridge or method.uses_center_targets or run.loss is not None):
-        return NO_NOISE, n, options, ridges
+        return NO_NOISE, n_eff, options, ridges
     few_of_them = rows if len(rows.X) <= NOISE_ROWS else rows.first(NOISE_ROWS, run.backend)
     noise = find_noise(op, points, few_of_them, each=each)
     noise = or_the_mean(op, points, few_of_them, noise)
@@ -258,14 +257,14 @@ def _estimate_noise(
         noise = noise_of_more_rows(op, points, rows, noise)
     facts: dict[str, Any] = {"variance": noise.variance, "tried": noise.tried}
     if asks_ridge:
-        n = rows_worth(run, op, op.dtype, targets)
-        options = options.with_ridge(noise.penalty(n))
+        n_eff = rows_worth(run, op, op.dtype, targets)
+        options = options.with_ridge(noise.penalty(n_eff))
         if noise.each:
-            ridges = on_grid([of_output.penalty(n) for of_output in noise.each])
+            ridges = on_grid([of_output.penalty(n_eff) for of_output in noise.each])
             options = options.with_ridge(middle(ridges))
-        facts |= {"worth": n, "ridge": options.ridge}
+        facts |= {"worth": n_eff, "ridge": options.ridge}
     report("noise", facts)
-    return noise, n, options, ridges
+    return noise, n_eff, options, ridges
 
 
 def _meta(
@@ -343,7 +342,8 @@ def reassemble(
 
 
 def compute_setup_part(run: ResolvedRun) -> dict[str, Array]:
-    """Compute this rank's part of the arrays of `compute_setup`, whose input rank 0 broadcasts."""
+    """Compute this rank's part of the arrays of `compute_setup`, from the input that rank 0
+    broadcasts."""
     ranks, own = run.inputs.ranks, {}
     if run.problem.center_ranks > 1:
         p, continued = run.problem.p, run.inputs.continued

@@ -1,6 +1,6 @@
-"""Broadcast of what rank 0 chose and read in a setup.
+"""Broadcast the choices and the sample rows of a setup from rank 0.
 
-The other ranks compute their rows of the preconditioner from it.
+The other ranks compute their rows of the preconditioner from them.
 """
 
 from __future__ import annotations
@@ -27,21 +27,22 @@ Hosts = Mapping[str, npt.NDArray[Any]]
 def broadcast_setup(
     work: Work[Any], arrays: Hosts, meta: Mapping[str, Any], samples: Samples
 ) -> Samples:
-    """Return `samples` of rank 0, wrapped to broadcast them and the work to the other ranks.
+    """Return `samples` of rank 0, wrapped to broadcast the samples and the work when it is called.
 
-    arrays, meta : description of the kernel operator, and "Z" unless the other ranks have it
+    arrays, meta : arrays and JSON values from which other ranks make the kernel operator; "Z", the
+        centers, is among the arrays unless each rank has its stripe
     """
     if work.ranks.is_single:
         return samples
 
     def read() -> tuple[SampleRows, SampleRows]:
         found, to_host = samples(), work.op.backend.to_host
-        said = dict(arrays)
+        sent = dict(arrays)
         for name, rows in zip(("sample", "probe"), found, strict=True):
-            said |= _named(name, rows._asdict(), to_host)
+            sent |= _named(name, rows._asdict(), to_host)
         known, noise = work.known, asdict(replace(work.noise, tried=[]))
         if known is not None:
-            said |= _named(
+            sent |= _named(
                 "known", {k: getattr(known, k) for k in ("counts", "weights", "Y")}, to_host
             )
         numbers = dict(meta) | {
@@ -49,11 +50,11 @@ def broadcast_setup(
             "ridge": work.options.ridge,
             "known": None if known is None else [known.n_rows, known.whole],
         }  # fmt: skip
-        numbers["arrays"] = {name: [a.shape, a.dtype.str] for name, a in said.items()}
+        numbers["arrays"] = {name: [a.shape, a.dtype.str] for name, a in sent.items()}
         work.ranks.broadcast_bytes(
             json.dumps(numbers, default=lambda number: number.item()).encode()
         )
-        for a in said.values():
+        for a in sent.values():
             work.ranks.broadcast(np.ascontiguousarray(a))
         return found
 
@@ -61,7 +62,7 @@ def broadcast_setup(
 
 
 def receive_setup(ranks: Communicator) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
-    """Receive the arrays and the JSON values that rank 0 broadcasts, on another rank."""
+    """Receive the arrays and the JSON values that rank 0 sends by `broadcast_setup`."""
     meta = json.loads(ranks.broadcast_bytes(b""))
     described = meta.pop("arrays")
     arrays = {name: np.empty(shape, dtype) for name, (shape, dtype) in described.items()}
@@ -74,9 +75,9 @@ def work_of(
     arrays: dict[str, npt.NDArray[Any]],
     meta: Mapping[str, Any],
 ) -> tuple[Work[Any], Samples]:
-    """Return the work of rank 0 and its samples, from what it broadcast.
+    """Return the work of a rank and its samples, from the results of `receive_setup`.
 
-    The sample rows are removed from `arrays` when they are read.
+    The sample rows are removed from `arrays` when the samples are called.
     """
     asarray = run.backend.asarray
     Z = op.points(asarray(arrays["Z"]), right=True)

@@ -1,7 +1,7 @@
-"""The rows of the training data that are centers, with their targets, known before streaming.
+"""Find the rows of the training data that are centers, with their targets, before streaming.
 
-See `solver.precondition.block` for their use. If rows are changed, by random transforms or by
-copies, or every epoch has other rows, none of them is a center.
+`solver.precondition.block` uses them. If random transforms or copies change the rows, or if every
+epoch has other rows, no row is a center.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from streamkern.train.resolve.resolved_run import ResolvedRun
 class CenterRows(NamedTuple):
     """Rows that are centers.
 
-    place : (q,) int64, index of the center that each row is, in kept order
-    block : these rows, X (q, 0)
+    place : (q,) int64, index of the center that each row is, in storage order
+    block : the rows without features: X is (q, 0)
     """
 
     place: npt.NDArray[np.int64]
@@ -29,16 +29,20 @@ class CenterRows(NamedTuple):
 
 
 def of_rows(run: ResolvedRun, block: RowBlock) -> CenterRows | None:
-    """Return the rows of centers drawn as rows: row i of `block` is the i-th center kept."""
+    """Return the rows of centers that were drawn as rows.
+
+    block : rows in the storage order of the centers: row i is center i
+    """
     if run.data.augmented or not run.data.repeats:
         return None
     return CenterRows(np.arange(len(block.row_ids)), without_features(block))
 
 
 def given(run: ResolvedRun, centers: npt.NDArray[Any]) -> CenterRows | None:
-    """Return the rows of given centers, by searching for these among rows in memory.
+    """Return the rows that equal given centers; None if there are none or the data is not in
+    memory.
 
-    centers : (p, *row_shape) in storage form, in kept order
+    centers : (p, *row_shape) centers before all transforms, in storage order
     """
     if run.data.augmented or not run.data.repeats:
         return None
@@ -57,7 +61,7 @@ def without_features(block: RowBlock) -> RowBlock:
 def center_places(
     numbers: npt.NDArray[np.int64], known: CenterRows | None
 ) -> npt.NDArray[np.int64]:
-    """Return the index of the center that each row is, or -1, by row number. numbers : (m,)."""
+    """Return the index of the center that each row is, (m,), or -1. numbers : (m,) row numbers."""
     places = np.full(len(numbers), -1)
     if known is not None:
         order = np.argsort(known.block.row_ids)

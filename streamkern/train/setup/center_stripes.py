@@ -1,7 +1,6 @@
 """Scatter the centers of a setup over the ranks of a center partition.
 
-Rank 0, which has chosen the centers, broadcasts them a part at a time, and each rank keeps its
-stripe.
+Rank 0, which has chosen the centers, broadcasts them part by part, and each rank keeps its stripe.
 """
 
 from __future__ import annotations
@@ -16,16 +15,18 @@ from streamkern.basics.array_types import HostArray, Ints
 from streamkern.planning.memory import BROADCAST_CENTER_BYTES
 
 CenterPart = tuple[Ints, HostArray]
-"""(m,) indices of centers, and these centers, (m, d)."""
+"""Indices of centers, (m,), and these centers, (m, d)."""
 
 
 def scatter(parts: Iterable[CenterPart], p: int, ranks: Communicator) -> HostArray:
-    """Broadcast the centers in `parts`, each of them once, and return the stripe of rank 0, (q, d).
+    """Broadcast all centers from rank 0, and return its stripe, (q, d).
 
-    Called on rank 0 only, while the others call `receive_shard`.
+    Called on rank 0, while the other ranks call `receive_shard`.
+
+    parts : all p centers, each of them once
     """
 
-    def told() -> Iterator[CenterPart]:
+    def sent() -> Iterator[CenterPart]:
         for places, X in parts:
             for rows in tiles(len(X), max(1, BROADCAST_CENTER_BYTES // max(1, X[:1].nbytes))):
                 part = np.ascontiguousarray(X[rows])
@@ -33,13 +34,13 @@ def scatter(parts: Iterable[CenterPart], p: int, ranks: Communicator) -> HostArr
                 yield ranks.broadcast(places[rows].copy()), ranks.broadcast(part)
         ranks.broadcast_scalars([0, 0, 0])
 
-    return _kept(told(), p, ranks)
+    return _own_stripe(sent(), p, ranks)
 
 
 def receive_shard(p: int, ranks: Communicator) -> HostArray:
     """Receive the centers that rank 0 broadcasts, and return the stripe of this rank, (q, d)."""
 
-    def heard() -> Iterator[CenterPart]:
+    def received() -> Iterator[CenterPart]:
         while True:
             m, d, itemsize = (int(size) for size in ranks.broadcast_scalars([0, 0, 0]))
             if not m:
@@ -47,10 +48,11 @@ def receive_shard(p: int, ranks: Communicator) -> HostArray:
             X = np.empty((m, d), f"f{itemsize}")
             yield ranks.broadcast(np.empty(m, np.int64)), ranks.broadcast(X)
 
-    return _kept(heard(), p, ranks)
+    return _own_stripe(received(), p, ranks)
 
 
-def _kept(parts: Iterable[CenterPart], p: int, ranks: Communicator) -> HostArray:
+def _own_stripe(parts: Iterable[CenterPart], p: int, ranks: Communicator) -> HostArray:
+    """Return the stripe of this rank, (q, d), from parts of all centers."""
     own, kept = ranks.stripe(p), None
     for places, X in parts:
         if kept is None:
@@ -62,13 +64,12 @@ def _kept(parts: Iterable[CenterPart], p: int, ranks: Communicator) -> HostArray
 
 
 def mean(Z: HostArray, p: int, ranks: Communicator) -> HostArray:
-    """Return the mean of all centers, (d,) float64. Collective: all ranks call it.
+    """Return the mean of all centers, (d,) float64. Collective.
 
-    Z : the stripe of this rank
+    One rank after the other adds its rows, one by one, to the sum of the ranks before. This is the
+    order of `numpy.mean`; in another order, the result would depend on the number of ranks.
 
-    Each rank in turn adds its rows to the sum of the ranks before it, row by row, which is the
-    order of `numpy.mean`: in another order, bits of the whole run would depend on the number of
-    ranks.
+    Z : (q, d), the stripe of this rank
     """
     total = np.zeros(Z.shape[1])
     for turn in range(ranks.size):

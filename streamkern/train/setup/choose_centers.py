@@ -1,4 +1,4 @@
-"""Choose the centers, in the units of the kernel, and the kernel with its bandwidth."""
+"""Choose the centers, as transformed rows, and the bandwidth of the kernel."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from streamkern.train.setup.choose_kernel import moved
 class Chosen(NamedTuple):
     """Centers and kernel of a run.
 
-    Z : (p, d) transformed centers on the host, in kept order; kept row i was row order[i] of the
-        centers as chosen. If ranks partition the centers, the stripe of this rank, except for
-        Fourier features; the other ranks have received theirs.
-    kernel : as given, or with the bandwidth of the data
-    rows : rows of the training data that are centers, None if they are not known
-    shift : (d,), the mean of Z. It changes no distance; without it raw pixels lose three digits of
-        them.
+    Z : (p, d) transformed centers on the host, in storage order. If ranks partition the centers,
+        the stripe of this rank, except for Fourier features; the other ranks have received theirs.
+    order : (p,); row i of Z is row order[i] of the centers as selected
+    kernel : kernel as given, or with the bandwidth found from the data
+    rows : rows of the training data that are centers; None if they are not known
+    shift : (d,), the mean of Z, which is subtracted from all rows. This changes no distance; but
+        without it, distances of raw pixels would lose three digits.
     """
 
     Z: HostArray
@@ -58,12 +58,15 @@ def choose_centers(
 ) -> Chosen:  # fmt: skip
     """Choose centers by the method of `model.centers`, or take the given ones.
 
-    They go through the fixed transforms, whether they are rows or begin as rows; random_order then
-    permutes them. Fourier features have random frequencies and phases in the place of centers.
+    The fixed transforms are applied to the centers, or to the rows that a selection starts from,
+    and `random_order` permutes them. Fourier features have random frequencies and phases in place
+    of centers.
 
-    kernel : the kernel with the bandwidth that was found. If it is None and the bandwidth is
-        "median", that is the median distance, in the metric, between the rows that are read here:
-        the centers themselves, or the rows from which `CenterSelector.refine` begins.
+    dtype : dtype of the centers
+    kernel : kernel with its bandwidth, if the setup has found one. If it is None and the bandwidth
+        is "median", the bandwidth is the median distance, in the metric, of the rows that are read
+        here: the centers, or the rows from which `CenterSelector.refine` starts.
+    metric : scales (d,) or matrix (d, r); None for no metric
     """
     if run.inputs.continued is not None:
         return _continued(run, run.inputs.continued, dtype, report)
@@ -123,7 +126,7 @@ def _streamed(
     kernel: Kernel | None,
     metric: Floats | None,
 ) -> Chosen:
-    """Choose rows as centers, and broadcast them unit by unit, as they are read."""
+    """Choose rows as centers, and scatter them over the ranks unit by unit as they are read."""
     began = time.perf_counter()
     base, p, method = run.data.base, run.problem.p, run.centers_from
     seed = run.config.run.random_state
@@ -131,13 +134,13 @@ def _streamed(
         (np.arange(p), p) if method == "all" else SELECTORS[method].choose(base, p, seed)
     )
     order = random_rows.random_order(p, seed)
-    kept = np.argsort(order)
+    place_of = np.argsort(order)  # index in storage order of each selected row
     first = np.empty((min(p, random_rows.BANDWIDTH_ROWS), run.data.d), dtype)
     seen, rest = list[Ints](), list[RowBlock]()
 
     def parts() -> Iterator[CenterPart]:
         for at, block in rows_by_unit(base, chosen, seed):
-            X, places = run.backend.to_host(transformed(run, block, dtype)[0]), kept[at]
+            X, places = run.backend.to_host(transformed(run, block, dtype)[0]), place_of[at]
             few = places < len(first)
             first[places[few]] = X[few]
             seen.append(places)
@@ -155,7 +158,7 @@ def _streamed(
 
 
 def scatter_all(run: ResolvedRun, Z: HostArray) -> tuple[HostArray, HostArray]:
-    """Broadcast all centers to the other ranks; return the stripe of this rank, and the mean."""
+    """Scatter all centers over the ranks; return the stripe of this rank, and the mean (d,)."""
     p, ranks = len(Z), run.inputs.ranks
     stripe = scatter([(np.arange(p), Z)], p, ranks)
     return stripe, mean(stripe, p, ranks).astype(Z.dtype)
@@ -164,7 +167,7 @@ def scatter_all(run: ResolvedRun, Z: HostArray) -> tuple[HostArray, HostArray]:
 def _known(run: ResolvedRun, method: str, block: RowBlock) -> CenterRows | None:
     """Return the rows of the training data that are centers, if the method uses their targets.
 
-    block : the centers in kept order, or the rows from which a selection begins
+    block : centers in storage order, or the rows from which a selection starts
     """
     if not run.method.uses_center_targets or run.problem.selection is not None:
         return None
@@ -174,7 +177,7 @@ def _known(run: ResolvedRun, method: str, block: RowBlock) -> CenterRows | None:
 
 
 def transformed(run: ResolvedRun, rows: RowBlock, dtype: np.dtype[Any]) -> tuple[Array, Array]:
-    """Return rows of the training data as the kernel takes them, (m, d), and targets (m, c)."""
+    """Return the features (m, d) and the targets (m, c) of rows after the fixed transforms."""
     source = run.data.source
     return prepare(
         run.backend, rows, transforms=run.data.fixed, dtype=dtype,
@@ -184,7 +187,8 @@ def transformed(run: ResolvedRun, rows: RowBlock, dtype: np.dtype[Any]) -> tuple
 
 
 def _rows(run: ResolvedRun, method: str) -> tuple[RowBlock, int]:
-    """Return the rows that are centers or begin a selection, and how many were examined."""
+    """Return the rows that are centers, or from which a selection starts, and the number of rows
+    that were examined."""
     base, seed, selection = run.data.base, run.config.run.random_state, run.problem.selection
     if method in SELECTORS:
         n = run.problem.p if selection is None else selection.first
@@ -203,6 +207,7 @@ def _rows(run: ResolvedRun, method: str) -> tuple[RowBlock, int]:
 
 
 def _kernel(run: ResolvedRun, X: HostArray, in_order: bool, metric: Floats | None = None) -> Kernel:
+    """Return the kernel of the settings; an open bandwidth is the median distance of rows X."""
     model, bandwidth = run.config.model, run.config.model.bandwidth
 
     @cache

@@ -5,25 +5,25 @@ kernel model is fitted, its average gradient outer product G (`kernels.agop`) gi
 along which it changes, and the next model has distances (x - z)^T M (x - z) with M = G^s:
 irrelevant features drop out of the distance, relevant ones dominate it.
 
-A round is kernel ridge regression with the Laplace kernel, all rows of the fit being centers;
-bandwidth and ridge are those that predict other, held-out rows best. Gradients are evaluated at
-rows that are not fitted: at fitted rows they also contain the noise. The variant with the lowest
-held-out error (M diagonal or full, s = 1/2 or 1) is rerun on twice the rows; gradient steps then
-start from its best round (`metric_steps`). They go on with more rows as long as models of a few
-rows predict the held-out ones better. The metrics of the best round and of the last step of each
-stage are the candidates.
+A round is kernel ridge regression with the Laplace kernel, in which all fitted rows are centers.
+Its bandwidth and ridge are those with the lowest error on held-out rows. Gradients are evaluated at
+rows that are not fitted, because at fitted rows they also contain the noise. The variant with the
+lowest held-out error (M diagonal or full, s = 1/2 or 1) is rerun on twice the rows. Gradient steps
+then start from its best round (`metric_steps`), in stages with more and more rows, until a stage no
+longer lowers the held-out error of a model of a few rows. The metrics of the best round and of the
+last step of each stage are the candidates.
 
-Candidates are judged on the held-out rows, by models of all the others, beside a model
-without a metric, in the kernel of a run without. The targets of the held-out rows thus have no
-part in any metric: by leave-one-out errors of the rows from which the metric was learned, a full
-metric had .85 of the error (RMSE) on ring, while on held-out rows none was better than M = I. These
-models also have more rows than those of the rounds, since a metric helps a model of few rows more
-than one of many.
+To judge the candidates, models of all the other rows predict the held-out rows: one model in each
+metric, and one in the kernel that the run would have without a metric. No metric is learned from
+the targets of the held-out rows. Otherwise a useless metric may look good: on the table ring, a
+full metric had .85 of the RMSE by leave-one-out on the rows that it was learned from, but on
+held-out rows no metric was better than M = I. The models that are judged have more rows than the
+models of the rounds, since a metric helps a model of few rows more than a model of many rows.
 
-M has trace d, so that lengths are about those without a metric. The root of a diagonal M goes to
-the kernel as scales, the root of a round's full M as U sqrt(lam), without directions whose
-eigenvalue is below `NEGLIGIBLE_FEATURE` of the largest; the matrix of the gradient steps is not
-truncated.
+M is scaled to trace d, so that distances keep about their size. The kernel takes the root of M: the
+scales (d,) of a diagonal M, or the matrix U sqrt(lam) of a full M = U lam U^T of a round, without
+the directions whose eigenvalue is below `NEGLIGIBLE_FEATURE` times the largest. The matrix of the
+gradient steps is not truncated.
 """
 
 from __future__ import annotations
@@ -61,36 +61,38 @@ from streamkern.train.setup.metric_rounds import (
 from streamkern.train.setup.metric_steps import metrics_of_steps, stages
 
 ROUND_FIT = METRIC_FIT // 2
-"""Rows that are fitted in a round, and to choose a kernel. Test RMSE of twonorm in the metric of
-512 rows was 1.11, 1.07, 1.06 times that in the metric of 1024 (three seeds), and rounds of 1024
-that began in the former did not help: the best variant is therefore rerun from the beginning."""
+"""Number of rows that are fitted in a round, and to choose a kernel. On the table twonorm, a metric
+learned from 512 rows gave 1.11, 1.07 and 1.06 times the test RMSE of a metric learned from 1024
+rows (three seeds). Rounds of 1024 rows that started in the metric of 512 rows did not help; the
+best variant is therefore rerun from the beginning."""
 HELD = 2 * METRIC_FIT
 """Largest number of held-out rows."""
 JUDGED_ROWS = 8192
-"""Number of rows of the models that are compared on held-out rows, if so many are there. Rows from
-which the metric was learned are among them, as they are in the run."""
+"""Largest number of rows of the models that are compared on held-out rows. Rows from which the
+metric was learned are among them, as they are in the run."""
 MORE_CENTERS = 1.6
-"""Centers per row of these models above which a gain also has to hold by extrapolation. At a factor
-of 1.5 it refused 3 of 20 metrics with .64 to .80 of the test MSE, since the error falls to the
-noise and not to zero."""
+"""Ratio of the run's centers to the rows of these models above which a gain must also hold when the
+errors are extrapolated to the run (`_with_more_rows`). The extrapolation is too cautious at smaller
+ratios, since it assumes that the error falls to zero and not to the noise: at 1.5 it refused 3 of
+20 metrics that gave .64 to .80 of the test MSE."""
 TRIED = 3
-"""Typical number of bandwidths of a search, and of ridges."""
+"""Typical number of bandwidths, and of ridges, that a search tries."""
 MIN_ROWS_OF_METRIC = 48
-"""Smallest number of rows to learn a metric: a third of them has to distinguish metrics."""
+"""Smallest number of rows from which a metric is learned; a third of them compares metrics."""
 GAIN_SE = 2.0
-"""Smallest gain for which a learned metric is used, in standard errors of the mean over held-out
-rows: of squared errors, for classes of log losses. The tables of
-docs/explanation/metric-measured.md chose it. Squared errors of one-hot targets may fall while the
-classes are told apart less well."""
+"""Smallest gain for which a learned metric is used, in standard errors of the mean loss over the
+held-out rows. The loss is the squared error, or for classes the log loss, because the squared error
+of one-hot targets may fall although the classes are separated less well. The value was chosen from
+the tables of docs/explanation/metric-measured.md."""
 
 
 class Learned(NamedTuple):
     """The result of `learn_metric`.
 
-    metric : in the form that `Kernel` takes, or None
-    facts : JSON
-    categorical : those of the kernel, perhaps none; None if they were not looked for
-    kernel : kernel in the metric, with bandwidth and categorical features, if it is known
+    metric : scales (d,) or a matrix (d, r), as `Kernel` takes them; None for no metric
+    facts : kind, errors and gain, as JSON values
+    categorical : categorical features of the kernel, () for none; None if there was no search
+    kernel : kernel in the metric, with bandwidth and categorical features; None if not known
     """
 
     metric: Floats | None
@@ -103,19 +105,19 @@ NOT_LEARNED = Learned(None, {})
 
 
 def split(n: int) -> tuple[int, int]:
-    """Return (number of rows to learn from, number of rows to hold out), of n."""
+    """Return how many of n rows the metric is learned from, and how many are held out."""
     pool = n // 3
     return pool, min(HELD, n - 2 * pool)
 
 
 def judged_rows(n: int) -> int:
-    """Return the number of rows of the models that are compared, of n."""
+    """Return how many of n rows are fitted by the models that are compared."""
     pool, held = split(n)
     return min(n - held, max(n - pool - held, JUDGED_ROWS))
 
 
 def metric_flops(run: ResolvedRun) -> int:
-    """Return the FLOPs of `learn_metric` if no round ends early, leading terms."""
+    """Return the leading terms of the FLOPs of `learn_metric`, if no round ends early."""
     rows, d, c = run.problem.metric_rows, run.problem.d, run.problem.c
     if rows < MIN_ROWS_OF_METRIC:
         return 0
@@ -150,14 +152,15 @@ def learn_metric(
     run: ResolvedRun, rows: SampleRows, targets: TargetScale, report: Report,
     plain_kernel: Callable[[CategoricalFeatures], Kernel] | None = None,
 ) -> Learned:  # fmt: skip
-    """Return a metric learned from the last of the rows if it is significantly better than none.
+    """Learn a metric from some of the rows, and return it if it is significantly better than none.
 
-    rows : in random order, no two made from one stored row. The last ones, from which the metric is
-        learned, see `split`, should judge nothing else.
-    targets : scale of the targets of the run
-    plain_kernel : returns the kernel that the run has without a metric, with these categorical
-        features; None: the kernel is given, and so are its categorical features
+    rows : rows in random order, no two made from one stored row. The metric is learned from the
+        last ones, see `split`; they should not be used to judge anything else.
+    targets : mean and scale of the targets of the run
+    plain_kernel : returns the kernel that the run has without a metric, for given categorical
+        features; None if the settings give the kernel and its categorical features
     """
+    # The rows are, in this order: held-out rows, others, and the pool that the metric learns from.
     n_pool, n_held = split(len(rows.X))
     if len(rows.X) < MIN_ROWS_OF_METRIC:
         report("metric", {"kind": "none", "rows": len(rows.X)})
@@ -169,9 +172,10 @@ def learn_metric(
     def kernel_in(metric: Floats, categorical: CategoricalFeatures) -> Kernel:
         return find_kernel(run, rows.part(slice(n_held, cut)), report, metric, categorical).kernel
 
-    def judge(step: int) -> HeldOut:
+    def every(k: int) -> HeldOut:
+        """Return the problem of fitting every k-th of the rows that are not held out."""
         at = np.linspace(n_held, len(rows.X) - 1, judged_rows(len(rows.X))).astype(np.int64)
-        return HeldOut(run, rows.part(run.backend.asarray(at[::step])), held, classes)
+        return HeldOut(run, rows.part(run.backend.asarray(at[::k])), held, classes)
 
     with run.backend.single_threaded_blas():
         fits = [pool.part(slice(n)) for n in (ROUND_FIT, METRIC_FIT)]
@@ -180,33 +184,35 @@ def learn_metric(
         few = HeldOut(run, rows.part(slice(n_held, n_held + min(ROUND_FIT, n_pool))), held, classes)
         before = few.with_its_kernel(plain, None)
 
-        def tried(near: Fitted, metric: Floats, how: dict[str, Any], kernel: Kernel) -> _Candidate:
+        def fit_few(
+            near: Fitted, metric: Floats, how: dict[str, Any], kernel: Kernel
+        ) -> _Candidate:
             model = few.with_its_kernel(near, metric, few.categorical or kernel.categorical)
             report("metric", {**how, "error": model.error, "error_without": before.error})
             return _Candidate(model, how)
 
         found = list[_Candidate]()
-        for categorical in dict.fromkeys(((), kernel.categorical)):
+        for categorical in dict.fromkeys(((), kernel.categorical)):  # without and with them
             problem, more = (HeldOut(run, fit, held, classes, categorical) for fit in fits)
             start = plain
             if categorical:
                 start = problem.in_metric(None, plain.width, plain.ridge)
             best, facts = best_round(problem, more, start, rows.part(slice(cut)), report)
-            found += _candidates(best, facts, pool, run, before, tried)
-        verdict, opened = _none(before), plain_kernel is not None
+            found += _candidates(best, facts, pool, run, before, fit_few)
+        verdict, is_open = _none(before), plain_kernel is not None
         if found and plain_kernel is not None:
             before = before._replace(op=few.operator(plain_kernel(kernel.categorical)))
         if found:
-            verdict = _judged(run, before, found, judge, kernel_in if opened else None)
+            verdict = _judged(run, before, found, every, kernel_in if is_open else None)
     report("metric", {"chosen": verdict.facts, "kernel": verdict.kernel.describe()})
     if not verdict.better:
         return Learned(None, verdict.facts, kernel.categorical)
     kernel = verdict.kernel
-    return Learned(kernel.metric, verdict.facts, kernel.categorical, kernel if opened else None)
+    return Learned(kernel.metric, verdict.facts, kernel.categorical, kernel if is_open else None)
 
 
 class _Candidate(NamedTuple):
-    """A model in a metric, with the kernel of the run, and the origin of that metric as JSON."""
+    """A model of a few rows in a metric, and the origin of the metric as JSON values."""
 
     model: Fitted
     facts: dict[str, Any]
@@ -218,19 +224,21 @@ def _candidates(
     pool: SampleRows,
     run: ResolvedRun,
     before: Fitted,
-    tried: Callable[[Fitted, Floats, dict[str, Any], Kernel], _Candidate],
+    fit_few: Callable[[Fitted, Floats, dict[str, Any], Kernel], _Candidate],
 ) -> list[_Candidate]:
-    """Return the metrics of the best round and of the steps with which rows are better predicted.
+    """Return the metrics, of the best round and of the steps, that lower the held-out error.
 
-    pool : rows for the steps
-    before : model of a few rows without a metric
-    tried : fits a model near another one, in a metric, with the categorical features of a kernel
+    best, facts : model of the best round, and its variant as JSON values
+    pool : rows for the gradient steps
+    before : model of a few rows without a metric, whose error has to be lowered
+    fit_few : fits a few rows in a metric. Its arguments are a model at whose bandwidth and ridge
+        the search begins, the metric, its origin, and a kernel with the categorical features.
     """
     found, least = list[_Candidate](), before.error
 
     def gains(metric: Floats, how: dict[str, Any], kernel: Kernel) -> bool:
         nonlocal least
-        candidate = tried(best, metric, how, kernel)
+        candidate = fit_few(best, metric, how, kernel)
         if candidate.model.error < before.error:
             found.append(candidate)
         better = candidate.model.error < least
@@ -253,7 +261,8 @@ class _Verdict(NamedTuple):
     """The choice between the candidates and no metric.
 
     better : whether a metric is used
-    kernel : kernel of the run, in that metric or in none
+    kernel : kernel of the run, in the chosen metric or without one
+    facts : kind of the metric, errors and gain, as JSON values
     """
 
     better: bool
@@ -262,56 +271,58 @@ class _Verdict(NamedTuple):
 
 
 def _judged(
-    run: ResolvedRun, before: Fitted, found: Sequence[_Candidate], judge: Callable[[int], HeldOut],
+    run: ResolvedRun, before: Fitted, found: Sequence[_Candidate], every: Callable[[int], HeldOut],
     kernel_in: Callable[[Floats, CategoricalFeatures], Kernel] | None,
 ) -> _Verdict:  # fmt: skip
     """Return the verdict on the best candidate, by models of the rows that are not held out.
 
-    before : model without a metric, in the kernel of the run
-    judge : returns the fitting problem on these rows, or on each second one
-    kernel_in : returns the kernel in a metric that suits other rows; None: it is given
+    Only the candidate whose model has the lowest loss is judged, in its own kernel or, if that has
+    a lower loss, in the kernel of `kernel_in`.
 
-    Of several candidates, only the one with the least error of these models is judged, in its own
-    kernel or in that of `kernel_in`.
+    before : model without a metric, in the kernel of the run
+    found : candidates that lower the error of a model of a few rows
+    every : every(k) returns the problem of fitting every k-th of these rows
+    kernel_in : finds the kernel for a metric and categorical features, from rows of its own; None
+        if the settings give the kernel
     """
-    many = judge(1)
+    many = every(1)
     n, target = len(many.fit.X), min(run.problem.n_rows, run.problem.p)
 
-    def of_all(by: HeldOut, models: Sequence[Fitted]) -> list[Fitted]:
+    def refitted(by: HeldOut, models: Sequence[Fitted]) -> list[Fitted]:
         least = by.least_ridge
         return [
             by.with_losses(by.with_kernel(m.op.kernel, max(m.ridge, least), least)) for m in models
         ]
 
-    plain, *models = of_all(many, [before, *(each.model for each in found)])
+    plain, *models = refitted(many, [before, *(each.model for each in found)])
     at = min(range(len(models)), key=lambda k: models[k].losses.mean())
     best, after, facts = found[at].model, models[at], found[at].facts
     if kernel_in is not None and after.losses.mean() < plain.losses.mean():
         kernel = best.op.kernel
         assert kernel.metric is not None
         other = best._replace(op=many.operator(kernel_in(kernel.metric, kernel.categorical)))
-        (model,) = of_all(many, [other])
+        (model,) = refitted(many, [other])
         if model.losses.mean() < after.losses.mean():
             best, after = other, model
     pairs = [(plain, after)]
     if target > MORE_CENTERS * n:
-        half = of_all(judge(2), [before, best])
+        half = refitted(every(2), [before, best])
         both = zip(half, pairs[0], strict=True)
         one, other = (_with_more_rows(*each, target / n) for each in both)
         pairs.append((one, other))
-    sure = min(_certainty(b.losses, a.losses) for b, a in pairs)
-    better = sure > GAIN_SE
-    facts = (facts if better else {"kind": "none"}) | _told(plain, after, sure)
+    gain = min(_robust_gain(b.losses, a.losses) for b, a in pairs)
+    better = gain > GAIN_SE
+    facts = (facts if better else {"kind": "none"}) | _error_facts(plain, after, gain)
     return _Verdict(better, (after if better else plain).op.kernel, facts)
 
 
 def _none(before: Fitted) -> _Verdict:
-    return _Verdict(False, before.op.kernel, {"kind": "none"} | _told(before, before, 0.0))
+    return _Verdict(False, before.op.kernel, {"kind": "none"} | _error_facts(before, before, 0.0))
 
 
-def _told(before: Fitted, after: Fitted, sure: float) -> dict[str, Any]:
+def _error_facts(before: Fitted, after: Fitted, gain: float) -> dict[str, Any]:
     """Return errors and gain as JSON values; None for numbers that are not finite."""
-    facts = {"error": after.error, "error_without": before.error, "standard_errors": sure}
+    facts = {"error": after.error, "error_without": before.error, "standard_errors": gain}
     if after.log_losses is not None and before.log_losses is not None:
         facts |= {"log_loss": float(after.log_losses.mean())}
         facts |= {"log_loss_without": float(before.log_losses.mean())}
@@ -319,10 +330,12 @@ def _told(before: Fitted, after: Fitted, sure: float) -> dict[str, Any]:
 
 
 def _with_more_rows(fewer: Fitted, model: Fitted, times: float) -> Fitted:
-    """Return a model with errors extrapolated to `times` as many rows; `fewer` has half its rows.
+    """Return a model with its errors extrapolated to `times` as many rows by a power law.
 
-    A metric helps a model of few rows more than one of many: on 449 rows of the digits a full one
-    had .78 of the error, 1.04 of it on all 1347.
+    A metric helps a model of few rows more than a model of many rows: on the digits, a full metric
+    gave .78 of the error with 449 rows, and 1.04 times the error with all 1347.
+
+    fewer : model of half the rows, from which the exponent follows
     """
 
     def scaled(before: Errors, now: Errors) -> Errors:
@@ -336,14 +349,13 @@ def _with_more_rows(fewer: Fitted, model: Fitted, times: float) -> Fitted:
     )
 
 
-def _certainty(before: Errors, after: Errors) -> float:
-    """Return the mean gain per row in its standard errors, with and without the largest gains.
-
-    0 if an error is not finite.
+def _robust_gain(before: Errors, after: Errors) -> float:
+    """Return the mean gain per row in units of its standard error; 0 if an error is not finite.
 
     A single row that gains much more than the others adds more to the standard error than to the
-    mean: on diamonds 2.3, and 4.6 if no row gains more than the worst one loses. The mean of such
-    limited gains is below the mean gain, so that a significant one is enough.
+    mean. The gain is therefore also computed with each row's gain limited to the largest loss of
+    any row, and the larger of the two results is returned. On diamonds they were 2.3 and, limited,
+    4.6. The limit only lowers the mean gain, so a significant limited gain suffices.
     """
     if not (np.isfinite(before).all() and np.isfinite(after).all()):
         return 0.0

@@ -1,18 +1,19 @@
 """Decide whether the targets are learned on a log scale.
 
-Prices, counts and durations often vary in proportion to their size. Some rows of the stream are
-predicted by the others, by kernel ridge regression to y and to log(1 + y / unit) for a few units,
-each with the kernel and the noise that suit it. The predictions are mapped back, multiplied by the
-factor that makes them means (`smearing_factor`), and compared in the unit of y.
+Prices, counts and durations often vary in proportion to their size. Kernel ridge regression
+therefore predicts each of some rows from the others (leave-one-out, in closed form). It is fitted
+to y, and to log(1 + y / unit) for a few units, each time with the kernel and the noise of least
+error. The predictions are converted back to the scale of y, multiplied by the factor that makes
+them means (`smearing_factor`), and compared there.
 
-The factor of the run's model is another one, as its errors are smaller than those of a model of so
-few rows. Of a left-out residual, the share noise / (noise + variance of f), which kernel ridge
-regression knows, is noise and stays; the square of the rest falls like 1 / rows.
+The factor for the run's model differs, because this model has more rows and smaller errors. In
+expectation, the share noise / (noise + variance of f) of a squared left-out residual is noise, and
+remains with more rows. The rest is estimated to fall like 1 / rows.
 
-The log scale is taken if the mean squared error falls by `LOG_SCALE_GAIN`, and by `LOG_SCALE_SE`
-standard errors of the paired differences. A few rows would dominate these, so that squares above a
-high quantile (`CAPPED`) of those without a log scale count as that quantile; the mean of all
-squares must not rise. The figures are in docs/explanation/log-scale.md.
+The log scale is used if the mean squared error falls by the share `LOG_SCALE_GAIN`, and by
+`LOG_SCALE_SE` standard errors of the paired differences. So that these do not depend on a few rows,
+squared errors are capped at their quantile `CAPPED` without a log scale. In addition, the mean of
+the squared errors without the cap must not rise. The figures are in docs/explanation/log-scale.md.
 """
 
 from __future__ import annotations
@@ -48,34 +49,38 @@ from streamkern.train.setup.setup_rows import unmerged_rows
 _Floats = npt.NDArray[np.float64]
 
 TRANSFORM_ROWS, FEWER_ROWS = 1024, 512
-"""Largest number of rows that are compared, and number of those that give a second estimate of
-the factor of the predictions. The smaller one is taken: 1024 rows of a rough function took for
-noise what they did not explain, and a few of 512 counts made the factor 1.9, where it was 1.4 of
-1024.
+"""Largest number of rows that are compared, and number of rows for a second estimate of the factor
+of the predictions. The smaller estimate is used, because either may be too large: 1024 rows of a
+rough function took unexplained variation for noise, and a few of 512 counts gave a factor of 1.9,
+while 1024 counts gave 1.4.
 """
 MARGIN = 1.0
-"""Largest prediction: so many standard deviations of log(1 + y / unit) above the largest target."""
+"""Distance of the largest prediction from the largest target, in standard deviations of
+log(1 + y / unit)."""
 TRIED_KERNELS: Final = (
     ("laplace", 2), ("laplace", 8), ("gaussian", 1), ("gaussian", 2), ("gaussian", 4),
 )  # fmt: skip
 """Kernels that are tried, with their bandwidths in units of the median distance."""
 TRIED_NOISES: Final = tuple(10.0 ** (k / 2) for k in range(-10, 5))
-"""Noises that are tried, in units of the mean k(x, x)."""
+"""Noise variances that are tried, in units of the mean k(x, x)."""
 LOG_SCALE_GAIN, LOG_SCALE_SE = 0.03, 1.25
-"""Share of the capped squared error by which it has to fall, and standard errors of that."""
+"""Smallest gain for which the log scale is used: as a share of the capped mean squared error, and
+in standard errors of the difference."""
 CAPPED, LEAST = 0.98, 0.02
-"""Quantiles: of the squared errors, where they are capped; of the positive targets, for a unit."""
+"""Quantile of the squared errors at which they are capped, and quantile of the positive targets
+from which the smallest unit follows."""
 
 
 class FoundTransform(NamedTuple):
-    """A log scale of the targets, and what was found about it, as JSON values."""
+    """Mean and scale of the targets on a log scale, and facts for the record as JSON values."""
 
     targets: TargetScale
     facts: dict[str, Any]
 
 
 def find_transform(run: ResolvedRun, dtype: np.dtype[Any], report: Report) -> FoundTransform | None:
-    """Return the log scale of the targets if it is asked for, or surely better; else None.
+    """Return the log scale of the targets if the settings ask for it or the rows show that it is
+    better; else None.
 
     Reads up to `TRANSFORM_ROWS` rows, with their features.
     """
@@ -114,8 +119,12 @@ def find_transform(run: ResolvedRun, dtype: np.dtype[Any], report: Report) -> Fo
 
 
 def _largest(run: ResolvedRun, unit: _Floats) -> _Floats | None:
-    """Return the largest |log(1 + y / unit)| of all rows, (c,); None if they are not in memory, if
-    others may follow, or if an output is 0."""
+    """Return the largest log(1 + |y| / unit) over all rows, (c,).
+
+    None if the rows are not in memory, if other rows may follow, or if an output is always 0.
+
+    unit : (c,)
+    """
     base = run.data.base
     if not run.problem.complete or not in_memory(base) or changes_targets(run.data.source):
         return None
@@ -124,14 +133,14 @@ def _largest(run: ResolvedRun, unit: _Floats) -> _Floats | None:
 
 
 def _arrays(source: BaseSource) -> list[ArraySource]:
-    """Return the arrays that a source of rows in memory is made of."""
+    """Return the array sources that a source in memory consists of."""
     if isinstance(source, ArraySource):
         return [source]
     return [found for part in source.parts for found in _arrays(part)]
 
 
 def _is_considered(run: ResolvedRun) -> bool:
-    """Return whether the settings and the kind of the data allow a log scale that nobody asked for.
+    """Return whether the setup may choose a log scale, from the settings and the kind of the data.
 
     Reads no row.
     """
@@ -150,9 +159,11 @@ def _is_considered(run: ResolvedRun) -> bool:
 
 
 def _units(y: _Floats) -> list[_Floats]:
-    """Return units (c,) that are tried: the mean, an eighth of it, and one below most targets.
+    """Return the units (c,) that are tried: the mean |y|, an eighth of it, and a small one.
 
-    With the last one, the scale is that of the plain logarithm. y : (n, c)
+    The small unit is below most targets, so that the scale is nearly a plain logarithm.
+
+    y : (n, c)
     """
     found = []
     for target in np.abs(y).T:
@@ -162,33 +173,38 @@ def _units(y: _Floats) -> list[_Floats]:
     return [np.array(unit) for unit in zip(*found, strict=True)]
 
 
-class _OfLogScale(NamedTuple):
-    """A log scale of one output, compared with the output as it is.
+class _LogScaleVerdict(NamedTuple):
+    """Comparison of a log scale of one output with the output itself.
 
-    unit : its unit; gain : `smearing_factor` of the run's model
-    ratio, of_all : of the capped mean squared errors, and of those of all rows
-    surely : standard errors by which the capped squares fall
+    unit : unit of the log scale
+    gain : expected `smearing_factor` of the run's model
+    ratio, uncapped_ratio : mean squared error with the log scale over that without it, with and
+        without the cap
+    standard_errors : fall of the capped mean squared error, in its standard errors
     """
 
     unit: float
     gain: float
     ratio: float
-    of_all: float
-    surely: float
+    uncapped_ratio: float
+    standard_errors: float
 
     @property
     def is_better(self) -> bool:
-        """Return whether the log scale is surely better."""
-        return self.ratio <= 1 - LOG_SCALE_GAIN and self.of_all <= 1 and self.surely >= LOG_SCALE_SE
+        """Return whether the log scale is significantly better."""
+        falls = self.ratio <= 1 - LOG_SCALE_GAIN and self.uncapped_ratio <= 1
+        return falls and self.standard_errors >= LOG_SCALE_SE
 
 
 class _TargetColumns:
-    """Rows with columns of targets: all outputs as they are, and then in each unit.
+    """Rows whose target columns are the c outputs, followed by their log scales in each unit.
 
-    rows : equal ones merged, with standardised columns
-    y, w : (N, c) and (N,) of the rows before; group : (N,) the row that each of them is now
-    unexplained : the mean square of the errors that more rows would correct, of the run's model
-        over that of a model of these rows
+    rows : rows with standardised columns, equal rows merged
+    y, w : (n, c) targets and (n,) sample weights, before equal rows were merged
+    group : (n,) index of the merged row of each row
+    mean, scale : (columns,) mean and standard deviation of the columns
+    unexplained : estimated ratio of the explainable mean squared error of the run's model to that
+        of a model of these rows
     """
 
     def __init__(
@@ -219,10 +235,11 @@ class _TargetColumns:
         return KernelOperator(made, self.run.backend, precision, self._shift)
 
     def _values(self) -> tuple[_Floats, _Floats]:
-        """Return the columns (N, columns) as the other rows predict them, and the corrections of
-        these values that the rows of the run would make.
+        """Return leave-one-out predictions of the columns, and expected corrections.
 
-        Each with the kernel and the noise of least error.
+        Both are (n, columns). A column is predicted with its kernel and noise of least error. The
+        corrections are the changes that the larger number of rows of the run would make to the
+        predictions.
         """
         to_host = self.run.backend.to_host
         Y = to_host(self.rows.Y).astype(np.float64)
@@ -242,20 +259,19 @@ class _TargetColumns:
         values, corrections = found[:, self.group] * self.scale
         return values + self.mean, corrections
 
-    def verdicts(self) -> list[_OfLogScale]:
+    def verdicts(self) -> list[_LogScaleVerdict]:
         """Return the verdict on the best unit of each output."""
         enough = len(self.rows.X) >= MIN_ROWS_OF_NOISE
         values, more = self._values() if enough else (np.full(1, np.nan), np.zeros(1))
         if not np.isfinite(values).all():
-            return [_OfLogScale(unit, 1.0, math.inf, math.inf, 0.0) for unit in self.units[0]]
+            return [_LogScaleVerdict(unit, 1.0, math.inf, math.inf, 0.0) for unit in self.units[0]]
+        units = range(len(self.units))
         return [
-            min(
-                (self._verdict(values, more, k, at) for at in range(len(self.units))), key=_ratio_of
-            )
+            min((self._verdict(values, more, k, at) for at in units), key=_ratio_of)
             for k in range(self.c)
         ]
 
-    def _verdict(self, values: _Floats, corrections: _Floats, k: int, at: int) -> _OfLogScale:
+    def _verdict(self, values: _Floats, corrections: _Floats, k: int, at: int) -> _LogScaleVerdict:
         """Return the verdict on the unit number `at` of output k; see `_values`."""
         unit, y, w, column = float(self.units[at][k]), self.y[:, k], self.w, (at + 1) * self.c + k
         found = symmetric_exp(np, values[:, column], unit)
@@ -263,22 +279,26 @@ class _TargetColumns:
         gain = smearing_factor(found, noisy, w)
         own = smearing_factor(found, y, w) * found
         before, after = ((each - y) ** 2 for each in (values[:, k], own))
-        of_all = float(w @ after) / max(float(w @ before), 1e-300)
+        uncapped = float(w @ after) / max(float(w @ before), 1e-300)
         cap = float(np.quantile(before, CAPPED))
         before, after = (w * np.minimum(squares, cap) for squares in (before, after))
         ratio = float(after.sum()) / max(float(before.sum()), 1e-300)
-        return _OfLogScale(unit, gain, ratio, of_all, surplus(before, after))
+        return _LogScaleVerdict(unit, gain, ratio, uncapped, surplus(before, after))
 
 
-def _ratio_of(verdict: _OfLogScale) -> float:
+def _ratio_of(verdict: _LogScaleVerdict) -> float:
     return verdict.ratio
 
 
 def smearing_factor(values: _Floats, y: _Floats, w: _Floats) -> float:
-    """Return the factor with which predictions (n,) have the mean of y; 1 if it is not above 0.
+    """Return the factor by which predictions have to be multiplied to have the mean of the targets.
 
-    It takes the place of the factor of Duan (1983), the mean of the exponentials of the residuals.
-    The factor of least squared error depends on the few largest rows.
+    It replaces the smearing factor of Duan (1983), which is the mean of the exponentials of the
+    residuals. The factor of least squared error would depend on the few largest rows.
+
+    values, y, w : (n,) predictions, targets and sample weights
+
+    Returns 1 if the quotient is not positive and finite.
     """
     total = float(w @ values)
     factor = float(w @ y) / total if total else 0.0
@@ -286,13 +306,15 @@ def smearing_factor(values: _Floats, y: _Floats, w: _Floats) -> float:
 
 
 def left_out_residuals(K: _Floats, Y: _Floats, root: _Floats) -> Iterator[tuple[_Floats, _Floats]]:
-    """Yield the residuals (n, k) of rows predicted by all others, and the expected share (n,) of
-    noise in their squares, for each of `TRIED_NOISES`.
+    """Yield the leave-one-out residuals (n, k), and the expected share of noise in their squares
+    (n,), for each of `TRIED_NOISES`.
 
-    They are those of `precondition.noise`, scaled by the roots of the weights, and take one
-    eigendecomposition for all noises, some 10 n^3 FLOPs.
+    The formulas are those of `precondition.noise`; the residuals are multiplied by the roots of the
+    weights. One eigendecomposition, about 10 n^3 FLOPs, serves all noises.
 
-    K : (n, n) scaled by the roots of the weights; Y : (n, k); root : (n,)
+    K : (n, n) kernel matrix, rows and columns multiplied by the roots of the weights
+    Y : (n, k) targets
+    root : (n,) square roots of the sample weights
     """
     spectrum, U = np.linalg.eigh(K)
     scale, squares = float(spectrum.mean()), U * U

@@ -1,4 +1,4 @@
-"""Load the arrays of a setup or a checkpoint that a rank needs, to its device or to the host."""
+"""Load a rank's part of the arrays of a setup or a checkpoint, to its device or to the host."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def setup_loader(run: ResolvedRun) -> DeviceLoader:
 
 
 def state_loader(run: ResolvedRun) -> DeviceLoader:
-    """Return the loader of a checkpoint; if the ranks share out the centers, it takes this rank's
-    rows."""
+    """Return the loader of a checkpoint; if ranks partition the centers, it loads the rows of this
+    rank."""
     share = run.method.share(run.problem, run.sizes, run.inputs.ranks)
 
     def rows(name: str, n: int) -> Ints | None:
@@ -52,12 +52,12 @@ def _is_of_state(name: str) -> bool:
 class DeviceLoader:
     """Load arrays from a run directory to the device part by part (a `TargetFactory`).
 
-    Otherwise a setup of p^2 numbers would first be held on the host as a whole.
+    Thus the host never holds an entire setup, which may have p^2 numbers.
 
     on_device : returns whether the array of a name goes to the device
-    rows : returns, for the name and length of an array, the rows that are loaded, in an array of
-        their own: ascending row numbers; or a slice, for rows of a lower triangular matrix, which
-        are held without the columns right of them; None for all rows
+    rows : returns the rows to load, from the name and the length of an array: ascending row
+        numbers; a slice for rows of a lower triangular matrix, whose zero columns at the right are
+        left out; or None for all rows
     """
 
     def __init__(
@@ -86,15 +86,16 @@ class DeviceLoader:
         return target if rows is None else RowsTarget(shape, target, rows)
 
     def arrays(self, saved: Saved) -> dict[str, Array]:
-        """Return all arrays that were saved, those on the device included."""
+        """Return all loaded arrays, on the host and on the device."""
         return saved.arrays | self._loaded
 
 
 class RowsTarget:
-    """Target of an array that is read by parts, of which some rows and the first columns are kept.
+    """Target of an array that is read by parts; it keeps some rows, and their first columns.
 
-    target : receives the rows
-    rows : their numbers, ascending
+    shape : shape of the array that is read
+    target : receives the rows that are kept; its width is the number of columns kept
+    rows : numbers of these rows, ascending
     """
 
     def __init__(self, shape: tuple[int, ...], target: ChunkedArray, rows: Ints) -> None:

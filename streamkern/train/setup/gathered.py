@@ -1,6 +1,6 @@
 """Gather arrays of a setup whose rows are divided over the ranks, and save them on rank 0.
 
-Rank 0 requests them a chunk at a time, so that no rank holds a whole array.
+Rank 0 requests one chunk of rows at a time, so that no rank holds an entire array.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from streamkern.solver.precondition.partition import gather_rows, overlap
 class Stripe:
     """The rows `own` of an array (n, width) that belong to this rank.
 
-    Rows of a lower triangular array are held up to column `own.stop`.
+    rows : these rows; in a lower triangular array, only their first `own.stop` columns
     """
 
     name: str
@@ -42,11 +42,10 @@ def stripes_in(
     ranks: Communicator,
     whole: Iterable[str] = (),
 ) -> list[Stripe]:
-    """Return the arrays that are divided over the ranks, in the same order on all ranks.
-    Collective.
+    """Return this rank's stripes of the divided arrays, in the same order on all ranks. Collective.
 
     names : prefixes of the names of lower triangular arrays
-    whole : names of arrays of which each rank has its `Communicator.stripe`
+    whole : names of arrays whose rows are divided by `Communicator.stripe`, with all columns
     """
     found = []
     for name in sorted(name for name in arrays if name.startswith(names)):
@@ -66,10 +65,10 @@ def gathered(
     ranks: Communicator,
     backend: Backend,
 ) -> npt.NDArray[Any] | None:
-    """Return the n rows of an array on the host on rank 0, None on the others. Collective.
+    """Return all n rows of an array on the host of rank 0, and None on other ranks. Collective.
 
-    a : rows of this rank, which the other ranks of its grid column hold as well
-    ids : numbers of these rows, ascending
+    a : rows of this rank; the other ranks of its grid column hold the same rows
+    ids : (len(a),) numbers of these rows, ascending
     """
     shape, host = (n, *a.shape[1:]), None
     if not ranks.rank:
@@ -90,31 +89,39 @@ def gather_and_save(
     stripes: list[Stripe], ranks: Communicator, backend: Backend,
     save: Callable[[dict[str, ChunkedArray]], object],
 ) -> None:  # fmt: skip
-    """Have rank 0 save arrays as if it held all of their rows. Collective."""
-    window = _Window(stripes, ranks, backend)
+    """Call `save` on rank 0 with arrays that fetch their rows from the other ranks. Collective.
+
+    save : writes the arrays by name; it runs on another thread
+    """
+    exchange = _RowExchange(stripes, ranks, backend)
     if ranks.rank:
-        while window.hand_in() is not None:
+        while exchange.rows() is not None:
             pass
         return
-    counter = _Counter()
+    requests = _RequestQueue()
     parts: dict[str, ChunkedArray] = {
-        stripe.name: _Whole(counter, k, (stripe.n, stripe.width), np.dtype(stripe.rows.dtype))
+        stripe.name: _GatheredArray(
+            requests, k, (stripe.n, stripe.width), np.dtype(stripe.rows.dtype)
+        )
         for k, stripe in enumerate(stripes)
     }
     try:
-        counter.serve(lambda: save(parts), window.hand_in)
+        requests.serve(lambda: save(parts), exchange.rows)
     finally:
-        window.close()
+        exchange.close()
 
 
-class _Window:
-    """The exchange of rows between ranks, on the main thread of each, as its sums require."""
+class _RowExchange:
+    """Exchange of rows between ranks, on the main thread of each rank, which collectives need."""
 
     def __init__(self, stripes: list[Stripe], ranks: Communicator, backend: Backend) -> None:
         self._stripes, self._ranks, self._backend = stripes, ranks, backend
 
-    def hand_in(self, k: int = -1, part: slice = slice(0, 0)) -> npt.NDArray[Any] | None:
-        """Return the rows of array k that rank 0 requests; None if it needs no more. Collective."""
+    def rows(self, k: int = -1, part: slice = slice(0, 0)) -> npt.NDArray[Any] | None:
+        """Return the rows that rank 0 requests; None if it needs no more. Collective.
+
+        k, part : on rank 0, index of the array in `stripes`, and its requested rows
+        """
         k, start, stop = (
             int(each) for each in self._ranks.broadcast_scalars([k, part.start, part.stop])
         )
@@ -132,23 +139,23 @@ class _Window:
         self._ranks.broadcast_scalars([-1, 0, 0])
 
 
-class _Counter:
-    """A queue by which saving threads request rows from the main thread of a rank."""
+class _RequestQueue:
+    """Queue of requests for rows, from the threads that save to the main thread of rank 0."""
 
     def __init__(self) -> None:
         self._asked: queue.SimpleQueue[tuple[int, slice, Future[Any]] | None] = queue.SimpleQueue()
 
     def ask(self, k: int, part: slice) -> npt.NDArray[Any]:
-        """Return rows of array k, waiting for them."""
+        """Request rows of array k, wait for them, and return them."""
         answer: Future[Any] = Future()
         self._asked.put((k, part, answer))
         rows: npt.NDArray[Any] = answer.result()
         return rows
 
     def serve(self, job: Callable[[], object], give: Callable[[int, slice], Any]) -> None:
-        """Run the job on another thread, and serve its requests with `give`.
+        """Run the job on another thread, and answer its requests with `give`.
 
-        After an error no more rows are given, and the error is raised when the job has ended.
+        After an error, further requests fail with it, and it is raised when the job has ended.
         """
         failure: BaseException | None = None
         with ThreadPoolExecutor(1, thread_name_prefix="streamkern-setup") as pool:
@@ -171,6 +178,7 @@ class _Counter:
         asked: tuple[int, slice, Future[Any]], give: Callable[[int, slice], Any],
         failure: BaseException | None,
     ) -> None:  # fmt: skip
+        """Answer one request, or fail it with an earlier error."""
         k, part, answer = asked
         try:
             if failure is not None:
@@ -182,17 +190,20 @@ class _Counter:
 
 
 @dataclass(frozen=True)
-class _Whole:
-    """An array whose rows are divided over the ranks, in the form that is saved by parts."""
+class _GatheredArray:
+    """Read-only array whose rows are fetched from the ranks when they are read.
 
-    counter: _Counter
+    k : index of the array in `stripes`
+    """
+
+    requests: _RequestQueue
     k: int
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     ndim: int = 2
 
     def __getitem__(self, part: Any) -> Any:
-        return self.counter.ask(self.k, part)
+        return self.requests.ask(self.k, part)
 
     def __setitem__(self, part: Any, host: Any) -> None:
         raise TypeError("it is read only")

@@ -1,9 +1,12 @@
 """Models of a few rows, in any metric and kernel, and their errors on held-out rows.
 
-Kernel ridge regression if all the rows are centers; with more rows, least squares on `METRIC_FIT`
-of them as centers, sum_i w_i (f(x_i) - y_i)^2 + ridge |f|^2, whose equations are summed in float64:
-with the noise of 5000 rows and 1000 centers, ridges of 1e-7 still matter, which float32 cannot
-resolve.
+Up to `METRIC_FIT` rows are all centers of a kernel ridge regression. Of more rows, the first
+`METRIC_FIT` are the centers of the least-squares problem
+
+    sum_i w_i (f(x_i) - y_i)^2 + ridge |f|^2.
+
+Its equations are summed in float64, because with the noise of 5000 rows and 1000 centers a ridge of
+1e-7, which float32 cannot resolve, still matters.
 """
 
 from __future__ import annotations
@@ -42,29 +45,32 @@ NARROWEST, WIDEST = -2, 4
 """Smallest and largest exponents of two tried for the bandwidth, relative to the median
 distance."""
 MIN_RIDGE, MAX_RIDGE = -7, 3
-"""Smallest and largest exponents of ten tried for the ridge on the diagonal, with k(x, x) = 1."""
+"""Smallest and largest exponents of ten tried for the ridge, for kernels with k(x, x) = 1."""
 ROUNDINGS = (1e-13, 1e-12, 1e-11, 1e-10, 1e-9)
-"""Multiples of the trace added to the diagonal of the equations of many rows; each is tried if the
-one before gives no Cholesky factor. Wide smooth kernels, and metrics with few features, are
-singular in float64."""
+"""Multiples of the trace that are added to the diagonal of the equations of many rows. The next one
+is tried if the Cholesky factorisation fails with the one before. The equations of wide smooth
+kernels, and of metrics with few features, are singular in float64."""
 ROUNDED_RIDGE = 1e-3
-"""Smallest ridge with which equations of a kernel matrix are solved in the precision of its values;
-smaller ones are lost in the rounding of a float32 factor."""
+"""Smallest ridge with which the equations of a kernel matrix are solved in the precision of its
+values. With a smaller ridge they are solved in float64, since a float32 factor would round it
+away."""
 TINY_GAIN = 1e-300
+"""Smallest standard error that a gain is divided by."""
 
 Errors = npt.NDArray[np.float64]
 
 
 class Fitted(NamedTuple):
-    """A model in one metric: K(., points) alpha.
+    """A model f = K(., points) alpha, and its errors on the n held-out rows.
 
     error : mean of `errors`
-    errors : squared errors of the held-out rows, weighted
-    log_losses : for classes, their log losses, weighted, of the softmax of the values with the
-        slope that suits the held-out rows; else None, and until `HeldOut.with_losses`
-    width, ridge : exponents of bandwidth and ridge
-    op, points, alpha, values : kernel operator, centers, weights, and values of the held-out rows;
-        the latter three may be dropped
+    errors : (n,) squared errors, times the sample weights
+    log_losses : (n,) log losses of classes, times the sample weights, of the softmax of slope f
+        with the slope of least loss; None for values, and until `HeldOut.with_losses` sets them
+    width : exponent of two of the bandwidth, relative to the median distance
+    ridge : exponent of ten of the ridge
+    op, points, alpha : kernel operator, centers (p, d) and weights (p, c)
+    values : (n, c), f at the held-out rows; `points`, `alpha` and `values` may be dropped
     """
 
     error: float
@@ -79,7 +85,7 @@ class Fitted(NamedTuple):
 
     @property
     def losses(self) -> Errors:
-        """The log losses of classes, or the squared errors of values."""
+        """The log losses of classes; for values, the squared errors."""
         return self.errors if self.log_losses is None else self.log_losses
 
     def without_arrays(self) -> Fitted:
@@ -88,23 +94,24 @@ class Fitted(NamedTuple):
 
 
 def chosen_kernel(found: list[Fitted]) -> Fitted:
-    """Return the first of models with kernels from rough to smooth that none after it surpasses.
+    """Return the model whose kernel is chosen, of models with kernels from rough to smooth.
 
-    A smoother kernel has to be better by the share `KERNEL_TIE`, and significantly so: it may owe
-    its gain to a few extreme rows. KEGG, 16 000 rows, two seeds: test RMSE in the learned metric
-    with the kernel of least error .0877 and .0863, with Laplace, by this rule, .0839 and .0816.
+    A smoother kernel replaces the one chosen so far if it lowers the error by the share
+    `KERNEL_TIE`, and significantly so, since it may owe its gain to a few extreme rows. On KEGG,
+    with 16 000 rows, the kernel of least error had a test RMSE of .0877 and .0863 (two seeds) in
+    the learned metric; this rule chose Laplace, with .0839 and .0816.
     """
     best = found[0]
     for each in found[1:]:
         better = each.error <= (1 - KERNEL_TIE) * best.error
-        surely = gain_in_errors(best.errors, each.errors) >= KERNEL_GAIN_SE
-        if better and (surely or math.isinf(best.error)):
+        significant = gain_in_errors(best.errors, each.errors) >= KERNEL_GAIN_SE
+        if better and (significant or math.isinf(best.error)):
             best = each
     return best
 
 
 def gain_in_errors(before: Errors, after: Errors) -> float:
-    """Return the mean gain per row in its standard errors; 0 if an error is not finite."""
+    """Return the mean gain per row in units of its standard error; 0 if an error is not finite."""
     if not np.isfinite(before).all() or not np.isfinite(after).all():
         return 0.0
     gains = before - after
@@ -112,10 +119,10 @@ def gain_in_errors(before: Errors, after: Errors) -> float:
 
 
 class HeldOut:
-    """Rows to fit, and held-out rows to judge by.
+    """Rows to fit, and held-out rows on which the models are compared.
 
-    classes : scale of one-hot targets, None for a regression
-    categorical : categorical features of all models, unless the kernel of the run has some
+    classes : mean and scale of the one-hot targets; None for a regression
+    categorical : categorical features of all models, unless the kernel of the run has its own
     """
 
     def __init__(
@@ -130,7 +137,7 @@ class HeldOut:
 
     @property
     def least_ridge(self) -> int:
-        """Exponent of ten of the smallest ridge that the solver learns fast."""
+        """Exponent of ten of the smallest ridge with which the solver converges fast."""
         finest = self.run.method.min_penalty
         return round(math.log10(len(self.fit.X) * finest)) if finest else MIN_RIDGE
 
@@ -139,7 +146,7 @@ class HeldOut:
         return KernelOperator(kernel, self.run.backend, self.run.search_precision, self.shift)
 
     def medians(self, metric: Floats | None) -> Callable[[str], float]:
-        """Return a function of a kernel's geometry: the median distance of rows in a metric."""
+        """Return a function from a kernel's geometry to the median distance of rows in a metric."""
         points = moved(self.host, metric)
 
         @cache
@@ -154,15 +161,18 @@ class HeldOut:
         categorical: CategoricalFeatures | None = None,
         median: Callable[[str], float] | None = None,
     ) -> Fitted:  # fmt: skip
-        """Return the model with the bandwidth and ridge that suit the held-out rows best.
+        """Return the model with the bandwidth and the ridge of least held-out error.
 
-        A Laplace kernel of twice the bandwidth is about one with half the ridge, which is therefore
-        searched at the first bandwidth and at the best one only.
+        For the Laplace kernel, doubling the bandwidth has about the effect of halving the ridge.
+        The ridge is therefore searched only at the first and at the best bandwidth.
 
-        width, ridge : exponents at which the search begins
-        kernel : its bandwidth is searched unless it is given
-        least, ends : exponents of the least ridge, and of the bandwidths
-        median : `medians` of the metric, if they are at hand
+        metric : scales (d,) or matrix (d, r); None for no metric
+        width, ridge : exponents at which the search begins, see `Fitted`
+        kernel : kernel whose bandwidth is searched unless it has one
+        least : exponent of the smallest ridge
+        ends : smallest and largest exponent of the bandwidth
+        categorical : categorical features; None for `self.categorical`
+        median : `medians` of the metric, if they are already known
         """
         near, median = max(ridge, least), median or self.medians(metric)
         categorical = self.categorical if categorical is None else categorical
@@ -174,29 +184,29 @@ class HeldOut:
             return self.with_kernel(made, near, *ridges)._replace(width=width)
 
         best = fitted(width, near, (least, MAX_RIDGE))
-        in_turn = isinstance(best.op.kernel, Laplace)
+        fixes_ridge = isinstance(best.op.kernel, Laplace)
 
         def error(factor: float) -> float:
             nonlocal best
             at = round(math.log2(factor))
             near = best.ridge
-            ridges = (near, near) if in_turn else (least, MAX_RIDGE)
+            ridges = (near, near) if fixes_ridge else (least, MAX_RIDGE)
             found = best if at == width else fitted(at, near, ridges)
             if found.error < best.error:
                 best = found
             return found.error
 
         geometric_search(error, width, *ends, base=2.0, stride=1)
-        if in_turn and best.width != width:
+        if fixes_ridge and best.width != width:
             best = fitted(best.width, best.ridge, (least, MAX_RIDGE))
         return best
 
     def with_its_kernel(
         self, near: Fitted, metric: Floats | None, categorical: CategoricalFeatures | None = None
     ) -> Fitted:
-        """Return the model in a metric with the kernel of the run.
+        """Return the model in a metric with the kernel of the run, or with the best of its kernels.
 
-        Of several kernels, see `chosen_kernel`.
+        near : model at whose bandwidth and ridge the search begins
         """
         least, widest = self.least_ridge, widest_of(self.run)
         model, found, median = self.run.config.model, list[Fitted](), self.medians(metric)
@@ -214,22 +224,24 @@ class HeldOut:
         return self.with_losses(chosen_kernel(found))
 
     def with_kernel(self, kernel: Kernel, near: int, least: int, most: int = MAX_RIDGE) -> Fitted:
-        """Return the model with the ridge that suits the held-out rows best.
+        """Return the model with the ridge of least held-out error.
 
         near : exponent of ten at which the search begins
-        least, most : smallest and largest exponent
+        least, most : smallest and largest exponent of ten
         """
         run, held = self.run, self.held
         backend, xp = run.backend, run.backend.xp
         op = self.operator(kernel)
         points = op.points(self.fit.X[:METRIC_FIT], right=True)
-        all_of_them = len(self.fit.X) <= METRIC_FIT
-        G, B = (self._matrix if all_of_them else self._sums)(op, points)
-        norm = None if all_of_them else op.gram(points).astype(np.float64)
+        # The equations are (G + ridge I) x = B if all rows are centers, and else
+        # (G + ridge norm) alpha = B, where norm is the kernel matrix of the centers.
+        rows_are_centers = len(self.fit.X) <= METRIC_FIT
+        G, B = (self._matrix if rows_are_centers else self._sums)(op, points)
+        norm = None if rows_are_centers else op.gram(points).astype(np.float64)
         K_held = op.matrix(op.points(held.X, left=True), points)
         diagonal, trace = xp.arange(len(G)), float(G.trace())
-        none = np.full(len(held.X), np.inf)
-        best = Fitted(math.inf, none, None, 0, near, op, points, B)
+        infinite = np.full(len(held.X), np.inf)
+        best = Fitted(math.inf, infinite, None, 0, near, op, points, B)
 
         def dtype_of(ridge: float) -> Any:
             return op.dtype if norm is None and ridge >= ROUNDED_RIDGE else np.float64
@@ -270,7 +282,7 @@ class HeldOut:
         return best
 
     def with_losses(self, model: Fitted) -> Fitted:
-        """Return a model of these rows without its arrays, for classes with its log losses."""
+        """Return a model of these rows with the log losses of classes, and without its arrays."""
         losses = None
         if self.classes is not None and model.values is not None:
             losses = self._log_losses(model.values)
@@ -280,8 +292,7 @@ class HeldOut:
         return model._replace(log_losses=losses).without_arrays()
 
     def _matrix(self, op: KernelOperator, points: Points) -> tuple[Array, Array]:
-        """Return K and the targets, multiplied by the square roots of the weights (K on both
-        sides)."""
+        """Return W^1/2 K W^1/2 (n, n) and W^1/2 Y (n, c), with the sample weights W."""
         fit = self.fit
         K, Y = op.gram(points), fit.Y.astype(np.float64)
         if fit.root is not None:
@@ -291,7 +302,7 @@ class HeldOut:
         return K, Y
 
     def _sums(self, op: KernelOperator, points: Points) -> tuple[Array, Array]:
-        """Return K^T W K and K^T W Y of all rows."""
+        """Return K^T W K (p, p) and K^T W Y (p, c), summed over all rows in float64."""
         fit, backend = self.fit, self.run.backend
         p = len(points)
         G, B = backend.xp.zeros((p, p)), backend.xp.zeros((p, fit.Y.shape[1]))
@@ -318,13 +329,13 @@ class HeldOut:
         """Return the weighted log losses of values F (m, c) at the held-out rows."""
         assert self.classes is not None
         held, backend = self.held, self.run.backend
-        said, true = (
+        outputs, one_hot = (
             backend.to_host(self.classes.outside(backend.xp, of, np.float64)) for of in (F, held.Y)
         )
-        w = np.ones(len(said))
+        w = np.ones(len(outputs))
         if held.root is not None:
             w = backend.to_host(held.root).astype(np.float64) ** 2
-        labels = true.argmax(axis=1)
-        logs = temperature(said, labels, w).log(said)
+        labels = one_hot.argmax(axis=1)
+        logs = temperature(outputs, labels, w).log(outputs)
         losses: npt.NDArray[np.float64] = -w * np.take_along_axis(logs, labels[:, None], 1)[:, 0]
         return losses

@@ -1,7 +1,7 @@
 """Choose the kernel and the metric of a run, and the rows from which its noise is estimated.
 
-A learned metric, with the kernel that the run has in it, has to be better than the kernel that the
-run has without a metric.
+A learned metric is used only if the run's kernel in this metric is better than its kernel without a
+metric.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from streamkern.train.setup.setup_rows import few_rows, unmerged_rows
 
 
 class FewRows(NamedTuple):
-    """Cached functions that read the rows from which noise and loss are found.
+    """Cached functions that read the rows from which noise and loss parameters are estimated.
 
-    read : with targets in which outliers are replaced, if there are any
-    stored : the same rows with the targets as stored
-    bounded : replaces outliers; None: there are none, or the loss is not robust
+    read : returns the rows with outliers replaced
+    stored : returns the same rows with their original targets
+    bounded : replaces outliers; None if there are none, or if the loss is not robust
     """
 
     read: Callable[[], SampleRows]
@@ -49,9 +49,11 @@ def choose_kernel_and_metric(
     run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, report: Report,
     found: Learned | None,
 ) -> tuple[FewRows, Learned]:  # fmt: skip
-    """Return rows to estimate the noise from, and the metric, with the kernel if it was open.
+    """Return rows to estimate the noise from, and the metric, with the kernel if it is chosen here.
 
-    found : the metric and the kernel, if they are known already
+    dtype : dtype of the rows
+    targets : mean and scale by which the targets are transformed
+    found : the metric and the kernel, if they are already known
     """
     choose = partial(_choose, run, dtype, targets, report, found)
     if found is not None or run.loss is None or not run.loss.robust:
@@ -72,7 +74,7 @@ def _choose(
     run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, report: Report,
     found: Learned | None, bounded: BoundedTargets | None,
 ) -> tuple[FewRows, Learned]:  # fmt: skip
-    """Return the choice of `choose_kernel_and_metric` with these targets."""
+    """Return the results of `choose_kernel_and_metric`, with the outliers of `bounded` replaced."""
     most, opened = noise_rows(run.problem), is_open(run)
     learned = found or NOT_LEARNED
     read = partial(few_rows, run, dtype, targets)
@@ -89,7 +91,7 @@ def _choose(
         report("setup", {"doing": "metric", "why": run.metric_mode.reason})
         rows = read(run.problem.metric_rows, bounded)
         learned = learn_metric(run, rows, targets, report, plain_kernel if opened else None)
-        if learned.metric is not None:  # it was not learned from the targets of these rows
+        if learned.metric is not None:  # take rows whose targets the metric was not learned from
             n_fit, n_held = split(len(rows.X))
             part = slice(n_held, min(n_held + most, len(rows.X) - n_fit))
             others = copied_part(rows, part)

@@ -1,13 +1,15 @@
-"""The setup of a loss with a log link: squares for a start, and one Newton step from a first model.
+"""Setup of a loss with a log link, by least squares and one Newton step from a first model.
 
-Metric, kernel and noise are chosen with the squares of log(1 + y / mean), which are near to the
-deviance for small and large targets alike. The few rows of the noise then have a model of the
-loss (`NewtonPath`). At its predictions the rows of the setup get
+Metric, kernel and noise are chosen by the squared error of log(1 + y / mean), which is close to the
+deviance for small and for large targets. A first model is then fitted to the rows that the noise is
+estimated from, by minimising the loss (`NewtonPath`). With its predictions f_i, the least squares
+of the setup have
 
     the weights h_i,  and the targets f_i - l'_i / (g h_i),
 
-with the row's curvature h_i as in a step (`LogLink.row_curvature`). So the preconditioner whitens
-the stream as the loss weighs it, and its start is a Newton step on the sample.
+where l'_i is the derivative of the loss, h_i its curvature as in a step (`LogLink.row_curvature`)
+and g the gain. The preconditioner then fits the curvature of the loss, and its start is a Newton
+step on the setup sample.
 """
 
 from __future__ import annotations
@@ -31,16 +33,16 @@ from streamkern.train.setup.loss_rows import LossRows
 from streamkern.train.setup.newton_path import NewtonPath
 
 MIN_CURVATURE = 0.1
-"""Smallest weight of a row in the setup, relative to that of the mean: where the first model is
-wrong, the steps would be too long."""
+"""Smallest curvature that a row has in the setup, relative to the curvature at the mean. With less,
+the steps would be too long where the first model is wrong."""
 
 
 def log_targets(
     run: ResolvedRun, loss: LogLink, dtype: np.dtype[Any]
 ) -> tuple[LogLink, TargetScale]:
-    """Return the loss with its unit, and mean and scale of log(1 + y / unit), for squares.
+    """Return the loss with its unit, the mean target, and the mean and scale of log(1 + y / unit).
 
-    Raises DataError if a mean is not above 0.
+    Raises DataError if the mean of an output is not positive.
     """
     data, seed = run.data, run.config.run.random_state
     given = run.backend, data.source, data.weight_factors, seed, dtype
@@ -54,10 +56,11 @@ def log_targets(
 
 @dataclass
 class FirstModel:
-    """The model of the few rows: outputs mean + gain f, f = K(., X) alpha.
+    """Model of a few rows with outputs mean + gain f, f = K(., points) weights.
 
-    points, weights : of the kernel, or of its explicit features
-    scaled : the loss as the steps have it
+    points, weights : the few rows or, for explicit features, the points of the feature map; and
+        their weights
+    scaled : loss with its unit, mean and gain, as the steps use it
     """
 
     op: KernelOperator
@@ -67,13 +70,16 @@ class FirstModel:
 
     @property
     def targets(self) -> TargetScale:
-        """Scale of the targets that `in_rows` takes, which are divided by the unit."""
+        """Scale of the targets of `in_rows`: they are divided by the unit."""
         unit = self.scaled.unit
         assert unit is not None
         return TargetScale(np.zeros_like(unit), unit)
 
     def in_rows(self, rows: SampleRows) -> SampleRows:
-        """Return rows with the targets and weights of a Newton step. rows.Y : over the unit."""
+        """Return rows with the targets and weights of a Newton step.
+
+        rows : rows with targets divided by the unit
+        """
         xp, x = self.op.backend.xp, self.op.points(rows.X, left=True)
         f = self.op.product(x, self.points, self.weights)
         errors = self.scaled.errors(f.copy(), rows.Y)
@@ -81,8 +87,8 @@ class FirstModel:
         assert h is not None
         enough = xp.maximum(h, MIN_CURVATURE)
         r *= (h / enough)[:, None]
-        of_step = xp.sqrt(enough)
-        root = of_step if rows.root is None else rows.root * of_step
+        root_h = xp.sqrt(enough)
+        root = root_h if rows.root is None else rows.root * root_h
         return rows._replace(Y=f - r, root=root)
 
 
@@ -90,11 +96,13 @@ def first_model(
     op: KernelOperator, Z: Points, few: SampleRows, loss: LogLink, rows: LossRows,
     outputs: TargetScale, kappa: float,
 ) -> FirstModel:  # fmt: skip
-    """Return the model of few rows with the noise kappa.
+    """Return the model of a few rows that minimises the loss with the ridge kappa.
 
-    Less noise than the rounding of the kernel matrix would make weights whose values are rounding.
+    A ridge below the rounding errors of the kernel matrix is raised to their size.
 
-    few, rows : the rows, equal ones merged, and one by one
+    Z : centers, which explicit features need
+    few, rows : the rows with equal ones merged, and the same rows not merged
+    outputs : mean and gain of the outputs
     """
     X = few.X
     path = NewtonPath(loss, rows, np.arange(len(rows.Y)))

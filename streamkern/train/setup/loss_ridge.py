@@ -1,15 +1,17 @@
-"""The ridge for a loss, found by cross-validation on the few rows of the noise.
+"""Choose the ridge for a loss by cross-validation on the rows that the noise is estimated from.
 
-Each row is a center. For folds of the rows and a path of falling kappa, the minimum of
+Each row is a center. For each fold of the rows, and for kappa from large to small, the minimum of
 
     sum_i w_i l(m + g f(x_i), y_i) / (L g^2) + kappa / 2 |f|^2,    f = K alpha
 
-is approached by accelerated steps of the majorising squares: with K = U S U^T once, and weights
-U b, a step costs two products with U, whatever kappa is. As for squares
-(`solver.precondition.noise`), kappa is a property of the data, and the ridge for n rows is
-kappa / n: with squares it is the variance of the noise. It is not the same for a loss: Huber's sees
-less noise than squares with outliers do, and the log loss has no noise but the amplitude of its
-logits. A loss with a log link has no bound L; its minima are found by `NewtonPath`.
+is approximated, where m and g are mean and gain of the outputs, and L bounds the curvature of l.
+Accelerated steps minimise the quadratic upper bound of the loss with curvature L. K = U S U^T is
+factored once; with alpha = U b, a step then costs two products with U for any kappa.
+
+As for squares (`solver.precondition.noise`), kappa is a property of the data, and the ridge for n
+rows is kappa / n. For squares, kappa is the variance of the noise. For another loss it differs:
+with outliers, Huber's loss has a smaller kappa than squares, and for the log loss kappa depends on
+the size of the logits. A loss with a log link has no bound L; `NewtonPath` finds its minima.
 """
 
 from __future__ import annotations
@@ -30,29 +32,29 @@ from streamkern.train.setup.newton_path import NewtonPath
 RIDGE_ROWS = 768
 """Largest number of rows that are used."""
 RIDGE_FOLDS = 3
+"""Number of folds of the cross-validation."""
 STEPS = 40
-"""Steps for one kappa; the path goes on from the weights of the kappa before.
+"""Number of steps for one kappa, which start from the weights for the kappa before.
 
-With little kappa they end before the minimum, as a run of few epochs does.
+For a small kappa, 40 steps end before the minimum, as a run of few epochs does.
 """
 STEPS_TO_MINIMUM = 200
-"""Largest number of steps for one kappa of the losses with the longest way, those of quantiles, if
-the solver reaches the minimum.
+"""Largest number of steps for one kappa of a quantile loss, which converges most slowly, if the
+solver of the run reaches the minimum.
 
-With 40, `direct` had .0578 of pinball loss on compactiv, and .0436 with 200, where the best ridge
-has .0430 (600 rows; docs/explanation/losses.md). Solvers that end before the minimum gain nothing:
-`block` had .0414 and .0415, and `falkon` .0473 and .0506.
+On compactiv, `direct` had a pinball loss of .0578 with 40 steps and of .0436 with 200, while the
+best ridge has .0430 (600 rows; docs/explanation/losses.md). Solvers that end before the minimum
+gain nothing: `block` had .0414 with 40 and .0415 with 200, and `falkon` .0473 and .0506.
 """
 SETTLED_CHANGE = 1e-6
-"""Change of the values in a step, relative to them (root mean square), with which these steps
-end."""
+"""Relative change of the values f in a step (in the 2-norm) below which these steps end."""
 EXPONENTS = range(3, -9, -1)
-"""Powers of ten of kappa that are tried, relative to the mean k(x, x), from the largest."""
+"""Exponents of ten of kappa that are tried, relative to the mean k(x, x), from the largest."""
 FLAT = 0.98
-"""Least held-out loss over that of the largest kappa above which the rows do not tell: the noise of
-squares is taken."""
+"""If the least held-out loss is above this multiple of the loss for the largest kappa, the rows do
+not determine kappa, and the noise of squares is used."""
 SAME = 1.01
-"""Held-out loss over the least one of the largest kappa that counts as no worse."""
+"""The largest kappa is chosen whose held-out loss is at most this multiple of the least."""
 
 _Floats = npt.NDArray[np.float64]
 
@@ -61,8 +63,8 @@ def loss_noise(loss: Loss, rows: LossRows, noise: Noise, *, exact: bool = False)
     """Return `noise` with the kappa of the least held-out loss as its variance.
 
     loss : the loss with its parameters
-    noise : that for squares, whose growth is kept
-    exact : whether the solver goes on to the minimum of the loss
+    noise : noise for squares; its other fields are kept
+    exact : whether the solver of the run reaches the minimum of the loss
     """
     rng = np.random.default_rng(0)
     if len(rows.Y) < RIDGE_FOLDS:
@@ -88,14 +90,17 @@ def loss_noise(loss: Loss, rows: LossRows, noise: Noise, *, exact: bool = False)
     least = min((value for _, value in tried), default=math.inf)
     if not tried or least > FLAT * tried[0][1]:
         return noise
-    borne = [kappa for kappa, value in tried if value <= SAME * least]
-    return replace(noise, variance=max(borne))
+    as_good = [kappa for kappa, value in tried if value <= SAME * least]
+    return replace(noise, variance=max(as_good))
 
 
 class _RidgePath:
-    """The minima on some rows for falling kappa, evaluated on the others.
+    """Minima of the loss on some rows for falling kappa, and their loss on the other rows.
 
-    With weights, alpha = W^1/2 U b, and b solves the same equations with W^1/2 K W^1/2 = U S U^T.
+    With sample weights W, alpha = W^1/2 U b and W^1/2 K W^1/2 = U S U^T.
+
+    fitted : indices of the rows that are fitted
+    exact : whether the steps go on to the minimum
     """
 
     def __init__(
@@ -121,7 +126,11 @@ class _RidgePath:
         return float(others.judged @ self.loss.values(np, F, others.Y))
 
     def _minimise(self, kappa: float) -> None:
-        """Move b to the minimum by accelerated steps, which begin anew if they turn back."""
+        """Move b towards the minimum by accelerated gradient steps.
+
+        The acceleration is restarted when a step opposes the gradient (O'Donoghue and Candes 2015,
+        Adaptive Restart for Accelerated Gradient Schemes).
+        """
         b = ahead = self.b
         t = 1.0
         for _ in range(self.steps):

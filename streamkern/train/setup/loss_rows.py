@@ -1,4 +1,4 @@
-"""Rows from which parameters, start and ridge of a loss are found."""
+"""Rows from which the parameters, the start and the ridge of a loss are found."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ _Floats = npt.NDArray[np.float64]
 
 
 class LossRows(NamedTuple):
-    """Rows to find the ridge from, in float64, with targets as stored.
+    """Rows in float64, with their original targets.
 
-    K, Y, w : (n, n) kernel matrix without weights, (n, c) targets, (n,) weights
-    judged : (n,) weights of the rows where they are held out; 0 with an outlier as a target
-    mean, gain : (c,) of the outputs z = mean + gain f
+    K : (n, n) kernel matrix, without weights
+    Y : (n, c) targets
+    w : (n,) sample weights
+    judged : (n,) sample weights in held-out losses, 0 for rows whose target is an outlier
+    mean, gain : (c,) mean and gain of the outputs z = mean + gain f
     """
 
     K: _Floats
@@ -28,7 +30,7 @@ class LossRows(NamedTuple):
     gain: _Floats
 
     def part(self, rows: npt.NDArray[np.int64]) -> LossRows:
-        """Return these rows, with the kernel matrix of all rows and them."""
+        """Return some of the rows. K keeps all rows of the matrix: it becomes (n, len(rows))."""
         w, judged = self.w[rows], self.judged[rows]
         return self._replace(K=self.K[:, rows], Y=self.Y[rows], w=w, judged=judged)
 

@@ -1,4 +1,4 @@
-"""The start of a run with a loss other than squares: the squares of the setup, as its outputs."""
+"""Turn the least-squares start of a setup into the start of a run with another loss."""
 
 from __future__ import annotations
 
@@ -36,24 +36,25 @@ from streamkern.train.setup.loss_rows import LossRows
 
 BISECTIONS = 60
 LARGEST_OUTPUT = 30.0
-"""Largest change of an output by the start, |slope f|; its exponential does not overflow."""
+"""Largest change of an output by the start, |slope f|, so that its exponential does not
+overflow."""
 MIN_GAIN = 0.125
-"""Smallest gain of outputs that are not predictions; a smaller slope scales the start alone."""
+"""Smallest gain of a loss without identity link. A smaller slope only scales the start."""
 
 _Floats = npt.NDArray[np.float64]
 
 
 class LossFit(NamedTuple):
-    """Choices for a run with a loss, which the few rows of the noise show.
+    """Parameters, start and ridge for a loss, found from the rows that the noise is estimated from.
 
     loss : the loss with its parameters
-    targets : mean and gain of its outputs
-    slope : factor from values of squares to changes of the outputs, over the gain
-    noise : the noise that gives its ridge
-    warm : the weights that the run starts from are those of squares, and are to be turned as well
+    targets : mean and gain of the outputs
+    slope : factor of the least-squares start; the start changes the outputs by gain slope f
+    noise : noise from which the ridge follows
+    warm : whether the run starts from weights of a least-squares model, which are scaled as well
     age : see `ScaledLoss`
-    first : for a log link and a method whose setup has targets, the model of the few rows, at which
-        the rows of the setup are weighed
+    first : for a log link and a method whose setup learns targets, the model that defines the
+        weights and targets of the setup; else None
     """
 
     loss: Loss
@@ -65,7 +66,10 @@ class LossFit(NamedTuple):
     first: FirstModel | None = None
 
     def with_ridge(self, options: SolverConfig, n: float | None, report: Report) -> SolverConfig:
-        """Return the settings with the ridge of n rows; None: the ridge is given."""
+        """Return the settings with the ridge for n rows. n : None if the settings give the ridge.
+
+        Reports the loss, the ridge and the parameters.
+        """
         if n is not None:
             options = options.with_ridge(self.noise.penalty(n))
         parameters = self.loss.parameters()
@@ -73,9 +77,9 @@ class LossFit(NamedTuple):
         return options
 
     def turn_start(self, setup: Setup) -> TargetScale:
-        """Turn the start of a setup, which squares have learned, into one of the loss.
+        """Scale the least-squares start of a setup for the loss, in place.
 
-        Records the parameters of the loss in the setup, and returns mean and gain of its outputs.
+        Records the parameters of the loss in the setup. Returns mean and gain of the outputs.
         """
         scale_start(setup.arrays, self.slope)
         setup.meta["loss"] = self.loss.parameters()
@@ -87,8 +91,11 @@ class LossFit(NamedTuple):
 
 
 def scale_start(arrays: Mapping[str, Array], slope: float) -> None:
-    """Multiply the start in the arrays of a setup, or this rank's rows of it, by a slope."""
-    for name in ("start", "values"):  # K(Z, Z) times the start, if a ridge needs it
+    """Multiply the start in the arrays of a setup by a slope, in place.
+
+    arrays : arrays of the setup, or this rank's rows of them
+    """
+    for name in ("start", "values"):  # "values" is K(Z, Z) times the start, if a ridge needs it
         if (rows := arrays.get(name)) is not None:
             rows *= slope
 
@@ -99,31 +106,34 @@ def fit_loss(
 ) -> LossFit:  # fmt: skip
     """Find the parameters of a loss, its start and its ridge from few rows.
 
-    The start is that of squares, so moved or scaled that the loss is least on the rows, each of
-    which the others predict. With an identity link the mean moves, and the gain is the scale of the
-    targets. Else the outputs are mean + slope f: the mean is the output that predicts the mean
-    target, or 0 without an intercept, and the gain is the power of two next to the slope, so that
-    weights times the gain are exact. With a log link the gain is 1, and the rows have a model of
-    the loss of their own, see `log_link_start`.
+    The start is the least-squares start, shifted or scaled such that the leave-one-out predictions
+    of the rows have the least loss:
 
-    targets : mean and scale of the targets
-    few, noise : rows that the noise was found from, with scaled targets, and their noise
-    warm : the run whose weights the run starts from; those of a loss keep its parameters, and the
-        mean and gain of its outputs
+    - With an identity link, the mean is shifted, and the gain is the scale of the targets.
+    - With another link, the outputs are mean + slope f. The mean is the output that predicts the
+      mean target, or 0 without an intercept. The gain is the power of two nearest to the slope, so
+      that multiplying weights by it is exact.
+    - With a log link, the gain is 1, and a model of the loss is fitted to the rows, see
+      `log_link_start`.
+
+    targets : mean and scale of the targets that the least squares of the setup fit
+    few, noise : rows that the noise was estimated from, with scaled targets, and their noise
+    warm : run whose weights this run starts from. If it has a loss, this run takes over its
+        parameters, and the mean and gain of its outputs.
     """
     fit_intercept = run.config.model.fit_intercept
     F, rows = _left_out(op, Z, targets, few, noise)
     Y, w = rows.Y, rows.w
-    found = partial(loss_noise, exact=isinstance(run.method, Newton))
+    noise_for = partial(loss_noise, exact=isinstance(run.method, Newton))
     if warm is not None and warm.loss is not None:
-        noise = found(warm.loss, rows.with_outputs(warm.targets), noise)
+        noise = noise_for(warm.loss, rows.with_outputs(warm.targets), noise)
         return LossFit(warm.loss, warm.targets, 1.0, noise, age=warm.loss_age)
     slope = 1.0
     if isinstance(loss, LogLink):
         unit = np.asarray(loss.unit)
         mean = loss.output(unit) if fit_intercept else np.zeros_like(unit)
         rows = rows._replace(Y=Y / unit, mean=mean - np.log(unit), gain=np.ones_like(unit))
-        noise = found(loss, rows, noise)
+        noise = noise_for(loss, rows, noise)
         outputs = TargetScale(mean, rows.gain)
         first = None
         if run.method.uses_center_targets:  # the setup is made with targets and their weights
@@ -145,15 +155,16 @@ def fit_loss(
         loss = loss.fitted(loss.predict(np, mean + slope * F) - Y, targets.scale)
         outputs = TargetScale(mean, np.full_like(targets.scale, gain))
         slope /= gain
-    noise = found(loss, rows.with_outputs(outputs), noise)
+    noise = noise_for(loss, rows.with_outputs(outputs), noise)
     return LossFit(loss, outputs, slope, noise, warm is not None)
 
 
 def setup_targets(
     run: ResolvedRun, dtype: Any, warm: ParentRun | None, report: Report
 ) -> tuple[Loss | None, TargetScale, dict[str, Any]]:
-    """Return the loss of a run, mean and scale of the targets that squares learn in its setup, and
-    facts of the setup.
+    """Return the loss of a run, the target scale of its setup, and facts of the setup.
+
+    The setup fits squares to targets with this mean and scale, for any loss of the run.
 
     warm : see `scale_for_setup`
     """
@@ -172,9 +183,12 @@ def setup_targets(
 def scale_for_setup(run: ResolvedRun, dtype: Any, warm: ParentRun | None) -> TargetScale:
     """Return mean and scale of the targets of a setup, which fits squares for all losses.
 
-    They are those that belong to the weights `warm`, or of the data. If the weights minimise
-    another loss, its mean does not lie in the middle of the targets, and for classes its gain is
-    none of targets.
+    Without a run to start from, they are computed from the data. Weights of a least-squares model
+    keep their mean and scale. Weights of another loss keep the scale only, if the link is the
+    identity: the mean of the outputs of a loss need not be near the mean target, and the gain for
+    classes is not a scale of targets.
+
+    warm : run whose weights this run starts from, or None
     """
     if warm is not None and warm.loss is None:
         return replace(warm.targets, most=None)  # other targets may be larger
@@ -190,9 +204,10 @@ def scale_for_setup(run: ResolvedRun, dtype: Any, warm: ParentRun | None) -> Tar
 
 
 def _means(run: ResolvedRun, targets: TargetScale) -> _Floats:
-    """Return the mean targets; of classes, if other rows will follow, by the rule of succession.
+    """Return the mean targets (c,).
 
-    A class that the first rows do not have would have a logit that no step comes back from.
+    For classes, if other rows will follow, the rule of succession is used (one row of each class is
+    added), because the logit of a class that the first rows lack would be -inf for ever.
     """
     if run.problem.complete or run.data.source.classes is None:
         return targets.mean
@@ -202,9 +217,13 @@ def _means(run: ResolvedRun, targets: TargetScale) -> _Floats:
 
 
 def _shift(loss: Loss, errors: _Floats, Y: _Floats, w: _Floats) -> _Floats:
-    """Return the constants (c,) which, added to the errors, make the loss least."""
-    final = loss.at(math.inf)
-    return _zero(
+    """Return the constants (c,) that minimise the loss when they are added to the errors.
+
+    errors, Y : (n, c) errors and targets
+    w : (n,) weights
+    """
+    final = loss.at(math.inf)  # as at the end of a run, see `Loss.at`
+    return _roots(
         lambda by: w @ final.gradient(np, errors + by, Y),
         -errors.max(axis=0),
         -errors.min(axis=0),
@@ -214,11 +233,11 @@ def _shift(loss: Loss, errors: _Floats, Y: _Floats, w: _Floats) -> _Floats:
 def _left_out(
     op: KernelOperator, Z: Points, targets: TargetScale, few: FewRows, noise: Noise
 ) -> tuple[_Floats, LossRows]:
-    """Return scaled values of rows, each predicted by the others, and the rows, whose outputs are
-    the targets.
+    """Return leave-one-out predictions F (n, c) of scaled targets, and the rows.
 
-    Equal rows, which were merged, are taken one by one, as their mean has no quantiles. The values
-    are 0 if there are too few rows to find the noise from.
+    Rows that were merged because they are equal are separated again, since a loss other than
+    squares depends on more than their mean. F is 0 if the noise could not be estimated because
+    there are too few rows.
     """
     to_host, rows, stored = op.backend.to_host, few.read(), few.stored()
     scaled = to_host(stored.Y).astype(np.float64)
@@ -238,21 +257,22 @@ def _left_out(
 
 
 def _slope(loss: Loss, F: _Floats, Y: _Floats, w: _Floats, mean: _Floats) -> float:
-    """Return the slope with the least loss of mean + slope F."""
+    """Return the slope with which mean + slope F has the least loss."""
     if not F.any():
         return 1.0
-    if isinstance(loss, LogLoss):  # labels that are all predicted right ask for no infinite slope
+    if isinstance(loss, LogLoss):  # `temperature` is finite even if all labels are predicted right
         return max(float(temperature(F, Y.argmax(axis=1), w, mean).slope[0]), 1.0)
 
     def rise(slope: _Floats) -> _Floats:
         errors = loss.predict(np, mean + slope * F) - Y
         return np.atleast_1d(w @ (loss.gradient(np, errors, Y) * F).sum(axis=1))
 
-    return float(_zero(rise, np.zeros(1), np.array([LARGEST_OUTPUT / np.abs(F).max()]))[0])
+    return float(_roots(rise, np.zeros(1), np.array([LARGEST_OUTPUT / np.abs(F).max()]))[0])
 
 
-def _zero(rising: Callable[[_Floats], _Floats], low: _Floats, high: _Floats) -> _Floats:
-    """Return by bisection where each of some functions, none of which falls, passes 0."""
+def _roots(rising: Callable[[_Floats], _Floats], low: _Floats, high: _Floats) -> _Floats:
+    """Return the roots (k,) of k nondecreasing functions, each between low and high, by
+    bisection."""
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
         below = rising(middle) < 0

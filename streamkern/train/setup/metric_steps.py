@@ -1,7 +1,8 @@
-"""Gradient steps on a metric, by which rows that are not fitted are predicted better.
+"""Gradient steps on a metric that lower the error of kernel ridge regression on other rows.
 
-Kernel flows (Owhadi and Yoo 2019, arXiv 1808.04475), with squared errors of rows that are not
-fitted. For rows drawn anew at each step, f = K(., X) a with (K + lam I) a = Y, and
+The method is kernel flows (Owhadi and Yoo 2019, arXiv 1808.04475) with the squared error of rows
+that are not fitted. Each step draws rows X with targets Y to fit, and other rows to predict. With
+the ridge lam, f = K(., X) a with (K + lam I) a = Y, and
 
     L = mean |f(x) - y|^2 over other rows,      v = (K + lam I)^-1 K(X, others) dL/df,
 
@@ -11,11 +12,10 @@ With k = phi(s), s = |u - u'|^2, u = A^T x / bandwidth, and W = dL/dK phi'(s), e
 
     dL/dA = 2 / bandwidth  sum_ij W_ij (x_i - x_j)(u_i - u_j)^T.
 
-Each step divides the rows anew, and draws some of them if there are many, so that the noise of a
-few rows is averaged out and not learned. Steps have one length for all entries of a feature,
-normalised by the root of its mean square gradient (Adam, Kingma and Ba 2015, arXiv 1412.6980, with
-the mean taken along a row of A): separate lengths for each entry had up to 5 % more error, and so
-had one length for all entries.
+Since each step draws new rows, the noise of a few rows is averaged out and not learned. The
+steps are those of Adam (Kingma and Ba 2015, arXiv 1412.6980), except that the squared gradients are
+averaged along each row of A, that is, over the entries of one feature. Separate step lengths for
+each entry had up to 5 % more error, and so had one length for all of A.
 """
 
 from __future__ import annotations
@@ -41,26 +41,30 @@ from streamkern.solver.precondition.samples import SampleRows
 from streamkern.train.setup.held_out_models import MIN_RIDGE, ROUNDED_RIDGE, Fitted
 
 MOMENTUM, MEMORY = 0.8, 0.95
+"""Decay rates of the running means of the gradients and of their squares (beta_1, beta_2 of
+Adam)."""
 RIDGE = 5.0
-"""Length of the steps of log lam, relative to those of A."""
+"""Step length of log lam, relative to the step length of A."""
 NOISE = 1e-10
-"""Gradients below this multiple of the largest, of features that hardly vary, are rounding
-errors."""
+"""Gradients below this multiple of the largest gradient count as rounding errors; features that
+hardly vary have such gradients."""
 LONGEST_RESIDUAL = 5.0
 """Largest length of a row's residual, relative to the median. Longer residuals are shortened in the
-gradient, so that a few extreme rows do not lead the steps."""
+gradient, so that a few extreme rows do not dominate the steps."""
 TINY_STEP, TINY_RESIDUAL = 1e-300, 1e-30
+"""Smallest denominators."""
 SLOPE_TILE = 128
-"""Rows whose kernel values are computed at once."""
+"""Number of rows whose kernel values are computed at once."""
 
 
 class StepStage(NamedTuple):
-    """Some steps.
+    """A number of steps with the same sizes.
 
     fit, others : number of rows that a step fits, and of rows that it predicts
     pool : largest number of rows to draw from
-    length : length of the first steps relative to the root mean square of A's entries; it falls to
-        zero in the second half
+    steps : number of steps
+    length : length of the first steps relative to the root mean square of A's entries; in the
+        second half of the stage it falls linearly to zero
     """
 
     fit: int
@@ -75,11 +79,17 @@ STAGES = (
     StepStage(768, 1536, 5120, 120, 0.07),
     StepStage(STEPPED_FIT, STEPPED_OTHERS, 8192, 60, 0.05),
 )
-"""Each stage begins where the one before ended, and needs more rows than the pool of that one."""
+"""Each stage begins where the stage before it ended. It is run only if there are more rows than the
+pool of the stage before it."""
 
 
 class Slopes(NamedTuple):
-    """Mean error, its derivatives by A, in A's shape, and by log lam, of shortened residuals."""
+    """Error of the rows that are predicted, and the derivatives of its Huber form, see `slopes`.
+
+    error : weighted mean squared error
+    metric : derivative by A, of A's shape
+    log_ridge : derivative by log lam
+    """
 
     error: float
     metric: Array
@@ -87,27 +97,30 @@ class Slopes(NamedTuple):
 
 
 def stages(pool: int) -> list[StepStage]:
-    """Return the stages of gradient steps for so many rows to draw from."""
-    return [STAGES[0], *(now for last, now in pairwise(STAGES) if pool > last.pool)]
+    """Return the stages of gradient steps that are run with `pool` rows to draw from."""
+    return [STAGES[0], *(stage for last, stage in pairwise(STAGES) if pool > last.pool)]
 
 
 def metrics_of_steps(
     model: Fitted, rows: SampleRows, kind: str, seed: int
 ) -> Iterator[tuple[Kernel, int]]:
-    """Yield the kernel in a metric with trace d, and the number of steps, of each stage.
+    """Yield, after each stage, the kernel in the metric, scaled to trace d, and the number of steps
+    so far.
 
-    Nothing is yielded if no step applies.
+    Nothing is yielded if the kernel or its metric has no such steps, see `_start`.
 
-    rows : rows to fit and to predict
-    kind : "diagonal" keeps scales; "full" is a matrix, for at most `METRIC_FEATURES` features; ""
-        is a matrix if possible, else scales
+    model : model without or with a metric, from which the steps start
+    rows : rows in random order, to fit and to predict
+    kind : form of the metric: "diagonal", scales (d,); "full", a matrix (d, r), for at most
+        `METRIC_FEATURES` features; "", a matrix if possible, else scales
+    seed : seed of the drawn rows
     """
     start = _start(model.op.kernel, kind, rows.X.shape[1])
     if start is None:
         return
     steps, rng = _Steps(model, start), np.random.default_rng([seed, 0x57E9])
     for stage in stages(len(rows.X)):
-        if not steps.through(stage, rows.part(slice(stage.pool)), rng) or not steps.A.any():
+        if not steps.run_stage(stage, rows.part(slice(stage.pool)), rng) or not steps.A.any():
             return
         scale = math.sqrt(len(steps.A) / float((steps.A**2).sum()))
         categorical = [(j, weight * scale**2) for j, weight in steps.kernel.categorical]
@@ -116,7 +129,11 @@ def metrics_of_steps(
 
 
 def _start(kernel: Kernel, kind: str, d: int) -> Floats | None:
-    """Return the metric of a kernel in the form for steps; None if no step applies."""
+    """Return A of a kernel's metric, scales (d,) or a matrix (d, r), as the steps start from it.
+
+    None for kernels that are no differentiable function of the distance, and for metrics that are
+    not of the kind.
+    """
     if kernel.geometry != "distance" or kernel.expression is None:
         return None
     A = np.ones(d) if kernel.metric is None else np.array(kernel.metric, np.float64)
@@ -127,10 +144,11 @@ def _start(kernel: Kernel, kind: str, d: int) -> Floats | None:
 
 
 class _Steps:
-    """A metric and a ridge, both changed by steps.
+    """A metric and a ridge, both changed by the steps.
 
-    A : the metric, not scaled to trace d: its scale is that of the bandwidth
-    taken : number of steps
+    A : root of the metric, not scaled to trace d: its scale changes in place of the bandwidth
+    taken : number of steps taken
+    log_ridge : natural logarithm of lam
     """
 
     def __init__(self, model: Fitted, A: Floats) -> None:
@@ -141,19 +159,19 @@ class _Steps:
         # The equations of nearly equal rows may have a Cholesky factor in float64 only.
         self.precisions = dict.fromkeys((op.precision, "float64"))
 
-    def through(self, stage: StepStage, rows: SampleRows, rng: np.random.Generator) -> bool:
+    def run_stage(self, stage: StepStage, rows: SampleRows, rng: np.random.Generator) -> bool:
         """Take the steps of a stage; return False if a derivative is not finite."""
         n_fit = min(stage.fit, len(rows.X) // 3)
         n = min(n_fit + stage.others, len(rows.X))
         constant = self.backend.to_host(rows.X.max(axis=0) == rows.X.min(axis=0))
-        self.A[constant] = 0.0  # constant here; its scale cannot be learned
-        way = _Way(self.A)
+        self.A[constant] = 0.0  # the scale of a constant feature cannot be learned
+        moments = _AdamMoments(self.A)
         for t in range(stage.steps):
             picked = rng.permutation(len(rows.X))[:n]
             fit, others = (rows.part(self.backend.asarray(at)) for at in np.split(picked, [n_fit]))
             self.taken += 1
             found = self.slopes(fit, others)
-            if found is None:
+            if found is None:  # singular: a larger ridge
                 self.log_ridge += math.log(10.0)
                 continue
             g = self.backend.to_host(found.metric)
@@ -161,14 +179,14 @@ class _Steps:
             if not (np.isfinite(g).all() and math.isfinite(found.log_ridge)):
                 return False
             length = stage.length * min(1.0, 2 - 2 * t / stage.steps)
-            by_A, by_ridge = way.of(g, found.log_ridge)
-            self.A = self.A - length * math.sqrt(float((self.A**2).mean())) * by_A
-            log_ridge = self.log_ridge - RIDGE * length * by_ridge
+            step_A, step_ridge = moments.directions(g, found.log_ridge)
+            self.A = self.A - length * math.sqrt(float((self.A**2).mean())) * step_A
+            log_ridge = self.log_ridge - RIDGE * length * step_ridge
             self.log_ridge = max(log_ridge, MIN_RIDGE * math.log(10.0))
         return True
 
     def slopes(self, fit: SampleRows, others: SampleRows) -> Slopes | None:
-        """Return the error and the derivatives at these rows; None without a Cholesky factor."""
+        """Return the error and its derivatives; None if the equations have no Cholesky factor."""
         for precision in self.precisions:
             kernel = self.kernel.with_metric(self.A)
             op = KernelOperator(kernel, self.backend, precision, self.shift)
@@ -178,15 +196,16 @@ class _Steps:
         return None
 
 
-class _Way:
-    """Moving averages of the gradients and of their squares."""
+class _AdamMoments:
+    """Running means of the gradients and of their squares, for A and for log lam."""
 
     def __init__(self, A: Floats) -> None:
         self.mean, self.squares, self.t = np.zeros_like(A), np.zeros((len(A), 1)[: A.ndim]), 0
         self.ridge_mean = self.ridge_square = 0.0
 
-    def of(self, g: Floats, by_ridge: float) -> tuple[Floats, float]:
-        """Return the directions of the step for A and log lam, with entries of about one."""
+    def directions(self, g: Floats, by_ridge: float) -> tuple[Floats, float]:
+        """Add gradients by A and by log lam; return the directions of the step, with entries of
+        about one."""
         self.t += 1
         by_row = (g**2).mean(axis=1, keepdims=True) if g.ndim == 2 else g**2
         self.mean += (1 - MOMENTUM) * (g - self.mean)
@@ -200,20 +219,21 @@ class _Way:
 
 
 def slopes(op: KernelOperator, fit: SampleRows, others: SampleRows, ridge: float) -> Slopes | None:
-    """Return the weighted error of `others` and its derivatives; None without a Cholesky factor.
+    """Return the weighted mean squared error of `others`, and derivatives.
 
-    The error is the mean square, and the derivatives are those of a Huber loss, whose threshold is
-    held fixed: see `LONGEST_RESIDUAL`.
+    The derivatives are those of a Huber loss whose threshold is held fixed, see `LONGEST_RESIDUAL`.
+    Returns None if the equations have no Cholesky factor.
 
-    Kernel values and sums have the precision of `op`, and so have the equations unless the ridge is
-    below `ROUNDED_RIDGE`.
+    Kernel values and sums are computed in the precision of `op`. The equations are solved in
+    float64 if the ridge is below `ROUNDED_RIDGE`, else in the precision of `op`.
 
     op : operator of a kernel with a metric
+    fit, others : rows that are fitted, and rows that are predicted
     ridge : lam
     """
     backend, xp, dtype = op.backend, op.backend.xp, op.dtype
-    mine, beside = _Side(op, fit), _Side(op, others)
-    (K, W), (K_others, W_others) = _values(op, mine, None), _values(op, beside, mine)
+    fit_side, other_side = _Side(op, fit), _Side(op, others)
+    (K, W), (K_others, W_others) = _values(op, fit_side, None), _values(op, other_side, fit_side)
     exact = np.dtype(np.float64) if ridge < ROUNDED_RIDGE else dtype
     root = xp.ones(len(fit.X), exact) if fit.root is None else fit.root.astype(exact)
     weight = xp.ones(len(others.X)) if others.root is None else others.root.astype(np.float64) ** 2
@@ -238,14 +258,15 @@ def slopes(op: KernelOperator, fit: SampleRows, others: SampleRows, ridge: float
     by_f = ((2 / total) * weight[:, None] * _shortened(xp, R, weight)).astype(dtype)
     u = solve((K_others.T @ by_f).astype(exact))
     v = (root[:, None] * u).astype(dtype)
-    by_A = _pulled(op, W_others, by_f, a, beside, mine) - _pulled(op, W, v, a, mine, mine)
+    by_A = _metric_sum(op, W_others, by_f, a, other_side, fit_side)
+    by_A -= _metric_sum(op, W, v, a, fit_side, fit_side)
     error = float((weight[:, None] * R**2).sum()) / total
     return Slopes(error, (2 / op.kernel.bandwidth) * by_A, -ridge * float((u * b).sum()))
 
 
 def _shortened(xp: Any, R: Array, weight: Array) -> Array:
-    """Return the residuals (m, c), none longer than `LONGEST_RESIDUAL` times the median length of
-    those with a weight."""
+    """Return the residuals (m, c), shortened to at most `LONGEST_RESIDUAL` times the median length
+    of the rows whose weight is not 0."""
     lengths, counted = xp.sqrt((R**2).sum(axis=1)), weight > 0
     if not counted.any():
         return R
@@ -254,7 +275,10 @@ def _shortened(xp: Any, R: Array, weight: Array) -> Array:
 
 
 class _Side:
-    """The shifted x, and u, of some rows; `left @ right.T` of two sides are the values of s."""
+    """Rows as one side of a matrix of pairs: x (n, d), shifted, and u = A^T x / bandwidth (n, r).
+
+    The product `left @ right.T` of two sides is s = |u - u'|^2 of all pairs.
+    """
 
     def __init__(self, op: KernelOperator, rows: SampleRows) -> None:
         xp, A = op.backend.xp, op.kernel.metric
@@ -271,7 +295,7 @@ class _Side:
 
 
 def _values(op: KernelOperator, left: _Side, right: _Side | None) -> tuple[Array, Array]:
-    """Return phi(s) and phi'(s) of all pairs; right : None for those of `left` with itself."""
+    """Return phi(s) and phi'(s) of all pairs. right : None for the pairs of `left` with itself."""
     xp, slope, on_diagonal = op.backend.xp, Slope(op.kernel), right is None
     of_columns = left if right is None else right
     columns = of_columns.right.T
@@ -280,7 +304,7 @@ def _values(op: KernelOperator, left: _Side, right: _Side | None) -> tuple[Array
 
     def evaluate(part: slice) -> None:
         s = xp.matmul(left.left[part], columns, out=K[part])
-        xp.abs(s, out=s)  # rounded, it may be below 0; takes less time than the maximum
+        xp.abs(s, out=s)  # s may be rounded to below 0; `abs` takes less time than `maximum`
         if op.categorical_weights:
             unequal = left.categorical[part], of_columns.categorical
             op.backend.add_unequal(*unequal, op.categorical_weights, s)
@@ -289,20 +313,23 @@ def _values(op: KernelOperator, left: _Side, right: _Side | None) -> tuple[Array
             s[at, part.start + at] = 0
         slope.with_values(s, W[part], xp)
         if on_diagonal:
-            W[part.start + at, part.start + at] = 0  # x_i - x_i is 0
+            W[part.start + at, part.start + at] = 0  # phi' may be infinite, but x_i - x_i is 0
 
     op.backend.run(evaluate, tiles(shape[0], SLOPE_TILE))
     return K, W
 
 
-def _pulled(
+def _metric_sum(
     op: KernelOperator, W: Array, by_value: Array, a: Array, left: _Side, right: _Side
 ) -> Array:
-    """Return sum_ij V_ij (x_i - x_j)(u_i - u_j)^T with V = W (by_value a^T), entry by entry, or its
-    diagonal if the metric is diagonal. W = phi'(s) is overwritten.
+    """Return sum_ij V_ij (x_i - x_j)(u_i - u_j)^T, or its diagonal if the metric is diagonal.
 
-    A single column of `by_value` and of `a` multiplies the sums rather than the entries.
+    V is the elementwise product of W = phi'(s), which is overwritten, and by_value a^T.
+
+    by_value : (m, c), for the rows of `left`
+    a : (n, c), for the rows of `right`
     """
+    # With c = 1 the vectors scale the rows of the sums, which takes less time than scaling W.
     xp, parts, single = op.backend.xp, tiles(len(W), SLOPE_TILE), a.shape[1] == 1
     on_left = left.with_ones * by_value if single else left.with_ones
     on_right = right.with_ones * a if single else right.with_ones

@@ -17,14 +17,16 @@ from streamkern.train.setup.choose_metric import Learned
 from streamkern.train.setup.gathered import gather_and_save, stripes_in
 
 SEEN_S = 60.0
-"""Seconds to wait until other ranks see the files that rank 0 has written, on a shared disk."""
+"""Seconds that other ranks wait until the files that rank 0 has written are visible to them."""
 NOT_SHARED = "give a run_dir whose files all ranks see"
 
 
 def is_everywhere(there: bool, run: ResolvedRun) -> bool:
-    """Return whether the ranks can read an existing setup. Collective.
+    """Return whether the run has a setup, which all ranks can read. Collective.
 
-    Raises RunError if some see one and others do not, or if none exists and they cannot compute it
+    there : whether this rank sees one
+
+    Raises RunError if only some ranks see one, or if there is none and the ranks cannot compute it
     together.
     """
     ranks = run.inputs.ranks
@@ -32,7 +34,10 @@ def is_everywhere(there: bool, run: ResolvedRun) -> bool:
     if seeing not in (0, ranks.size):
         raise RunError(f"{seeing} of {ranks.size} ranks see the setup of the run", f"{NOT_SHARED}")
     if not seeing and not ranks.is_single and not run.method.setup_together(run.problem):
-        raise RunError("ranks begin with a setup that one of them has made", "make it first")
+        raise RunError(
+            "these ranks cannot compute a setup together, and the run has none yet",
+            "compute it with one rank first",
+        )
     return bool(seeing)
 
 
@@ -52,27 +57,30 @@ def seen(read: Callable[[], Assembled | None]) -> Assembled:
 def new_setup(
     run: ResolvedRun, directory: RunDirectory | None, report: Report, warm: ParentRun | None
 ) -> Assembled | None:
-    """Compute the setup on rank 0 and save it in its directory.
+    """Compute the setup on rank 0 and save it in the run directory.
 
-    Returns None if ranks partition the centers: then rank 0 reads it from there as the other ranks
-    do.
+    directory : run directory; None to save nothing
+    warm : run whose weights this run starts from, or None
+
+    Returns None if ranks partition the centers; rank 0 then loads its stripe from the directory, as
+    the other ranks do.
     """
-    going_on: tuple[Any, ...] = ()
+    taken_over: tuple[Any, ...] = ()  # `warm`, its metric and its kernel
     if warm is not None:
         config, continued = run.config, run.inputs.continued
         found = Learned(warm.metric_for(config), {}, kernel=warm.kernel_for(config))
         if continued is not None:
             found = Learned(continued.metric, {}, kernel=continued.made_kernel())
-        going_on = warm, found
+        taken_over = warm, found
     digest = None if warm is None else warm.digest
     if run.problem.center_ranks > 1:
         assert directory is not None
-        computed = compute_setup(run, report, *going_on)
+        computed = compute_setup(run, report, *taken_over)
         arrays, meta = computed.arrays, computed.meta | {"warm_start": digest}
         del computed
         _save_shared(run, directory, arrays, meta)
         return None
-    made = start(run, report, *going_on)
+    made = start(run, report, *taken_over)
     made.meta["warm_start"] = digest
     if directory is None:
         return made
@@ -102,19 +110,22 @@ def _save_shared(
 
 
 def help_with_setup(run: ResolvedRun) -> None:
-    """Compute this rank's part of a setup, on ranks other than 0, and pass it to rank 0 to save."""
+    """Compute this rank's part of a setup, and send it to rank 0, which saves it.
+
+    Called on all ranks other than 0. Collective.
+    """
     ranks, arrays = run.inputs.ranks, compute_setup_part(run)
     stripes = stripes_in(arrays, _stripes(run), ranks, _of_centers(run, arrays))
     gather_and_save(stripes, ranks, run.backend, lambda whole: None)
 
 
 def _stripes(run: ResolvedRun) -> tuple[str, ...]:
-    """Return the prefixes of the arrays of which each rank has computed its stripe."""
+    """Return the prefixes of the names of triangular arrays that the ranks computed in stripes."""
     return run.method.sharded_arrays if run.method.made_in_stripes else ()
 
 
 def _of_centers(run: ResolvedRun, arrays: Mapping[str, Any]) -> list[str]:
-    """Return the names of the arrays of which each rank has the rows of its centers."""
+    """Return the names of the arrays whose rows are divided over the ranks as the centers are."""
     if run.problem.center_ranks == 1:
         return []
     return sorted(name for name in arrays if name.startswith(("Z", *run.method.by_center)))

@@ -1,11 +1,11 @@
-"""Minima of a loss with a log link on few rows, by Newton steps.
+"""Minimise a loss with a log link on a few rows, by Newton steps.
 
-Each row is a center: f = K alpha. Of every output the minimum of
+Each row is a center: f = K alpha. For each output, with mean m and gain g, the minimum of
 
-    sum_i w_i l(m + g f_i, y_i) / g^2 + kappa / 2 f K^-1 f
+    sum_i w_i l(m + g f_i, y_i) / g^2 + kappa / 2 f^T K^-1 f
 
-is approached with the information h as the Hessian of l (Fisher's scoring). With s = sqrt(w h) and
-the derivative G = w l' / g the step is
+is approached by Newton steps, in which h stands for the second derivative of l (its Fisher
+information, or larger, see `LogLink.row_curvature`). With s = sqrt(w h) and G = w l' / g, a step is
 
     alpha <- s (s K s + kappa)^-1 (s f - G / s),
 
@@ -23,20 +23,23 @@ from streamkern.losses.log_link import LogLink
 from streamkern.train.setup.loss_rows import LossRows
 
 NEWTON_STEPS: Final = 30
+"""Largest number of steps for one kappa."""
 HALVINGS: Final = 6
+"""Largest number of lengths that are tried for a step."""
 SETTLED: Final = 1e-4
-"""Fall of the objective, relative to its size, with which the steps end."""
+"""Fall of the objective in a step, relative to its size, below which the steps end."""
 MIN_ROOT: Final = 1e-20
-"""Root of the Hessian of a row below which it has none."""
+"""Smallest s of a row; a row with less has no part in the step."""
 
 _Floats = npt.NDArray[np.float64]
 
 
 class NewtonPath:
-    """The minima on some rows for falling kappa, evaluated on the others.
+    """Minima of the loss on some rows for falling kappa, and their loss on the other rows.
 
-    rows : with targets in the unit of the loss
-    alpha : (n, c), the minimum that was found last
+    rows : all rows, with targets divided by the unit of the loss
+    fitted : indices of the rows that are fitted
+    alpha : (n, c) weights of the last minimum, from which the next search starts
     """
 
     def __init__(self, loss: LogLink, rows: LossRows, fitted: npt.NDArray[np.int64]) -> None:
@@ -61,6 +64,7 @@ class NewtonPath:
                 self._minimise_output(k, kappa)
 
     def _minimise_output(self, k: int, kappa: float) -> None:
+        """Minimise the objective of output k by Newton steps from `alpha`."""
         alpha = self.alpha[:, k]
         f = self.K @ alpha
         value = self._objective(k, alpha, f, kappa)
@@ -93,8 +97,9 @@ class NewtonPath:
         return float(rows.w @ deviances / 2 / rows.gain[k] ** 2 + kappa / 2 * (alpha @ f))
 
     def _newton(self, k: int, f: _Floats, kappa: float) -> _Floats:
+        """Return the minimum (n,) of the quadratic model at f for output k; NaN if singular."""
         rows, F, Y = self.rows, self._predicted(k, f), self.rows.Y[:, k]
-        # The expected curvature alone would move a row by its slope, which may be large.
+        # With the expected curvature alone, a row would move by its slope, which may be large.
         curvature = self.loss.row_curvature(np, F[:, None], Y[:, None])
         root = np.sqrt(rows.w * curvature)
         gradient = rows.w * self.loss.slope(np, F, Y) / rows.gain[k]

@@ -1,17 +1,18 @@
 """Targets without gross outliers, for the parts of a setup that fit squares.
 
-Kernel, metric, noise and the start of a run are found with squares, which outliers rule. With 5 %
-of noise of 20 standard deviations in 3000 targets, Huber's loss, which the run minimised then, had
-19 times the error of clean targets on bike, 44 times on parkinsons. For a loss that bounds the
-influence of a row (`Loss.robust`) the targets of outliers are therefore replaced there.
+The setup finds kernel, metric, noise and start by least squares, which a few outliers can dominate.
+When 5 % of 3000 targets had noise of 20 standard deviations, a run with Huber's loss had 19 times
+the error of clean targets on bike, and 44 times on parkinsons, because its setup was wrong. For a
+loss that bounds the influence of a row (`Loss.robust`), the setup therefore replaces the targets of
+outliers.
 
-Some rows are predicted by the others (leave-one-out, in closed form, `precondition.noise`), with
-targets that are clipped about these predictions in turns, as Huber's loss has it (Huber and
-Ronchetti 2009, Robust Statistics, section 7.8). An outlier is a target that is off by more than
-`OUTLIER` robust standard deviations of these errors. Large errors may also be what the kernel does
-not see yet. So outliers are replaced only if rows are then predicted better, see `HELPS_SE`, and
-looked for again in the kernel or metric that is found without them, whose errors are smaller. A run
-that starts from earlier weights has its kernel, and looks for none.
+Some rows are predicted by the others (leave-one-out, in closed form, `precondition.noise`). Targets
+far from their prediction are clipped, and the predictions are computed again, a few times (Huber
+and Ronchetti 2009, Robust Statistics, section 7.8). An outlier is a target whose error exceeds
+`OUTLIER` robust standard deviations of the errors. A poor kernel also makes large errors. Outliers
+are therefore replaced only if the rows are then predicted better (`HELPS_SE`), and the search is
+repeated in the kernel or metric that was found without them, whose errors are smaller. A run that
+starts from earlier weights already has its kernel, and does not search for outliers.
 """
 
 from __future__ import annotations
@@ -42,31 +43,34 @@ from streamkern.train.setup.choose_kernel import moved
 OUTLIER_ROWS = 512
 """Number of rows that are examined."""
 MIN_OUTLIER_ROWS = 32
-"""Smallest number of rows that show what an outlier is."""
+"""Smallest number of rows in which outliers are searched."""
 OUTLIER = 20.0
 """Smallest error of an outlier, in robust standard deviations of the errors.
 
-With 10, errors of models trained with outliers were .49 to 1.02 times those with 20 on eight
-tables, but 1.85 times on compactiv and 1.76 times on parkinsons. On 35 tables without outliers, 20
-found some in two, which did no harm.
+With 10 instead of 20, models trained with outliers had .49 to 1.02 times the error on eight tables,
+but 1.85 times on compactiv and 1.76 times on parkinsons. Of 35 tables without outliers, two had
+some by the limit 20, and replacing them did no harm.
 """
 CLIPPED = 5.0
-"""Largest error of a clipped target, in the same unit."""
+"""Largest error of a clipped target, in robust standard deviations of the errors."""
 CLIPPINGS = 4
 """Number of times that the targets are clipped about new predictions."""
 HELPS_SE = 2.0
-"""Standard errors by which errors, none counted as more than an outlier's, have to fall."""
+"""Smallest fall of the absolute errors, capped at the limit of an outlier, in its standard
+errors."""
 
 _Floats = npt.NDArray[np.float64]
 
 
 class BoundedTargets:
-    """Targets whose outliers are moved to `HUBER_WIDTH` robust standard deviations of a prediction.
+    """Replacement of outliers by targets that are closer to a prediction.
 
-    The predictions are kernel ridge regression on a few rows: f = K(., points) alpha.
+    An outlier is moved to `HUBER_WIDTH` robust standard deviations from its prediction. The
+    predictions are a kernel ridge regression of a few rows, f = K(., points) alpha.
 
-    limit, spread : (c,), the smallest error of an outlier, and the robust standard deviation
-    share : share of the targets of the few rows that are outliers
+    limit : (c,) smallest error of an outlier
+    spread : (c,) robust standard deviation of the errors
+    share : share of outliers among the targets of the few rows
     """
 
     def __init__(self, op: KernelOperator, model: _Model, out: npt.NDArray[np.bool_]) -> None:
@@ -77,7 +81,7 @@ class BoundedTargets:
         self.limit, self.spread = OUTLIER * model.spread, model.spread
 
     def in_rows(self, rows: SampleRows) -> SampleRows:
-        """Return rows, equal ones not merged, with these targets."""
+        """Return the rows with outliers replaced. rows : equal rows are not merged."""
         X, Y = rows.X, rows.Y
         xp, asarray = self.op.backend.xp, self.op.backend.asarray
         F = xp.empty(Y.shape, self.op.dtype)
@@ -92,11 +96,11 @@ class BoundedTargets:
 
 
 class _Model(NamedTuple):
-    """Few rows, and their values as the others predict them.
+    """Leave-one-out predictions of a few rows.
 
     rows : the rows, equal ones merged
-    kappa : the noise with the least error
-    F : (n, c) values of all rows, in the unit of the targets
+    kappa : noise variance with the least error
+    F : (n, c) predictions of all rows before merging, in the unit of the targets
     spread : (c,) robust standard deviation of their errors
     """
 
@@ -109,11 +113,12 @@ class _Model(NamedTuple):
 def find_outliers(
     run: ResolvedRun, rows: SampleRows, kernel: Kernel | None, metric: Floats | None = None
 ) -> BoundedTargets | None:
-    """Return targets without the outliers of rows like these; None if there are none.
+    """Search for outliers in rows, and return how to replace them; None if there are none.
 
-    rows : in random order, equal ones not merged
-    kernel : kernel to predict rows with; None, or random features: Laplace in the metric, with the
-        median distance
+    rows : rows in random order, equal rows not merged
+    kernel : kernel of the predictions. If it is None or an explicit feature map, the Laplace kernel
+        in the metric is used, with the median distance as bandwidth
+    metric : scales (d,) or matrix (d, r); None for no metric
     """
     rows, to_host = rows.part(slice(OUTLIER_ROWS)), run.backend.to_host
     if rows.root is not None:
@@ -146,7 +151,8 @@ def find_outliers(
 
 
 def _clipped_in_turns(op: KernelOperator, rows: SampleRows, Y: _Floats) -> _Model | None:
-    """Return the model of rows whose targets are clipped about its own predictions."""
+    """Return the model of rows whose targets are clipped about the predictions, `CLIPPINGS` times;
+    None if the noise cannot be estimated."""
     F, model = np.broadcast_to(np.median(Y, axis=0), Y.shape), None
     for _ in range(CLIPPINGS):
         limit = CLIPPED * spread(F - Y, np.ones(Y.shape[1]))
@@ -158,8 +164,8 @@ def _clipped_in_turns(op: KernelOperator, rows: SampleRows, Y: _Floats) -> _Mode
 
 
 def _model(op: KernelOperator, rows: SampleRows, Y: _Floats, bounded: _Floats) -> _Model | None:
-    """Return the model of rows with the targets `bounded`, with the spread of its errors of Y; None
-    if no noise suits them."""
+    """Return the model of rows with the targets `bounded` (n, c), and the spread of its errors with
+    respect to the targets Y (n, c); None if the noise cannot be estimated."""
     asked = rows._replace(Y=op.backend.asarray(bounded, rows.Y.dtype))
     few = merged(op.backend, asked)
     noise = find_noise(op, None, few)
@@ -173,7 +179,7 @@ def _model(op: KernelOperator, rows: SampleRows, Y: _Floats, bounded: _Floats) -
 
 
 def _weights(op: KernelOperator, rows: SampleRows, kappa: float) -> Array:
-    """Return alpha (n, c) of the fit of rows with the noise kappa."""
+    """Return the weights (n, c) of a kernel ridge regression of rows with the ridge kappa."""
     backend, xp = op.backend, op.backend.xp
     root = xp.ones(len(rows.X)) if rows.root is None else rows.root.astype(np.float64)
     with backend.single_threaded_blas():
@@ -181,7 +187,7 @@ def _weights(op: KernelOperator, rows: SampleRows, kappa: float) -> Array:
         A[xp.arange(len(A)), xp.arange(len(A))] += kappa
         alpha = root[:, None] * rows.Y.astype(np.float64)
         factored = backend.cholesky(A)
-        assert factored  # as for the error of this noise
+        assert factored  # it was when the error of this kappa was computed
         backend.solve_lower(A, alpha)
         backend.solve_lower(A, alpha, transposed=True)
     return root[:, None] * alpha

@@ -1,4 +1,4 @@
-"""Planned operations and expected times of a run, for `streamkern plan` and for the run's log."""
+"""Count the operations and estimate the times of a run, for `streamkern plan` and for its log."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PLANNED_TRIALS, WIDTHS = 6, 6
 
 
 def planned_op_counts(run: ResolvedRun) -> dict[str, OpCounts]:
-    """Return the operation counts of each phase, in the order in which a run does them."""
+    """Return the operation counts of each phase, in the order of a run."""
     problem, method = run.problem, run.method
     setup, training = method.op_counts(problem, run.sizes)
     spent = {"setup": setup, "training": training}
@@ -53,9 +53,9 @@ def _noise(n: int) -> OpCounts:
 
 
 def planned_flops(run: ResolvedRun) -> dict[str, int]:
-    """Return the FLOPs of each phase, with those of the patch features of all rows that it reads.
+    """Return the FLOPs of each phase, including the patch features of the rows that it reads.
 
-    The expected times have these features in the measured time in which a row is prepared.
+    In `expected_times`, the patch features are part of the measured time to prepare a row.
     """
     found = {phase: counts.flops(run.problem) for phase, counts in planned_op_counts(run).items()}
     if patches := patches_among(run.data.fixed):
@@ -66,7 +66,7 @@ def planned_flops(run: ResolvedRun) -> dict[str, int]:
 
 
 def _setup_rows(run: ResolvedRun) -> int:
-    """Return the number of rows that the setup takes: the centers, the sample and the probe."""
+    """Return the number of rows that the setup uses: the centers, the sample and the probe."""
     return run.problem.p + run.sizes.n_sample + run.sizes.n_probe
 
 
@@ -77,8 +77,8 @@ class Times:
     setup : until the first step
     epoch : one pass over the rows, without evaluations
     evaluation : one evaluation of the test rows; 0 without test rows
-    whole : the whole run
-    speeds : measured speeds that the times were computed from, in units of work per second
+    whole : setup, epochs and evaluations together
+    speeds : measured speeds, in units of work per second, that the times were computed from
     """
 
     setup: float
@@ -91,7 +91,7 @@ class Times:
 def expected_times(
     run: ResolvedRun, test: BaseSource | None, clock: Clock = time.perf_counter
 ) -> Times:
-    """Return the time that the run will take on this machine, whose speeds are measured.
+    """Measure the speeds of this machine, and return the times that the run is expected to take.
 
     test : data.test
     clock : see `measure_speeds`
@@ -114,8 +114,11 @@ def expected_times(
 
 
 def _sampled(run: ResolvedRun) -> int:
-    """Return the number of rows read before the first step, counting whole units: for the centers,
-    a sample, and a few rows for measurements."""
+    """Return an estimate of the number of rows that are read before the first step.
+
+    The centers and the setup sample are each drawn from up to `MANY_UNITS` units, which are read
+    entirely.
+    """
     units = min(run.data.source.n_units, MANY_UNITS)
     return 2 * min(run.problem.n_rows, units * run.problem.unit_rows)
 
@@ -136,8 +139,8 @@ def planned_batches(run: ResolvedRun) -> tuple[int, int]:
 
 
 def empty_steps(run: ResolvedRun) -> int:
-    """Return the number of first steps of a new run that only accumulate, while the model is still
-    zero."""
+    """Return the number of first steps that only accumulate sums, before the model changes from
+    zero; 0 for a run that starts from weights."""
     inputs = run.inputs
     warm = (
         inputs.warm_start is not None

@@ -1,4 +1,5 @@
-"""Rows that a setup works with: a sample of the stream, and rows to estimate the noise from."""
+"""Read the rows that a setup works with: the setup sample, the probe, and rows for estimates of the
+noise, the kernel and the metric."""
 
 from __future__ import annotations
 
@@ -48,23 +49,25 @@ row."""
 
 
 class SquareTargets(Protocol):
-    """Targets and weights that stand for those of a loss where squares are fitted."""
+    """Targets and weights with which least squares approximate a loss."""
 
     def in_rows(self, rows: SampleRows) -> SampleRows:
-        """Return rows with these targets and weights."""
+        """Return rows with the targets and weights replaced."""
 
 
 def samples_of(
     run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, known: CenterRows | None,
     squares: SquareTargets | None = None,
 ) -> tuple[SampleRows, SampleRows, npt.NDArray[np.int64]]:  # fmt: skip
-    """Return the setup sample, the probe, and the row numbers of the sample.
+    """Return the setup sample, the probe, and the row numbers (s,) of the sample.
 
-    squares : makes the targets and weights that squares take; None: they stay
+    targets : mean and scale by which the targets are transformed
+    known : rows that are centers, if they are known
+    squares : replaces targets and weights for least squares; None to keep them
     """
     source, sizes, seed = run.data.source, run.sizes, run.config.run.random_state
     wanted = min(sizes.n_sample + sizes.n_probe, source.n_rows)
-    # A method may take no sample: then one row gives the shapes.
+    # A method may take no sample; one row then provides the shapes.
     block = sample_rows(source, max(1, wanted), seed, stage=SAMPLE_STAGE, epoch=SETUP_EPOCH)
     if run.in_order:  # no augmentation: the rows are what the stream delivers
         ascending = np.argsort(block.row_ids[: sizes.n_sample])
@@ -72,8 +75,7 @@ def samples_of(
         block = block.take(order)
     X, Y, root, _, place, _ = _prepared(run, block, dtype, targets, known)
     assert place is not None
-    # If there are fewer rows than sample and probe together, the probe is all of them
-    # (`sizes.sample_sizes`).
+    # If there are too few rows for sample and probe, the probe is all rows (`sizes.sample_sizes`).
     s, h = slice(sizes.n_sample), slice(wanted - sizes.n_probe, wanted)
     shared = max(0, sizes.n_sample - h.start)
     sample, probe = (
@@ -97,9 +99,10 @@ def few_rows(
 ) -> SampleRows:  # fmt: skip
     """Return rows to estimate metric, kernel and noise from, with equal rows merged.
 
-    None of them has weight 0; see `unmerged_rows`.
+    See `unmerged_rows`; rows of weight 0 are left out.
 
-    bounded : replaces the targets of outliers; None: they stay
+    most : largest number of rows, before equal rows are merged
+    bounded : replaces the targets of outliers; None to keep them
     """
     rows = unmerged_rows(run, dtype, targets, most)
     rows = merged(run.backend, rows if bounded is None else bounded.in_rows(rows))
@@ -111,7 +114,10 @@ def unmerged_rows(
 ) -> SampleRows:  # fmt: skip
     """Return rows of the stream in random order, no two of them made from the same stored row.
 
-    If classes come in fixed shares, weights represent the shares.
+    If the stream draws classes in fixed shares, each row occurs once and weights represent the
+    shares. Negligible weights are set to 0.
+
+    most : largest number of rows
     """
     source, rates = each_once(run.data.source)
     wanted, seed = min(most, source.n_rows), run.config.run.random_state
@@ -127,8 +133,8 @@ def unmerged_rows(
 def _are_copies(run: ResolvedRun, rows: SampleRows) -> bool:
     """Return whether equal rows look like copies of one row.
 
-    They do if their targets are equal, too, and different rows predict each other, so that the
-    copies are not needed to estimate the noise. `NOISE_ROWS` rows show whether they do.
+    They do if their targets are equal too, and if different rows predict each other, so that the
+    noise can be estimated without the copies. `NOISE_ROWS` rows suffice for this test.
     """
     if rows.repeats is None or not rows.repeats.may_be_copies() or len(rows.X) < FEWEST_ALONE:
         return False
@@ -144,11 +150,11 @@ def known_rows(
     run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, known: CenterRows | None,
     Z: HostArray, squares: SquareTargets | None,
 ) -> CenterTargets | None:  # fmt: skip
-    """Return the targets and weights of the centers in the form that solvers take; None without
-    centers that are rows.
+    """Return the targets and weights of the centers, as solvers take them; None if `known` is None.
 
+    known : rows that are centers
     Z : (p, d), the centers
-    squares : makes the targets and weights that squares take; None: they stay
+    squares : replaces targets and weights for least squares; None to keep them
     """
     if known is None:
         return None
@@ -174,7 +180,7 @@ def known_rows(
 def rows_worth(
     run: ResolvedRun, op: KernelOperator, dtype: np.dtype[Any], targets: TargetScale
 ) -> float:
-    """Return the effective number of independent rows among all rows of the run."""
+    """Return the number of independent rows that all rows of the run, with copies, are worth."""
     problem, source = run.problem, run.data.source
     stored = source.n_origins if problem.repeats else problem.n_stored or problem.n_rows
     copies = _stored_copies(run) if problem.repeats else _drawn_copies(run)
@@ -185,18 +191,20 @@ def rows_worth(
 
 
 def _drawn_copies(run: ResolvedRun) -> list[tuple[npt.NDArray[np.int64], int]]:
-    """Return pairs of the same rows and a seed, each of which draws another copy of the rows."""
+    """Return `COPIES` pairs of the same row numbers (m,) and a seed that draws other copies."""
     source, seed = run.data.source, run.config.run.random_state
     wanted = min(NOISE_ROWS, source.n_rows)
     rows = choose_rows(source, wanted, seed, stage=SAMPLE_STAGE, max_units=COPIED_UNITS)
     rows = rows[distinct_origins(origins_of(source, rows, SETUP_EPOCH))]
-    # A mixture has the same rows in the same places for all seeds.
+    # The row numbers of a mixture do not depend on the seed.
     return [(rows, (seed + r) % (1 << 32)) for r in range(COPIES)]
 
 
 def _stored_copies(run: ResolvedRun) -> list[tuple[npt.NDArray[np.int64], int]] | None:
-    """Return groups of stored copies, for a store with several rows per origin; None if there are
-    too few."""
+    """Return pairs of row numbers (m,) and the seed; row i of each pair is a copy of one origin.
+
+    None if the source does not store several rows per origin, or too few.
+    """
     source, seed = run.data.source, run.config.run.random_state
     if not source.n_origins:
         return None
@@ -210,7 +218,7 @@ def _copies(
     run: ResolvedRun, copies: list[tuple[npt.NDArray[np.int64], int]], dtype: np.dtype[Any],
     targets: TargetScale,
 ) -> Iterator[tuple[Array, Array, Array | None]]:  # fmt: skip
-    """Yield X, Y and w of each copy: see `copies.intraclass_correlation`."""
+    """Yield X, Y and w of each pair of row numbers and seed, see `intraclass_correlation`."""
     for rows, seed in copies:
         block = read_rows(run.data.source, rows, seed, SETUP_EPOCH)
         yield _through(run, block, dtype, targets, seed)
@@ -220,7 +228,7 @@ def _prepared(
     run: ResolvedRun, block: RowBlock, dtype: np.dtype[Any], targets: TargetScale,
     known: CenterRows | None, rates: npt.NDArray[np.float64] | None = None,
 ) -> SampleRows:  # fmt: skip
-    """Return rows as the stream delivers them. rates : (c,) factors of the class weights."""
+    """Return rows after the transforms of the stream. rates : (c,) factors of the class weights."""
     X, Y, w = _through(run, block, dtype, targets, run.config.run.random_state, rates)
     root = None if w is None else run.backend.xp.sqrt(w)
     return SampleRows(X, Y, root, 0, center_places(block.row_ids, known))
@@ -230,7 +238,7 @@ def _through(
     run: ResolvedRun, block: RowBlock, dtype: np.dtype[Any], targets: TargetScale, seed: int,
     rates: npt.NDArray[np.float64] | None = None,
 ) -> tuple[Array, Array, Array | None]:  # fmt: skip
-    """Return X, Y and w after the transforms at the feed, with the random draws of the setup."""
+    """Return X, Y and w after the feed transforms, with the random draws of the setup."""
     source, factors = run.data.source, run.data.weight_factors
     if rates is not None:
         factors = rates if factors is None else factors * rates

@@ -1,7 +1,7 @@
-"""Measured speeds of this machine: each kind of work of a run, for a moment, on rows of the run.
+"""Measure the speed of this machine for each kind of work of a run, briefly, on rows of the run.
 
-Kernel, precision, widths and batches are those of the run, as far as they affect speed. Nothing is
-written, and only the kinds of work that are requested are measured.
+Kernel, precision, matrix widths and batch size are taken from the run, as far as they affect the
+speed. Nothing is written, and only the requested kinds of work are measured.
 """
 
 from __future__ import annotations
@@ -29,26 +29,29 @@ from streamkern.train.resolve.resolved_run import ResolvedRun
 SECONDS = 2.0
 """Approximate duration of all measurements together."""
 SHARES = 12
+"""Number of equal parts into which `SECONDS` is divided; each measurement takes one."""
 MAX_SIDE, COLUMNS, ENTRIES = 4096, 8192, 1 << 24
-"""Largest side of a square matrix, number of columns of a kernel matrix, and number of its entries:
-larger ones hardly change the speed."""
+"""Largest side of a square matrix, and largest number of columns and of entries of a kernel matrix;
+larger matrices have about the same speed."""
 EIGEN = 1536
+"""Largest side of the matrix of an eigendecomposition."""
 READ_BYTES, MAX_TIMED_UNITS = 32 << 20, 64
+"""Bytes of rows that are kept for the other measurements, and largest number of units read."""
 
 Clock = Callable[[], float]
 Call = tuple[float, Callable[[], object]]
-"""Number of units of a kind that a call does, and the call."""
+"""Amount of work that a call does, in the unit of its kind (see `OpCounts`), and the call."""
 
 
 class _Timed(NamedTuple):
-    """Seconds per unit, and additional seconds of the first call."""
+    """Seconds per unit of work, and additional seconds of the first call, which compiles."""
 
     unit: float
     first: float
 
 
 class _Sampled(NamedTuple):
-    """Rows, the seconds to read one, and the part of these seconds that is computation."""
+    """Rows, the seconds to read one row, and the processor seconds among them."""
 
     block: RowBlock
     read: float
@@ -82,8 +85,12 @@ def measure_speeds(
 def _timed(
     backend: Backend, share: float, amount: float, call: Callable[[], object], clock: Clock
 ) -> _Timed:
-    """Return the median time of the calls within `share` seconds, without the first call, which
-    compiles."""
+    """Return the median time of calls within `share` seconds, per unit of work.
+
+    The first call, which compiles, is not counted.
+
+    amount : units of work of a call
+    """
     start = clock()
     call()
     backend.synchronize()
@@ -120,7 +127,7 @@ def _read(run: ResolvedRun, share: float) -> _Sampled:
 
 
 def _prepare(run: ResolvedRun, block: RowBlock, share: float, clock: Clock) -> tuple[Array, _Timed]:
-    """Return rows as steps take them, a batch or fewer, and the seconds per row."""
+    """Return at most a batch of rows, transformed as for a step, and the seconds per row."""
     source, backend = run.data.source, run.backend
     part = block.take(slice(min(run.sizes.batch_size, len(block.X))))
     made: list[Array] = []
@@ -138,7 +145,7 @@ def _prepare(run: ResolvedRun, block: RowBlock, share: float, clock: Clock) -> t
 
 
 def _calls(run: ResolvedRun, X: Array, asked: OpCounts) -> dict[str, Callable[[], Call]]:
-    """Return a function for each kind that makes its call: only the requested ones are made."""
+    """Return, for each kind of work, a function that makes its call with the arrays it needs."""
     backend, item = run.backend, X.dtype
     side = min(getattr(run.sizes, "block_size", run.problem.p), MAX_SIDE)
     wide = min(run.problem.p if asked.wide_products else NOISE_ROWS, MAX_SIDE)
@@ -184,8 +191,8 @@ class _KernelMatrix:
         return self.K.size, lambda: self.op.product(self.x, self.z, W, out=F, keep=K)
 
     def swept(self, side: int) -> Call:
-        """Return products with K^T and with K, for a matrix that is no smaller than those of the
-        setup."""
+        """Return the products with K^T and with K of a sweep, for a matrix with at least `side`
+        rows."""
         n, backend = max(side, len(self.K)), self.backend
         K, right, out = (
             backend.xp.ones((n, width), self.op.dtype) for width in (side, self.c, self.c)
@@ -206,9 +213,9 @@ class _KernelMatrix:
 
 
 def _operator(run: ResolvedRun, X: Any, q: int) -> tuple[KernelOperator, Any]:
-    """Return the operator of the kernel, and q rows as centers or the frequencies of features.
+    """Return the kernel operator, and q rows as centers, or q frequencies of Fourier features.
 
-    An open bandwidth is replaced by the median distance.
+    A bandwidth that the setup would choose is replaced by the median distance.
     """
     model, few = run.config.model, X[:NOISE_ROWS].astype(np.float64)
 
@@ -231,13 +238,14 @@ def _operator(run: ResolvedRun, X: Any, q: int) -> tuple[KernelOperator, Any]:
 
 
 def _product(backend: Backend, rows: int, columns: int, dtype: Any) -> Call:
-    """Return the Gram product of a matrix with k rows and b columns: k b^2 FLOPs, for half of the
-    result."""
+    """Return the Gram product of a matrix with k rows and b columns, for half of its symmetric
+    result: k b^2 FLOPs."""
     W, C = backend.xp.ones((rows, columns), dtype), backend.xp.zeros((columns, columns), dtype)
     return rows * columns**2, lambda: _alone(backend, lambda: backend.add_gram(C, W, 1.0))
 
 
 def _factor(backend: Backend, n: int, dtype: Any) -> Call:
+    """Return the Cholesky factorisation of an n x n matrix: n^3 / 3 FLOPs."""
     A, room = backend.xp.ones((n, n), dtype), backend.xp.empty((n, n), dtype)
     A[backend.xp.arange(n), backend.xp.arange(n)] += n
 

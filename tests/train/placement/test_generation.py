@@ -122,7 +122,7 @@ class Locked:
 @pytest.mark.parametrize(("settings", "said"), [
     ({"run_dir": None}, "ranks=2 needs a run_dir that all ranks see"),
     ({"solver": "sgd"}, "ranks=2 cannot share the steps of solver='sgd'"),
-    ({"callbacks": [sk.Callback()]}, "callbacks would not be of"),
+    ({"callbacks": [sk.Callback()]}, "callbacks cannot be used"),
     ({"transforms": [sk.MixUp(0.2)]}, "ranks=2 cannot share batches whose rows mixup pairs"),
     ({"kernel": Own()}, r"ranks=2: kernel=.*is a function"),
     ({"transforms": [Locked()]}, "ranks=2: the data or the kernel cannot travel"),

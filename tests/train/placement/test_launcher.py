@@ -312,7 +312,7 @@ def test_a_stale_task_does_nothing(client: Any, tmp_path: Path) -> None:
             cluster.message_ranks(told, None)
         order = RankSpec("stale", of, 0, (address,), 1, 10.0, 10.0, 0.0, job)
         future = client.submit(run_rank, order, {}, workers=[spot.address], pure=False)
-        with pytest.raises(RunError, match="not awaited any more"):
+        with pytest.raises(RunError, match="has been replaced"):
             future.result(10)
     assert toys.notes(tmp_path) == []
 

@@ -85,15 +85,15 @@ def test_every_class_keeps_its_rows() -> None:
         return calibration_split(RunConfig(), ArraySource(rows, labels, classes=names)).why_none
 
     assert why(np.arange(5500) % 11, NAMES[:11]) is None
-    assert "fewer than 500 rows for each class" in str(why(np.arange(5500) % 12, NAMES[:12]))
-    assert "fewer than 500 rows for each class" in str(why(np.arange(5500) % 20, NAMES))
+    assert "fewer than 500 rows per class" in str(why(np.arange(5500) % 12, NAMES[:12]))
+    assert "fewer than 500 rows per class" in str(why(np.arange(5500) % 20, NAMES))
     assert why(np.arange(10_000) % 20, NAMES, 10_000) is None
     for rarest, none in ((0, True), (49, False), (50, True)):
         labels = np.zeros(5500, int)
         labels[:2000], labels[2000 : 2000 + rarest] = 1, 2
         found = why(labels, NAMES[:3])
         assert (found is None) == none
-        assert none or "a class, here 'c', has fewer than 50 of them" in str(found)
+        assert none or "a class, here 'c', has fewer than 50 rows" in str(found)
     labels = np.repeat((0, 1, 2), (4000, 1450, 50))
     left = calibration_split(RunConfig(), ArraySource(X, labels, classes=NAMES[:3])).training_rows
     assert left.totals is not None
@@ -108,7 +108,7 @@ def test_rows_with_copies_are_not_judged_by_fits_to_the_copies() -> None:
     source = AugmentedSource(ArraySource(X[:300], y[:300], classes=("a", "b")), 3)
     found = calibration_split(RunConfig(), source)
     assert not found.left_out
-    assert "copies of it; train with calibrate=True" in str(found.why_none)
+    assert "rows without copies; train with calibrate=True" in str(found.why_none)
     rng = np.random.default_rng(0)
     rows, labels, new, told = (
         rng.normal(size=(150, 3)), rng.integers(0, 2, 150), rng.normal(size=(900, 3)),
@@ -151,7 +151,7 @@ def test_who_has_no_probabilities_says_why() -> None:
         (KernelClassifier(**QUICK | {"solver": "block"}).partial_fit(X[:200], y[:200]), "partial_"),
         (
             KernelClassifier(**other).fit(X[:900], y[:900]),
-            "of fewer than 5,000 rows; train with calib",
+            "there are fewer than 5,000 rows; train with calib",
         ),
         (
             KernelClassifier(**QUICK, calibrate=False).fit(X, y),
@@ -164,7 +164,7 @@ def test_who_has_no_probabilities_says_why() -> None:
             fitted.predict_proba(X)  # type: ignore[operator]
         assert message in f"{told.value} {told.value.__cause__}"
     values = KernelRegressor(**QUICK).fit(X[:200], X[:200, 0])
-    with pytest.raises(ConfigError, match=r"'auto' sets none aside of values; train with cal"):
+    with pytest.raises(ConfigError, match=r"'auto' sets none aside for numeric targets; train"):
         values.predict(X, interval=0.9)
     with pytest.raises(ConfigError, match="calibrate cannot be used with initial weights"):
         model.set_params(calibrate=True).fit(X, y)

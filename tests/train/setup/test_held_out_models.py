@@ -15,7 +15,7 @@ from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import open_run
 from streamkern.train.resolve.run_inputs import RunInputs
 from streamkern.train.setup import held_out_models
-from streamkern.train.setup.choose_metric import _certainty
+from streamkern.train.setup.choose_metric import _robust_gain
 from streamkern.train.setup.held_out_models import Fitted, HeldOut, chosen_kernel, gain_in_errors
 from tests.runs import Array, settings
 
@@ -92,21 +92,21 @@ def test_gains_in_standard_errors() -> None:
     gain = rng.normal(0.1, 1.0, 2000)
     limited = np.minimum(gain, -gain.min())
     wanted = max(each.mean() / (each.std() / np.sqrt(2000)) for each in (gain, limited))
-    assert _certainty(before, before - gain) == pytest.approx(wanted)
-    assert _certainty(before, before) == 0
-    assert _certainty(np.full(2000, np.inf), before) == 0
-    assert _certainty(before, np.full(2000, np.inf)) == 0
+    assert _robust_gain(before, before - gain) == pytest.approx(wanted)
+    assert _robust_gain(before, before) == 0
+    assert _robust_gain(np.full(2000, np.inf), before) == 0
+    assert _robust_gain(before, np.full(2000, np.inf)) == 0
 
 
 def test_one_large_gain_does_not_hide_the_others() -> None:
     gain = np.random.default_rng(0).normal(0.1, 1.0, 2000)
-    usual = _certainty(gain, np.zeros(2000))
+    usual = _robust_gain(gain, np.zeros(2000))
     gain[0] = 500.0
     assert gain_in_errors(gain, np.zeros(2000)) < 1.5
-    assert _certainty(gain, np.zeros(2000)) > 0.9 * usual
+    assert _robust_gain(gain, np.zeros(2000)) > 0.9 * usual
     # Where the rest does not gain, the same row is not enough.
     gain[1:] -= gain[1:].mean()
-    assert _certainty(gain, np.zeros(2000)) < 1.5
+    assert _robust_gain(gain, np.zeros(2000)) < 1.5
 
 
 def test_a_smoother_kernel_has_to_be_significantly_better() -> None:
