@@ -73,8 +73,9 @@ def write_onnx(
     Parameters
     ----------
     centers : (p, d) in the order of the weights, scaled, before the metric
-    dtype : arithmetic of the kernel, "float32" or "float64"; "auto": that of the model. Warns of
-        float32 for a model that was solved in float64, whose weights multiply the rounding.
+    dtype : arithmetic of the kernel, "float32" or "float64"; "auto": that of predictions. Warns of
+        float32 for a model whose weights may multiply the rounding: it was solved in float64, or
+        its predictions are summed in float64 (see `wide_sum`).
     overwrite : replace a file at `path`
 
     Raises
@@ -148,13 +149,19 @@ def export_dtype(model: KernelModel, dtype: str) -> np.dtype[Any]:
     """Return the arithmetic of an export. Raises ConfigError, and warns, as `write_onnx`."""
     if dtype not in EXPORT_DTYPES:
         raise ConfigError(f"{mention('dtype', dtype)} is not known", f"use one of {EXPORT_DTYPES}")
-    wide = model.op.dtype == np.float64
+    wide = model.kernel_sum.op.dtype == np.float64
     if dtype == "auto":
         dtype = "float64" if wide else "float32"
-    elif dtype == "float32" and wide:
+    elif dtype == "float32" and model.op.dtype == np.float64:
         warn(
             "the model was solved in float64, and its weights may multiply the rounding of float32 "
             "kernel values until nothing is left of the predictions; compare them, or leave out "
+            f"{mention('dtype', dtype)}"
+        )
+    elif dtype == "float32" and wide:
+        warn(
+            "the model predicts by sums in float64, because the rounding of float32 shows in its "
+            "predictions, and so it will in those of the file; compare them, or leave out "
             f"{mention('dtype', dtype)}"
         )
     return np.dtype(dtype)
