@@ -110,13 +110,17 @@ def icechunk_store(url: str, options: Mapping[str, Any] | None = None) -> Store:
 def store_of(source: Any) -> Store:
     """Return the zarr store of a repository (of its branch main), a session, or a session's store.
 
-    Raises ConfigError for a writable session: its data may change.
+    Raises ConfigError for other objects, and for a writable session: its data may change.
     """
     if hasattr(source, "readonly_session"):
         source = source.readonly_session("main")
     store: Any = getattr(source, "store", source)
     session = getattr(store, "session", None)
     if session is None:
+        if type(source).__module__.partition(".")[0] != "icechunk":
+            raise ConfigError(
+                f"{source!r} is not a store", "give its path or URL, a zarr group, or an open store"
+            )
         raise ConfigError(
             f"a {type(source).__name__} of icechunk is not data",
             "give a repository, or a session of repository.readonly_session",
