@@ -117,13 +117,10 @@ def store_of(source: Any) -> Store:
     store: Any = getattr(source, "store", source)
     session = getattr(store, "session", None)
     if session is None:
-        if type(source).__module__.partition(".")[0] != "icechunk":
-            raise ConfigError(
-                f"{source!r} is not a store", "give its path or URL, a zarr group, or an open store"
-            )
         raise ConfigError(
-            f"a {type(source).__name__} of icechunk is not data",
-            "give a repository, or a session of repository.readonly_session",
+            f"a {type(source).__name__} is not data",
+            "give the path or URL of a store, a zarr group, or of icechunk a repository, or a "
+            "session of repository.readonly_session",
         )
     if not session.read_only:
         raise ConfigError(

@@ -306,7 +306,7 @@ def test_mixed_rows_are_not_shared_out() -> None:
 
 
 @pytest.mark.parametrize(("data", "settings", "words"), [
-    (None, {}, "None is not a store; give its path or URL"),
+    (None, {}, "a NoneType is not data; give the path or URL of a store"),
     (X, {}, "data is a ndarray, and a loader reads stores and sources"),
     ("train.zarr", {"transforms": sk.GaussianNoise(0.1)}, r"transforms=Gauss.* must be a list"),
     ("train.zarr", {"batch_size": 10.0}, r"batch_size=10\.0 must be a whole number"),
