@@ -7,7 +7,9 @@ first.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -59,6 +61,33 @@ def imported_module(name: str, given: str) -> ModuleType:
             f"{given}: the module {name!r} cannot be imported ({type(error).__name__}: {error})",
             "correct it, or add its folder to PYTHONPATH",
         ) from error
+
+
+def own_modules(*bases: type[Any]) -> list[str]:
+    """Return the names of the modules in which this process has defined subclasses of `bases`.
+
+    Scripts and this package are left out: other processes cannot import a script.
+    """
+    modules = {kind.__module__ for base in bases for kind in subclasses(base)}
+    left_out = ("__main__", "__mp_main__", __name__.partition(".")[0])
+    return sorted(name for name in modules if name.partition(".")[0] not in left_out)
+
+
+def import_own_modules(names: Iterable[str]) -> None:
+    """Import the modules of `own_modules` of another process, except those that are not here.
+
+    A run that uses a class of a missing module fails with the error of `undefined_class`.
+    """
+    for name in names:
+        with contextlib.suppress(ConfigError):
+            imported_module(name, "")
+
+
+def subclasses(kind: type[_T]) -> Iterator[type[_T]]:
+    """Yield the classes derived from one that this process has defined, the newest last."""
+    for one in kind.__subclasses__():
+        yield one
+        yield from subclasses(one)
 
 
 def undefined_class(what: str, name: str) -> ConfigError:

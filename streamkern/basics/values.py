@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from numbers import Real
 from operator import index
 from typing import Any, Final, NoReturn
@@ -38,8 +38,16 @@ def checked_int(name: str, value: Any, least: int = 1) -> int:
     except TypeError:
         number = None
     if number is None or number < least:
-        raise ConfigError(f"{mention(name, value)} must be a whole number, at least {least}")
+        shown = mention(f"{name}={value!r}") if isinstance(value, float) else mention(name, value)
+        raise ConfigError(f"{shown} must be a whole number, at least {least}")
     return number
+
+
+def checked_list(name: str, value: Any) -> tuple[Any, ...]:
+    """Return a list of objects as a tuple. Raises ConfigError for an object that is not a list."""
+    if not isinstance(value, Iterable) or isinstance(value, str | Mapping):
+        raise ConfigError(f"{mention(name, value)} must be a list", "give [it]")
+    return tuple(value)
 
 
 def parsed_json(data: bytes | bytearray | memoryview, *, finite: bool = False) -> Any:

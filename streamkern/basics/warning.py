@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from types import FrameType
+from types import CodeType, FrameType
 
 from streamkern.basics.message import Vocabulary, render_message
 
@@ -18,19 +18,21 @@ _COMPLETE: ContextVar[Callable[[str], str] | None] = ContextVar("_COMPLETE", def
 _VOCABULARY: ContextVar[Vocabulary] = ContextVar("_VOCABULARY", default=str)
 
 
-_ISSUED: set[tuple[str, int, str]] = set()
+_ISSUED: dict[tuple[int, int, str], CodeType] = {}
+"""The code whose calls received warnings, by its id, the line in it and the key of the warning.
+Holding the code keeps its id unique; a cell of a notebook that is run again is other code."""
 
 
-def warn(message: str, kind: type[Warning] = UserWarning, *, once: bool = False) -> None:
+def warn(message: str, kind: type[Warning] = UserWarning, *, once: str | None = None) -> None:
     """Issue a warning at the caller of the outermost frame of this package.
 
     Frames of other packages may lie between two of ours: contextlib, or a library that calls back.
 
     message : may mention settings (see `basics.message`); the warning keeps it as `message`, for
         places that have words of their own for settings
-    once : whether a line of a caller receives this text only once in a process. Python forgets what
-        it has shown whenever filters change, which scikit-learn does for every fold. Texts should
-        round their figures, so that those of similar data are equal.
+    once : key of the warning, of which a line of a caller receives only one in a process, unless
+        the filters ask for all. Python forgets what it has shown whenever filters change, which
+        scikit-learn does for every fold.
     """
     complete, said = _COMPLETE.get(), _SAID.get()
     message += "" if complete is None else complete(message)
@@ -47,11 +49,11 @@ def warn(message: str, kind: type[Warning] = UserWarning, *, once: bool = False)
             caller = frame.f_back or frame
         frame = frame.f_back
     assert caller is not None
-    if once and not _is_ignored(warning):
-        place = (caller.f_code.co_filename, caller.f_lineno, str(warning))
+    if once is not None and _action(warning) not in ("ignore", "always", "all", "error"):
+        place = (id(caller.f_code), caller.f_lineno, once)
         if place in _ISSUED:
             return
-        _ISSUED.add(place)
+        _ISSUED[place] = caller.f_code
     names = caller.f_globals
     warnings.warn_explicit(
         warning, kind, caller.f_code.co_filename, caller.f_lineno,
@@ -59,12 +61,12 @@ def warn(message: str, kind: type[Warning] = UserWarning, *, once: bool = False)
     )  # fmt: skip
 
 
-def _is_ignored(warning: Warning) -> bool:
-    """Return whether the first filter for the message of a warning ignores it."""
+def _action(warning: Warning) -> str:
+    """Return the action of the first filter for the message of a warning."""
     for action, message, category, _, _ in warnings.filters:
         if isinstance(warning, category) and (message is None or message.match(str(warning))):
-            return action == "ignore"
-    return False
+            return action
+    return "default"
 
 
 @contextmanager

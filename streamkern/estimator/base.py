@@ -20,6 +20,7 @@ from sklearn.base import BaseEstimator, is_classifier
 
 from streamkern.basics.errors import ConfigError, DataError, StreamkernError, TrainingInterrupted
 from streamkern.basics.message import mention
+from streamkern.basics.values import checked_list
 from streamkern.basics.warning import warn
 from streamkern.config.solver import SOLVER_OPTIONS, options_of
 from streamkern.estimator import files, inputs, targets
@@ -329,7 +330,8 @@ class KernelEstimator(CallbackSupport, FeatureImportances, Saving, BaseEstimator
         raise NotImplementedError
 
     def _built_transforms(self) -> list[Any]:
-        return [from_config([t])[0] if isinstance(t, Mapping) else t for t in self.transforms]
+        given = checked_list("transforms", self.transforms)
+        return [from_config([t])[0] if isinstance(t, Mapping) else t for t in given]
 
     def _transforms(self, source: BaseSource) -> list[Any]:
         """Return the transforms, with scaling bound to the statistics of this source."""

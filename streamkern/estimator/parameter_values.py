@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from streamkern.basics.message import mention
-from streamkern.basics.values import to_builtin
+from streamkern.basics.values import checked_list, to_builtin
 from streamkern.kernels.builtin import Kernel
 from streamkern.losses.base import Loss
 from streamkern.stream.sources.transforms import (
@@ -109,7 +109,7 @@ def transform_tables(transforms: Sequence[Any]) -> tuple[list[dict[str, Any]] | 
     If a table cannot hold one of them: None, and a description of the list.
     """
     tables = []
-    for transform in transforms:
+    for transform in checked_list("transforms", transforms):
         table = _table(transform)
         if table is None:
             return None, f"a list with {transform_name(transform)!r}"

@@ -71,7 +71,7 @@ class Saving(Predicting):
         ----------
         path : of the file, which ends in .onnx; missing folders are made.
         dtype : "float32" or "float64", of the input of numbers, of the kernel and of the outputs;
-            "auto" is that of the model.
+            "auto" is that in which `predict` sums over the centers.
         overwrite : replace a file at `path`.
 
         Raises

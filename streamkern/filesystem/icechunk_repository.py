@@ -110,7 +110,7 @@ def icechunk_store(url: str, options: Mapping[str, Any] | None = None) -> Store:
 def store_of(source: Any) -> Store:
     """Return the zarr store of a repository (of its branch main), a session, or a session's store.
 
-    Raises ConfigError for a writable session: its data may change.
+    Raises ConfigError for other objects, and for a writable session: its data may change.
     """
     if hasattr(source, "readonly_session"):
         source = source.readonly_session("main")
@@ -118,8 +118,9 @@ def store_of(source: Any) -> Store:
     session = getattr(store, "session", None)
     if session is None:
         raise ConfigError(
-            f"a {type(source).__name__} of icechunk is not data",
-            "give a repository, or a session of repository.readonly_session",
+            f"a {type(source).__name__} is not data",
+            "give the path or URL of a store, a zarr group, or of icechunk a repository, or a "
+            "session of repository.readonly_session",
         )
     if not session.read_only:
         raise ConfigError(

@@ -35,7 +35,7 @@ from streamkern.filesystem.durable import (
     sync_folder,
     sync_store,
 )
-from streamkern.filesystem.urls import local_path
+from streamkern.filesystem.urls import local_path, path_text
 from streamkern.filesystem.zarr_store import ObjectsStore
 
 ATTRIBUTE = "streamkern"
@@ -331,7 +331,7 @@ def check_output(url: str | os.PathLike[str], what: str) -> None:
 
     what : a plural noun for the message, such as "predictions"
     """
-    if os.fspath(url) == "-":
+    if path_text(url) == "-":
         raise ConfigError(
             f"{what} do not go to the standard output (-)", "give the path of a place"
         )

@@ -206,6 +206,14 @@ def _checked(url: str, make: Callable[[], Engine]) -> Engine:
         ) from None
 
 
+def path_text(place: str | os.PathLike[str]) -> str:
+    """Return a path or URL as text. Raises ConfigError for an object that is neither."""
+    given: Any = place
+    if not isinstance(given, str | os.PathLike):
+        raise ConfigError(f"{given!r} is not a path or URL", "give one as text, or a pathlib.Path")
+    return os.fspath(given)
+
+
 def local_path(url: str | os.PathLike[str]) -> Path | None:
     """Return the local path that a URL names, or None for a remote one.
 
@@ -214,6 +222,7 @@ def local_path(url: str | os.PathLike[str]) -> Path | None:
     """
     if isinstance(url, os.PathLike):
         return Path(url)
+    url = path_text(url)
     _check_hosts(url)
     if _ONE_SLASH.match(url):
         raise ConfigError(

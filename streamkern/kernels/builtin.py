@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
-from streamkern.basics.own_class import undefined_class
+from streamkern.basics.own_class import subclasses, undefined_class
 from streamkern.kernels.base import BUILT_IN, Geometry, Product, Sum, name_of
 from streamkern.kernels.base import Kernel as Kernel
 from streamkern.kernels.inner import InnerKernel
@@ -315,11 +315,9 @@ def _class_of(name: object) -> type[Kernel]:
     raise ConfigError(f"{mention('kernel', name)} is not known", f"use one of {names}")
 
 
-def own_classes(kind: type[Kernel] = Kernel) -> Iterator[type[Kernel]]:
-    """Yield the classes derived from one that this process has defined, the newest last."""
-    for one in kind.__subclasses__():
-        yield one
-        yield from own_classes(one)
+def own_classes() -> Iterator[type[Kernel]]:
+    """Yield the kernels that this process has defined, the newest last."""
+    return subclasses(Kernel)
 
 
 def reference_of(kind: type[Kernel]) -> str:

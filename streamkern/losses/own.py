@@ -6,7 +6,7 @@ its parameters. Of a saved model, the class must be defined already, see `basics
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.message import mention
-from streamkern.basics.own_class import imported_class, undefined_class
+from streamkern.basics.own_class import imported_class, subclasses, undefined_class
 from streamkern.losses.base import Loss
 
 PACKAGE: Final = "streamkern."
@@ -78,13 +78,7 @@ def _made(kind: type[Loss], parameters: Mapping[str, Any]) -> Loss:
 
 def defined_class(reference: str) -> type[Loss] | None:
     """Return the class of this name that the process has defined last, or None."""
-    return next((kind for kind in reversed([*_subclasses(Loss)]) if kind.name == reference), None)
-
-
-def _subclasses(kind: type[Loss]) -> Iterator[type[Loss]]:
-    for one in kind.__subclasses__():
-        yield one
-        yield from _subclasses(one)
+    return next((kind for kind in reversed([*subclasses(Loss)]) if kind.name == reference), None)
 
 
 # -- as JSON values --------------------------------------------------------------------------------

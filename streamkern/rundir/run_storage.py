@@ -35,7 +35,7 @@ from streamkern.filesystem.durable import (
 )
 from streamkern.filesystem.objects import Objects
 from streamkern.filesystem.ownership import file_lock, is_of_group, remove_group
-from streamkern.filesystem.urls import local_path, open_objects
+from streamkern.filesystem.urls import local_path, open_objects, path_text
 from streamkern.filesystem.zarr_store import ObjectsStore
 from streamkern.rundir import lease
 from streamkern.rundir.checksums import is_sealed, seal, unseal
@@ -57,7 +57,7 @@ def open_folder(
 
     storage_options : as for `open_objects`; a local path does not need them
     """
-    text = os.fspath(place)
+    text = path_text(place)
     if text.startswith("file://") and urlsplit(text).netloc not in ("", "localhost"):
         raise RunError(
             f"run directory {redact(text)} is on another machine",

@@ -197,6 +197,8 @@ def _with_model_of(
     if parent_id is not None:
         parent = replace(parent, centers=replace(parent.stored, sha256=parent_id[1]))
     centers = None if old.get("features") == "fourier" else parent.stored
+    if centers is not None and own["model.n_centers"] != "auto":
+        own["model.n_centers"] = centers.shape[0]  # fewer than asked for, if the rows were fewer
     if config.run.precision == "auto" and parent.stored.dtype == np.float64:
         own["run.precision"] = "float64"
     metric = None if "metric" in old else parent.metric

@@ -23,11 +23,14 @@ from streamkern.basics.errors import (
 )
 from streamkern.basics.message import mention
 from streamkern.basics.optional import import_optional
+from streamkern.basics.own_class import own_modules
 from streamkern.basics.progress import Line
 from streamkern.basics.stop import StopRequest
 from streamkern.basics.warning import warn
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.urls import local_path
+from streamkern.kernels.base import Kernel
+from streamkern.losses.base import Loss
 from streamkern.solver.methods import find
 from streamkern.stream.cluster import check_versions, connect, dashboard_link
 from streamkern.train.placement.launcher import run_ranks
@@ -81,6 +84,7 @@ def train_over(
     settings = {
         "config": config, "given": _packed(config, inputs),
         "progress": progress, "devices": devices,
+        "modules": own_modules(Kernel, Loss),  # of an older run, whose record only names classes
     }  # fmt: skip
 
     def forward(event: dict[str, Any]) -> None:

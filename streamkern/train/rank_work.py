@@ -11,6 +11,7 @@ from typing import Any
 
 from streamkern.backend.ranks import Communicator
 from streamkern.basics.errors import RunLockedError, RunLostError, StreamkernError
+from streamkern.basics.own_class import import_own_modules
 from streamkern.basics.progress import ProgressSetting, Relay
 from streamkern.basics.stop import StopRequest, resumable
 from streamkern.config.run_config import RunConfig
@@ -28,6 +29,7 @@ def prepare_rank(
     ranks: Communicator, spec: RankSpec, settings: dict[str, Any], stop: StopRequest
 ) -> None:
     """Prepare the run as a single rank, see `prepare_run`."""
+    import_own_modules(settings["modules"])
     prepare_run(
         settings["config"], stop, pickle.loads(settings["given"]),
         progress=_line(settings, spec.tell),
@@ -43,6 +45,7 @@ def work_as_rank(
     ranks: Communicator, spec: RankSpec, settings: dict[str, Any], stop: StopRequest
 ) -> dict[str, Any]:
     """Train as one of the ranks, see `train_rank`."""
+    import_own_modules(settings["modules"])
     config = settings["config"]
     if config.run.threads == "auto":
         config = config.with_overrides({"run.threads": spec.threads})

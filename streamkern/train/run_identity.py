@@ -193,7 +193,12 @@ def _check_same(
     changes = [change.removeprefix("settings.") for change in changes]
     if changes:
         remedy = "restore these, or give another run_dir"
-        if all(change.startswith("data") for change in changes):  # more epochs, or other rows
+        if _has_kernel_object(before) and not _has_kernel_object(now):
+            remedy = (
+                "resume it in Python by the call that began it, whose kernel is an object, or "
+                "continue this run in another run_dir (streamkern train --continue)"
+            )
+        elif all(change.startswith("data") for change in changes):  # more epochs, or other rows
             remedy = (
                 "restore these, give another run_dir, or continue this run in another one "
                 "(streamkern train --continue, or continues of train_model)"
@@ -201,6 +206,12 @@ def _check_same(
         raise ResumeMismatchError(
             f"{directory.place} holds a run that differs: {'; '.join(changes)}", f"{remedy}"
         )
+
+
+def _has_kernel_object(identity: Mapping[str, Any]) -> bool:
+    """Return whether the kernel was given as an object: its description has no "kind"."""
+    kernel = identity.get("settings", {}).get("model", {}).get("kernel")
+    return isinstance(kernel, Mapping) and "kind" not in kernel
 
 
 def check_order(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:

@@ -604,6 +604,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"centers": "nowhere.npy"}, "no array of centers at nowhere.npy"),
     ({"transforms": [{"kind": "blur"}]}, "kind='blur'; use one of"),
     ({"transforms": [3]}, "transform 3 is not callable"),
+    ({"transforms": GaussianNoise(0.1)}, "transforms=GaussianNoise.* must be a list; give .it"),
+    ({"transforms": [GaussianNoise]}, "transform .*GaussianNoise.* is a class; give an object"),
 ]
 
 

@@ -533,3 +533,17 @@ def test_targets_are_found_in_a_table_by_the_column_they_had(tmp_path: Path) -> 
             assert streamkern.evaluate(model, table)["r2"] == pytest.approx(expected)
         with pytest.raises(streamkern.DataError, match="have no targets y"):
             model.score(frame[["a", "b"]])
+
+
+def test_a_place_that_is_no_path_is_refused_in_words(tmp_path: Path) -> None:
+    X = np.arange(20.0).reshape(10, 2)
+    model = KernelRegressor(n_centers=5, threads=1, metric="none").fit(X, X[:, 0])
+    refused = "None is not a path or URL; give one as text, or a pathlib.Path"
+    none: Any = None
+    for call in (
+        lambda: model.save(none),
+        lambda: streamkern.ingest_store(X, none, y=X[:, 0]),
+        lambda: streamkern.materialise_store(streamkern.ArraySource(X, X[:, 0]), none),
+    ):
+        with pytest.raises(ConfigError, match=refused):
+            call()

@@ -170,7 +170,7 @@ np.save("expected.npy", sk.load("run").predict(X))
 def test_commands_import_the_module_of_a_kernel_object(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With --import; a continued run also by naming the class, with which ranks find it."""
+    """With --import, also of ranks; a continued run also by naming the class."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rational_kernels.py").write_text(OWN_MODULE)
     (tmp_path / "training.py").write_text(TRAINING)
@@ -196,9 +196,10 @@ def test_commands_import_the_module_of_a_kernel_object(
     np.testing.assert_allclose(np.load("p.npy"), np.load("expected.npy"), rtol=1e-4, atol=1e-4)
     assert run_command(["predict", "run", "b.npz", "q.npy", "--import", "no_such_module"]) == 2
     assert "--import no_such_module: the module 'no_such" in capsys.readouterr().err
-    for _ in range(2):  # the second call resumes
-        named = ["--set", "model.kernel=rational_kernels:Rational", "--ranks", "2"]
-        assert run_command([*new, "third", *named]) == 0
+    ways = [["--set", "model.kernel=rational_kernels:Rational"], ["--import", "rational_kernels"]]
+    for words in ways:
+        for _ in range(2):  # the second call resumes
+            assert run_command([*new, f"by{words[0]}", *words, "--ranks", "2"]) == 0
 
 
 def test_a_class_of_a_script_is_not_said_to_be_imported() -> None:

@@ -303,3 +303,18 @@ def test_mixed_rows_are_not_shared_out() -> None:
     source = sk.AugmentedSource(many_units(), 1, [sk.MixUp(0.3)])
     with pytest.raises(sk.ConfigError, match="leave n_ranks out"):
         sk.Loader(source, 64, n_ranks=2)
+
+
+@pytest.mark.parametrize(("data", "settings", "words"), [
+    (None, {}, "a NoneType is not data; give the path or URL of a store"),
+    (X, {}, "data is a ndarray, and a loader reads stores and sources"),
+    ("train.zarr", {"transforms": sk.GaussianNoise(0.1)}, r"transforms=Gauss.* must be a list"),
+    ("train.zarr", {"batch_size": 10.0}, r"batch_size=10\.0 must be a whole number"),
+])  # fmt: skip
+def test_a_wrong_argument_is_named(
+    data: Any, settings: dict[str, Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sk.ingest_store(np.zeros((20, 2)), "train.zarr", y=np.arange(20.0), targets="values")
+    with pytest.raises(sk.ConfigError, match=words):
+        sk.Loader(data, **{"batch_size": 10} | settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -317,3 +318,18 @@ def test_the_commands_say_how_and_do_it(
     assert run_command([*run, "b", "--epochs", "1", "--continue", "a"]) == 0
     assert run_command(["info", "b"]) == 0
     assert "a at step" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("n_centers", [1000, "all"])
+def test_a_run_with_all_rows_as_centers_is_continued(n_centers: Any, tmp_path: Path) -> None:
+    """Its n_centers is not the number of its centers, which was refused."""
+    X = np.random.default_rng(0).normal(size=(60, 2))
+    sk.ingest_store(X, tmp_path / "a", y=X[:, 0])
+    made = RunConfig().with_overrides({"data.train": str(tmp_path / "a"), "data.epochs": 1})
+    first = {"model.n_centers": n_centers, "run.run_dir": str(tmp_path / "first")}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*n_centers=1000 is more than the 60 training rows")
+        sk.train_model(made.with_overrides(first)).model.backend.close()
+    second = made.with_overrides({"run.run_dir": str(tmp_path / "second")})
+    for _ in range(2):  # the second call resumes
+        sk.train_model(second, continues=tmp_path / "first").model.backend.close()

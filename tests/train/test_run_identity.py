@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from streamkern import KernelRegressor, Laplace
 from streamkern.backend import devices
 from streamkern.basics.errors import (
     CheckpointError,
@@ -303,3 +304,16 @@ def test_another_grid_is_said_and_recorded(tmp_path: Path) -> None:
     step = next(each["step"] for each in records if each["event"] == "changed")
     assert found["changed"] == [f"at step {step} {said}"]
     assert f"at step {step} {said}" in run_text(found)
+
+
+def test_a_kernel_object_is_given_again_in_python(tmp_path: Path) -> None:
+    """No text in a run file describes such a run, so the remedy is not to restore a setting."""
+    X = np.random.default_rng(0).normal(size=(60, 2))
+    kept = {"n_centers": 20, "solver": "block", "epochs": 1, "run_dir": tmp_path / "run"}
+    KernelRegressor(Laplace(2.0), **kept).fit(X, X[:, 0])
+    for kernel, words in (
+        ("laplace", "in Python by the call that began"),
+        (Laplace(3.0), "restore"),
+    ):
+        with pytest.raises(ResumeMismatchError, match=rf"model\.kernel: .*; .*{words}"):
+            KernelRegressor(kernel, **kept).fit(X, X[:, 0])

@@ -29,7 +29,7 @@ from streamkern.basics.errors import ConfigError, DataError, StreamkernError
 from streamkern.basics.message import mention
 from streamkern.basics.optional import on_demand
 from streamkern.basics.randomness import AnyArray, Empty, Fills, RowRandom, RunSlices, one_by_one
-from streamkern.basics.values import to_builtin
+from streamkern.basics.values import checked_list, to_builtin
 from streamkern.store.sparse_rows import sparse_features
 from streamkern.stream.sources.quantile_scores import QuantileScores, brief_numbers, shape_after
 from streamkern.stream.sources.random_transforms import GaussianNoise as GaussianNoise
@@ -254,11 +254,8 @@ def from_config(settings: Sequence[Mapping[str, Any]]) -> tuple[Transform, ...]:
         try:
             built.append(TRANSFORM_KINDS[kind](**options))
         except TypeError as error:
-            taken = [
-                name
-                for name in inspect.signature(TRANSFORM_KINDS[kind]).parameters
-                if name != "most"
-            ]
+            options_of_kind = inspect.signature(TRANSFORM_KINDS[kind]).parameters
+            taken = [name for name in options_of_kind if name != "most"]
             raise ConfigError(
                 f"transform {number} ({kind}) cannot be made of {options}",
                 f"its options are {', '.join(taken) or 'none'}: {error}",
@@ -267,7 +264,14 @@ def from_config(settings: Sequence[Mapping[str, Any]]) -> tuple[Transform, ...]:
 
 
 def bind_transform(transform: Transform, data: BaseData) -> Transform:
-    """Return the transform bound to the data; raise ConfigError if the rows are sparse."""
+    """Return the transform bound to the data; raise ConfigError for sparse rows or no transform."""
+    given: Any = transform
+    if isinstance(given, type) or not callable(given):
+        wrong = "a class" if isinstance(given, type) else "not callable"
+        raise ConfigError(
+            f"transform {given!r} is {wrong}",
+            "give an object such as GaussianNoise(0.1), or a function (X, Y, rng) -> (X, Y)",
+        )
     if sparse_features(getattr(data, "file_form", None)) is not None:
         raise ConfigError(
             f"the transform {transform_name(transform)!r} needs dense rows, and these are sparse",
@@ -284,13 +288,7 @@ def bind_transforms(
 
     before : feed transforms applied to the rows before; with any, all transforms run at the feed
     """
-    bound: list[Transform] = []
-    for transform in transforms:
-        if not callable(transform):
-            raise ConfigError(
-                f"transform {transform!r} is not callable", "give a function (X, Y, rng) -> (X, Y)"
-            )
-        bound.append(bind_transform(transform, data))
+    bound = [bind_transform(each, data) for each in checked_list("transforms", transforms)]
     split = 0
     while not before and split < len(bound) and getattr(bound[split], "keeps_dtype", False):
         split += 1

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError, DataError, StreamkernError
 from streamkern.basics.message import mention
-from streamkern.basics.values import checked_int
+from streamkern.basics.values import checked_int, checked_list
 from streamkern.store.class_labels import encode_labels
 from streamkern.store.layout import X_DTYPES
 from streamkern.store.row_block import RowBlock, check_finite
@@ -268,8 +268,13 @@ class GeneratorSource(BaseSource):
         transforms: Sequence[Transform] = (),
         weight_totals: npt.ArrayLike | None = None,
     ) -> None:
+        if not callable(fn):
+            raise ConfigError(
+                f"fn={fn!r} is not a function", "give one: fn(seed, epoch, start, stop) -> (X, y)"
+            )
         self.fn, self.n_rows = fn, checked_int("n_rows", n_rows, 0)
-        self.row_shape = tuple(checked_int("row_shape", k) for k in row_shape)
+        shape = checked_list("row_shape", row_shape)
+        self.row_shape = tuple(checked_int("row_shape", k) for k in shape)
         self.dtype, self.n_outputs = np.dtype(dtype), checked_int("n_outputs", n_outputs, 0)
         self.name = name or getattr(fn, "__qualname__", type(fn).__qualname__)
         self.classes = None if classes is None else tuple(classes)

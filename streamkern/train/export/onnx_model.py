@@ -75,8 +75,9 @@ def write_onnx(
     centers : (p, d) scaled centers in the order of the weights, before the metric is applied
     answers : form of the outputs
     path : path of the file, which ends in .onnx
-    dtype : arithmetic of the kernel, "float32" or "float64"; "auto" for the dtype of the model.
-        float32 gives a warning for a model in float64, whose weights multiply rounding errors.
+    dtype : arithmetic of the kernel, "float32" or "float64"; "auto" for that of predictions.
+        float32 gives a warning for a model whose weights may multiply rounding errors: it was
+        solved in float64, or its predictions are summed in float64 (see `wide_sum`).
     overwrite : whether to replace an existing file
 
     Raises
@@ -149,13 +150,19 @@ def export_dtype(model: KernelModel, dtype: str) -> np.dtype[Any]:
     """Return the dtype of an export; warn if it loses accuracy. dtype : see `write_onnx`"""
     if dtype not in EXPORT_DTYPES:
         raise ConfigError(f"{mention('dtype', dtype)} is not known", f"use one of {EXPORT_DTYPES}")
-    wide = model.op.dtype == np.float64
+    wide = model.kernel_sum.op.dtype == np.float64
     if dtype == "auto":
         dtype = "float64" if wide else "float32"
-    elif dtype == "float32" and wide:
+    elif dtype == "float32" and model.op.dtype == np.float64:
         warn(
             "the model was solved in float64, and its weights may multiply the rounding of float32 "
             "kernel values until nothing is left of the predictions; compare them, or leave out "
+            f"{mention('dtype', dtype)}"
+        )
+    elif dtype == "float32" and wide:
+        warn(
+            "the model predicts by sums in float64, because the rounding of float32 shows in its "
+            "predictions, and so it will in those of the file; compare them, or leave out "
             f"{mention('dtype', dtype)}"
         )
     return np.dtype(dtype)

@@ -189,10 +189,11 @@ class KernelModel(ShownFacts):
 
     def function(self, X: Array) -> Array:
         """Return K(X, Z) weights, (n, c) on the device. X : (n, d) on the device, scaled."""
-        return self._sum(X)
+        return self.kernel_sum(X)
 
     @functools.cached_property
-    def _sum(self) -> KernelSum:
+    def kernel_sum(self) -> KernelSum:
+        """The function f(X) before `targets` are applied, in the precision of predictions."""
         narrow = KernelSum(self.op, self.Z, self.weights)
         if self.centers is None or self.wide is False:
             return narrow
@@ -253,8 +254,7 @@ class KernelModel(ShownFacts):
             here = targets(self.classes, self.n_targets)
             rule = f"the data has {there}, the model was trained on {here}"
             raise ConfigError(rule, "use data with the same targets")
-        classes = self.classes is not None
-        figures = EvaluationMetrics(self.backend, self.n_outputs, classes, self.loss)
+        figures = EvaluationMetrics(self.backend, self.n_outputs, bool(self.classes), self.loss)
         calibrated = None if self.calibration is None else CalibratedFigures(self.calibration)
         for block, F, Y in self.stream(source):
             figures.add(F, Y, block.w)

@@ -114,7 +114,7 @@ def report_fit(run: ResolvedRun, model: Callable[[], KernelModel], report: Repor
         tried = run.config.data.scale == chosen.kernel == chosen.bandwidth == "auto"
         if not tried:  # by `choose_scores`, which found no gain
             text += f", or else set {mention('data.scale', 'quantiles')}"
-        warn(text, once=True)
+        warn(text, once=text)
     fit = training_fit(run, kernel_model, block)
     if fit is not None:
         report("fit", fit._asdict())
@@ -124,7 +124,7 @@ def report_fit(run: ResolvedRun, model: Callable[[], KernelModel], report: Repor
             "ridge": run.config.solver.ridge,
         }
         if text := fit.warning([name for name, value in settings.items() if value != "auto"]):
-            warn(text)
+            warn(text, once=text.partition(":")[0])
     return None if fit is None else fit.mse
 
 

@@ -405,3 +405,11 @@ def test_a_missing_chunk_surfaces_with_its_key(tmp_path: Path) -> None:
     source = ZarrSource(path)
     with pytest.raises(CorruptChunkError, match="X/c/3/0"):
         everything(source)
+
+
+def test_a_generator_of_a_wrong_function_or_shape_is_refused() -> None:
+    wrong: Any = 3
+    with pytest.raises(ConfigError, match="fn=3 is not a function"):
+        GeneratorSource(wrong, 10, (3,), np.float32, 1)
+    with pytest.raises(ConfigError, match="row_shape=3 must be a list"):
+        GeneratorSource(made, 10, wrong, np.float32, 1)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.model_selection import cross_val_score
 
 from streamkern import KernelClassifier, KernelRegressor
 
@@ -95,7 +96,7 @@ def test_a_squeezed_feature_is_told_once_for_all_folds_and_again_of_other_data()
             n_centers=20, metric="none", ridge=1e-3, epochs=1, threads=1, **settings
         )
         with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
+            warnings.simplefilter("default")
             for fold in range(3):
                 with warnings.catch_warnings():  # as scikit-learn does for every fold
                     if fold == 0:  # as a search does, which fits all rows at the end
@@ -105,6 +106,22 @@ def test_a_squeezed_feature_is_told_once_for_all_folds_and_again_of_other_data()
     assert [*map(len, told)] == [1, 1, 1, 0]
     assert "or else set scale='quantiles'" in told[0][0]
     assert "or else set scale='quantiles'" not in told[2][0]
+
+
+def test_a_worthless_model_is_told_once_for_all_folds() -> None:
+    """A line of the caller gets one warning, another line its own, and "always" asks for all."""
+    nothing = np.random.default_rng(2).normal(size=N)
+    make = KernelRegressor(n_centers=20, bandwidth=1e30, metric="none", epochs=1, threads=1)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("default")
+        for _ in range(2):
+            cross_val_score(make, X, nothing, cv=3)
+        make.fit(X, nothing)
+    assert sum(SAID in str(each.message) for each in said) == 2
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        cross_val_score(make, X, nothing, cv=3)
+    assert sum(SAID in str(each.message) for each in said) == 3
 
 
 def test_a_worthless_model_names_the_settings_that_were_given() -> None:
