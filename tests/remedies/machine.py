@@ -15,7 +15,7 @@ from streamkern.backend.expression import check_expression, render
 from streamkern.backend.rank_grid import check_columns
 from streamkern.basics.optional import import_optional
 from streamkern.basics.own_class import imported_class
-from streamkern.basics.values import parse_seconds
+from streamkern.basics.values import checked_list, parse_seconds
 from streamkern.kernels.base import Kernel
 from streamkern.kernels.own import kernel_of_run
 from tests.remedies import Do, Remedy, X, Y
@@ -108,6 +108,8 @@ def remedies() -> list[Remedy]:
          lambda: sk.ingest_store(X, "m.zarr", y=Y, memory="much"),
          lambda: (sk.ingest_store(X, "m.zarr", y=Y, memory="512 MiB"),
                   sk.ingest_store(X, "n.zarr", y=Y, memory="1.5 GB"))),
+        ("must be a list; give .it.", lambda: checked_list("row_shape", 3),
+         lambda: checked_list("row_shape", [3])),
         ('write for example "30 s" or "5 min"', lambda: parse_seconds("5"),
          lambda: (parse_seconds("30 s"), parse_seconds("5 min"))),
         ("of random numbers: use float32 or float64",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -118,6 +118,8 @@ def of_functions() -> list[Remedy]:
                                            n_outputs=2, classes=two)  # fmt: skip
     weighted = generated(lambda k: (*ones(k), np.ones(k)), weight_totals=[float(N)])
     cases = [
+        (r"fn=None is not a function; give one: fn\(seed, epoch, start, stop\) -> \(X, y\)",
+         lambda: sk.GeneratorSource(cast("Any", None), N, (3,), "f8", 1), good),
         ("it needs at least one row, and one output for each class",
          generated(ones, classes=two), ids),
         ("must be one number, 0 or above", generated(ones, weight_totals=[-1.0]), weighted),

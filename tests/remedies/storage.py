@@ -74,6 +74,8 @@ def of_urls() -> list[Remedy]:
 
     near, good = Do(opened, "data.zarr"), Do(ingested, X, y=Y)
     cases: list[Case] = [
+        ("None is not a path or URL; give one as text, or a pathlib.Path",
+         Do(sk.ingest_store, X, None), good),
         ("write two, as in s3://bucket", Do(opened, "memory:/ours.zarr"), Do(opened, MEMORY)),
         (r"\(Protocol not known: zz\); correct the URL", Do(opened, "zz://ours.zarr"),
          Do(opened, MEMORY)),
@@ -360,7 +362,7 @@ def of_icechunk(s3: S3Server) -> list[Remedy]:
          Do(opened, kept.readonly_session("main"))),
         ("'profile' is not known for icechunk; use some of key, secret",
          optioned(far, **options, profile="x"), optioned(far, **options)),
-        ("give a repository, or a session", Do(opened, storage), Do(opened, kept)),
+        ("of icechunk a repository, or a session", Do(opened, storage), Do(opened, kept)),
         ("commit it, and give repository.readonly_session", Do(changed, False), Do(changed, True)),
         ("give a path or URL of a Zarr store", Do(sk.ingest_store, X, place),
          Do(ingested, X, y=Y)),
