@@ -194,7 +194,7 @@ class ExecutionConfig(Table):
         return Every(None, None if every == "auto" else parse_seconds(every))
 
 
-LOG_LINK_SOLVERS: Final = ("auto", "block", "direct", "falkon")
+LOG_LINK_SOLVERS: Final = ("auto", "block", "direct")
 """Values of solver.name with which a loss with a log link can be minimised."""
 
 
@@ -219,6 +219,9 @@ class RunConfig(Table):
             others.append(mention("solver.name", self.solver.name))
         others += [mention("solver.posterior", True)] if self.solver.posterior else []
         if log_link:
+            if self.solver.name == "direct" and not self.model.fit_intercept:
+                # Newton steps would take |log mean| passes from f = 0 to the mean.
+                others.append(f"{mention('solver.name', 'direct')} and no intercept")
             others += [mention("run.ranks", self.run.ranks)] if self.run.ranks != 1 else []
             others += [mention("solver.warm_start")] if self.solver.warm_start is not None else []
         if loss != SQUARES and others:

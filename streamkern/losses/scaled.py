@@ -107,16 +107,15 @@ class ScaledLoss:
         gradient *= self._asarray(1 / (loss.curvature * self._host_gain))
         return gradient, None
 
-    def largest_curvatures(self, moves: Array, Y: Array) -> Array | None:
-        """Return bounds (m, c) float64 of the curvature, in units of gain^2 L, between the last
-        outputs f and f - moves; None: it is at most 1 everywhere.
+    def largest_curvatures(self, moves: Array, Y: Array) -> Array:
+        """Return the largest curvatures (m, c) float64 of a log link, in units of gain^2 L, between
+        the last outputs f and f - moves.
 
         moves : (m, c), overwritten
 
-        For a log link the second derivative is monotonic in f, so one of the ends has the largest.
+        The second derivative is monotonic in f, so it is largest at one of the ends.
         """
-        if not isinstance(self.loss, LogLink):
-            return None
+        assert isinstance(self.loss, LogLink)
         xp, largest = self._xp, LARGEST_EXPONENT[8] / 2
         moves *= self._gain
         z = xp.log(self._F.astype(np.float64))

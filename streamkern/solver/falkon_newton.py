@@ -27,5 +27,5 @@ class FalkonNewton(Falkon):
     def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: Sizes) -> None:
         """Add the buffers of `Falkon`, and those of the loss of a batch."""
         super().add_buffers(buffers, problem, sizes)
-        rows = 12 * sizes.batch_size  # a log link's bounds of its curvature are float64
+        rows = 4 * sizes.batch_size
         buffers.add("train", "residuals and curvatures", rows, problem.c, itemsize=problem.itemsize)

@@ -28,26 +28,17 @@ Cost per pass 2 n p (d + 4 c) + 2 p^2 (d + 2 c) FLOPs; memory p^2 for H.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from streamkern.backend.base import Array
 from streamkern.backend.batch import Batch
-from streamkern.losses.log_link import LONGEST_MOVE
 from streamkern.solver.base import State
 from streamkern.solver.preconditioned import PreconditionedSolver, ratio
 from streamkern.solver.safeguarded_newton import SafeguardedNewton
 
-LARGEST_LENGTH = 1e30
-"""Largest length of a step along a direction that moves no output."""
-
 
 class FalkonNewtonSolver(SafeguardedNewton, PreconditionedSolver):
     """FALKON for losses other than squares, as in the module docstring."""
-
-    @property
-    def _log_link(self) -> bool:
-        return self.loss is not None and self.loss.loss.log_link
 
     def _pending(self) -> dict[str, Array]:
         """Return the sums as `SafeguardedNewton._pending`, and those of conjugate gradient.
@@ -55,12 +46,9 @@ class FalkonNewtonSolver(SafeguardedNewton, PreconditionedSolver):
         product : (p, c), the sum of K^T (w h (K v)).
         squares : (2, c), g . M g of the last step that passed the test, and of the first pass.
         bound : (1,) B of the step.
-        reach : (c,), with a log link only: the largest |K v| of a row.
         """
         p, c, zeros = len(self.Z), self.n_outputs, self.backend.xp.zeros
         more = {"product": zeros((p, c)), "squares": zeros((2, c)), "bound": zeros(1)}
-        if self._log_link:
-            more["reach"] = zeros(c)
         return super()._pending() | more
 
     def _step(self, state: State, batch: Batch) -> Array:
@@ -73,9 +61,6 @@ class FalkonNewtonSolver(SafeguardedNewton, PreconditionedSolver):
             r, h, measured = self._expand(state, batch, values, self.r[:m], Kv)
             self._add(K, r, pending["gradient"])
             h *= values[:, c:]
-            if self._log_link:
-                xp, reach = self.backend.xp, pending["reach"]
-                xp.maximum(reach, xp.abs(values[:, c:]).max(axis=0), out=reach)
             self._add(K, self._weigh(h, batch.w), pending["product"])
         state.rows += batch.whole
         return measured
@@ -87,13 +72,7 @@ class FalkonNewtonSolver(SafeguardedNewton, PreconditionedSolver):
     def end_pass(self, state: State) -> dict[str, Any]:
         """Test the step that led to the weights of the pass, and take the next one."""
         facts = super().end_pass(state)
-        if self._log_link:
-            state.pending["reach"][...] = 0
         return {"iteration": state.passes - 1, "residual": self._residual(state)} | facts
-
-    def _length(self, state: State) -> float:
-        """Return 1 where v is the first step, else 0: v is then the direction of the next step."""
-        return 1.0 if state.passes == 1 else 0.0
 
     def _bend(self, state: State, both: Array, penalty: Array) -> float:
         if state.passes == 1:  # v is the first step
@@ -108,30 +87,17 @@ class FalkonNewtonSolver(SafeguardedNewton, PreconditionedSolver):
         pending["squares"][0] = self._dot(g, M[:, :c])
         bend = self._dot(v, Av)
         a = -ratio(xp, self._dot(g, v), bend)
-        growth = 1.0
-        if self._log_link:
-            a, growth = self._short_enough(a, pending["reach"])
         z = M[:, :c] + a * M[:, c:]
         following = self._without_common(ratio(xp, self._dot(z, Av), bend) * v - z)
         pending["both"][:, c:] = following
         D = self._without_common(a * v)
         # The bound's curvature along a v, whose part from the rows is at least that along D.
         of_norm = (D * self._without_common(a * penalty[:, c:])).sum()
-        pending["bound"][0] = growth * (a * a * pending["bend"]).sum() / state.rows + of_norm
+        pending["bound"][0] = (a * a * pending["bend"]).sum() / state.rows + of_norm
         if not state.passes:
             D, pending["squares"][1] = following, pending["squares"][0]
         pending["direction"][...] = D
         return -float((g * D).sum())
-
-    def _short_enough(self, a: Array, reach: Array) -> tuple[Array, float]:
-        """Return lengths with which a log link's outputs change by at most `LONGEST_MOVE`, and the
-        factor by which a curvature may grow on such a way.
-
-        a, reach : (c,), lengths, and the largest |K v|.
-        """
-        xp = self.backend.xp
-        longest = LONGEST_MOVE / xp.maximum(reach, LONGEST_MOVE / LARGEST_LENGTH)
-        return xp.clip(a, -longest, longest), math.exp(LONGEST_MOVE)
 
     def finished(self, state: State) -> str | None:
         """Return a reason if the gradient is within the tolerance, else None."""

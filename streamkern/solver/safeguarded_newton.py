@@ -88,19 +88,16 @@ class SafeguardedNewton(Solver):
         r[...], Kv = values[:, :c], values[:, c:]
         errors = self.loss.errors(r, batch.Y)
         measured = self._measure(state, batch, errors, moved)
-        bounds = self.loss.largest_curvatures(Kv * self._length(state), batch.Y)
-        self.backend.xp.multiply(Kv, Kv, out=moved)
-        bent = moved if bounds is None else moved * bounds
+        bent = self.backend.xp.multiply(Kv, Kv, out=moved)
+        if self.loss.limits:
+            length = float(state.pending["slopes"][1])
+            bent = bent * self.loss.largest_curvatures(Kv * length, batch.Y)
         state.pending["bend"] += self._weigh(bent, batch.w).sum(axis=0, dtype=np.float64)
         h = self.loss.curvatures(errors, batch.Y, passes)
         r, of_rows = self.loss.residual(errors, batch.Y, passes)
         if of_rows is not None:
             r *= of_rows[:, None]
         return self._weigh(r, batch.w), h, measured
-
-    def _length(self, state: State) -> float:
-        """Return the length along v of the step that led to the weights of the pass."""
-        return float(state.pending["slopes"][1])
 
     def end_pass(self, state: State) -> dict[str, Any]:
         """Test the step that led to the weights of the pass, and take the next one."""

@@ -38,7 +38,7 @@ def remedies() -> list[Remedy]:
                lambda: settings(model__target_transform="log", model__loss="huber"),
                lambda: settings(model__loss="poisson", solver__name="block")),
         Remedy("cannot be minimised with .*leave one of them out",
-               lambda: settings(model__loss="poisson", solver__name="sgd"),
+               lambda: settings(model__loss="poisson", solver__name="falkon"),
                lambda: settings(model__loss="poisson", solver__name="block")),
         Remedy("lower level or raise n_nystrom",
                lambda: settings(solver__name="eigenpro2", solver__level=20, solver__n_nystrom=20),
