@@ -115,12 +115,19 @@ class ScaledLoss:
 
         The second derivative is monotonic in f, so it is largest at one of the ends.
         """
-        assert isinstance(self.loss, LogLink)
-        xp, largest = self._xp, LARGEST_EXPONENT[8] / 2
         moves *= self._gain
-        z = xp.log(self._F.astype(np.float64))
-        ends = [xp.exp(xp.clip(end, -largest, largest)) for end in (z, z - moves)]
-        return xp.maximum(*(self.loss.second_derivative(xp, F, Y) for F in ends))
+        xp, z = self._xp, self._F.astype(np.float64)
+        xp.log(z, out=z)
+        before = self._second_derivative(z - moves, Y)
+        after = self._second_derivative(z, Y)
+        return xp.maximum(after, before, out=after)
+
+    def _second_derivative(self, z: Array, Y: Array) -> Array:
+        """Return the second derivative of a log link at z, (m, c) float64, which is overwritten."""
+        assert isinstance(self.loss, LogLink)
+        largest = LARGEST_EXPONENT[8] / 2
+        self._xp.clip(z, -largest, largest, out=z)
+        return self.loss.second_derivative(self._xp, self._xp.exp(z, out=z), Y)
 
     def limit(self, moves: Array) -> Array:
         """Return the factor, at most 1, that keeps changes of f (m, c) within the region where the

@@ -62,7 +62,7 @@ class Newton(Method[DirectSizes]):
         add, item, p, c, m = buffers.add, problem.itemsize, problem.p, problem.c, sizes.batch_size
         add("train", "K(X, Z)", m, p, itemsize=item)
         add("train", "K(X, Z) in float64, with weights", 2 * m, p, itemsize=8)
-        add("train", "residuals and curvatures", 5 * m, c, itemsize=item + 8)
+        add("train", "residuals and curvatures", 4 * m, c, itemsize=item + 8)
         add("always", "tiles of a p x p matrix", problem.threads, PRODUCT_TILE**2, itemsize=8)
         add("train", "Hessians", c * p, p, itemsize=8)
         add("train", "gradient and step", 12 * p, c, itemsize=8)

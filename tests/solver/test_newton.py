@@ -10,6 +10,8 @@ import pytest
 
 from streamkern.backend.batch import Batch
 from streamkern.basics.errors import ConfigError
+from streamkern.losses.base import Loss
+from streamkern.losses.log_link import Gamma
 from streamkern.losses.log_loss import LogLoss
 from streamkern.losses.scaled import ScaledLoss
 from streamkern.planning.memory import Buffers
@@ -29,24 +31,27 @@ def problem(p: int, c: int, m: int, **changes: Any) -> tuple[ProblemShape, Direc
     return shape, DirectSizes("direct", m, 0, 0, 1 << 20, 1 << 20, 1)
 
 
+@pytest.mark.parametrize("loss", [LogLoss(), Gamma()])
 @pytest.mark.parametrize("kept", [True, False])
 @pytest.mark.parametrize("precision", ["exact", "float64"])
 @pytest.mark.parametrize(
     ("p", "c", "m"), [(600, 2, 1800), (600, 6, 20), (600, 2, 20), (60, 40, 2400)]
 )
 def test_the_buffers_are_those_of_a_pass(
-    p: int, c: int, m: int, precision: str, kept: bool
+    p: int, c: int, m: int, precision: str, kept: bool, loss: Loss
 ) -> None:
     op = operator(precision=precision)
     Z, X = both(op, rows(0, p, D)), rows(1, m, D).astype(op.dtype)
     Y = np.eye(c, dtype=op.dtype)[np.arange(m) % c]
+    if isinstance(loss, Gamma):
+        loss, Y = loss.in_unit(np.ones(c)), Y + op.dtype.type(0.1)
     shape, sizes = problem(p, c, m, itemsize=op.dtype.itemsize, kept=kept)
     buffers, needs = Buffers(), Newton().needs(shape, sizes)
     Newton().add_buffers(buffers, shape, sizes)
 
     def trained() -> None:
-        loss = ScaledLoss(LogLoss(), op.backend, op.dtype, np.zeros(c), np.ones(c))
-        solver = NewtonSolver(op, Z, ridge=1e-3, n_outputs=c, max_batch=m, loss=loss)
+        scaled = ScaledLoss(loss, op.backend, op.dtype, np.zeros(c), np.ones(c))
+        solver = NewtonSolver(op, Z, ridge=1e-3, n_outputs=c, max_batch=m, loss=scaled)
         state = solver.init()
         checkpoint: list[Any] = []
         for _ in range(2):
