@@ -39,9 +39,9 @@ from streamkern.train.model.kernel_model import KernelModel
 _Model = TypeVar("_Model", bound=Predicting)
 DEFAULT_TOLERANCE = 0.05
 """Largest difference by default, in standard deviations of the outputs."""
-MAX_CENTERS = 4000
+MAX_KEPT_CENTERS = 4000
 """Largest number of centers that a tolerance keeps; their equations take 400 MB."""
-MIN_CENTERS = 8
+MIN_KEPT_CENTERS = 8
 """Smallest of the halved numbers of centers that are tried first."""
 HOLD_OUT_EVERY = 4
 """One of so many rows is held out."""
@@ -141,11 +141,11 @@ def _max_centers(
     fit = bisect.bisect_right(
         range(1, most + 1), budget, key=lambda q: _peak_bytes(q, p, model.op.dtype.itemsize)
     )
-    if fit < (n_centers or min(most, MIN_CENTERS)):
-        needed = _peak_bytes(n_centers or MIN_CENTERS, p, model.op.dtype.itemsize)
+    if fit < (n_centers or min(most, MIN_KEPT_CENTERS)):
+        needed = _peak_bytes(n_centers or MIN_KEPT_CENTERS, p, model.op.dtype.itemsize)
         fewer = f"lower n_centers to {fit}, or " if fit else ""
         raise MemoryBudgetError(
-            f"selecting {n_centers or MIN_CENTERS} of {p} centers takes {size_text(needed)}, and "
+            f"selecting {n_centers or MIN_KEPT_CENTERS} of {p} centers takes {size_text(needed)}, and "
             f"the memory allows {size_text(budget)}",
             f"{fewer}raise {mention('memory=')}",
             needed=needed,
@@ -188,7 +188,7 @@ def _requested_max(p: int, n_centers: int | None, tolerance: object) -> int:
             f"{mention('tolerance', tolerance)} must lie between 0 and 1: it is a fraction of "
             "the standard deviation of the outputs"
         )
-    return max(1, min(p - 1, MAX_CENTERS))
+    return max(1, min(p - 1, MAX_KEPT_CENTERS))
 
 
 def _pivots(model: KernelModel, centers: npt.NDArray[Any], n: int) -> npt.NDArray[np.int64]:
@@ -269,7 +269,7 @@ def _select_size(
             tried[n] = fits[best], differences[best]
         return tried[n][1]
 
-    sizes = sorted({most, *(most >> k for k in range(1, 12) if most >> k >= MIN_CENTERS)})
+    sizes = sorted({most, *(most >> k for k in range(1, 12) if most >> k >= MIN_KEPT_CENTERS)})
     for n in sizes:
         difference(n)
     keep = most
