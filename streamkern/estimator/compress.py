@@ -142,10 +142,11 @@ def _max_centers(
         range(1, most + 1), budget, key=lambda q: _peak_bytes(q, p, model.op.dtype.itemsize)
     )
     if fit < (n_centers or min(most, MIN_KEPT_CENTERS)):
-        needed = _peak_bytes(n_centers or MIN_KEPT_CENTERS, p, model.op.dtype.itemsize)
+        wanted = n_centers or MIN_KEPT_CENTERS
+        needed = _peak_bytes(wanted, p, model.op.dtype.itemsize)
         fewer = f"lower n_centers to {fit}, or " if fit else ""
         raise MemoryBudgetError(
-            f"selecting {n_centers or MIN_KEPT_CENTERS} of {p} centers takes {size_text(needed)}, and "
+            f"selecting {wanted} of {p} centers takes {size_text(needed)}, and "
             f"the memory allows {size_text(budget)}",
             f"{fewer}raise {mention('memory=')}",
             needed=needed,
