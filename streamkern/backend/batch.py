@@ -1,4 +1,4 @@
-"""One batch on the device: the output of the stream and the input of a solver's step."""
+"""One batch on the device: the stream yields it, and a solver's step takes it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ from streamkern.backend.base import Array
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch that is valid until the next one is requested; copy arrays that must stay.
+    """A batch of m rows.
+
+    Arrays are valid only until the next batch is requested. Copy what you keep.
 
     X : (m, d), float32 or float64; on the CPU a view of the loader's memory if nothing was cast.
-    Y : (m, c), of the dtype of X.
+    Y : (m, c) targets, in the dtype of X.
     row_ids : (m,) int64 virtual rows of the source, on the host.
-    w : (m,) sample weights in the dtype of X, or None if all are 1.
-    epoch, index, last : position in the stream, and whether the epoch ends with this batch.
+    w : (m,) sample weights in the dtype of X; None if all are 1.
+    epoch : epoch of the batch, from 0.
+    index : position of the batch in its epoch, from 0.
+    last : whether the epoch ends with this batch.
     n_rows : rows of the batch on all ranks together; 0 if X holds all of them.
     """
 
@@ -33,5 +37,5 @@ class Batch:
 
     @property
     def whole(self) -> int:
-        """Rows of the batch on all ranks."""
+        """Number of rows of the batch on all ranks."""
         return self.n_rows or len(self.X)

@@ -1,32 +1,32 @@
 """Row-major matrices on cuBLAS, which is column-major, without a copy.
 
-To cuBLAS a row-major matrix is its transpose, and its lower triangle the upper one. CuPy's own
-calls copy some layouts and have no product of half operands with a float32 result, so these
-methods call cuBLAS directly. Any 2-d view with contiguous rows is accepted.
+cuBLAS sees a row-major matrix as its transpose, and the lower triangle as the upper one. CuPy's own
+calls copy some layouts, and have no product of float16 operands with a float32 result, so these
+methods call cuBLAS directly. They accept any 2-d view with contiguous rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from streamkern.backend.base import Array
 
 MAX_INT32 = 2**31 - 1
-"""Largest of the sizes, which cuBLAS takes as C integers; their products may be larger."""
+"""Largest dimension or stride: cuBLAS takes C ints. Their products may be larger."""
 
 
 class RowMajor:
-    """Products and triangular solves in place.
+    """Matrix products and triangular solves of row-major matrices, on the current stream.
 
     Parameters
     ----------
-    cublas : module of bindings as CuPy's `cupy.cuda.cublas`; each call goes to the current stream.
-    types : cudaDataType of a dtype.
-    handle : returns the current handle.
+    cublas : bindings to cuBLAS, a module like CuPy's `cupy.cuda.cublas`.
+    types : cudaDataType of each dtype.
+    handle : returns the current cuBLAS handle.
     """
 
     def __init__(
@@ -40,9 +40,9 @@ class RowMajor:
         self._numbers: dict[tuple[float, np.dtype[Any]], tuple[Array, int]] = {}
 
     def _number(self, x: float, dtype: np.dtype[Any]) -> int:
-        """Return the address of a number on the host, which cuBLAS reads during a call.
+        """Return the host address of a scalar, which cuBLAS reads during a call.
 
-        The few numbers of a run are kept: to make two took a third of a call's time.
+        The few scalars of a run are kept: allocating two took a third of a call's time.
         """
         found = self._numbers.get((x, dtype))
         if found is None:
@@ -61,12 +61,17 @@ class RowMajor:
         alpha: float = 1.0,
         beta: float = 0.0,
     ) -> None:
-        """Compute out <- alpha A @ B + beta out, with B.T if `transposed`, A.T if asked.
+        """Compute out <- alpha A @ B + beta out.
 
-        A : (r, k), B : (k, c), out : (r, c), or their transposes, all float64, all float32, or
-        float16 operands with a float32 result. A and B may also have contiguous columns. Sums are
-        in the precision of the result, never in TF32, and in one order: the library's default
-        algorithm for a shape.
+        `transposed` takes B.T instead of B, and `left_transposed` A.T instead of A.
+
+        A : (r, k), or (k, r) if `left_transposed`. Its rows or its columns are contiguous.
+        B : (k, c), or (c, k) if `transposed`. Its rows or its columns are contiguous.
+        out : (r, c), with contiguous rows. beta = 0 ignores its values.
+
+        All three are float64, or all are float32, or A and B are float16 and out is float32. Sums
+        are in the precision of out, never in TF32, and in the order of cuBLAS's default algorithm
+        for the shape.
         """
         (r, k), (inner, c) = A.shape, B.shape
         if left_transposed:
@@ -83,24 +88,29 @@ class RowMajor:
         of_A, lda = self._layout(A, left_transposed)
         of_B, ldb = self._layout(B, transposed)
         dtype, kind = out.dtype, self._types[A.dtype]
-        # out.T = B.T A.T, as cuBLAS sees the matrices.
+        # cuBLAS sees the transposes of all matrices, and out.T = B.T A.T.
         self._cublas.gemmEx(
             self._handle(), of_B, of_A, c, r, k, self._number(alpha, dtype), B.data.ptr, kind, ldb,
             A.data.ptr, kind, lda, self._number(beta, dtype), out.data.ptr, self._types[dtype],
-            _rows_apart(out), self._compute[dtype], self._cublas.CUBLAS_GEMM_DEFAULT,
+            _leading_dimension(out), self._compute[dtype], self._cublas.CUBLAS_GEMM_DEFAULT,
         )  # fmt: skip
 
     def lower(
         self, A: Array, B: Array, out: Array, block: int, *, transposed: bool = False,
         scale: float = 1.0,
     ) -> None:  # fmt: skip
-        """Compute out <- scale A @ B, or A.T @ B, for a lower triangular A, (b, b) in rows.
+        """Compute out <- scale A @ B for a lower triangular A; scale A.T @ B if `transposed`.
 
-        The triangle is halved until its blocks have fewer than `block` rows: a launch for those on
-        the diagonal, and one for all squares of a size below them. Of the zeros, only those within
-        blocks of the diagonal are read.
+        The triangle is halved until the blocks on its diagonal have fewer than `block` rows. These
+        are one batched product, and so are all squares of each size below them. Only zeros within
+        the blocks on the diagonal are read.
 
-        B : (b, c), may have contiguous columns. out : (b, c). Dtypes are as in `gemm`.
+        A : (b, b), with contiguous rows and zeros above the diagonal.
+        B : (b, c), with contiguous rows or columns.
+        out : (b, c), with contiguous rows; its values are overwritten.
+        block : upper bound of the rows of a block on the diagonal.
+
+        Dtypes are as in `gemm`.
         """
         n, c = out.shape
         assert A.shape == (n, n)
@@ -109,31 +119,40 @@ class RowMajor:
         if 0 in (n, c):
             return
         of_B, ldb = self._layout(B, False)
-        lda, ldc, dtype = _rows_apart(A), _rows_apart(out), out.dtype
-        item, size = A.itemsize, out.itemsize
+        lda, ldc, dtype = _leading_dimension(A), _leading_dimension(out), out.dtype
+        item, out_item = A.itemsize, out.itemsize
         of_A = self._cublas.CUBLAS_OP_T if transposed else self._cublas.CUBLAS_OP_N
-        parts = triangle_parts(n, block, lda, B.strides[0] // item, ldc, transposed)
-        a, b, o = A.data.ptr, B.data.ptr, out.data.ptr
-        kind, result, handle = self._types[A.dtype], self._types[dtype], self._handle()
+        products = triangle_parts(n, block, lda, B.strides[0] // item, ldc, transposed)
+        kind, out_kind, handle = self._types[A.dtype], self._types[dtype], self._handle()
         compute, algorithm = self._compute[dtype], self._cublas.CUBLAS_GEMM_DEFAULT
-        number = self._number(scale, dtype)
-        for r, k, (at_a, at_b, at_o), (apart_a, apart_b, apart_o), count, beta in parts:
+        alpha = self._number(scale, dtype)
+        for part in products:
             self._cublas.gemmStridedBatchedEx(
-                handle, of_B, of_A, c, r, k, number, b + item * at_b, kind, ldb, apart_b,
-                a + item * at_a, kind, lda, apart_a, self._number(beta, dtype),
-                o + size * at_o, result, ldc, apart_o, count, compute, algorithm,
+                handle, of_B, of_A, c, part.r, part.k, alpha,
+                B.data.ptr + item * part.first.B, kind, ldb, part.stride.B,
+                A.data.ptr + item * part.first.A, kind, lda, part.stride.A,
+                self._number(part.beta, dtype),
+                out.data.ptr + out_item * part.first.out, out_kind, ldc, part.stride.out,
+                part.n_products, compute, algorithm,
             )  # fmt: skip
 
     def _layout(self, A: Array, transposed: bool) -> tuple[int, int]:
-        """Return cuBLAS's operation on A, or on its transpose, and the leading dimension."""
+        """Return cuBLAS's operation for A, or for A.T if `transposed`, and the leading dimension.
+
+        A : 2-d, with contiguous rows or contiguous columns.
+        """
         by_rows = A.shape[1] == 1 or A.strides[1] == A.itemsize
-        plain = self._cublas.CUBLAS_OP_N, self._cublas.CUBLAS_OP_T
-        return plain[by_rows is transposed], _apart(A, by_rows)
+        operations = self._cublas.CUBLAS_OP_N, self._cublas.CUBLAS_OP_T
+        return operations[by_rows is transposed], _stride(A, by_rows)
 
     def solve_lower(
         self, L: Array, B: Array, *, transposed: bool = False, right: bool = False
     ) -> None:
-        """Compute B <- L^-1 B or L^-T B in place or, from the right, B L^-T. L : (b, b) lower."""
+        """Solve for B in place: B <- L^-1 B; L^-T B if `transposed`; B L^-T if `right`.
+
+        L : (b, b) lower triangular; its upper part is not read.
+        B : (b, k), or (k, b) if `right`, of L's dtype: float32 or float64.
+        """
         cublas, b = self._cublas, len(L)
         assert L.shape == (b, b) == (b, B.shape[1] if right else len(B))
         if B.size == 0:
@@ -145,73 +164,103 @@ class RowMajor:
             cublas.CUBLAS_FILL_MODE_UPPER,
             cublas.CUBLAS_OP_T if transposed or right else cublas.CUBLAS_OP_N,
             cublas.CUBLAS_DIAG_NON_UNIT,
-            B.shape[1], len(B), self._number(1.0, B.dtype), L.data.ptr, _rows_apart(L),
-            B.data.ptr, _rows_apart(B),
+            B.shape[1], len(B), self._number(1.0, B.dtype), L.data.ptr, _leading_dimension(L),
+            B.data.ptr, _leading_dimension(B),
         )  # fmt: skip
 
     def add_gram(self, C: Array, W: Array, scale: float) -> None:
-        """Add to the lower part of C: C += scale W.T @ W. C : (b, b), W : (k, b)."""
+        """Add scale W.T @ W to the lower triangle of C; the upper part is not touched.
+
+        C : (b, b), float32 or float64.
+        W : (k, b), of C's dtype, with contiguous rows or columns.
+        """
         cublas, (k, b) = self._cublas, W.shape
         assert C.shape == (b, b)
         if k == 0:
             return
         update = cublas.ssyrk if C.dtype == np.float32 else cublas.dsyrk
-        operation, apart = self._layout(W, False)
+        operation, ldw = self._layout(W, False)
         update(
             self._handle(), cublas.CUBLAS_FILL_MODE_UPPER, operation, b, k,
-            self._number(scale, C.dtype), W.data.ptr, apart,
-            self._number(1.0, C.dtype), C.data.ptr, _rows_apart(C),
+            self._number(scale, C.dtype), W.data.ptr, ldw,
+            self._number(1.0, C.dtype), C.data.ptr, _leading_dimension(C),
         )  # fmt: skip
 
 
-Three = tuple[int, int, int]
+class Elements(NamedTuple):
+    """A number of elements for each of the three matrices of a product."""
+
+    A: int
+    B: int
+    out: int
+
+
+class BatchedProduct(NamedTuple):
+    """Products of blocks (r, k) of A, or of transposes of such blocks, in one call.
+
+    r, k : size of the products' left operands
+    first : offset of the first block in each matrix, in elements
+    stride : distance from one block to the next in each matrix, in elements
+    n_products : number of products
+    beta : 1.0 adds to the result, 0.0 overwrites it
+    """
+
+    r: int
+    k: int
+    first: Elements
+    stride: Elements
+    n_products: int
+    beta: float
 
 
 @cache
 def triangle_parts(
     n: int, block: int, rows_of_A: int, rows_of_B: int, rows_of_out: int, transposed: bool
-) -> list[tuple[int, int, Three, Three, int, float]]:
-    """Return the batches of products that `RowMajor.lower` is made of.
+) -> list[BatchedProduct]:
+    """Return the batched products that together are `RowMajor.lower`, in order.
 
-    Each is (r, k, at, apart, count, beta): products of (r, k) blocks of A, or of their transposes,
-    whose first elements of A, B and the result are `at`, and `apart` from each other.
-
+    n : rows of the triangle.
+    block : upper bound of the rows of a block on the diagonal.
     rows_of_A, rows_of_B, rows_of_out : elements from one row to the next.
+    transposed : whether the left operand is A.T.
     """
     halvings = (n // block).bit_length()
-    t = n >> halvings
-    end = t << halvings
-    parts = list[tuple[int, int, Three, Three, int, float]]()
+    side = n >> halvings  # of a block on the diagonal
+    end = side << halvings
+    products = list[BatchedProduct]()
 
     def add(r: int, k: int, row: int, column: int, step: int, count: int, beta: float) -> None:
         """Add blocks of A that begin at a row and a column, and every `step` of both."""
-        from_B, to_out = (row, column) if transposed else (column, row)
-        at = row * rows_of_A + column, from_B * rows_of_B, to_out * rows_of_out
-        apart = step * (rows_of_A + 1), step * rows_of_B, step * rows_of_out
-        parts.append((r, k, at, apart, count, beta))
+        row_of_B, row_of_out = (row, column) if transposed else (column, row)
+        first = Elements(row * rows_of_A + column, row_of_B * rows_of_B, row_of_out * rows_of_out)
+        stride = Elements(step * (rows_of_A + 1), step * rows_of_B, step * rows_of_out)
+        products.append(BatchedProduct(r, k, first, stride, count, beta))
 
-    rest = n - end  # rows at the end
+    rest = n - end  # rows below the last block on the diagonal
     if rest:
         add(*((n, rest) if transposed else (rest, n)), end, 0, 0, 1, 0.0)
-    add(t, t, 0, 0, t, 1 << halvings, float(bool(rest) and transposed))
-    for half in range(halvings):
-        side = t << half
-        add(side, side, side, 0, 2 * side, 1 << (halvings - half - 1), 1.0)
-    return parts
+    add(side, side, 0, 0, side, 1 << halvings, float(bool(rest) and transposed))
+    for level in range(halvings):
+        size = side << level
+        add(size, size, size, 0, 2 * size, 1 << (halvings - level - 1), 1.0)
+    return products
 
 
-def _rows_apart(A: Array) -> int:
-    """Return the leading dimension: elements from one row to the next."""
-    return _apart(A, True)
+def _leading_dimension(A: Array) -> int:
+    """Return the elements from one row to the next, which must be contiguous."""
+    return _stride(A, True)
 
 
-def _apart(A: Array, by_rows: bool) -> int:
-    """Return the elements from one row, or one column, to the next; they must be contiguous."""
+def _stride(A: Array, by_rows: bool) -> int:
+    """Return the elements from one row to the next, or else from one column to the next.
+
+    by_rows : whether rows are contiguous; columns are, if not.
+    """
     (n, length), (outer, inner) = A.shape, A.strides
     if not by_rows:
         n, length, outer, inner = length, n, inner, outer
     assert length == 1 or inner == A.itemsize, "rows must be contiguous"
-    apart = int(outer) // A.itemsize if n > 1 else int(length)
-    assert length <= apart
-    assert max(n, apart) <= MAX_INT32
-    return apart
+    stride = int(outer) // A.itemsize if n > 1 else int(length)
+    assert length <= stride
+    assert max(n, stride) <= MAX_INT32
+    return stride

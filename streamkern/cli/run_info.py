@@ -1,4 +1,4 @@
-"""The description of a run by `streamkern info`, as JSON values and as text."""
+"""Describe a run for `streamkern info`, as JSON values and as text."""
 
 from __future__ import annotations
 
@@ -32,14 +32,18 @@ def is_run_directory(
         open_folder(place, storage_options).read("run.json")
     except (FileNotFoundError, NotADirectoryError):
         run = RunDirectory(place, writable=False, storage_options=storage_options)
-        with contextlib.suppress(RunError, StorageAccessError):  # a file, or listing is not allowed
-            return bool(run.steps())  # run.json was lost
+        # Suppressed: the path is a file, or listing is not allowed.
+        with contextlib.suppress(RunError, StorageAccessError):
+            return bool(run.steps())  # a run that has lost its run.json
         return False
     except StorageAccessError:
-        return False  # without the right to list, a missing object is refused
+        return False  # without the right to list, storage refuses access to a missing object
     return True
 
 
+# Values of "state". A writer's description follows the second.
+_FINISHED, _WRITTEN_BY = "finished", "being written by "
+_STOPPED = "stopped; the same command again resumes it"
 _START = {"step": 0, "epoch": 0, "samples": 0, "done": False}
 
 
@@ -48,37 +52,37 @@ def run_overview(
 ) -> dict[str, Any]:
     """Return state, position, metrics and settings of a run; its checkpoint is verified completely.
 
-    If a process works on the run, position and metrics are the newest in the log. `live` is the
-    state according to the log, see `train.log_reader`; `ranks` and `center_ranks` are from the last
-    checkpoint; `changed` lists the changes of the environment at each resume; `warnings` names
-    every damaged file.
+    If a process works on the run, position and metrics are the newest in the log. In the result,
+    `live` is the state according to the log, see `train.log_reader`; `ranks` and `center_ranks`
+    are from the last checkpoint; `changed` lists the changes of the environment at each resume;
+    `warnings` names every damaged file.
     """
     with RunDirectory(path, writable=False, storage_options=storage_options) as directory:
-        config, damage = _recorded(directory)
+        config, config_fault = _recorded_config(directory)
         setup, saved = directory.load_setup(discard_target), directory.load_latest(discard_target)
-        records, lines = directory.read_log()
+        records, log_fault = directory.read_log()
         writer = directory.holder()
         with checkpoint_errors(directory.place):
-            place = _START if saved is None else saved.meta["position"]
-            position = {name: place[name] for name in _START}
+            saved_position = _START if saved is None else saved.meta["position"]
+            position = {name: saved_position[name] for name in _START}
             metrics = {} if saved is None else saved.meta["metrics"] or {}
             if saved is not None and saved.meta.get("model_only"):
                 position["step"] = None  # a saved model does not count steps
             live, evaluated = read_history(records).progress, evaluations_in(records)
             if writer is not None and not position["done"]:
                 position |= {name: live[name] for name in position if name in live}
-                metrics = _figures(evaluated[-1]) if evaluated else metrics
+                metrics = _metrics_of(evaluated[-1]) if evaluated else metrics
             solver = (
                 None
                 if setup is None
                 else solver_facts(setup.meta, {} if saved is None else saved.meta["state"])
             )
             if position["done"]:
-                state = "finished"
+                state = _FINISHED
             elif writer is not None:
-                state = f"being written by {writer}"
+                state = f"{_WRITTEN_BY}{writer}"
             else:
-                state = "stopped; the same command again resumes it"
+                state = _STOPPED
             return {
                 "run_dir": directory.place,
                 "state": state,
@@ -104,36 +108,40 @@ def run_overview(
                 "versions": config.get("versions", {}),
                 "warnings": [
                     *(() if saved is None else saved.skipped),
-                    *(text for text in (damage, lines) if text is not None),
+                    *(fault for fault in (config_fault, log_fault) if fault is not None),
                 ],
             }
 
 
-def _recorded(directory: RunDirectory) -> tuple[dict[str, Any], str | None]:
-    """Return the configuration of the run, and the fault of its copy in run.json, if any."""
-    bound = directory.recorded()
+def _recorded_config(directory: RunDirectory) -> tuple[dict[str, Any], str | None]:
+    """Return the configuration of the run, and the fault of run.json, if any.
+
+    Manifests of the setup and the checkpoints hold the configuration; run.json is a copy.
+    """
+    recorded = directory.recorded()
     try:
         copy = directory.read_config()
     except RunError as error:
-        if bound is None:
+        if recorded is None:
             raise
-        return bound, str(error)
-    if bound is None or copy == bound:
+        return recorded, str(error)
+    if recorded is None or copy == recorded:
         return copy or {}, None
-    which = "missing" if copy is None else "of another run"
-    return bound, f"{directory.place}/run.json is {which}; the next training writes it again"
+    fault = "missing" if copy is None else "of another run"
+    return recorded, f"{directory.place}/run.json is {fault}; the next training writes it again"
 
 
 def run_text(run: Mapping[str, Any], *, explain: bool = False) -> str:
-    """Return the overview as text, with a line for each group that was verified.
+    """Return the overview as text.
 
-    explain : with the meaning of each line
+    run : the result of `run_overview`, with "verified" if `info --verify` adds it
+    explain : whether to add the meaning of each line
     """
 
-    def shown(values: Mapping[str, Any]) -> str:
+    def lines(values: Mapping[str, Any]) -> str:
         return pairs(values, FACTS if explain else {})
 
-    verified = shown(run.get("verified", {}))
+    verified = lines(run.get("verified", {}))
     if "state" not in run:
         return verified
     texts = {("model", "kernel"): kernel_text, ("model", "loss"): loss_text}
@@ -142,93 +150,94 @@ def run_text(run: Mapping[str, Any], *, explain: bool = False) -> str:
         for section, entries in run["settings"].items()
         for key, value in entries.items()
     }
-    parts = [run["run_dir"], shown(_head(run)), shown(_metrics_and_data(run))]
-    parts += [shown(facts_in_words(run["solver"])), shown(settings), verified]
+    parts = [run["run_dir"], lines(_position(run)), lines(_metrics_and_data(run))]
+    parts += [lines(facts_in_words(run["solver"])), lines(settings), verified]
     parts += [f"note: {warning}" for warning in run["warnings"]]
     return "\n\n".join(part for part in parts if part)
 
 
-def _head(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the position of the run, and its speed if a process works on it."""
+def _position(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state and position of the run, and its speed if a process works on it."""
     live = run["live"]
-    working = run["state"].startswith("being")
+    working = run["state"].startswith(_WRITTEN_BY)
     of_epochs = f" of {live['epochs']}" if "epochs" in live else ""
     of_samples = f" of {live['of_samples']:,}" if "of_samples" in live else ""
-    head = {"state": run["state"]}
+    entries = {"state": run["state"]}
     if working and "doing" in live:
-        head["doing"] = PHASE_DESCRIPTIONS.get(live["doing"], live["doing"])
+        entries["doing"] = PHASE_DESCRIPTIONS.get(live["doing"], live["doing"])
         if live.get("blocks", 1) > 1:
-            head["doing"] += f", {live['blocks_done']} of {live['blocks']} blocks are done"
+            entries["doing"] += f", {live['blocks_done']} of {live['blocks']} blocks are done"
     epoch = run["epoch"]
-    if working and "epochs" in live:  # as train counts: the current one
+    if working and "epochs" in live:  # the current epoch, counted from 1 as `train` does
         epoch = min(epoch + 1, live["epochs"])
     saved_only = run["step"] is None
-    head |= ({} if saved_only else {"step": run["step"]}) | {"epoch": f"{epoch}{of_epochs}"}
-    if run["state"] == "finished" and "why" in live:
-        head["ended"] = live["why"]
-    head["samples"] = f"{run['samples']:,}{of_samples}"
+    entries |= ({} if saved_only else {"step": run["step"]}) | {"epoch": f"{epoch}{of_epochs}"}
+    if run["state"] == _FINISHED and "why" in live:
+        entries["ended"] = live["why"]
+    entries["samples"] = f"{run['samples']:,}{of_samples}"
     if working and "time" in live:
         ago = seconds_since(live["time"])
         if "left_s" in live:
-            head["time_left"] = time_text(max(0.0, live["left_s"] - ago))
-            head["samples_per_s"] = f"{live['samples_per_s']:,.0f}"
-        head["last_heard"] = f"{time_text(ago)} ago"
-        head |= _rank_entries(live)
+            entries["time_left"] = time_text(max(0.0, live["left_s"] - ago))
+            entries["samples_per_s"] = f"{live['samples_per_s']:,.0f}"
+        entries["last_heard"] = f"{time_text(ago)} ago"
+        entries |= _rank_entries(live)
     elif run["ranks"] > 1:
         ranks, columns = run["ranks"], run["center_ranks"]
-        head["ranks"] = f"{ranks}: {ranks // columns} for the rows x {columns} for the centers"
+        entries["ranks"] = f"{ranks}: {ranks // columns} for the rows x {columns} for the centers"
     if run["changed"]:
-        head["changed"] = ", ".join(run["changed"])
+        entries["changed"] = ", ".join(run["changed"])
     if not saved_only:
         if live.get("step", 0) > run["step"]:
-            head["logged_step"] = live["step"]
+            entries["logged_step"] = live["step"]
         steps = ", ".join(str(step) for step in run["checkpoints"])
-        head["checkpoints"] = f"at step {steps}" if steps else "none yet"
-    head |= {"rows": run["data"]["n_rows"]} if "n_rows" in run["data"] else {}
+        entries["checkpoints"] = f"at step {steps}" if steps else "none yet"
+    entries |= {"rows": run["data"]["n_rows"]} if "n_rows" in run["data"] else {}
     if run["continues"] is not None:
-        line = (run["continues"], *run["continues"]["before"])
-        places = [f"{old['run']} at step {old['step']}" for old in line]
-        head["continues"] = ", which continued ".join(places)
-    return head
+        earlier_runs = (run["continues"], *run["continues"]["before"])
+        texts = [f"{earlier['run']} at step {earlier['step']}" for earlier in earlier_runs]
+        entries["continues"] = ", which continued ".join(texts)
+    return entries
 
 
 def _rank_entries(live: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the waiting times of several ranks, and the slowest rank."""
-    workers, found = live.get("workers", []), {}
+    """Return the waiting times of several ranks, the slowest rank, and the dashboard."""
+    workers, entries = live.get("workers", []), {}
     if workers:
-        found["ranks"] = (
+        entries["ranks"] = (
             format_rank_figures(live) or f"{len(workers)} rank{'s'[: len(workers) > 1]}"
         )
     if "slowest_rank" in live:
         slowest = live["slowest_rank"]
-        found["slowest_rank"] = f"{slowest}, at {workers[slowest]}" if workers else slowest
-    return found | {name: live[name] for name in ("dashboard",) if name in live}
+        entries["slowest_rank"] = f"{slowest}, at {workers[slowest]}" if workers else slowest
+    return entries | {name: live[name] for name in ("dashboard",) if name in live}
 
 
 def _metrics_and_data(run: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metrics, and the data on which they were measured."""
-    live, found = run["live"], dict[str, Any]()
+    live, entries = run["live"], dict[str, Any]()
     if "train_mse" in live:
         note = loss_note({"setup": run["solver"] or {}})
-        found["train_mse"] = f"{value_text(live['train_mse'])}{note}"
-    found |= run["metrics"]
-    given = "given in Python"
+        entries["train_mse"] = f"{value_text(live['train_mse'])}{note}"
+    entries |= run["metrics"]
+    in_memory = "given in Python"
     if "train_mse" in live:
-        found["train_data"] = ", ".join(live.get("train") or [given])
-    at = f", at step {live['evaluated']}" if "evaluated" in live else ""
+        entries["train_data"] = ", ".join(live.get("train") or [in_memory])
+    at_step = f", at step {live['evaluated']}" if "evaluated" in live else ""
     if any(name.startswith("test_") for name in run["metrics"]):
-        found["test_data"] = f"{live.get('test') or given}{at}"
+        entries["test_data"] = f"{live.get('test') or in_memory}{at_step}"
     if any(name.startswith("validation_") for name in run["metrics"]):
-        found["validation_data"] = f"rows of the training data that were set aside{at}"
-    return found
+        entries["validation_data"] = f"rows of the training data that were set aside{at_step}"
+    return entries
 
 
-def _figures(evaluation: Mapping[str, Any]) -> dict[str, float]:
+def _metrics_of(evaluation: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics in a record of an evaluation."""
     return {name: value for name, value in evaluation.items() if name not in ("step", "samples")}
 
 
 def pairs(values: Mapping[str, Any], meanings: Mapping[str, str] | None = None) -> str:
-    """Return a line for each name and value, and one for its meaning if there is one."""
+    """Return a line for each name and value, with a line for its meaning if `meanings` has one."""
     width = max(map(len, values), default=0)
     return "\n".join(
         with_meaning(name, f"  {name:<{width}}  {value_text(value)}", meanings or {})

@@ -1,4 +1,4 @@
-"""Names of the features of a fitted estimator, and measures of how much each matters."""
+"""The feature names of a fitted estimator, and the importances of its features."""
 
 from __future__ import annotations
 
@@ -21,24 +21,25 @@ from streamkern.train.model.permutation import PERMUTED_ROWS, REPEATS, permutati
 
 
 class FeatureImportances(Predicting):
-    """An estimator that can measure the importance of its columns."""
+    """Mixin of estimators: feature names, importances in the metric, permutation importances."""
 
     @property
     def feature_importances_(self) -> npt.NDArray[np.float64]:
         """(n_features_in_,) share of each column in the trace of the kernel's metric.
 
-        A feature that the kernel compares for equality (`kernel_.categorical`) has half its weight
-        besides. They are aligned with `feature_names_in_` and sum to 1: for a column of a table
-        that became several features, or has a quantile score beside its values, the sum of these in
-        `metric_importances_`. They show along which columns the model varies most, and not how much
-        a column reduces the error: for that see
-        `permutation_importances`.
+        The shares are aligned with `feature_names_in_` and sum to 1. The share of a table column is
+        the sum over its features, including its quantile score. A categorical feature
+        (`kernel_.categorical`) adds half its weight before normalisation. The shares show along
+        which columns the model varies most; `permutation_importances` shows how much a column
+        reduces the error.
+
+        Raises AttributeError for a model without a metric, or with features of image patches.
         """
         shares, schema = self._metric_shares("feature_importances_"), self._state.schema
         if patches_among(self._state.fixed):
             raise AttributeError(
-                "feature_importances_ are those of columns, and the metric of this model is of "
-                "patch features; use metric_importances_, or permutation_importances"
+                "feature_importances_ has a share for each column, but this model has a metric "
+                "of patch features; use metric_importances_, or permutation_importances"
             )
         if scores := scores_among(self._state.fixed):
             shares = scores.folded(shares)
@@ -49,19 +50,21 @@ class FeatureImportances(Predicting):
 
     @property
     def metric_importances_(self) -> npt.NDArray[np.float64]:
-        """(d,) share of each feature of the kernel in the trace of its metric.
+        """(d,) share of each feature of the kernel in the trace of its metric; they sum to 1.
 
-        Features are those after encoding and scaling; `get_feature_names_out` names them.
+        `get_feature_names_out` names the features, which are those after encoding and scaling.
+
+        Raises AttributeError for a model without a metric.
         """
         return self._metric_shares("metric_importances_")
 
     def _metric_shares(self, name: str) -> npt.NDArray[np.float64]:
+        """Return the (d,) shares. name : the attribute that asks, for the error message"""
         kernel = self._state.attributes["kernel_"]
         if kernel.metric is None:
             raise AttributeError(
-                f"{name} are those of a metric, and this model has no metric; use "
-                "permutation_importances, or fit with metric='learn', which may "
-                "find that none is better"
+                f"this model has no metric, so it has no {name}; use permutation_importances, or "
+                "fit with metric='learn' (which may still choose no metric)"
             )
         return importances(kernel.metric, kernel.categorical)
 
@@ -69,9 +72,10 @@ class FeatureImportances(Predicting):
     def get_feature_names_out(self, input_features: Any = None) -> npt.NDArray[Any]:
         """Return the names of the d features of the kernel, as an array of objects.
 
-        For a table with words, dates or gaps they are those that its columns became; without names
-        they are x0, x1 and so on. Names of quantile scores follow.
-        input_features : is not used; scikit-learn gives it.
+        Columns of a table with words, dates or gaps become one or more features each. Features
+        without names are called x0, x1 and so on. The names of quantile scores come last.
+
+        input_features : ignored; present for scikit-learn's API.
         """
         schema = self._state.schema
         names = schema.columns or [f"x{j}" for j in range(math.prod(schema.row_shape))]
@@ -86,25 +90,25 @@ class FeatureImportances(Predicting):
         self, X: Any, y: Any = None, *, sample_weight: Any = None, n_rows: int = PERMUTED_ROWS,
         n_repeats: int = REPEATS, random_state: int = 0,
     ) -> Bunch:  # fmt: skip
-        """Measure the increase in error if a column of held-out rows is shuffled.
+        """Measure how much the score falls if a column of held-out rows is shuffled.
 
         Parameters
         ----------
-        X, y, sample_weight : rows that the model was not trained on, as `fit` takes them. At most
-            `n_rows` random ones are used.
-        n_repeats : shuffles of each column.
-        random_state : the seed of rows and shuffles.
+        X, y, sample_weight : rows that the model was not trained on, in the forms that `fit` takes.
+        n_rows : largest number of rows to use; they are drawn at random.
+        n_repeats : number of shuffles of each column.
+        random_state : seed of the drawn rows and of the shuffles.
 
         Returns
         -------
-        found : a `Bunch` as of scikit-learn, with `importances_mean` and `importances_std`, (k,)
-            decreases of the accuracy or R2, `feature_names`, (k,) names of the columns as they were
-            given, and `score` on the rows as they are.
+        found : a `Bunch` of scikit-learn with `importances_mean` and `importances_std`, (k,)
+            decreases of the accuracy or R2; `feature_names`, (k,) names of the columns of X; and
+            `score`, the score on the unshuffled rows.
 
         Raises
         ------
         DataError
-            The rows do not match those of the training.
+            The rows do not match the training rows.
         """
         with temporary_stores(), self._model() as model:
             source, _ = self._source(X, y, sample_weight, like=self._state.schema)
@@ -119,5 +123,5 @@ class FeatureImportances(Predicting):
     def _source(
         self, X: Any, y: Any, sample_weight: Any = None, *, like: Schema | None = None
     ) -> tuple[BaseSource, Schema]:
-        """Return checked rows with targets, and their schema. like : of the rows trained on"""
+        """Return checked rows with targets, and their schema. like : schema of the training rows"""
         raise NotImplementedError

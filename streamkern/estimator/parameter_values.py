@@ -1,7 +1,7 @@
-"""Values of parameters: compared with those of an earlier call, and stored beside a run as JSON.
+"""Compare parameter values between calls, and store them with a run as JSON.
 
-A run stores its rows, classes as names, and settings. Only the estimator knows its transforms,
-which the run takes for a part of its data.
+A run stores its settings and its rows, with classes as names. For the run, the transforms are part
+of its data, so the estimator has to store them.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from streamkern.stream.sources.transforms import (
 )
 from streamkern.train.run_identity import array_identity
 
+# The default `repr` of an object ends in its address, which another process does not repeat.
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 @dataclass(frozen=True, eq=False)
 class ParameterValue:
-    """The value of a parameter.
+    """A parameter's value in a form that can be compared later.
 
-    text : the same for equal values, also in another process
-    objects : functions and other objects that the text does not identify, in their order. They are
-        compared directly, and stay the estimator's objects when it is pickled or copied.
+    text : equal for equal values, also in another process
+    objects : functions and other objects that the text does not identify, in order. They are
+        compared by `is` or `==`, so the estimator keeps them when it is pickled or copied.
     """
 
     text: str
@@ -45,6 +46,7 @@ class ParameterValue:
 
     @classmethod
     def of(cls, value: Any) -> ParameterValue:
+        """Return the comparable form of a value."""
         objects: list[Any] = []
         return cls(_text(value, objects), tuple(objects))
 
@@ -56,7 +58,7 @@ class ParameterValue:
 
 
 def _text(value: Any, objects: list[Any]) -> str:
-    """Return the text of a value, and add to `objects` those that the text does not identify."""
+    """Return the text of a value, and append the objects to `objects` that it does not identify."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and value.is_integer():
@@ -85,9 +87,9 @@ def _text(value: Any, objects: list[Any]) -> str:
 
 @dataclass(frozen=True)
 class UnsavedParameter:
-    """Placeholder of a parameter whose value a run does not store.
+    """Placeholder for the value of a parameter that a run does not store.
 
-    kind : the value, in words
+    kind : description of the value, such as "an array"
     """
 
     kind: str
@@ -104,9 +106,9 @@ class UnsavedParameter:
 
 
 def transform_tables(transforms: Sequence[Any]) -> tuple[list[dict[str, Any]] | None, str]:
-    """Return the transforms as in a run file, and "".
+    """Return the transforms as tables of a run file, and "".
 
-    If a table cannot hold one of them: None, and a description of the list.
+    Return None and a description of the list if one of them cannot be written as a table.
     """
     tables = []
     for transform in checked_list("transforms", transforms):
@@ -118,6 +120,7 @@ def transform_tables(transforms: Sequence[Any]) -> tuple[list[dict[str, Any]] | 
 
 
 def _table(transform: Any) -> dict[str, Any] | None:
+    """Return a transform as a table of a run file; None if a table cannot hold it."""
     if isinstance(transform, Mapping):
         table = dict(to_builtin(transform))
     elif type(transform) not in TRANSFORM_KINDS.values() or (
@@ -128,15 +131,15 @@ def _table(transform: Any) -> dict[str, Any] | None:
         table = describe_transform(transform)
     try:
         return dict(json.loads(json.dumps(table)))
-    except TypeError:  # numbers in arrays
+    except TypeError:  # it holds arrays
         return None
 
 
 def restored_transforms(facts: Mapping[str, Any], tables: Sequence[Mapping[str, Any]]) -> Any:
-    """Return the value of the parameter `transforms`.
+    """Return the value of the parameter `transforms` for an estimator that loads a run.
 
-    facts : of the estimator, if one has trained the run
-    tables : of the run file
+    facts : what the estimator that trained the run has stored; empty if none did
+    tables : the transforms in the run file
     """
     if "transforms" not in facts:
         return tuple(copy.deepcopy(dict(table)) for table in tables)

@@ -1,9 +1,10 @@
-"""Read datasets of HDF5 files that are complete, and stored in the file itself unless permitted.
+"""Read datasets of HDF5 files.
 
-HDF5 returns the fill value, mostly 0, for data that was never written and for virtual data whose
-source is missing, and follows links to any other file: here such data are refused.
+Incomplete datasets, and datasets stored in other files, are refused unless the caller allows them.
+HDF5 itself returns the fill value, mostly 0, for data that was never written and for virtual data
+whose source is missing, and it follows links to any other file.
 
-NetCDF of version 4 is HDF5; the classic format goes through SciPy.
+NetCDF of version 4 is HDF5; SciPy reads the classic format.
 """
 
 from __future__ import annotations
@@ -40,13 +41,22 @@ from streamkern.ingest.input_files import FileOpener, Url
 from streamkern.ingest.tables.key_columns import warn_of_rounded_columns
 from streamkern.store.conventions import is_group, no_member
 
-_DEPTH = 8  # nesting of virtual datasets
+_MAX_DEPTH = 8
+"""Largest depth to which virtual datasets may be nested."""
+_CLASSIC = (b"CDF\x01", b"CDF\x02")
+"""First bytes of the classic NetCDF files that SciPy reads."""
+_CONVERT = "convert it to version 4 (nccopy -k nc4)"
 
 
 def open_hdf5(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader:
-    """Return a reader of datasets of an HDF5 file by name, or of the columns of its table."""
+    """Return a reader of datasets of an HDF5 file by name, or of the columns of its table.
+
+    Raises DataError if the file is damaged or a dataset is refused, and StoreNotFoundError if there
+    is no dataset of a requested name.
+    """
     where, identity = redact(url), [opener.identity(url), request.json()]
-    h5py, data, columns, targets = import_optional("h5py"), opener.fetched(url), None, None
+    h5py, data = import_optional("h5py"), opener.fetched(url)
+    columns = targets = None
     try:
         opened = opener.keep(h5py.File(data, "r"))
         file = Hdf5File(opened, where, opener)
@@ -54,7 +64,8 @@ def open_hdf5(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader
         if table is None:
             arrays = named_arrays(opened.get, partial(file.array, request), request, where)
         else:
-            arrays, columns, targets = table[0], table[1].features, table[1].targets
+            arrays, split = table
+            columns, targets = split.features, split.targets
     except (StreamkernError, MemoryError):
         raise
     except Exception as error:  # whatever the library raises for damage
@@ -69,7 +80,12 @@ def open_hdf5(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader
 
 
 class Hdf5File:
-    """An open HDF5 file, read by the options of `opener`."""
+    """An open HDF5 file.
+
+    file : an open `h5py.File`
+    where : its name in error messages
+    opener : its options `memory`, `missing` and `external` apply
+    """
 
     def __init__(self, file: Any, where: str, opener: FileOpener) -> None:
         self._file, self._where, self._memory = file, where, opener.memory
@@ -77,12 +93,15 @@ class Hdf5File:
         self._netcdf = "_NCProperties" in file.attrs
 
     def array(self, request: ReadRequest, i: int, name: str) -> Any:
-        """Return the i-th of X, y and w; raise DataError if it is missing or incomplete."""
+        """Return the dataset `name`, which is the i-th of X, y and w.
+
+        Raises StoreNotFoundError if it is missing, and DataError if it is refused.
+        """
         member, where = self._file.get(name), f"{name} of {self._where}"
         keep = request.keeps(i)
         if is_group(member):
             if "MATLAB_sparse" in member.attrs:
-                raise self._matlab(name)
+                raise self._matlab_error(name)
             array = array_of_group(
                 member, lambda part: self._dataset(f"{name}/{part}"), where, self._memory, keep=keep
             )
@@ -91,13 +110,13 @@ class Hdf5File:
             return array
         member = self._dataset(name)
         if "MATLAB_class" in member.attrs:
-            raise self._matlab(name)
+            raise self._matlab_error(name)
         array = decoded_array(
             member, self._dataset, where, self._memory, keep=keep, netcdf=self._netcdf
         )
         return without_padding(as_named(array, member, where, labels=i == 1), member)
 
-    def _matlab(self, name: str) -> DataError:
+    def _matlab_error(self, name: str) -> DataError:
         return DataError(
             f"{name} of {self._where} was written by MATLAB, which stores arrays transposed, and "
             "may hold text as codes",
@@ -135,6 +154,7 @@ class Hdf5File:
         return parts, split
 
     def _is_compound(self, name: str) -> bool:
+        """Return whether a member is a compound dataset that may be read."""
         link = self._file.get(name, getlink=True)
         if not isinstance(link, import_optional("h5py").HardLink) and not self._external:
             return False
@@ -142,48 +162,57 @@ class Hdf5File:
         return bool(getattr(getattr(member, "dtype", None), "names", None))
 
     def _dataset(self, name: str) -> Any:
+        """Return a checked dataset.
+
+        Raises StoreNotFoundError if it is missing, and DataError if it is refused.
+        """
         member = self._file.get(name)
         if member is None or not hasattr(member, "shape"):
             raise StoreNotFoundError(no_member(name, self._file, self._where))
-        number = import_optional("h5py").h5o.get_info
-        if number(member.id).fileno != number(self._file.id).fileno:
+        object_info = import_optional("h5py").h5o.get_info
+        if object_info(member.id).fileno != object_info(self._file.id).fileno:
             self._refuse_external(name, "is a link to another file")
-        self._check(member, name, 0)
+        self._require_complete(member, name, 0)
         return member
 
-    def _check(self, dataset: Any, name: str, depth: int) -> None:
-        """Raise DataError if a part of the dataset is in other files, or missing."""
+    def _require_complete(self, dataset: Any, name: str, depth: int) -> None:
+        """Raise DataError if a part of the dataset is missing, damaged or in other files.
+
+        name : the requested dataset, for error messages; `dataset` may be one of its sources
+        depth : number of virtual datasets that lead from `name` to `dataset`
+        """
         if dataset.shape is None:
             raise DataError(
                 f"{name} of {self._where} is an empty dataset",
                 f"write rows to it, or name another one with {mention('x=')} and {mention('y=')}",
             )
-        plist = dataset.id.get_create_plist()
-        if plist.get_external_count():
+        creation = dataset.id.get_create_plist()
+        if creation.get_external_count():
             self._refuse_external(name, "is stored in other files")
-            self._check_external(plist, name)
+            self._check_external(creation, name)
         elif dataset.is_virtual:
             self._check_virtual(dataset, name, depth)
-        elif not self._fill and not _is_stored(dataset, plist):
+        elif not self._fill and not _is_stored(dataset, creation):
             self._refuse_unwritten(name, "has parts that were never written")
-        elif (offset := _damaged_chunk(dataset, plist)) is not None:
+        elif (offset := _damaged_chunk(dataset, creation)) is not None:
             raise DataError(
                 f"the chunk at row {offset[0]} of {name} of {self._where} is damaged",
                 "get the file again from where it came",
             )
 
-    def _check_external(self, plist: Any, name: str) -> None:
-        for i in range(plist.get_external_count()):
-            path, offset, size = plist.get_external(i)
-            held = os.path.getsize(path) if os.path.exists(path) else -1
-            if held < 0 or (size < 1 << 62 and held < offset + size):
+    def _check_external(self, creation: Any, name: str) -> None:
+        """Raise DataError if a file that stores a part of the dataset is missing or too short."""
+        for i in range(creation.get_external_count()):
+            path, offset, size = creation.get_external(i)
+            length = os.path.getsize(path) if os.path.exists(path) else -1
+            if length < 0 or (size < 1 << 62 and length < offset + size):  # larger sizes: unlimited
                 self._refuse_unwritten(name, f"lacks data in {os.fsdecode(path)}")
 
     def _check_virtual(self, dataset: Any, name: str, depth: int) -> None:
         """Raise DataError if a virtual dataset lacks data, or has some in other files."""
-        if depth == _DEPTH:
+        if depth == _MAX_DEPTH:
             raise DataError(
-                f"{name} of {self._where} is virtual more than {_DEPTH} times over",
+                f"{name} of {self._where} nests virtual datasets more than {_MAX_DEPTH} deep",
                 "write it as a dataset that holds its rows",
             )
         covered = 0
@@ -197,11 +226,15 @@ class Hdf5File:
             self._refuse_unwritten(name, "has virtual parts without a source")
 
     def _check_source(self, path: str, source: str, name: str, depth: int) -> None:
-        """Raise DataError if a source of a virtual dataset is missing. path : "." for this file."""
+        """Raise DataError if a source of a virtual dataset is missing or incomplete.
+
+        path : file of the source; "." for this file
+        source : name of the source in that file
+        """
         if path == ".":
             dataset = self._file.get(source)
             if dataset is not None:
-                self._check(dataset, name, depth + 1)
+                self._require_complete(dataset, name, depth + 1)
         else:
             path = os.path.join(os.path.dirname(self._file.filename), path)
             dataset = None
@@ -209,11 +242,12 @@ class Hdf5File:
                 with import_optional("h5py").File(path, "r") as file:
                     dataset = file.get(source)
                     if dataset is not None:
-                        self._check(dataset, name, depth + 1)
+                        self._require_complete(dataset, name, depth + 1)
         if dataset is None:
             self._refuse_unwritten(name, f"has virtual parts whose source, {path}, is not there")
 
     def _refuse_external(self, name: str, what: str) -> None:
+        """Raise DataError unless data in other files are allowed."""
         if not self._external:
             raise DataError(
                 f"{name} of {self._where} {what}",
@@ -221,38 +255,44 @@ class Hdf5File:
             )
 
     def _refuse_unwritten(self, name: str, what: str) -> None:
+        """Raise DataError for data that was never written, or whose source is missing."""
         raise DataError(
             f"{name} of {self._where} {what}",
             f"pass {mention('missing', 'fill')} to read the fill value there",
         )
 
 
-def _is_stored(dataset: Any, plist: Any) -> bool:
-    """Return whether all of a dataset of the file itself was written."""
-    layout, h5d = plist.get_layout(), import_optional("h5py").h5d
+def _is_stored(dataset: Any, creation: Any) -> bool:
+    """Return whether all parts of a dataset in the file itself were written.
+
+    creation : its property list of creation
+    """
+    layout, h5d = creation.get_layout(), import_optional("h5py").h5d
     if layout == h5d.CHUNKED:
         chunks = zip(dataset.shape, dataset.chunks, strict=True)
         return bool(dataset.id.get_num_chunks() == math.prod(-(-n // k) for n, k in chunks))
     return bool(layout == h5d.COMPACT or dataset.size == 0 or dataset.id.get_offset() is not None)
 
 
-def _damaged_chunk(dataset: Any, plist: Any) -> Any:
-    """Return the offset of a chunk that is shorter than its rows; None if there is none.
+def _damaged_chunk(dataset: Any, creation: Any) -> Any:
+    """Return the offset of a chunk whose length does not match its rows; None if there is none.
 
     Each chunk records which filters were skipped. If that record is damaged, HDF5 returns arbitrary
-    memory: a chunk that was not compressed must be as long as its rows and their checksum.
+    memory. A chunk that was not compressed must therefore be as long as its rows and checksum.
+
+    creation : the property list of the dataset's creation
     """
     h5py = import_optional("h5py")
-    if plist.get_layout() != h5py.h5d.CHUNKED or dataset.dtype.hasobject:
-        return None  # strings of any length are stored elsewhere, with a length of their own
+    if creation.get_layout() != h5py.h5d.CHUNKED or dataset.dtype.hasobject:
+        return None  # strings of variable length are stored outside of the chunks
     n_bytes = math.prod(dataset.chunks) * dataset.dtype.itemsize
-    filters = [plist.get_filter(i)[0] for i in range(plist.get_nfilters())]
+    filters = [creation.get_filter(i)[0] for i in range(creation.get_nfilters())]
     added = {h5py.h5z.FILTER_SHUFFLE: 0, h5py.h5z.FILTER_FLETCHER32: 4}
 
     def check(chunk: Any) -> Any:
         used = [kind for i, kind in enumerate(filters) if not chunk.filter_mask >> i & 1]
         if any(kind not in added for kind in used):
-            return None  # the filter checks its length
+            return None  # that filter checks the length
         expected = n_bytes + sum(added[kind] for kind in used)
         return None if chunk.size == expected else chunk.chunk_offset
 
@@ -260,7 +300,7 @@ def _damaged_chunk(dataset: Any, plist: Any) -> Any:
 
 
 class _Fields:
-    """Columns of a compound dataset as an array (n, k), or (n,) for a single one."""
+    """Columns of a compound dataset as an array (n, k); of a single column (n,) if `flat`."""
 
     def __init__(self, table: Any, names: Sequence[str], *, flat: bool = False) -> None:
         self.chunks = table.chunks
@@ -277,18 +317,14 @@ class _Fields:
         return np.stack([read[name] for name in self._names], axis=-1)
 
 
-_CLASSIC = (b"CDF\x01", b"CDF\x02")
-_CONVERT = "convert it to version 4 (nccopy -k nc4)"
-
-
 def open_netcdf(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader:
     """Return a reader of the variables X, y and w of a NetCDF file, by name."""
     with opener.open_once(url) as file:
-        head = file.read(4)
-    if not head.startswith(b"CDF"):
+        magic = file.read(4)
+    if not magic.startswith(b"CDF"):
         return open_hdf5(url, request, opener)
     where, identity = redact(url), [opener.identity(url), request.json()]
-    if head not in _CLASSIC:
+    if magic not in _CLASSIC:
         raise DataError(
             f"{where} is NetCDF of 64-bit data, which SciPy does not read", f"{_CONVERT}"
         )
@@ -308,7 +344,7 @@ def open_netcdf(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayRead
 
 
 def _variables(url: Url, where: str, opener: FileOpener) -> dict[str, _Variable]:
-    """Return the variables of a classic file, which is read at once."""
+    """Return the variables of a classic file, which is read whole into memory."""
     with opener.open_once(url) as file:
         size = file.seek(0, 2)
         if 2 * size > opener.memory:
@@ -334,7 +370,7 @@ def _variables(url: Url, where: str, opener: FileOpener) -> dict[str, _Variable]
 
 
 class _Variable:
-    """A variable in memory with its attributes."""
+    """A NetCDF variable in memory, with the interface of an h5py dataset that is used here."""
 
     chunks = None
 

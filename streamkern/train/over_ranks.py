@@ -1,8 +1,8 @@
 """Train over several ranks, in the process that starts them: checks, workers and messages.
 
-One rank records the run in the run directory. Then all ranks compute the setup together, or load
-it from there. Rank 0 alone chooses, writes, evaluates and reports; all ranks have the same weights,
-or their parts of them, and make the same decisions.
+One rank records the run in the run directory. Then all ranks compute the setup together, or load it
+from there. Each rank has all weights, or its part of them, and all ranks make the same decisions.
+Only rank 0 chooses, writes, evaluates and reports.
 """
 
 from __future__ import annotations
@@ -59,24 +59,31 @@ def train_over(
 ) -> dict[str, Any]:
     """Train to the end with `run.ranks` ranks, and return the result of rank 0, see `train_rank`.
 
-    Ranks run on the workers of `run.cluster`, of the client in `inputs`, or of a cluster on this
+    Ranks run on the workers of the client in `inputs`, of `run.cluster`, or of a cluster on this
     machine that ends with the run.
 
     inputs : inputs that are not in the settings; they are sent to every rank
     request : request by which a signal ends the run
     progress : whether rank 0 sends the text of a progress line
-    on_event : called with events: "ranks", when a generation of ranks starts; "lost", when a rank
-        is lost, with the state "kept" from which the run resumes ("checkpoint", "setup" or
-        "nothing"); and "message", which is {"line": text} or {"evaluation": record} from rank 0,
-        or {"warning": text} from any rank
+    on_event : called with each event, whose kind is in "event":
+
+        - "ranks": a generation of ranks starts, with "ranks" of the "wanted" ranks.
+        - "lost": a rank is lost; "why" says how, and "stopping" whether the run was to end. "kept"
+          is what the run resumes from: "checkpoint", "setup" or "nothing".
+        - "message": "message" is {"line": text} or {"evaluation": record} from rank 0, or
+          {"warning": text} from any rank.
+
+    Raises ConfigError for settings or inputs that do not suit several ranks, ResumeMismatchError if
+    the run directory holds another run, and the errors of the ranks.
     """
     check_placeable(config)
     import_optional("xgboost.collective", "a run of several ranks", "ranks")
     client = inputs.client
-    ranks, local = config.run.n_ranks, client is None and config.run.cluster is None
+    ranks = config.run.n_ranks
+    local = client is None and config.run.cluster is None
     devices: Sequence[str] = devices_of(config) if local else ()
     if local:
-        if config.run.threads != "auto":  # the total of all ranks
+        if config.run.threads != "auto":  # the settings have the total of all ranks
             config = config.with_overrides({"run.threads": max(1, config.run.threads // ranks)})
     else:
         _check_absolute(config)
@@ -84,11 +91,14 @@ def train_over(
     settings = {
         "config": config, "given": _packed(config, inputs),
         "progress": progress, "devices": devices,
-        "modules": own_modules(Kernel, Loss),  # of an older run, whose record only names classes
+        # Modules of the caller's classes; the record of an older run has only the classes' names.
+        "modules": own_modules(Kernel, Loss),
     }  # fmt: skip
 
     def forward(event: dict[str, Any]) -> None:
-        on_event(event | ({"kept": _resume_point(config)} if event["event"] == "lost" else {}))
+        if event["event"] == "lost":
+            event = event | {"kept": _resume_point(config)}
+        on_event(event)
 
     with _cluster(config, client) as workers:
         settings["dashboard"] = None if local else dashboard_link(workers)
@@ -137,13 +147,13 @@ def _resume_point(config: RunConfig) -> str:
 
 
 def _check_absolute(config: RunConfig) -> None:
-    """Raise ConfigError for a relative path: workers have another working directory."""
+    """Raise ConfigError for a relative path: workers have working directories of their own."""
     for url in filter(None, (config.run.run_dir, *config.data.train_urls, config.data.test)):
         path = local_path(url)
         if path is not None and not os.path.isabs(path):
             raise ConfigError(
-                f"{mention('run.ranks', config.run.ranks)} on a cluster: {url!r} is a path in this "
-                "folder, and its workers have their own",
+                f"{mention('run.ranks', config.run.ranks)} on a cluster: {url!r} is a relative "
+                "path, and the workers have other working directories",
                 "give an absolute path that all see, or a URL",
             )
 
@@ -151,10 +161,10 @@ def _check_absolute(config: RunConfig) -> None:
 def _check_recorded_run(config: RunConfig, inputs: RunInputs) -> None:
     """Raise ResumeMismatchError if the directory holds another run, before ranks are started.
 
-    Other errors are ignored here, because they may not occur on the workers: the data may be
-    visible only there. The workers report them.
+    Other errors are ignored here: they may not occur on the workers, as the data may be visible
+    only there. The workers report their own.
     """
-    here = config.with_overrides({"run.device": "cpu", "run.accelerator": "none"})
+    cpu_config = config.with_overrides({"run.device": "cpu", "run.accelerator": "none"})
     directory = run_directory(config, writable=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # ranks issue the same warnings
@@ -162,7 +172,7 @@ def _check_recorded_run(config: RunConfig, inputs: RunInputs) -> None:
             if recorded_run(directory) is not None:
                 if inputs.continues is None:
                     check_same_model(directory, config, inputs)
-                run = opened_run(here, inputs, directory)
+                run = opened_run(cpu_config, inputs, directory)
                 run.backend.close()
                 check_same_run(directory, run_record(run))
         except ResumeMismatchError:
@@ -174,30 +184,33 @@ def _check_recorded_run(config: RunConfig, inputs: RunInputs) -> None:
 def is_complete(config: RunConfig, inputs: RunInputs) -> bool:
     """Return whether the run is complete and this process can evaluate it without ranks.
 
-    It cannot if it does not see the data, or has too little memory for all weights.
+    The process cannot if it does not see the data, or has too little memory for all weights.
     """
     check_placeable(config)
-    directory, one = run_directory(config, writable=False), as_one_rank(config)
+    directory, single = run_directory(config, writable=False), as_one_rank(config)
     with warnings.catch_warnings(), contextlib.suppress(StreamkernError):
         warnings.simplefilter("ignore")  # issued again when the run is read
         saved = directory.load_latest(lambda *of: None)
         if saved is None or not saved.meta["position"]["done"]:
             return False
-        run = opened_run(one, inputs, directory)
+        run = opened_run(single, inputs, directory)
         run.backend.close()
-        open_test(one, run.data, inputs.test)
+        open_test(single, run.data, inputs.test)
         return True
     return False
 
 
 def as_one_rank(config: RunConfig) -> RunConfig:
     """Return the settings of the same run with one rank, in this process."""
-    asked = {"run.ranks": 1, "run.min_ranks": 1, "run.center_ranks": 1, "run.cluster": None}
-    return config.with_overrides(asked)
+    changes = {"run.ranks": 1, "run.min_ranks": 1, "run.center_ranks": 1, "run.cluster": None}
+    return config.with_overrides(changes)
 
 
 def _packed(config: RunConfig, inputs: RunInputs) -> bytes:
-    """Return the inputs that are not in the settings, pickled."""
+    """Return the inputs that are not in the settings, pickled.
+
+    Raises ConfigError if they cannot be pickled, or take more than `MAX_TASK_BYTES`.
+    """
     cloudpickle = import_optional("cloudpickle", "a run of several ranks", "ranks")
     try:
         packed: bytes = cloudpickle.dumps(replace(inputs, client=None))
@@ -205,13 +218,13 @@ def _packed(config: RunConfig, inputs: RunInputs) -> bytes:
         raise ConfigError(
             f"{mention('run.ranks', config.run.ranks)}: the data or the kernel cannot travel to "
             f"other processes: {error}",
-            "make it of things that can be pickled, or name stores in the settings",
+            "use objects that can be pickled, or name stores in the settings",
         ) from error
     if len(packed) > MAX_TASK_BYTES:
         raise ConfigError(
             f"{mention('run.ranks', config.run.ranks)} would send {len(packed) >> 20} MiB of "
-            f"arrays to every rank, of at most {MAX_TASK_BYTES >> 20}",
-            "write them to a store (streamkern.ingest_store) and name that",
+            f"arrays to every rank; at most {MAX_TASK_BYTES >> 20} MiB are allowed",
+            "write them to a store (streamkern.ingest_store), and give the store",
         )
     return packed
 
@@ -257,13 +270,14 @@ def with_rank_count(config: RunConfig, *, elsewhere: bool = False) -> RunConfig:
     count = gpu_count()
     if not count:
         raise ConfigError(
-            f"{mention('run.ranks', 'gpus')}, and there is none: {gpu_problem()}", "give a number"
+            f"{mention('run.ranks', 'gpus')} needs a GPU, but none was found: {gpu_problem()}",
+            "give a number",
         )
     return config.with_overrides({"run.ranks": count, "run.device": "gpu"})
 
 
 def devices_of(config: RunConfig) -> Sequence[str]:
-    """Return run.device for each rank on this machine; () if all have the device of the settings.
+    """Return run.device for each rank on this machine; () if the settings' device is for all ranks.
 
     Raises ConfigError if several ranks would share a GPU.
     """
@@ -293,6 +307,9 @@ class RankNews:
     """Event handler of `train_over` that shows the progress line, evaluations and warnings.
 
     A warning that several ranks send is issued once.
+
+    line : progress line
+    on_evaluation : called with the record of each evaluation; None ignores them
     """
 
     def __init__(self, line: Line, on_evaluation: Callable[[dict[str, Any]], None] | None) -> None:
@@ -302,7 +319,7 @@ class RankNews:
     def __call__(self, event: dict[str, Any]) -> None:
         if event["event"] == "lost":
             when = ", once the same command is run again" if event["stopping"] else ""
-            self._warn(f"{event['why']}; {_RESUME_TEXTS[event['kept']]}{when}", again=True)
+            self._warn(f"{event['why']}; {_RESUME_TEXTS[event['kept']]}{when}", repeat=True)
         elif event["event"] == "ranks" and event["wanted"] > event["ranks"]:
             self._warn(f"there are workers for {event['ranks']} of {event['wanted']} ranks")
         elif event["event"] == "message":
@@ -319,8 +336,8 @@ class RankNews:
             self._line.close()
             self._on_evaluation(message["evaluation"])
 
-    def _warn(self, text: str, *, again: bool = False) -> None:
-        if again or text not in self._warned:
+    def _warn(self, text: str, *, repeat: bool = False) -> None:
+        if repeat or text not in self._warned:
             self._warned.add(text)
             self._line.close()
             warn(text)

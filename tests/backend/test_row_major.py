@@ -103,7 +103,7 @@ def test_a_triangle_of_halves_has_sums_in_float32(blas: RowMajor, transposed: bo
 def test_few_products_read_few_zeros(n: int, launches: int, share: float, transposed: bool) -> None:
     parts = triangle_parts(n, 4096, n, 10, 10, transposed)
     assert len(parts) == launches
-    entries = sum(r * k * count for r, k, _, _, count, _ in parts)
+    entries = sum(part.r * part.k * part.n_products for part in parts)
     assert entries / n**2 == pytest.approx(share, rel=1e-3)
 
 

@@ -74,8 +74,8 @@ def test_nothing_is_left_of_a_choice_that_fails(
 ) -> None:
     monkeypatch.chdir(place)
     for option, words in (
-        ("--tolerance 1e-9", "--tolerance 1e-09 is less; raise it, or give --n-centers"),
-        ("--n-centers 300", "the model has 300 centers; give fewer"),
+        ("--tolerance 1e-9", "above --tolerance 1e-09; raise --tolerance, pass --n-centers"),
+        ("--n-centers 300", "must be below the model's 300 centers; give fewer"),
         ("--n-centers 9 --memory 1kB", "and the memory allows 0.977 KiB; raise --memory"),
     ):
         assert run_command(["compress", *NEW, "none", *option.split()]) == 2

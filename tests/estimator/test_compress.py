@@ -113,7 +113,7 @@ def test_what_can_not_be_is_refused() -> None:
         ({"n_centers": 400}, "give fewer"),
         ({"tolerance": 2.0}, "between 0 and 1"),
         ({"tolerance": "small"}, "between 0 and 1"),
-        ({"tolerance": 1e-9}, "raise it"),
+        ({"tolerance": 1e-9}, "raise tolerance="),
     ):
         with pytest.raises(ConfigError, match=words):
             sk.compress(model, X[400:], **wrong)
@@ -123,5 +123,5 @@ def test_what_can_not_be_is_refused() -> None:
         sk.compress("runs/first", X[400:])
     with pytest.raises(DataError, match="twice as many rows"):
         sk.compress(model, X[400:450], n_centers=100)
-    with pytest.raises(DataError, match="give more rows"):
+    with pytest.raises(DataError, match="are the same for all rows of X; give more rows"):
         sk.compress(model, np.tile(X[:1], (50, 1)), n_centers=10)

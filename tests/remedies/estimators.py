@@ -513,7 +513,7 @@ def of_compressed() -> list[Remedy]:
         return regressor(**given, ridge="auto").fit(X, Y)
 
     return [
-        Remedy("give one of them: either decides", small(n_centers=5, tolerance=0.1),
+        Remedy("give one of them: each decides", small(n_centers=5, tolerance=0.1),
                small(n_centers=5)),
         Remedy("give fewer", small(n_centers=20), small(n_centers=19)),
         Remedy("train one with fewer features", lambda: sk.compress(fourier(40), rows),
@@ -521,9 +521,9 @@ def of_compressed() -> list[Remedy]:
         Remedy("must lie between 0 and 1", small(tolerance=2.0), small(tolerance=0.5)),
         Remedy("give a fitted KernelClassifier or KernelRegressor",
                lambda: sk.compress("runs/first", rows), small()),
-        Remedy("give more rows, or raise it", small(rows[:12], tolerance=1e-9),
+        Remedy("give more rows, raise tolerance=", small(rows[:12], tolerance=1e-9),
                small(tolerance=0.5)),
-        Remedy("is less; raise it, or give n_centers=", small(tolerance=1e-9),
+        Remedy("above tolerance=.*; raise tolerance=, pass n_centers=", small(tolerance=1e-9),
                lambda: (small(tolerance=0.5)(), small(n_centers=5)())),
         Remedy("give at least twice as many rows as centers", small(rows[:16], n_centers=15),
                small(rows[:30], n_centers=15)),

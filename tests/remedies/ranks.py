@@ -108,7 +108,7 @@ def of_settings() -> list[Remedy]:
          count(0, TWO | at)),
         ("cannot be used with run.device=.cpu.; leave one of them out",
          count(2, gpus | {"run.device": "cpu"}), count(2, BLOCK | {"run.device": "cpu"})),
-        ("and there is none: .*; give a number", count(0, gpus), count(0, TWO)),
+        ("needs a GPU, but none was found: .*; give a number", count(0, gpus), count(0, TWO)),
         ("give run.ranks='gpus', or run.device='cpu'", devices({"run.ranks": 3}),
          lambda: (devices({"run.ranks": "gpus"})(),
                   devices({"run.ranks": 3, "run.device": "cpu"})())),
@@ -157,11 +157,11 @@ def of_what_travels() -> list[Remedy]:
             run_ranks(client, work, {}, ranks=2, min_ranks=least, stop=stop)
 
     return [
-        Remedy("make it of things that can be pickled", lambda: packed(RunInputs(held)),
+        Remedy("use objects that can be pickled", lambda: packed(RunInputs(held)),
                lambda: packed(RunInputs(source))),
         Remedy("or name stores in the settings", lambda: packed(RunInputs(held)),
                lambda: packed(RunInputs())),
-        Remedy("write them to a store .streamkern.ingest_store. and name that",
+        Remedy("write them to a store .streamkern.ingest_store., and give the store",
                lambda: packed(RunInputs(source), 500), lambda: packed(RunInputs(), 500)),
         Remedy("give an absolute path that all see, or a URL", lambda: absolute("data.zarr"),
                lambda: (absolute("/data.zarr"), absolute("s3://bucket/data.zarr"))),

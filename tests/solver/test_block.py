@@ -19,7 +19,7 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.solver.block_ridge import ridge_schedule
 from streamkern.solver.block_step import ORDER_STAGE, BlockSolver
 from streamkern.solver.precondition.block import SKETCH
-from streamkern.solver.precondition.block_factor import PART
+from streamkern.solver.precondition.block_factor import LEVERAGE_FRACTION
 from tests import reference as ref
 from tests.maths import Array, Case, close, computed, make_case, operator, rows, small_sizes
 from tests.plans import solver_settings
@@ -101,10 +101,11 @@ def test_step_sizes_are_those_of_the_rule() -> None:
         for rule, phi in zip(solver.rules(), phis, strict=True):
             assert rule.leverage == pytest.approx(truth.total_leverage(case.probe))
             ell = (phi**2).sum(axis=1)
-            weighed = [  # as a batch of the case damps the rows, at the step of all of their weight
-                phi / np.sqrt(1 + PART / max(case.m, case.m * lam + ell.mean()) * ell)[:, None]
-                for lam in ref.held_out_lambda_1(phi)
+            # As a batch of the case damps the rows, at the step of all of their weight.
+            steps = [
+                1 / max(case.m, case.m * lam + ell.mean()) for lam in ref.held_out_lambda_1(phi)
             ]
+            weighed = [phi / np.sqrt(1 + LEVERAGE_FRACTION * eta * ell)[:, None] for eta in steps]
             low, high = (ref.held_out_lambda_1(w)[i] for i, w in enumerate(weighed))
             for alone in (1.0, 0.25, 0.0):
                 etas = [min(1, 1 / (lam + alone * mean / m)) for lam in (high, low)]

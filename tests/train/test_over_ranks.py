@@ -397,7 +397,10 @@ def test_without_any_there_is_a_sentence(
     monkeypatch.setattr(over_ranks, "gpu_problem", lambda: "no driver")
     words = ["train", "--train", "x.zarr", "--run-dir", "run", "--ranks", "gpus"]
     assert main.run_command(words) == 2
-    assert "--ranks gpus, and there is none: no driver; give a number" in capsys.readouterr().err
+    assert (
+        "--ranks gpus needs a GPU, but none was found: no driver; give a number"
+        in capsys.readouterr().err
+    )
     assert devices_of(of_ranks(ranks=2)) == ()
 
 

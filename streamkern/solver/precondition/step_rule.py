@@ -1,72 +1,75 @@
-"""The step size that a preconditioner allows, by measurements on fresh rows.
+"""The step size that a preconditioner allows, measured on fresh rows.
 
-A step with m fresh rows moves the error e, written in coordinates in which the preconditioner is
-symmetric, by
+A step with m fresh rows moves the error e, in coordinates in which the preconditioner is symmetric,
+by
 
     e <- e - (eta / m) sum_i phi_i (phi_i . e),        E phi phi^T = S,
 
-phi the preconditioned features of a row. With |phi|^2 <= ell and lambda_1 the top eigenvalue of S,
+where phi are the preconditioned features of a row. If |phi|^2 <= ell, and lambda_1 is the top
+eigenvalue of S,
 
     E[((1/m) sum phi phi^T)^2] <= (ell / m) S + ((m - 1) / m) S^2 <= ((ell + (m-1) lambda_1) / m) S,
 
-so E|e|^2 <= |e|^2 - eta (2 - eta (ell + (m-1) lambda_1) / m) e.S e: at
+so E|e|^2 <= |e|^2 - eta (2 - eta (ell + (m-1) lambda_1) / m) e.S e. At
 
     eta(m) = m / (ell + (m - 1) lambda_1)
 
-the bracket is 1 and no error grows in the mean square; it is also the eta that maximises the
-guaranteed decrease. ell (the leverage) and lambda_1 are measured on rows that did not build the
-preconditioner: on the rows that did, the preconditioner has already flattened their own noise, both
-come out too small and the run diverges.
+the bracket is 1, and no error grows in the mean square. This eta also maximises the guaranteed
+decrease. ell (the leverage) and lambda_1 are measured on rows that did not build the
+preconditioner. The preconditioner has already flattened the noise of the rows that built it: on
+these, both come out too small, and the run diverges.
 
-A ridge adds R = ridge H K_bb H^T <= (ridge / mu) I to the preconditioned Hessian, without noise:
+**A ridge** adds R = ridge H K_bb H^T <= (ridge / mu) I to the preconditioned Hessian. R has no
+noise, so with G = (1/m) sum phi phi^T and lambda_1' = lambda_1 + ridge / mu,
 
-    E[(G + R)^2] <= (ell / m) S + (S + R)^2 <= (ell / m + lambda_1') (S + R),
+    E[(G + R)^2] <= (ell / m) S + (S + R)^2 <= (ell / m + lambda_1') (S + R).
 
-lambda_1' = lambda_1 + ridge / mu, which the same rule covers with lambda_1' for lambda_1 and
-ell + lambda_1' for ell. Each of n blocks uses a ridge part that is up to a round of n steps old, or
-more if the ridge is weak (`solver.block_step`), as if one step were n times as long: hence
-n ridge / mu. With mu at least n ridge that is lambda_1 + 1 at most.
+The same rule holds with lambda_1' for lambda_1 and ell + lambda_1' for ell. Each of n blocks uses a
+ridge term that is up to a round of n steps old, or older if the ridge is weak
+(`solver.block_step`). It acts as if one step were n times as long: hence n ridge / mu. If mu is at
+least n ridge, lambda_1' is at most lambda_1 + 1.
 
-Rows unlike all others have the largest leverage, and tables have rows whose leverage is a
-hundred times the usual one. So that these do not limit every step, a row of a batch has the weight
+**Weights.** Rows unlike all others have the largest leverage; in tables it can be a hundred times
+the usual one. So that these rows do not limit every step, a row of a batch has the weight
 
     w_i = 1 / (1 + eta ell_i / m),
 
-ell_i its leverage (ours; the diagonal form of an implicit step, and normalised LMS if m = 1).
-With S_w = E w phi phi^T and w_i eta ell_i / m = 1 - w_i the second moment of a step is
+where ell_i is its leverage (ours; the diagonal form of an implicit step, and normalised LMS if
+m = 1). Let S_w = E w phi phi^T. As w_i eta ell_i / m = 1 - w_i, eta times the second moment of a
+step's matrix is
 
     eta E[((1/m) sum w phi phi^T)^2] <= E[w (1 - w) phi phi^T] + eta S_w^2
                                       = S_w - E[w^2 phi phi^T] + eta S_w^2.
 
-S_w S^-1 S_w <= E[w^2 phi phi^T], as the covariance of the pair (phi, w phi) has no negative
-eigenvalue, and S <= lambda_1. So at eta = 1 / lambda_1 the last two terms are at most zero, and
+The covariance of the pair (phi, w phi) has no negative eigenvalue, so that
+S_w S^-1 S_w <= E[w^2 phi phi^T]; and S <= lambda_1. At eta = 1 / lambda_1 the last two terms are
+therefore at most zero together, and
 
     E|e|^2 <= |e|^2 - eta e.S_w e:
 
-the guarantee of the rule above, whatever the leverages are. If these are equal, the step is the
-same, too: eta w = m / (ell + m lambda_1). With a ridge lambda_1' takes the place of lambda_1, as
-(S_w + R)^2 / lambda_1' <= S_w^2 / lambda_1 + R^2 / |R|.
+the guarantee of the first rule, whatever the leverages are. If all leverages are equal, the step is
+the same, too: eta w = m / (ell + m lambda_1). With a ridge, lambda_1' takes the place of lambda_1,
+as (S_w + R)^2 / lambda_1' <= S_w^2 / lambda_1 + R^2 / |R|.
 
-Rows that are weighted down need not shorten eta either. With v_i = 1 / (1 + eta ell_i / (2 m)) and
-eta <= 1 / lambda_1(S_v), the pair (v^1/2 phi, w v^-1/2 phi) gives eta S_w^2 <= E w^2/v phi phi^T,
-and the sum of all terms, row by row,
+**lambda_1 of weighted rows.** Rows of small weight need not shorten eta either. Let
+v_i = 1 / (1 + eta ell_i / (2 m)) and eta <= 1 / lambda_1(S_v). The pair
+(v^1/2 phi, w v^-1/2 phi) gives eta S_w^2 <= E w^2/v phi phi^T, and the sum of all terms is, for
+each row,
 
-    -2 w + w (1 - w) + w^2 / v = -w^2 (1 + eta ell / (2 m)) <= 0:
+    -2 w + w (1 - w) + w^2 / v = -w^2 (1 + eta ell / (2 m)) <= 0,
 
-no error grows. The half leaves room for leverages that are sketched, a quarter too small, or by 16
-columns on average. So lambda_1 is that of S_v (`PART`), at the step of the unweighted one, which is
-shorter, with a larger v. Loss over the exact model's with lambda_1(S) and lambda_1(S_v), one epoch,
-b = p, p/4, p/16: bike 1.015 1.086 1.175, 1.005 1.083 1.173; diamonds .999 1.040 1.084, .997 1.038
-1.081; parkinsons 1.001 1.042 1.168, .997 1.040 1.168; noisy digits 1.014 1.056 1.138, 1.016 1.056
-1.138; rough 1.026 1.097 1.301, 1.027 1.096 1.300; smooth 1.114 1.194 1.340, 1.119 1.196 1.341. All
-of ten tables gained; twice as much with v = w, for which the proof has no room.
+so no error grows. Any factor up to 1 in place of the 1/2 in v (`block_factor.LEVERAGE_FRACTION`)
+would do if leverages were exact. They are sketched, and 1/2 leaves room for a leverage that is a
+quarter too small, and for the mean error of a sketch of 16 columns. So lambda_1 in use is
+lambda_1(S_v). v is computed with the step of the unweighted lambda_1, which is shorter: v and
+lambda_1 are then larger than necessary, which is safe.
 
-Steps converge to least squares with the weights w_i, which are 1 if eta ell_i is small relative to
-m. Where noise dominates, half of that step is taken: eta = 1 / (lambda_1 + ell / m), ell the mean
-leverage. Loss over the exact model's with 1 / lambda_1 and with this eta, one epoch, b = p, p/4,
-p/16: smooth 1.128 1.295 1.418, 1.090 1.195 1.337; rough 1.057 1.103 1.256, 1.040 1.098 1.286; noisy
-digits 1.020 1.057 1.132, 1.014 1.056 1.138; bike 1.008 1.081 1.168, 1.015 1.086 1.175; parkinsons
-.994 1.032 1.164, 1.002 1.043 1.168.
+**Noise.** Steps converge to least squares with the weights w_i, which are close to 1 if
+eta ell_i / m is small. The step in use is eta = min(1, 1 / (lambda_1 + ell / m)), where ell is the
+mean leverage: about half of 1 / lambda_1 where noise dominates. At eta = 1 the step is a Newton
+step with the damping mu.
+
+The measurements are under "The step size" in docs/explanation/block-measured.md.
 """
 
 from __future__ import annotations
@@ -84,30 +87,33 @@ if TYPE_CHECKING:
     Operator = Callable[[Array], Array]
 
 EIGENVALUE_STEPS = 32
+"""Largest number of Lanczos steps for lambda_1."""
 RIDGE_DELAY = 4
-"""Largest product of a round's steps and the ridge's rate along a direction of all blocks. It is
-below the stability limit pi^2 / 2, and half of it is taken for long rounds."""
+"""Largest allowed (steps per round) x (ridge decay per step), along a direction of all blocks.
+
+The stability limit is pi^2 / 2 (`block_ridge`). Half of this constant is used for long rounds.
+"""
 
 
 def blocks_due(n: int, share: float) -> float:
-    """Return the number of n blocks whose K(Z, Z) alpha has to be evaluated at each step.
+    """Return in how many of n blocks K(Z, Z) alpha has to be evaluated at each step.
 
-    share : largest fraction of the ridge's effect in a block that a step takes, eta ridge / mu.
+    share : largest rate at which the ridge shrinks weights of a block, per step: eta ridge / mu.
     """
     return n**2 * share / RIDGE_DELAY
 
 
 @dataclass(frozen=True)
 class StepRule:
-    """Largest safe step for any batch size, by measurements on fresh rows.
+    """Largest safe step for any batch size, measured on fresh rows.
 
     leverage : ell, the largest leverage of a row.
-    lambda_1 : top eigenvalue of the preconditioned Hessian; for blocks by `fresh_eigenvalue`,
-        elsewhere an upper estimate.
-    scale : factor on eta in force, below 1 after a back-off.
-    damped : whether rows of a batch are damped by their leverage (`solver.block_step`), so that the
-        largest one does not limit eta.
-    mean : mean leverage of a row, if they are damped.
+    lambda_1 : top eigenvalue of the preconditioned Hessian; `fresh_eigenvalue` estimates it for
+        blocks, and elsewhere it is an upper estimate.
+    scale : factor on eta, below 1 after a back-off.
+    damped : whether rows of a batch are weighted by their leverage (`solver.block_step`), so that
+        the largest leverage does not limit eta.
+    mean : mean leverage of a row, if `damped`.
     """
 
     leverage: float
@@ -119,17 +125,18 @@ class StepRule:
     def eta(self, m: float, variance_ratio: float = 1.0) -> float:
         """Return the step size for m rows.
 
-        variance_ratio : variance of their mean, relative to that of m independent rows.
+        variance_ratio : variance of their mean, divided by the variance for m independent rows.
         """
         if self.damped:
+            # A step is at most a Newton step (eta = 1), also where lambda_1 is below 1.
             return self.scale / max(1.0, self.lambda_1 + variance_ratio * self.mean / m)
         return self.scale * m / (self.leverage + (m - 1) * self.lambda_1)
 
     @property
     def critical_batch(self) -> float:
-        """Batch size past which a larger batch no longer allows a proportionally larger step.
+        """Batch size beyond which the step no longer grows in proportion to the batch.
 
-        With it the step is half of the step of an infinite batch.
+        At this size the step is half of the step for an infinite batch.
         """
         if self.damped:
             return self.mean / (2 * max(1.0, self.lambda_1) - self.lambda_1)
@@ -137,7 +144,7 @@ class StepRule:
 
 
 def saved_rules(rules: list[dict[str, Any]], scale: float) -> list[StepRule]:
-    """Return the rules that were recorded, with steps `scale` times as long."""
+    """Return recorded rules with steps `scale` times as long."""
     return [replace(StepRule(**rule), scale=scale) for rule in rules]
 
 
@@ -149,12 +156,12 @@ def max_over_blocks(rules: list[dict[str, float]]) -> dict[str, float]:
 def top_eigenvalue(backend: Backend, apply: Operator, start: Array, steps: int) -> float:
     """Return an upper estimate of the top eigenvalue of a positive semi-definite operator.
 
-    It is the largest Ritz value plus the norm of its residual. A Ritz value alone never exceeds the
-    eigenvalue, which is the wrong side to err on for a step size; there is an eigenvalue within one
-    residual norm of it. Cost at most `steps` applications and n * steps elements.
+    It is the largest Ritz value plus the norm of its residual: there is an eigenvalue within one
+    residual norm of a Ritz value. A Ritz value alone is never above the top eigenvalue, so that
+    steps could be too long. Cost at most `steps` applications and n * steps elements.
 
-    apply : the symmetric operator.
-    start : (n,).
+    apply : symmetric operator on vectors (n,).
+    start : (n,) start vector of the Krylov space.
     """
     return _lanczos(backend, apply, start, steps)[0]
 
@@ -164,35 +171,41 @@ def fresh_eigenvalue(backend: Backend, phi: Array, leverage: float, start: Array
 
     phi : (b, h), features of h rows in random order.
     leverage : the largest |phi|^2.
-    start : (b,).
+    start : (b,) start vector of the Krylov space.
 
-    The top eigenvalue of the covariance of h rows is that of its noise: for white features it is
-    about (1 + sqrt(b / h))^2, not 1 (Marchenko and Pastur). Other rows do not share the noise, but
-    do share the directions of larger variance. So the directions, a Krylov space, are computed from
-    one half of the rows, and measured on the other. The result may be too small: for normal
-    features by 1.3 at most if the spectrum falls off gently, by 2.2 at worst if one direction has 4
-    times the variance of all others (halves of b / 4). The step, at half of its limit and with the
-    leverage in its denominator, has room for that.
+    The sampling noise of h rows raises the top eigenvalue of their covariance: for white features
+    it is about (1 + sqrt(b / h))^2, not 1 (Marchenko and Pastur). Other rows have other noise, but
+    the same directions of large variance. So the directions, a Krylov space, are computed from one
+    half of the rows, and measured on the other. The result may be too small: for normal features
+    by a factor of 1.3 at most if the spectrum falls off gently, and of 2.2 at worst if one
+    direction has 4 times the variance of all others (halves of b / 4). The step has room for this,
+    as it is half of its limit, with the leverage in its denominator.
 
     If the halves differ by more than that noise, features have heavy tails (of narrow kernels), and
-    the value of the first half cannot be ignored. Nor can the largest row's own share.
+    the larger value, of the first half, is used. The result is at least the share of the largest
+    row alone, leverage / h.
     """
     b, h = int(phi.shape[0]), int(phi.shape[1])
     half = h // 2
     if half == 0:
         return leverage
     one, other = phi[:, :half], phi[:, half:]
-    seen, basis = _lanczos(backend, lambda v: one @ (one.T @ v) / half, start, EIGENVALUE_STEPS)
+    on_first_half, basis = _lanczos(
+        backend, lambda v: one @ (one.T @ v) / half, start, EIGENVALUE_STEPS
+    )
     W = basis @ other
     M = backend.to_host(W @ W.T / (h - half))
     on_other_half = float(np.linalg.eigvalsh(M)[-1])
     noise = (1 + math.sqrt(b / half)) ** 2
-    shared = on_other_half if seen <= noise * on_other_half else seen
-    return max(shared, leverage / h)
+    only_noise = on_first_half <= noise * on_other_half
+    return max(on_other_half if only_noise else on_first_half, leverage / h)
 
 
 def _lanczos(backend: Backend, apply: Operator, start: Array, steps: int) -> tuple[float, Array]:
-    """Return an upper estimate, and the basis (k, n), with full reorthogonalisation."""
+    """Return an upper estimate of the top eigenvalue, and the basis (k, n) of the Krylov space.
+
+    Each vector is orthogonalised twice against all earlier ones.
+    """
     rounding = 8 * float(np.spacing(start.dtype.type(1)))
     basis = backend.xp.empty((min(steps, len(start)), len(start)), start.dtype)
     basis[0] = start / _norm(start)

@@ -26,7 +26,7 @@ from streamkern.solver.precondition.block import (
     block_slices,
     build_block,
 )
-from streamkern.solver.precondition.block_factor import PART
+from streamkern.solver.precondition.block_factor import LEVERAGE_FRACTION
 from streamkern.solver.precondition.low_rank import build_low_rank
 from streamkern.solver.precondition.noise import NO_NOISE, Noise
 from streamkern.solver.precondition.norm import jittered_cholesky
@@ -112,7 +112,7 @@ def test_nor_with_the_top_eigenvalue_of_rows_as_they_are_weighted(
     ell = (phi**2).sum(axis=1)
     eta = 1 / (np.linalg.norm((phi.T * share) @ phi, 2) + np.linalg.norm(R, 2))
     for _ in range(50):  # from a step that is too short
-        v = 1 / (1 + PART * eta * ell / m)
+        v = 1 / (1 + LEVERAGE_FRACTION * eta * ell / m)
         eta = 1 / (np.linalg.norm((phi.T * (share * v)) @ phi, 2) + np.linalg.norm(R, 2))
         if _ in (0, 49):
             w = 1 / (1 + eta * short * ell / m)

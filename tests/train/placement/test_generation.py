@@ -149,7 +149,7 @@ def test_settings_of_ranks_are_checked(tmp_path: Path) -> None:
             sk.train_model(config.with_overrides(one))
     over = config.with_overrides({"run.ranks": 2, "run.cluster": "tcp://h:1"})
     for name in ("data.train", "run.run_dir", "data.test"):
-        with pytest.raises(ConfigError, match=r"ranks=2 on a cluster: 'there' is a path in this"):
+        with pytest.raises(ConfigError, match=r"ranks=2 on a cluster: 'there' is a relative path"):
             sk.train_model(over.with_overrides({name: "there"}))
     with pytest.raises(ConfigError, match=r"min_ranks=3 must not be above run\.ranks=2"):
         sk.train_model(over.with_overrides({"run.min_ranks": 3}))
