@@ -110,7 +110,7 @@ def live(
 
 def result(folder: Path, name: str) -> tuple[dict[str, Any], bytes]:
     """What the last line of the log says of the test rows, and all bits of the weights."""
-    records = [json.loads(line) for line in (folder / name / "log.jsonl").open()]
+    records = [json.loads(line) for line in (folder / name / "log.jsonl").read_text().splitlines()]
     figures = [r for r in records if r.get("event") == "evaluation"][-1]
     chosen = [r["chosen"] for r in records if r.get("event") == "metric" and "chosen" in r]
     model = load_model(folder / name, device="cpu", threads=1)

@@ -50,6 +50,7 @@ SMALL: dict[str, Any] = {
     "threads": 1, "n_centers": 60, "epochs": 2,
     "kernel": "laplace", "bandwidth": 2.0, "ridge": 1e-3,
 }  # fmt: skip
+NO_KERNEL = {name: SMALL[name] for name in ("threads", "n_centers", "epochs")}
 STOPS: dict[str, Any] = {**SMALL, "early_stopping": True, "solver": "block"}
 METRIC = rng.normal(size=(4, 2))
 
@@ -92,18 +93,20 @@ WAYS: dict[str, Callable[[], Any]] = {
     "stopped early": lambda: KernelRegressor(**STOPS).fit(X, Y),
     "direct": lambda: KernelRegressor(**SMALL, solver="direct").fit(X, Y),
     "blocks": lambda: KernelRegressor(**SMALL, solver="block", block_size=25).fit(X, Y),
-    "eigenpro4": lambda: KernelRegressor(**SMALL, solver="eigenpro4").fit(X, Y),
+    "eigenpro4": lambda: KernelRegressor(
+        **SMALL | {"solver": "eigenpro4", "ridge": "auto"}
+    ).fit(X, Y),
     "falkon": lambda: KernelRegressor(**SMALL, solver="falkon").fit(X, Y),
     "fourier": lambda: KernelRegressor(
         "gaussian", features="fourier", n_features=80, threads=1, epochs=2
     ).fit(X, Y),
     "nystrom": lambda: KernelRegressor(**SMALL, features="nystrom").fit(X, Y),
     "a kernel": lambda: KernelRegressor(
-        0.5 * Laplace(3.0) + Gaussian(2.0) * Laplace(1.5), **SMALL
+        0.5 * Laplace(3.0) + Gaussian(2.0) * Laplace(1.5), **NO_KERNEL
     ).fit(X, Y),
-    "a table": lambda: KernelRegressor({"kind": "polynomial", "degree": 2}, **SMALL).fit(X, Y),
+    "a table": lambda: KernelRegressor({"kind": "polynomial", "degree": 2}, **NO_KERNEL).fit(X, Y),
     "a kernel with a metric": lambda: KernelRegressor(
-        Laplace(3.0, metric=METRIC), **SMALL
+        Laplace(3.0, metric=METRIC), **NO_KERNEL
     ).fit(X, Y),
     "a metric": lambda: KernelRegressor(**SMALL, metric=METRIC).fit(X, Y),
     "centers": lambda: KernelRegressor(threads=1, epochs=2, centers=X[:40]).fit(X, Y),
