@@ -144,10 +144,9 @@ def rows_of(kind: str, data: bytes, path: Path) -> Any:
         data = gzip.decompress(data) if packed == "gz" else lzma.decompress(data)
     match name:
         case "csv":
-            lines = data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n").split("\n")
-            rows = [
-                next(csv.reader([k], delimiter=",", strict=True)) for k in lines if k.strip(" ")
-            ]
+            text = data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+            found_rows = csv.reader(io.StringIO(text), delimiter=",", strict=True)
+            rows = [row for row in found_rows if len(row) > 1 or "".join(row).strip(" ")]
             return np.array([[float(k) for k in r[:-1]] for r in rows[1:]]), [
                 r[-1].strip() for r in rows[1:]
             ]
