@@ -8,7 +8,7 @@ and at its end the step is D_k = -(G_k / n + ridge K(Z, Z))^-1 (g_k / n + ridge 
 
 The computed K(Z, Z) has eigenvalues below 0, of the size of its rounding errors. There the
 penalised loss would have no minimum, and steps would grow from pass to pass. The solver therefore
-takes K(Z, Z) + e I everywhere in place of K(Z, Z), e being a bound of the rounding errors' norm.
+takes K(Z, Z) + e I everywhere in place of K(Z, Z), where e estimates the rounding errors' norm.
 
 Marteau-Ferey, Bach and Rudi 2019 reach small ridges by a path of larger ones; here, where a
 factor is exact, it took more passes.
@@ -77,7 +77,7 @@ class NewtonSolver(SafeguardedNewton, EquationSolver):
         if self.op.kernel.explicit:
             return 0.0
         xp = self.backend.xp
-        largest = max(float(xp.diagonal(slab[:, at]).max()) for at, slab in self._slabs())
+        largest = max(float(xp.diagonal(slab[:, at]).max()) for at, slab in self._slabs(lower=True))
         return NORM_ROUNDING * rounding(self.op, self.Z) * math.sqrt(len(self.Z)) * largest
 
     def _pending(self) -> dict[str, Array]:
@@ -148,7 +148,7 @@ class NewtonSolver(SafeguardedNewton, EquationSolver):
         facts = super().end_pass(state)
         a = facts["decrement"]
         full = same and facts["taken"] and length == 1.0
-        if full and before <= a <= STALLED_DECREMENT * first:
+        if full and self._is_last_loss(state) and before <= a <= STALLED_DECREMENT * first:
             state.pending["slopes"][0] = -a
         return facts
 
