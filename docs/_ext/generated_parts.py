@@ -25,7 +25,7 @@ from streamkern.config.run_config import FREE_AT_RESUME, RunConfig
 
 MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 SEARCHED = re.compile(r"^<!-- search: (.+) -->$", re.MULTILINE)
-# Where public names live, and what the parts of the page on them are called.
+# The module of a public name, and the heading of its group on the page.
 ROOMS = {
     "estimator": "Estimators",
     "train": "Runs",
@@ -84,7 +84,7 @@ def default_of(model: type[BaseModel], name: str) -> str:
     """The default as a run file would have it."""
     field = model.model_fields[name]
     if field.is_required():
-        return "has to be given"
+        return "required"
     default = field.get_default(call_default_factory=True)
     return "none" if default in (None, (), {}) else f"`{json.dumps(default)}`"
 
@@ -113,18 +113,24 @@ def section(name: str, model: type[Table]) -> str:
 
 
 def transforms() -> str:
-    """What `transforms` may list."""
+    """A table of the transforms that `data.transforms` may list."""
     rows = [
-        [f"`{kind}`", inspect.getdoc(model) or "", ", ".join(_parameters(model)) or "none"]
+        [f"`{kind}`", on_one_line(model), ", ".join(_parameters(model)) or "none"]
         for kind, model in TRANSFORMS.items()
     ]
     return table(["kind", "what it does", "parameters"], rows)
 
 
+def on_one_line(documented: type) -> str:
+    """A docstring without line breaks, which would end the row of a table."""
+    return " ".join((inspect.getdoc(documented) or "").split())
+
+
 def _parameters(model: type[BaseModel]) -> Iterator[str]:
     for name, field in model.model_fields.items():
         if name != "kind":
-            yield f"`{name}`: {allowed_values(field)} (default: {default_of(model, name)})"
+            default = "" if field.is_required() else "default: "
+            yield f"`{name}`: {allowed_values(field)} ({default}{default_of(model, name)})"
 
 
 def markdown(text: str) -> str:
@@ -151,7 +157,7 @@ def commands() -> str:
 
 
 def command(name: str, one: Any, context: Any) -> str:
-    """What `--help` says of a command."""
+    """The help of a command: its text, its usage, and a table of its options."""
     usage = one.get_usage(context).removeprefix("Usage: ")
     records = [param.get_help_record(context) for param in one.get_params(context)]
     rows = [[f"`{option}`", markdown(text)] for option, text in filter(None, records)]
@@ -164,7 +170,7 @@ def command(name: str, one: Any, context: Any) -> str:
 
 
 def errors_and_codes() -> str:
-    """The errors with what they are as well, and how a command ends."""
+    """A table of the errors, with their base classes and exit codes."""
     found = [v for v in vars(errors).values() if isinstance(v, type)]
     rows = [
         [
@@ -180,7 +186,7 @@ def errors_and_codes() -> str:
 
 
 def api() -> str:
-    """Every public name, with its docstring, by what it is for."""
+    """Every public name with its docstring, grouped by topic."""
     groups: dict[str, list[str]] = {name: [] for name in dict.fromkeys(ROOMS.values())}
     homes = {name: module for name, (module, _) in streamkern._ALIASES.items()}
     homes |= {name: module for module, names in streamkern._MODULES.items() for name in names}
@@ -201,7 +207,7 @@ def _group(module: str) -> str:
 
 
 def directive(name: str) -> str:
-    """How autodoc is asked for a name."""
+    """The autodoc directive for a name."""
     value = getattr(streamkern, name)
     if not isinstance(value, type):
         return f".. autofunction:: streamkern.{name}"
