@@ -90,6 +90,7 @@ OF_SEVERAL_MODULES = {
     "train.losses": "other losses than squares, from the setting to the predictions",
     "train.quantiles": "several quantiles of one target, from the setting to the predictions",
     "train.losses_going_on": "other losses than squares, continued and from other weights",
+    "train.counts_going_on": "losses with a log link, continued and from other weights",
     "train.losses_over_ranks": "other losses than squares, on several ranks",
     "train.loss_solvers": "other losses than squares, by every solver that takes them",
     "train.intercept": "mean and scale of the targets, from the settings to predictions",

@@ -218,12 +218,9 @@ class RunConfig(Table):
         if log_link and self.solver.name not in LOG_LINK_SOLVERS:
             others.append(mention("solver.name", self.solver.name))
         others += [mention("solver.posterior", True)] if self.solver.posterior else []
-        if log_link:
-            if self.solver.name == "direct" and not self.model.fit_intercept:
-                # Newton steps would take |log mean| passes from f = 0 to the mean.
-                others.append(f"{mention('solver.name', 'direct')} and no intercept")
-            others += [mention("run.ranks", self.run.ranks)] if self.run.ranks != 1 else []
-            others += [mention("solver.warm_start")] if self.solver.warm_start is not None else []
+        if log_link and self.solver.name == "direct" and not self.model.fit_intercept:
+            # Newton steps would take |log mean| passes from f = 0 to the mean.
+            others.append(f"{mention('solver.name', 'direct')} and no intercept")
         if loss != SQUARES and others:
             raise ConfigError(
                 f"{mention('model.loss', loss)} cannot be minimised with {others[0]}",

@@ -129,12 +129,22 @@ class ScaledLoss:
         self._xp.clip(z, -largest, largest, out=z)
         return self.loss.second_derivative(self._xp, self._xp.exp(z, out=z), Y)
 
-    def limit(self, moves: Array) -> Array:
-        """Return the factor, at most 1, that keeps changes of f (m, c) within the region where the
-        loss is near to its square. `moves` is overwritten.
+    def largest_move(self, moves: Array) -> Array:
+        """Return the largest change of an output z by changes of f (m, c), which are overwritten.
+
+        The result has shape (), and is 0 if there are no rows.
         """
+        if not len(moves):
+            return self._xp.zeros((), moves.dtype)
         moves *= self._gain
-        largest = self._xp.abs(moves, out=moves).max()
+        return self._xp.abs(moves, out=moves).max()
+
+    def limit(self, largest: Array) -> Array:
+        """Return the factor, at most 1, that keeps changes of z within the region where the loss is
+        near to its square.
+
+        largest : result of `largest_move`, or the largest of several ranks
+        """
         return LARGEST_STEP / self._xp.maximum(largest, LARGEST_STEP)
 
 

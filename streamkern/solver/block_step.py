@@ -303,7 +303,7 @@ class BlockSolver(Solver):
             return u
         u *= eta
         moves = self.partition.row_sum(self.backend.matmul(K_b, u, self.Ku[: len(K_b)]))
-        u *= self.loss.limit(moves)
+        u *= self.loss.limit(self.partition.largest(self.loss.largest_move(moves)))
         alpha -= u
         return u
 

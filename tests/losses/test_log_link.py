@@ -110,5 +110,8 @@ def test_the_solver_gets_the_gradient_as_weights_times_residuals(name: str) -> N
         assert w is not None
         slope = loss.slope(np, F / unit, Y / unit)
         np.testing.assert_allclose(w[:, None] * r, slope / gain)
-        assert scaled.limit(np.full((6, 2), 0.1)) == 1
-        assert scaled.limit(np.full((6, 2), -3.0)) == pytest.approx(LARGEST_STEP / 12)
+        for move, limit in ((0.1, 1.0), (-3.0, LARGEST_STEP / 12)):
+            largest = scaled.largest_move(np.full((6, 2), move))
+            assert largest == pytest.approx(4 * abs(move))
+            assert scaled.limit(largest) == pytest.approx(limit)
+        assert scaled.largest_move(np.empty((0, 2))) == 0

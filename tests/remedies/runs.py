@@ -164,6 +164,8 @@ def of_warm_starts() -> list[Remedy]:
     plain = {"model.target_transform": "none"}
     trained(run("of_logs", **above | logs))
     of_logs = above | {"solver.warm_start": "of_logs"}
+    trained(run("of_squares", **above | plain))
+    trained(run("of_counts", **above | {"model.loss": "poisson"}))
     cases: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         ("was trained on other targets.*use data with the same targets",
          warm | {"data.train": "two.zarr"}, warm),
@@ -190,6 +192,12 @@ def of_warm_starts() -> list[Remedy]:
         ("cannot begin from the one output.*give a single quantile",
          warm | {"model.loss": "quantile", "model.quantile": [0.25, 0.75]},
          warm | {"model.loss": "quantile", "model.quantile": 0.25}),
+        ("whose weights predict values, .*train it with model.loss=.poisson.",
+         above | {"solver.warm_start": "of_squares", "model.loss": "poisson"},
+         above | {"solver.warm_start": "of_counts", "model.loss": "poisson"}),
+        ("whose weights predict values, .*or leave warm_start out",
+         above | {"solver.warm_start": "of_squares", "model.loss": "poisson"},
+         above | {"model.loss": "poisson"}),
         ("from which only squares can be continued.*or leave warm_start out",
          of_logs | {"model.loss": "huber"}, above | {"model.loss": "huber"}),
         ("trained on a log scale .*leave it out, for the scale of the weights", of_logs | plain,

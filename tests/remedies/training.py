@@ -44,7 +44,6 @@ NOT_TRIED = {
     "train/model/permutation.py:_random_rows:1": "an empty file is refused before",
     "train/resolve/check_loss.py:_check_levels:1": "by two targets, in remedies/estimators.py",
     "train/resolve/check_loss.py:_check_levels:2": "of expectiles, in remedies/estimators.py",
-    "train/resolve/check_loss.py:check_log_link:1": "by partial_fit, in remedies/estimators.py",
     "train/resolve/choose_scores.py:with_scores:1": "by images, in remedies/estimators.py",
     "train/setup/assemble.py:operator:1": "settings are compared before",
     "train/setup/assemble.py:operator:2": "settings are compared before",

@@ -7,53 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.optimize import minimize
 from scipy.spatial.distance import cdist
 from sklearn.ensemble import HistGradientBoostingRegressor
-from sklearn.metrics import mean_gamma_deviance, mean_poisson_deviance
+from sklearn.metrics import mean_gamma_deviance
 
 import streamkern as sk
 from streamkern.losses.log_link import LogLink
+from tests.counts import DEVIANCES, LOSSES, TARGETS, N, P, X, excess_over_minimum, of_loss
 from tests.runs import assert_same_bits, final, finished, settings, stopped
-
-N, P = 200, 40
-RNG = np.random.default_rng(4)
-X = RNG.standard_normal((N, 3)).astype(np.float32)
-RATES = np.exp(np.sin(2 * X[:, 0]) + X[:, 1])
-TARGETS = {
-    "poisson": RNG.poisson(RATES).astype(float),
-    "gamma": 1000 * RATES * RNG.gamma(1.0, size=N) + 1e-3,
-}
-DEVIANCES: dict[str, Any] = {"poisson": mean_poisson_deviance, "gamma": mean_gamma_deviance}
-LOSSES = sorted(TARGETS)
-
-
-def of_loss(name: str, **overrides: Any) -> dict[str, Any]:
-    """Settings of a run of the loss."""
-    return {
-        "solver.name": "block", "model.loss": name, "model.n_centers": P, "model.metric": "none",
-        "solver.ridge": "auto",
-    } | overrides  # fmt: skip
-
-
-def penalised(model: Any, Z: np.ndarray, Y: np.ndarray, ridge: float) -> Any:
-    """The objective of the weights, with its gradient, in float64."""
-    loss, targets, c = model.loss, model.targets, Y.shape[1]
-    K, of_centers = (np.exp(-cdist(a, Z) / 3.0) for a in (np.float64(X), Z))
-    Y, mean = Y / loss.unit, targets.mean - np.log(loss.unit)
-
-    def objective(flat: Any) -> tuple[float, Any]:
-        alpha = flat.reshape(-1, c)
-        F = loss.predict(np, mean + targets.scale * (K @ alpha))
-        of_outputs = [
-            loss.values(np, F[:, k : k + 1], Y[:, k : k + 1]).mean() / 2 for k in range(c)
-        ]
-        slope = K.T @ (loss.slope(np, F.copy(), Y) / targets.scale) / N
-        slope += ridge * (of_centers @ alpha)
-        penalty = ridge / 2 * float((alpha * (of_centers @ alpha)).sum())
-        return float(of_outputs @ (1 / targets.scale**2)) + penalty, slope.reshape(-1)
-
-    return objective
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -103,12 +64,8 @@ def _excess(name: str, Y: np.ndarray, ridge: float, overrides: dict[str, Any]) -
     """The objective above SciPy's minimum in float64, over that of the mean."""
     overrides = overrides | {"solver.ridge": ridge, "run.precision": "float64"}
     result = finished(settings(**of_loss(name, **overrides)), source=sk.ArraySource(X, Y))
-    objective = penalised(result.model, np.float64(result.Z), Y, ridge)
-    zero = np.zeros(P * Y.shape[1])
-    options = {"maxiter": 5000, "maxfun": 10**6, "ftol": 1e-15, "gtol": 1e-9}
-    best = minimize(objective, zero, jac=True, method="L-BFGS-B", options=options).fun
-    reached = objective(np.asarray(result.model.weights).reshape(-1))[0]
-    return float((reached - best) / (objective(zero)[0] - best))
+    model, Z = result.model, np.float64(result.Z)
+    return excess_over_minimum(model, Z, np.asarray(model.weights), Y, ridge)
 
 
 @pytest.mark.slow

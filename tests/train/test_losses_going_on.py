@@ -16,7 +16,7 @@ from streamkern.losses.base import Loss
 from streamkern.losses.losses import saved_loss
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.target_scale import TargetScale
-from tests.runs import CLASSES, assert_same_bits, final, finished, settings, stopped
+from tests.runs import CLASSES, assert_same_bits, final, finished, lost, settings, stopped
 
 N, P, RIDGE = 200, 40, 1e-2
 RNG = np.random.default_rng(4)
@@ -76,11 +76,6 @@ def test_a_continued_run_begins_with_the_function_and_the_parameters_of_the_old_
     finished(config(places[2], name), source=rows, test=test, continues=places[1])
     assert setup_of(places[2])["loss"] == before.meta["setup"]["loss"]
     assert [setup_of(place)["loss_age"] for place in places[1:]] == [2 * N / P, (2 * N + 120) / P]
-
-
-def lost(*args: Any) -> None:
-    """In the place of `StepLoop.take`."""
-    raise ValueError("the process is gone")
 
 
 @pytest.mark.parametrize(("old", "name"), [

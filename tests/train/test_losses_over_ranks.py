@@ -13,6 +13,8 @@ from streamkern.ingest.ingest import ingest
 from streamkern.train.loop.rank_coordinator import RankCoordinator
 from streamkern.train.loop.step_loop import StepLoop
 from streamkern.train.resolve.resolved_run import open_run
+from streamkern.train.setup import assemble
+from streamkern.train.setup.choose_centers import choose_centers
 from streamkern.train.train import train
 from tests import rank_runs as runs
 
@@ -22,6 +24,8 @@ LOSSES: dict[str, dict[str, Any]] = {
     "log_loss": {"model.loss": "log_loss"},
     "quantile": {"model.loss": "quantile", "model.quantile": 0.8},
     "huber": {"model.loss": "huber"},
+    "poisson": {"model.loss": "poisson"},
+    "gamma": {"model.loss": "gamma"},
 }
 SMALL = {
     "data.epochs": 1, "data.batch_size": 80, "run.checkpoint_every": 3, "run.calibrate": False,
@@ -38,9 +42,13 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     X = rng.normal(size=(600, 4)).astype(np.float32)
     labels = np.array(["ant", "bee", "cat"])[np.abs(X[:, :3]).argmax(axis=1)]
     values = np.sin(2 * X[:, 0]) + X[:, 1] + 0.3 * rng.standard_t(3, 600)
-    for name, y in (("labels", labels), ("values", values)):
+    rates = np.exp(2 * np.sin(2 * X[:, 0]) + X[:, 1])
+    counts, amounts = rng.poisson(rates).astype(float), rates * rng.gamma(1.0, size=600)
+    of = {"labels": labels, "values": values, "counts": counts, "amounts": amounts}
+    for name, y in of.items():
         ingest(X, str(folder / name), y=y, chunk_mb=10 * 16 / 2**20)
-    return {k: str(folder / ("labels" if k == "log_loss" else "values")) for k in LOSSES}
+    targets = {"log_loss": "labels", "poisson": "counts", "gamma": "amounts"}
+    return {name: str(folder / targets.get(name, "values")) for name in LOSSES}
 
 
 def settings(store: str, place: Path, name: str, rows: int, columns: int) -> Any:
@@ -52,7 +60,7 @@ def settings(store: str, place: Path, name: str, rows: int, columns: int) -> Any
 @pytest.mark.full(all_but_every=3)
 @pytest.mark.parametrize(("name", "rows", "columns"), [
     ("log_loss", 1, 2), ("log_loss", 2, 1), ("log_loss", 2, 2), ("quantile", 3, 1),
-    ("quantile", 1, 3), ("huber", 2, 1), ("huber", 1, 2),
+    ("quantile", 1, 3), ("huber", 2, 1), ("huber", 1, 2), ("poisson", 2, 1), ("gamma", 3, 1),
 ])  # fmt: skip
 def test_the_run_is_that_of_one_rank(
     stores: dict[str, str], tmp_path: Path, name: str, rows: int, columns: int
@@ -66,11 +74,31 @@ def test_the_run_is_that_of_one_rank(
     assert all(abs(ended["metrics"][k] - v) < 1e-10 for k, v in one.metrics.items())
 
 
+def without_known_rows(*args: Any) -> Any:
+    """In the place of `choose_centers`: no row is known to be a center."""
+    return choose_centers(*args)._replace(rows=None)
+
+
+@pytest.mark.slow
+@pytest.mark.full(all_but_every=2)
+@pytest.mark.parametrize(("name", "rows"), [("poisson", 2), ("gamma", 1)])
+def test_a_log_link_whose_centers_are_partitioned_is_that_of_one_rank(
+    stores: dict[str, str], tmp_path: Path, name: str, rows: int
+) -> None:
+    """Of one that does not know the targets of the centers, which no rank has all of."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(assemble, "choose_centers", without_known_rows)
+        train(settings(stores[name], tmp_path / "one", name, 1, 1))
+    runs.on_ranks(2 * rows, settings(stores[name], tmp_path / "many", name, rows, 2))
+    weights, expected = (runs.alpha(tmp_path / place) for place in ("many", "one"))
+    np.testing.assert_allclose(weights, expected, rtol=0, atol=1e-12 * np.abs(expected).max())
+
+
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize(("old", "name"), [
     ("squared_error", "log_loss"), ("log_loss", "log_loss"), ("squared_error", "quantile"),
-    ("quantile", "quantile"),
+    ("quantile", "quantile"), ("poisson", "poisson"),
 ])  # fmt: skip
 def test_a_continued_run_is_that_of_one_rank(
     stores: dict[str, str], tmp_path: Path, old: str, name: str
@@ -95,7 +123,7 @@ def stopped(self: RankCoordinator, taken: StepLoop, *, now: bool) -> bool:
 @pytest.mark.slow
 @pytest.mark.full(all_but_every=2)
 @pytest.mark.parametrize(("name", "rows", "columns"), [
-    ("log_loss", 1, 2), ("quantile", 2, 1), ("huber", 2, 2)
+    ("log_loss", 1, 2), ("quantile", 2, 1), ("huber", 2, 2), ("poisson", 2, 2)
 ])  # fmt: skip
 def test_a_stopped_run_goes_on_to_the_same_bits(
     stores: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

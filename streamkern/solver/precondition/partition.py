@@ -99,6 +99,14 @@ class Partition(CenterPartition):
         """Sum `a` over all ranks."""
         return self.ranks.sum(a, self.backend)
 
+    def largest(self, a: Array) -> Array:
+        """Return the largest of the ranks' values of `a`, whose shape is ()."""
+        if self.ranks.is_single:
+            return a
+        values = self.backend.xp.zeros(self.ranks.size, a.dtype)
+        values[self.ranks.rank] = a
+        return self.sum(values).max()
+
     def broadcast(self, a: Array) -> Array:
         """Broadcast `a` from rank 0, as ranks may differ by rounding."""
         if self.ranks.rank:

@@ -92,9 +92,11 @@ def _check_levels(config: RunConfig, data: Data) -> None:
 def check_log_link(
     config: RunConfig, data: Data, *, complete: bool, has_initial_weights: bool
 ) -> None:
-    """Raise ConfigError or DataError if the loss has a log link that this run cannot use.
+    """Raise DataError if the loss has a log link and the targets are too small for it.
 
     Targets in memory and their means are checked here, and targets of stores when they are read.
+    The mean must be positive only where it becomes the unit of the loss: in the first block of
+    `partial_fit`, whose setup checks it, and in a run that does not start from existing weights.
 
     complete : whether no other rows will follow, as they may in `partial_fit`
     has_initial_weights : whether the run starts from existing weights
@@ -102,16 +104,10 @@ def check_log_link(
     loss = loss_of(config.model.loss, config.model.quantile)
     if not isinstance(loss, LogLink):
         return
-    if has_initial_weights or not complete:
-        why = "weights of another run" if has_initial_weights else "partial_fit"
-        raise ConfigError(
-            f"{mention('model.loss', loss.name)} cannot be used with {why}",
-            f"use fit from the start, or give {mention('model.loss', SQUARES)}",
-        )
     for source in (data.base, data.validation_rows, data.calibration_rows):
         if source is not None:
             check_targets(config, source)
-    known = not changes_targets(data.source)
+    known = complete and not has_initial_weights and not changes_targets(data.source)
     moments = known_moments(data.source, data.weight_factors) if known else None
     if moments is not None and moments.weight > 0:
         loss.check_means(moments.mean)

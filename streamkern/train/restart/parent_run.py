@@ -24,7 +24,7 @@ from streamkern.ingest.tables.encoder import check_encoder
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.fourier import FourierFeatures
 from streamkern.kernels.notation import bandwidths, with_bandwidths
-from streamkern.losses.losses import SQUARES, loss_of, saved_loss
+from streamkern.losses.losses import SQUARES, loss_class, loss_of, saved_loss
 from streamkern.losses.own import loss_name
 from streamkern.stream.sources.alignment import check_same_rows
 from streamkern.stream.sources.base import BaseSource
@@ -194,6 +194,12 @@ class ParentRun(RunSnapshot):
                 f"{mention('model.quantile', list(config.model.quantile))} cannot begin from the "
                 "one output of a target",
                 "give a single quantile, or leave warm_start out",
+            )
+        if old is None and own != SQUARES and loss_class(config.model.loss).log_link:
+            raise ConfigError(
+                f"{self._mentioned} minimised squares, whose weights predict values, and "
+                f"{mention('model.loss', own)} predicts their logarithms",
+                f"train it with {mention('model.loss', own)}, or leave warm_start out",
             )
         if old is None:
             return

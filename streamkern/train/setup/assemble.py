@@ -144,13 +144,13 @@ def compute_setup(
     squares: SquareTargets | None = few.bounded
     if few.bounded is not None:
         facts["outliers"] = few.bounded.share
-        if run.problem.center_ranks > 1:  # their targets would take the centers of all ranks
-            center_rows = None
     if loss is not None:
         fit = fit_loss(run, loss, op, points, targets, few, noise, warm)
         options = fit.with_ridge(options, n_eff, report)
         if fit.first is not None:
             targets, noise, squares = fit.first.targets, fit.noise, fit.first
+    if squares is not None and run.problem.center_ranks > 1:
+        center_rows = None  # replacing their targets would take the centers of all ranks
     del few
     if kernel.explicit and run.problem.center_ranks > 1:  # estimating the noise needed all centers
         del points

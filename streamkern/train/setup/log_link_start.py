@@ -40,18 +40,23 @@ the steps would be too long where the first model is wrong."""
 def log_targets(
     run: ResolvedRun, loss: LogLink, dtype: np.dtype[Any]
 ) -> tuple[LogLink, TargetScale]:
-    """Return the loss with its unit, the mean target, and the mean and scale of log(1 + y / unit).
+    """Return the loss with its unit, and the mean and scale of log(1 + y / unit).
+
+    The unit is the mean target, unless the loss has that of an earlier run.
 
     Raises DataError if the mean of an output is not positive.
     """
     data, seed = run.data, run.config.run.random_state
     given = run.backend, data.source, data.weight_factors, seed, dtype
-    means = TargetScale.from_moments(target_moments(*given), True).mean
-    loss.check_means(means)
+    if loss.unit is None:
+        means = TargetScale.from_moments(target_moments(*given), True).mean
+        loss.check_means(means)
+        loss = loss.in_unit(means)
+    means = np.asarray(loss.unit)
     plain = TargetScale(np.zeros_like(means), np.ones_like(means), means)
     moments = sampled_moments(*given, plain)
     scale = TargetScale.from_moments(moments, run.config.model.fit_intercept)
-    return loss.in_unit(means), replace(scale, unit=means)
+    return loss, replace(scale, unit=means)
 
 
 @dataclass

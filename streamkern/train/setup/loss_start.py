@@ -114,7 +114,7 @@ def fit_loss(
       mean target, or 0 without an intercept. The gain is the power of two nearest to the slope, so
       that multiplying weights by it is exact.
     - With a log link, the gain is 1, and a model of the loss is fitted to the rows, see
-      `log_link_start`.
+      `log_link_start`. Weights of another run keep their mean and unit.
 
     targets : mean and scale of the targets that the least squares of the setup fit
     few, noise : rows that the noise was estimated from, with scaled targets, and their noise
@@ -125,13 +125,15 @@ def fit_loss(
     F, rows = _left_out(op, Z, targets, few, noise)
     Y, w = rows.Y, rows.w
     noise_for = partial(loss_noise, exact=isinstance(run.method, Newton))
-    if warm is not None and warm.loss is not None:
+    if warm is not None and warm.loss is not None and not isinstance(loss, LogLink):
         noise = noise_for(warm.loss, rows.with_outputs(warm.targets), noise)
         return LossFit(warm.loss, warm.targets, 1.0, noise, age=warm.loss_age)
     slope = 1.0
     if isinstance(loss, LogLink):
         unit = np.asarray(loss.unit)
         mean = loss.output(unit) if fit_intercept else np.zeros_like(unit)
+        if warm is not None:
+            mean = warm.targets.mean
         rows = rows._replace(Y=Y / unit, mean=mean - np.log(unit), gain=np.ones_like(unit))
         noise = noise_for(loss, rows, noise)
         outputs = TargetScale(mean, rows.gain)
@@ -170,7 +172,8 @@ def setup_targets(
     """
     loss = run.loss
     if isinstance(loss, LogLink):
-        return *log_targets(run, loss, dtype), {}
+        before = None if warm is None else warm.loss
+        return *log_targets(run, before if isinstance(before, LogLink) else loss, dtype), {}
     if warm is None and (found := find_transform(run, dtype, report)) is not None:
         return loss, found.targets, {"target_transform": found.facts}
     targets = scale_for_setup(run, dtype, warm)

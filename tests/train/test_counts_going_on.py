@@ -1,0 +1,103 @@
+"""Runs of losses with a log link that go on: continued, by partial_fit, and from other weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import streamkern as sk
+from tests.counts import DEVIANCES, LOSSES, TARGETS, N, P, X, excess_over_minimum, of_loss
+from tests.runs import assert_same_bits, final, finished, lost, settings, stopped
+
+OPTIONS: dict[str, Any] = {
+    "n_centers": P, "kernel": "laplace", "bandwidth": 3.0, "metric": "none", "scale": "none",
+    "precision": "float64", "threads": 1, "solver": "block",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_killed_run_that_goes_on_ends_with_the_same_bits(name: str, tmp_path: Path) -> None:
+    rows, options = sk.ArraySource(X, TARGETS[name]), {"continues": tmp_path / "old"}
+    run = of_loss(name)
+    finished(settings(tmp_path / "old", **run), source=rows)
+    finished(settings(tmp_path / "whole", **run), source=rows, **options)
+    stopped(settings(tmp_path / "parts", **run), 5, source=rows, test=rows, **options)
+    finished(settings(tmp_path / "parts", **run), source=rows, **options)
+    assert_same_bits(final(tmp_path / "parts"), final(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_continued_run_begins_with_the_function_and_the_unit_of_the_old_one(
+    name: str, tmp_path: Path
+) -> None:
+    """Over rows whose mean target is 100 times as large, which it then learns."""
+    run, rows = (
+        of_loss(name, **{"data.epochs": 20}),
+        sk.ArraySource(X[:60], 100 * TARGETS[name][:60]),
+    )
+    source = sk.ArraySource(X, TARGETS[name])
+    before = finished(settings(tmp_path / "old", **run), source=source)
+    answers = before.model.predict(source)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("streamkern.train.loop.step_loop.StepLoop.take", lost)
+        with pytest.raises(ValueError, match="the process is gone"):
+            finished(settings(tmp_path / "new", **run), source=rows, continues=tmp_path / "old")
+    np.testing.assert_array_equal(sk.load(tmp_path / "new").predict(X)[:, None], answers)
+    after = finished(settings(tmp_path / "new", **run), source=rows, continues=tmp_path / "old")
+    assert after.meta["setup"]["loss"] == before.meta["setup"]["loss"]
+    moved = after.model.predict(rows).mean() / before.model.predict(rows).mean()
+    assert 10 < moved < 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LOSSES)
+def test_partial_fit_ends_near_the_least_penalised_loss(name: str) -> None:
+    """Of all rows, which come in four parts again and again."""
+    model = sk.KernelRegressor(loss=name, ridge=1e-2, batch_size=50, average=False, **OPTIONS)
+    for part in 20 * [slice(k, None, 4) for k in range(4)]:
+        model.partial_fit(X[part], TARGETS[name][part])
+    with model._model() as of_weights:
+        Z, alpha = np.float64(model.centers_), model.dual_coef_
+        assert -1e-7 <= excess_over_minimum(of_weights, Z, alpha, TARGETS[name][:, None]) <= 0.05
+
+
+def test_a_block_of_zeros_is_learned_but_not_the_first_one() -> None:
+    counts = TARGETS["poisson"]
+    model = sk.KernelRegressor(loss="poisson", **OPTIONS)
+    with pytest.raises(sk.DataError, match="the mean of target 0 is 0"):
+        model.partial_fit(X, np.zeros(N))
+    model.partial_fit(X, counts)
+    before = model.predict(X)
+    for _ in range(5):
+        model.partial_fit(X, np.zeros(N))
+    assert model.predict(X).mean() < 0.5 * before.mean()
+    with pytest.raises(sk.DataError, match="row 3 has -1"):
+        model.partial_fit(X, np.where(np.arange(N) == 3, -1.0, counts))
+
+
+def test_a_saved_run_is_gone_on_with_by_partial_fit(tmp_path: Path) -> None:
+    y = TARGETS["poisson"]
+    finished(settings(tmp_path / "run", **of_loss("poisson")), source=sk.ArraySource(X, y))
+    model = sk.load(tmp_path / "run")
+    before = model.predict(X)
+    after = model.partial_fit(X, y).predict(X)
+    assert 0 < np.abs(np.log(after / before)).max() < 0.5
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_fit_begins_from_the_fit_before(name: str) -> None:
+    y, model = TARGETS[name], sk.KernelRegressor(loss=name, warm_start=True, ridge=1e-2, **OPTIONS)
+    deviances = [DEVIANCES[name](y, model.fit(X, y).predict(X)) for _ in range(4)]
+    assert max(deviances[1:]) < 1.01 * deviances[0]
+
+
+def test_weights_of_squares_are_refused(tmp_path: Path) -> None:
+    y = TARGETS["poisson"]
+    model = sk.KernelRegressor(target_transform="none", warm_start=True, **OPTIONS)
+    before = model.fit(X, y).predict(X)
+    with pytest.raises(sk.ConfigError, match="minimised squares, whose weights predict values"):
+        model.set_params(loss="poisson").fit(X, y)
+    np.testing.assert_array_equal(model.predict(X), before)
