@@ -124,7 +124,7 @@ def compute_setup(
     config, data = run.config, run.data
     dtype, searched = map(_floating, (run.precision, run.search_precision))
     loss, targets, facts = setup_targets(run, searched, warm, report)
-    few, learned = choose_kernel_and_metric(run, searched, targets, report, found)
+    few, learned = choose_kernel_and_metric(run, searched, loss, targets, report, found)
     host_Z, order, kernel, center_rows, shift = choose_centers(
         run, dtype, report, learned.kernel, learned.metric
     )

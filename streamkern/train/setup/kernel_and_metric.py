@@ -6,16 +6,16 @@ metric.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from streamkern.kernels.base import Kernel
 from streamkern.kernels.categorical import CategoricalFeatures
+from streamkern.losses.base import Loss
+from streamkern.losses.log_link import LogLink
 from streamkern.solver.method import Report
-from streamkern.solver.precondition.samples import SampleRows
 from streamkern.solver.ridge_curve import noise_rows
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
@@ -28,35 +28,26 @@ from streamkern.train.setup.choose_metric import (
     learn_metric,
     split,
 )
-from streamkern.train.setup.outliers import OUTLIER_ROWS, BoundedTargets, find_outliers
-from streamkern.train.setup.setup_rows import few_rows, unmerged_rows
-
-
-class FewRows(NamedTuple):
-    """Cached functions that read the rows from which noise and loss parameters are estimated.
-
-    read : returns the rows with outliers replaced
-    stored : returns the same rows with their original targets
-    bounded : replaces outliers; None if there are none, or if the loss is not robust
-    """
-
-    read: Callable[[], SampleRows]
-    stored: Callable[[], SampleRows]
-    bounded: BoundedTargets | None
+from streamkern.train.setup.log_link_kernel import choose_for_log_link
+from streamkern.train.setup.outliers import OUTLIER_ROWS, find_outliers
+from streamkern.train.setup.setup_rows import FewRows, SquareTargets, few_rows, unmerged_rows
 
 
 def choose_kernel_and_metric(
-    run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, report: Report,
-    found: Learned | None,
+    run: ResolvedRun, dtype: np.dtype[Any], loss: Loss | None, targets: TargetScale,
+    report: Report, found: Learned | None,
 ) -> tuple[FewRows, Learned]:  # fmt: skip
     """Return rows to estimate the noise from, and the metric, with the kernel if it is chosen here.
 
     dtype : dtype of the rows
+    loss : loss of the run, a log link with its unit; None for squares
     targets : mean and scale by which the targets are transformed
     found : the metric and the kernel, if they are already known
     """
     choose = partial(_choose, run, dtype, targets, report, found)
-    if found is not None or run.loss is None or not run.loss.robust:
+    if found is None and isinstance(loss, LogLink):
+        return choose_for_log_link(run, loss, targets, choose)
+    if found is not None or loss is None or not loss.robust:
         return choose(None)
     rows = unmerged_rows(run, dtype, targets, OUTLIER_ROWS)
     bounded = find_outliers(run, rows, None, run.metric)
@@ -67,18 +58,21 @@ def choose_kernel_and_metric(
     if bounded is not None:
         limit = bounded.limit * targets.scale
         report("outliers", {"share": bounded.share, "limit": limit.tolist()})
-    return few, learned
+    return few._replace(bounded=bounded), learned
 
 
 def _choose(
     run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, report: Report,
-    found: Learned | None, bounded: BoundedTargets | None,
+    found: Learned | None, squares: SquareTargets | None,
 ) -> tuple[FewRows, Learned]:  # fmt: skip
-    """Return the results of `choose_kernel_and_metric`, with the outliers of `bounded` replaced."""
+    """Return the results of `choose_kernel_and_metric`.
+
+    squares : replaces targets and weights, such as those of outliers; None to keep them
+    """
     most, opened = noise_rows(run.problem), is_open(run)
     learned = found or NOT_LEARNED
     read = partial(few_rows, run, dtype, targets)
-    few, stored = cache(partial(read, most, bounded)), cache(partial(read, most))
+    few, stored = cache(partial(read, most, squares)), cache(partial(read, most))
 
     @cache
     def plain_kernel(categorical: CategoricalFeatures) -> Kernel:
@@ -89,14 +83,14 @@ def _choose(
         learned = Learned(run.metric, {})
     elif found is None and run.metric_mode.learns:
         report("setup", {"doing": "metric", "why": run.metric_mode.reason})
-        rows = read(run.problem.metric_rows, bounded)
+        rows = read(run.problem.metric_rows, squares)
         learned = learn_metric(run, rows, targets, report, plain_kernel if opened else None)
         if learned.metric is not None:  # take rows whose targets the metric was not learned from
             n_fit, n_held = split(len(rows.X))
             part = slice(n_held, min(n_held + most, len(rows.X) - n_fit))
             others = copied_part(rows, part)
             few = stored = cache(lambda: others)
-            if bounded is not None:
+            if squares is not None:
                 rows = read(run.problem.metric_rows)
                 as_stored = copied_part(rows, part)
                 stored = cache(lambda: as_stored)
@@ -110,4 +104,4 @@ def _choose(
         if found is None and learned.categorical is None:
             kernel = find_categorical(run, few(), kernel, report)
         learned = learned._replace(kernel=kernel)
-    return FewRows(few, few if bounded is None else stored, bounded), learned
+    return FewRows(few, few if squares is None else stored, None), learned

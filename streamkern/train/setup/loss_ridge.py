@@ -66,9 +66,24 @@ def loss_noise(loss: Loss, rows: LossRows, noise: Noise, *, exact: bool = False)
     noise : noise for squares; its other fields are kept
     exact : whether the solver of the run reaches the minimum of the loss
     """
+    tried = held_out_losses(loss, rows, exact=exact)
+    least = min((value for _, value in tried), default=math.inf)
+    if not tried or least > FLAT * tried[0][1]:
+        return noise
+    as_good = [kappa for kappa, value in tried if value <= SAME * least]
+    return replace(noise, variance=max(as_good))
+
+
+def held_out_losses(
+    loss: Loss, rows: LossRows, *, exact: bool = False
+) -> list[tuple[float, float]]:
+    """Return the values of kappa that were tried, from the largest, with their held-out losses.
+
+    Returns no pairs if there are too few rows. See `loss_noise`.
+    """
     rng = np.random.default_rng(0)
     if len(rows.Y) < RIDGE_FOLDS:
-        return noise
+        return []
     some = np.sort(rng.permutation(len(rows.Y))[:RIDGE_ROWS])
     rows = rows.part(some)._replace(K=rows.K[np.ix_(some, some)])
     fold = rng.permutation(len(some)) % RIDGE_FOLDS
@@ -87,11 +102,7 @@ def loss_noise(loss: Loss, rows: LossRows, noise: Noise, *, exact: bool = False)
         if not math.isfinite(held_out):
             break
         tried.append((kappa, float(held_out)))
-    least = min((value for _, value in tried), default=math.inf)
-    if not tried or least > FLAT * tried[0][1]:
-        return noise
-    as_good = [kappa for kappa, value in tried if value <= SAME * least]
-    return replace(noise, variance=max(as_good))
+    return tried
 
 
 class _RidgePath:

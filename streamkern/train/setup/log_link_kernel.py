@@ -1,0 +1,96 @@
+"""Choose the kernel and the metric for a loss with a log link.
+
+The least squares of log(1 + y / unit) give all rows the same weight. In the loss, a row has the
+curvature h, which is exp(z) for counts: the error of a large count says more about exp(z) than that
+of a small one. Kernel and metric are therefore chosen twice: for the logarithms, and then for the
+least squares of the Newton step from a first model in the first kernel, with the weights h
+(`log_link_start.FirstModel`). Of the two kernels, the one with the lower cross-validated loss on
+the rows of the noise is used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from streamkern.kernels.base import Kernel
+from streamkern.kernels.builtin import get_kernel
+from streamkern.kernels.products import KernelOperator
+from streamkern.losses.log_link import LogLink
+from streamkern.solver.precondition.noise import NO_NOISE
+from streamkern.stream.target_scale import TargetScale
+from streamkern.train.resolve.resolved_run import ResolvedRun
+from streamkern.train.setup.choose_kernel import is_open
+from streamkern.train.setup.choose_metric import Learned
+from streamkern.train.setup.log_link_start import FirstModel, first_model
+from streamkern.train.setup.loss_ridge import held_out_losses
+from streamkern.train.setup.loss_start import in_unit, left_out
+from streamkern.train.setup.setup_rows import FewRows, SquareTargets
+
+Choose = Callable[[SquareTargets | None], tuple[FewRows, Learned]]
+
+
+def choose_for_log_link(
+    run: ResolvedRun, loss: LogLink, targets: TargetScale, choose: Choose
+) -> tuple[FewRows, Learned]:
+    """Return rows to estimate the noise from, and the kernel and the metric.
+
+    loss : loss with its unit
+    targets : mean and scale of log(1 + y / unit)
+    choose : chooses kernel and metric by squares, for given targets and weights of the rows
+    """
+    few, learned = choose(None)
+    if not (is_open(run) or run.metric_mode.learns):
+        return few, learned
+    first = _InKernel(run, loss, targets, few, _kernel(run, learned))
+    if not first.tried:
+        return few, learned
+    few_of_step, of_step = choose(first.model())
+    few_of_step = few_of_step._replace(read=few_of_step.stored)
+    judges = few
+    if of_step.metric is not None:  # take rows that neither metric was learned from
+        judges = few_of_step
+        first = _InKernel(run, loss, targets, judges, _kernel(run, learned))
+    second = _InKernel(run, loss, targets, judges, _kernel(run, of_step))
+    if second.least() < first.least():
+        return few_of_step, of_step
+    return few, learned
+
+
+class _InKernel:
+    """The loss of a few rows in a kernel, cross-validated.
+
+    tried : values of kappa, from the largest, with their held-out losses
+    """
+
+    def __init__(
+        self, run: ResolvedRun, loss: LogLink, targets: TargetScale, few: FewRows, kernel: Kernel
+    ) -> None:
+        host = run.backend.to_host(few.read().X)
+        shift = host.mean(axis=0, dtype=np.float64).astype(host.dtype)
+        self._op = KernelOperator(kernel, run.backend, run.search_precision, shift)
+        self._few, self._loss = few, loss
+        _, rows = left_out(self._op, None, targets, few, NO_NOISE)
+        self._outputs, self._rows = in_unit(loss, rows, run.config.model.fit_intercept)
+        self.tried = held_out_losses(loss, self._rows)
+
+    def least(self) -> float:
+        """Return the least held-out loss; infinity if there are too few rows."""
+        return min((value for _, value in self.tried), default=math.inf)
+
+    def model(self) -> FirstModel:
+        """Return the model of the rows with the kappa of the least held-out loss."""
+        kappa, _ = min(self.tried, key=lambda pair: pair[1])
+        stored = self._few.stored()
+        return first_model(self._op, None, stored, self._loss, self._rows, self._outputs, kappa)
+
+
+def _kernel(run: ResolvedRun, learned: Learned) -> Kernel:
+    """Return the kernel of a choice; if the settings give it, that one in the metric."""
+    if learned.kernel is not None:
+        return learned.kernel
+    model = run.config.model
+    kernel = run.data.kernel_of(get_kernel(model.kernels[0], model.bandwidth))
+    return kernel if learned.metric is None else kernel.with_metric(learned.metric)
