@@ -115,7 +115,7 @@ class DelayedProjectionSolver(Solver):
     def _temporary(self, arrays: Mapping[str, Array]) -> Points:
         return Points(None, arrays["points"], arrays.get("norms"), self.Z.n_coordinates)
 
-    def _used(self, state: State) -> int:
+    def _n_temporary(self, state: State) -> int:
         return len(temporary(self.partition.grid, 0, state.n_pending))
 
     def rules(self) -> list[StepRule]:
@@ -150,7 +150,7 @@ class DelayedProjectionSolver(Solver):
 
         Each rank keeps those of its column.
         """
-        grid, before = self.partition.grid, self._used(state)
+        grid, before = self.partition.grid, self._n_temporary(state)
         first = self.partition.rows_before(len(g))
         ids = temporary(grid, state.n_pending, state.n_pending + n)
         new = slice(before, before + len(ids))
@@ -167,7 +167,7 @@ class DelayedProjectionSolver(Solver):
         op, m, pending = self.op, len(x), state.pending
         f = op.product(x, self.Z, state.alpha, out=self.f[:m], keep=self.K[:m])
         if state.n_pending:
-            used, of = slice(0, self._used(state)), self.sampled
+            used, of = slice(0, self._n_temporary(state)), self.sampled
             kept = self._temporary(pending)[used]
             f += op.product(x, kept, pending["delta"][used], out=self.part[:m])
             f += op.product(x, self.P.X_s[of], pending["gamma"][of], out=self.part[:m])
