@@ -84,7 +84,7 @@ class Solver:
     ranks : communicator of the ranks, each of which has a part of the rows of a batch. All ranks
         have the same state, unless the centers are partitioned: then a rank's arrays with one row
         per center have only the rows of its centers `Z`.
-    share : partition of the centers; `Z` has those of this rank. None: `Z` has all centers.
+    share : partition of the centers; `Z` has this rank's centers. None: `Z` has all centers.
     loss : the loss of the outputs; None: the squared error.
     """
 

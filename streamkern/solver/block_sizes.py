@@ -89,10 +89,10 @@ def block_reason(problem: ProblemShape, options: SolverConfig, sizes: BlockSizes
     """Return the reason for the block size, as text, if the user did not set it."""
     soonest, affordable = _soonest_and_affordable(problem, preferred_batches(problem, options)[0])
     if sizes.block_size < max(soonest, affordable):
-        return f"what the memory allows; with more it would be {max(soonest, affordable)}"
+        return f"the largest that fits the memory; with more it would be {max(soonest, affordable)}"
     if affordable > soonest:
         return f"the largest whose setup takes at most {SETUP_SHARE:.0%} of the run, or seconds"
-    return "with this one the run is expected near the exact model the soonest"
+    return "with this size the run is expected to come near the exact model soonest"
 
 
 def preferred_batches(problem: ProblemShape, options: SolverConfig) -> list[int]:
@@ -132,13 +132,14 @@ def batch_reason(problem: ProblemShape, options: SolverConfig, sizes: BlockSizes
     m, b = sizes.batch_size, sizes.block_size
     preferred = preferred_batches(problem, options)[0]
     if m < preferred:
-        return f"what the memory allows; with more it would be {preferred}"
+        return f"the largest that fits the memory; with more it would be {preferred}"
     if m <= auto_batch(problem):
         return "about a quarter of the centers, from 256 to 4096 and no more than there are rows"
     rows = _step_cost(problem, b) // _row_cost(problem)
     return (
         f"larger than the 4096 of a CPU, as reading H takes as long as {rows} rows of a step "
-        f"({problem.costs.basis}); less where setup measures that so many rows buy no larger step"
+        f"({problem.costs.basis}); less if the setup measures that so many rows allow no larger "
+        "step"
     )
 
 

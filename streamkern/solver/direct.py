@@ -129,7 +129,7 @@ class Direct(Method[DirectSizes]):
         eps sqrt(n) values |alpha|, which is eps sqrt(n) values / (n ridge) times |r|; the norms are
         root mean squares. With few rows, float64 takes little time and is always used.
 
-        values : root mean square of the kernel values; 1 bounds those of most kernels.
+        values : root mean square of the kernel values, which is at most 1 for most kernels.
         """
         n = problem.p
         always = n < NARROW_ROWS or problem.posterior

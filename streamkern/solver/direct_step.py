@@ -347,7 +347,7 @@ class DirectSolver(EquationSolver):
 
     @staticmethod
     def _rows(state: State, without: int | None) -> float:
-        """Return the number of rows in the sums, without those of held-out part `without`."""
+        """Return the number of rows in the sums, minus the rows of held-out part `without`."""
         n_left_out = 0 if without is None else float(state.pending["totals"][without, 0])
         return float(state.rows) - n_left_out
 

@@ -21,7 +21,7 @@ Differences from the paper: one iteration of conjugate gradient for each Newton 
 directions that stay conjugate from step to step; the M of squares, with all curvatures 1; and no
 path of decreasing ridges. None of them takes more passes (docs/explanation/losses.md).
 
-The run ends when sqrt(g . M g) is at most the tolerance times that of the first pass.
+The run ends when sqrt(g . M g) is at most the tolerance times its value in the first pass.
 
 Cost per pass 2 n p (d + 4 c) + 2 p^2 (d + 2 c) FLOPs; memory p^2 for H.
 """
@@ -41,7 +41,7 @@ class FalkonNewtonSolver(SafeguardedNewton, PreconditionedSolver):
     """FALKON for losses other than squares, as in the module docstring."""
 
     def _pending(self) -> dict[str, Array]:
-        """Return the arrays of `SafeguardedNewton._pending`, and those of conjugate gradient.
+        """Return the arrays of `SafeguardedNewton._pending`, and the arrays of conjugate gradient.
 
         product : (p, c) sum of K^T (w h (K v)).
         squares : (2, c) g . M g after the last step that passed the test, and of the first pass.

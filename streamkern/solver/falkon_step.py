@@ -1,7 +1,7 @@
 """FALKON: preconditioned conjugate gradient, each iteration one pass over the rows.
 
 Rudi, Carratino and Rosasco 2017, "FALKON: an optimal large scale kernel method", Alg. 1. With
-K = K(X, Z) over all n rows, the equations are those of `solver.direct_step`,
+K = K(X, Z) over all n rows, the equations are the same as in `solver.direct_step`,
 
     A alpha = b,    A = K^T K / n + ridge K(Z, Z),    b = K^T Y / n,
 

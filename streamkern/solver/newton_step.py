@@ -15,7 +15,7 @@ errors.
 Marteau-Ferey, Bach and Rudi 2019 reach small ridges by a path of decreasing ridges. With exact
 factors, as here, such a path took more passes.
 
-Cost per row c p^2 + 2 p (d + 3 c) FLOPs, of which c p^2 in float64; c p^3 / 3 at the end of a pass.
+Cost per row c p^2 + 2 p (d + 3 c) FLOPs, c p^2 of them in float64; c p^3 / 3 at the end of a pass.
 Memory (c + 1) p^2 float64.
 """
 

@@ -82,7 +82,8 @@ class Posterior:
     def describe(self, scale: Floats) -> dict[str, list[float]]:
         """Return standard deviations, (c,) each, in units of the targets or of their logarithms.
 
-        "noise" is that of the targets, "prior" that of f(x) at unit k(x, x), without any row.
+        "noise" is the deviation of the targets' noise, "prior" that of f(x) at k(x, x) = 1, before
+        any row is known.
 
         scale : (c,) scale of the targets.
         """

@@ -1,9 +1,9 @@
 """Solution of positive definite equations in float64 with an approximate factor in float32.
 
 The method is conjugate gradient with the preconditioner M = (L L^T)^-1, where L is the factor.
-Rounding in float32 makes M a slightly different matrix in every step. The directions are therefore
-those of flexible conjugate gradient (Notay 2000, eq. 2.1, with one previous direction): for the
-residual r and the previous residual r_before,
+Rounding in float32 makes M a slightly different matrix in every step. The method is therefore
+flexible conjugate gradient (Notay 2000, eq. 2.1, with one previous direction): for the residual r
+and the previous residual r_before, the direction is
 
     p <- M r + beta p,      beta = (M r)^T (r - r_before) / (M r_before)^T r_before.
 
@@ -22,8 +22,8 @@ from streamkern.backend.base import Array
 REFINED = 1e-6
 """Largest norm of the residual, relative to the right-hand side, of an accepted solution.
 
-The relative error of predictions of the fitted rows is no larger; that of other rows may be, see
-docs/explanation/solver-measured.md."""
+The relative error of predictions is no larger at the fitted rows, but may be larger at other rows,
+see docs/explanation/solver-measured.md."""
 MAX_REFINEMENTS = 200
 """Largest number of steps. Each reads the matrix once; a factor costs n / 6 times as much."""
 

@@ -13,7 +13,7 @@ factor of A, give their Gauss quadratures for all tau' at once (Golub and Meuran
     b^T g(S) b  ~  |b|^2 sum_k u_k^2 g(s_k)
 
 with the eigenvalues s_k of the tridiagonal matrix and the first entries u_k of its eigenvectors.
-The columns of Y are the vectors b of the numerator, columns of random signs those of the trace
+The vectors b are the columns of Y for the numerator, and columns of random signs for the trace
 (Hutchinson 1989).
 
 Cost 4 n^2 `QUADRATURE` FLOPs per column.

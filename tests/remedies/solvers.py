@@ -42,7 +42,7 @@ def of_settings() -> list[Remedy]:
     stopping = {"run.early_stopping": True, "data.epochs": 3}
     fourier = {"model.features": "fourier", "model.n_centers": "auto", "model.n_features": 10}
     cases: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-        ("needs solver=.direct., which has no setting solver.block_size; leave one of them out",
+        ("needs solver='direct', which has no setting solver.block_size; leave one of them out",
          posterior | {"solver.block_size": 5}, posterior),
         ("leave it out, or use another solver", solver("direct") | stopping, solver("direct")),
         ("has no meaning for solver='direct'.*or use another solver", solver("direct") | stopping,

@@ -155,7 +155,7 @@ def build_block(
 
     Parameters
     ----------
-    Z : points of the p centers, in random order; or `Centers`, of which a rank may have a part.
+    Z : points of the p centers, in random order; or `Centers`, which may be partitioned.
     S, probe : samples of the stream without a common row; or `probe` has all rows of the stream,
         which makes the step rule exact. Rows of the probe that are centers are left out. S.Y is
         overwritten. Each of several ranks has some rows of S (`Sample.shared`) and all of `probe`.
@@ -308,7 +308,7 @@ def _rescale_start(
 def _sketch(op: KernelOperator, H: Array, seed: int, block: int, Z: Centers) -> Array:
     """Return the sketch G of a block, (b, SKETCH), or this rank's stripe if Z is partitioned.
 
-    It is that of rank 0, as the results of ranks may differ by rounding.
+    Rank 0 broadcasts its result, as ranks may differ by rounding errors.
     """
     rng = np.random.default_rng([seed, 6, block])
     N = op.backend.asarray(rng.standard_normal((len(H), SKETCH)) / SKETCH**0.5, op.dtype)

@@ -216,7 +216,7 @@ class BlockFactor:
         def top(phi: Array, largest: float) -> float:
             if not probe.fresh:
                 return fresh_eigenvalue(backend, phi, largest, start)
-            # The probe has all rows: their covariance is that of the stream.
+            # The probe has all rows of the stream, so their covariance is exact.
             return top_eigenvalue(backend, lambda v: phi @ (phi.T @ v) / h, start, EIGENVALUE_STEPS)
 
         if math.isinf(self.batch):

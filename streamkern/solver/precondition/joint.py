@@ -4,7 +4,7 @@ The fit minimises the penalised mean squared error on the sample. A sweep moves 
 other along its Newton step, with the best step length. Plain sweeps converge slowly if blocks span
 the same functions. So the change of a sweep is used as a direction of conjugate gradients: it is
 made conjugate to the previous direction, and followed by the best step length, for each output
-separately. This needs no kernel values besides those of the sweep. As the order of the blocks
+separately. This needs no kernel values besides the values of the sweep. As the order of the blocks
 changes, the direction is not conjugate to all earlier ones; keeping more of them gains little.
 
 The penalty of the steps, mu, has a lower bound, and may be a hundred times the penalty of the noise
@@ -142,7 +142,7 @@ class Joint:
         self._sum(apply_root(H, g, u, self.ranks, op.backend))
         u_stripe, Ku_sample = u[in_block], op.product(S.X, Z, u)
         curvature = (self.weights * Ku_sample**2).sum(axis=0)
-        if values is None:  # explicit features: the norm of f is that of the weights
+        if values is None:  # explicit features: the norm of f is the norm of its weights
             curvature += self.penalty * (u_stripe * u_stripe).sum(axis=0)
         else:
             Ku_centers = self.Z.product(op, block, Z, u)

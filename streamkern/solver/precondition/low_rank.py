@@ -2,7 +2,7 @@
 
 `step_rule` gives the step size that it allows.
 
-If rows have sample weights w, the stream is that of sqrt(w) phi(x), as for the block
+If rows have sample weights w, the features phi(x) are replaced by sqrt(w) phi(x), as for the block
 preconditioner: the rows of the sample and of the probe are scaled by sqrt(w) in their kernel
 matrices, and nothing else changes.
 """
@@ -59,7 +59,7 @@ class LowRankPreconditioner:
         x : right points, m rows.
         g : (m, c).
         same : (i, j), row i of X_s is row j of X.
-        part : rows of X_s whose kernel values are used; the results of parts add up to that of all.
+        part : rows of X_s whose kernel values are used; the results of all parts are to be summed.
 
         Cost 2 s m (d + c) FLOPs, a tile of memory.
         """
@@ -115,7 +115,7 @@ docs/explanation/solver-measured.md."""
 def sample_eigenpairs(
     op: KernelOperator, K: Array, level: int, seed: int, floor: int = FLOOR
 ) -> tuple[Array, Array]:
-    """Return the top level + 1 eigenpairs of K (s, s), without those of the size of rounding.
+    """Return the top level + 1 eigenpairs of K (s, s) that are not dominated by rounding errors.
 
     The result is (q + 1,), descending, and (s, q + 1), with 1 <= q <= level.
 

@@ -125,7 +125,7 @@ def find_noise(
     Parameters
     ----------
     Z : points that define explicit features; None for a kernel.
-    rows : rows with distinct origins, of which equal ones are merged; see `distinct_origins` and
+    rows : rows with distinct origins, with equal rows merged; see `distinct_origins` and
         `samples.merged`.
     near : noise of the same rows with another kernel, at which the search begins.
     finest : smallest penalty that is tried, relative to the mean k(x, x), to the nearest power of
@@ -239,7 +239,7 @@ class _LeftOut:
         return _finite(np.concatenate(sums) if self.each else np.asarray(sum(sums)))
 
     def row_errors(self, kappa: float) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """Return the squared errors of the rows, (N,), summed over outputs, and those of f = 0."""
+        """Return the squared errors of the rows, over all outputs, (N,), and the same of f = 0."""
         inverse, repeats = self._inverse(kappa / self.scale), self.rows.repeats
         assert inverse is not None
         totals, zero_totals = np.zeros(self.n), np.zeros(self.n)

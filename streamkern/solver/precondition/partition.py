@@ -91,7 +91,7 @@ class Partition(CenterPartition):
     # -- sums ------------------------------------------------------------------------------
 
     def begin(self, m: int, n: int) -> None:
-        """Prepare for a batch of n rows, of which this rank has m. Collective call."""
+        """Prepare for a batch of n rows, m of them on this rank. Collective call."""
         grid = self.grid
         if grid.columns == 1 or grid.rows == 1:
             return
@@ -104,7 +104,7 @@ class Partition(CenterPartition):
         return self.ranks.sum(a, self.backend)
 
     def broadcast(self, a: Array) -> Array:
-        """Overwrite `a` with that of rank 0, as the results of ranks may differ by rounding."""
+        """Overwrite `a` with the values of rank 0, as ranks may differ by rounding errors."""
         if self.ranks.rank:
             a[...] = 0
         return self.sum(a)
@@ -168,9 +168,9 @@ class Partition(CenterPartition):
             a[...] = 0
 
     def column_broadcast(self, a: Array) -> Array:
-        """Overwrite `a` (q, k) with that of the first rank of the column.
+        """Overwrite `a` (q, k) with the values of the column's first rank.
 
-        The results of ranks may differ by rounding.
+        Ranks may differ by rounding errors.
         """
         if self.grid.row:
             a[...] = 0

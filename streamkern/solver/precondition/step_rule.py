@@ -95,7 +95,7 @@ The limit of stability is pi^2 / 2 (`block_ridge`). For long rounds, half of thi
 
 
 def blocks_due(n: int, share: float) -> float:
-    """Return the number of blocks, of n, in which each step has to evaluate K(Z, Z) alpha.
+    """Return for how many of n blocks a step has to evaluate K(Z, Z) alpha, on average.
 
     share : largest rate at which the ridge shrinks weights of a block, per step: eta ridge / mu.
     """
