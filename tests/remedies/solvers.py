@@ -130,7 +130,7 @@ def of_rows() -> list[Remedy]:
         Remedy("give at least one row",
                lambda: trained({"model.n_centers": "auto"}, centers=X[:0]),
                lambda: trained({"model.n_centers": "auto"}, centers=X[:1])),
-        Remedy("centers hold NaN or infinity in row 0; remove that row",
+        Remedy("centers contain NaN or infinity in row 0; remove that row",
                lambda: trained({"model.n_centers": "auto"}, centers=X[:5] / [[0.0]] * 5),
                lambda: trained({"model.n_centers": "auto"}, centers=X[:5])),
     ]  # fmt: skip
