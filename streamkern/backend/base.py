@@ -328,10 +328,10 @@ class Backend(DenseAlgebra):
     ) -> None:
         """Turn a tile into kernel values, in place; then out += tile @ W and keep <- tile.
 
-        tile : (r, t) squared distances over `scale`; with norms, products of points; for a kernel
-            of L1 distances, these.
+        tile : (r, t) L1 distances for an L1 kernel; otherwise products of points if there are
+            norms, and their squared distances if not.
         norms : squared norms ((r,), (t,)) of the tile's rows and columns, or None.
-        scale : factor of squared distances in units of the points.
+        scale : factor by which squared distances are multiplied.
         W : (t, c), or None.
         out : (r, c).
         keep : (r, t), or the tile itself, or None.

@@ -21,6 +21,7 @@ from streamkern.basics.warning import warn
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 NOT_INSTALLED = f"CuPy is not installed ({install('gpu-cuda12')})"
+"""The result of `gpu_problem` without CuPy."""
 _USABLE: dict[int, Any] = {}
 """GPU number -> the CuPy module with which it passed `probe`."""
 
@@ -103,8 +104,8 @@ def get_backend(
                 f"{mention('device', 'cpu')} to avoid this warning"
             )
         return _cpu(threads, accelerator)
-    kind, _, index = device.partition(":")
-    if kind != "gpu" or (index and not index.isdigit()):
+    name, _, index = device.partition(":")
+    if name != "gpu" or (index and not index.isdigit()):
         raise ConfigError(
             f"{mention('device', device)} is not known", "use 'auto', 'cpu', 'gpu' or 'gpu:N'"
         )

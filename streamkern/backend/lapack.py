@@ -24,6 +24,8 @@ from streamkern.basics.optional import on_demand
 
 Matrix = npt.NDArray[np.floating[Any]]
 _LETTERS = {np.dtype(np.float32): "s", np.dtype(np.float64): "d"}
+"""Dtype -> first letter of the names of LAPACK and BLAS routines."""
+# Python's C API for the capsules in which Cython modules export the addresses of functions.
 _name_of = ctypes.PYFUNCTYPE(ctypes.c_char_p, ctypes.py_object)(
     ("PyCapsule_GetName", ctypes.pythonapi)
 )

@@ -94,8 +94,8 @@ class CompiledBackend(Backend):
         with self.workspace(B.shape[::-1], B.dtype) as Bt:
             Bt[...] = B.T
             out[...] = 0
-            for first in range(0, A.shape[1], L1_FEATURES):
-                features = slice(first, first + L1_FEATURES)
+            for start in range(0, A.shape[1], L1_FEATURES):
+                features = slice(start, start + L1_FEATURES)
                 _l1_part(len(Bt[features]))(A[:, features], Bt[features], out)
 
     def add_unequal(self, A: Array, B: Array, weights: Sequence[float], out: Array) -> None:
@@ -108,7 +108,7 @@ class CompiledBackend(Backend):
             _unequal(len(Bt))(A, Bt, np.array(weights, _f4), out)
 
     def multiply_sparse(self, rows: Sequence[Array], columns: Sequence[Array], out: Array) -> None:
-        """Set out to the product row by row, without the sparse result that SciPy would form."""
+        """Set out to the product row by row; SciPy would first form a sparse result."""
         _sparse_product()(*rows, *columns, out)
 
     def add_product(self, tile: Array, W: Array, out: Array) -> None:

@@ -129,8 +129,8 @@ class CenterPartition:
 
         Each item is a pair: a slice of the part, and the same centers as a slice of the rank's own.
         """
-        for block, own, local in zip(self.blocks, self.in_block, self.local, strict=True):
-            own_start, own_stop = block.start + own.start, block.start + own.stop
+        for block, in_block, local in zip(self.blocks, self.in_block, self.local, strict=True):
+            own_start, own_stop = block.start + in_block.start, block.start + in_block.stop
             start, stop = max(part.start, own_start), min(part.stop, own_stop)
             if start < stop:
                 local_start = local.start + start - own_start

@@ -128,6 +128,7 @@ class Communicator:
 
 
 SINGLE = Communicator()
+"""The communicator of a run on a single rank."""
 
 
 class Collective(Communicator):

@@ -87,11 +87,12 @@ class RowMajor:
             return
         of_A, lda = self._layout(A, left_transposed)
         of_B, ldb = self._layout(B, transposed)
-        dtype, kind = out.dtype, self._types[A.dtype]
+        dtype, cuda_type = out.dtype, self._types[A.dtype]
         # cuBLAS sees the transposes of all matrices, and out.T = B.T A.T.
         self._cublas.gemmEx(
-            self._handle(), of_B, of_A, c, r, k, self._number(alpha, dtype), B.data.ptr, kind, ldb,
-            A.data.ptr, kind, lda, self._number(beta, dtype), out.data.ptr, self._types[dtype],
+            self._handle(), of_B, of_A, c, r, k, self._number(alpha, dtype),
+            B.data.ptr, cuda_type, ldb, A.data.ptr, cuda_type, lda,
+            self._number(beta, dtype), out.data.ptr, self._types[dtype],
             _leading_dimension(out), self._compute[dtype], self._cublas.CUBLAS_GEMM_DEFAULT,
         )  # fmt: skip
 

@@ -19,6 +19,7 @@ from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.unit_edges import unit_edges
 
 BALANCED_STAGE = 24
+"""Number that separates the random draws of this module from others of the same seed."""
 
 
 class Balanced(CenterSelector):
@@ -90,10 +91,10 @@ def quotas(counts: Ints, p: int, favoured: Ints) -> Ints:
     """
     ascending = np.sort(counts)
     # The smallest classes contribute all of their rows, and each of the others `level` rows.
-    n_smaller = np.concatenate(([0], np.cumsum(ascending)[:-1]))
-    levels = np.maximum(p - n_smaller, 0) // np.arange(len(counts), 0, -1)
-    is_below = levels < ascending
-    level = int(levels[np.argmax(is_below)]) if is_below.any() else ascending[-1]
+    n_in_smaller = np.concatenate(([0], np.cumsum(ascending)[:-1]))
+    levels = np.maximum(p - n_in_smaller, 0) // np.arange(len(counts), 0, -1)
+    is_larger = ascending > levels
+    level = int(levels[np.argmax(is_larger)]) if is_larger.any() else ascending[-1]
     numbers = np.minimum(counts, level)
     remainder = max(0, min(p, int(counts.sum())) - int(numbers.sum()))
     numbers[favoured[counts[favoured] > level][:remainder]] += 1
@@ -130,8 +131,9 @@ class _Pool(NamedTuple):
     def empty(cls) -> _Pool:
         return cls(*(np.empty(0, np.int64) for _ in cls._fields))
 
-    def with_rows(self, *more: Ints) -> _Pool:
-        return _Pool(*(np.concatenate(pair) for pair in zip(self, more, strict=True)))
+    def with_rows(self, *fields: Ints) -> _Pool:
+        """Return the pool with further rows, given by the values of each field."""
+        return _Pool(*(np.concatenate(pair) for pair in zip(self, fields, strict=True)))
 
     def smallest(self, limit: Ints) -> _Pool:
         """Return the first limit[k] rows of each class k, sorted by class."""

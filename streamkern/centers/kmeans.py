@@ -16,12 +16,15 @@ from streamkern.centers.selector import CenterWork
 from streamkern.planning.problem import ProblemShape, Selection
 
 KMEANS_STAGE = 22
+"""Second seed of the random generator, which no other use of the seed has."""
 KMEANS_ROWS = 50
 """Number of rows per center. More of them hardly reduce the distances from rows to centers."""
 MIN_KMEANS_ROWS = 1 << 16
+"""Smallest number of rows, also for few centers."""
 KMEANS_PASSES = 10
 """Largest number of passes over the rows."""
 KMEANS_BATCH = 2048
+"""Rows of a mini-batch."""
 SKLEARN_CHUNK = 256
 """Rows whose distances to all means scikit-learn computes at once."""
 SKLEARN_BYTES = 20 << 20

@@ -25,12 +25,12 @@ from streamkern.stream.sources.alignment import AS_SPARSE, check_row_shape
 from streamkern.stream.sources.base import BaseSource, read_units
 from streamkern.stream.sources.sampling import MANY_UNITS, choose_rows, origins_of, read_rows
 
-CENTERS_STAGE = 1
-CENTER_ORDER_STAGE = 21
+CENTERS_STAGE, CENTER_ORDER_STAGE, COPIES_STAGE, WEIGHTLESS_STAGE = 1, 21, 100, 200
+"""Numbers that separate the random draws of this module from others of the same seed."""
 BANDWIDTH_ROWS = 1000
+"""Largest number of centers whose distances determine the bandwidth."""
 DRAW_TRIES, DRAW_FACTOR = 4, 4
 """Number of draws to replace rows that are unsuitable as centers, and rows drawn for each."""
-COPIES_STAGE, WEIGHTLESS_STAGE = 100, 200
 
 
 class Random(CenterSelector):

@@ -121,24 +121,24 @@ class Kernel:
 
     def with_bandwidth(self, bandwidth: float) -> Self:
         """Return the same kernel with another bandwidth."""
-        other = copy.copy(self)
-        other.bandwidth = positive_parameter("bandwidth", bandwidth)
-        return other
+        kernel = copy.copy(self)
+        kernel.bandwidth = positive_parameter("bandwidth", bandwidth)
+        return kernel
 
     # -- the metric ------------------------------------------------------------------------
 
     def with_metric(self, metric: npt.ArrayLike | None) -> Self:
         """Return the same kernel with another metric, or without one."""
-        other = copy.copy(self)
-        other._set_metric(metric)
-        return other
+        kernel = copy.copy(self)
+        kernel._set_metric(metric)
+        return kernel
 
     def with_categorical(self, categorical: Iterable[Any]) -> Self:
         """Return the same kernel with categorical features, pairs (feature, weight)."""
-        other = copy.copy(self)
+        kernel = copy.copy(self)
         of_distance = self.geometry == "distance" and not self.explicit
-        other.categorical = checked_categorical(categorical, self, of_distance=of_distance)
-        return other
+        kernel.categorical = checked_categorical(categorical, self, of_distance=of_distance)
+        return kernel
 
     def _set_metric(self, metric: npt.ArrayLike | None) -> None:
         self.metric = None

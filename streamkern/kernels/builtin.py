@@ -271,7 +271,9 @@ def get_kernel(
         A name or a parameter is unknown, or has an invalid value.
     """
     if isinstance(kernel, Kernel):
-        return kernel.with_bandwidth(_for(kernel, bandwidth)) if kernel.is_open else kernel
+        if not kernel.is_open:
+            return kernel
+        return kernel.with_bandwidth(_bandwidth_for(kernel, bandwidth))
     table = dict(kernel) if isinstance(kernel, Mapping) else {"kind": kernel}
     # A description has the shape and the digest of its metric; the numbers are stored separately.
     metric_digest = table.pop("metric", None)
@@ -304,15 +306,15 @@ def our_name(name: str) -> str:
     return built_in if built_in in BUILT_IN else name
 
 
-def _for(kernel: Kernel | type[Kernel], bandwidth: float | str | BandwidthOf) -> Any:
-    """Return the bandwidth for a kernel."""
+def _bandwidth_for(kernel: Kernel | type[Kernel], bandwidth: float | str | BandwidthOf) -> Any:
+    """Return the bandwidth, or the result of the function that depends on the geometry."""
     return bandwidth(kernel.geometry) if callable(bandwidth) else bandwidth
 
 
 def _class_of(name: object) -> type[Kernel]:
     """Return the class of a kernel by its name."""
     built_in = BUILT_IN.get(our_name(name)) if isinstance(name, str) else None
-    user_defined = [kind for kind in own_classes() if name in (name_of(kind), reference_of(kind))]
+    user_defined = [cls for cls in own_classes() if name in (name_of(cls), reference_of(cls))]
     if built_in is not None or user_defined:
         return built_in or user_defined[-1]  # the last one defined
     if isinstance(name, str) and "." in name:
@@ -326,9 +328,9 @@ def own_classes() -> Iterator[type[Kernel]]:
     return subclasses(Kernel)
 
 
-def reference_of(kind: type[Kernel]) -> str:
-    """Return the "module:Class" by which a setting names a class."""
-    return f"{kind.__module__}:{kind.__qualname__}"
+def reference_of(kernel_class: type[Kernel]) -> str:
+    """Return "module:Class", by which settings name a class."""
+    return f"{kernel_class.__module__}:{kernel_class.__qualname__}"
 
 
 def _from_table(table: Mapping[str, Any], bandwidth: float | str | BandwidthOf) -> Kernel:
@@ -357,7 +359,7 @@ def _from_table(table: Mapping[str, Any], bandwidth: float | str | BandwidthOf) 
         tables = [part if isinstance(part, Mapping) else {"kind": part} for part in parts]
         arguments["parts"] = [_from_table(part, bandwidth) for part in tables]
     if "bandwidth" in allowed and arguments.get("bandwidth", "auto") == "auto":
-        arguments["bandwidth"] = _for(kernel_class, bandwidth)
+        arguments["bandwidth"] = _bandwidth_for(kernel_class, bandwidth)
     kernel, recorded = kernel_class(**arguments), table.get("values")
     if recorded and not np.allclose(sample_values(kernel), recorded, rtol=1e-4, atol=1e-6):
         raise ConfigError(

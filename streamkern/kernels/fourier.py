@@ -40,6 +40,7 @@ from streamkern.kernels.builtin import (
 from streamkern.kernels.inner import InnerKernel
 
 FREQUENCY_STAGE = 31
+"""Second seed of the random generator, which no other use of the seed has."""
 Draws = npt.NDArray[np.float64]
 
 
@@ -79,10 +80,10 @@ _SCALES: dict[type[Kernel], Callable[[Any, np.random.Generator, int], Draws]] = 
 def check_sampled(kernel: Kernel) -> None:
     """Raise ConfigError unless the frequencies of `kernel` can be drawn."""
     if type(kernel) is not LaplaceL1 and type(kernel) not in _SCALES:
-        known = ", ".join(sorted(name_of(k) for k in (*_SCALES, LaplaceL1)))
+        supported = ", ".join(sorted(name_of(cls) for cls in (*_SCALES, LaplaceL1)))
         raise ConfigError(
             f"{mention('model.features', 'fourier')} does not support {kernel!r}",
-            f"use one of {known}, or {mention('features', 'nystrom')}",
+            f"use one of {supported}, or {mention('features', 'nystrom')}",
         )
     if kernel.categorical:
         raise ConfigError(

@@ -38,10 +38,11 @@ def positive_parameter(name: str, value: Any, *, zero: bool = False) -> float:
     return float(value)
 
 
-def count_parameter(name: str, value: Any, most: int) -> int:
-    """Return a whole number from 1 to `most`; otherwise raise ConfigError."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value <= most:
-        raise ConfigError(f"{name}={value!r} must be a whole number between 1 and {most}")
+def count_parameter(name: str, value: Any, maximum: int) -> int:
+    """Return a whole number from 1 to `maximum`; otherwise raise ConfigError."""
+    is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not is_integer or not 1 <= value <= maximum:
+        raise ConfigError(f"{name}={value!r} must be a whole number between 1 and {maximum}")
     return int(value)
 
 

@@ -127,7 +127,7 @@ class KernelOperator(PointPreparation):
     def _column_groups(self, p: int, width: int, n_slabs: int, c: int) -> list[list[slice]]:
         """Return the tiles of p columns, `width` wide, in groups of at least `group_tiles`.
 
-        There are at most as many groups as `PRODUCT_PIECES` and the memory for (m, c) sums suggest.
+        There are at most n_groups(c), and no more than `PRODUCT_PIECES` pieces require.
         """
         columns = tiles(p, max(width, 1))
         max_groups = min(n_groups(c), -(-PRODUCT_PIECES // max(n_slabs, 1)))

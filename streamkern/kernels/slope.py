@@ -147,16 +147,19 @@ def _is(node: ast.expr, value: float) -> bool:
 
 
 def _plus(a: ast.expr, b: ast.expr) -> ast.expr:
+    """Return a + b, simplified if one of them is 0."""
     if _is(a, 0):
         return b
     return a if _is(b, 0) else ast.BinOp(a, ast.Add(), b)
 
 
 def _minus(a: ast.expr) -> ast.expr:
+    """Return -a, simplified if a is 0."""
     return a if _is(a, 0) else ast.UnaryOp(ast.USub(), a)
 
 
 def _times(a: ast.expr, b: ast.expr) -> ast.expr:
+    """Return a * b, simplified if one of them is 0 or 1."""
     if _is(a, 0) or _is(b, 0):
         return ast.Constant(0.0)
     if _is(a, 1):
@@ -165,4 +168,5 @@ def _times(a: ast.expr, b: ast.expr) -> ast.expr:
 
 
 def _over(a: ast.expr, b: ast.expr) -> ast.expr:
+    """Return a / b, simplified if a is 0."""
     return a if _is(a, 0) else ast.BinOp(a, ast.Div(), b)

@@ -27,6 +27,6 @@ def of_sparse_rows(kernel: Kernel) -> Kernel:
             f"{kernel!r} cannot be used for sparse rows: it has a metric or categorical features",
             "leave them out, or make the rows dense before they are stored",
         )
-    other = copy.copy(kernel)
-    other.sparse = True
-    return other
+    sparse_kernel = copy.copy(kernel)
+    sparse_kernel.sparse = True
+    return sparse_kernel

@@ -10,8 +10,8 @@ With them, l is majorised by a squared error with another target:
 
     l(z', y) <= const + L / 2 |z' - (z - dl/dz / L)|^2,    with equality at z' = z.
 
-So a step on a full batch that would not raise the mean squared error, if computed with the residual
-dl/dz / L in place of z - y, does not raise the mean of l either.
+A step on a full batch that is computed for the mean squared error, with the residual dl/dz / L in
+place of z - y, therefore does not raise the mean of l.
 
 The gradient of every loss here is a function of the target y and of the error of the prediction,
 e = predict(z) - y. A step and the training log therefore use the same errors.

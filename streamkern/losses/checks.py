@@ -87,6 +87,7 @@ class _LossCheck:
         self._check_values()
 
     def _refuse(self, rule: str, remedy: str) -> NoReturn:
+        """Raise ConfigError for the loss that the user gave."""
         raise ConfigError(f"{mention('model.loss', self.unfitted)}: {rule}", remedy)
 
     def _call(self, name: str, loss: Loss, *arguments: Any) -> Any:
@@ -202,10 +203,10 @@ class _LossCheck:
         outputs = np.arange(self.errors.shape[1])
         lowest, highest = (exact[rows, outputs] for rows in extreme_rows)
         if (lowest >= 0).any() or (highest <= 0).any():
-            end = LARGEST * self.spread
+            largest = LARGEST * self.spread
             self._refuse(
-                f"it has no minimum, as gradient is {lowest.max():.3g} at an error of {-end:.3g} "
-                f"and {highest.min():.3g} at {end:.3g}",
+                f"it has no minimum, as gradient is {lowest.max():.3g} at an error of "
+                f"{-largest:.3g} and {highest.min():.3g} at {largest:.3g}",
                 "return the derivative with respect to the prediction, which rises with the error",
             )
 
@@ -243,10 +244,10 @@ class _LossCheck:
             )
         a = self.errors
         size = np.abs(a) + self.spread / LARGEST
-        ends = [self.rng.permutation(a), np.roll(a, 1, axis=0)]
-        ends += [a + h * size * self._directions() for h in (STEP, 0.1, 1.0)]
+        second_points = [self.rng.permutation(a), np.roll(a, 1, axis=0)]
+        second_points += [a + h * size * self._directions() for h in (STEP, 0.1, 1.0)]
         gradient_a = self._gradient(a)
-        for b in ends:
+        for b in second_points:
             gradient_b, d = self._gradient(b), b - a
             rise, bound = ((gradient_b - gradient_a) * d).sum(axis=1), (L * d * d).sum(axis=1)
             slack = 1e-9 * ((np.abs(gradient_a) + np.abs(gradient_b)) * np.abs(d)).sum(axis=1)

@@ -137,7 +137,10 @@ class Quantile(_Levels):
         return 0.5 / np.asarray(self.width, np.float64)
 
     def at(self, rows_per_center: float) -> Self:
-        """Return the loss with `width` divided by 1 + rows_per_center, down to `LAST_WIDTH`."""
+        """Return the loss with the width divided by 1 + rows_per_center.
+
+        It is divided by at most `FIRST_WIDTH` / `LAST_WIDTH`.
+        """
         assert self.width is not None
         factor = max(LAST_WIDTH / FIRST_WIDTH, 1 / (1 + rows_per_center))
         return replace(self, width=[factor * width for width in self.width])

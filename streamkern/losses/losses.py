@@ -41,8 +41,8 @@ def loss_of(name: str | Loss, quantile: float | Sequence[float] | None = None) -
     """
     if name == SQUARES or isinstance(name, Loss):
         return name if isinstance(name, Loss) else None
-    kind: Callable[..., Loss] = LOSS_CLASSES[name]
-    return kind() if quantile is None else kind(quantile=quantile)
+    constructor: Callable[..., Loss] = LOSS_CLASSES[name]
+    return constructor() if quantile is None else constructor(quantile=quantile)
 
 
 def saved_loss(meta: Mapping[str, Any]) -> Loss | None:
@@ -57,8 +57,8 @@ def saved_loss(meta: Mapping[str, Any]) -> Loss | None:
     if name == SQUARES:
         return None
     is_own = isinstance(name, Mapping)
-    kind = recorded_class(name, meta["n_outputs"]) if is_own else LOSS_CLASSES[name]
-    return kind(**meta["setup"].get("loss", {}))
+    constructor = recorded_class(name, meta["n_outputs"]) if is_own else LOSS_CLASSES[name]
+    return constructor(**meta["setup"].get("loss", {}))
 
 
 def loss_for_figures(meta: Mapping[str, Any]) -> Loss | None:
@@ -96,7 +96,7 @@ def loss_text(loss: str | Loss | Mapping[str, Any]) -> str:
 def _number_text(value: Any) -> str:
     """Format a parameter: a number, or the first few numbers of a list with one for each output."""
     if isinstance(value, list):
-        more = ", ..." if len(value) > SHOWN_OUTPUTS else ""
-        text = ", ".join(map(_number_text, value[:SHOWN_OUTPUTS])) + more
+        ellipsis = ", ..." if len(value) > SHOWN_OUTPUTS else ""
+        text = ", ".join(map(_number_text, value[:SHOWN_OUTPUTS])) + ellipsis
         return text if len(value) == 1 else f"[{text}]"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

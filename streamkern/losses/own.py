@@ -19,14 +19,15 @@ from streamkern.basics.own_class import imported_class, subclasses, undefined_cl
 from streamkern.losses.base import Loss
 
 PACKAGE: Final = "streamkern."
+"""Beginning of the names of modules whose losses are built in."""
 RESERVED: Final = ("kind", "values")
 """Keys of a description that are not parameters of the loss."""
 
 
 def is_own(loss: object) -> bool:
     """Return whether an object is a user-defined loss, or its class."""
-    kind = loss if isinstance(loss, type) else type(loss)
-    return issubclass(kind, Loss) and not kind.__module__.startswith(PACKAGE)
+    loss_class = loss if isinstance(loss, type) else type(loss)
+    return issubclass(loss_class, Loss) and not loss_class.__module__.startswith(PACKAGE)
 
 
 def given_loss(value: object) -> object:
@@ -79,7 +80,7 @@ def _instance(loss_class: type[Loss], parameters: Mapping[str, Any]) -> Loss:
 
 def defined_class(reference: str) -> type[Loss] | None:
     """Return the last class "module:Class" that this process has defined, or None."""
-    return next((kind for kind in reversed([*subclasses(Loss)]) if kind.name == reference), None)
+    return next((cls for cls in reversed([*subclasses(Loss)]) if cls.name == reference), None)
 
 
 # -- as JSON values --------------------------------------------------------------------------------

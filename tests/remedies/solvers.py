@@ -75,7 +75,7 @@ def of_settings() -> list[Remedy]:
          {"data.batch_size": 60}),
         ("block_size=30 must lie between 1 and", solver("block", block_size=30),
          solver("block", block_size=20)),
-        ("set centers = 'random', or another way", {"model.centers": "balanced"},
+        ("set centers = 'random', or another selector", {"model.centers": "balanced"},
          {"model.centers": "random"}),
         ("lower n_centers, or set centers = 'random'",
          {"model.centers": "rpcholesky", "data.train": "few.zarr"},
