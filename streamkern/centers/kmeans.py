@@ -16,7 +16,7 @@ from streamkern.centers.selector import CenterWork
 from streamkern.planning.problem import ProblemShape, Selection
 
 KMEANS_STAGE = 22
-"""Second seed of the random generator, which no other use of the seed has."""
+"""Number that separates these random draws from others of the same seed."""
 KMEANS_ROWS = 50
 """Number of rows per center. More of them hardly reduce the distances from rows to centers."""
 MIN_KMEANS_ROWS = 1 << 16

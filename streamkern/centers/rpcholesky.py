@@ -31,7 +31,7 @@ from streamkern.planning.problem import ProblemShape, Selection
 from streamkern.solver.precondition.norm import check_overlap
 
 PIVOT_STAGE = 23
-"""Second seed of the random generator, which no other use of the seed has."""
+"""Number that separates these random draws from others of the same seed."""
 PIVOT_BLOCK = 128
 """Number of proposals in a round, b."""
 CANDIDATES = (8, 4, 2)

@@ -85,6 +85,7 @@ class GradientSum:
     def mean(self) -> npt.NDArray[np.float64]:
         """Return G (d, d) with respect to the original features; zeros if no row was added."""
         J = _jacobian(self.op)
+        # `op.scale` is 1, unless points are in steps of a grid: then k = phi(scale |a - b|^2).
         G = 4 * self.op.scale**2 / max(self._total_weight, 1e-300) * self._total
         if J.ndim == 2:
             return np.asarray(J @ G @ J.T)

@@ -40,7 +40,7 @@ from streamkern.kernels.builtin import (
 from streamkern.kernels.inner import InnerKernel
 
 FREQUENCY_STAGE = 31
-"""Second seed of the random generator, which no other use of the seed has."""
+"""Number that separates these random draws from others of the same seed."""
 Draws = npt.NDArray[np.float64]
 
 
