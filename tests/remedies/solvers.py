@@ -75,7 +75,7 @@ def of_settings() -> list[Remedy]:
          {"data.batch_size": 60}),
         ("block_size=30 must lie between 1 and", solver("block", block_size=30),
          solver("block", block_size=20)),
-        ("set centers = 'random', or another way", {"model.centers": "balanced"},
+        ("set centers = 'random', or another selector", {"model.centers": "balanced"},
          {"model.centers": "random"}),
         ("lower n_centers, or set centers = 'random'",
          {"model.centers": "rpcholesky", "data.train": "few.zarr"},
@@ -130,7 +130,7 @@ def of_rows() -> list[Remedy]:
         Remedy("give at least one row",
                lambda: trained({"model.n_centers": "auto"}, centers=X[:0]),
                lambda: trained({"model.n_centers": "auto"}, centers=X[:1])),
-        Remedy("centers hold NaN or infinity in row 0; remove that row",
+        Remedy("centers contain NaN or infinity in row 0; remove that row",
                lambda: trained({"model.n_centers": "auto"}, centers=X[:5] / [[0.0]] * 5),
                lambda: trained({"model.n_centers": "auto"}, centers=X[:5])),
     ]  # fmt: skip
