@@ -1,1 +1,1 @@
-"""NumPy, Numba and CuPy behind one object; nothing else names the last two."""
+"""One interface to NumPy, Numba and CuPy; only this package imports Numba and CuPy."""

@@ -1,13 +1,12 @@
 """One interface to the array library and the device.
 
-Everything else is written once against `backend.xp` and the few methods below. NumPy, here, and
-CuPy, in `cupy_backend`, differ in how tiles are walked: NumPy distributes them over a pool of
-threads, each with a single-threaded BLAS, because one big multi-threaded GEMM followed by
-element-wise passes streams the kernel matrix through memory several times; CuPy walks them in
-order on one stream.
+All other code uses the array module `backend.xp` and the methods below. `Backend` is the CPU, with
+NumPy. It distributes tiles over a pool of threads, each with a single-threaded BLAS, because one
+large multi-threaded GEMM followed by element-wise passes would read the kernel matrix from memory
+several times. `cupy_backend.CupyBackend` processes tiles in order on one stream of a GPU.
 
-Every reduction has a fixed order that does not depend on the number of threads, so a result is
-the same bit for bit on one thread or sixteen.
+Every sum has a fixed order that does not depend on the number of threads, so a result has the same
+bits on one thread or sixteen.
 """
 
 from __future__ import annotations
@@ -36,6 +35,7 @@ __all__ = ["Array", "Backend", "Uploader", "tiles"]
 _T = TypeVar("_T")
 
 WIDE_FEATURES = 128
+"""Columns of prepared points from which tiles are `wide_tile_cols` wide."""
 
 
 class Backend(DenseAlgebra):
@@ -49,31 +49,34 @@ class Backend(DenseAlgebra):
     name = "cpu"
     tile_rows = 1024
     tile_cols, wide_tile_cols = 256, 512
-    """A tile is as large as a core's L2, and tall, because the BLAS repacks the column operand for
-    every tile: 1024 x 256 was 3 to 15 % faster than 512 x 512. With WIDE_FEATURES or more the
-    passes over a tile matter less, and the copies more: 1024 x 512 was 3 to 4 % faster."""
+    """Rows and columns of a tile of a kernel matrix. It fits in a core's L2 cache, and is taller
+    than wide, because the BLAS repacks the column operand for every tile. Wide rows have a larger
+    tile: passes over the tile take a smaller part of the time, and repacking a larger one."""
     group_tiles = 1
+    """Smallest number of tiles of a group, see `kernels.products`."""
     prepare_rows = 256
+    """Number of rows that are prepared at once."""
     kept_in_place = False
-    """Whether the GEMM writes whole rows straight into the kept kernel matrix, instead of copying
-    each tile from cache."""
+    """Whether the GEMM writes directly to the kernel matrix that is kept, instead of to a tile in
+    cache that is then copied."""
     norms_in_columns = True
     """Whether the squared norms enter the GEMM as two extra columns, which saves passes over a
-    tile; otherwise the pass that applies the profile adds them, at no cost on that device."""
+    tile. If not, the compiled pass that applies the profile adds them."""
     tensor_cores = False
     """Whether products in half precision are much faster than in float32."""
     accelerator = "none"
+    """Name of the compiler of element-wise passes; "none" without one."""
     fills: Fills | None = None
     """Compiled fill functions for `basics.randomness`, if any."""
     staging = 0
     """Number of staging buffers of an uploader; 0 on the CPU."""
     library_bytes = 0
-    """Bytes of libraries that this backend loads, beyond `import streamkern`."""
+    """Bytes of libraries that this backend loads in addition to those of streamkern."""
     float64_cost = 2.0
     """Time of a FLOP in float64, in units of the time of a FLOP in float32."""
     l1_entries = 1 << 15
-    """Entries of a tile of L1-norm distances; the tile and an equally large buffer of differences
-    fit in the first-level cache."""
+    """Entries of a tile of L1 distances. The tile and a buffer of differences of the same size fit
+    in the L1 cache."""
 
     def __init__(self, threads: int | None = None) -> None:
         if threads is not None and threads < 1:
@@ -81,7 +84,7 @@ class Backend(DenseAlgebra):
         self.threads = threads or available_cpus()
         self.xp: Any = np
         freed_arrays.keep()
-        lapack.load_libraries()  # only libraries that are already loaded can be limited
+        lapack.load_libraries()  # before `blas_libraries`, which finds only loaded libraries
         self._blas = lapack.blas_libraries()
         self._pool = (
             ThreadPoolExecutor(self.threads - 1, thread_name_prefix="streamkern-tile")
@@ -102,8 +105,8 @@ class Backend(DenseAlgebra):
     def active(self) -> Iterator[None]:
         """Make arrays of this backend usable on the calling thread for a `with` block.
 
-        May be nested, also within that of another backend. Does nothing on the CPU. Must not be
-        held across a `yield` to arbitrary code of a caller.
+        Blocks may be nested, also in a block of another backend. Code of a caller must not run
+        within a block, so a generator must not yield in one. Does nothing on the CPU.
         """
         yield
 
@@ -121,7 +124,7 @@ class Backend(DenseAlgebra):
             self._pool = None
 
     def describe(self) -> dict[str, object]:
-        """Return everything that has to be equal for two runs to agree bit for bit."""
+        """Return the facts that must be equal for two runs to have the same bits."""
         libraries = sorted(
             {
                 f"{lib['internal_api']} {lib['version']} {lib.get('architecture', '')} "
@@ -139,7 +142,7 @@ class Backend(DenseAlgebra):
     # -- data in and out -------------------------------------------------------------------
 
     def asarray(self, host: npt.ArrayLike, dtype: npt.DTypeLike | None = None) -> Array:
-        """Return a C-ordered device array; on the CPU the array itself if nothing has to change."""
+        """Return a C-ordered device array; on the CPU, `host` itself if it is one of the dtype."""
         return np.ascontiguousarray(host, dtype=dtype)
 
     def to_host(self, a: Array) -> npt.NDArray[Any]:
@@ -151,10 +154,10 @@ class Backend(DenseAlgebra):
         return np.array(a)
 
     def by_parts(self, a: Array) -> Any:
-        """Return a view of `a` whose parts are read and written as host arrays, for files.
+        """Return a view of `a` whose slices are read and written as host arrays, for files.
 
-        It has a shape, a dtype, and parts ``[rows]`` that may be read and set. On the CPU it is the
-        array itself; from a device, no array of the size of `a` comes to the host.
+        The view has a shape, a dtype, and items ``[rows]``. On the CPU it is the array itself. On a
+        GPU only the slices in use are copied to the host.
         """
         return a
 
@@ -166,7 +169,7 @@ class Backend(DenseAlgebra):
         """Wait until the device has completed all queued work."""
 
     def release(self) -> None:
-        """Give freed memory back. Call between phases only: the next allocation pays for it."""
+        """Return freed memory to the system. To be called between phases: it slows allocations."""
         freed_arrays.release()
 
     def memory_available(self) -> int:
@@ -174,7 +177,7 @@ class Backend(DenseAlgebra):
         return available_memory()
 
     def tile_width(self, width: int) -> int:
-        """Return the columns of a tile, for prepared points with `width` columns."""
+        """Return the number of columns of a tile for prepared points with `width` columns."""
         return self.tile_cols if width < WIDE_FEATURES else self.wide_tile_cols
 
     def costs(self, precision: str) -> Costs:
@@ -186,28 +189,29 @@ class Backend(DenseAlgebra):
     def single_threaded_blas(self) -> AbstractContextManager[None]:
         """Limit BLAS calls to their own thread for a `with` block. May be nested.
 
-        Around many calls of `run` it saves setting the limit for each, about 30 us.
+        Around many calls of `run`, it saves setting the limit in each call.
         """
         return one_thread(self._blas)
 
     def run(self, fn: Callable[[_T], None], items: Iterable[_T]) -> None:
-        """Call `fn` on every item, in any order, and return when all are done.
+        """Call `fn` on every item, in any order, and return when all calls have returned.
 
-        The calling thread works as well: to wake another one takes longer than a small item. `fn`
-        must write to its own part of an output only, and must not call `run`. After an error no
-        further item is started, and the error is raised once all threads are idle.
+        The calling thread takes items as well, because waking another thread takes longer than a
+        small item. `fn` must write to its own part of an output only, and must not call `run`.
+        After an error no further item is started, and the error is raised once all threads are
+        idle.
         """
-        work = list(items)
+        items = list(items)
         with self.single_threaded_blas():
-            if self._pool is None or len(work) < 2:
-                for item in work:
+            if self._pool is None or len(items) < 2:
+                for item in items:
                     fn(item)
                 return
-            # One future per thread rather than per item: a future costs about 10 us.
-            queue = iter(work)
+            # One future per thread, not per item, because a future takes about 10 us.
+            queue = iter(items)
             lock, stop = threading.Lock(), threading.Event()
 
-            def drain() -> None:
+            def process_queue() -> None:
                 while not stop.is_set():
                     with lock:
                         item = next(queue, stop)
@@ -219,13 +223,13 @@ class Backend(DenseAlgebra):
                         stop.set()
                         raise
 
-            others = min(self.threads, len(work)) - 1
-            futures = [self._pool.submit(drain) for _ in range(others)]
+            other_threads = min(self.threads, len(items)) - 1
+            futures = [self._pool.submit(process_queue) for _ in range(other_threads)]
             try:
                 with np.errstate(all="warn", under="ignore"):  # NumPy's default, as in the pool
-                    drain()
+                    process_queue()
                 wait(futures)
-            except BaseException:  # an interrupt of this thread reaches the others here
+            except BaseException:  # including an interrupt, which only this thread receives
                 stop.set()
                 wait(futures)
                 raise
@@ -239,73 +243,72 @@ class Backend(DenseAlgebra):
         return self._workspaces.lend(self.xp, shape, dtype)
 
     def operand_dtype(self, precision: str) -> np.dtype[Any]:
-        """Return the dtype of points in a GEMM. Half precision is emulated in float32 here."""
+        """Return the dtype of prepared points. The CPU stores half-precision values as float32."""
         return np.dtype(np.float64 if precision == "float64" else np.float32)
 
     def gemm(self, A: Array, B: Array, out: Array) -> None:
         """Compute out = A @ B.T on this thread. A : (r, k), B : (t, k), out : (r, t)."""
-        self._rows_of(A, B.T, out)
+        self._multiply(A, B.T, out)
 
-    def _rows_of(self, A: Array, B: Array, out: Array) -> None:
+    def _multiply(self, A: Array, B: Array, out: Array) -> None:
         """Compute out = A @ B, such that a row's result does not depend on the number of rows.
 
-        A single row would be a matrix-vector product, whose order of additions differs from that of
-        a matrix product: the prediction of a row would depend on the rows computed together with
-        it.
+        A product of a single row would be a matrix-vector product, which adds in another order than
+        a matrix product. A single row is therefore multiplied as two equal rows.
         """
         if len(A) > 1:
             np.matmul(A, B, out=out)
             return
         with (
-            self.workspace((2, A.shape[1]), A.dtype) as pair,
-            self.workspace((2, B.shape[1]), out.dtype) as both,
+            self.workspace((2, A.shape[1]), A.dtype) as two_rows,
+            self.workspace((2, B.shape[1]), out.dtype) as product,
         ):
-            pair[...] = A
-            np.matmul(pair, B, out=both)
-            out[...] = both[: len(A)]
+            two_rows[...] = A
+            np.matmul(two_rows, B, out=product)
+            out[...] = product[: len(A)]
 
     def l1_distances(self, A: Array, B: Array, out: Array) -> None:
         """Set out to the sums of |a - b| over the features. A : (r, d), B : (t, d), out : (r, t).
 
-        No GEMM computes this: it takes three passes over out for each feature.
+        Each feature takes three passes over out, because a GEMM cannot compute this.
         """
         for rows in tiles(len(A), max(1, self.l1_entries // max(1, len(B)))):
             a, total = A[rows], out[rows]
             total[...] = 0
-            with self.workspace(total.shape, total.dtype) as part:
+            with self.workspace(total.shape, total.dtype) as difference:
                 for k in range(A.shape[1]):
-                    self.xp.subtract(a[:, k, None], B[:, k], out=part)
-                    self.xp.absolute(part, out=part)
-                    total += part
+                    self.xp.subtract(a[:, k, None], B[:, k], out=difference)
+                    self.xp.absolute(difference, out=difference)
+                    total += difference
 
     def multiply_sparse(self, rows: Sequence[Array], columns: Sequence[Array], out: Array) -> None:
-        """Set out to a product of two sparse matrices in CSR form, (m, v) and (v, p).
+        """Set out (m, p) to the product of two sparse matrices, (m, v) and (v, p).
 
-        rows, columns : values, column numbers, and starts of the rows in both. out : (m, p).
+        rows, columns : the two matrices in CSR form, each as (values, column numbers, row starts).
         """
         csr, (m, p) = self.sparse.csr_matrix, out.shape
         v = len(columns[2]) - 1
         out[...] = (csr(tuple(rows), shape=(m, v)) @ csr(tuple(columns), shape=(v, p))).toarray()
 
     def add_unequal(self, A: Array, B: Array, weights: Sequence[float], out: Array) -> None:
-        """Add to out the weights of the columns in which rows differ.
+        """Add to each entry of out the weights of the columns in which its two rows differ.
 
         A : (r, k), B : (t, k), weights : k numbers, out : (r, t).
         """
         with (
-            self.workspace(out.shape, np.bool_) as unequal,
-            self.workspace(out.shape, out.dtype) as part,
+            self.workspace(out.shape, np.bool_) as is_unequal,
+            self.workspace(out.shape, out.dtype) as term,
         ):
             for k, weight in enumerate(weights):
-                self.xp.not_equal(A[:, k, None], B[:, k], out=unequal)
-                part[...] = unequal
-                part *= weight
-                out += part
+                self.xp.not_equal(A[:, k, None], B[:, k], out=is_unequal)
+                term[...] = is_unequal
+                term *= weight
+                out += term
 
     def square_norms(self, points: Array, out: Array) -> None:
-        """Set out to |x|^2 per row, summed in float64. points : (r, d), out : (r,).
+        """Set out to |x|^2 of each row, summed in float64. points : (r, d), out : (r,).
 
-        float64 norms cost nothing next to the product, and remove their error from the distance.
+        float64 avoids rounding errors of the norms in distances, and takes little time.
         """
         with self.workspace(out.shape, np.float64) as norms:
             np.einsum("ij,ij->i", points, points, dtype=np.float64, out=norms)
@@ -323,14 +326,16 @@ class Backend(DenseAlgebra):
         *,
         first: bool = False,
     ) -> None:
-        """Turn a GEMM's tile into kernel values, in place; out += tile @ W; keep <- tile.
+        """Turn a tile into kernel values, in place; then out += tile @ W and keep <- tile.
 
-        tile : (r, t) squared distances over `scale`, or, with norms ((r,), (t,)), products of
-            points; L1 distances for a kernel of L1 distances.
-        W : (t, c).
+        tile : (r, t) L1 distances for an L1 kernel; otherwise products of points if there are
+            norms, and their squared distances if not.
+        norms : squared norms ((r,), (t,)) of the tile's rows and columns, or None.
+        scale : factor by which squared distances are multiplied.
+        W : (t, c), or None.
         out : (r, c).
-        keep : (r, t), may be the tile itself.
-        first : `out` is not read, and starts at zero.
+        keep : (r, t), or the tile itself, or None.
+        first : overwrite `out`, instead of adding to it.
         """
         self.apply_profile(kernel, tile, scale, norms)
         if keep is not None and keep is not tile:
@@ -343,20 +348,17 @@ class Backend(DenseAlgebra):
 
     def add_product(self, tile: Array, W: Array, out: Array) -> None:
         """Compute out += tile @ W on this thread. tile : (r, t), W : (t, c), out : (r, c)."""
-        with self.workspace(out.shape, out.dtype) as share:
-            if W.shape[1] == 1:  # see `_rows_of`: rows must not depend on the batch
-                np.vecdot(tile, W[:, 0], out=share[:, 0])
+        with self.workspace(out.shape, out.dtype) as product:
+            if W.shape[1] == 1:  # not by `matmul`, for the reason given in `_multiply`
+                np.vecdot(tile, W[:, 0], out=product[:, 0])
             else:
-                self._rows_of(tile, W, share)
-            out += share
+                self._multiply(tile, W, product)
+            out += product
 
     def apply_profile(
         self, kernel: Any, tile: Array, scale: float, norms: tuple[Array, Array] | None
     ) -> None:
-        """Apply the kernel's profile to scale times squared distances, in place; see `finish_tile`.
-
-        An inner-product kernel receives products and norms; an L1 kernel receives L1 distances.
-        """
+        """Replace the tile of `finish_tile` by kernel values, in place."""
         if kernel.geometry == "l1":
             self._set(tile, kernel.profile(tile, self.xp))
             return
@@ -370,26 +372,27 @@ class Backend(DenseAlgebra):
             tile += norms[1]
         with self.workspace(tile.shape[1:], tile.dtype) as zeros:
             zeros[...] = 0
-            self.xp.maximum(tile, zeros, out=tile)  # a third of the time of maximum(tile, 0)
+            self.xp.maximum(tile, zeros, out=tile)  # faster than maximum(tile, 0)
         if scale != 1:
             tile *= scale
         self._set(tile, kernel.profile(tile, self.xp))
 
     @staticmethod
     def _set(tile: Array, value: Array) -> None:
+        """Copy value to the tile, unless the profile has worked in place."""
         if value is not tile:
             tile[...] = value
 
 
 class Uploader:
-    """Copies host arrays to the device. On the CPU they are already there."""
+    """Copies host arrays to the device. On the CPU, it returns them without a copy if it can."""
 
     def __init__(self, backend: Backend, depth: int) -> None:
         self.backend = backend
         self.depth = depth
 
     def upload(self, host: npt.NDArray[Any]) -> Array:
-        """Return the same rows on the device, in the storage dtype."""
+        """Return a host array on the device, in the same dtype."""
         return self.backend.asarray(host)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""One batch on the device: the stream yields it, and a solver's step takes it."""
+"""One batch on the device, which the stream yields and a solver's step takes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from streamkern.backend.base import Array
 class Batch:
     """A batch of m rows.
 
-    Arrays are valid only until the next batch is requested. Copy what you keep.
+    Its arrays are valid only until the next batch is requested.
 
-    X : (m, d), float32 or float64; on the CPU a view of the loader's memory if nothing was cast.
+    X : (m, d), float32 or float64; on the CPU a view of the loader's memory unless it was cast.
     Y : (m, c) targets, in the dtype of X.
-    row_ids : (m,) int64 virtual rows of the source, on the host.
+    row_ids : (m,) int64 row numbers in the source, on the host; of augmented rows, virtual ones.
     w : (m,) sample weights in the dtype of X; None if all are 1.
     epoch : epoch of the batch, from 0.
     index : position of the batch in its epoch, from 0.
     last : whether the epoch ends with this batch.
-    n_rows : rows of the batch on all ranks together; 0 if X holds all of them.
+    n_rows : rows of the batch on all ranks together; 0 if X has all of them.
     """
 
     X: Array
@@ -37,5 +37,5 @@ class Batch:
 
     @property
     def whole(self) -> int:
-        """Number of rows of the batch on all ranks."""
+        """Number of rows of the batch on all ranks together."""
         return self.n_rows or len(self.X)

@@ -1,10 +1,9 @@
 """The backend for NVIDIA GPUs: the methods of `backend.base`, implemented with CuPy.
 
-Only this module and `devices` name CuPy, which is imported only when a GPU is requested or searched
-for. Code that can be tested without a GPU is in other modules: the arguments of cuBLAS in
-`row_major`, the CUDA source in `expression`, and the order of copies and steps in `staging_ring`.
-Most tests run this module on a stand-in for CuPy. The tests marked `gpu`, and `tools/gpu_check.py`,
-run it on a GPU.
+Only this module and `devices` use CuPy, which is imported when a GPU is requested or searched for.
+Code that can be tested without a GPU is in other modules: the arguments of cuBLAS in `row_major`,
+the CUDA source in `expression`, and the order of copies and steps in `staging_ring`. Most tests run
+this module with a stand-in for CuPy; the tests marked `gpu`, and `tools/gpu_check.py`, need a GPU.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ _T = TypeVar("_T")
 # several times as fast as in 64 bits.
 SHORT_INDEX = 1 << 31
 # Longest time in seconds for which another thread may hold Python's global lock (GIL) during steps.
-# Every launch releases the lock for a moment, and by default (5 ms) a loader thread that takes it
-# may hold it ten times as long.
+# Every launch releases the GIL for a moment, in which a loader thread may take it. Python's default
+# lets that thread hold it ten times as long.
 SWITCH_INTERVAL_S = 5e-4
 # Environment variables that make cuBLAS choose other algorithms, whose results differ in some bits.
 CUBLAS_VARIABLES = (
@@ -48,7 +47,7 @@ CUBLAS_VARIABLES = (
 
 
 def import_cupy() -> Any:
-    """Import CuPy, set to compile with precompiled headers: .06 s per kernel instead of .16."""
+    """Import CuPy, after enabling precompiled headers, with which kernels compile faster."""
     os.environ.setdefault("CUPY_NVRTC_USE_PCH", "1")  # CuPy reads it during its import
     return on_demand("cupy")
 
@@ -63,7 +62,7 @@ class CupyBackend(DeviceAlgebra, Backend):
     tile_cols = wide_tile_cols = 16384
     group_tiles = 1 << 20
     prepare_rows = 8192
-    mirror_block = 2048  # launching a kernel takes as long as copying 1000 x 1000 elements
+    mirror_block = 2048  # large, because a launch takes as long as copying 1000 x 1000 elements
     l1_entries = 1 << 24
     staging = 3
     kept_in_place = True
@@ -108,34 +107,34 @@ class CupyBackend(DeviceAlgebra, Backend):
     def active(self) -> Iterator[None]:
         """Make this backend's device and stream the current ones of CuPy for a `with` block.
 
-        CuPy launches on the thread's current stream, which has no order with other streams. So the
-        work of two backends, or of a backend and its caller, is kept apart by this method alone.
+        CuPy launches work on the thread's current stream, and work on different streams is not
+        ordered. All work of this backend must therefore be in such a block, and no other work.
         """
-        # Not `with stream`: on exit, that restores the stream of the enclosing `with`, and would
-        # lose a stream that the caller has set by `use`.
+        # Not `with self.stream`, which at its end restores the stream of an enclosing `with`, and
+        # not a stream that the caller has set by `use`.
         with self.device:
-            before = self.xp.cuda.get_current_stream()
+            callers_stream = self.xp.cuda.get_current_stream()
             self.stream.use()
             try:
                 yield
             except self.xp.cuda.memory.OutOfMemoryError as error:
                 raise DeviceMemoryError(
                     f"the memory of {self.name} is full ({error})",
-                    f"give a smaller {mention('run.memory')} or fewer {mention('n_centers')}, see "
-                    "streamkern plan, or end other programs on this GPU",
+                    f"lower {mention('run.memory')} or {mention('n_centers')}, see streamkern "
+                    "plan, or end other programs on this GPU",
                 ) from error
             finally:
-                before.use()
+                callers_stream.use()
 
     @contextmanager
     def stepping(self) -> Iterator[None]:
         """Shorten Python's switch interval for a `with` block, see `SWITCH_INTERVAL_S`."""
-        before = sys.getswitchinterval()
-        sys.setswitchinterval(min(before, SWITCH_INTERVAL_S))
+        old_interval = sys.getswitchinterval()
+        sys.setswitchinterval(min(old_interval, SWITCH_INTERVAL_S))
         try:
             yield
         finally:
-            sys.setswitchinterval(before)
+            sys.setswitchinterval(old_interval)
 
     def nccl(self) -> Any:
         """Return CuPy's NCCL module; None if it is missing."""
@@ -147,7 +146,7 @@ class CupyBackend(DeviceAlgebra, Backend):
 
     def close(self) -> None:
         """Wait for the stream, and free CuPy's memory pools."""
-        self.release()  # a pool keeps memory per stream, and another backend has another stream
+        self.release()  # pools keep memory by stream, so another backend could not reuse it
         super().close()
 
     @property
@@ -166,7 +165,7 @@ class CupyBackend(DeviceAlgebra, Backend):
             "model": properties["name"].decode(),
             "cupy": self.xp.__version__,
             "driver": cuda_api.runtime.driverGetVersion(),
-            # Versions of the loaded libraries; that of the CUDA runtime in CuPy says little.
+            # The loaded libraries, because the version of CuPy's CUDA runtime does not fix them.
             "cublas": cublas,
             "cusolver": list(cuda_api.cusolver._getVersion()),
             "nvrtc": list(cuda_api.nvrtc.getVersion()),
@@ -178,10 +177,10 @@ class CupyBackend(DeviceAlgebra, Backend):
     def asarray(self, host: npt.ArrayLike, dtype: npt.DTypeLike | None = None) -> Array:
         """Return a C-ordered array on the device.
 
-        Copies directly from pageable memory. CuPy's `asarray` would copy through pinned memory of a
-        power of two bytes, which its pool then keeps. The driver has read the host array when `set`
-        returns, except on devices that read pageable memory themselves. On these, this method waits
-        for the copy, because the caller may free or overwrite the host array.
+        The copy is made directly from pageable memory. CuPy's `asarray` would copy through pinned
+        memory of a power of two bytes, which its pool then keeps. Usually the driver has read the
+        host array when `set` returns. Devices that read pageable memory themselves may read it
+        later; there this method waits, because the caller may overwrite the host array.
         """
         with self.active():
             if isinstance(host, self.xp.ndarray):
@@ -204,9 +203,9 @@ class CupyBackend(DeviceAlgebra, Backend):
         return self.to_host(a)
 
     def by_parts(self, a: Array) -> Any:
-        """Return a device array as one that is copied to the host in parts, see `ByParts`.
+        """Return a view of a device array that is copied to the host by slices, see `ByParts`.
 
-        An array on the host is returned as it is.
+        A host array is returned as it is.
         """
         return ByParts(self, a) if isinstance(a, self.xp.ndarray) else a
 
@@ -239,8 +238,8 @@ class CupyBackend(DeviceAlgebra, Backend):
     def memory_available(self) -> int:
         """Return the free device memory in bytes, after emptying the pools.
 
-        Memory that remains in a pool is not counted. It is the rest of blocks that are partly in
-        use, too small for a large array.
+        Memory that remains in a pool is not counted, because it belongs to blocks that are partly
+        in use, and is too fragmented for a large array.
         """
         self.release()
         with self.device:
@@ -258,14 +257,14 @@ class CupyBackend(DeviceAlgebra, Backend):
         yield
 
     def run(self, fn: Callable[[_T], None], items: Iterable[_T]) -> None:
-        """Call `fn` on the items in order; its launches are queued on the one stream."""
+        """Call `fn` on the items in order; its launches are queued on the stream."""
         for item in items:
             fn(item)
 
     def operand_dtype(self, precision: str) -> np.dtype[Any]:
-        """Return float16, for tensor cores, if products of points are exact in it."""
-        halves = precision in ("high", "fast", "integer")
-        return np.dtype(np.float16) if halves else super().operand_dtype(precision)
+        """Return float16, for tensor cores, if the precision rounds points to it."""
+        is_half = precision in ("high", "fast", "integer")
+        return np.dtype(np.float16) if is_half else super().operand_dtype(precision)
 
     def gemm(self, A: Array, B: Array, out: Array) -> None:
         """Compute out = A @ B.T; the result of float16 operands is float32."""
@@ -286,11 +285,12 @@ class CupyBackend(DeviceAlgebra, Backend):
         self, a: Array, out: Array, axis: int, scratch: Array, w: Array | None = None,
         scale: float = 1.0,
     ) -> None:  # fmt: skip
-        """Write sums of squares to `out` in one launch, see `Backend`; adds them in float64."""
-        given = (a,) if w is None else (a, w)
-        self._squares[w is not None](*given, scale, out, axis=axis)
+        """Write sums of squares to `out` in one launch, added in float64, see `DenseAlgebra`."""
+        arrays = (a,) if w is None else (a, w)
+        self._squares[w is not None](*arrays, scale, out, axis=axis)
 
     def _sum_of_squares(self, weighted: bool) -> Any:
+        """Return a CUDA reduction kernel for sums of scale x^2, or of scale w x^2 if weighted."""
         square = "scale * (double)x * (double)x" + " * (double)w" * weighted
         ins = "T x, T w, float64 scale" if weighted else "T x, float64 scale"
         return self.xp.ReductionKernel(
@@ -298,10 +298,11 @@ class CupyBackend(DeviceAlgebra, Backend):
             f"streamkern_sum_of_squares{'_weighted' * weighted}", reduce_type="double",
         )  # fmt: skip
 
-    def _draws(self, dtype: str, text: str, name: str) -> Callable[..., None]:
+    def _draws(self, dtype: str, body: str, name: str) -> Callable[..., None]:
+        """Return a function of `Fills` that runs the body of a CUDA kernel."""
         kernel = self.xp.ElementwiseKernel(
             "raw int64 rows, uint32 k0, uint32 k1, int64 first, int64 n_blocks", f"raw {dtype} out",
-            text, f"streamkern_{name}", preamble=DRAWS_CUDA,
+            body, f"streamkern_{name}", preamble=DRAWS_CUDA,
         )  # fmt: skip
 
         def fill(
@@ -324,9 +325,9 @@ class CupyBackend(DeviceAlgebra, Backend):
         *,
         first: bool = False,
     ) -> None:
-        """Turn a tile of products into kernel values, and add their product with W to `out`.
+        """Turn a tile of products into kernel values, in place; then out += tile @ W.
 
-        `keep`, if given, is the tile itself: the GEMM has written it to the kept kernel matrix.
+        `keep`, if given, must be the tile itself, because the GEMM writes to the kept matrix.
         """
         assert norms is not None
         assert keep is None or keep is tile
@@ -335,7 +336,7 @@ class CupyBackend(DeviceAlgebra, Backend):
             self.blas.gemm(tile, W, out, beta=0 if first else 1)
 
     def _epilogue(self, kernel: Any, tile: Array, norms: tuple[Array, Array], scale: float) -> None:
-        """Turn products into kernel values, in place, by one CUDA kernel if there is a formula."""
+        """Turn products into kernel values, in place; an expression takes one launch a part."""
         rows, columns = norms[0][:, None], norms[1]
         if kernel.expression is None or kernel.geometry == "l1":
             # In parts, because `apply_profile` makes temporary arrays as large as its input.
@@ -347,7 +348,7 @@ class CupyBackend(DeviceAlgebra, Backend):
             epilogue(rows[part], columns, scale, tile[part])
 
     def compiled(self, expression: str) -> Any:
-        """Return a CUDA kernel that applies a formula of kernel values to tiles."""
+        """Return a CUDA kernel that turns products into the values of an expression, in place."""
         if expression not in self._epilogues:
             self._epilogues[expression] = self.xp.ElementwiseKernel(
                 "T row, T col, T scale", "T k", "k = kernel_value(k, row, col, scale)",

@@ -1,4 +1,4 @@
-"""Products, factors and eigenpairs of large matrices, in chunks over the threads of a backend."""
+"""Products, factors and eigenpairs of large matrices on a backend's threads; scratch memory."""
 
 from __future__ import annotations
 
@@ -23,27 +23,29 @@ Array = Any
 
 
 def tiles(n: int, size: int) -> list[slice]:
-    """Consecutive slices of at most `size` that cover range(n)."""
+    """Return consecutive slices of at most `size` indices that cover range(n)."""
     return [slice(i, min(i + size, n)) for i in range(0, n, size)]
 
 
 _T = TypeVar("_T")
-MOST_VIEWS = 64
-"""Arrays of a piece of scratch memory that are kept."""
+MAX_VIEWS = 64
+"""Largest number of views of a piece of scratch memory that are cached."""
 SINGLE_THREAD_COLUMNS = 2048
-"""Largest number of columns of a matrix that one thread factors alone."""
+"""Largest number of columns of a matrix that a single LAPACK call factors."""
 ZEROED_ROWS = 64
-"""Rows of a factor whose upper part is zeroed at once."""
+"""Number of rows of a Cholesky factor whose upper part is set to zero at once."""
 ABOVE_DIAGONAL = ~np.tri(ZEROED_ROWS, dtype=np.bool_)
 INVERTED_COLUMNS = 64
-"""Columns of the inverse of a small triangle that are solved at once."""
+"""Number of columns of the inverse of a small triangle that are solved at once."""
 
 
 class DenseAlgebra(ABC):
     """Linear algebra of C-ordered arrays. The order of every sum depends on the shapes alone."""
 
     xp: Any
+    """The array module, NumPy or CuPy."""
     chunk = PRODUCT_TILE
+    """Number of rows, or rows and columns, of a result that one thread computes at once."""
     mirror_block = 256
     """Rows and columns of a block in `mirror_lower`."""
 
@@ -62,7 +64,7 @@ class DenseAlgebra(ABC):
         """Lend a scratch array for a `with` block."""
 
     def assign(self, assignments: Assignments, **values: Any) -> None:
-        """Run element-wise assignments; `values` are the arrays and numbers by their names."""
+        """Run element-wise assignments. values : name -> array or number."""
         assignments.on_host(self.xp, self.workspace, *assignments.arguments(values))
 
     def sum_squares(
@@ -71,8 +73,9 @@ class DenseAlgebra(ABC):
     ) -> None:  # fmt: skip
         """Write the sums of scale w a^2 over an axis to `out`, in its dtype.
 
-        a : two or three dimensions. w : None, or an array that broadcasts against it.
-        scratch : as `a`, may be `a`; overwritten.
+        a : an array of two or three dimensions.
+        w : an array that broadcasts to the shape of a; None for 1.
+        scratch : an array of a's shape and dtype, overwritten; may be a itself.
         """
         self.xp.multiply(a, a, out=scratch)
         if w is not None:
@@ -82,62 +85,67 @@ class DenseAlgebra(ABC):
             out *= scale
 
     def matmul(self, A: Array, B: Array, out: Array, *, lower: bool = False) -> Array:
-        """Compute out = A @ B, rows of A in fixed chunks over the threads. A : (m, k), B : (k, c).
+        """Compute out = A @ B, with fixed chunks of rows on the threads, and return out.
 
-        lower : A is lower triangular, and its zeros are not read.
+        A : (m, k).
+        B : (k, c).
+        lower : whether A is lower triangular; the zeros above its diagonal are then not read.
         """
 
-        def rows_of(rows: slice) -> None:
+        def multiply(rows: slice) -> None:
             end = rows.stop if lower else A.shape[1]
             self.xp.matmul(A[rows, :end], B[:end], out=out[rows])
 
-        # The longest rows first, so that threads finish at about the same time.
-        self.run(rows_of, tiles(len(A), self.chunk // 2 if lower else self.chunk)[::-1])
+        # In descending order of cost, so that threads finish at about the same time.
+        self.run(multiply, tiles(len(A), self.chunk // 2 if lower else self.chunk)[::-1])
         return out
 
     def matmul_t(
         self, A: Array, B: Array, out: Array, *, lower: bool = False, scale: float = 1.0
     ) -> Array:
-        """Compute out = scale * A.T @ B, columns of A in fixed chunks over the threads.
+        """Compute out = scale * A.T @ B, with fixed chunks of A's columns on the threads.
 
-        A : (k, m), B : (k, c). lower : A is lower triangular, and its zeros are not read.
+        A : (k, m).
+        B : (k, c).
+        lower : whether A is lower triangular; the zeros above its diagonal are then not read.
         """
 
-        # (Bᵀ A)ᵀ reads the rows of A in memory order: 1.3 times as fast as Aᵀ B for thin B.
+        # (Bᵀ A)ᵀ reads the rows of A in memory order, which is faster than Aᵀ B for thin B.
         with self.workspace(B.shape[::-1], B.dtype) as Bt:
             Bt[...] = B.T
 
-            def columns_of(cols: slice) -> None:
+            def multiply(cols: slice) -> None:
                 start, width = cols.start if lower else 0, cols.stop - cols.start
                 with self.workspace((len(Bt), width), B.dtype) as part:
                     np.matmul(Bt[:, start:], A[start:, cols], out=part)
                     out[cols] = part.T
 
-            self.run(columns_of, tiles(A.shape[1], self.chunk))
+            self.run(multiply, tiles(A.shape[1], self.chunk))
         if scale != 1:
             out *= scale
         return out
 
     def cholesky(self, A: Array) -> bool:
-        """Replace A by its lower Cholesky factor, upper part zeroed. False: A is not positive.
+        """Replace A by its lower Cholesky factor, with zeros above the diagonal.
+
+        Return False, with A overwritten, if A is not positive definite.
 
         A : (b, b), C-ordered, symmetric; only its lower part is read. b^3/3 FLOPs.
 
-        Works by columns of blocks, with rows of blocks over the threads. The library's own threads
-        wait for each other: at 426 columns two took 4 ms and one .9, and a hundred when another
-        process was busy. At 4096 they reached 89 GFLOP/s, these blocks 70.
+        The method is left-looking by block columns, whose blocks are distributed over the threads.
+        The threads of the BLAS itself wait for each other, and are slow for small matrices and if
+        another process is busy.
         """
-        columns = tiles(
-            len(A), self.chunk // 2 if len(A) > SINGLE_THREAD_COLUMNS else SINGLE_THREAD_COLUMNS
-        )
+        size = self.chunk // 2 if len(A) > SINGLE_THREAD_COLUMNS else SINGLE_THREAD_COLUMNS
+        blocks = tiles(len(A), size)
         with self.single_threaded_blas():
-            for k in columns:
-                below = [i for i in columns if i.start >= k.start]
+            for k in blocks:
+                not_above = [i for i in blocks if i.start >= k.start]
 
-                self.run(partial(self._subtract, A, k), below if k.start else [])
+                self.run(partial(self._subtract, A, k), not_above if k.start else [])
                 if not lapack.potrf(A[k, k]):
                     return False
-                self.run(partial(self._solve_right, A, k), below[1:])
+                self.run(partial(self._solve_right, A, k), not_above[1:])
         for rows in tiles(len(A), ZEROED_ROWS):
             A[rows, rows.stop :] = 0
             square = A[rows, rows]
@@ -146,11 +154,12 @@ class DenseAlgebra(ABC):
 
     @staticmethod
     def _subtract(A: Array, k: slice, i: slice) -> None:
-        """Subtract from A[i, k] the part that the columns before k explain."""
+        """Subtract from A[i, k] the product of the factor's columns before k."""
         A[i, k] -= A[i, : k.start] @ A[k, : k.start].T
 
     @staticmethod
     def _solve_right(A: Array, k: slice, i: slice) -> None:
+        """Solve for A[i, k], given the factor A[k, k]."""
         lapack.trsm(A[k, k], A[i, k], right=True)
 
     def solve_lower(self, L: Array, B: Array, transposed: bool = False) -> Array:
@@ -159,10 +168,12 @@ class DenseAlgebra(ABC):
         return B
 
     def solve_lower_triangular(self, L: Array, B: Array) -> Array:
-        """Compute B <- L^-1 B in place for a lower triangular B, whose zeros are not read.
+        """Compute B <- L^-1 B in place for a lower triangular B, and return B.
 
-        L, B : (b, b), C-ordered. b^3/3 FLOPs, a third of `solve_lower`: forward substitution by
-        square blocks, columns of blocks over the threads.
+        L, B : (b, b), C-ordered; the zeros above B's diagonal are not read.
+
+        This is forward substitution by square blocks, whose columns are distributed over the
+        threads. It takes b^3/3 FLOPs, a third of those of `solve_lower`.
         """
         blocks = tiles(len(L), self.chunk // 2)
         inverses = [self._invert(L[i, i], self.xp.zeros_like(L[i, i])) for i in blocks]
@@ -181,7 +192,7 @@ class DenseAlgebra(ABC):
     def inverse_lower(self, L: Array) -> Array:
         """Return L^-1 of a lower triangular L, both (b, b), C-ordered.
 
-        It is `solve_lower_triangular` with the identity, whose blocks need no products.
+        This is `solve_lower_triangular` for the identity, whose blocks need no products.
         """
         blocks, B = tiles(len(L), self.chunk // 2), self.xp.zeros(L.shape, L.dtype)
         for i in blocks:
@@ -197,14 +208,15 @@ class DenseAlgebra(ABC):
         return B
 
     def _invert(self, L: Array, out: Array) -> Array:
-        """Write L^-1 to `out`, which is 0. L, out : (b, b), L lower triangular, of few rows.
+        """Write L^-1 to `out`, which must be zero, and return it, for L of few rows.
 
-        Half of the inverse is zeros: a few columns are solved at once, below their first entry.
+        L, out : (b, b), L lower triangular. A few columns are solved at once, and without the rows
+        above their diagonal, which are zero.
         """
         for cols in tiles(len(L), INVERTED_COLUMNS):
-            below, diagonal = slice(cols.start, None), self.xp.arange(cols.start, cols.stop)
+            not_above, diagonal = slice(cols.start, None), self.xp.arange(cols.start, cols.stop)
             out[diagonal, diagonal] = 1
-            self.solve_lower(L[below, below], out[below, cols])
+            self.solve_lower(L[not_above, not_above], out[not_above, cols])
         return out
 
     def solve_lower_right(self, L: Array, B: Array) -> Array:
@@ -213,11 +225,12 @@ class DenseAlgebra(ABC):
         return B
 
     def add_gram(self, C: Array, W: Array, scale: float, *, lower: bool = False) -> None:
-        """Add to the lower part of C: C += scale * W.T @ W, by tiles over the threads.
+        """Add scale * W.T @ W to the lower part of C, by tiles on the threads.
 
-        C : (b, b), some of whose upper part is written as well. W : (k, b). k b^2 FLOPs.
-        lower : W is lower triangular, and its zeros, a third of the work, are not read.
-        Tiles of 512 are up to 1.7 times as fast as the library's own routine on two threads.
+        C : (b, b); parts of its upper triangle are overwritten as well.
+        W : (k, b). k b^2 FLOPs.
+        lower : whether W is lower triangular; the zeros above its diagonal are then not read, which
+            saves a third of the work.
         """
 
         def add(tile: tuple[slice, slice]) -> None:
@@ -229,8 +242,8 @@ class DenseAlgebra(ABC):
                     part *= scale
                 C[i, j] += part
 
-        parts = tiles(len(C), self.chunk)
-        self.run(add, [(i, j) for i in parts for j in parts if j.start <= i.start])
+        blocks = tiles(len(C), self.chunk)
+        self.run(add, [(i, j) for i in blocks for j in blocks if j.start <= i.start])
 
     def mirror_lower(self, C: Array) -> None:
         """Copy the lower triangle of a square C onto the upper one, in place, in blocks."""
@@ -244,71 +257,78 @@ class DenseAlgebra(ABC):
         """Return the k largest eigenpairs of a symmetric matrix, descending: (k,), (b, k)."""
         b = len(A)
         w, v = lapack.syevr(A, k)
-        if len(w) < k:  # bisection may miss eigenvalues that are equal but for rounding
+        if len(w) < k:  # bisection may miss eigenvalues that are equal up to rounding
             w, v = (part[..., b - k :] for part in np.linalg.eigh(A))
         return w[::-1].copy(), v[:, ::-1]
 
 
 class Workspaces:
-    """Memory that is reused, separately for each thread.
+    """Scratch memory of each thread, which is reused.
 
-    Memory that is lent is lent only once, however the blocks nest: no two arrays in use share
-    memory. A thread keeps as many pieces as it ever had in use at once, each as large as its
-    largest request, so that a repeated step allocates nothing.
+    Arrays that are in use at the same time never share memory, also in nested `with` blocks. A
+    thread keeps as many pieces of memory as it has used at once. A piece is replaced by a larger
+    one when none is large enough, so that a step that is repeated allocates nothing.
     """
 
     def __init__(self) -> None:
         self._local: Any = threading.local()
 
     def lend(self, xp: Any, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Lent:
-        """Lend an uninitialised array of `xp` of this shape and dtype, for a `with` block."""
+        """Return a context manager for an uninitialised array of `xp` of this shape and dtype."""
         try:
             free: list[_Piece] = self._local.free
         except AttributeError:
             free = self._local.free = []
         dtype = np.dtype(dtype)
         n_bytes = math.prod(shape) * dtype.itemsize
-        piece = _taken(free, n_bytes)
+        piece = _take_piece(free, n_bytes)
         if piece is None:
             piece = _Piece(xp.empty(n_bytes, np.uint8))
         return Lent(free, piece, piece.array(shape, dtype, n_bytes))
 
 
 class _Piece:
-    """Memory, and the arrays that were made of it: on a GPU each costs the host 5 us."""
+    """A piece of memory, with a cache of its views, because creating a view takes time on a GPU."""
 
-    __slots__ = ("_arrays", "_memory", "n_bytes")
+    __slots__ = ("_memory", "_views", "n_bytes")
 
     def __init__(self, memory: Array) -> None:
         self._memory, self.n_bytes = memory, len(memory)
-        self._arrays: dict[Any, Array] = {}
+        self._views: dict[Any, Array] = {}
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any], n_bytes: int) -> Array:
-        """Return an array of this memory."""
-        found = self._arrays.get((shape, dtype))
-        if found is None:
-            if len(self._arrays) >= MOST_VIEWS:
-                self._arrays.clear()
-            found = self._memory[:n_bytes].view(dtype).reshape(shape)
-            self._arrays[shape, dtype] = found
-        return found
+        """Return a view of the first n_bytes as an array."""
+        view = self._views.get((shape, dtype))
+        if view is None:
+            if len(self._views) >= MAX_VIEWS:
+                self._views.clear()
+            view = self._memory[:n_bytes].view(dtype).reshape(shape)
+            self._views[shape, dtype] = view
+        return view
 
 
 class SharedWorkspaces(Workspaces):
-    """Memory that all threads of a backend share, whose work is in order on one stream."""
+    """Scratch memory that all threads of a backend share, because their work is on one stream."""
 
     def __init__(self) -> None:
         super().__init__()
         self._local, self._lock = SimpleNamespace(free=[]), threading.Lock()
 
     def lend(self, xp: Any, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Lent:
-        """Lend an array as `Workspaces` does. It may go back while its work is still queued."""
+        """Return a context manager as `Workspaces` does.
+
+        The memory is free after the block, even if its work is still queued: later work on it
+        follows on the same stream.
+        """
         with self._lock:
             return super().lend(xp, shape, dtype)
 
 
 class Lent:
-    """An array, and the list its memory goes back to. (`contextmanager` would take 1 us more.)"""
+    """Context manager of a scratch array, which returns the memory to the free list at its end.
+
+    It is a class because `contextlib.contextmanager` takes longer.
+    """
 
     __slots__ = ("_array", "_free", "_piece")
 
@@ -322,11 +342,14 @@ class Lent:
         self._free.append(self._piece)
 
 
-def _taken(free: list[_Piece], n_bytes: int) -> _Piece | None:
-    """Take the smallest piece that is large enough; otherwise drop the largest and return None."""
+def _take_piece(free: list[_Piece], n_bytes: int) -> _Piece | None:
+    """Remove the smallest piece of at least n_bytes from the free list, and return it.
+
+    If there is none, drop the largest piece and return None.
+    """
     if not free:
         return None
     sizes = [piece.n_bytes for piece in free]
-    fit = [size for size in sizes if size >= n_bytes]
-    piece = free.pop(sizes.index(min(fit) if fit else max(sizes)))
-    return piece if fit else None
+    sufficient = [size for size in sizes if size >= n_bytes]
+    piece = free.pop(sizes.index(min(sufficient) if sufficient else max(sizes)))
+    return piece if sufficient else None

@@ -8,18 +8,19 @@ from streamkern.backend.dense import Array, DenseAlgebra, tiles
 from streamkern.backend.row_major import RowMajor
 
 CHOLESKY_BLOCK = 4096
-"""Columns that are factored at once. cuSOLVER takes sizes as C integers and multiplies them."""
+"""Number of columns that one call factors. cuSOLVER multiplies sizes as C ints, which could
+overflow."""
 TRIANGLE_BLOCK = 4096
-"""Rows of a triangular matrix below which it is multiplied with its zeros."""
+"""Number of rows up to which a triangular matrix is multiplied as a full one."""
 
 
 class DeviceAlgebra(DenseAlgebra):
-    """Linear algebra of CuPy's arrays."""
+    """Linear algebra of CuPy arrays. `DenseAlgebra` documents the methods."""
 
     blas: RowMajor
 
     def matmul(self, A: Array, B: Array, out: Array, *, lower: bool = False) -> Array:
-        """Compute out = A @ B by one GEMM, or a triangle by a few, see `RowMajor.lower`."""
+        """Compute out = A @ B by one GEMM; for a triangle, by a few, see `RowMajor.lower`."""
         if lower:
             self.blas.lower(A, B, out, TRIANGLE_BLOCK)
         else:
@@ -37,7 +38,7 @@ class DeviceAlgebra(DenseAlgebra):
         return out
 
     def cholesky(self, A: Array) -> bool:
-        """Factor A as on the CPU, by blocks of columns; waits for the device after each."""
+        """Factor A as on the CPU, by blocks of columns, and wait for the device after each."""
         n = len(A)
         for k in tiles(n, CHOLESKY_BLOCK):
             if not self._factor(A[k, k]):
@@ -46,23 +47,26 @@ class DeviceAlgebra(DenseAlgebra):
             self.blas.solve_lower(A[k, k], A[k.stop :, k], right=True)
             for part in tiles(n - k.stop, CHOLESKY_BLOCK):
                 i = slice(k.stop + part.start, k.stop + part.stop)
-                j = slice(k.stop, i.stop)  # the lower part and no more
+                j = slice(k.stop, i.stop)  # only the lower part of the rest
                 self.blas.gemm(A[i, k], A[j, k], A[i, j], transposed=True, alpha=-1, beta=1)
         return bool(self.xp.isfinite(A.diagonal()).all())
 
     def _factor(self, A: Array) -> bool:
-        """Replace a square view by its lower Cholesky factor, by cuSOLVER. False: not positive."""
+        """Replace a square view by its lower Cholesky factor, by cuSOLVER.
+
+        Return False if it is not positive definite.
+        """
         xp, library = self.xp, self.xp.cuda.cusolver
-        single, n = A.dtype == np.float32, len(A)
-        room = library.spotrf_bufferSize if single else library.dpotrf_bufferSize
-        factor = library.spotrf if single else library.dpotrf
+        is_single, n = A.dtype == np.float32, len(A)
+        buffer_size = library.spotrf_bufferSize if is_single else library.dpotrf_bufferSize
+        factor = library.spotrf if is_single else library.dpotrf
         handle = xp.cuda.device.get_cusolver_handle()
         # The lower part of a row-major matrix is the upper one of its transpose.
-        where = (handle, xp.cuda.cublas.CUBLAS_FILL_MODE_UPPER, n, A.data.ptr,
-                 int(A.strides[0]) // A.itemsize)  # fmt: skip
-        size, info = room(*where), xp.empty(1, np.int32)
+        matrix = (handle, xp.cuda.cublas.CUBLAS_FILL_MODE_UPPER, n, A.data.ptr,
+                  int(A.strides[0]) // A.itemsize)  # fmt: skip
+        size, info = buffer_size(*matrix), xp.empty(1, np.int32)
         work = xp.empty(max(1, size), A.dtype)
-        factor(*where, work.data.ptr, size, info.data.ptr)
+        factor(*matrix, work.data.ptr, size, info.data.ptr)
         A[...] = xp.tril(A)
         return int(info[0]) == 0
 
@@ -72,7 +76,7 @@ class DeviceAlgebra(DenseAlgebra):
         return B
 
     def solve_lower_triangular(self, L: Array, B: Array) -> Array:
-        """Solve as on the CPU, by blocks of columns: nothing waits for small diagonal blocks."""
+        """Solve as on the CPU, with one triangular solve for each block of columns."""
         for cols in tiles(len(B), TRIANGLE_BLOCK):
             self.blas.solve_lower(L[cols.start :, cols.start :], B[cols.start :, cols])
         return B

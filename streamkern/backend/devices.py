@@ -1,4 +1,4 @@
-"""Selection of a backend by device name, once the device was shown to compute correctly."""
+"""Selection of a backend by device name, and a test that the device computes correctly."""
 
 from __future__ import annotations
 
@@ -21,20 +21,24 @@ from streamkern.basics.warning import warn
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 NOT_INSTALLED = f"CuPy is not installed ({install('gpu-cuda12')})"
+"""The result of `gpu_problem` without CuPy."""
 _USABLE: dict[int, Any] = {}
-"""The CuPy module with which each device was verified to compute."""
+"""GPU number -> the CuPy module with which it passed `probe`."""
 
 
 def gpu_problem(index: int = 0) -> str | None:
-    """Return why GPU `index` cannot be used, or None. Tests it by computing: drivers can lie."""
+    """Return why GPU `index` cannot be used, or None if it can.
+
+    The GPU is tested by `probe`, because a driver may list a GPU that does not work.
+    """
     try:
         cupy = import_cupy()
     except ModuleNotFoundError as error:
         if error.name == "cupy":
             return NOT_INSTALLED
-        return f"CuPy is installed and does not load: {error}"
-    except Exception as error:  # a library of CUDA's that is missing, or of another version
-        return f"CuPy is installed and does not load ({type(error).__name__}: {error})"
+        return f"CuPy is installed but cannot be imported: {error}"
+    except Exception as error:  # a CUDA library is missing or has another version
+        return f"CuPy is installed but cannot be imported ({type(error).__name__}: {error})"
     if _USABLE.get(index) is cupy:
         return None
     try:
@@ -43,13 +47,14 @@ def gpu_problem(index: int = 0) -> str | None:
             probe(backend)
     except BackendError as error:
         return str(error)
-    except Exception as error:  # CuPy raises many types here, all meaning the same
+    except Exception as error:  # CuPy raises errors of many types here
         if getattr(error, "errno", None) in (errno.EACCES, errno.EROFS):
             return (
-                f"CuPy cannot keep what it compiles: {error}; set CUPY_CACHE_DIR to another folder"
+                f"CuPy cannot write compiled kernels to its cache: {error}; set CUPY_CACHE_DIR to "
+                "another folder"
             )
         return f"no usable CUDA device {index} ({type(error).__name__}: {error})"
-    _USABLE[index] = cupy  # compiling takes a while; a failure may pass
+    _USABLE[index] = cupy  # success only: the test takes a while, and a failure may be temporary
     return None
 
 
@@ -59,11 +64,8 @@ def gpu_count() -> int:
 
 
 ACCELERATORS = ("auto", "numba", "none")
-
-
 WORTH_COMPILING = 5e7
-"""Kernel values from which compiling pays: NumPy takes .8 ns more for each, and the compiler a
-second in every process."""
+"""Number of kernel values from which compiling for a second in every process saves time."""
 
 
 def get_backend(
@@ -72,9 +74,17 @@ def get_backend(
 ) -> Backend:  # fmt: skip
     """Return the backend for "cpu", "gpu", "gpu:N" or "auto" (a GPU if usable, else the CPU).
 
-    accelerator : of the CPU. "numba" compiles the element-wise passes, "none" leaves them to NumPy,
-        "auto" is "numba" if it is installed and pays.
-    values : approximate number of kernel values that will be evaluated.
+    threads : number of threads of the CPU; None for all available processors.
+    accelerator : "numba" compiles the element-wise passes on the CPU, and "none" leaves them to
+        NumPy. "auto" is "numba" if it is installed and `values` is at least `WORTH_COMPILING`.
+    values : approximate number of kernel values that will be computed.
+
+    Raises
+    ------
+    ConfigError
+        The name of the device or of the accelerator is unknown.
+    BackendError
+        The device or the accelerator cannot be used.
     """
     if accelerator not in ACCELERATORS:
         raise ConfigError(
@@ -88,14 +98,14 @@ def get_backend(
         problem = gpu_problem()
         if problem is None:
             return _gpu(0)
-        if problem != NOT_INSTALLED:  # who installs CuPy wants a GPU
+        if problem != NOT_INSTALLED:  # an installed CuPy shows that a GPU is expected
             warn(
-                f"{mention('device', 'auto')} is the CPU here: {problem}; "
-                f"{mention('device', 'cpu')} says so without a warning"
+                f"{mention('device', 'auto')} uses the CPU: {problem}; set "
+                f"{mention('device', 'cpu')} to avoid this warning"
             )
         return _cpu(threads, accelerator)
-    kind, _, index = device.partition(":")
-    if kind != "gpu" or (index and not index.isdigit()):
+    name, _, index = device.partition(":")
+    if name != "gpu" or (index and not index.isdigit()):
         raise ConfigError(
             f"{mention('device', device)} is not known", "use 'auto', 'cpu', 'gpu' or 'gpu:N'"
         )
@@ -109,13 +119,17 @@ def get_backend(
 
 
 def _gpu(index: int) -> Backend:
-    """Return the backend of a GPU that was verified, unless its products round by now."""
+    """Return the backend of a GPU that has passed `probe`.
+
+    Raises BackendError if its products have begun to round their operands since then.
+    """
     backend = CupyBackend(index)
     refuse_rounding(backend)
     return backend
 
 
 def _cpu(threads: int | None, accelerator: str) -> Backend:
+    """Return the backend of the CPU, compiled if possible unless the accelerator is "none"."""
     problem = None if accelerator == "none" else numba_problem()
     if accelerator == "numba" and problem is not None:
         raise BackendError(
@@ -125,14 +139,14 @@ def _cpu(threads: int | None, accelerator: str) -> Backend:
 
 
 def probe(backend: Any) -> None:
-    """Compile, multiply, factor and solve on a `CupyBackend`. Raises CuPy's errors or BackendError.
+    """Compile, multiply and factor on a `CupyBackend`. Raises CuPy's errors or BackendError.
 
     NVRTC, cuBLAS and cuSOLVER are separate libraries, which CuPy loads at their first call, and a
     machine may lack any of them.
     """
-    single, xp = np.eye(2, dtype=np.float32), backend.xp
+    identity, xp = np.eye(2, dtype=np.float32), backend.xp
     with backend.active():
-        points, norms = backend.asarray(single), xp.empty(2, np.float32)
+        points, norms = backend.asarray(identity), xp.empty(2, np.float32)
         tile, square = (xp.empty((2, 2), np.float32) for _ in range(2))
         half = points.astype(backend.operand_dtype("high"))
         backend.gemm(half, half, tile)
@@ -141,37 +155,38 @@ def probe(backend: Any) -> None:
         tile += 2 * points
         positive = backend.cholesky(tile)
         backend.gemm(tile, tile, square)
-        found = backend.to_host(square)
+        result = backend.to_host(square)
     refuse_rounding(backend)
-    if not positive or not np.allclose(found, [[2, 1], [1, 2]]):
-        raise BackendError(f"CUDA device {backend.device.id} computes wrong numbers: {found}")
+    if not positive or not np.allclose(result, [[2, 1], [1, 2]]):
+        raise BackendError(f"CUDA device {backend.device.id} computes wrong numbers: {result}")
 
 
 def refuse_rounding(backend: Any) -> None:
-    """Raise BackendError if products in float32 round their operands, which a process may change.
+    """Raise BackendError if products in float32 round their operands.
 
-    CuPy's compute type, and the mode of the handle that all its calls share, apply to later runs.
+    Other code in the process may set CuPy's compute type, or the math mode of the cuBLAS handle
+    that all calls share. This test is therefore repeated for every backend.
     """
     with backend.active():
-        rounded = _rounds(backend)
-    if rounded:
+        rounds = _rounds_operands(backend)
+    if rounds:
         raise BackendError(
             f"CUDA device {backend.device.id} rounds the operands of products in float32 (TF32)",
             "unset NVIDIA_TF32_OVERRIDE and leave CuPy's compute type at its default",
         )
 
 
-def _rounds(backend: Any) -> bool:
-    """Return whether a float32 product loses 2^-12 of its operands, by CuPy's call or by ours.
+def _rounds_operands(backend: Any) -> bool:
+    """Return whether float32 products, by CuPy or by the backend, round 1 + 2^-12 to 1.
 
-    The size is one at which a library uses tensor cores if it may. Without rounding it is exact.
-    All rows are the same.
+    The matrices are large enough for a library to use tensor cores if it may. In float32 the
+    product is exact. All rows of it are equal, so that the first one is enough.
     """
     n, xp = 256, backend.xp
     A, B = (xp.ones((n, n), np.float32) for _ in range(2))
     A += 2**-12
-    ours = backend.matmul(A, B, xp.empty((n, n), np.float32))
-    return any(bool((backend.to_host(C[0]) == n).any()) for C in (A @ B, ours))
+    by_backend = backend.matmul(A, B, xp.empty((n, n), np.float32))
+    return any(bool((backend.to_host(C[0]) == n).any()) for C in (A @ B, by_backend))
 
 
 def on_its_backend(method: _Method) -> _Method:

@@ -1,15 +1,15 @@
-"""Text for two compilers, Numba and CUDA's: a kernel's values, and random draws.
+"""Expressions of kernels, and source text for Numba and CUDA: kernel values and random draws.
 
-A kernel may be given as an expression of `s`, the scaled squared distance, or of `p`, `x` and `z`,
-the product of two points and the numbers of its row and column (norms): numbers, `+ - * /` and the
-functions below. It is read once, with Python's own parser, and written out again with every number
-in the precision of `s`: bare, Python's numbers would turn float32 into float64 in Numba, and C's
-would in CUDA. Text is parsed and compiled `once`, by one thread at a time.
+A kernel's values may be given as an expression of `s`, the scaled squared distance, or of `p`, `x`
+and `z`, the product of two points and the numbers (norms) of its row and column. An expression
+consists of these names, numbers, `+ - * /` and the `FUNCTIONS` below. It is parsed by Python, and
+written again with every number cast to the dtype of `s`, because a literal would turn float32 into
+float64 in Numba and in CUDA.
 
-`kernel_value` is the epilogue of a GEMM on CUDA: an entry of K from a product of two points. The
-backend wraps it in an element-wise kernel and leaves the sums K @ W to the library, which reads the
-tile once more. `WORDS` and `NORMALS` are bodies of element-wise kernels over the counters of
-`basics.randomness`, with `DRAWS_CUDA` before them: one call instead of some ninety of NumPy's kind.
+`kernel_value` is source text for CUDA that computes an entry of K from the product of two points.
+`cupy_backend` makes an element-wise kernel of it, and leaves the product K @ W to cuBLAS. `WORDS`
+and `NORMALS` are bodies of element-wise kernels for the random numbers of `basics.randomness`, with
+the functions of `DRAWS_CUDA`: one launch instead of about ninety.
 """
 
 from __future__ import annotations
@@ -33,32 +33,33 @@ ONE_AT_A_TIME = threading.RLock()
 
 
 def once(make: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Cache every value that `make` returns; the first thread computes it, and others wait for it.
+    """Cache the results of `make`, which one thread computes while the others wait.
 
-    With `functools.cache` alone each of these threads would compute it.
+    With `functools.cache` alone, several threads would compute the same result.
     """
     cached = cache(make)
 
     @wraps(make)
-    def made(*args: _P.args, **values: _P.kwargs) -> _T:
+    def locked(*args: _P.args, **values: _P.kwargs) -> _T:
         with ONE_AT_A_TIME:
             return cached(*args, **values)  # type: ignore[arg-type]  # all can be hashed
 
-    return made
+    return locked
 
 
 _OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 FUNCTIONS = {"sqrt": 1, "exp": 1, "cos": 1, "pow": 2}
-"""Number of arguments of each function."""
+"""Name of a function -> number of its arguments."""
 NAMES = ("s", "p", "x", "z")
+"""Variables of an expression."""
 
 
 def parsed(expression: str) -> ast.expr:
     """Return the syntax tree of an expression.
 
-    Before 3.13 CPython counts the depth of the trees of all threads together, and two that parse at
-    the same time may end in a SystemError: streamkern parses one expression at a time, and retries
-    once in case another library parsed meanwhile.
+    Before version 3.13, CPython counts the recursion depth of all parsing threads together, so that
+    two threads that parse at the same time may fail with a SystemError. The lock prevents this
+    within streamkern, and one retry allows for other libraries.
     """
     with ONE_AT_A_TIME:
         try:
@@ -69,14 +70,14 @@ def parsed(expression: str) -> ast.expr:
 
 @once
 def render(expression: str, number: str) -> str:
-    """Return the expression in full parentheses, with each number put into `number`.
+    """Return the expression with all parentheses, and each number formatted by `number`.
 
-    number : "(T){}" for CUDA C, "f4({})" for Numba.
+    number : a format, such as "(T){}" for CUDA C or "f4({})" for Numba.
 
     Raises
     ------
     ConfigError
-        The expression holds anything that the module docstring does not list.
+        The expression contains anything that the module docstring does not list, or a syntax error.
     """
 
     def text(node: ast.expr) -> str:
@@ -92,8 +93,8 @@ def render(expression: str, number: str) -> str:
             case ast.Name(name) if name in NAMES:
                 return name
         raise ConfigError(
-            f"expression={expression!r} of a kernel holds {ast.unparse(node)!r}",
-            f"it may hold numbers, {', '.join(NAMES)}, + - * / and {', '.join(FUNCTIONS)}, in "
+            f"expression={expression!r} of a kernel must not contain {ast.unparse(node)!r}",
+            f"it may contain numbers, {', '.join(NAMES)}, + - * / and {', '.join(FUNCTIONS)}, in "
             "Python's notation",
         )
 
@@ -101,30 +102,34 @@ def render(expression: str, number: str) -> str:
         tree = parsed(expression)
     except SyntaxError as error:
         raise ConfigError(
-            f"expression={expression!r} of a kernel: {error.msg}", "write it in Python's notation"
+            f"expression={expression!r} of a kernel has a syntax error: {error.msg}",
+            "write it in Python's notation",
         ) from error
     return text(tree)
 
 
 def evaluate_expression(expression: str, **names: npt.NDArray[np.float64]) -> Any:
-    """Return the expression's value for given values of its names, in float64 by NumPy."""
+    """Return the values of an expression for arrays of its variables, computed by NumPy."""
     functions = {"sqrt": np.sqrt, "exp": np.exp, "cos": np.cos, "pow": np.power}
     return eval(render(expression, "{}"), {**functions, **names})
 
 
 def substitute(expression: str, value: str) -> str:
     """Return the expression with `value` substituted for s."""
-    inner = parsed(value)
+    replacement = parsed(value)
 
     class Replace(ast.NodeTransformer):
         def visit_Name(self, node: ast.Name) -> ast.expr:
-            return inner if node.id == "s" else node
+            return replacement if node.id == "s" else node
 
     return ast.unparse(Replace().visit(parsed(expression)))
 
 
 def check_expression(kernel: Any) -> None:
-    """Raise ConfigError unless the expression, if there is one, is the kernel's own function."""
+    """Raise ConfigError unless a kernel's expression, if it has one, agrees with its Python code.
+
+    Both are computed at some points, and compared.
+    """
     if kernel.expression is None:
         return
     with np.errstate(all="ignore"):
@@ -133,22 +138,26 @@ def check_expression(kernel: Any) -> None:
             A, B = rng.normal(size=(3, 2)), rng.normal(size=(4, 2))
             p, x, z = A @ B.T, (A * A).sum(axis=1)[:, None], (B * B).sum(axis=1)
             s = np.maximum(x + z - 2 * p, 0)
-            value = evaluate_expression(kernel.expression, s=s, p=p, x=x, z=z)
-            truth = kernel.of_products(p.copy(), x, z, np)
+            values = evaluate_expression(kernel.expression, s=s, p=p, x=x, z=z)
+            expected = kernel.of_products(p.copy(), x, z, np)
         else:
             s = np.logspace(-6, 2, 9)
-            value, truth = evaluate_expression(kernel.expression, s=s), kernel.profile(s.copy(), np)
-    if not np.allclose(value, truth, rtol=1e-9, atol=1e-12):
+            values = evaluate_expression(kernel.expression, s=s)
+            expected = kernel.profile(s.copy(), np)
+    if not np.allclose(values, expected, rtol=1e-9, atol=1e-12):
+        method = "of_products" if kernel.geometry == "inner" else "profile"
         raise ConfigError(
-            f"expression={kernel.expression!r} of {kernel} is another function than its profile",
+            f"expression={kernel.expression!r} of {kernel} must be the same function as its "
+            f"{method}",
             "correct one of them, or leave the expression out",
         )
 
 
 def kernel_value(expression: str) -> str:
-    """Return CUDA text of `T kernel_value(p, x, z, scale)`: product, norms of row and column.
+    """Return CUDA source of `T kernel_value(T p, T x, T z, T scale)`, where T is float or double.
 
-    T is float or double. NaN is kept; max() would turn it into a distance of zero.
+    p is a product of two points, and x and z are the norms of its row and column. A product of NaN
+    has the value NaN; max() would turn it into a distance of zero.
     """
     return (
         "template <typename T>\n"
@@ -185,7 +194,8 @@ __device__ float half_turns(unsigned int bits) {
     return (float)(bits >> 8) * 1.1920928955078125e-7f;
 }
 """
-"""Philox4x32-10 and the halves of Box and Muller's pair, as in `RowRandom.normal`."""
+"""CUDA functions: Philox4x32-10, and radius and angle of Box and Muller's normals, as in
+`RowRandom.normal`."""
 
 WORDS = """
 Words w = philox(rows[i / n_blocks], first + i % n_blocks, k0, k1);
@@ -198,4 +208,8 @@ float r1 = normal_radius(w.c2), a1 = half_turns(w.c3);
 out[4 * i] = r0 * cospif(a0); out[4 * i + 1] = r0 * sinpif(a0);
 out[4 * i + 2] = r1 * cospif(a1); out[4 * i + 3] = r1 * sinpif(a1);
 """
-"""Bodies for counter i; rows, k0, k1, first and n_blocks as for `basics.randomness.Fills`."""
+"""Bodies of element-wise kernels over counters i = row * n_blocks + block.
+
+k0 and k1 are the key of the first round, and `first` is the first block; rows are as in
+`basics.randomness.Fills`.
+"""

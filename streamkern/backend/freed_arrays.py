@@ -1,6 +1,6 @@
-"""Memory of freed arrays: the C library keeps it for new ones, or gives it back to the system.
+"""Memory of freed arrays, which the C library keeps for new arrays or returns to the system.
 
-This applies to glibc. Other C libraries decide for themselves.
+This module controls glibc. Other C libraries are left at their defaults.
 """
 
 from __future__ import annotations
@@ -17,23 +17,22 @@ except (AttributeError, OSError, TypeError):  # another C library than glibc
     _MALLOC_TRIM = None
 
 LARGEST_KEPT = (32 << 20) - (1 << 16)
-"""Bytes of about the largest array whose memory glibc ever keeps."""
+"""Bytes, approximately, of the largest array whose memory glibc can keep."""
 
 
 @cache
 def keep() -> None:
-    """Keep the memory of freed arrays for new ones, from now on.
+    """Make glibc keep the memory of freed arrays for new ones, from now on.
 
-    glibc gets memory for each array above a threshold from the system, which zeroes each page when
-    it is first written: a tenth of the time of a process's first fit. If such an array is freed,
-    the threshold grows to its size, as it would in the course of a fit. The array here is never
-    written, so it takes no memory. Memory at the end of an arena of a thread stays until the thread
-    ends.
+    For each array above a threshold, glibc requests memory from the system, which zeroes every page
+    at its first write; this slows a process's first fit. When such an array is freed, glibc raises
+    the threshold to its size. Here a large array is allocated and freed for this purpose; it is
+    never written, so it takes no memory.
     """
     np.empty(LARGEST_KEPT, np.uint8)
 
 
 def release() -> None:
-    """Give the memory of freed arrays back, which may be as much as a whole phase used."""
+    """Return the memory of freed arrays to the system."""
     if _MALLOC_TRIM is not None:
         _MALLOC_TRIM(0)

@@ -1,9 +1,9 @@
-"""Routines of LAPACK and BLAS on C-ordered arrays, called without the interpreter's lock.
+"""Routines of LAPACK and BLAS on C-ordered arrays, called without Python's global lock (GIL).
 
-They may take minutes, and SciPy's own wrappers hold the lock all that time: no signal is handled,
-no lease renewed, no batch fetched. Here SciPy's libraries are called by ctypes, which releases the
-lock, at the addresses that SciPy publishes for Cython. `one_thread` limits the threads of a BLAS
-call, a setting of the whole process.
+A call may take minutes. SciPy's wrappers hold the GIL all that time, so that no signal is handled,
+no lease is renewed and no batch is fetched. Here ctypes, which releases the GIL, calls the routines
+at the addresses that SciPy exports for Cython. `one_thread` limits the threads of BLAS calls, a
+setting of the process.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from streamkern.basics.optional import on_demand
 
 Matrix = npt.NDArray[np.floating[Any]]
 _LETTERS = {np.dtype(np.float32): "s", np.dtype(np.float64): "d"}
+"""Dtype -> first letter of the names of LAPACK and BLAS routines."""
+# Python's C API for the capsules in which Cython modules export the addresses of functions.
 _name_of = ctypes.PYFUNCTYPE(ctypes.c_char_p, ctypes.py_object)(
     ("PyCapsule_GetName", ctypes.pythonapi)
 )
@@ -33,62 +35,69 @@ _pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char
 
 
 def load_libraries() -> None:
-    """Load the libraries into memory."""
+    """Load SciPy's BLAS and LAPACK into the process."""
     for library in ("lapack", "blas"):
         on_demand(f"scipy.linalg.cython_{library}")
 
 
 def potrf(A: Matrix) -> bool:
-    """Replace the lower part of A by its Cholesky factor. False: A is not positive.
+    """Replace the lower part of A by its Cholesky factor. Return whether A is positive definite.
 
-    A : (n, n), rows without gaps; the upper part is neither read nor written. n^3/3 FLOPs.
+    A : (n, n), with contiguous rows; the upper part is neither read nor written. n^3/3 FLOPs.
     """
     info = ctypes.c_int()
-    # For LAPACK, which is column-major, it is the upper factor.
-    _call("lapack", "potrf", A.dtype, b"U", len(A), A, _row_length(A), info)
+    # LAPACK is column-major, so for it this is the upper factor.
+    _call("lapack", "potrf", A.dtype, b"U", len(A), A, _row_stride(A), info)
     return info.value == 0
 
 
 def trsm(L: Matrix, B: Matrix, *, transposed: bool = False, right: bool = False) -> None:
-    """Compute B <- L^-1 B, L^-T B (`transposed`) or B L^-T (`right`); both have rows without gaps.
+    """Compute B <- L^-1 B, L^-T B (`transposed`) or B L^-T (`right`), in place.
 
-    L : (n, n), whose upper part is not read. B : (n, k), or (k, n) with `right`.
+    L : (n, n) lower triangular; its upper part is not read.
+    B : (n, k), or (k, n) with `right`, of L's dtype. Both have contiguous rows.
     """
-    side, turned = (b"L", b"T") if right else (b"R", b"T" if transposed else b"N")
+    assert L.dtype == B.dtype, (L.dtype, B.dtype)
+    side, operation = (b"L", b"T") if right else (b"R", b"T" if transposed else b"N")
     n_rows, n_columns = B.shape
     _call(
-        "blas", "trsm", B.dtype, side, b"U", turned, b"N", n_columns, n_rows,
-        np.ones(1, B.dtype), _like(L, B), _row_length(L), B, _row_length(B),
+        "blas", "trsm", B.dtype, side, b"U", operation, b"N", n_columns, n_rows,
+        np.ones(1, B.dtype), L, _row_stride(L), B, _row_stride(B),
     )  # fmt: skip
 
 
 def syevr(A: Matrix, k: int) -> tuple[Matrix, Matrix]:
     """Return the k largest eigenvalues, ascending, and their eigenvectors, (n, k).
 
-    A : (n, n), symmetric. It is not changed. Fewer are returned if bisection misses some that are
-    equal up to rounding.
-    Raises LinAlgError if LAPACK does not converge.
+    Fewer are returned if bisection misses some that are equal up to rounding.
+
+    A : (n, n), symmetric; it is not changed.
+
+    Raises
+    ------
+    LinAlgError
+        LAPACK does not converge.
     """
-    n, found, info = len(A), ctypes.c_int(), ctypes.c_int()
+    n, n_found, info = len(A), ctypes.c_int(), ctypes.c_int()
     values, vectors = np.empty(n, A.dtype), np.empty((k, n), A.dtype)
     zero, support = np.zeros(1, A.dtype), np.empty(2 * k, np.intc)
-    A = np.array(A, order="C")  # overwritten
+    A = np.array(A, order="C")  # a copy, because LAPACK overwrites it
     work, iwork = np.empty(1, A.dtype), np.empty(1, np.intc)
     for sizes in ((-1, -1), None):  # the first call returns the workspace sizes
         lwork, liwork = sizes or (len(work), len(iwork))
         _call(
             "lapack", "syevr", A.dtype, b"V", b"I", b"L", n, A, n, zero, zero, n - k + 1, n,
-            zero, found, values, vectors, n, support, work, lwork, iwork, liwork, info,
+            zero, n_found, values, vectors, n, support, work, lwork, iwork, liwork, info,
         )  # fmt: skip
         if sizes:
             work, iwork = np.empty(int(work[0]), A.dtype), np.empty(int(iwork[0]), np.intc)
     if info.value:
         raise np.linalg.LinAlgError(f"eigenvalues did not converge (syevr, info {info.value})")
-    return values[: found.value], vectors[: found.value].T
+    return values[: n_found.value], vectors[: n_found.value].T
 
 
-def _row_length(A: Matrix) -> int:
-    """Return the distance from one row to the next, in entries."""
+def _row_stride(A: Matrix) -> int:
+    """Return the entries from one row to the next, the leading dimension of LAPACK."""
     if A.flags.c_contiguous:
         return max(1, int(A.shape[1]))
     row, entry = A.strides
@@ -96,39 +105,38 @@ def _row_length(A: Matrix) -> int:
     return int(row // entry)
 
 
-def _like(L: Matrix, B: Matrix) -> Matrix:
-    assert L.dtype == B.dtype, (L.dtype, B.dtype)
-    return L
-
-
 def _call(library: str, name: str, dtype: np.dtype[Any], *arguments: Any) -> None:
-    """Call a Fortran routine, with the addresses of all arguments."""
+    """Call a Fortran routine of "blas" or "lapack", passing every argument by its address."""
     function = _function(library, _LETTERS[dtype] + name, len(arguments))
     function(*(_address(argument) for argument in arguments))
 
 
 def _address(argument: Any) -> Any:
+    """Return the address of an array, of characters or of an int, for ctypes."""
     if isinstance(argument, np.ndarray):
-        return argument.ctypes.data  # a pointer made of it would keep the array in a cycle
+        return argument.ctypes.data  # a pointer object would be in a reference cycle
     if isinstance(argument, bytes):
         return argument
     return ctypes.byref(argument if isinstance(argument, ctypes.c_int) else ctypes.c_int(argument))
 
 
 @functools.cache
-def _function(library: str, name: str, count: int) -> Callable[..., None]:
+def _function(library: str, name: str, n_arguments: int) -> Callable[..., None]:
+    """Return a Fortran routine that SciPy exports for Cython."""
     capsule = on_demand(f"scipy.linalg.cython_{library}").__pyx_capi__[name]
     signature = _name_of(capsule)
-    assert signature.count(b"*") == count, (name, signature)
+    assert signature.count(b"*") == n_arguments, (name, signature)
     address = _pointer_of(capsule, signature)
-    function: Callable[..., None] = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * count)(address)
+    prototype = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * n_arguments)
+    function: Callable[..., None] = prototype(address)
     return function
 
 
 def blas_libraries() -> ThreadpoolController:
-    """Return the control of the loaded BLAS libraries, which takes 2 ms to find.
+    """Return the controller of the BLAS libraries in this process.
 
-    It is found again after an import, which may have loaded one.
+    The search for libraries takes milliseconds. It is repeated only if modules were imported since
+    the last search, because an import may have loaded a library.
     """
     return _blas_libraries(len(sys.modules))
 
@@ -139,9 +147,9 @@ def _blas_libraries(n_modules: int) -> ThreadpoolController:
 
 
 class OneThread:
-    """Limit of one thread per BLAS call, shared by all backends because it is the process's own.
+    """Limit of one thread per BLAS call, shared by all backends because it applies to the process.
 
-    The first user saves the old limit and the last one restores it, whichever backends they are.
+    The first `with` block to begin saves the old limit, and the last one to end restores it.
     """
 
     def __init__(self) -> None:
@@ -152,7 +160,7 @@ class OneThread:
     def __call__(self, blas: ThreadpoolController) -> Iterator[None]:
         with self._lock:
             if self._users == 0:
-                _disown(blas)
+                _release_control(blas)
                 self._limit = blas.limit(limits=1, user_api="blas")
             self._users += 1
         try:
@@ -161,18 +169,18 @@ class OneThread:
             with self._lock:
                 self._users -= 1
                 if self._users == 0:
-                    _disown(blas)
+                    _release_control(blas)
                     self._limit.restore_original_limits()
-                    _disown(blas)
+                    _release_control(blas)
 
 
 one_thread = OneThread()
 
 
-def _disown(blas: ThreadpoolController) -> None:
-    """Release the libraries from the thread that controls them.
+def _release_control(blas: ThreadpoolController) -> None:
+    """Allow any thread to set the limits of the libraries.
 
-    Newer threadpoolctl lets only the first thread set limits, and ignores limits of others.
+    Newer versions of threadpoolctl accept limits from the first thread only, and ignore others.
     """
     for library in blas.lib_controllers:
         clear = getattr(library, "clear_controlling_thread", None)

@@ -1,8 +1,8 @@
-"""Numba behind the methods of `backend.base`: the only module that names it.
+"""The CPU backend with element-wise passes compiled by Numba, which only this module uses.
 
-NumPy passes over a tile of squared distances once per operation: four passes for the Laplace
-kernel, about 1.0 ns an entry and thread, more than the GEMM takes at d = 16. Compiled, the whole
-profile is one pass of vector instructions, about 0.23 ns, and the GEMMs stay with the BLAS.
+NumPy passes over a tile of squared distances once per operation, four times for the Laplace kernel,
+which takes longer than the GEMM for few features. Compiled, the whole profile is one pass with
+vector instructions. The BLAS still computes the matrix products.
 """
 
 from __future__ import annotations
@@ -22,18 +22,20 @@ from streamkern.basics.optional import install, on_demand
 from streamkern.basics.randomness import Fills
 
 _f4 = np.float32
-# Fused multiply-add only: NaN is kept, and sums keep their order.
+# The only fast-math flag allows fused multiply-add: NaN is kept, and sums keep their order.
 _FLAGS = frozenset({"contract"})
-# Largest number of columns of W at which our product is faster than the BLAS: 0.3 ns against 0.4 ns
-# an entry of the tile at 10 columns, the other way round at 16.
+# Largest number of columns of W for which the compiled product is faster than the BLAS.
 THIN = 12
-# Features of a pass over L1 distances, for which each distance is loaded and stored once.
+# Number of features that are added in one pass over a tile of L1 distances.
 L1_FEATURES = 8
 
 
 @cache
 def numba_problem() -> str | None:
-    """Return why compiled tiles cannot be used, or None. Imports Numba: versions may not match."""
+    """Return why Numba cannot be used, or None if it can.
+
+    Imports Numba, because it may be installed in a version that does not match NumPy's.
+    """
     if importlib.util.find_spec("numba") is None:
         return f"Numba is not installed ({install('fast')})"
     try:
@@ -44,15 +46,18 @@ def numba_problem() -> str | None:
 
 
 def jit(function: Callable[..., Any], flags: frozenset[str] = _FLAGS) -> Callable[..., Any]:
-    """Compile a function at its first call, to code that runs without the interpreter's lock."""
+    """Return a function that is compiled at its first call, and runs without Python's GIL.
+
+    flags : fast-math flags of LLVM.
+    """
     njit = on_demand("numba").njit
-    compiled: Callable[..., Any] = njit(nogil=True, fastmath=set(flags), error_model="numpy")
-    made: Callable[..., Any] = compiled(function)
-    return made
+    decorator: Callable[..., Any] = njit(nogil=True, fastmath=set(flags), error_model="numpy")
+    compiled: Callable[..., Any] = decorator(function)
+    return compiled
 
 
 class CompiledBackend(Backend):
-    """The CPU with compiled element-wise passes, in float32; float64 stays with NumPy."""
+    """The CPU backend with compiled element-wise passes in float32; float64 is left to NumPy."""
 
     accelerator = "numba"
     norms_in_columns = False
@@ -63,33 +68,38 @@ class CompiledBackend(Backend):
         self.fills = _fills()
 
     def describe(self) -> dict[str, object]:
-        """Return the description with the compiler's version: others may round differently."""
+        """Return the facts of `Backend` and Numba's version, because versions round differently."""
         return super().describe() | {"accelerator": f"numba {version('numba')}"}
 
     def apply_profile(
         self, kernel: Any, tile: Array, scale: float, norms: tuple[Array, Array] | None
     ) -> None:
-        """Apply the profile in one pass if it has an expression. NumPy has vectorised powers."""
-        plain = kernel.expression is None or kernel.geometry == "l1" or "pow(" in kernel.expression
-        if plain or tile.dtype != np.float32 or norms is None:
+        """Apply the profile in one pass if it has an expression without powers.
+
+        NumPy computes powers faster, with vector instructions.
+        """
+        by_numpy = (
+            kernel.expression is None or kernel.geometry == "l1" or "pow(" in kernel.expression
+        )
+        if by_numpy or tile.dtype != np.float32 or norms is None:
             super().apply_profile(kernel, tile, scale, norms)
         else:
             _profile(kernel.expression)(tile, *norms, _f4(scale))
 
     def l1_distances(self, A: Array, B: Array, out: Array) -> None:
-        """Set out to the L1 distances, several features in one pass over a row."""
+        """Set out to the L1 distances, adding several features in each pass over a row."""
         if out.dtype != np.float32:
             super().l1_distances(A, B, out)
             return
         with self.workspace(B.shape[::-1], B.dtype) as Bt:
             Bt[...] = B.T
             out[...] = 0
-            for first in range(0, A.shape[1], L1_FEATURES):
-                features = slice(first, first + L1_FEATURES)
+            for start in range(0, A.shape[1], L1_FEATURES):
+                features = slice(start, start + L1_FEATURES)
                 _l1_part(len(Bt[features]))(A[:, features], Bt[features], out)
 
     def add_unequal(self, A: Array, B: Array, weights: Sequence[float], out: Array) -> None:
-        """Add the weights of all columns in one pass."""
+        """Add the weights of the columns in which rows differ, in one pass for all columns."""
         if out.dtype != np.float32:
             super().add_unequal(A, B, weights, out)
             return
@@ -98,11 +108,11 @@ class CompiledBackend(Backend):
             _unequal(len(Bt))(A, Bt, np.array(weights, _f4), out)
 
     def multiply_sparse(self, rows: Sequence[Array], columns: Sequence[Array], out: Array) -> None:
-        """Add up the products row by row: a fifth of the time of SciPy, which finds zeros first."""
+        """Set out to the product row by row; SciPy would first form a sparse result."""
         _sparse_product()(*rows, *columns, out)
 
     def add_product(self, tile: Array, W: Array, out: Array) -> None:
-        """Add a thin product row by row: the BLAS is made for wider ones."""
+        """Add a product with few columns row by row, for which the BLAS is slower."""
         if W.shape[1] > THIN or tile.dtype != np.float32:
             super().add_product(tile, W, out)
             return
@@ -113,25 +123,29 @@ class CompiledBackend(Backend):
 
 @once
 def _sparse_product() -> Callable[..., None]:
-    """Return product(values, columns, starts of either side, out): out = rows @ columns."""
+    """Return product(A's values, columns and row starts, the same of B, out): out = A @ B."""
 
     def product(
-        a: Array, places: Array, first: Array, b: Array, at: Array, start: Array, out: Array
-    ) -> None:
+        A_values: Array, A_columns: Array, A_starts: Array,
+        B_values: Array, B_columns: Array, B_starts: Array, out: Array,
+    ) -> None:  # fmt: skip
         for i in range(out.shape[0]):
             row = out[i]
             row[:] = 0
-            for e in range(first[i], first[i + 1]):
-                v, f = a[e], places[e]
-                for q in range(start[f], start[f + 1]):
-                    row[at[q]] += v * b[q]
+            for e in range(A_starts[i], A_starts[i + 1]):
+                value, k = A_values[e], A_columns[e]
+                for q in range(B_starts[k], B_starts[k + 1]):
+                    row[B_columns[q]] += value * B_values[q]
 
     return jit(product, frozenset())
 
 
 @once
 def _thin_product(c: int) -> Callable[[Array, Array, Array], None]:
-    """Return product(tile (r, t), Wt (c, t), out (r, c)): out += tile @ Wt.T, sums in registers."""
+    """Return product(tile (r, t), Wt (c, t), out (r, c)): out += tile @ Wt.T.
+
+    The sums of a row are in registers, which is why the source is generated for c columns.
+    """
     each = range(c)
     source = (
         "def product(tile, Wt, out):\n"
@@ -155,18 +169,19 @@ def _l1_part(n: int) -> Callable[..., None]:
 
 @once
 def _unequal(n: int) -> Callable[..., None]:
-    """Return part(A (r, n), Bt (n, t), w (n,), out (r, t)): out += w of the unequal columns."""
+    """Return part(A (r, n), Bt (n, t), w (n,), out (r, t)): out += w of the columns that differ."""
     terms = [f"(w{k} if a{k} != b{k}[j] else f4(0))" for k in range(n)]
-    # In locals: a load of w in the loop, which may be a part of `out`, keeps it from vectors.
+    # The weights are loaded before the loops. Because `w` may overlap `out`, loads within the loop
+    # would prevent vector instructions.
     weights = "".join(f"    w{k} = w[{k}]\n" for k in range(n))
     return _sum_of_terms("A, Bt, w, out", terms, weights)
 
 
 def _sum_of_terms(arguments: str, terms: list[str], first: str = "") -> Callable[..., None]:
-    """Compile part(arguments): out[i, j] += the sum of the terms, of ak = A[i, k] and bk = Bt[k].
+    """Return a compiled part(arguments), which adds the sum of the terms to each out[i, j].
 
-    terms : one expression for each column k of A
-    first : statements before the loops
+    terms : for each column k of A, an expression of ak = A[i, k] and bk[j] = Bt[k, j].
+    first : statements before the loops.
     """
     each = range(len(terms))
     source = (
@@ -190,6 +205,7 @@ def _jit_text(name: str, source: str, flags: frozenset[str]) -> Callable[..., No
 
 @once
 def _fills() -> Fills:
+    """Return the compiled functions of `basics.randomness`."""
     return fills(jit)
 
 
@@ -197,8 +213,8 @@ def _fills() -> Fills:
 def _profile(expression: str) -> Callable[[Array, Array, Array, np.float32], None]:
     """Return profile(tile of products, row norms, column norms, scale), which works in place.
 
-    NaN is kept, and a negative distance taken as zero. The compiler removes what the expression
-    does not use.
+    NaN is kept, and a negative distance becomes zero. The compiler removes the variables that the
+    expression does not use.
     """
     source = (
         "def profile(tile, row_norms, column_norms, scale):\n"
@@ -217,11 +233,12 @@ def _profile(expression: str) -> Callable[[Array, Array, Array, np.float32], Non
 
 @once
 def _exp() -> Callable[..., Any]:
-    """Return exp in float32 as arithmetic that compilers vectorise; 0 below -87, at most 2^127.5.
+    """Return exp in float32, computed by arithmetic that compilers vectorise.
 
-    2^k times the Taylor polynomial of 2^r on |r| <= 1/2, accurate to 2e-8. The product x log2(e) is
-    rounded once, so the relative error grows like |x| eps: for a kernel's values that is less than
-    eps in absolute terms.
+    The result is 0 for arguments below -87, and at most 2^127.5. It is 2^k times the Taylor
+    polynomial of 2^r on |r| <= 1/2, which is accurate to 2e-8. The product x log2(e) is rounded
+    once, so the relative error grows like |x| eps; for exp(x) <= 1, as in a kernel, the absolute
+    error is below eps.
     """
     log2e, lowest, highest = _f4(1.44269504), _f4(-126.0), _f4(127.5)
     c1, c2, c3 = _f4(6.9314718e-1), _f4(2.4022651e-1), _f4(5.5504109e-2)
@@ -230,7 +247,7 @@ def _exp() -> Callable[..., Any]:
 
     def exp(x: Any) -> Any:
         y = x * log2e
-        y = lowest if y < lowest else y  # comparisons that NaN passes
+        y = lowest if y < lowest else y  # NaN stays NaN in both comparisons
         y = highest if y > highest else y
         k = np.rint(y)
         r = y - k
@@ -243,10 +260,11 @@ def _exp() -> Callable[..., Any]:
 
 @once
 def _cos() -> Callable[..., Any]:
-    """Return cos in float32 as arithmetic that compilers vectorise, for |x| below 2^30.
+    """Return cos in float32, computed by arithmetic that compilers vectorise, for |x| below 2^30.
 
-    (-1)^k times the Taylor polynomial on |x - k pi| <= pi / 2, accurate to 1e-8; pi in three
-    summands, so that k pi is as accurate as x itself as long as k has fewer than 13 bits.
+    The result is (-1)^k times the Taylor polynomial on |x - k pi| <= pi / 2, which is accurate to
+    1e-8. pi is the sum of three numbers, so that k pi is as accurate as x if k has fewer than 13
+    bits.
     """
     per_pi = _f4(1 / np.pi)
     pi1, pi2, pi3 = _f4(3.140625), _f4(9.67502593994140625e-4), _f4(1.509957990978376432e-7)

@@ -1,8 +1,9 @@
-"""The draws of `randomness` as loops for a compiler: same words, and same normals up to rounding.
+"""The random numbers of `basics.randomness` as loops for a compiler.
 
-NumPy passes over memory once per operation, about sixty times for a tile of normals; compiled, a
-chunk of blocks stays in the first-level cache from its counters to its normals, in vector
-instructions. Nothing here is compiled on import: `fills` takes the compiler.
+Words are the same as there, and normals are the same up to rounding. NumPy passes over memory once
+per operation, about sixty times for normals. Compiled, a chunk of blocks stays in the L1 cache from
+its counters to its normals. Nothing is compiled on import, because `fills` takes the compiler as
+its argument.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from streamkern.basics.randomness import AnyArray, Fills
 
 NumbaFunction = Callable[..., Any]
 
-# Blocks in a chunk: their words and normals take 8 KiB. Every loop with arithmetic runs over a
-# whole chunk, its unused end too, so that no value is computed by the scalar loop that compilers
-# put behind a vector loop: its rounding may differ, and a row's numbers would then depend on its
-# position.
+# Number of Philox blocks in a chunk, whose words and normals take 8 KiB. Every loop with arithmetic
+# runs over a whole chunk, including an unused end. Otherwise the scalar loop that compilers add
+# after a vector loop would compute the last values; its rounding may differ, so that the numbers of
+# a row would depend on its position.
 DRAWN_CHUNK = 256
 
 f4, i4, u4, u8 = np.float32, np.int32, np.uint32, np.uint64
@@ -28,7 +29,7 @@ f4, i4, u4, u8 = np.float32, np.int32, np.uint32, np.uint64
 def fills(jit: Callable[[NumbaFunction], NumbaFunction]) -> Fills:
     """Return functions for words and normals, each compiled by `jit` at its first call.
 
-    They release the GIL. Normals are within 4 ulp of the exact values of their words.
+    They release the GIL. Normals are within 4 ulp of the exact values for their words.
     """
     count, encrypt, interleave = jit(_count), jit(_encrypt), jit(_interleave)
     box_muller = _make_box_muller(jit)
@@ -56,7 +57,10 @@ def fills(jit: Callable[[NumbaFunction], NumbaFunction]) -> Fills:
 
 
 def _count(rows: AnyArray, n_blocks: int, first_block: int, start: int, state: AnyArray) -> None:
-    """Set the counters (row low, row high, block, 0) of a chunk of blocks from `start` on."""
+    """Set the counters (row low, row high, block, 0) of the chunk of blocks that begins at `start`.
+
+    Blocks are counted over all rows, n_blocks for each. state : (4, DRAWN_CHUNK) uint32.
+    """
     low, high, block, zero = state[0], state[1], state[2], state[3]
     i, b = start // n_blocks, start % n_blocks
     done = 0
@@ -72,12 +76,12 @@ def _count(rows: AnyArray, n_blocks: int, first_block: int, start: int, state: A
 
 
 def _encrypt(state: AnyArray, round_keys: AnyArray) -> None:
-    """Encrypt by ten rounds as in `randomness.philox4x32`, in place on (4, DRAWN_CHUNK) uint32."""
+    """Encrypt (4, DRAWN_CHUNK) uint32 by ten rounds, as in `randomness.philox4x32`, in place."""
     m0, m1, low, half = u8(0xD2511F53), u8(0xCD9E8D57), u8(0xFFFFFFFF), u8(32)
     for j in range(DRAWN_CHUNK):
         c0, c1, c2, c3 = u8(state[0, j]), u8(state[1, j]), u8(state[2, j]), u8(state[3, j])
         for r in range(10):
-            # Widened 32-bit keys: the compiler sees 32 x 32 products and has one instruction.
+            # Operands are 32-bit numbers in uint64, whose product is one instruction.
             k0, k1 = u8(round_keys[r, 0]), u8(round_keys[r, 1])
             p0, p1 = m0 * c0, m1 * c2
             c0, c1, c2, c3 = (p1 >> half) ^ c1 ^ k0, p1 & low, (p0 >> half) ^ c3 ^ k1, p0 & low

@@ -1,8 +1,8 @@
-"""Ranks in a grid, whose rows partition a batch and whose columns partition centers. Integers only.
+"""The grid of ranks: its rows partition a batch, and its columns partition the centers.
 
-Rank k of W = R C is in row k // C and column k mod C. Ranks of one row have the same rows of a
-batch, each with other centers; ranks of one column have the same centers, each with other rows. So
-f(X) is summed over a row of the grid, and K^T r over a column.
+In a grid of R rows and C columns, rank k is in row k // C and column k mod C. Ranks of one row have
+the same rows of a batch, and different centers; ranks of one column have the same centers, and
+different rows of the batch. So f(X) is summed over a row of the grid, and K^T r over a column.
 """
 
 from __future__ import annotations
@@ -47,26 +47,25 @@ class RankGrid:
         return self.rank % self.columns
 
     def of_column(self, n: int) -> slice:
-        """Return the part of the n centers of a block that the column has; may be empty."""
+        """Return this column's part of the n centers of a block; it may be empty."""
         return _part(n, self.column, self.columns)
 
     def of_row(self, n: int, turn: int = 0) -> slice:
-        """Return the part of n items that the row has.
+        """Return this row's part of n items; it may be empty.
 
-        turn : rotation of the parts over the rows, which balances several n that are too small for
-            all.
+        turn : number of rows by which the parts are rotated, to balance several small n.
         """
         return _part(n, (self.row + turn) % self.rows, self.rows)
 
     def of_rank(self, n: int) -> slice:
-        """Return this rank's share of the n centers of a block, disjoint from other shares."""
+        """Return this rank's part of the n centers of a block; no other rank has these centers."""
         column = self.of_column(n)
         part = self.of_row(length(column))
         return slice(column.start + part.start, column.start + part.stop)
 
 
 def check_columns(ranks: int, columns: int) -> None:
-    """Raise ConfigError unless `columns` divides the ranks."""
+    """Raise ConfigError unless `columns` divides the number of ranks."""
     if not 1 <= columns <= ranks or ranks % columns:
         raise ConfigError(
             f"{mention('run.center_ranks', columns)} must divide {mention('run.ranks', ranks)}",
@@ -80,15 +79,17 @@ def length(part: slice) -> int:
 
 
 def _part(n: int, k: int, parts: int) -> slice:
+    """Return part k of n items that are divided into nearly equal parts."""
     return slice(n * k // parts, n * (k + 1) // parts)
 
 
 class CenterPartition:
-    """Centers of one rank of a grid, by blocks, which follow each other from 0 to p.
+    """The centers of one rank of a grid.
 
-    blocks : slices of all centers.
-    in_block : per block the rank's centers, as indices in the block.
-    local : the same, as indices in the rank's own centers, which are in the order of the blocks.
+    blocks : center blocks, slices that follow each other from 0 to p.
+    in_block : for each block, the rank's centers as a slice of the block.
+    local : for each block, the rank's centers as a slice of the rank's own centers, which are in
+        the order of the blocks.
     """
 
     def __init__(self, blocks: Sequence[slice], grid: RankGrid) -> None:
@@ -115,9 +116,9 @@ class CenterPartition:
         return np.concatenate([np.arange(block.start, block.stop)[part] for block, part in pairs])
 
     def stripe(self, b: int) -> tuple[slice, slice]:
-        """Return the centers of block b whose sums this rank adds, and no other rank does.
+        """Return the centers of block b whose sums this rank, and no other, adds.
 
-        They are indices in the block, and indices in the rank's own centers.
+        They are returned as a slice of the block, and as a slice of the rank's own centers.
         """
         part, shift = self.grid.of_rank(length(self.blocks[b])), self.local[b].start
         shift -= self.in_block[b].start
@@ -126,27 +127,30 @@ class CenterPartition:
     def within(self, part: slice) -> Iterator[tuple[slice, slice]]:
         """Yield this rank's centers between part.start and part.stop, block by block.
 
-        Each is a pair of slices: indices in the part, and indices in the rank's own centers.
+        Each item is a pair: a slice of the part, and the same centers as a slice of the rank's own.
         """
-        for block, held, local in zip(self.blocks, self.in_block, self.local, strict=True):
-            start = block.start + held.start  # the rank's first center of the block
-            first, stop = max(part.start, start), min(part.stop, block.start + held.stop)
-            if first < stop:
-                n, shift = stop - first, local.start + first - start
-                yield slice(first - part.start, stop - part.start), slice(shift, shift + n)
+        for block, in_block, local in zip(self.blocks, self.in_block, self.local, strict=True):
+            own_start, own_stop = block.start + in_block.start, block.start + in_block.stop
+            start, stop = max(part.start, own_start), min(part.stop, own_stop)
+            if start < stop:
+                local_start = local.start + start - own_start
+                yield (
+                    slice(start - part.start, stop - part.start),
+                    slice(local_start, local_start + stop - start),
+                )
 
     def part(self, a: Array, b: int | None = None) -> Array:
         """Return this rank's rows of an array of all centers, or of block b, as a copy.
 
-        An array that holds no other rows is returned as it is.
+        An array that has only this rank's rows is returned as it is.
         """
-        n, held = (
+        n_all, n_own = (
             (self.p, self.n) if b is None else (length(self.blocks[b]), length(self.in_block[b]))
         )
-        if len(a) == held:
+        if len(a) == n_own:
             return a
-        if len(a) != n:
-            raise ValueError(f"{len(a)} rows are neither those of {n} centers nor of {held}")
+        if len(a) != n_all:
+            raise ValueError(f"the array must have {n_all} or {n_own} rows, but has {len(a)}")
         if b is not None:
             return a[self.in_block[b]].copy()
         out = a[: self.n].copy()
@@ -157,7 +161,7 @@ class CenterPartition:
     def rows(self, name: str) -> npt.NDArray[np.int64]:
         """Return the indices of this rank's rows in an array of all centers, or of block k.
 
-        name : name of the array; that of an array of block k ends in ".k".
+        name : the name of the array, which ends in ".k" for an array of block k.
         """
         _, _, k = name.partition(".")
         if not k:
@@ -166,7 +170,7 @@ class CenterPartition:
         return np.arange(part.start, part.stop)
 
     def parts(self, arrays: Mapping[str, Array], names: tuple[str, ...]) -> dict[str, Array]:
-        """Return this rank's rows of the arrays whose name begins with one of `names`."""
+        """Return this rank's rows of those arrays whose name begins with one of `names`."""
         return {
             name: self.part(a, int(k) if (k := name.partition(".")[2]) else None)
             for name, a in arrays.items()

@@ -1,8 +1,8 @@
 """Collective operations between ranks, the processes that train a run together.
 
-Each rank computes its shard of a step. Sums over all shards have the same bits on every rank, so
-ranks that decide by such sums agree without further messages. Messages are numbers or raw bytes,
-never pickled objects.
+Each rank computes its shard of a step. A sum over all shards has the same bits on every rank, so
+ranks that make a decision from it agree without further messages. Messages are numbers or raw
+bytes, never pickled objects.
 
 `Collective` uses XGBoost's collective over TCP, without authentication: use it on trusted networks
 only. It copies arrays on a GPU to the host and back; `Nccl` does not.
@@ -34,7 +34,7 @@ from streamkern.planning.memory import RANK_SLAB_BYTES
 
 
 class Communicator:
-    """One of `size` ranks. This base class is a single rank, whose sums are its own values.
+    """Collective operations of one of `size` ranks. This base class is a single rank.
 
     All ranks must call the collective methods, in the same order.
     """
@@ -76,7 +76,7 @@ class Communicator:
         return gathered if self.is_single else self._timed_total(gathered)
 
     def agree(self, condition: bool) -> bool:
-        """Return whether the condition is true on all ranks. Collective."""
+        """Return whether the condition is true on every rank. Collective."""
         return bool(self.allgather([condition]).all())
 
     def broadcast_bytes(self, data: bytes) -> bytes:
@@ -87,7 +87,7 @@ class Communicator:
         return self.broadcast(np.frombuffer(data.ljust(length, b"\0"), np.uint8).copy()).tobytes()
 
     def broadcast(self, a: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Overwrite `a`, an array on the host, with the bits of rank 0's. Collective."""
+        """Overwrite the host array `a` with the bits of rank 0's, and return it. Collective."""
         if self.is_single:
             return a
         flat = a.reshape(-1).view(np.uint8)
@@ -105,9 +105,9 @@ class Communicator:
 
     def _timed_total(self, own: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return `_total`, and add its time to `waited_s`."""
-        began = time.perf_counter()
+        start = time.perf_counter()
         total = self._total(own)
-        self.waited_s += time.perf_counter() - began
+        self.waited_s += time.perf_counter() - start
         return total
 
     def _total(self, own: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -123,11 +123,12 @@ class Communicator:
 
         Each rank has about the same number of entries.
         """
-        first, last = (round(n * (k / self.size) ** 0.5) for k in (self.rank, self.rank + 1))
-        return slice(first, last)
+        start, stop = (round(n * (k / self.size) ** 0.5) for k in (self.rank, self.rank + 1))
+        return slice(start, stop)
 
 
 SINGLE = Communicator()
+"""The communicator of a run on a single rank."""
 
 
 class Collective(Communicator):
@@ -145,12 +146,14 @@ class Collective(Communicator):
 
     def _total(self, own: npt.NDArray[Any]) -> npt.NDArray[Any]:
         library = self._library
-        if threading.get_ident() != self._thread:  # where the library sees a single rank
+        if threading.get_ident() != self._thread:  # there the library would sum over one rank
             raise RuntimeError("only the thread that joined the process group can sum over ranks")
         try:
             return np.asarray(library.allreduce(own, library.Op.SUM)).reshape(own.shape)
         except Exception as error:  # XGBoost's own type, for a lost peer or a timeout
-            raise RankLostError(f"another rank is gone, or too slow: {_summary(error)}") from error
+            raise RankLostError(
+                f"another rank has ended or does not respond: {_summary(error)}"
+            ) from error
 
 
 def _summary(error: Exception) -> str:
@@ -176,8 +179,9 @@ def process_group(rank: int, tracker: Mapping[str, Any]) -> Iterator[Communicato
     """
     library = import_optional("xgboost.collective", "a run of several ranks", "ranks")
     try:
-        with contextlib.redirect_stdout(io.StringIO()):  # the library prints its ranks
-            library.init(**tracker, dmlc_task_id=f"{rank:06d}")  # it numbers ranks in text order
+        with contextlib.redirect_stdout(io.StringIO()):  # the library prints messages
+            # The library numbers ranks by the alphabetical order of their task ids.
+            library.init(**tracker, dmlc_task_id=f"{rank:06d}")
     except Exception as error:
         raise RankLostError(f"the ranks cannot connect: {_summary(error)}") from error
     yield Collective(library.get_rank(), library.get_world_size(), library)
@@ -209,7 +213,7 @@ def on_devices(ranks: Communicator, backend: Backend) -> Communicator:
     except Exception as error:  # NCCL's own type
         raise BackendError(
             f"NCCL does not start on rank {ranks.rank} of {ranks.size}: {error}",
-            f"see to the cause (NCCL_DEBUG=WARN says more), or give {mention('run.device', 'cpu')}",
+            f"set NCCL_DEBUG=WARN to see the cause, or use {mention('run.device', 'cpu')}",
         ) from error
     return Nccl(ranks, communicator, library, backend)
 
@@ -219,8 +223,8 @@ def _device_number(backend: Any) -> int:
 
     Containers on two machines may have the same host name, so the boot id is included, as in NCCL.
     """
-    where = f"{socket.gethostname()} {boot_id()} {backend.device.pci_bus_id}"
-    return zlib.crc32(where.encode())
+    name = f"{socket.gethostname()} {boot_id()} {backend.device.pci_bus_id}"
+    return zlib.crc32(name.encode())
 
 
 def _warn_without_nccl(missing: list[int], backend: Any) -> None:
@@ -269,14 +273,14 @@ class Nccl(Communicator):
             return a
         contiguous = a if a.flags.c_contiguous else self._backend.xp.ascontiguousarray(a)
         event, stream = self._backend.xp.cuda.Event, self._backend.stream
-        began, ended = event(), event()
-        began.record(stream)
+        started, ended = event(), event()
+        started.record(stream)
         self._communicator.allReduce(
             contiguous.data.ptr, contiguous.data.ptr, contiguous.size,
             self._types[contiguous.dtype], self._library.NCCL_SUM, stream.ptr,
         )  # fmt: skip
         ended.record(stream)
-        self._pending_events.append((began, ended))
+        self._pending_events.append((started, ended))
         if contiguous is not a:
             a[...] = contiguous
         return a

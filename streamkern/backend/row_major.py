@@ -1,7 +1,7 @@
-"""Row-major matrices on cuBLAS, which is column-major, without a copy.
+"""Calls of cuBLAS, which is column-major, on row-major matrices without a copy.
 
-cuBLAS sees a row-major matrix as its transpose, and the lower triangle as the upper one. CuPy's own
-calls copy some layouts, and have no product of float16 operands with a float32 result, so these
+For cuBLAS a row-major matrix is its transpose, and a lower triangle is an upper one. CuPy's
+functions copy some layouts, and cannot multiply float16 operands to a float32 result, so these
 methods call cuBLAS directly. They accept any 2-d view with contiguous rows.
 """
 
@@ -42,13 +42,13 @@ class RowMajor:
     def _number(self, x: float, dtype: np.dtype[Any]) -> int:
         """Return the host address of a scalar, which cuBLAS reads during a call.
 
-        The few scalars of a run are kept: allocating two took a third of a call's time.
+        The scalars are cached, because allocating them takes a large part of a call's time.
         """
-        found = self._numbers.get((x, dtype))
-        if found is None:
+        cached = self._numbers.get((x, dtype))
+        if cached is None:
             number = np.array(x, dtype)
-            found = self._numbers.setdefault((x, dtype), (number, number.ctypes.data))
-        return found[1]
+            cached = self._numbers.setdefault((x, dtype), (number, number.ctypes.data))
+        return cached[1]
 
     def gemm(
         self,
@@ -87,11 +87,12 @@ class RowMajor:
             return
         of_A, lda = self._layout(A, left_transposed)
         of_B, ldb = self._layout(B, transposed)
-        dtype, kind = out.dtype, self._types[A.dtype]
+        dtype, cuda_type = out.dtype, self._types[A.dtype]
         # cuBLAS sees the transposes of all matrices, and out.T = B.T A.T.
         self._cublas.gemmEx(
-            self._handle(), of_B, of_A, c, r, k, self._number(alpha, dtype), B.data.ptr, kind, ldb,
-            A.data.ptr, kind, lda, self._number(beta, dtype), out.data.ptr, self._types[dtype],
+            self._handle(), of_B, of_A, c, r, k, self._number(alpha, dtype),
+            B.data.ptr, cuda_type, ldb, A.data.ptr, cuda_type, lda,
+            self._number(beta, dtype), out.data.ptr, self._types[dtype],
             _leading_dimension(out), self._compute[dtype], self._cublas.CUBLAS_GEMM_DEFAULT,
         )  # fmt: skip
 
@@ -101,9 +102,9 @@ class RowMajor:
     ) -> None:  # fmt: skip
         """Compute out <- scale A @ B for a lower triangular A; scale A.T @ B if `transposed`.
 
-        The triangle is halved until the blocks on its diagonal have fewer than `block` rows. These
-        are one batched product, and so are all squares of each size below them. Only zeros within
-        the blocks on the diagonal are read.
+        The triangle is halved until the blocks on its diagonal have fewer than `block` rows. One
+        batched product multiplies all of these, and one batched product multiplies all squares of
+        each size below the diagonal. Of the zeros, only those within diagonal blocks are read.
 
         A : (b, b), with contiguous rows and zeros above the diagonal.
         B : (b, c), with contiguous rows or columns.
@@ -217,7 +218,7 @@ class BatchedProduct(NamedTuple):
 def triangle_parts(
     n: int, block: int, rows_of_A: int, rows_of_B: int, rows_of_out: int, transposed: bool
 ) -> list[BatchedProduct]:
-    """Return the batched products that together are `RowMajor.lower`, in order.
+    """Return the batched products that compute `RowMajor.lower`, in order.
 
     n : rows of the triangle.
     block : upper bound of the rows of a block on the diagonal.
@@ -225,12 +226,15 @@ def triangle_parts(
     transposed : whether the left operand is A.T.
     """
     halvings = (n // block).bit_length()
-    side = n >> halvings  # of a block on the diagonal
-    end = side << halvings
+    side = n >> halvings  # rows of a block on the diagonal
+    end = side << halvings  # rows of all these blocks
     products = list[BatchedProduct]()
 
     def add(r: int, k: int, row: int, column: int, step: int, count: int, beta: float) -> None:
-        """Add blocks of A that begin at a row and a column, and every `step` of both."""
+        """Append the products of `count` blocks (r, k) of A.
+
+        The first block begins at `row` and `column`, and each next one `step` further in both.
+        """
         row_of_B, row_of_out = (row, column) if transposed else (column, row)
         first = Elements(row * rows_of_A + column, row_of_B * rows_of_B, row_of_out * rows_of_out)
         stride = Elements(step * (rows_of_A + 1), step * rows_of_B, step * rows_of_out)
@@ -247,14 +251,14 @@ def triangle_parts(
 
 
 def _leading_dimension(A: Array) -> int:
-    """Return the elements from one row to the next, which must be contiguous."""
+    """Return the elements from one row to the next, of a matrix with contiguous rows."""
     return _stride(A, True)
 
 
 def _stride(A: Array, by_rows: bool) -> int:
     """Return the elements from one row to the next, or else from one column to the next.
 
-    by_rows : whether rows are contiguous; columns are, if not.
+    by_rows : whether the rows are contiguous; otherwise the columns must be.
     """
     (n, length), (outer, inner) = A.shape, A.strides
     if not by_rows:

@@ -1,10 +1,10 @@
 """Copies between host and device: a ring of staging buffers for batches, and arrays for files.
 
-The consumer requests batch i + 1 when step i is queued. At that moment an event is recorded on the
-compute stream; once it is reached, the buffers of batch i are free. A slot's next copy waits for
-that event alone, on a stream of its own, and runs beside the steps in progress. The host waits for
-one thing: that the copy out of a pinned buffer, `depth` batches old, is over before it writes there
-again.
+The consumer requests batch i + 1 after it has queued step i. At that moment an event is recorded on
+the compute stream; when the stream reaches it, the device buffer of batch i is free. The next copy
+to this buffer waits for the event on another stream, so copies run at the same time as steps. The
+host waits only before it writes to a pinned buffer, until the copy from it, `depth` batches ago,
+has ended.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from streamkern.backend.base import Array, Backend, Uploader
 
 
 class Event(Protocol):
-    """A position in a stream. Before it is recorded there is nothing to wait for."""
+    """A position in a stream. Waiting for an event that was never recorded returns at once."""
 
     def synchronize(self) -> None: ...
 
 
 class Stream(Protocol):
-    """Work in order. An event may be recorded again; waiting refers to the last recording."""
+    """A queue of work on a device. Waiting for an event refers to its last recording."""
 
     def record(self, event: Any) -> Any: ...
 
@@ -36,11 +36,13 @@ class Stream(Protocol):
 
 
 class Transfers(NamedTuple):
-    """Operations of a device that a ring needs.
+    """The streams and operations of a device that a ring needs.
 
-    event : makes an event.
-    empty_pinned, empty : bytes -> (bytes,) uint8 on the host and on the device.
-    send : (pinned, device) copies on `copying`, without waiting for it.
+    computing, copying : the streams of steps and of copies.
+    event : function that returns a new event.
+    empty_pinned, empty : functions of a number of bytes that return an uninitialised uint8 array,
+        in pinned memory of the host and on the device.
+    send : function (pinned, device) that queues a copy on `copying`.
     """
 
     computing: Stream
@@ -53,6 +55,12 @@ class Transfers(NamedTuple):
 
 @dataclass
 class _Slot:
+    """The buffers of one batch.
+
+    filled : the copy to the device has ended.
+    free : the steps no longer read the device buffer.
+    """
+
     filled: Event
     free: Event
     pinned: Any = None
@@ -60,26 +68,26 @@ class _Slot:
 
 
 class Ring(Uploader):
-    """Ring whose copies overlap the compute stream; buffers grow to the largest batch so far."""
+    """Ring of staging buffers, which grow to the largest batch so far."""
 
     def __init__(self, backend: Backend, transfers: Transfers, depth: int) -> None:
         super().__init__(backend, depth)
         self.transfers = transfers
         self._slots = [_Slot(transfers.event(), transfers.event()) for _ in range(depth)]
-        self._turn = 0
-        self._room = 0
+        self._n_uploads = 0
+        self._slot_bytes = 0
 
     def upload(self, host: npt.NDArray[Any]) -> Array:
-        """Return the rows on the device, in the storage dtype; valid until `depth` later calls."""
+        """Return the array on the device, valid until the `depth`-th next call."""
         computing, copying = self.transfers.computing, self.transfers.copying
-        if self._turn:
-            computing.record(self._slots[(self._turn - 1) % self.depth].free)
+        if self._n_uploads:
+            computing.record(self._slots[(self._n_uploads - 1) % self.depth].free)
         if host.nbytes == 0:
             return self.backend.xp.empty(host.shape, host.dtype)
-        if host.nbytes > self._room:
+        if host.nbytes > self._slot_bytes:
             self._grow(host.nbytes)
-        slot = self._slots[self._turn % self.depth]
-        self._turn += 1
+        slot = self._slots[self._n_uploads % self.depth]
+        self._n_uploads += 1
         slot.filled.synchronize()
         pinned, device = (
             a[: host.nbytes].view(host.dtype).reshape(host.shape)
@@ -93,17 +101,20 @@ class Ring(Uploader):
         return device
 
     def _grow(self, nbytes: int) -> None:
-        """Enlarge all slots at once, when none is in use: computing has waited for every copy."""
+        """Replace the buffers of all slots by larger ones, after the compute stream is idle.
+
+        Then no copy is in progress either, because the compute stream waits for every copy.
+        """
         self.transfers.computing.synchronize()
         for slot in self._slots:
             slot.pinned = self.transfers.empty_pinned(nbytes)
             slot.device = self.transfers.empty(nbytes)
-        self._room = nbytes
+        self._slot_bytes = nbytes
 
     def close(self) -> None:
         """Wait for the copies and drop the buffers."""
         self.transfers.copying.synchronize()
-        self._slots, self._room = [], 0
+        self._slots, self._slot_bytes = [], 0
 
 
 class ByParts:

@@ -1,4 +1,4 @@
-"""Centers with equal numbers per class, chosen from the labels of some units."""
+"""Selection of random centers with equal numbers of each class."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.unit_edges import unit_edges
 
 BALANCED_STAGE = 24
+"""Number that separates the random draws of this module from others of the same seed."""
 
 
 class Balanced(CenterSelector):
@@ -30,8 +31,9 @@ class Balanced(CenterSelector):
         """Raise ConfigError unless the targets are classes."""
         if source.classes is None:
             raise ConfigError(
-                f"{mention('model.centers', 'balanced')} needs classes and the targets are values",
-                "set centers = 'random', or another way to choose",
+                f"{mention('model.centers', 'balanced')} needs targets that are classes, but they "
+                "are values",
+                "set centers = 'random', or another selector",
             )
 
     def choose(self, source: BaseSource, n: int, seed: int) -> tuple[Ints, int]:
@@ -40,64 +42,68 @@ class Balanced(CenterSelector):
 
 
 def balanced_numbers(source: BaseSource, p: int, seed: int) -> tuple[Ints, int]:
-    """Return p distinct random rows, equally many of each class or all it has, and rows read.
+    """Return p distinct random row numbers with equally many of each class, and the rows read.
 
-    The remainder of p / c goes to classes drawn at random. The labels of 256 random units are read,
-    without X if the source can, and those of further units for the classes that have too few rows
-    in them: at most all units, once. The rows of a class in the 256 units are taken first, each
-    with the same probability. The choice depends on the seed and the units alone.
+    All rows of a class are taken if it has too few. The remainder of p / c goes to classes that are
+    drawn at random.
 
-    Memory: about 5 p row numbers, and the labels of a few units.
+    The labels of `MANY_UNITS` random units are read, without X if the source can. If a class has
+    too few rows there, further units are read, each at most once. Rows of the first units are
+    preferred, and each row of a class in them has the same probability. The choice depends on the
+    seed and on the units alone.
+
+    The memory is about 5 p row numbers, and the labels of a few units.
     """
     rng = np.random.default_rng([seed, Stage.SAMPLE, BALANCED_STAGE])
     edges = unit_edges(source)
-    known = _class_counts(source)
+    class_counts = _class_counts(source)
     c, order = source.n_outputs, rng.permutation(len(edges) - 1)
     favoured = rng.permutation(c)
-    # Rows of a class that is full are not counted any further.
-    seen, pool, looked_at = np.zeros(c, np.int64), _Pool.empty(), 0
-    for turn, (u, labels) in enumerate(_labels(source, order, seed)):
-        rows = np.arange(edges[u], edges[u + 1])
-        looked_at += len(rows)
-        # One more than now: a later class may leave its remainder to this one.
-        limit = quotas(seen, p, favoured) + 1
-        if turn >= MANY_UNITS:  # rows of earlier units come first
-            lacking = (seen < limit)[labels]
-            rows, labels = rows[lacking], labels[lacking]
-        seen += np.bincount(labels, minlength=c)
-        turns = np.full(len(rows), max(0, turn + 1 - MANY_UNITS))
-        pool = pool.with_rows(turns, _keys(seed, rows), rows, labels)
+    # Rows of each class that were added to the pool. After MANY_UNITS, full classes get no more.
+    n_seen, pool, n_read = np.zeros(c, np.int64), _Pool.empty(), 0
+    for i, (unit, labels) in enumerate(_labels(source, order, seed)):
+        rows = np.arange(edges[unit], edges[unit + 1])
+        n_read += len(rows)
+        # One more than the current quota, because a remainder may still move to this class.
+        limit = quotas(n_seen, p, favoured) + 1
+        if i >= MANY_UNITS:  # only for classes with too few rows in the earlier units
+            has_too_few = (n_seen < limit)[labels]
+            rows, labels = rows[has_too_few], labels[has_too_few]
+        n_seen += np.bincount(labels, minlength=c)
+        ranks = np.full(len(rows), max(0, i + 1 - MANY_UNITS))
+        pool = pool.with_rows(ranks, _keys(seed, rows), rows, labels)
         if len(pool.rows) > 5 * p:
-            pool = pool.smallest(quotas(seen, p, favoured) + 1)
-        wanted = quotas(seen if known is None else known, p, favoured)
-        enough = wanted if known is not None else np.full(c, -(-p // c))
-        if turn + 1 >= min(MANY_UNITS, len(order)) and (seen >= enough).all():
+            pool = pool.smallest(quotas(n_seen, p, favoured) + 1)
+        quota = quotas(n_seen if class_counts is None else class_counts, p, favoured)
+        sufficient = quota if class_counts is not None else np.full(c, -(-p // c))
+        if i + 1 >= min(MANY_UNITS, len(order)) and (n_seen >= sufficient).all():
             break
-    chosen = pool.smallest(wanted).rows
-    return chosen, looked_at
+    return pool.smallest(quota).rows, n_read
 
 
 def quotas(counts: Ints, p: int, favoured: Ints) -> Ints:
-    """Return the rows of each class: (c,), as equal as `counts` (c,) allow.
+    """Return the numbers of rows to choose from each class, (c,), as equal as `counts` allow.
 
     Their sum is min(p, sum(counts)).
 
-    favoured : the classes in the order in which they get one of the remaining rows.
+    counts : (c,) available rows of each class.
+    favoured : (c,) classes, in the order in which they receive one of the remaining rows.
     """
-    ordered = np.sort(counts)
-    # Level L: the smallest classes contribute all rows they have, the others L each.
-    before = np.concatenate(([0], np.cumsum(ordered)[:-1]))
-    levels = np.maximum(p - before, 0) // np.arange(len(counts), 0, -1)
-    level = int(levels[np.argmax(levels < ordered)]) if (levels < ordered).any() else ordered[-1]
-    shares = np.minimum(counts, level)
-    left = max(0, min(p, int(counts.sum())) - int(shares.sum()))
-    shares[favoured[counts[favoured] > level][:left]] += 1
-    return shares
+    ascending = np.sort(counts)
+    # The smallest classes contribute all of their rows, and each of the others `level` rows.
+    n_in_smaller = np.concatenate(([0], np.cumsum(ascending)[:-1]))
+    levels = np.maximum(p - n_in_smaller, 0) // np.arange(len(counts), 0, -1)
+    is_larger = ascending > levels
+    level = int(levels[np.argmax(is_larger)]) if is_larger.any() else ascending[-1]
+    numbers = np.minimum(counts, level)
+    remainder = max(0, min(p, int(counts.sum())) - int(numbers.sum()))
+    numbers[favoured[counts[favoured] > level][:remainder]] += 1
+    return numbers
 
 
 def _class_counts(source: BaseSource) -> Ints | None:
-    """Return the rows of each class, (c,), if stores know them; None if they have to be counted."""
-    if source.host_transforms:  # they may change y
+    """Return the number of rows of each class, (c,), if stores record it; else None."""
+    if source.host_transforms:  # which may change y
         return None
     if isinstance(source, ZarrSource):
         counts = source.store.spec.class_counts
@@ -109,9 +115,14 @@ def _class_counts(source: BaseSource) -> Ints | None:
 
 
 class _Pool(NamedTuple):
-    """Rows that may be chosen, in the order of (turn, key). Each field is (k,)."""
+    """Rows that may be chosen. Each field is (k,).
 
-    turns: Ints
+    ranks : order in which rows are chosen; 0 for the first `MANY_UNITS` units.
+    keys : random order of rows with the same rank.
+    rows, labels : row numbers and classes.
+    """
+
+    ranks: Ints
     keys: Ints
     rows: Ints
     labels: Ints
@@ -120,19 +131,21 @@ class _Pool(NamedTuple):
     def empty(cls) -> _Pool:
         return cls(*(np.empty(0, np.int64) for _ in cls._fields))
 
-    def with_rows(self, *more: Ints) -> _Pool:
-        return _Pool(*(np.concatenate(pair) for pair in zip(self, more, strict=True)))
+    def with_rows(self, *fields: Ints) -> _Pool:
+        """Return the pool with further rows, given by the values of each field."""
+        return _Pool(*(np.concatenate(pair) for pair in zip(self, fields, strict=True)))
 
     def smallest(self, limit: Ints) -> _Pool:
-        """Return the first limit[k] rows of each class k, in order of classes."""
-        order = np.lexsort((self.rows, self.keys, self.turns, self.labels))
+        """Return the first limit[k] rows of each class k, sorted by class."""
+        order = np.lexsort((self.rows, self.keys, self.ranks, self.labels))
         labels = self.labels[order]
         position = np.arange(len(order)) - np.searchsorted(labels, labels)
-        return _Pool(*(part[order[position < limit[labels]]] for part in self))
+        return _Pool(*(field[order[position < limit[labels]]] for field in self))
 
 
 def _labels(source: BaseSource, order: Ints, seed: int) -> Iterator[tuple[int, Ints]]:
-    return zip((int(u) for u in order), read_labels(source, order, seed, 0), strict=True)
+    """Yield the units in this order, each with its labels."""
+    return zip((int(unit) for unit in order), read_labels(source, order, seed, 0), strict=True)
 
 
 def _keys(seed: int, rows: Ints) -> Ints:

@@ -1,4 +1,4 @@
-"""Means of a stream of rows as centers: mini-batch k-means by scikit-learn."""
+"""Centers that are means of rows, by the mini-batch k-means of scikit-learn."""
 
 from __future__ import annotations
 
@@ -16,36 +16,39 @@ from streamkern.centers.selector import CenterWork
 from streamkern.planning.problem import ProblemShape, Selection
 
 KMEANS_STAGE = 22
-# Rows of k-means per center. Mean squared distance to the nearest of 2 000 centers, 50 Gaussians in
-# 30 dimensions: random rows 16.3, 10 rows per center 12.4, 25: 11.8, 50: 11.6, 100: 11.5. With 500
-# centers: 19.9, 13.9, 13.6, 13.4, 13.2; batches of 512 to 4096 differ by 0.2.
+"""Number that separates these random draws from others of the same seed."""
 KMEANS_ROWS = 50
+"""Number of rows per center. More of them hardly reduce the distances from rows to centers."""
 MIN_KMEANS_ROWS = 1 << 16
-# More passes than this over few rows cost more than they gain.
+"""Smallest number of rows, also for few centers."""
 KMEANS_PASSES = 10
+"""Largest number of passes over the rows."""
 KMEANS_BATCH = 2048
+"""Rows of a mini-batch."""
 SKLEARN_CHUNK = 256
-SKLEARN_BYTES = 20 << 20  # resident after `import sklearn.cluster`: 17 MiB
+"""Rows whose distances to all means scikit-learn computes at once."""
+SKLEARN_BYTES = 20 << 20
+"""Bytes that `import sklearn.cluster` takes."""
 
 
 class KMeans(Random):
-    """Selector of means of a stream of rows, initialised at random rows."""
+    """Selector of means of rows, which are initialised at random rows."""
 
     name = "kmeans"
     of_rows = False
 
     def plan(self, problem: ProblemShape, n_rows: int, budget_bytes: int) -> Selection:
-        """Return the cost of 50 rows per center, at least 65 536, in at most 10 passes."""
+        """Return the cost of `KMEANS_ROWS` rows per center, in at most `KMEANS_PASSES` passes."""
         p, d, item = problem.p, problem.d, problem.itemsize
         rows = min(max(KMEANS_ROWS * p, MIN_KMEANS_ROWS), KMEANS_PASSES * n_rows)
-        moved = problem.metric > 0
+        has_metric = problem.metric > 0
         buffers = (
             ("first rows", p * (problem.row_bytes + d * item)),
             ("means, copies", 2 * p * d * item),
             ("batch, cast and transformed", KMEANS_BATCH * (2 * d + 2) * item),
             ("distances to all means", problem.threads * SKLEARN_CHUNK * p * item),
-            ("rows and means in the metric", moved * (2 * p + KMEANS_BATCH) * d * item),
-            # Measured at d = 1000 and 1500: most of it is of the SVD in `pinv`.
+            ("rows and means in the metric", has_metric * (2 * p + KMEANS_BATCH) * d * item),
+            # Mostly for the SVD in `pinv`.
             ("the metric and its inverse", 9 * problem.metric),
         )
         # Distances of every row to every center.
@@ -61,30 +64,31 @@ class KMeans(Random):
         fields = {"rows": selection.first + selection.rows}
         if metric is None:
             return kmeans(X, batches, seed, threads), fields
-        middle = X.mean(axis=0, dtype=np.float64).astype(X.dtype)
-        single = work.backend.single_threaded_blas  # the number of threads would change bits
-        with single():
-            A, back = metric.astype(X.dtype), _inverse(metric, X.dtype)
+        origin = X.mean(axis=0, dtype=np.float64).astype(X.dtype)
+        one_thread = work.backend.single_threaded_blas  # bits depend on the number of threads
+        with one_thread():
+            A, inverse = metric.astype(X.dtype), _inverse(metric, X.dtype)
 
-        def times(rows: HostArray, by: HostArray) -> HostArray:
-            if by.ndim == 1:
-                return np.asarray(rows * by)
-            with single():
-                return np.asarray(rows @ by)
+        def multiply(rows: HostArray, factor: HostArray) -> HostArray:
+            if factor.ndim == 1:
+                return np.asarray(rows * factor)
+            with one_thread():
+                return np.asarray(rows @ factor)
 
-        means = kmeans(times(X - middle, A), (times(x - middle, A) for x in batches), seed, threads)
-        # The kernel uses a center times A: of the points with this product, take the nearest to the
-        # mean.
-        return times(means, back) + middle, fields
+        transformed = (multiply(x - origin, A) for x in batches)
+        means = kmeans(multiply(X - origin, A), transformed, seed, threads)
+        # The kernel multiplies a center by A. Of the points with the right product, the
+        # pseudo-inverse gives the one nearest to the origin.
+        return multiply(means, inverse) + origin, fields
 
 
 def _inverse(metric: npt.NDArray[np.float64], dtype: np.dtype[Any]) -> HostArray:
-    """Return the (pseudo-)inverse of scales or of a matrix, at the numerical rank in `dtype`."""
-    least = max(metric.shape) * np.finfo(dtype).eps
+    """Return the pseudo-inverse of scales or of a matrix, at its numerical rank in `dtype`."""
+    tolerance = max(metric.shape) * np.finfo(dtype).eps
     if metric.ndim == 2:
-        return np.asarray(np.linalg.pinv(metric, rcond=least), dtype)
-    significant = np.abs(metric) > least * np.abs(metric).max()
-    return np.asarray(np.divide(1.0, metric, out=np.zeros_like(metric), where=significant), dtype)
+        return np.asarray(np.linalg.pinv(metric, rcond=tolerance), dtype)
+    nonzero = np.abs(metric) > tolerance * np.abs(metric).max()
+    return np.asarray(np.divide(1.0, metric, out=np.zeros_like(metric), where=nonzero), dtype)
 
 
 def kmeans(
@@ -93,15 +97,16 @@ def kmeans(
     """Return means (p, d) of the rows of `batches` (Sculley 2010, as in scikit-learn).
 
     first : (p, d) float32 or float64 rows, the initial means.
-    batches : (m, d), any m each.
+    batches : arrays (m, d) of any m.
 
-    A mean moves by 1 / (rows assigned to it so far) towards each row that is nearest to it.
-    Periodically scikit-learn moves means with hardly any rows to rows of the batch, so that none is
-    wasted on an outlier or on a copy of another. Labels of a batch come from products of fixed
-    size, each on one thread, and a mean is moved by one thread: the number of threads does not
-    change a bit.
+    Each row moves the mean nearest to it by the fraction 1 / (rows assigned to this mean so far) of
+    their difference. Periodically scikit-learn replaces means with hardly any rows by rows of the
+    batch, so that no mean remains at an outlier or at a copy of another mean. scikit-learn computes
+    distances by products of fixed size, each on one thread, and moves a mean on one thread, so the
+    bits of the result do not depend on the number of threads.
 
-    Cost: 2 p d FLOPs a row; memory: the means, and 256 distances to all of them on each thread.
+    The cost is 2 p d FLOPs a row. The memory is the means, and on each thread the distances of
+    `SKLEARN_CHUNK` rows to all of them.
     """
     state = int(np.random.default_rng([seed, KMEANS_STAGE]).integers(1 << 32))
     model = on_demand("sklearn.cluster").MiniBatchKMeans(
@@ -109,7 +114,7 @@ def kmeans(
         random_state=state,
     )  # fmt: skip
     with ThreadpoolController().limit(limits=threads, user_api="openmp"):
-        # Each counts as a row of its own mean; no mean is empty except those of copies.
+        # Each initial mean counts as its own first row, so that only copies of means have no row.
         model.partial_fit(first)
         for X in batches:
             model.partial_fit(X)

@@ -1,4 +1,4 @@
-"""Centers that are random rows, all rows, or given; and the bandwidth that fits them."""
+"""Centers that are random rows, all rows, or given by the user; and their median distance."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from streamkern.stream.sources.alignment import AS_SPARSE, check_row_shape
 from streamkern.stream.sources.base import BaseSource, read_units
 from streamkern.stream.sources.sampling import MANY_UNITS, choose_rows, origins_of, read_rows
 
-CENTERS_STAGE = 1
-CENTER_ORDER_STAGE = 21
+CENTERS_STAGE, CENTER_ORDER_STAGE, COPIES_STAGE, WEIGHTLESS_STAGE = 1, 21, 100, 200
+"""Numbers that separate the random draws of this module from others of the same seed."""
 BANDWIDTH_ROWS = 1000
+"""Largest number of centers whose distances determine the bandwidth."""
 DRAW_TRIES, DRAW_FACTOR = 4, 4
-"""Number of draws to replace centers that are copies, and rows drawn for each of them."""
-COPIES_STAGE, WEIGHTLESS_STAGE = 100, 200
+"""Number of draws to replace rows that are unsuitable as centers, and rows drawn for each."""
 
 
 class Random(CenterSelector):
@@ -51,88 +51,105 @@ def random_centers(source: BaseSource, p: int, seed: int) -> RowBlock:
 def random_numbers(source: BaseSource, p: int, seed: int) -> Ints:
     """Return the numbers of p distinct rows of `source` in random order.
 
-    Of a store of augmented rows, no two have the same origin unless there are too few origins:
-    copies are near each other, and as centers worth little more than one of them.
+    In a store of augmented rows, no two of them have the same origin unless there are too few
+    origins: copies of a row are near each other, so that a second one adds little as a center.
     """
     rows = choose_rows(source, p, seed, stage=CENTERS_STAGE, max_units=MANY_UNITS)
-    return _no_copies(source, rows, seed) if source.n_origins else rows
+    return _without_copies(source, rows, seed) if source.n_origins else rows
 
 
-def _no_copies(source: BaseSource, rows: Ints, seed: int) -> Ints:
-    """Replace rows that are copies of others by new ones; keep copies only if too few are found."""
-    found, p = _firsts(source, rows), len(rows)
+def _without_copies(source: BaseSource, rows: Ints, seed: int) -> Ints:
+    """Replace rows with the origin of another row by new rows; keep some if too few are found."""
+    chosen, p = _one_of_each_origin(source, rows), len(rows)
     for draw in range(DRAW_TRIES):
-        missing = p - len(found)
-        if not missing:
+        n_missing = p - len(chosen)
+        if not n_missing:
             break
-        n = min(DRAW_FACTOR * missing, source.n_rows)
-        more = choose_rows(source, n, seed, stage=COPIES_STAGE + draw, max_units=MANY_UNITS)
-        found = _firsts(source, np.concatenate([found, more]))[:p]
-    copies = np.setdiff1d(rows, found)[: p - len(found)]
+        n = min(DRAW_FACTOR * n_missing, source.n_rows)
+        drawn = choose_rows(source, n, seed, stage=COPIES_STAGE + draw, max_units=MANY_UNITS)
+        chosen = _one_of_each_origin(source, np.concatenate([chosen, drawn]))[:p]
+    copies = np.setdiff1d(rows, chosen)[: p - len(chosen)]
     rng = np.random.default_rng([seed, COPIES_STAGE])
-    return rng.permutation(np.concatenate([found, copies]))
+    return rng.permutation(np.concatenate([chosen, copies]))
 
 
 def without_weightless(
     source: BaseSource, block: RowBlock, factors: npt.NDArray[np.float64] | None, seed: int
 ) -> RowBlock:
-    """Replace rows of `block` with weight 0 by other rows of `source`; return the block.
+    """Replace rows of `block` with weight 0 by other rows of `source`, in place; return the block.
 
-    Such rows stay only if too few others are found. factors : from `weight_factors`.
+    They stay if too few other rows are found.
+
+    factors : result of `weight_factors`, by which weights are multiplied.
     """
     if not source.weighted and (factors is None or factors.all()):
         return block
     for draw in range(DRAW_TRIES):
-        empty = np.flatnonzero(weights_of(block.y, block.w, factors) == 0)
-        if not len(empty):
+        weightless = np.flatnonzero(weights_of(block.y, block.w, factors) == 0)
+        if not len(weightless):
             break
-        n = min(DRAW_FACTOR * len(empty), source.n_rows)
-        more = choose_rows(source, n, seed, stage=WEIGHTLESS_STAGE + draw, max_units=MANY_UNITS)
-        found = read_rows(source, more[~np.isin(more, block.row_ids)], seed)
-        found = found.take(weights_of(found.y, found.w, factors) > 0)
-        count = min(len(empty), len(found.row_ids))
-        block.put(empty[:count], found.take(slice(count)))
+        n = min(DRAW_FACTOR * len(weightless), source.n_rows)
+        drawn = choose_rows(source, n, seed, stage=WEIGHTLESS_STAGE + draw, max_units=MANY_UNITS)
+        new = read_rows(source, drawn[~np.isin(drawn, block.row_ids)], seed)
+        new = new.take(weights_of(new.y, new.w, factors) > 0)
+        count = min(len(weightless), len(new.row_ids))
+        block.put(weightless[:count], new.take(slice(count)))
     return block
 
 
-def _firsts(source: BaseSource, rows: Ints) -> Ints:
-    """Return the rows whose origin is not that of an earlier row."""
+def _one_of_each_origin(source: BaseSource, rows: Ints) -> Ints:
+    """Return the first row of each origin, in order."""
     return rows[np.sort(np.unique(origins_of(source, rows), return_index=True)[1])]
 
 
 def all_rows(source: BaseSource, seed: int) -> RowBlock:
-    """Return every row of `source`, in its order."""
+    """Return all rows of `source`, in its order."""
     return concatenated(list(read_units(source, range(source.n_units), seed, 0)))
 
 
 def as_centers(array: Any) -> npt.NDArray[Any]:
-    """Return centers given by the user as an array: (p, ...), finite numbers; packed if sparse."""
+    """Return centers given by the user as an array (p, ...) of finite numbers.
+
+    Sparse rows become packed rows or dense ones, see `stays_sparse`.
+
+    Raises
+    ------
+    DataError
+        The centers are not numbers, not finite, or have no rows.
+    """
     if is_sparse(array):
         rows = PackedRows.of_matrix(array)
-        long = stays_sparse(rows.n_features, rows.shape[2])
-        X = rows[:] if long else np.asarray(array.toarray())
+        is_long = stays_sparse(rows.n_features, rows.shape[2])
+        X = rows[:] if is_long else np.asarray(array.toarray())
     else:
         X = np.asarray(array)
     if X.dtype.kind not in "fiu":
-        raise DataError(f"centers have dtype {X.dtype}", "convert them to a floating type")
+        raise DataError(
+            f"centers have dtype {X.dtype}, not a numeric one", "convert them to a floating type"
+        )
     if X.ndim < 2 or len(X) == 0:
-        raise DataError(f"centers have shape {X.shape}", "give at least one row, (p, d)")
+        raise DataError(
+            f"centers have shape {X.shape}", "give at least one row, as an array (p, d)"
+        )
     if not np.isfinite(X).all():
         row = int(np.argwhere(~np.isfinite(X).reshape(len(X), -1).all(axis=1))[0, 0])
-        raise NonFiniteError(f"centers hold NaN or infinity in row {row}", "remove that row")
+        raise NonFiniteError(f"centers contain NaN or infinity in row {row}", "remove that row")
     return X
 
 
 def check_center_features(shape: tuple[int, ...], row_shape: tuple[int, ...]) -> None:
-    """Raise an error unless centers of a shape (p, ...) have the shape of rows of the data."""
+    """Raise DataError unless centers (p, ...) have rows of the shape of the data's rows."""
     if is_packed(shape[1:]) and len(row_shape) == 1:
-        raise DataError("centers are sparse rows, and the data has dense ones", f"{AS_SPARSE}")
-    whose, sparse = "the data has rows of shape", is_packed(row_shape)
-    check_row_shape("centers have", shape[1:], whose, row_shape, sparse=sparse)
+        raise DataError("centers are sparse rows, but the rows of the data are dense", AS_SPARSE)
+    subject, is_sparse_data = "the data has rows of shape", is_packed(row_shape)
+    check_row_shape("centers have", shape[1:], subject, row_shape, sparse=is_sparse_data)
 
 
 def given_centers(array: npt.ArrayLike, row_shape: tuple[int, ...], n_outputs: int) -> RowBlock:
-    """Return a block of centers given by the user, checked; its targets are not used."""
+    """Return centers given by the user as a block of rows of row_shape, after checks.
+
+    The block's targets are zeros, which are not used.
+    """
     X = as_centers(array)
     check_center_features(X.shape, row_shape)
     if is_packed(row_shape):
@@ -145,7 +162,7 @@ def given_centers(array: npt.ArrayLike, row_shape: tuple[int, ...], n_outputs: i
 
 
 def random_order(p: int, seed: int) -> npt.NDArray[np.int64]:
-    """Return the order of the centers: blocks and projection batches are slices of it."""
+    """Return a random order of p centers. Blocks and projection batches are slices of it."""
     return np.random.default_rng([seed, CENTER_ORDER_STAGE]).permutation(p)
 
 
@@ -154,16 +171,17 @@ def median_bandwidth(
 ) -> float:
     """Return the median distance of pairs of up to 1 000 centers (Gretton et al. 2012, section 8).
 
-    Z : (p, d) host array in random order. Equal rows do not count; if all are equal, any bandwidth
-        is as good, and 1 is returned.
+    Pairs of equal rows do not count. If all rows are equal, the result is 1.
+
+    Z : (p, d) host array in random order, of which the first rows are used.
     norm : "euclidean", or "cityblock" for the L1 distance.
-    sparse : whether Z holds packed sparse rows; their distances are Euclidean
+    sparse : whether Z contains packed sparse rows; their distances are Euclidean.
     """
     Z = np.asarray(Z[:BANDWIDTH_ROWS], np.float64)
     distances = (
         packed_distances(Z) if sparse else on_demand("scipy.spatial.distance").pdist(Z, norm)
     )
-    apart = distances > 0
-    if not apart.all():
-        distances = distances[apart]
+    is_positive = distances > 0
+    if not is_positive.all():
+        distances = distances[is_positive]
     return float(np.median(distances, overwrite_input=True)) if len(distances) else 1.0

@@ -1,14 +1,14 @@
-"""Rows that span the kernel matrix well: randomly pivoted partial Cholesky.
+"""Centers that approximate the kernel matrix well: randomly pivoted partial Cholesky.
 
-Chen, Epperly, Tropp and Webber (2023), "Randomly pivoted Cholesky": a pivot is drawn with
-probability proportional to the diagonal of the residual K - F^T F, its column is eliminated, and
-this is repeated. The trace of the residual after p pivots is near that of the best approximation
-of a rank a little below p.
+Chen, Epperly, Tropp and Webber (2023), "Randomly pivoted Cholesky", repeat the following: draw a
+pivot with probability proportional to the diagonal of the residual K - F^T F, and eliminate its
+column. The trace of the residual after p pivots is near that of the best approximation of a rank a
+little below p.
 
-Here in the accelerated form of Epperly, Tropp and Webber (2024), "Embrace rejection": b pivots are
-proposed from one diagonal u; proposal i is accepted with probability h_ii / u_i, h being the
-residual after the proposals accepted before it. The pivots have the same distribution as one at a
-time, and the columns of a round are eliminated by products of matrices.
+This module uses the accelerated form of Epperly, Tropp and Webber (2024), "Embrace rejection". A
+round proposes b pivots, drawn with the same diagonal u. Proposal i is accepted with probability
+h_ii / u_i, where H is the residual after the acceptances before it. The pivots have the same
+distribution as if drawn one at a time, and matrix products eliminate the columns of a round.
 """
 
 from __future__ import annotations
@@ -25,54 +25,59 @@ from streamkern.basics.errors import DataError
 from streamkern.basics.message import mention
 from streamkern.centers.random_rows import Random
 from streamkern.centers.selector import CenterWork
+from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.problem import ProblemShape, Selection
 from streamkern.solver.precondition.norm import check_overlap
 
 PIVOT_STAGE = 23
-PIVOT_BLOCK = 128  # proposals of a round
-# Candidates per center; the largest number that memory allows.
+"""Number that separates these random draws from others of the same seed."""
+PIVOT_BLOCK = 128
+"""Number of proposals in a round, b."""
 CANDIDATES = (8, 4, 2)
+"""Candidates per center, of which the largest number that fits in memory is used."""
 DIAGONAL_ROWS = 256
-# In units of the last place of k(x, x): smaller residuals are rounding errors.
+"""Number of rows whose k(x, x) are computed at once."""
 ROUNDING = 16
+"""Largest residual that counts as a rounding error, in units of eps k(x, x)."""
 
 
 class RPCholesky(Random):
-    """Selector of pivots among random candidates."""
+    """Selector of the pivots of random candidate rows."""
 
     name = "rpcholesky"
 
     def plan(self, problem: ProblemShape, n_rows: int, budget_bytes: int) -> Selection:
-        """Return the cost with 8 candidates per center, or 4 or 2 if memory is short.
+        """Return the cost with the first number of `CANDIDATES` that fits, or else the last one.
 
-        8, or else 4, are used if they take at most a third of `budget_bytes`. Candidates are at
-        most n_rows.
+        A number fits if it takes at most a third of `budget_bytes`. There are at most n_rows
+        candidates.
         """
-        choices = [_looking_at(problem, min(k * problem.p, n_rows)) for k in CANDIDATES]
-        return next((c for c in choices if c.total <= budget_bytes // 3), choices[-1])
+        options = [_selection(problem, min(k * problem.p, n_rows)) for k in CANDIDATES]
+        return next((s for s in options if s.total <= budget_bytes // 3), options[-1])
 
     def refine(
         self, X: HostArray, selection: Selection, work: CenterWork
     ) -> tuple[HostArray, dict[str, Any]]:
         """Choose pivots by `rpcholesky`. Raises DataError if fewer than p rows are distinct."""
-        different, p = _different(X), work.p
-        if len(different) < p:
+        distinct, p = _distinct_rows(X), work.p
+        if len(distinct) < p:
             raise DataError(
-                f"{mention('model.centers', 'rpcholesky')} has {len(different)} different rows "
+                f"{mention('model.centers', 'rpcholesky')} has only {len(distinct)} distinct rows "
                 f"among the {len(X)} candidates for {mention('n_centers', p)}",
                 "lower n_centers, or set centers = 'random'",
             )
         op = work.operator(X)
-        pivots = rpcholesky(op, work.backend.asarray(X[different]), p, work.seed)
-        return X[different[pivots.rows]], {"drawn": pivots.n_drawn, "residual": pivots.residual}
+        pivots = rpcholesky(op, work.backend.asarray(X[distinct]), p, work.seed)
+        return X[distinct[pivots.rows]], {"drawn": pivots.n_drawn, "residual": pivots.residual}
 
 
-def _looking_at(problem: ProblemShape, rows: int) -> Selection:
+def _selection(problem: ProblemShape, rows: int) -> Selection:
+    """Return the cost of choosing from this number of candidate rows."""
     p, d, item = problem.p, problem.d, problem.itemsize
     prepared = problem.row_bytes + 2 * d * item + (problem.point_bytes or 0)
     buffers = (
-        # Two numeric copies: duplicate rows are left out of the second.
+        # The rows are copied twice as numbers; the second copy is without duplicate rows.
         ("candidates", rows * prepared),
         ("partial Cholesky factor", rows * p * item),
         ("columns of one round", 4 * rows * min(PIVOT_BLOCK, p) * item),
@@ -80,21 +85,24 @@ def _looking_at(problem: ProblemShape, rows: int) -> Selection:
     return Selection(rows, rows, rows * p**2 + 2 * rows * p * d, buffers)
 
 
-def _different(X: HostArray) -> npt.NDArray[np.int64]:
-    """Return the first of every set of equal rows, ascending."""
-    # Copies have to be found here: float32 distances of copies need not be zero.
-    seen: dict[bytes, int] = {}
+def _distinct_rows(X: HostArray) -> npt.NDArray[np.int64]:
+    """Return the indices of the first row of each set of equal rows, ascending."""
+    # The kernel matrix does not show copies, because their float32 distance may not be zero.
+    first_index: dict[bytes, int] = {}
     for i, row in enumerate(X):
-        seen.setdefault(hashlib.blake2b((row + 0).tobytes(), digest_size=16).digest(), i)
-    return np.fromiter(seen.values(), np.int64)
+        # Adding 0 turns -0 into 0.
+        digest = hashlib.blake2b((row + 0).tobytes(), digest_size=16).digest()
+        first_index.setdefault(digest, i)
+    return np.fromiter(first_index.values(), np.int64)
 
 
 class Pivots(NamedTuple):
-    """Chosen rows, and the residual that they leave.
+    """Chosen rows, and the residual K - F^T F after their elimination.
 
-    rows : (p,) int64, as drawn; those from `n_drawn` on were added uniformly, because the residual
-        was down to rounding.
-    residual : its trace over that of K.
+    rows : (p,) int64 indices, in the order of the draws.
+    n_drawn : number of rows drawn as pivots. The other rows are uniformly random, because the
+        residual consisted of rounding errors only.
+    residual : trace of the residual, divided by the trace of K.
     """
 
     rows: npt.NDArray[np.int64]
@@ -105,9 +113,10 @@ class Pivots(NamedTuple):
 def rpcholesky(op: KernelOperator, X: Array, p: int, seed: int) -> Pivots:
     """Return p distinct rows of X (N, d), N >= p, chosen by randomly pivoted Cholesky.
 
-    X : distinct rows of op.dtype on the device.
+    X : distinct rows on the device, in the dtype of `op`.
 
-    Cost N p (p + 2 d) FLOPs; memory N p for the factor and 4 N PIVOT_BLOCK for a round.
+    The cost is N p (p + 2 d) FLOPs. The memory is N p numbers for the factor F (p, N), and
+    4 N `PIVOT_BLOCK` numbers for a round.
     """
     backend, xp, n = op.backend, op.backend.xp, len(X)
     rng = np.random.default_rng([seed, PIVOT_STAGE])
@@ -119,26 +128,27 @@ def rpcholesky(op: KernelOperator, X: Array, p: int, seed: int) -> Pivots:
     while len(chosen) < p and u.any():
         k, proposed = len(chosen), _propose(u, PIVOT_BLOCK, rng)
         uniform = rng.random(PIVOT_BLOCK)
-        # A row that is proposed again is never accepted, because it then has no residual.
-        proposed, first = _first_of_each(proposed)
+        # A second proposal of a row is always rejected, because the row then has no residual.
+        proposed, positions = _without_repeats(proposed)
         H = _residual(op, X, F[:k], proposed)
-        taken, L = _reject(H, u[proposed], floor[proposed], uniform[first], p - k)
-        pivots = proposed[taken]
-        if taken:
-            F[k : k + len(pivots)] = _columns(op, X, points, F[:k], pivots, L)
+        accepted, L = _accept(H, u[proposed], floor[proposed], uniform[positions], p - k)
+        pivots = proposed[accepted]
+        if accepted:
+            F[k : k + len(pivots)] = _factor_rows(op, X, points, F[:k], pivots, L)
             u -= backend.to_host(xp.square(F[k : k + len(pivots)]).sum(axis=0))
             chosen = np.concatenate([chosen, pivots])
             u[pivots] = 0
-        else:  # the first of them has a residual by rounding only
+        else:  # then the residual of the first proposal is a rounding error
             u[proposed[0]] = 0
         u[u <= floor] = 0
-    rest = np.setdiff1d(np.arange(n), chosen)
-    filled = rng.permutation(rest)[: p - len(chosen)]
-    return Pivots(np.concatenate([chosen, filled]), len(chosen), float(u.sum() / diagonal.sum()))
+    others = np.setdiff1d(np.arange(n), chosen)
+    uniform_rows = rng.permutation(others)[: p - len(chosen)]
+    rows = np.concatenate([chosen, uniform_rows])
+    return Pivots(rows, len(chosen), float(u.sum() / diagonal.sum()))
 
 
 def _diagonal(op: KernelOperator, X: Array) -> npt.NDArray[np.float64]:
-    """Return k(x, x) of every row, (N,), on the host."""
+    """Return k(x, x) of every row, (N,) float64, on the host."""
     parts = []
     for start in range(0, len(X), DIAGONAL_ROWS):
         points = op.points(X[start : start + DIAGONAL_ROWS], right=True)
@@ -152,24 +162,24 @@ def _propose(
     u: npt.NDArray[np.float64], block: int, rng: np.random.Generator
 ) -> npt.NDArray[np.int64]:
     """Return `block` independent draws with probabilities u / sum(u)."""
-    edges = np.cumsum(u)
-    drawn = np.searchsorted(edges, rng.random(block) * edges[-1], side="right")
+    cumulative = np.cumsum(u)
+    drawn = np.searchsorted(cumulative, rng.random(block) * cumulative[-1], side="right")
     rows: npt.NDArray[np.int64] = np.minimum(drawn, np.flatnonzero(u)[-1])
     return rows
 
 
-def _first_of_each(
+def _without_repeats(
     rows: npt.NDArray[np.int64],
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the distinct rows in order of first occurrence, and the positions of those."""
-    first = np.sort(np.unique(rows, return_index=True)[1])
-    return rows[first], first
+    """Return the distinct rows in order of first occurrence, and the positions of the latter."""
+    positions = np.sort(np.unique(rows, return_index=True)[1])
+    return rows[positions], positions
 
 
 def _residual(
     op: KernelOperator, X: Array, F: Array, rows: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float64]:
-    """Return K - F^T F among a few rows, on the host."""
+    """Return K - F^T F for the rows and columns of a few rows, (b, b) float64, on the host."""
     backend = op.backend
     points = op.points(X[backend.asarray(rows)], right=True)
     H = backend.to_host(op.gram(points)).astype(np.float64)
@@ -178,33 +188,41 @@ def _residual(
     return H
 
 
-def _reject(
+def _accept(
     H: npt.NDArray[np.float64], u: npt.NDArray[np.float64], floor: npt.NDArray[np.float64],
-    uniform: npt.NDArray[np.float64], most: int,
+    uniform: npt.NDArray[np.float64], max_accepted: int,
 ) -> tuple[list[int], npt.NDArray[np.float64]]:  # fmt: skip
-    """Return the accepted proposals, at most `most`, and the Cholesky factor of H among them.
+    """Return the indices of the accepted proposals, and the Cholesky factor of H for them.
 
-    H : (b, b), overwritten by the residual after the accepted proposals. The first one is always
-    accepted, because h_11 = u_1, unless that is rounding.
+    The first proposal has h_11 = u_1, and is accepted unless its residual is a rounding error.
+
+    H : (b, b) residual of the proposals, overwritten by the residual after the acceptances.
+    u : (b,) diagonal from which the proposals were drawn.
+    floor : (b,) residuals that are rounding errors.
+    uniform : (b,) uniform random numbers in [0, 1).
     """
-    taken: list[int] = []
+    accepted: list[int] = []
     columns = []
     for i in range(len(H)):
         h = H[i, i]
-        if len(taken) < most and h > floor[i] and (i == 0 or uniform[i] * u[i] < h):
+        if len(accepted) < max_accepted and h > floor[i] and (i == 0 or uniform[i] * u[i] < h):
             column = H[:, i] / np.sqrt(h)
             H -= np.outer(column, column)
             H[i], H[:, i] = 0, 0  # exactly, so that the factor is triangular
             columns.append(column)
-            taken.append(i)
-    return taken, np.array(columns).reshape(len(taken), -1).T[taken]
+            accepted.append(i)
+    return accepted, np.array(columns).reshape(len(accepted), -1).T[accepted]
 
 
-def _columns(
-    op: KernelOperator, X: Array, points: Any, F: Array, pivots: npt.NDArray[np.int64],
+def _factor_rows(
+    op: KernelOperator, X: Array, points: Points, F: Array, pivots: npt.NDArray[np.int64],
     L: npt.NDArray[np.float64],
 ) -> Array:  # fmt: skip
-    """Return the next rows of F: L^-1 (K - F^T F)[pivots], (r, N)."""
+    """Return the next rows of F: L^-1 (K - F^T F)[pivots], (r, N).
+
+    points : X as left points.
+    L : (r, r) Cholesky factor of (K - F^T F)[pivots, pivots].
+    """
     backend, xp = op.backend, op.backend.xp
     rows = backend.asarray(pivots)
     columns = op.matrix(points, op.points(X[rows], right=True))

@@ -1,6 +1,7 @@
-"""The interface of a center selector, which all other code uses.
+"""The interface of center selectors.
 
-A new selector is a file with a subclass of `CenterSelector`, and an entry in `selectors`.
+A new selector is a subclass of `CenterSelector` in a module of its own, and an entry in
+`selectors`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ from streamkern.stream.sources.sampling import read_rows
 class CenterWork:
     """Inputs of `CenterSelector.refine`.
 
-    batches : (n, batch_size) -> n transformed rows of a stream, (m, d) each, in repeated passes.
+    p : number of centers.
+    seed : seed of all random numbers.
+    kernel, backend, precision, grid : as for `KernelOperator`.
+    batches : function (n, batch_size) that yields n transformed rows of the stream, in arrays
+        (m, d). After the last row of an epoch the next epoch begins.
     """
 
     p: int
@@ -38,45 +43,47 @@ class CenterWork:
     batches: Callable[[int, int], Iterator[HostArray]]
 
     def operator(self, X: HostArray) -> KernelOperator:
-        """Return the operator of the kernel, in coordinates about the mean of X (n, d)."""
+        """Return the operator of the kernel, with points shifted by the mean of X (n, d)."""
         shift = X.mean(axis=0, dtype=np.float64).astype(X.dtype)
         return KernelOperator(self.kernel, self.backend, self.precision, shift, self.grid)
 
 
 class CenterSelector:
-    """Base of the selectors, which have no state."""
+    """Base class of the selectors, which have no state."""
 
     name: str
+    """Value of the setting `model.centers`."""
     of_rows = True
     """Whether the centers are rows of the data."""
 
     def check(self, source: BaseSource) -> None:
-        """Raise ConfigError if it cannot select from these data."""
+        """Raise ConfigError if the selector cannot be used for this source."""
 
     def plan(self, problem: ProblemShape, n_rows: int, budget_bytes: int) -> Selection | None:
         """Return the cost of choosing p centers from n_rows distinct rows within the budget.
 
-        None if the rows that are read are the centers.
+        None if the rows of `choose` are the centers, so that `refine` is not called.
         """
         return None
 
     def choose(self, source: BaseSource, n: int, seed: int) -> tuple[Ints, int]:
-        """Return the numbers of n stored rows, and how many rows were read to choose them.
+        """Return the numbers of n stored rows, and the number of rows read to choose them.
 
-        The rows are the centers, or those that `refine` begins with.
+        The rows are the centers, or the input of `refine`.
         """
         raise NotImplementedError
 
     def rows(self, source: BaseSource, n: int, seed: int) -> tuple[RowBlock, int]:
-        """Return the rows that `choose` selects, and how many rows were read to choose them."""
-        chosen, looked_at = self.choose(source, n, seed)
-        return read_rows(source, chosen, seed), looked_at
+        """Return the rows that `choose` selects, and the number of rows read to choose them."""
+        chosen, n_read = self.choose(source, n, seed)
+        return read_rows(source, chosen, seed), n_read
 
     def refine(
         self, X: HostArray, selection: Selection, work: CenterWork
     ) -> tuple[HostArray, dict[str, Any]]:
-        """Return centers (p, d) from rows X (n, d) as the kernel receives them, and fields to log.
+        """Return centers (p, d), and fields for the log, from rows X (n, d).
 
-        Only for selectors that have a `Selection`.
+        X and the centers are features as the kernel receives them. The method is called only if
+        `plan` returns a `Selection`.
         """
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""The selectors of centers, by name."""
+"""The center selectors, by name."""
 
 from __future__ import annotations
 
@@ -11,4 +11,4 @@ from streamkern.centers.rpcholesky import RPCholesky
 from streamkern.centers.selector import CenterSelector
 
 _ALL: Final[tuple[CenterSelector, ...]] = (Random(), Balanced(), KMeans(), RPCholesky())
-SELECTORS: Final = {way.name: way for way in _ALL}
+SELECTORS: Final = {selector.name: selector for selector in _ALL}

@@ -1,7 +1,7 @@
 """Kernels: functions of the distance of two points, or of their inner product.
 
-Kernels are added, multiplied, and multiplied by numbers 0 or above with Python's operators; the
-result is a kernel again, and all of its parts are evaluated from one tile of products of points.
+The operators + and * combine kernels, and * also scales a kernel by a number of at least 0. The
+result is a kernel, whose parts are all evaluated from one tile of products of points.
 """
 
 from __future__ import annotations
@@ -40,38 +40,37 @@ class Kernel:
                 return (1 + sq / 2) ** -2
 
     `profile` receives an array of scaled squared distances (any shape, float32 or float64) and the
-    array library; it may overwrite the array and returns the kernel's values. `expression`, if
-    given, is the same function as one line of text in `s`: numbers, `+ - * /` and the functions of
-    `expression`. Compilers use it (CUDA on a GPU, Numba, where installed, on the CPU), which saves
+    array library; it may overwrite the array and returns the kernel's values. The optional
+    `expression` is the same function of `s` as text; `backend.expression` lists what it may
+    contain. It is compiled (by CUDA on a GPU; by Numba, if installed, on the CPU), which saves
     passes over memory.
 
     Parameters
     ----------
     bandwidth : float > 0
-        Length scale, in the units of the (transformed) features. "auto": the `bandwidth` of an
-        estimator or of [model], given or chosen; not for parts of sums and products.
+        Length scale, in the units of the (transformed) features. "auto" takes the `bandwidth` of
+        the estimator, or `model.bandwidth`; parts of sums and products cannot have it.
     metric : (d,) scales of the features, or a (d, r) matrix A, applied to points before anything
-        else: x * metric, or x A. Distances are then those of the matrix M = A A^T,
-        (x - z)^T M (x - z), and inner products x^T M z. It is a root of the M of recursive feature
-        machines (Radhakrishnan et al. 2022): A = M^(1/2), or U diag(sqrt(lam)) of M's
-        eigenvectors, of which r may be kept.
+        else: x * metric, or x A. With M = A A^T, squared distances are (x - z)^T M (x - z), and
+        inner products x^T M z. For the M of recursive feature machines (Radhakrishnan et al. 2022),
+        A is a root: M^(1/2), or U diag(sqrt(lam)) with r eigenvectors U of M and their eigenvalues.
     """
 
     geometry: Geometry = "distance"
-    """Contents of the tile that the kernel receives: squared Euclidean distances over
-    bandwidth^2, inner products, or L1 distances over the bandwidth."""
+    """The numbers from which the kernel is computed: squared Euclidean distances over bandwidth^2,
+    inner products, or L1 distances over the bandwidth."""
     expression: str | None = None
     bandwidth: Any = 1.0
-    """Points are divided by it. 1 for kernels without a bandwidth."""
+    """Length scale, by which points are divided; 1 for kernels without a bandwidth."""
     metric: npt.NDArray[np.float64] | None = None
     categorical: CategoricalFeatures = ()
-    """Features that are also compared for equality, and their weights: see `categorical`."""
+    """Features that are also compared for equality, see `kernels.categorical`."""
     sparse: bool = False
     """Whether points are packed sparse rows, see `kernels.sparse`."""
     explicit: bool = False
-    """Whether the columns are explicit features, whose weights have the Euclidean norm, rather
-    than k(., z), whose weights have that of the RKHS."""
-    __array_ufunc__ = None  # so that NumPy scalars leave products to `__rmul__`
+    """Whether the columns are explicit features, so that the norm of f is the Euclidean norm of the
+    weights, rather than functions k(., z) of the RKHS."""
+    __array_ufunc__ = None  # so that a NumPy scalar times a kernel calls `__rmul__`
 
     @checking_names
     def __init__(
@@ -85,20 +84,20 @@ class Kernel:
     def __init_subclass__(cls, **options: Any) -> None:
         """Remove an inherited expression from a subclass that defines another profile."""
         super().__init_subclass__(**options)
-        own = vars(cls)
-        if ("profile" in own or "of_products" in own) and "expression" not in own:
+        defined = vars(cls)
+        if ("profile" in defined or "of_products" in defined) and "expression" not in defined:
             cls.expression = None
 
     # -- values ----------------------------------------------------------------------------
 
     def profile(self, sq: Array, xp: Any) -> Array:
-        """Return kernel values for scaled squared distances."""
+        """Return kernel values for scaled squared distances, which may be overwritten."""
         raise NotImplementedError(f"{type(self).__name__} must define profile(sq, xp)")
 
     def of_products(self, p: Array, x: Array, z: Array, xp: Any) -> Array:
         """Return kernel values for inner products p (r, t) with norms x (r, 1) and z (t,).
 
-        p may be overwritten. Points are neither shifted nor scaled.
+        p may be overwritten. The points of these products are neither shifted nor scaled.
         """
         p *= -2
         p += x
@@ -108,38 +107,38 @@ class Kernel:
         return self.profile(p, xp)
 
     def columns(self, Z: Array) -> tuple[Array, Array | None]:
-        """Split Z (p, w) into the right side of a product: points (p, d) and numbers (p,).
+        """Split the centers Z (p, width) into points (p, d) and numbers (p,) or None.
 
-        The numbers replace the norms z in `of_products`; None keeps the norms. With a kernel that
-        splits Z, the rows of the left side have d features.
+        The numbers replace the norms z in `of_products`; None keeps the norms. Rows x have d
+        features.
         """
         return Z, None
 
     @property
     def is_open(self) -> bool:
-        """True if the bandwidth is "auto", so that there are no values yet."""
+        """True if the bandwidth is "auto", so that the kernel cannot be evaluated yet."""
         return isinstance(self.bandwidth, str)
 
     def with_bandwidth(self, bandwidth: float) -> Self:
         """Return the same kernel with another bandwidth."""
-        other = copy.copy(self)
-        other.bandwidth = positive_parameter("bandwidth", bandwidth)
-        return other
+        kernel = copy.copy(self)
+        kernel.bandwidth = positive_parameter("bandwidth", bandwidth)
+        return kernel
 
     # -- the metric ------------------------------------------------------------------------
 
     def with_metric(self, metric: npt.ArrayLike | None) -> Self:
-        """Return the same kernel in another metric, or in none."""
-        other = copy.copy(self)
-        other._set_metric(metric)
-        return other
+        """Return the same kernel with another metric, or without one."""
+        kernel = copy.copy(self)
+        kernel._set_metric(metric)
+        return kernel
 
     def with_categorical(self, categorical: Iterable[Any]) -> Self:
         """Return the same kernel with categorical features, pairs (feature, weight)."""
-        other = copy.copy(self)
+        kernel = copy.copy(self)
         of_distance = self.geometry == "distance" and not self.explicit
-        other.categorical = checked_categorical(categorical, self, of_distance=of_distance)
-        return other
+        kernel.categorical = checked_categorical(categorical, self, of_distance=of_distance)
+        return kernel
 
     def _set_metric(self, metric: npt.ArrayLike | None) -> None:
         self.metric = None
@@ -157,7 +156,7 @@ class Kernel:
         self.metric.flags.writeable = False
 
     def features(self, d: int) -> int:
-        """Return the features of a point in the metric. ConfigError unless it is for d features."""
+        """Return the coordinates of a point in the metric. ConfigError if it is not for d."""
         check_categorical(self.categorical, d)
         if self.metric is None:
             return d
@@ -179,7 +178,7 @@ class Kernel:
         return Sum([part for _, part in terms], [weight for weight, _ in terms])
 
     def __mul__(self, other: Kernel | float) -> Sum | Product:
-        """Return the product of two kernels, or of this one and a number, 0 or above."""
+        """Return the product of two kernels, or of this one and a number of at least 0."""
         if isinstance(other, Kernel):
             return Product([*_factors(self), *_factors(other)])
         if not isinstance(other, int | float | np.number):
@@ -188,51 +187,49 @@ class Kernel:
 
     __rmul__ = __mul__
 
-    # -- in words --------------------------------------------------------------------------
+    # -- descriptions ----------------------------------------------------------------------
 
     def describe(self) -> dict[str, object]:
-        """Return name and parameters as JSON values, for checkpoints; the metric as its digest.
+        """Return name and parameters as JSON values, for checkpoints; the metric as its SHA-256.
 
-        `builtin.get_kernel` makes the kernel again. A kernel that is not built in is described by
-        its class and some `values`, by which the function is recognised.
+        `builtin.get_kernel` accepts the description. A user-defined kernel is described by its
+        class, and by some kernel values that detect a changed class.
         """
-        described = {"kernel": name_of(type(self)), **self.parameters()}
+        description = {"kernel": name_of(type(self)), **self.parameters()}
         if type(self) not in BUILT_IN.values():
-            described["values"] = sample_values(self)
+            description["values"] = sample_values(self)
         if self.metric is not None:
             digest = hashlib.sha256(np.ascontiguousarray(self.metric).tobytes()).hexdigest()
-            described["metric"] = {"shape": list(self.metric.shape), "sha256": digest}
+            description["metric"] = {"shape": list(self.metric.shape), "sha256": digest}
         if self.categorical:
-            described["categorical"] = [list(pair) for pair in self.categorical]
-        return described | ({"sparse": True} if self.sparse else {})
+            description["categorical"] = [list(pair) for pair in self.categorical]
+        return description | ({"sparse": True} if self.sparse else {})
 
     def parameters(self) -> dict[str, object]:
-        """Return the plain values among the attributes, without derived ones."""
-        hidden = ("metric", "expression", "geometry", "sparse")
+        """Return the attributes that are text, numbers or None and not derived from others."""
+        excluded = ("metric", "expression", "geometry", "sparse")
         plain = str | int | float | None
-        return {k: v for k, v in vars(self).items() if isinstance(v, plain) and k not in hidden}
+        return {k: v for k, v in vars(self).items() if isinstance(v, plain) and k not in excluded}
 
     def __repr__(self) -> str:
-        shown = [
+        arguments = [
             f"{k}={v:g}" if isinstance(v, float) else f"{k}={v!r}"
             for k, v in self.parameters().items()
         ]
-        return f"{type(self).__name__}({', '.join(shown)}){self._metric_text()}"
+        return f"{type(self).__name__}({', '.join(arguments)}){self._repr_suffix()}"
 
-    def _metric_text(self) -> str:
+    def _repr_suffix(self) -> str:
         text = " of sparse rows" if self.sparse else ""
         text += "" if self.metric is None else f" in a metric of shape {self.metric.shape}"
         return text + (f" with categorical features {self.categorical}" if self.categorical else "")
 
 
 class _Composite(Kernel):
-    """Several kernels of one tile: all of distances, all of inner products, or all of L1 distances.
+    """A combination of kernels that are evaluated from the same tile.
 
-    A kernel of distances combined with one of inner products is given |x|^2 + |z|^2 - 2 x.z,
-    without the common shift that saves a digit or two in distances of points far from zero.
+    Combined with kernels of inner products, kernels of distances receive |x|^2 + |z|^2 - 2 x.z of
+    points that are not shifted, which costs a digit or two for points far from zero.
     """
-
-    sign: str
 
     def __init__(self, parts: Sequence[Kernel]) -> None:
         if not parts or not all(isinstance(part, Kernel) for part in parts):
@@ -240,55 +237,50 @@ class _Composite(Kernel):
         self.parts = tuple(
             part if part.metric is None else part.with_metric(None) for part in parts
         )
-        if any(part.categorical for part in parts):
-            apart = f"{self!r} has a part with categorical features"
-            raise ConfigError(apart, "give them to the whole kernel")
-        if any(part.is_open for part in parts):
-            raise ConfigError(
-                f"{self!r} has a part with {mention('bandwidth', 'auto')}",
-                'give it a number, or a table: {"kind": "sum", "parts": ["laplace", "gaussian"]}',
-            )
-        geometries = {part.geometry for part in parts}
-        if "l1" in geometries and len(geometries) > 1:
-            mixed = f"{self!r} mixes kernels of the L1 distance with others, which share no tile"
-            raise ConfigError(mixed, "combine them with kernels of the L1 distance only")
-        if any(type(part).columns is not Kernel.columns for part in parts):
-            raise ConfigError(f"{self!r} has a part with columns of its own", "leave that part out")
+        metric, geometries = parts[0].metric, {part.geometry for part in parts}
+        rules = [
+            (any(part.categorical for part in parts), "has a part with categorical features",
+             "give them to the whole kernel"),
+            (any(part.is_open for part in parts),
+             f"has a part with {mention('bandwidth', 'auto')}",
+             'give it a number, or a table: {"kind": "sum", "parts": ["laplace", "gaussian"]}'),
+            ("l1" in geometries and len(geometries) > 1,
+             "mixes kernels of the L1 distance with other kernels",
+             "combine them with kernels of the L1 distance only"),
+            (any(type(part).columns is not Kernel.columns for part in parts),
+             "has a part that defines its own `columns`", "leave that part out"),
+            (not all(_equal(part.metric, metric) for part in parts),
+             "has parts of different metrics",
+             "give all parts the same metric, or set one for the whole by with_metric"),
+        ]  # fmt: skip
+        for is_broken, rule, remedy in rules:
+            if is_broken:
+                raise ConfigError(f"{self!r} {rule}", remedy)
         self.geometry = "inner" if "inner" in geometries else parts[0].geometry
         if self.geometry != "inner":
-            # Any length would do; the largest keeps points smallest, which suits half precision.
+            # Any length scale works. The largest one keeps points small, for half precision.
             self.bandwidth = max(part.bandwidth for part in parts)
-        first = parts[0].metric
-        for part in parts:
-            same = part.metric is first or (
-                part.metric is not None and first is not None
-                and np.array_equal(part.metric, first)
-            )  # fmt: skip
-            if not same:
-                mixed = f"{self!r} has parts of different metrics, which share no tile"
-                raise ConfigError(
-                    mixed, "give all of them the same, or the whole one by with_metric"
-                )
-        self._set_metric(first)
-        texts = [self._text(part) for part in parts]
-        if all(text is not None for text in texts):
-            self.expression = self._joined([str(text) for text in texts])
+        self._set_metric(metric)
+        expressions = [self._expression_of(part) for part in parts]
+        if all(expression is not None for expression in expressions):
+            self.expression = self._joined([str(expression) for expression in expressions])
 
     def _scale(self, part: Kernel) -> float:
-        """Return the factor from the tile of the composite to that of this part."""
+        """Return the factor that turns s of the whole kernel into s of this part."""
         if self.geometry == "inner":
             return float(1 / part.bandwidth**2)
         ratio = float(self.bandwidth / part.bandwidth)
         return ratio if self.geometry == "l1" else ratio**2
 
-    def _text(self, part: Kernel) -> str | None:
+    def _expression_of(self, part: Kernel) -> str | None:
+        """Return the expression of a part as a function of s of the whole kernel."""
         scale = self._scale(part)
         if part.expression is None or scale == 1:
             return part.expression
         return substitute(part.expression, f"{scale!r} * s")
 
     def profile(self, sq: Array, xp: Any) -> Array:
-        """Return the combined values; takes a temporary for every part beside those of its own."""
+        """Return the combined values, with a temporary array for each part."""
         return self._combined(lambda part: part.profile(sq * self._scale(part), xp))
 
     def of_products(self, p: Array, x: Array, z: Array, xp: Any) -> Array:
@@ -297,10 +289,12 @@ class _Composite(Kernel):
             return super().of_products(p, x, z, xp)
         return self._combined(lambda part: part.of_products(p.copy(), x, z, xp))
 
-    def _combined(self, value: Callable[[Kernel], Array]) -> Array:
+    def _combined(self, values_of: Callable[[Kernel], Array]) -> Array:
+        """Return the values of this kernel, given a function for the values of a part."""
         raise NotImplementedError
 
-    def _joined(self, texts: list[str]) -> str:
+    def _joined(self, expressions: list[str]) -> str:
+        """Return the expression of this kernel, given the expressions of its parts."""
         raise NotImplementedError
 
     def parameters(self) -> dict[str, object]:
@@ -314,23 +308,23 @@ class Sum(_Composite):
     Parameters
     ----------
     parts : kernels, all of L1 distances or none.
-    weights : as many numbers, 0 or above, not all of them 0; 1 each by default.
+    weights : a number of at least 0 for each part, not all 0; 1 each by default.
     """
 
     def __init__(self, parts: Sequence[Kernel], weights: Sequence[float] | None = None) -> None:
-        given = [1.0] * len(parts) if weights is None else weights
-        if not isinstance(given, list | tuple) or len(given) != len(parts):
-            rule = f"must be a list of {len(parts)}, one for a part"
+        values = [1.0] * len(parts) if weights is None else weights
+        if not isinstance(values, list | tuple) or len(values) != len(parts):
+            rule = f"must be a list of one number for each part, {len(parts)} in all"
             raise ConfigError(f"{mention('weights', weights)} {rule}")
-        self.weights = tuple(positive_parameter("weights", weight, zero=True) for weight in given)
-        if given and not any(self.weights):
+        self.weights = tuple(positive_parameter("weights", weight, zero=True) for weight in values)
+        if values and not any(self.weights):
             raise ConfigError(f"{mention('weights', weights)} are all 0", "give one above 0")
         super().__init__(parts)
 
-    def _combined(self, value: Callable[[Kernel], Array]) -> Array:
+    def _combined(self, values_of: Callable[[Kernel], Array]) -> Array:
         total = None
         for weight, part in zip(self.weights, self.parts, strict=True):
-            term = value(part)
+            term = values_of(part)
             if weight != 1:
                 term *= weight
             if total is None:
@@ -339,8 +333,9 @@ class Sum(_Composite):
                 total += term
         return total
 
-    def _joined(self, texts: list[str]) -> str:
-        return " + ".join(f"{w!r} * ({t})" for w, t in zip(self.weights, texts, strict=True))
+    def _joined(self, expressions: list[str]) -> str:
+        terms = zip(self.weights, expressions, strict=True)
+        return " + ".join(f"{weight!r} * ({expression})" for weight, expression in terms)
 
     def parameters(self) -> dict[str, object]:
         """Return the parts and the weights."""
@@ -349,7 +344,7 @@ class Sum(_Composite):
     def __repr__(self) -> str:
         terms = zip(self.weights, self.parts, strict=True)
         text = " + ".join(f"{part!r}" if w == 1 else f"{w:g} * {part!r}" for w, part in terms)
-        return text + self._metric_text()
+        return text + self._repr_suffix()
 
 
 class Product(_Composite):
@@ -360,22 +355,26 @@ class Product(_Composite):
     parts : kernels, all of L1 distances or none.
     """
 
-    def _combined(self, value: Callable[[Kernel], Array]) -> Array:
-        total = value(self.parts[0])
+    def _combined(self, values_of: Callable[[Kernel], Array]) -> Array:
+        total = values_of(self.parts[0])
         for part in self.parts[1:]:
-            total *= value(part)
+            total *= values_of(part)
         return total
 
-    def _joined(self, texts: list[str]) -> str:
-        return " * ".join(f"({text})" for text in texts)
+    def _joined(self, expressions: list[str]) -> str:
+        return " * ".join(f"({expression})" for expression in expressions)
 
     def __repr__(self) -> str:
         text = " * ".join(f"({p!r})" if isinstance(p, Sum) else f"{p!r}" for p in self.parts)
-        return text + self._metric_text()
+        return text + self._repr_suffix()
+
+
+def _equal(a: npt.NDArray[Any] | None, b: npt.NDArray[Any] | None) -> bool:
+    return a is b or (a is not None and b is not None and np.array_equal(a, b))
 
 
 def _terms(kernel: Kernel) -> list[tuple[float, Kernel]]:
-    """Return the terms that a kernel adds to a sum: its own terms if it is a sum itself."""
+    """Return the pairs (weight, kernel) whose sum is the kernel: one pair unless it is a `Sum`."""
     if type(kernel) is not Sum or kernel.categorical:
         return [(1.0, kernel)]
     parts = [part.with_metric(kernel.metric) for part in kernel.parts]
@@ -383,17 +382,18 @@ def _terms(kernel: Kernel) -> list[tuple[float, Kernel]]:
 
 
 def _factors(kernel: Kernel) -> list[Kernel]:
+    """Return the kernels whose product is the kernel: itself unless it is a `Product`."""
     if type(kernel) is not Product or kernel.categorical:
         return [kernel]
     return [part.with_metric(kernel.metric) for part in kernel.parts]
 
 
 BUILT_IN: dict[str, type[Kernel]] = {"sum": Sum, "product": Product}
-"""Kernels by their name in a run file; `builtin` adds the others."""
+"""Name in a run file -> kernel; `builtin` adds the others."""
 
 
 def name_of(kernel: type[Kernel]) -> str:
-    """Return the name in a run file, or module and class of a kernel that is not built in."""
+    """Return the name of a built-in kernel in a run file, or "module.Class" of another one."""
     for name, built_in in BUILT_IN.items():
         if built_in is kernel:
             return name

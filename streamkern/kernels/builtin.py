@@ -97,10 +97,11 @@ class Matern52(Kernel):
 
 
 class Dispersal(Kernel):
-    """exp(-r^gamma), 0 < gamma <= 2: Laplace at 1, Gaussian of width bandwidth / sqrt(2) at 2.
+    """exp(-r^gamma), 0 < gamma <= 2.
 
-    Positive definite for these gamma and no others (Schoenberg 1938). The kernel "dispersal" of the
-    EigenPro codes, exp(-|x - z|^gamma / s), has s = bandwidth^gamma.
+    gamma = 1 is the Laplace kernel, and gamma = 2 the Gaussian of bandwidth bw / sqrt(2). For
+    larger gamma it is not positive definite (Schoenberg 1938). The kernel "dispersal" of the
+    EigenPro packages, exp(-|x - z|^gamma / s), has s = bw^gamma.
     """
 
     @checking_names
@@ -112,7 +113,8 @@ class Dispersal(Kernel):
         self.gamma = positive_parameter("gamma", gamma)
         if gamma > 2:
             raise ConfigError(
-                f"gamma={gamma!r} must be at most 2", "beyond, the kernel is indefinite"
+                f"gamma={gamma!r} must be at most 2: for a larger gamma the kernel is not positive "
+                "definite"
             )
         self.expression = f"exp(-pow(s, {self.gamma / 2!r}))"
 
@@ -130,7 +132,7 @@ class LaplaceL1(Kernel):
     expression = "exp(-s)"
 
     def profile(self, sq: Array, xp: Any) -> Array:
-        """Compute the values in place; sq : L1 distances over the bandwidth, not squares."""
+        """Compute the values in place, from L1 distances over the bandwidth instead of squares."""
         xp.negative(sq, out=sq)
         return xp.exp(sq, out=sq)
 
@@ -203,15 +205,15 @@ class ReluNTK(InnerKernel):
     def of_products(self, p: Array, x: Array, z: Array, xp: Any) -> Array:
         """Compute the values with four temporaries.
 
-        Known identical points have u = 1 exactly, as sqrt(x x) = x.
+        Points that are known to be equal have u = 1 exactly, because sqrt(x x) = x.
         """
         n = xp.sqrt(x * z)
-        # A point at zero has products 0: any divisor but 0 will do.
+        # n is 0 if a point is zero. Its products are then 0 as well, so u is 0 for any divisor.
         p /= xp.maximum(n, xp.finfo(p.dtype).tiny)
         u = xp.clip(p, -1, 1, out=p)
         total = u.copy()
         for _ in range(self.depth):
-            derivative = xp.arccos(u)
+            derivative = xp.arccos(u)  # becomes (pi - arccos u) / pi
             derivative *= -1 / math.pi
             derivative += 1
             total *= derivative
@@ -240,27 +242,28 @@ BUILT_IN |= {
     "relu_ntk": ReluNTK,
 }
 KERNELS = {name: kernel for name, kernel in BUILT_IN.items() if kernel not in (Sum, Product)}
-"""Kernels that need nothing but their name."""
+"""Kernels whose parameters all have defaults."""
 
-_ELSEWHERE = {"rbf": "gaussian", "squared_exponential": "gaussian"}
-"""Names in other libraries of kernels that are the same here."""
-Widths = Callable[[Geometry], float]
+_ALIASES = {"rbf": "gaussian", "squared_exponential": "gaussian"}
+"""Name of a kernel in other libraries -> its name here."""
+BandwidthOf = Callable[[Geometry], float]
+"""A function that returns the bandwidth for kernels of a geometry."""
 
 
 def get_kernel(
     kernel: str | Mapping[str, Any] | Kernel,
-    bandwidth: float | str | Widths = 1.0,
+    bandwidth: float | str | BandwidthOf = 1.0,
     metric: npt.ArrayLike | None = None,
 ) -> Kernel:
-    """Return a kernel by name or table, or the one given.
+    """Return the kernel that a name, a table or a `Kernel` stands for.
 
     kernel : a `Kernel`; "laplace"; {"kind": "polynomial", "degree": 2}; {"kind": "sum",
         "parts": [...], "weights": [...]}, {"kind": "product", "parts": [...]}; or a result of
-        `Kernel.describe`, which has "kernel" for "kind". A user-defined class that this process
-        has defined is named by "module.Class" or "module:Class".
-    bandwidth : for those parts that have a bandwidth and do not set it, or set it to "auto". A
-        function is called with the geometry of such a part.
-    metric : see `Kernel`.
+        `Kernel.describe`, which has "kernel" instead of "kind". The name of a user-defined class
+        that this process has defined is "module.Class" or "module:Class".
+    bandwidth : the bandwidth of parts that do not set theirs, or set it to "auto"; or a function
+        that returns it for the geometry of such a part.
+    metric : see `Kernel`; a `Kernel` keeps its own.
 
     Raises
     ------
@@ -268,20 +271,23 @@ def get_kernel(
         A name or a parameter is unknown, or has an invalid value.
     """
     if isinstance(kernel, Kernel):
-        return kernel.with_bandwidth(_width(kernel, bandwidth)) if kernel.is_open else kernel
+        if not kernel.is_open:
+            return kernel
+        return kernel.with_bandwidth(_bandwidth_for(kernel, bandwidth))
     table = dict(kernel) if isinstance(kernel, Mapping) else {"kind": kernel}
-    shape = table.pop("metric", None)  # of a description: the numbers are stored separately
-    if shape is not None and metric is None:
+    # A description has the shape and the digest of its metric; the numbers are stored separately.
+    metric_digest = table.pop("metric", None)
+    if metric_digest is not None and metric is None:
         raise ConfigError(
-            f"kernel {table} has a metric, which a table does not hold",
+            f"kernel {table} has a metric, whose numbers a table cannot hold",
             f"give {mention('metric=')} beside it, or a Kernel object with its metric as the "
             f"estimator's kernel or as {mention('model.kernel')}",
         )
     categorical, sparse = table.pop("categorical", ()), table.pop("sparse", False)
-    made = _made(table, bandwidth)
-    made = made.with_categorical(categorical) if categorical else made
-    made = of_sparse_rows(made) if sparse else made
-    return made if metric is None else made.with_metric(metric)
+    built = _from_table(table, bandwidth)
+    built = built.with_categorical(categorical) if categorical else built
+    built = of_sparse_rows(built) if sparse else built
+    return built if metric is None else built.with_metric(metric)
 
 
 def is_built_in(kernel: Kernel) -> bool:
@@ -291,24 +297,26 @@ def is_built_in(kernel: Kernel) -> bool:
 
 
 def our_name(name: str) -> str:
-    """Return the name of a built-in kernel for its name in other case or for "rbf"; any other name
-    unchanged.
+    """Return the name of the built-in kernel for a name in any case, or for an alias such as "rbf".
+
+    Any other name is returned unchanged.
     """
-    word = name.lower()
-    word = _ELSEWHERE.get(word, word)
-    return word if word in BUILT_IN else name
+    lower_case = name.lower()
+    built_in = _ALIASES.get(lower_case, lower_case)
+    return built_in if built_in in BUILT_IN else name
 
 
-def _width(kernel: Kernel | type[Kernel], bandwidth: float | str | Widths) -> Any:
+def _bandwidth_for(kernel: Kernel | type[Kernel], bandwidth: float | str | BandwidthOf) -> Any:
+    """Return the bandwidth, or the result of the function that depends on the geometry."""
     return bandwidth(kernel.geometry) if callable(bandwidth) else bandwidth
 
 
 def _class_of(name: object) -> type[Kernel]:
     """Return the class of a kernel by its name."""
-    chosen = BUILT_IN.get(our_name(name)) if isinstance(name, str) else None
-    own = [kind for kind in own_classes() if name in (name_of(kind), reference_of(kind))]
-    if chosen is not None or own:
-        return chosen or own[-1]  # the last one defined
+    built_in = BUILT_IN.get(our_name(name)) if isinstance(name, str) else None
+    user_defined = [cls for cls in own_classes() if name in (name_of(cls), reference_of(cls))]
+    if built_in is not None or user_defined:
+        return built_in or user_defined[-1]  # the last one defined
     if isinstance(name, str) and "." in name:
         raise undefined_class("kernel", name)
     names = ", ".join([*KERNELS, "sum", "product"])
@@ -316,45 +324,47 @@ def _class_of(name: object) -> type[Kernel]:
 
 
 def own_classes() -> Iterator[type[Kernel]]:
-    """Yield the kernels that this process has defined, the newest last."""
+    """Yield the user-defined kernel classes of this process, the newest last."""
     return subclasses(Kernel)
 
 
-def reference_of(kind: type[Kernel]) -> str:
-    """Return the "module:Class" by which a setting names a class."""
-    return f"{kind.__module__}:{kind.__qualname__}"
+def reference_of(kernel_class: type[Kernel]) -> str:
+    """Return "module:Class", by which settings name a class."""
+    return f"{kernel_class.__module__}:{kernel_class.__qualname__}"
 
 
-def _made(table: Mapping[str, Any], bandwidth: float | str | Widths) -> Kernel:
+def _from_table(table: Mapping[str, Any], bandwidth: float | str | BandwidthOf) -> Kernel:
+    """Return the kernel of a table without a metric, see `get_kernel`."""
     if not {"kind", "kernel"} & table.keys():
         raise ConfigError(
             f'{mention("kernel", dict(table))} has no "kind", the name of the kernel',
             'give {"kind": "gaussian"}, or another name, and its parameters beside it',
         )
     name = table.get("kind", table.get("kernel"))
-    chosen = _class_of(name)
+    kernel_class = _class_of(name)
     reserved = ("kind", "kernel", "values")
-    values = {key: value for key, value in table.items() if key not in reserved}
-    allowed = [k for k in inspect.signature(chosen).parameters if k != "metric"]
-    if chosen not in BUILT_IN.values() and "kind" not in table:  # a description, which has more
-        values = {key: value for key, value in values.items() if key in allowed}
-    for key in values:
+    arguments = {key: value for key, value in table.items() if key not in reserved}
+    allowed = [key for key in inspect.signature(kernel_class).parameters if key != "metric"]
+    if kernel_class not in BUILT_IN.values() and "kind" not in table:
+        # A description of a user-defined kernel also has attributes that are not parameters.
+        arguments = {key: value for key, value in arguments.items() if key in allowed}
+    for key in arguments:
         if key not in allowed:
-            takes = f"it takes {', '.join(allowed)}" if allowed else "it takes none"
-            raise ConfigError(f"kernel {name!r} has no parameter {key!r}", f"{takes}")
+            remedy = f"it takes {', '.join(allowed)}" if allowed else "it takes none"
+            raise ConfigError(f"kernel {name!r} has no parameter {key!r}", remedy)
     if "parts" in allowed:
-        parts = values.get("parts")
+        parts = arguments.get("parts")
         if not isinstance(parts, list | tuple) or not parts:
             raise ConfigError(f"kernel {name!r} needs parts, a list of names or tables of kernels")
         tables = [part if isinstance(part, Mapping) else {"kind": part} for part in parts]
-        values["parts"] = [_made(part, bandwidth) for part in tables]
-    if "bandwidth" in allowed and values.get("bandwidth", "auto") == "auto":
-        values["bandwidth"] = _width(chosen, bandwidth)
-    made, recorded = chosen(**values), table.get("values")
-    if recorded and not np.allclose(sample_values(made), recorded, rtol=1e-4, atol=1e-6):
+        arguments["parts"] = [_from_table(part, bandwidth) for part in tables]
+    if "bandwidth" in allowed and arguments.get("bandwidth", "auto") == "auto":
+        arguments["bandwidth"] = _bandwidth_for(kernel_class, bandwidth)
+    kernel, recorded = kernel_class(**arguments), table.get("values")
+    if recorded and not np.allclose(sample_values(kernel), recorded, rtol=1e-4, atol=1e-6):
         raise ConfigError(
-            f"kernel {name!r} has other values than the class of this name with which the model "
-            "was trained",
+            f"the class of kernel {name!r} has changed since the model was trained: its values "
+            "are different",
             "define the class as it was then",
         )
-    return made
+    return kernel

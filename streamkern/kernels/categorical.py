@@ -4,9 +4,10 @@ The squared distance of a kernel with categorical features j, whose weights are 
 
     |A^T (x - z)|^2 + sum_j w_j [x_j != z_j],
 
-A being the metric. Each term is the squared distance of one-hot codes of the values, times w_j / 2:
-the distance stays one of a Euclidean space, and the kernel positive definite. No code is made: a
-prepared row has the values of these features in its first columns, and they are compared.
+where M = A A^T is the metric. Each term of the sum is the squared Euclidean distance between the
+one-hot codes of the two values, times w_j / 2. The whole is therefore a squared distance in a
+Euclidean space, and the kernel stays positive definite. One-hot codes are never formed: the first
+columns of a prepared row hold the values of these features, which are compared.
 """
 
 from __future__ import annotations
@@ -19,50 +20,58 @@ from typing import Any
 from streamkern.basics.errors import ConfigError
 
 CategoricalFeatures = tuple[tuple[int, float], ...]
-"""Pairs of a feature and its weight, in squared units of the features."""
+"""Pairs of a feature, counted from 0, and its weight, in squared units of the features."""
 MAX_CATEGORICAL = 4
-"""Largest number of categorical features that a run chooses. Each is compared in every tile."""
+"""Largest number of categorical features that a run chooses: each adds a pass over every tile."""
 
 
 def checked_categorical(
     categorical: Any, kernel: object, *, of_distance: bool
 ) -> CategoricalFeatures:
-    """Return the categorical features of a kernel.
+    """Return the pairs (feature, weight) of `categorical` as a tuple of int and float.
 
-    Raises ConfigError if a pair is wrong, or if the kernel is none `of_distance`.
+    kernel : named in an error.
+    of_distance : whether the kernel is a function of the Euclidean distance.
+
+    Raises
+    ------
+    ConfigError
+        An entry is not such a pair, a feature is negative or occurs twice, a weight is not finite
+        and above 0, or the kernel is not one of the Euclidean distance.
     """
-    given = list(categorical) if isinstance(categorical, Iterable) else [categorical]
+    entries = list(categorical) if isinstance(categorical, Iterable) else [categorical]
     try:
-        found = tuple((operator.index(column), float(weight)) for column, weight in given)
+        pairs = tuple((operator.index(feature), float(weight)) for feature, weight in entries)
     except (TypeError, ValueError):
         raise ConfigError(
-            f"categorical={given} must be pairs of a feature and its weight",
+            f"categorical={entries} must be pairs of a feature and its weight",
             "count the features from 0: [(3, 0.5)]",
         ) from None
-    columns = [column for column, _ in found]
-    if len(set(columns)) < len(columns) or any(column < 0 for column in columns):
+    features = [feature for feature, _ in pairs]
+    if len(set(features)) < len(features) or any(feature < 0 for feature in features):
         raise ConfigError(
-            f"categorical={found} name a feature twice, or a negative one",
+            f"categorical={pairs} must not repeat a feature, nor hold a negative one",
             "name each feature once, counted from 0",
         )
-    if not all(0 < weight < math.inf for _, weight in found):
+    if not all(0 < weight < math.inf for _, weight in pairs):
         raise ConfigError(
-            f"categorical={found} must have finite weights above 0",
+            f"categorical={pairs} must have finite weights above 0",
             "leave out features of weight 0",
         )
-    if found and not of_distance:
+    if pairs and not of_distance:
         raise ConfigError(
-            f"{kernel} is not a function of the Euclidean distance, and has no categorical "
-            "features",
-            "use a kernel that is one",
+            f"{kernel} cannot have categorical features: it is not a function of the Euclidean "
+            "distance",
+            "use a kernel of the Euclidean distance, such as 'laplace'",
         )
-    return found
+    return pairs
 
 
 def check_categorical(categorical: CategoricalFeatures, d: int) -> None:
-    """Raise ConfigError unless the categorical features are among d features."""
-    if any(column >= d for column, _ in categorical):
+    """Raise ConfigError unless every categorical feature is one of 0, ..., d - 1."""
+    if any(feature >= d for feature, _ in categorical):
         raise ConfigError(
-            f"categorical={categorical} are for more than the {d} features of the points",
+            f"categorical={categorical} must name features from 0 to {d - 1}, because the points "
+            f"have {d} features",
             "name features of the points, counted from 0",
         )

@@ -1,17 +1,18 @@
-"""Random Fourier features: D columns that replace those of a kernel.
+"""Random Fourier features: D functions that replace the functions k(., z_j) of a model.
 
 A translation-invariant kernel is the Fourier transform of a probability measure (Bochner), so with
 omega drawn from it
 
-    k(x - z) = E cos(omega.(x - z)) = E [cos(omega.x) cos(omega.z) + sin(omega.x) sin(omega.z)],
+    k(x - z) = E cos(omega.(x - z)) = E [cos(omega.x) cos(omega.z) + sin(omega.x) sin(omega.z)].
 
-and D / 2 draws give D features sqrt(2 / D) cos(x.omega_j + b_j), b = 0 and -pi / 2, whose inner
-product has mean k (Rahimi and Recht 2007). Pairs of cosine and sine make phi(x).phi(x) = 1 exactly
-and have less variance than phases drawn at random, at the same D, for the Gaussian kernel
-(Sutherland and Schneider 2015).
+D / 2 draws of omega give D features sqrt(2 / D) cos(x.omega_j + b_j), one with b_j = 0 and one with
+b_j = -pi / 2 for each draw. Their inner product has mean k (Rahimi and Recht 2007). Such pairs of
+cosine and sine make phi(x).phi(x) = 1 exactly and, for the Gaussian kernel and the same D, have
+less variance than random phases b_j (Sutherland and Schneider 2015).
 
-All kernels here except that of the L1 norm are mixtures of Gaussians of several widths, so that
-omega = s g / bandwidth with g standard normal and a random s: see `_SCALES`.
+All kernels here except LaplaceL1 are scale mixtures of Gaussians: omega = s g / bandwidth, where g
+is standard normal and s is a random scale, see `_SCALES`. The frequencies of LaplaceL1 are Cauchy
+in every coordinate.
 """
 
 from __future__ import annotations
@@ -39,18 +40,23 @@ from streamkern.kernels.builtin import (
 from streamkern.kernels.inner import InnerKernel
 
 FREQUENCY_STAGE = 31
+"""Number that separates these random draws from others of the same seed."""
 Draws = npt.NDArray[np.float64]
 
 
 def _student(nu: float) -> Callable[[Any, np.random.Generator, int], Draws]:
-    """Return draws of s that make omega multivariate Student's t with nu degrees of freedom."""
+    """Return a function that draws s such that s g is multivariate Student's t.
+
+    nu : degrees of freedom.
+    """
     return lambda kernel, rng, n: np.sqrt(nu / rng.chisquare(nu, n))
 
 
 def _stable(kernel: Dispersal, rng: np.random.Generator, n: int) -> Draws:
-    """Draw sqrt(2 A) with E exp(-t A) = exp(-t^a), a = gamma / 2: A positive stable (Kanter 1975).
+    """Draw s = sqrt(2 A) for positive stable A of index a = gamma / 2 (Kanter 1975).
 
-    exp(-|x|^gamma) = E exp(-A |x|^2), and exp(-A |x|^2) is the transform of N(0, 2 A).
+    E exp(-t A) = exp(-t^a), so exp(-|x|^gamma) = E exp(-A |x|^2), and exp(-A |x|^2) is the Fourier
+    transform of N(0, 2 A).
     """
     a = kernel.gamma / 2
     u, e = rng.uniform(0, np.pi, n), rng.exponential(size=n)
@@ -60,7 +66,7 @@ def _stable(kernel: Dispersal, rng: np.random.Generator, n: int) -> Draws:
 
 _SCALES: dict[type[Kernel], Callable[[Any, np.random.Generator, int], Draws]] = {
     Gaussian: lambda kernel, rng, n: np.ones(n),
-    # The Matern kernel of smoothness nu has t with 2 nu degrees; Laplace is nu = 1/2.
+    # The Matern kernel of smoothness nu has Student's t with 2 nu degrees; Laplace is nu = 1/2.
     Laplace: _student(1),
     Matern32: _student(3),
     Matern52: _student(5),
@@ -68,15 +74,16 @@ _SCALES: dict[type[Kernel], Callable[[Any, np.random.Generator, int], Draws]] = 
     Cauchy: lambda kernel, rng, n: np.sqrt(2 * rng.exponential(size=n)),
     Dispersal: _stable,
 }
+"""Kernel -> function (kernel, rng, n) that draws n scales s."""
 
 
 def check_sampled(kernel: Kernel) -> None:
     """Raise ConfigError unless the frequencies of `kernel` can be drawn."""
     if type(kernel) is not LaplaceL1 and type(kernel) not in _SCALES:
-        known = ", ".join(sorted(name_of(k) for k in (*_SCALES, LaplaceL1)))
+        supported = ", ".join(sorted(name_of(cls) for cls in (*_SCALES, LaplaceL1)))
         raise ConfigError(
-            f"{mention('model.features', 'fourier')} is not known for {kernel!r}",
-            f"use one of {known}, or {mention('features', 'nystrom')}",
+            f"{mention('model.features', 'fourier')} does not support {kernel!r}",
+            f"use one of {supported}, or {mention('features', 'nystrom')}",
         )
     if kernel.categorical:
         raise ConfigError(
@@ -87,10 +94,13 @@ def check_sampled(kernel: Kernel) -> None:
 
 
 def frequencies(kernel: Kernel, d: int, n_features: int, seed: int) -> Draws:
-    """Return omega_j and the phase b_j of every feature, (D, d + 1), from the seed alone.
+    """Return omega_j and the phase b_j of every feature, (D, d + 1), which the seed determines.
 
-    The first half of the features are cosines and the second half the sines of the same omega. The
-    metric of the kernel is a part of omega, as is its bandwidth.
+    The first half of the features are cosines, and the second half are sines of the same omega.
+    Omega includes the bandwidth and the metric of the kernel.
+
+    d : features of a row.
+    n_features : D, even.
 
     Raises
     ------
@@ -100,8 +110,8 @@ def frequencies(kernel: Kernel, d: int, n_features: int, seed: int) -> Draws:
     check_sampled(kernel)
     if n_features < 2 or n_features % 2:
         raise ConfigError(
-            f"{mention('model.n_features', n_features)} must be even: a cosine and a sine of each "
-            f"frequency"
+            f"{mention('model.n_features', n_features)} must be even, for a cosine and a sine of "
+            "each frequency"
         )
     rng, n, width = np.random.default_rng([seed, FREQUENCY_STAGE]), n_features // 2, d
     if kernel.metric is not None:
@@ -118,12 +128,14 @@ def frequencies(kernel: Kernel, d: int, n_features: int, seed: int) -> Draws:
 
 
 class FourierFeatures(InnerKernel):
-    """The columns phi_j(x) = sqrt(2 / D) cos(x.omega_j + b_j), for Z (D, d + 1) of `frequencies`.
+    """The features phi_j(x) = sqrt(2 / D) cos(x.omega_j + b_j), as the columns of a kernel matrix.
+
+    The result of `frequencies`, (D, d + 1), takes the place of the centers.
 
     Parameters
     ----------
     n_features : D.
-    of : description of the kernel that they stand for.
+    of : description of the kernel that the features approximate.
     """
 
     explicit = True
@@ -145,7 +157,7 @@ class FourierFeatures(InnerKernel):
         return p
 
     def describe(self) -> dict[str, object]:
-        """Return name and parameters, with the kernel that the features stand for."""
+        """Return name and parameters, with the kernel that the features approximate."""
         return {"kernel": "fourier", "n_features": self.n_features, "of": self.of}
 
     def __repr__(self) -> str:
@@ -153,5 +165,8 @@ class FourierFeatures(InnerKernel):
 
 
 def of_features(described: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the kernel, or the kernel that random features stand for."""
+    """Return the description of a kernel; of random features, that of the kernel they approximate.
+
+    described : a result of `Kernel.describe`.
+    """
     return dict(described.get("of", described))

@@ -1,4 +1,4 @@
-"""Summary of a metric: shares of the features, its spectrum, its first directions."""
+"""Summary of a metric: the features' shares of its trace, its spectrum and main directions."""
 
 from __future__ import annotations
 
@@ -11,44 +11,53 @@ import numpy.typing as npt
 
 from streamkern.kernels.categorical import CategoricalFeatures
 
-SHOWN, DIRECTIONS, TERMS = 20, 3, 6
-"""Number of features and eigenvalues, of directions, and of features of a direction that are
-shown."""
+SHOWN = 20
+"""Largest number of features, and of eigenvalues, in a summary."""
+DIRECTIONS = 3
+"""Largest number of eigenvectors in a summary."""
+TERMS = 6
+"""Largest number of entries of an eigenvector in a summary."""
 
 
 def importances(
     metric: npt.NDArray[np.float64], categorical: CategoricalFeatures = ()
 ) -> npt.NDArray[np.float64]:
-    """Return the (d,) shares of the features in the trace of M = A A^T, A (d,) or (d, r).
+    """Return the (d,) shares of the features in the trace of M = A A^T; zeros if the trace is 0.
 
-    All are zero if the trace is. A level of weight w counts as w / 2, the square of a scale with
-    which two rows of a feature of variance 1 have the mean squared distance w.
+    metric : A, (d,) scales or a (d, r) matrix.
+    categorical : pairs of a feature and its weight w, which adds w / 2 to the feature's part of the
+        trace: a feature of variance 1 with the squared scale w / 2 has the mean squared distance w
+        between two random rows.
     """
-    of_categorical = np.zeros(len(metric))
+    categorical_scales = np.zeros(len(metric))
     for column, weight in categorical:
-        of_categorical[column] = math.sqrt(weight / 2)
-    A = _bounded(np.column_stack([metric, of_categorical]))
+        categorical_scales[column] = math.sqrt(weight / 2)
+    A = _bounded(np.column_stack([metric, categorical_scales]))
     squares = (A**2).sum(axis=1)
     return np.asarray(squares / max(squares.sum(), np.finfo(np.float64).tiny))
 
 
 def _bounded(metric: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Scale a metric such that its squares are finite."""
+    """Divide a metric by its largest absolute entry, so that squares do not overflow."""
     return np.asarray(metric / max(np.abs(metric).max(), np.finfo(np.float64).tiny))
 
 
 def describe_metric(
     metric: npt.NDArray[np.float64], names: Sequence[str], categorical: CategoricalFeatures = ()
 ) -> dict[str, Any]:
-    """Return a summary of a metric as JSON. names : names of the features.
+    """Return a summary of a metric A, M = A A^T, as JSON values.
+
+    names : names of the d features.
+
+    The summary has the keys
 
     kind : "scales" or "matrix".
     features : d.
     directions : the rank of M.
-    importances : the largest shares, [name, share], with those of the categorical.
-    spectrum : the largest eigenvalues of M over their sum.
+    importances : the features with the largest `importances`, as pairs [name, share].
+    spectrum : the largest eigenvalues of M, divided by the sum of all.
     first : for a matrix, the eigenvectors of the largest eigenvalues, each as its largest entries
-        [name, entry], the first of them positive.
+        [name, entry], the first of them positive. Empty for scales.
     """
     shares = importances(metric, categorical)
     order = np.argsort(-shares, kind="stable")[:SHOWN]
@@ -66,12 +75,12 @@ def describe_metric(
     spectrum = s**2 / max((s**2).sum(), np.finfo(np.float64).tiny)
     return summary | {
         "spectrum": [float(x) for x in spectrum[:SHOWN]],
-        "first": [_terms(u, names) for u in U.T[:DIRECTIONS]],
+        "first": [_largest_entries(u, names) for u in U.T[:DIRECTIONS]],
     }
 
 
-def _terms(u: npt.NDArray[np.float64], names: Sequence[str]) -> list[list[Any]]:
-    """Return the largest entries of a direction, with the sign that makes the first positive."""
+def _largest_entries(u: npt.NDArray[np.float64], names: Sequence[str]) -> list[list[Any]]:
+    """Return the largest entries of an eigenvector, with the sign that makes the first positive."""
     order = np.argsort(-np.abs(u), kind="stable")[:TERMS]
     u = u * np.sign(u[order[0]])
     return [[names[j], float(u[j])] for j in order]

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class InnerKernel(Kernel):
     """A kernel of the inner product and the norms, k(x, z) = of_products(x.z, |x|^2, |z|^2).
 
-    Subclasses define `of_products` and, if they can, its `expression` in `p`, `x` and `z`. Features
-    are used as they are: such a kernel is not translation invariant, so nothing is shifted.
+    A subclass defines `of_products` and, optionally, the same function as its `expression` of `p`,
+    `x` and `z`. Points are not shifted, because such a kernel is not translation invariant.
     """
 
     geometry = "inner"
@@ -27,5 +27,8 @@ class InnerKernel(Kernel):
         self._set_metric(metric)
 
     def of_products(self, p: Array, x: Array, z: Array, xp: Any) -> Array:
-        """Return kernel values."""
+        """Return the kernel values (r, t) for products p (r, t) and norms x (r, 1) and z (t,).
+
+        p may be overwritten.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define of_products(p, x, z, xp)")

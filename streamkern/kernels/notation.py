@@ -1,4 +1,4 @@
-"""Kernels in a run file and in `Kernel.describe`: a name, or a table that may have parts."""
+"""Kernels in run files and in results of `Kernel.describe`: a name, or a table with parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from streamkern.basics.errors import ConfigError
 from streamkern.kernels.builtin import KERNELS
 
 KernelTable = str | Mapping[str, Any]
-"""A known name, or a table with one and its parameters, as `builtin.get_kernel` checks."""
+"""A name, or a table with a name and parameters, in a form that `builtin.get_kernel` accepts."""
 
 
 def kernel_text(kernel: KernelTable) -> str:
@@ -18,24 +18,24 @@ def kernel_text(kernel: KernelTable) -> str:
     if isinstance(kernel, str):
         return kernel
     if categorical := kernel.get("categorical"):
-        plain = {key: value for key, value in kernel.items() if key != "categorical"}
-        return f"{kernel_text(plain)} with categorical {categorical_text(categorical)}"
+        without = {key: value for key, value in kernel.items() if key != "categorical"}
+        return f"{kernel_text(without)} with categorical {categorical_text(categorical)}"
     name, parts = _name(kernel), kernel.get("parts", ())
     if name == "sum":
         weights = kernel.get("weights") or [1.0] * len(parts)
         terms = zip(weights, parts, strict=True)
         return " + ".join(
-            kernel_text(part) if weight == 1 else f"{weight:g} {_within(part)}"
+            kernel_text(part) if weight == 1 else f"{weight:g} {_part_text(part)}"
             for weight, part in terms
         )
     if name == "product":
-        return " * ".join(map(_within, parts))
-    values = ", ".join(
+        return " * ".join(map(_part_text, parts))
+    parameters = ", ".join(
         f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
         for key, value in kernel.items()
         if key not in ("kind", "kernel", "values")
     )
-    return f"{name}({values})" if values else name
+    return f"{name}({parameters})" if parameters else name
 
 
 def categorical_text(categorical: Sequence[tuple[int | str, float]]) -> str:
@@ -44,7 +44,7 @@ def categorical_text(categorical: Sequence[tuple[int | str, float]]) -> str:
 
 
 def without_values(kernel: KernelTable) -> KernelTable:
-    """Return the kernel without the values that distinguish custom classes of the same name."""
+    """Return the kernel without its `values`, which distinguish classes of the same name."""
     if isinstance(kernel, str):
         return kernel
     table = {key: value for key, value in kernel.items() if key != "values"}
@@ -54,7 +54,7 @@ def without_values(kernel: KernelTable) -> KernelTable:
 
 
 def bandwidths(kernel: KernelTable) -> list[Any]:
-    """Return the bandwidth of each part that has one, in order: a number, or "auto" if not set."""
+    """Return the bandwidths of the parts that have one, in order; "auto" for those not set."""
     if not isinstance(kernel, str) and "parts" in kernel:
         return [width for part in kernel["parts"] for width in bandwidths(part)]
     if isinstance(kernel, str):
@@ -66,15 +66,19 @@ def bandwidths(kernel: KernelTable) -> list[Any]:
 
 def with_bandwidths(kernel: KernelTable, widths: Sequence[float]) -> KernelTable:
     """Return the kernel with its `bandwidths` replaced by `widths`."""
-    return _filled(kernel, iter(widths))
+    return _with_next_widths(kernel, iter(widths))
 
 
 def in_settings(kernel: KernelTable, bandwidth: float | None) -> dict[str, Any]:
-    """Return `model.kernel` and `model.bandwidth` of a kernel with this bandwidth; None: its own.
+    """Return the settings `kernel` and `bandwidth` of [model] for a kernel with a bandwidth.
 
-    The bandwidth of a sum or product is the largest of its parts, and the others change by the same
-    factor. Raises ConfigError if some parts set their bandwidth and others do not: their ratio is
-    unknown.
+    bandwidth : for a sum or product whose parts set bandwidths, the largest of these; the others
+        change by the same factor. None keeps the bandwidths that the kernel has.
+
+    Raises
+    ------
+    ConfigError
+        Some parts set their bandwidth and others do not, so that their ratio is unknown.
     """
     widths = bandwidths(kernel)
     if bandwidth is None or not widths:
@@ -83,27 +87,28 @@ def in_settings(kernel: KernelTable, bandwidth: float | None) -> dict[str, Any]:
         return {"kernel": kernel, "bandwidth": bandwidth}
     if "auto" in widths:
         raise ConfigError(
-            f"kernel {kernel_text(kernel)} has parts that say their bandwidth and others that do "
-            "not, and cannot be given one",
-            'say it in all parts or in none, or leave it at "auto"',
+            f"kernel {kernel_text(kernel)} cannot be given a bandwidth: some of its parts set "
+            "theirs, and others do not",
+            'set it in all parts or in none, or leave bandwidth at "auto"',
         )
     largest = max(widths)
     scaled = [bandwidth if w == largest else w * (bandwidth / largest) for w in widths]
     return {"kernel": with_bandwidths(kernel, scaled), "bandwidth": "auto"}
 
 
-def _filled(kernel: KernelTable, widths: Iterator[float]) -> KernelTable:
+def _with_next_widths(kernel: KernelTable, widths: Iterator[float]) -> KernelTable:
+    """Return the kernel with its bandwidths replaced by the next values of `widths`."""
     table = {"kind": kernel} if isinstance(kernel, str) else dict(kernel)
     if "parts" in table:
-        return table | {"parts": [_filled(part, widths) for part in table["parts"]]}
+        return table | {"parts": [_with_next_widths(part, widths) for part in table["parts"]]}
     return table | {"bandwidth": next(widths)} if bandwidths(kernel) else kernel
 
 
-def _within(part: KernelTable) -> str:
-    """Format a part, in parentheses if it is a sum of several."""
+def _part_text(part: KernelTable) -> str:
+    """Format a part, in parentheses if it is a sum of several kernels."""
     text = kernel_text(part)
-    inner = not isinstance(part, str) and _name(part) == "sum" and len(part["parts"]) > 1
-    return f"({text})" if inner else text
+    is_sum = not isinstance(part, str) and _name(part) == "sum" and len(part["parts"]) > 1
+    return f"({text})" if is_sum else text
 
 
 def _name(table: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
-"""User-defined kernels that a setting names by "module:Class".
+"""User-defined kernels, which settings and records name by "module:Class".
 
-The name stays in the settings, so that other processes of a run import the module, too. In the
-record of a run it is data, and the class must be defined already (`basics.own_class`).
+A setting imports the module, in every process of a run. The record of a run imports nothing,
+because it may come from somebody else: its class must already be defined, see `basics.own_class`.
 """
 
 from __future__ import annotations
@@ -12,39 +12,52 @@ from streamkern.basics.own_class import imported_class, undefined_class
 from streamkern.kernels.base import Kernel
 from streamkern.kernels.builtin import own_classes, reference_of
 
-NAMING = ("kind", "kernel", "parts", "of")
-"""Keys of a table or a description whose values are names of classes, or hold such."""
+CLASS_KEYS = ("kind", "kernel", "parts", "of")
+"""Keys of a table or a description whose values may contain names of classes."""
 
 
 def given_kernel(value: object) -> object:
-    """Return the kernel of a setting, with the modules of its classes imported.
+    """Return the kernel of a setting, after importing the modules of its classes.
 
-    A class is named by "module:Class", alone or as the kind of a table or of one of its parts.
-    Raises ConfigError if there is no such class.
+    value : a name, a table or a `Kernel`. "module:Class" may be the value itself, or the kind of a
+        table or of one of its parts.
+
+    Raises
+    ------
+    ConfigError
+        A module has no such class.
     """
-    return _named(value, lambda name: reference_of(imported_class(name, Kernel, "model.kernel")))
+
+    def imported(name: str) -> str:
+        return reference_of(imported_class(name, Kernel, "model.kernel"))
+
+    return _with_names(value, imported)
 
 
 def kernel_of_run(described: object) -> object:
-    """Return the kernel of a record, for which no module is imported.
+    """Return the kernel that the record of a run describes. No module is imported.
 
-    Raises ConfigError if it has a user-defined class that the process has not defined.
+    Raises
+    ------
+    ConfigError
+        This process has not defined a user-defined class of the kernel.
     """
-    return _named(described, _defined)
+    return _with_names(described, _check_defined)
 
 
-def _named(value: object, named: Callable[[str], str]) -> object:
-    """Return a kernel with the names of classes in it, which hold a colon, replaced by `named`."""
+def _with_names(value: object, rename: Callable[[str], str]) -> object:
+    """Return a kernel in which `rename` has replaced every name "module:Class"."""
     if isinstance(value, str):
-        return named(value) if ":" in value else value
+        return rename(value) if ":" in value else value
     if isinstance(value, Mapping):
-        return {key: _named(each, named) if key in NAMING else each for key, each in value.items()}
+        return {k: _with_names(v, rename) if k in CLASS_KEYS else v for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_named(each, named) for each in value]
+        return [_with_names(item, rename) for item in value]
     return value
 
 
-def _defined(name: str) -> str:
+def _check_defined(name: str) -> str:
+    """Return the name of a class. ConfigError if this process has not defined the class."""
     if name not in map(reference_of, own_classes()):
         raise undefined_class("kernel", name)
     return name

@@ -1,4 +1,4 @@
-"""Checks of a kernel's parameters, with their error messages."""
+"""Checks of the parameters of kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from streamkern.basics.errors import ConfigError
 
 _P = ParamSpec("_P")
-_ELSEWHERE = {
+_FOREIGN_NAMES = {
     **dict.fromkeys(("sigma", "length_scale", "lengthscale", "width", "scale", "bw"),
                     "give it as bandwidth="),
     "gamma": "give bandwidth=: 1 / sqrt(2 * gamma) for the Gaussian exp(-gamma |x - z|^2), and "
@@ -21,14 +21,14 @@ _ELSEWHERE = {
     "nu": "give Laplace, Matern32 or Matern52 for nu of 0.5, 1.5 or 2.5",
     "coef0": "give it as c0=",
 }  # fmt: skip
-"""Names that other libraries give to parameters of kernels, and the advice for each."""
+"""Name of a kernel parameter in another library -> advice for an error message."""
 
 
 def positive_parameter(name: str, value: Any, *, zero: bool = False) -> float:
     """Return a finite number above 0 (or 0 with `zero`) as a float; otherwise raise ConfigError."""
-    real = isinstance(value, int | float | np.integer | np.floating)
+    is_real = isinstance(value, int | float | np.integer | np.floating)
     if not (
-        real
+        is_real
         and not isinstance(value, bool)
         and math.isfinite(value)
         and (value > 0 or (zero and value == 0))
@@ -38,15 +38,19 @@ def positive_parameter(name: str, value: Any, *, zero: bool = False) -> float:
     return float(value)
 
 
-def count_parameter(name: str, value: Any, most: int) -> int:
-    """Return a whole number from 1 to `most`; otherwise raise ConfigError."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value <= most:
-        raise ConfigError(f"{name}={value!r} must be a whole number between 1 and {most}")
+def count_parameter(name: str, value: Any, maximum: int) -> int:
+    """Return a whole number from 1 to `maximum`; otherwise raise ConfigError."""
+    is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not is_integer or not 1 <= value <= maximum:
+        raise ConfigError(f"{name}={value!r} must be a whole number between 1 and {maximum}")
     return int(value)
 
 
 def sample_values(kernel: Any) -> list[float]:
-    """Return some values of a kernel, to 6 digits; none if they cannot be computed."""
+    """Return a few values of a kernel, to 6 digits, by which a changed class is recognised.
+
+    The list is empty if they cannot be computed.
+    """
     squares = np.array([0.0, 0.1, 1.0, 5.0])
     try:
         with np.errstate(all="ignore"):
@@ -56,7 +60,7 @@ def sample_values(kernel: Any) -> list[float]:
             else:
                 values = kernel.profile(squares, np)
         return [float(f"{value:.6g}") for value in np.ravel(values)]
-    except Exception:  # training will show whatever a user's function raises
+    except Exception:  # a user's function may raise anything; training will show the error
         return []
 
 
@@ -64,15 +68,15 @@ def checking_names(
     init: Callable[Concatenate[Any, _P], None],
 ) -> Callable[Concatenate[Any, _P], None]:
     """Make a kernel's constructor raise a TypeError with advice for unknown parameter names."""
-    taken = list(inspect.signature(init).parameters)[1:]
+    allowed = list(inspect.signature(init).parameters)[1:]
 
     @functools.wraps(init)
     def checked(self: Any, /, *args: _P.args, **values: _P.kwargs) -> None:
         for name in values:
-            if name not in taken:
-                remedy = _ELSEWHERE.get(name)
-                if remedy is None or ("bandwidth" in remedy and "bandwidth" not in taken):
-                    remedy = f"it takes {', '.join(taken)}"
+            if name not in allowed:
+                remedy = _FOREIGN_NAMES.get(name)
+                if remedy is None or ("bandwidth" in remedy and "bandwidth" not in allowed):
+                    remedy = f"it takes {', '.join(allowed)}"
                 raise TypeError(f"{type(self).__name__} has no parameter {name!r}; {remedy}")
         init(self, *args, **values)
 

@@ -1,9 +1,9 @@
-"""The preparation of points for products with kernel matrices, see `kernels.points`."""
+"""The preparation of rows for products with kernel matrices, see `kernels.points`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -32,14 +32,14 @@ from streamkern.kernels.points import (
 from streamkern.kernels.postings import prepare_sparse
 
 SNAP = 2.0**-6
-"""Tolerance in steps of the grid: pixels below 256 that were scaled in float32 come back to
-within 2^-12."""
+"""Largest distance from an integer, in steps of the grid, that counts as a rounding error. Pixels
+below 256 that were scaled in float32 are within 2^-12 of an integer."""
 
 
 class PointPreparation:
-    """Preparation of rows as the points of a kernel, in a precision.
+    """Preparation of rows as `Points` for a kernel, in a precision.
 
-    It is the part of `KernelOperator`, which has the same parameters, that makes points.
+    It is the base of `KernelOperator`, which documents the parameters.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class PointPreparation:
         check_precision(precision, kernel)
         if (precision == "integer") != (grid is not None):
             raise ConfigError(
-                f"{mention('precision', precision)} with grid={grid!r}: the integer mode, and no "
-                "other, needs the grid of the features"
+                f"{mention('precision', precision)} with grid={grid!r}: the precision 'integer', "
+                "and no other, needs the grid of the features"
             )
         if kernel.is_open:
             raise ConfigError(f"{kernel!r} has no bandwidth yet", "give it a number")
@@ -66,7 +66,7 @@ class PointPreparation:
             weight / kernel.bandwidth**2 for _, weight in kernel.categorical
         ]
         self.metric = None
-        if kernel.metric is not None:  # its transpose, the layout that `Backend.gemm` takes
+        if kernel.metric is not None:  # transposed, because `Backend.gemm` computes A @ B.T
             self.metric = backend.asarray(kernel.metric.T / kernel.bandwidth, self.dtype)
         self.operand_dtype = backend.operand_dtype(precision)
         self.origin = shift
@@ -82,16 +82,17 @@ class PointPreparation:
     def points(
         self, X: Array, *, left: bool = False, right: bool = False, out: Points | None = None
     ) -> Points:
-        """Prepare rows of X (n, d) as the left (rows of K) or right (columns) side of a product.
+        """Prepare the rows of X (n, d) as the left side (rows of K) or right side (columns).
 
-        out : sides to write to, from `empty_points`, instead of new memory. For a right side, X is
-            split by `Kernel.columns`.
+        A right side is made of X as split by `Kernel.columns`.
+
+        out : result of `empty_points` to write to, which decides the sides; None allocates.
         """
         xp = self.backend.xp
-        X, numbers, given = xp.asarray(X, self.dtype), None, out is not None
+        X, numbers, has_out = xp.asarray(X, self.dtype), None, out is not None
         if right or (out is not None and out.right is not None):
             X, numbers = self.kernel.columns(X)
-        n_coordinates = self.kernel.features(X.shape[1])  # raises for any other number of features
+        n_coordinates = self.kernel.features(X.shape[1])  # raises if the kernel is not for X
         if out is None:
             out = self.empty_points(len(X), n_coordinates, left=left, right=right)
         self.backend.run(
@@ -100,12 +101,13 @@ class PointPreparation:
         if numbers is not None:
             assert out.norms is not None
             out.norms[...] = numbers
-        return out if given or not self.kernel.sparse else with_postings(self.backend, out)
+        # Rows in `out` may be overwritten later, so no index is made of them.
+        return out if has_out or not self.kernel.sparse else with_postings(self.backend, out)
 
     def empty_points(
         self, n: int, n_coordinates: int, *, left: bool = False, right: bool = False
     ) -> Points:
-        """Return n uninitialised prepared rows of points with so many coordinates."""
+        """Return memory for n prepared rows with this number of coordinates, uninitialised."""
         width = row_width(n_coordinates, self.precision, self.backend, self.kernel)
         xp, shape = self.backend.xp, (n, width)
         norms = None if self.norms_in_columns else xp.empty(n, self.dtype)
@@ -117,29 +119,35 @@ class PointPreparation:
         )
         for side in (points.left, points.right):
             if side is not None and side.itemsize == 2:
-                side[:, 1 - HALVES :] = 0  # padding; whatever else is there is written later
+                # The padding is in these columns; the others of them are written later.
+                side[:, 1 - HALVES :] = 0
         return points
 
     def width(self, d: int) -> int:
-        """Return columns of a prepared row. ConfigError if the metric is not for d features."""
+        """Return the columns of a prepared row. ConfigError if the kernel is not for d features."""
         return point_width(d, self.precision, self.backend, self.kernel)
 
     def columns(self, d: int) -> int:
-        """Return the columns of the point itself in such a row, the same on every backend."""
+        """Return the columns of a prepared row without norms and padding.
+
+        They are the same on every backend.
+        """
         return point_columns(d, self.precision, self.kernel)
 
     def _prepare(self, X: Array, out: Points) -> None:
-        """Shift, scale, round and extend a few rows, few enough to stay in cache."""
+        """Shift, scale and round rows X, add their norms, and write them to the sides of `out`.
+
+        The rows are few enough to stay in cache.
+        """
         if self.kernel.sparse:
             assert out.norms is not None
             prepare_sparse(self.backend, X, out.left, out.right, out.norms)
             return
         backend, shape = self.backend, (len(X), self.kernel.features(X.shape[1]))
-        own = out.norms
-        with (
-            backend.workspace(shape, self.dtype) as x,
-            backend.workspace(shape[:1], self.dtype) if own is None else nullcontext(own) as norms,
-        ):
+        norms_memory: AbstractContextManager[Array] = nullcontext(out.norms)
+        if out.norms is None:
+            norms_memory = backend.workspace(shape[:1], self.dtype)
+        with backend.workspace(shape, self.dtype) as x, norms_memory as norms:
             self._write_points(X, x, out)
             backend.square_norms(x, norms)
             if self.norms_in_columns:
@@ -149,13 +157,14 @@ class PointPreparation:
                 side[:, : len(self.categorical_columns)] = X[:, self.categorical_columns]
 
     def _write_points(self, X: Array, x: Array, out: Points) -> None:
-        """Write the points of X to the columns of their sides, and as rounded to x (n, d).
+        """Write the coordinates of the rows of X to the sides of `out`, and rounded to x (n, r).
 
-        They are shifted, and in the metric and units of the bandwidth, or in steps of the grid.
+        The coordinates are shifted, and in the metric and units of the bandwidth, or in steps of
+        the grid.
         """
         moved = self._move(X, x)
         factor = self.metric if self.metric is not None else 1 / self.kernel.bandwidth
-        # If norms are separate, products are not doubled: -2 a would overflow half precision first.
+        # If norms are separate, the left side is a, not -2 a, which may overflow half precision.
         assignments = preparation(
             self.precision, moved=moved, shifted=self.shift is not None,
             scaled=self.metric is not None or self.kernel.bandwidth != 1,
@@ -165,7 +174,10 @@ class PointPreparation:
         self.backend.assign(assignments, X=X, x=x, shift=self.shift, factor=factor, **terms)
 
     def _terms(self, left: Array | None, right: Array | None, d: int) -> dict[str, Array]:
-        """Return views of the coordinates of the sides, d columns each, by name: "left0", ..."""
+        """Return the terms of the sides by the names of `points.preparation`: "left0", ...
+
+        Each is a view of d columns.
+        """
         start = len(self.categorical_columns)
         return {
             f"{name}{i}": side[:, start + i * d :][:, :d]
@@ -175,14 +187,17 @@ class PointPreparation:
         }
 
     def _write_norms(self, norms: Array, out: Points) -> None:
-        """Write the last two columns of the sides."""
-        for side, at in ((out.left, -2), (out.right, -1)):
+        """Write the last two columns of the sides: norm and 1, or 1 and norm."""
+        for side, norm_column in ((out.left, -2), (out.right, -1)):
             if side is not None:
                 side[:, -2:] = 1
-                side[:, at] = norms
+                side[:, norm_column] = norms
 
     def _move(self, X: Array, x: Array) -> bool:
-        """Move X to x by a matrix, or to steps of the grid; return False if there is neither."""
+        """Write X to x in steps of the grid, or multiplied by the metric's matrix, and shifted.
+
+        Return False, and write nothing, if there is neither a grid nor a matrix.
+        """
         xp = self.backend.xp
         if self.grid is not None:
             xp.subtract(X, self.grid.offset, out=x)
@@ -193,34 +208,34 @@ class PointPreparation:
             return True
         if self.metric is None or self.metric.ndim == 1:
             return False
-        with self.backend.workspace(X.shape, self.dtype) as shifted:
+        with self.backend.workspace(X.shape, self.dtype) as copy:
             if self.shift is not None:
-                X = xp.subtract(X, self.shift, out=shifted)
+                X = xp.subtract(X, self.shift, out=copy)
             elif X.strides[1] != X.itemsize:  # cuBLAS needs contiguous rows
-                shifted[...] = X
-                X = shifted
+                copy[...] = X
+                X = copy
             self.backend.gemm(X, self.metric, x)
         return True
 
     def _snap(self, X: Array) -> None:
-        """Restore the integers that were scaled in float32, in place; keep all other numbers."""
-        xp, lent = self.backend.xp, self.backend.workspace
+        """Round numbers within `SNAP` of an integer to it, in place; keep all other numbers."""
+        xp, workspace = self.backend.xp, self.backend.workspace
         with (
-            lent(X.shape, self.dtype) as whole,
-            lent(X.shape, self.dtype) as distance,
-            lent(X.shape, np.bool_) as far,
+            workspace(X.shape, self.dtype) as integers,
+            workspace(X.shape, self.dtype) as distances,
+            workspace(X.shape, np.bool_) as are_far,
         ):
-            xp.rint(X, out=whole)
-            X -= whole
-            xp.greater(xp.absolute(X, out=distance), SNAP, out=far)
-            X *= far
-            X += whole
+            xp.rint(X, out=integers)
+            X -= integers
+            xp.greater(xp.absolute(X, out=distances), SNAP, out=are_far)
+            X *= are_far
+            X += integers
 
     @contextmanager
     def with_left(self, points: Points) -> Iterator[Points]:
-        """Yield points with the left side, which is made of the right one where there is no other.
+        """Yield the points with a left side, computed from the right side if they have none.
 
-        It has the same bits as that of `points`.
+        Its bits are the same as if `points` had prepared it.
         """
         if points.left is not None:
             yield points
@@ -234,12 +249,12 @@ class PointPreparation:
             yield replace(points, left=left)
 
     def _write_left(self, right: Array, d: int, left: Array) -> None:
-        """Write the left side of points with d coordinates, given the right one."""
+        """Write the left side of points with d coordinates, given their right side."""
         start, n = len(self.categorical_columns), n_terms(self.precision)
         assignments = left_from_right(self.precision, doubled=self.norms_in_columns)
         self.backend.assign(assignments, **self._terms(left, right, d))
-        for rest in (slice(start), slice(start + n * d, None)):
-            if left[:, rest].shape[1]:
-                left[:, rest] = right[:, rest]
+        for other_columns in (slice(start), slice(start + n * d, None)):
+            if left[:, other_columns].shape[1]:
+                left[:, other_columns] = right[:, other_columns]
         if self.norms_in_columns:
             left[:, -2], left[:, -1] = right[:, -1], 1

@@ -1,4 +1,4 @@
-"""Rows that are prepared for products with kernel matrices, and the bytes that they take."""
+"""Rows prepared for products with kernel matrices, and the memory that they take."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from streamkern.kernels.base import Kernel
 from streamkern.kernels.postings import Postings
 
 PRECISIONS = ("exact", "high", "fast", "integer", "float64")
-
+"""`products.KernelOperator` describes them."""
 HALVES = 8
 """Half-precision numbers in 16 bytes. Rows are padded to multiples of 16 bytes, which the fastest
 kernels of cuBLAS require."""
@@ -22,18 +22,20 @@ kernels of cuBLAS require."""
 
 @dataclass(frozen=True)
 class Points:
-    """Rows prepared for distances: shifted, scaled by 1 / bandwidth, and with squared norms.
+    """Rows prepared as operands of a product: shifted, scaled by 1 / bandwidth, with squared norms.
 
-    The product of a left and a right row is their squared distance, if both have the norms in their
-    columns. A row a has the sides below, where l are the values of its categorical features.
+    A prepared row has a left side, for the rows of a kernel matrix, or a right side, for its
+    columns, or both. In the sides below, a are the coordinates of the row, and l the values of its
+    categorical features. The dot product of a left and a right side, without l, is the squared
+    distance if both contain the norms, else the product of the coordinates.
 
     left : (n, width) rows [l, -2 a, |a|^2, 1], or None.
-    right : (n, width) rows [l, a, 1, |a|^2], or None. If points have a right side only, products
-        compute the left side from it, some rows at a time. Centers therefore take the memory of one
-        side.
-    norms : (n,) squared norms, if they are kept separately: the rows are then [l, a] on both sides.
-        See `norms_in_columns`.
-    n_coordinates : number of coordinates of a, without categorical features and padding.
+    right : (n, width) rows [l, a, 1, |a|^2], or None. Products of points without a left side
+        compute it from the right side, some rows at a time, so that centers take the memory of one
+        side only.
+    norms : (n,) squared norms, if they are stored separately; the rows are then [l, a] on both
+        sides. None if they are in the columns, see `norms_in_columns`.
+    n_coordinates : number of coordinates of a.
     postings : inverted index of `right`, if it holds packed sparse rows that will not change.
     """
 
@@ -60,13 +62,13 @@ class Points:
     def __getitem__(self, rows: slice | Array) -> Points:
         if isinstance(rows, slice) and rows == slice(0, len(self)):
             return self
-        selected = self.each(lambda a: a[rows])
+        selection = self.each(lambda a: a[rows])
         if self.postings is None or not isinstance(rows, slice):
-            return selected
-        return replace(selected, postings=self.postings.part(*rows.indices(len(self))[:2]))
+            return selection
+        return replace(selection, postings=self.postings.part(*rows.indices(len(self))[:2]))
 
     def each(self, function: Callable[[Array], Array]) -> Points:
-        """Return points whose arrays are the results of a function of these arrays."""
+        """Return points in which each array is replaced by `function` of it."""
         left, right, norms = (
             None if a is None else function(a) for a in (self.left, self.right, self.norms)
         )
@@ -76,9 +78,9 @@ class Points:
     def portable(self, d: int) -> tuple[Array, Array]:
         """Return views of the coordinates (n, d) and the squared norms (n,) of the right side.
 
-        They hold the same numbers on every backend, whatever the layout of the rows.
+        Backends lay rows out differently, but these views have the same numbers on all of them.
 
-        d : number of columns before those of the norms.
+        d : number of columns before the norms.
         """
         assert self.right is not None
         return self.right[:, :d], self.right[:, -1] if self.norms is None else self.norms
@@ -87,7 +89,7 @@ class Points:
 def with_postings(backend: Backend, points: Points) -> Points:
     """Return points of packed sparse rows with an inverted index of their right side, if any.
 
-    Nothing may write to the right side afterwards.
+    The right side must not be written to afterwards.
     """
     if points.right is None or points.postings is not None:
         return points
@@ -99,16 +101,17 @@ def preparation(
     precision: str, *, moved: bool, shifted: bool, scaled: bool, left: bool, right: bool,
     doubled: bool,
 ) -> Assignments:  # fmt: skip
-    """Return the assignments that round points, and write them to their sides.
+    """Return the assignments that round points and write them to their sides.
 
-    They write x (n, d), the rounded points, and the columns of the sides, left0, left1, ... and
-    right0, right1, ... In precision "high", x is the sum of two half-precision numbers h and low,
-    and the columns are such that a product of sides is h h + h low + low h, without low low.
+    They write x (n, d), the rounded points, and the coordinates of the sides, left0, left1, ... and
+    right0, right1, ..., each (n, d). In precision "high", x is the sum of two half-precision
+    numbers h and low; the terms of the sides are ordered such that their product is
+    h h + h low + low h, without the negligible low low.
 
-    moved : whether x already holds the points. Otherwise x is computed from X, minus `shift` if
-        `shifted`, times `factor` if `scaled`.
+    moved : whether x already holds the points. If not, x is computed from X: minus `shift` if
+        `shifted`, and times `factor` if `scaled`.
     left, right : whether to write this side.
-    doubled : whether the left side holds -2 x.
+    doubled : whether the left side contains -2 x instead of x.
     """
     difference = "X - shift" if shifted else "X"
     lines = [] if moved else [f"x = ({difference}) * factor" if scaled else f"x = {difference}"]
@@ -119,7 +122,7 @@ def preparation(
     elif precision in ("fast", "integer"):
         lines += ["h = rounded(x)", "x = h"]
         terms = {"left": ["h"], "right": ["h"]}
-    sides = [side for side, wanted in (("left", left), ("right", right)) if wanted]
+    sides = [side for side, is_written in (("left", left), ("right", right)) if is_written]
     names = [f"{side}{i}" for side in sides for i in range(len(terms[side]))]
     factors = {"left": " * -2" if doubled else "", "right": ""}
     values = [term + factors[side] for side in sides for term in terms[side]]
@@ -133,74 +136,77 @@ def preparation(
 def left_from_right(precision: str, *, doubled: bool) -> Assignments:
     """Return the assignments that compute the coordinates of the left side from the right side.
 
-    They read right0, right1, ... and write left0, left1, ..., as `preparation` names the columns.
+    They read right0, right1, ... and write left0, left1, ..., the names of `preparation`.
 
-    doubled : whether the left side holds -2 times the points.
+    doubled : whether the left side contains -2 times the points.
     """
     order = (0, 2, 1) if precision == "high" else (0,)
     factor = " * -2" if doubled else ""
-    lines = [f"left{i} = right{of}{factor}" for i, of in enumerate(order)]
+    lines = [f"left{i} = right{j}{factor}" for i, j in enumerate(order)]
     return Assignments("left_side", "; ".join(lines))
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Features that are scaled integers, x = offset + step * k with integers k, such as pixels."""
+    """Features of the form x = offset + step * k with integers k, such as pixels."""
 
     offset: float
     step: float
 
 
 def norms_in_columns(backend: Backend, kernel: Kernel) -> bool:
-    """Return whether rows hold their norms, so that one GEMM computes squared distances.
+    """Return whether prepared rows contain their norms, so that a GEMM yields squared distances.
 
-    They do if the backend prefers it, and the kernel is one of distances between dense rows.
+    True if the backend prefers it and the kernel is a function of distances between dense rows.
     """
     return backend.norms_in_columns and kernel.geometry == "distance" and not kernel.sparse
 
 
 def point_columns(d: int, precision: str, kernel: Kernel) -> int:
-    """Return the number of columns of a prepared point, without norms and padding.
+    """Return the number of columns of a prepared row without norms and padding.
 
-    d : number of features. Raises ConfigError if the kernel does not accept so many.
+    d : number of features. Raises ConfigError if the kernel is not for d features.
     """
     return len(kernel.categorical) + n_terms(precision) * kernel.features(d)
 
 
 def n_terms(precision: str) -> int:
-    """Return the number of columns that a coordinate takes."""
+    """Return the number of columns of a prepared row for each coordinate."""
     return 3 if precision == "high" else 1
 
 
 def point_width(d: int, precision: str, backend: Backend, kernel: Kernel) -> int:
     """Return the number of columns of a prepared row, with norms and padding for tensor cores.
 
-    d : number of features. Raises ConfigError if the kernel does not accept so many.
+    d : number of features. Raises ConfigError if the kernel is not for d features.
     """
     return row_width(kernel.features(d), precision, backend, kernel)
 
 
 def row_width(n_coordinates: int, precision: str, backend: Backend, kernel: Kernel) -> int:
     """Return the number of columns of a prepared row with this number of coordinates."""
-    extra = 2 if norms_in_columns(backend, kernel) else 0
-    width = len(kernel.categorical) + n_terms(precision) * n_coordinates + extra
+    norm_columns = 2 if norms_in_columns(backend, kernel) else 0
+    width = len(kernel.categorical) + n_terms(precision) * n_coordinates + norm_columns
     return width if backend.operand_dtype(precision).itemsize > 2 else -(-width // HALVES) * HALVES
 
 
 def point_bytes(d: int, precision: str, backend: Backend, kernel: Kernel) -> int:
-    """Return the bytes of a prepared row on one side, with its norm if that is kept separately.
+    """Return the bytes of one side of a prepared row, with its norm if that is stored separately.
 
     d : number of features.
     """
     row = point_width(d, precision, backend, kernel) * backend.operand_dtype(precision).itemsize
-    if kernel.sparse:  # postings have a feature, its position, the row and the value of each entry
+    if kernel.sparse:  # the index has a feature, its start, a row and a value for each entry
         row += d // 2 * (20 + backend.operand_dtype(precision).itemsize)
     separate_norms = not norms_in_columns(backend, kernel)
     return row + ((8 if precision == "float64" else 4) if separate_norms else 0)
 
 
 def left_bytes(d: int, precision: str, backend: Backend, kernel: Kernel) -> int:
-    """Return bytes of a left side that a product makes for a row; 0 if the right side serves."""
+    """Return the bytes of a left side that a product computes for a row from the right side.
+
+    0 if both sides are equal, so that the right side is used as it is.
+    """
     if kernel.sparse or not (norms_in_columns(backend, kernel) or n_terms(precision) > 1):
         return 0
     width = point_width(d, precision, backend, kernel)
@@ -208,10 +214,10 @@ def left_bytes(d: int, precision: str, backend: Backend, kernel: Kernel) -> int:
 
 
 def scratch_bytes(d: int, precision: str, kernel: Kernel) -> int:
-    """Return the scratch bytes in which a row of d features is prepared.
+    """Return the bytes of scratch memory that the preparation of a row of d features takes.
 
-    They hold its values, their halves, the integers of `PointPreparation._snap`, and the row before
-    a metric with a matrix is applied.
+    It contains the coordinates, their half-precision parts, the arrays of `PointPreparation._snap`,
+    and the row before a matrix of the metric is applied.
     """
     has_matrix = kernel.metric is not None and kernel.metric.ndim == 2
     before_metric = d * (8 if precision == "float64" else 4) if has_matrix else 0
@@ -230,8 +236,8 @@ def check_precision(precision: str, kernel: Kernel) -> None:
         )
     if precision not in ("exact", "float64") and kernel.geometry != "distance":
         raise ConfigError(
-            f"{mention('precision', precision)} is for kernels of Euclidean distances, which "
-            f"{kernel} is not",
+            f"{mention('precision', precision)} is for kernels of Euclidean distances, and "
+            f"{kernel} is not one",
             "use 'exact' or 'float64'",
         )
     if precision == "integer" and kernel.metric is not None:
@@ -242,7 +248,8 @@ def check_precision(precision: str, kernel: Kernel) -> None:
         )
     if precision not in ("exact", "float64") and kernel.sparse:
         raise ConfigError(
-            f"{mention('precision', precision)} rounds features, and {kernel} reads their numbers",
+            f"{mention('precision', precision)} rounds features, and the packed rows of {kernel} "
+            "contain column numbers, which must not be rounded",
             "use 'exact' or 'float64'",
         )
     if precision not in ("exact", "float64") and kernel.categorical:

@@ -1,9 +1,9 @@
-"""Inner products of packed sparse rows, by an index of the entries of one side.
+"""Inner products of packed sparse rows, by an inverted index of the centers.
 
-For each feature, the index lists the centers that have it and their values there (the "postings"
-of a search engine). A product of m rows with p centers then visits the pairs of entries of one
-feature and no others: with e entries a row, m e q pairs, where a feature of a row is one of q
-centers in the mean. Neither side is made dense.
+For each feature, the index lists the centers with a nonzero value of it, and these values (the
+"postings" of a search engine). A product of m rows with the centers then visits only pairs of
+entries of the same feature: m e q pairs, if a row has e entries and a feature is nonzero in q
+centers, on average. Neither side becomes dense.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from streamkern.backend.base import Array, Backend
 from streamkern.store.sparse_rows import entries, put_packed
 
 SPARSE_TILE = 1 << 20
-"""Entries of a tile of products of sparse rows, which has all columns: its rows look up their
-features once."""
+"""Entries of a tile of products of sparse rows. A tile has all columns, so that the features of its
+rows are looked up only once."""
 
 
 @dataclass(frozen=True)
 class Postings:
-    """The entries of p packed rows, by feature, on the device.
+    """An inverted index of n_rows packed rows, on the device.
 
-    features : (v,) int64, rising
-    starts : (v + 1,) int64, of each feature in the next two
-    rows, values : (e,) int32, and in the dtype of the rows
+    features : (v,) int64, the features that occur, ascending.
+    starts : (v + 1,) int64; entries starts[i] to starts[i + 1] of the next two are of features[i].
+    rows : (e,) int32, the row of each entry.
+    values : (e,) the value of each entry, in the dtype of the packed rows.
     """
 
     features: Array
@@ -48,46 +49,51 @@ class Postings:
         return cls(features, starts, row[order].astype(np.int32), value[order], len(packed))
 
     def part(self, start: int, stop: int) -> Postings:
-        """Return the index of rows `start` to `stop`; kept, as solvers take a block in every step.
+        """Return the index of the rows from `start` to `stop`.
 
-        Two threads may both make it.
+        It is cached, because solvers request the same blocks in every step. Two threads may compute
+        it at the same time, with equal results.
         """
         if (start, stop) == (0, self.n_rows):
             return self
         if (start, stop) not in self._parts:
-            inside = (self.rows >= start) & (self.rows < stop)
-            before = inside.cumsum()
+            is_inside = (self.rows >= start) & (self.rows < stop)
+            n_inside = is_inside.cumsum()
             starts = self.starts.copy()
-            starts[1:] = before[self.starts[1:] - 1]
+            starts[1:] = n_inside[self.starts[1:] - 1]
             self._parts[start, stop] = Postings(
-                self.features, starts, self.rows[inside] - start, self.values[inside],
+                self.features, starts, self.rows[is_inside] - start, self.values[is_inside],
                 stop - start,
             )  # fmt: skip
         return self._parts[start, stop]
 
 
 def sparse_products(backend: Backend, packed: Array, index: Postings, out: Array) -> None:
-    """Set out (m, p) to the inner products of packed rows (m, 2 k) with those of the index.
+    """Set out (m, p) to the inner products of packed rows (m, 2 k) with the rows of the index.
 
-    A product is a sum over the features in their order, whatever the other rows are.
+    Each product is added up in the order of the features, so it does not depend on other rows.
     """
-    xp, size = backend.xp, len(index.features)
+    xp, n_features = backend.xp, len(index.features)
     row, feature, value = entries(packed, xp)
-    if not size:
+    if not n_features:
         out[...] = 0
         return
-    place = xp.searchsorted(index.features, feature)
-    known = index.features[xp.minimum(place, size - 1)] == feature
-    row, place, value = row[known], place[known], value[known]
+    position = xp.searchsorted(index.features, feature)
+    is_indexed = index.features[xp.minimum(position, n_features - 1)] == feature
+    row, position, value = row[is_indexed], position[is_indexed], value[is_indexed]
     starts = xp.zeros(len(packed) + 1, np.int64)
     xp.cumsum(xp.bincount(row, minlength=len(packed)), out=starts[1:])
-    backend.multiply_sparse((value, place, starts), (index.values, index.rows, index.starts), out)
+    centers = index.values, index.rows, index.starts
+    backend.multiply_sparse((value, position, starts), centers, out)
 
 
 def prepare_sparse(
     backend: Backend, rows: Array, left: Array | None, right: Array | None, norms: Array
 ) -> None:
-    """Write packed rows (n, 2 k) to the sides of points, (n, 2 K), and their squared norms (n,)."""
+    """Write packed rows (n, 2 k) to the sides (n, 2 K) of points, K >= k, and their squared norms.
+
+    norms : (n,), overwritten.
+    """
     for side in (left, right):
         if side is not None:
             put_packed(rows, side)

@@ -1,24 +1,24 @@
 """The central operation of all computations: the tiled product K(A, B) @ W.
 
-A kernel is computed from a tile of points in one of several ways, its `geometry`. Most use
-distances, which come out of one GEMM: with rows extended by two columns,
+A kernel's `geometry` decides how a tile of its values is computed. Most kernels are functions of
+Euclidean distances, which one GEMM computes from rows that are extended by two columns,
 
     [-2 a, |a|^2, 1] . [b, 1, |b|^2] = |a - b|^2,
 
-so no pass over the tile is spent on adding norms. (If compiled code applies the profile, rows are
-not extended: it turns products into distances at no cost, and half precision could not hold the
-norms.) Points are first shifted by one common vector (radial kernels are invariant to it), which
-keeps the norms, and with them the cancellation, small. The remaining error is that of float32:
-|a - b|^2 is known to about eps (|a|^2 + |b|^2). If two rows are known to be equal, it is exactly
-zero.
+without another pass over the tile to add norms. (Rows are not extended if compiled code applies the
+profile, because it adds the norms in the same pass, and because norms may overflow half precision.)
+Points are first shifted by one common vector, to which radial kernels are invariant; this keeps the
+norms small, and with them the cancellation. The remaining error is the rounding of float32:
+|a - b|^2 has an error of about eps (|a|^2 + |b|^2). It is exactly zero if two rows are known to be
+equal.
 
-Kernels of the inner product get the plain product of the GEMM and a number for each row and column,
-usually the squared norms. Their points are neither shifted nor scaled. L1 distances cannot be
-computed by a GEMM: they are summed feature by feature, and cost several times as much.
+Kernels of the inner product are functions of a GEMM's products and of one number for each row and
+column, usually the squared norms. Their points are neither shifted nor scaled. L1 distances cannot
+be computed by a GEMM. They are summed feature by feature, which takes several times as long.
 
-The rows are cut into slabs and the columns into groups of tiles. A slab of a group belongs to one
-thread, which walks its tiles in order and adds each tile's share while it is hot in cache; then
-the groups are added up in order. Slabs and groups depend on the shapes alone, so the order of the
+The rows are divided into slabs, and the columns into groups of tiles. One thread computes a slab of
+a group: it processes the tiles in order, and multiplies each by W while it is in cache. The sums of
+the groups are then added in order. Slabs and groups depend on the shapes alone, so the order of
 additions, and every bit of the result, is the same for any number of threads.
 """
 
@@ -35,29 +35,29 @@ from streamkern.kernels.postings import SPARSE_TILE, sparse_products
 from streamkern.planning.memory import n_groups
 
 PRODUCT_PIECES = 32
-"""Pieces of a product: enough to keep 16 threads busy to its end."""
+"""Number of pieces (slab, group) of a product, which keeps 16 threads busy until its end."""
 
 
 class KernelOperator(PointPreparation):
-    """Products with kernel matrices; no more than a tile is held, unless the matrix is requested.
+    """Products with kernel matrices, which are computed by tiles and not stored unless requested.
 
     Parameters
     ----------
     kernel : Kernel
     backend : Backend
-    precision : computation of distances; all but "float64" compute in float32.
-        "exact" : points as they are.
-        "high" : points as sums of two half-precision numbers, products of three terms; distances
-        as accurate as in float32.
-        "fast" : points rounded to half precision before their norms are computed, so that K is a
-        true kernel matrix, of moved points.
-        "integer" : points in steps of `grid`, as small integers; distances without any error
-        while |x - shift|^2 stays under 2^24 steps^2. Points that are not on the grid are treated as
-        by "fast", in steps of the grid.
-        On a GPU the last three run on tensor cores; here float32 gives the same numbers.
-        The last three are for kernels of distances.
-    shift : (d,) host array subtracted from all points, or None; kept as `origin`. Kernels of the
-        inner product, which are not invariant to it, ignore it.
+    precision : the precision of distances; all but "float64" compute in float32.
+        "exact" : points are not rounded further.
+        "high" : points are sums of two half-precision numbers, and a product has three terms.
+        Distances are as accurate as in float32.
+        "fast" : points are rounded to half precision before their norms are computed, so that K is
+        the exact kernel matrix of the rounded points.
+        "integer" : points are small integers, in steps of `grid`. Distances have no error while
+        |x - shift|^2 is below 2^24 steps^2. Points off the grid are rounded as for "fast", in steps
+        of the grid.
+        "high", "fast" and "integer" are for kernels of distances. They use tensor cores on a GPU,
+        and float32 on the CPU, with the same numbers.
+    shift : (d,) host array that is subtracted from all points, or None; the attribute `origin`.
+        Kernels of the inner product, which are not invariant to a shift, ignore it.
     grid : Grid of the features; for "integer" only.
     """
 
@@ -65,20 +65,20 @@ class KernelOperator(PointPreparation):
         self, A: Points, B: Points, W: Array | None = None, *, out: Array | None = None,
         keep: Array | None = None, same: tuple[Array, Array] | None = None,
     ) -> Array:  # fmt: skip
-        """Compute K(A, B) @ W, and K(A, B) itself in `keep` if given.
+        """Return K(A, B) @ W, and write K(A, B) to `keep` if given. Without W, return `keep`.
 
-        A : points, m rows, of which the left side is used.
-        B : points with the right side, p rows.
+        A : m points; a missing left side is computed.
+        B : p points with the right side.
         W : (p, c) or None.
-        out : (m, c), overwritten.
-        keep : (m, p), overwritten.
-        same : (i, j) host index arrays, i ascending: row i of A equals row j of B.
+        out : (m, c), overwritten with the result, or None to allocate it.
+        keep : (m, p), overwritten with the kernel matrix, or None.
+        same : host index arrays (i, j), i ascending: row i of A is known to equal row j of B.
 
-        Cost 2 m p (d + c) FLOPs; memory one tile per thread beside `keep`, and the left sides of no
-        more rows than the threads take at once.
+        The cost is 2 m p (d + c) FLOPs. The memory, in addition to `keep`, is one tile per thread,
+        and the left sides of the rows that the threads process at the same time.
         """
-        at_once = len(A) <= self.backend.threads * self.backend.tile_rows
-        with self.with_left(A) if at_once else nullcontext(A) as A:
+        is_small = len(A) <= self.backend.threads * self.backend.tile_rows
+        with self.with_left(A) if is_small else nullcontext(A) as A:
             return self._product(A, B, W, out, keep, same)
 
     def _product(
@@ -97,45 +97,51 @@ class KernelOperator(PointPreparation):
             B = with_postings(backend, B)
         groups = self._column_groups(p, width, len(slabs), 1 if W is None else W.shape[1])
 
-        def walk(sums: Array | None) -> None:
-            def slab(item: tuple[slice, int]) -> None:
+        def compute(group_sums: Array | None) -> None:
+            """Compute all tiles; write the products of each group with W to (n_groups, m, c)."""
+
+            def piece(item: tuple[slice, int]) -> None:
                 rows, g = item
-                share = None if sums is None else sums[g, rows]
-                if share is not None and not groups[g]:
-                    share[...] = 0
+                total = None if group_sums is None else group_sums[g, rows]
+                if total is not None and not groups[g]:
+                    total[...] = 0
                 with self.with_left(A[rows]) as left:
                     for cols in groups[g]:
-                        columns = B if self.kernel.sparse else B[cols]
-                        first = cols is groups[g][0]
-                        self._tile(left, columns, rows, cols, W, share, keep, same, first)
+                        right = B if self.kernel.sparse else B[cols]
+                        is_first = cols is groups[g][0]
+                        self._tile(left, right, rows, cols, W, total, keep, same, is_first)
 
-            backend.run(slab, [(rows, g) for g in range(len(groups)) for rows in slabs])
+            backend.run(piece, [(rows, g) for g in range(len(groups)) for rows in slabs])
 
         if W is None:
-            walk(None)
+            compute(None)
             return keep
         assert out is not None
         if len(groups) == 1:
-            walk(out[None])
+            compute(out[None])
             return out
-        with backend.workspace((len(groups), m, W.shape[1]), self.dtype) as sums:
-            walk(sums)
-            return backend.xp.sum(sums, axis=0, out=out)
+        with backend.workspace((len(groups), m, W.shape[1]), self.dtype) as group_sums:
+            compute(group_sums)
+            return backend.xp.sum(group_sums, axis=0, out=out)
 
-    def _column_groups(self, p: int, width: int, slabs: int, c: int) -> list[list[slice]]:
-        """Return tiles in groups of at least `group_tiles`, no more groups than are useful."""
+    def _column_groups(self, p: int, width: int, n_slabs: int, c: int) -> list[list[slice]]:
+        """Return the tiles of p columns, `width` wide, in groups of at least `group_tiles`.
+
+        There are at most n_groups(c), and no more than `PRODUCT_PIECES` pieces require.
+        """
         columns = tiles(p, max(width, 1))
-        most = min(n_groups(c), -(-PRODUCT_PIECES // max(slabs, 1)))
-        per_group = max(self.backend.group_tiles, -(-len(columns) // most))
-        return [columns[part] for part in tiles(len(columns), per_group)] or [[]]
+        max_groups = min(n_groups(c), -(-PRODUCT_PIECES // max(n_slabs, 1)))
+        group_size = max(self.backend.group_tiles, -(-len(columns) // max_groups))
+        return [columns[part] for part in tiles(len(columns), group_size)] or [[]]
 
     def _tile(
-        self, A: Points, B: Points, rows: slice, cols: slice, W: Array | None, share: Array | None,
-        keep: Array | None, same: tuple[Array, Array] | None, first: bool,
+        self, A: Points, B: Points, rows: slice, cols: slice, W: Array | None, total: Array | None,
+        keep: Array | None, same: tuple[Array, Array] | None, is_first: bool,
     ) -> None:  # fmt: skip
-        """Evaluate one tile: share += K @ W[cols], keep[rows, cols] <- K.
+        """Compute one tile of K: total += K @ W[cols], keep[rows, cols] <- K.
 
-        first : the share starts at zero.
+        A, B : the points of the tile.
+        is_first : overwrite `total`, instead of adding to it.
         """
         backend = self.backend
         assert A.left is not None
@@ -144,8 +150,8 @@ class KernelOperator(PointPreparation):
             keep = keep[rows, cols]
         in_place = keep is not None and backend.kept_in_place
         norms = None if A.norms is None else (A.norms, B.norms)
-        lent = nullcontext(keep) if in_place else backend.workspace((len(A), len(B)), self.dtype)
-        with lent as tile:
+        shape = len(A), len(B)
+        with nullcontext(keep) if in_place else backend.workspace(shape, self.dtype) as tile:
             if B.postings is not None:
                 sparse_products(backend, A.left, B.postings, tile)
             elif self.kernel.geometry == "l1":
@@ -162,7 +168,9 @@ class KernelOperator(PointPreparation):
             if same is not None:
                 self._mark_same(tile, A, rows, cols, same)
             W = None if W is None else W[cols]
-            backend.finish_tile(self.kernel, tile, norms, self.scale, W, share, keep, first=first)
+            backend.finish_tile(
+                self.kernel, tile, norms, self.scale, W, total, keep, first=is_first
+            )
 
     def matrix(self, A: Points, B: Points, out: Array | None = None) -> Array:
         """Return K(A, B), (m, p)."""
@@ -171,7 +179,7 @@ class KernelOperator(PointPreparation):
         return self.product(A, B, keep=out)
 
     def gram(self, A: Points, out: Array | None = None) -> Array:
-        """Return K(A, A), with every row known to be equal to itself. A has the right side."""
+        """Return K(A, A), (m, m), whose diagonal is exact. A must have the right side."""
         if out is None:
             out = self.backend.xp.empty((len(A), len(A)), self.dtype)
         ids = np.arange(len(A))
@@ -180,16 +188,18 @@ class KernelOperator(PointPreparation):
     def _mark_same(
         self, tile: Array, A: Points, rows: slice, cols: slice, same: tuple[Array, Array]
     ) -> None:
-        """Mark distances of equal rows: a value below zero for any norms, which becomes zero.
+        """Overwrite the entries of a tile whose rows and columns are known to be equal.
 
-        For other kernels, the L1 distance is set to zero and the inner product to the norm.
-        A : rows of the tile.
+        For distances, the value is infinite, such that the squared distance becomes negative, and
+        then zero. An L1 distance becomes zero, and an inner product the squared norm.
+
+        A : points of the tile's rows.
         """
         i, j = same
-        first, last = np.searchsorted(i, (rows.start, rows.stop))
-        i, j = i[first:last], j[first:last]
-        inside = (j >= cols.start) & (j < cols.stop)
-        i, j = i[inside] - rows.start, j[inside] - cols.start
+        start, stop = np.searchsorted(i, (rows.start, rows.stop))
+        i, j = i[start:stop], j[start:stop]
+        is_inside = (j >= cols.start) & (j < cols.stop)
+        i, j = i[is_inside] - rows.start, j[is_inside] - cols.start
         value: Array = -np.inf if self.norms_in_columns else np.inf
         if self.kernel.geometry == "l1":
             value = 0.0
@@ -198,9 +208,9 @@ class KernelOperator(PointPreparation):
             value = A.norms[self.backend.xp.asarray(i)]
         n, width = len(i), tile.shape[1]
         if n and all(np.array_equal(ids, ids[0] + np.arange(n)) for ids in (i, j)):
-            # A part of a diagonal: no index array is sent to the device.
-            start = int(i[0]) * width + int(j[0])
-            tile.reshape(-1)[start : start + n * (width + 1) : width + 1] = value
+            # Part of a diagonal, which a slice selects without sending index arrays to the device.
+            first = int(i[0]) * width + int(j[0])
+            tile.reshape(-1)[first : first + n * (width + 1) : width + 1] = value
         elif n:
             asarray = self.backend.xp.asarray
             tile[asarray(i), asarray(j)] = value

@@ -9,21 +9,24 @@ from streamkern.kernels.base import Kernel
 
 
 def of_sparse_rows(kernel: Kernel) -> Kernel:
-    """Return the same kernel of packed sparse rows, see `store.sparse_rows`.
+    """Return a copy of a kernel that takes packed sparse rows, see `store.sparse_rows`.
 
-    Raises ConfigError for a kernel that is not a function of inner products and norms, or that has
-    a metric or categorical features.
+    Raises
+    ------
+    ConfigError
+        The kernel is not a function of inner products and norms, or has a metric or categorical
+        features.
     """
     if kernel.geometry == "l1" or type(kernel).columns is not Kernel.columns:
         raise ConfigError(
-            f"{kernel!r} is not a function of inner products, which is what sparse rows have",
+            f"{kernel!r} cannot be used for sparse rows: it is not a function of inner products",
             "use a kernel of the Euclidean distance or of the inner product",
         )
     if kernel.metric is not None or kernel.categorical:
         raise ConfigError(
-            f"{kernel!r} has a metric or categorical features, which are for dense rows",
+            f"{kernel!r} cannot be used for sparse rows: it has a metric or categorical features",
             "leave them out, or make the rows dense before they are stored",
         )
-    other = copy.copy(kernel)
-    other.sparse = True
-    return other
+    sparse_kernel = copy.copy(kernel)
+    sparse_kernel.sparse = True
+    return sparse_kernel

@@ -1,12 +1,13 @@
-"""Losses of positive predictions exp(z): Poisson's and the gamma distribution's, up to a factor.
+"""Losses of positive predictions mu = exp(z): the Poisson and the gamma deviance.
 
-Their curvature in z has no bound. A row has instead
+Solvers minimise half the deviance, whose second derivative in z has no bound. For each row, steps
+use the
 
-    information   the expected curvature where the prediction is the mean: exp(z), or 1
+    information   the expected second derivative if mu is the mean: mu for Poisson, 1 for gamma,
 
-and a step takes as its curvature the information, or so much more that the step alone would move z
-by at most `LONGEST_MOVE`, over which the curvature grows by at most the exponential of that: its
-third derivative is at most the second (a self-concordant loss, as in Bach 2010, Electron. J. Stat.
+or a larger curvature, such that a step for the row alone changes z by at most `LONGEST_MOVE`. Over
+such a change the second derivative grows by at most a factor exp(`LONGEST_MOVE`), because the third
+derivative is at most as large as the second (self-concordance as in Bach 2010, Electron. J. Stat.
 4, 384-414).
 """
 
@@ -24,15 +25,17 @@ from streamkern.basics.message import mention
 from streamkern.losses.base import Loss
 
 LONGEST_MOVE: Final = 1.0
+"""Largest change of z by a step for one row alone."""
 LARGEST_EXPONENT: Final = {4: 60.0, 8: 700.0}
-"""Largest size of z that counts, by the bytes of its dtype: exp(z) does not overflow."""
+"""Bytes of a dtype -> largest |z| that is used, so that exp(z) does not overflow."""
 
 
 @dataclass(frozen=True)
 class LogLink(Loss):
     """A loss of predictions exp(z).
 
-    unit : (c,) means of the targets, above 0, by which solvers divide them; found from the data
+    unit : (c,) means of the targets, above 0, by which solvers divide the targets; None before they
+        are computed from the data.
     """
 
     log_link, identity_link = True, False
@@ -41,7 +44,7 @@ class LogLink(Loss):
     unit: Sequence[float] | None = None
 
     def in_unit(self, means: npt.NDArray[np.float64]) -> Self:
-        """Return the loss for targets with these means, (c,)."""
+        """Return the loss with the means (c,) of the targets as its unit."""
         return replace(self, unit=means.tolist())
 
     def parameters(self) -> dict[str, Any]:
@@ -61,27 +64,30 @@ class LogLink(Loss):
     def check_targets(
         self, Y: npt.NDArray[Any], row_ids: npt.NDArray[np.int64], of_data: str = ""
     ) -> None:
-        """Raise DataError if a target (m, c) of the rows with these numbers (m,) is too small.
+        """Raise DataError if a target is negative, or 0 where it must be positive.
 
-        of_data : the data, for the error, such as " of data.test"
+        Y : (m, c) targets.
+        row_ids : (m,) row numbers, for the error.
+        of_data : name of the data, for the error, such as " of data.test".
         """
-        bad = Y < 0 if self.zero_targets else Y <= 0
-        if bad.any():
-            row = int(np.argmax(bad.reshape(len(Y), -1).any(axis=1)))
-            raise self._refusal(f"row {row_ids[row]}{of_data} has {Y[row].min():g}")
+        is_wrong = Y < 0 if self.zero_targets else Y <= 0
+        if is_wrong.any():
+            row = int(np.argmax(is_wrong.reshape(len(Y), -1).any(axis=1)))
+            raise self._target_error(f"row {row_ids[row]}{of_data} has {Y[row].min():g}")
 
     def check_means(self, means: npt.NDArray[np.float64]) -> None:
-        """Raise DataError if the mean (c,) of the targets of an output is not above 0."""
+        """Raise DataError unless the means (c,) of the targets are all above 0."""
         if not (means > 0).all():
-            raise self._refusal(f"the mean of target {int(np.argmin(means))} is {means.min():g}")
+            index = int(np.argmin(means))
+            raise self._target_error(f"the mean of target {index} is {means.min():g}")
 
-    def _refusal(self, fact: str) -> DataError:
+    def _target_error(self, fact: str) -> DataError:
         rule = (
             "targets of at least 0 that are not all 0" if self.zero_targets else "targets above 0"
         )
         return DataError(
-            f"{mention('model.loss', self.name)} needs {rule}, and {fact}",
-            f"correct the targets, or give {mention('model.loss', 'squared_error')}",
+            f"{mention('model.loss', self.name)} needs {rule}, but {fact}",
+            f"correct the targets, or use {mention('model.loss', 'squared_error')}",
         )
 
     def gradient(self, xp: Any, errors: Any, Y: Any) -> Any:
@@ -94,31 +100,31 @@ class LogLink(Loss):
         raise NotImplementedError
 
     def information(self, xp: Any, F: Any, Y: Any) -> Any:
-        """Return the expected curvature in z at the predictions F (m, c), which stay."""
+        """Return the expected second derivative in z at the predictions F (m, c), not changed."""
         raise NotImplementedError
 
     def row_curvature(self, xp: Any, F: Any, Y: Any) -> Any:
-        """Return the curvatures that steps on batches take at F, (m,): the largest of the outputs.
+        """Return the curvatures (m,) that steps on batches use at F: the largest over the outputs.
 
-        With it, a step for one row alone changes z by at most `LONGEST_MOVE`.
+        With them, a step for one row alone changes z by at most `LONGEST_MOVE`.
         """
-        size = self._sizes(xp, F, Y, LONGEST_MOVE)
-        return xp.maximum(size, self.information(xp, F, Y), out=size).max(axis=1)
+        least = self._least_curvatures(xp, F, Y, LONGEST_MOVE)
+        return xp.maximum(least, self.information(xp, F, Y), out=least).max(axis=1)
 
     def newton_curvatures(self, xp: Any, F: Any, Y: Any, longest_move: float) -> Any:
-        """Return the curvatures (m, c) that Newton steps take at F.
+        """Return the curvatures (m, c) that Newton steps use at F.
 
-        longest_move : the largest change of z by a step for one row alone
+        longest_move : largest change of z by a step for one row alone.
         """
-        size = self._sizes(xp, F, Y, longest_move)
-        return xp.maximum(size, self.second_derivative(xp, F, Y), out=size)
+        least = self._least_curvatures(xp, F, Y, longest_move)
+        return xp.maximum(least, self.second_derivative(xp, F, Y), out=least)
 
-    def _sizes(self, xp: Any, F: Any, Y: Any, longest_move: float) -> Any:
-        """Return the sizes of the slopes at F over the longest move, (m, c)."""
-        size = self.slope(xp, F.copy(), Y)
-        xp.abs(size, out=size)
-        size /= longest_move
-        return size
+    def _least_curvatures(self, xp: Any, F: Any, Y: Any, longest_move: float) -> Any:
+        """Return the curvatures (m, c) with which a step for one row moves z by `longest_move`."""
+        curvatures = self.slope(xp, F.copy(), Y)
+        xp.abs(curvatures, out=curvatures)
+        curvatures /= longest_move
+        return curvatures
 
     def second_derivative(self, xp: Any, F: Any, Y: Any) -> Any:
         """Return the second derivative in z of half the deviance at F, (m, c)."""
@@ -126,7 +132,7 @@ class LogLink(Loss):
 
 
 class Poisson(LogLink):
-    """Poisson's deviance of counts, 2 (y log(y / mu) - y + mu) with mu = exp(z)."""
+    """Poisson deviance of counts, 2 (y log(y / mu) - y + mu) with mu = exp(z)."""
 
     name, figure = "poisson", "poisson_deviance"
 
@@ -146,12 +152,12 @@ class Poisson(LogLink):
     def values(self, xp: Any, F: Any, Y: Any) -> Any:
         """Return the deviances of the rows, (m,) float64."""
         F, Y = F.astype(np.float64), Y.astype(np.float64)
-        # log(y / mu) of y = 0 is multiplied by 0
+        # For y = 0, log(1) replaces log(y / mu), which would be multiplied by 0.
         return 2 * (Y * xp.log(xp.where(Y > 0, Y, F) / F) - Y + F).sum(axis=1)
 
 
 class Gamma(LogLink):
-    """The gamma distribution's deviance, 2 (y / mu - 1 - log(y / mu)) with mu = exp(z)."""
+    """Gamma deviance, 2 (y / mu - 1 - log(y / mu)) with mu = exp(z)."""
 
     name, figure = "gamma", "gamma_deviance"
     zero_targets = False

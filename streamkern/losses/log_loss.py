@@ -10,12 +10,12 @@ import numpy.typing as npt
 from streamkern.losses.base import Loss
 
 MIN_CLASS_SHARE: Final = 1e-6
-"""Smallest share of a class that its logit without features stands for; a class without weight has
-a share of 0."""
+"""Smallest share of a class for which `output` returns the logarithm. A class whose rows all have
+weight 0 has a share of 0."""
 
 
 class LogLoss(Loss):
-    """The log loss of the softmax of the outputs.
+    """The log loss of probabilities p = softmax(z).
 
     Its Hessian diag(p) - p p^T is at most 1/2 (Böhning 1992, Ann. Inst. Stat. Math. 44, 197-200).
     """
@@ -25,7 +25,7 @@ class LogLoss(Loss):
 
     @property
     def curvature(self) -> float:
-        """The bound of the Hessian, 1/2."""
+        """The bound 1/2 of the Hessian."""
         return 0.5
 
     def predict(self, xp: Any, z: Any) -> Any:
@@ -36,15 +36,15 @@ class LogLoss(Loss):
         return z
 
     def output(self, means: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Return the logits of the classes' shares, (c,)."""
+        """Return the logarithms of the shares of the classes, (c,)."""
         return np.log(np.maximum(means, MIN_CLASS_SHARE))
 
     def gradient(self, xp: Any, errors: Any, Y: Any) -> Any:
-        """Return softmax(z) - Y (m, c), which the errors are."""
+        """Return softmax(z) - Y (m, c), which is the errors."""
         return errors
 
     def curvatures(self, xp: Any, errors: Any, Y: Any) -> Any:
-        """Return twice the diagonal p (1 - p) of the Hessian over L, which is above it."""
+        """Return 2 p (1 - p) / L: twice the diagonal of the Hessian is at least the Hessian."""
         p = errors + Y
         return 4 * p * (1 - p)
 

@@ -1,4 +1,4 @@
-"""The losses by their names in settings."""
+"""Losses by their names in settings, in records and in text."""
 
 from __future__ import annotations
 
@@ -19,51 +19,53 @@ from streamkern.losses.own import (
 )
 
 SQUARES: Final = "squared_error"
-"""The loss that solvers minimise without a `Loss`."""
+"""The name of the squared error, which has no `Loss`."""
 SHOWN_OUTPUTS: Final = 4
-"""Number of outputs whose parameters are shown."""
+"""Largest number of outputs whose parameters `loss_text` shows."""
 _ALL: Final[tuple[type[Loss], ...]] = (
     LogLoss, SquaredHinge, AbsoluteError, Huber, Quantile, Expectile, Poisson, Gamma,
 )  # fmt: skip
-LOSS_CLASSES: Final[Mapping[str, type[Loss]]] = MappingProxyType({each.name: each for each in _ALL})
-"""Name -> class of a loss, without squares."""
+LOSS_CLASSES: Final[Mapping[str, type[Loss]]] = MappingProxyType({loss.name: loss for loss in _ALL})
+"""Name -> class of a built-in loss, without the squared error."""
 
 
 def loss_class(loss: str | Loss) -> type[Loss]:
-    """Return the class of a loss that is given by name or as a user-defined object.
-
-    The squared error has no class.
-    """
+    """Return the class of a loss, other than the squared error, from its name or a `Loss`."""
     return LOSS_CLASSES[loss] if isinstance(loss, str) else type(loss)
 
 
 def loss_of(name: str | Loss, quantile: float | Sequence[float] | None = None) -> Loss | None:
-    """Return a loss, whose parameters may still have to be estimated; None for squared errors."""
+    """Return the loss of a name or a `Loss`, before `Loss.fitted`; None for the squared error.
+
+    quantile : setting `model.quantile`, for losses that take it.
+    """
     if name == SQUARES or isinstance(name, Loss):
         return name if isinstance(name, Loss) else None
-    kind: Callable[..., Loss] = LOSS_CLASSES[name]
-    return kind() if quantile is None else kind(quantile=quantile)
+    constructor: Callable[..., Loss] = LOSS_CLASSES[name]
+    return constructor() if quantile is None else constructor(quantile=quantile)
 
 
 def saved_loss(meta: Mapping[str, Any]) -> Loss | None:
     """Return the loss with the parameters in a setup's metadata; None for the squared error.
 
-    Raises ConfigError if its class is user-defined, and this process has not defined it or defines
-    it differently.
+    Raises
+    ------
+    ConfigError
+        The class is user-defined, and this process has not defined it or has changed it.
     """
     name = meta.get("loss", SQUARES)
     if name == SQUARES:
         return None
-    own = isinstance(name, Mapping)
-    kind = recorded_class(name, meta["n_outputs"]) if own else LOSS_CLASSES[name]
-    return kind(**meta["setup"].get("loss", {}))
+    is_own = isinstance(name, Mapping)
+    constructor = recorded_class(name, meta["n_outputs"]) if is_own else LOSS_CLASSES[name]
+    return constructor(**meta["setup"].get("loss", {}))
 
 
 def loss_for_figures(meta: Mapping[str, Any]) -> Loss | None:
     """Return the loss of a trained model, for evaluations.
 
     None for the squared error, and if a user-defined class is missing or has changed since the
-    training: predictions do not depend on it, but the figure of the loss does.
+    training. The model can then still predict, but its loss cannot be computed.
     """
     if not isinstance(meta.get("loss", SQUARES), Mapping):
         return saved_loss(meta)
@@ -74,7 +76,7 @@ def loss_for_figures(meta: Mapping[str, Any]) -> Loss | None:
 
 
 def fitted_loss_table(meta: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the kind of a setup's loss and its parameters, with those found; None for squares."""
+    """Return the name and the fitted parameters of a setup's loss; None for the squared error."""
     name = meta.get("loss", SQUARES)
     if name == SQUARES:
         return None
@@ -86,15 +88,15 @@ def loss_text(loss: str | Loss | Mapping[str, Any]) -> str:
     described = described_loss(loss) if isinstance(loss, str | Loss) else loss
     if isinstance(described, str):
         return described
-    shown = (f"{k} {_number_text(v)}" for k, v in described.items() if k not in RESERVED)
-    values = ", ".join(shown)
-    return f"{loss_name(described)}({values})" if values else loss_name(described)
+    parts = (f"{k} {_number_text(v)}" for k, v in described.items() if k not in RESERVED)
+    parameters = ", ".join(parts)
+    return f"{loss_name(described)}({parameters})" if parameters else loss_name(described)
 
 
 def _number_text(value: Any) -> str:
-    """Format a parameter: a number, or the first few of a list by output."""
+    """Format a parameter: a number, or the first few numbers of a list with one for each output."""
     if isinstance(value, list):
-        more = ", ..." if len(value) > SHOWN_OUTPUTS else ""
-        text = ", ".join(map(_number_text, value[:SHOWN_OUTPUTS])) + more
+        ellipsis = ", ..." if len(value) > SHOWN_OUTPUTS else ""
+        text = ", ".join(map(_number_text, value[:SHOWN_OUTPUTS])) + ellipsis
         return text if len(value) == 1 else f"[{text}]"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,7 +1,8 @@
-"""User-defined losses: given as a setting, and found again for a saved model.
+"""User-defined losses in settings and in records of runs.
 
-A setting is a loss, a class of one, "module:Class", or a table {kind = "module:Class", ...} with
-its parameters. Of a saved model, the class must be defined already, see `basics.own_class`.
+A setting is a `Loss`, a subclass of it, "module:Class", or a table {kind = "module:Class", ...}
+with its parameters; the module is imported. A record imports nothing: this process must have
+defined the class, see `basics.own_class`.
 """
 
 from __future__ import annotations
@@ -18,58 +19,59 @@ from streamkern.basics.own_class import imported_class, subclasses, undefined_cl
 from streamkern.losses.base import Loss
 
 PACKAGE: Final = "streamkern."
+"""Beginning of the names of modules whose losses are built in."""
 RESERVED: Final = ("kind", "values")
-"""Keys of a description that are not parameters."""
+"""Keys of a description that are not parameters of the loss."""
 
 
 def is_own(loss: object) -> bool:
-    """Return whether an object is a user-defined loss, or the class of one."""
-    kind = loss if isinstance(loss, type) else type(loss)
-    return issubclass(kind, Loss) and not kind.__module__.startswith(PACKAGE)
+    """Return whether an object is a user-defined loss, or its class."""
+    loss_class = loss if isinstance(loss, type) else type(loss)
+    return issubclass(loss_class, Loss) and not loss_class.__module__.startswith(PACKAGE)
 
 
 def given_loss(value: object) -> object:
-    """Return the loss of a setting, with its module imported; names of built-in ones as they are.
+    """Return the `Loss` of a setting, importing its module; or the name of a built-in loss.
 
     Raises
     ------
     ConfigError
-        There is no such class, or it cannot be made with these parameters.
+        There is no such class, or its constructor does not accept the parameters.
     """
     if isinstance(value, Mapping):
         kind = value.get("kind")
         if not isinstance(kind, str) or ":" not in kind:
             raise ConfigError(
-                f"{mention('model.loss', dict(value))} names no class of a loss",
+                f'{mention("model.loss", dict(value))} must have a kind, "module:Class"',
                 'give kind = "module:Class" and its parameters, or the name of a loss alone',
             )
         parameters = {k: v for k, v in value.items() if k not in RESERVED}
-        return _made(_imported(kind), parameters)
+        return _instance(_class_of(kind), parameters)
     if isinstance(value, str) and ":" in value:
-        return _made(_imported(value), {})
+        return _instance(_class_of(value), {})
     if isinstance(value, type) and issubclass(value, Loss):
-        value = _made(value, {})
+        value = _instance(value, {})
     if isinstance(value, Loss) and not is_own(value):
         raise ConfigError(
-            f"{mention('model.loss', value)} is a loss of streamkern's",
+            f"{mention('model.loss', value)} is an object of a built-in loss",
             f"give its name, {value.name!r}",
         )
     return value
 
 
-def _imported(reference: str) -> type[Loss]:
-    """Return the class of a reference, whose module is imported unless the class is defined."""
+def _class_of(reference: str) -> type[Loss]:
+    """Return the class "module:Class", importing the module unless the class is defined."""
     return defined_class(reference) or imported_class(reference, Loss, "model.loss")
 
 
-def _made(kind: type[Loss], parameters: Mapping[str, Any]) -> Loss:
-    """Return a loss of the class, or raise ConfigError with what its constructor says."""
+def _instance(loss_class: type[Loss], parameters: Mapping[str, Any]) -> Loss:
+    """Return a loss of the class. Raises ConfigError if its constructor raises an error."""
     try:
-        return kind(**parameters)
-    except Exception as error:  # whatever a constructor of the user raises
-        given = ", ".join(parameters) if parameters else "no parameters"
+        return loss_class(**parameters)
+    except Exception as error:  # a user's constructor may raise anything
+        names = ", ".join(parameters) if parameters else "no parameters"
         raise ConfigError(
-            f"{mention('model.loss', kind.name)} cannot be made with {given} "
+            f"{mention('model.loss', loss_class.name)} cannot be constructed with {names} "
             f"({type(error).__name__}: {error})",
             'give the parameters that it takes, in a table with kind = "module:Class", or give a '
             "loss in Python",
@@ -77,30 +79,36 @@ def _made(kind: type[Loss], parameters: Mapping[str, Any]) -> Loss:
 
 
 def defined_class(reference: str) -> type[Loss] | None:
-    """Return the class of this name that the process has defined last, or None."""
-    return next((kind for kind in reversed([*subclasses(Loss)]) if kind.name == reference), None)
+    """Return the last class "module:Class" that this process has defined, or None."""
+    return next((cls for cls in reversed([*subclasses(Loss)]) if cls.name == reference), None)
 
 
 # -- as JSON values --------------------------------------------------------------------------------
 
 
 def loss_name(loss: str | Loss | Mapping[str, Any]) -> str:
-    """Return the name of a loss, or of a description of one: one of ours, or "module:Class"."""
+    """Return the name of a loss or of its description; "module:Class" if it is user-defined."""
     if isinstance(loss, Mapping):
         return str(loss["kind"])
     return loss if isinstance(loss, str) else loss.name
 
 
 def described_loss(loss: str | Loss) -> str | dict[str, Any]:
-    """Return the loss as in a run file: its name, or a table with parameters that are not open."""
+    """Return the loss as in a run file: its name, or a table with its parameters.
+
+    Parameters that have not been estimated yet are left out.
+    """
     if isinstance(loss, str):
         return loss
-    given = {name: value for name, value in loss.parameters().items() if value is not None}
-    return {"kind": loss.name, **given} if given else loss.name
+    known = {name: value for name, value in loss.parameters().items() if value is not None}
+    return {"kind": loss.name, **known} if known else loss.name
 
 
 def recorded_loss(loss: str | Loss, n_outputs: int) -> str | dict[str, Any]:
-    """Return the loss as a setup records it; its own one with values by which it is recognised."""
+    """Return the description of a loss for a setup's metadata.
+
+    That of a user-defined loss contains some values, by which a changed class is recognised.
+    """
     described = described_loss(loss)
     if isinstance(loss, str):
         return described
@@ -109,47 +117,50 @@ def recorded_loss(loss: str | Loss, n_outputs: int) -> str | dict[str, Any]:
 
 
 def recorded_class(recorded: Mapping[str, Any], n_outputs: int) -> type[Loss]:
-    """Return the class of a loss that `recorded_loss` described.
+    """Return the class of a user-defined loss from the result of `recorded_loss`.
 
     Raises
     ------
     ConfigError
-        The process has not defined it, or it has other values now.
+        This process has not defined the class, or the class has changed.
     """
     name = recorded["kind"]
-    kind = _known_class(name)
-    loss = _made(kind, {k: v for k, v in recorded.items() if k not in RESERVED})
+    loss_class = _defined_class(name)
+    loss = _instance(loss_class, {k: v for k, v in recorded.items() if k not in RESERVED})
     if not np.allclose(_sample_values(loss, n_outputs), recorded["values"], rtol=1e-4, atol=1e-6):
         raise ConfigError(
-            f"{mention('model.loss', name)} has other values than the class of this name with "
-            "which the model was trained",
+            f"the class of {mention('model.loss', name)} has changed since the model was trained: "
+            "its values are different",
             "define the class as it was then",
         )
-    return kind
+    return loss_class
 
 
 def loss_of_run(described: str | Mapping[str, Any]) -> object:
-    """Return the loss of the recorded settings of a run, for which no module is imported.
+    """Return the loss of the recorded settings of a run. No module is imported.
 
-    Raises ConfigError if its class is user-defined, and this process has not defined it.
+    Raises
+    ------
+    ConfigError
+        The class is user-defined, and this process has not defined it.
     """
     name = loss_name(described)
     if ":" not in name:
         return described
-    _known_class(name)
+    _defined_class(name)
     return given_loss(described)
 
 
-def _known_class(name: str) -> type[Loss]:
-    """Return the class of a recorded loss, or raise ConfigError."""
-    kind = defined_class(name)
-    if kind is None:
+def _defined_class(name: str) -> type[Loss]:
+    """Return the class of a recorded loss. Raises ConfigError if it is not defined."""
+    loss_class = defined_class(name)
+    if loss_class is None:
         raise undefined_class("loss", name)
-    return kind
+    return loss_class
 
 
 def _sample_values(loss: Loss, n_outputs: int) -> list[float]:
-    """Return gradients at a few errors, to 6 digits, of the loss fitted to these errors."""
+    """Return the gradients of the loss at a few errors, to 6 digits, after fitting it to them."""
     column = np.array([-20.0, -3.0, -1.0, -0.3, -0.05, 0.0, 0.05, 0.3, 1.0, 3.0, 20.0])
     errors: npt.NDArray[np.float64] = np.repeat(column[:, None], n_outputs, axis=1)
     fitted = loss.fitted(errors.copy(), np.ones(n_outputs))

@@ -1,4 +1,4 @@
-"""A loss of z = mean + gain f, as a solver of f sees it."""
+"""A loss as a function of f, where z = mean + gain f are the outputs."""
 
 from __future__ import annotations
 
@@ -14,26 +14,39 @@ from streamkern.losses.log_link import LARGEST_EXPONENT, LONGEST_MOVE, LogLink
 from streamkern.losses.losses import saved_loss
 
 LARGEST_STEP: Final = 2.0
-"""Largest change of an output of a log link in a row of the batch by a step."""
+"""Largest change of an output z of a log link by a step, in any row of the batch."""
 MOST_DOUBLINGS: Final = 2
-"""Number of passes in which the longest move of a row in a Newton step of a log link doubles.
+"""Number of passes of Newton's method in which the longest move of a row, for a log link, doubles.
 
-With 1 Newton's method took up to twice the steps; with 4 it did not leave means that were e^10
-times too large for targets of the gamma loss (tests/train/test_counts.py).
+With fewer doublings it takes more steps. With many, it may not converge from means that are much
+too large for targets of the gamma loss (tests/train/test_counts.py).
 """
 
 
 class ScaledLoss:
-    """A loss of the outputs z = mean + gain f, whose target for f is never formed.
+    """A loss of the outputs z = mean + gain f, as a function of the model f.
 
-    For a loss of an identity link the targets are scaled, as for squares: (y - mean) / gain, with
-    the error f - (y - mean) / gain; else they are as stored, with the error predict(z) - y. With a
-    log link both are divided by the unit of the targets, which z contains.
+    The stream provides targets that depend on the link, and the errors of this class refer to them:
 
-    mean, gain : (c,); see `stream.target_scale`
-    age : rows per center that the weights were trained with by this loss before the run
-    unit : (c,), by which the targets are divided; None: they are scaled, or as stored
-    limits : whether a step has to be short enough, see `limit`
+        identity link   scaled targets y' = (y - mean) / gain    errors f - y'
+        log link        targets over their means, y' = y / unit  errors exp(z - log(unit)) - y'
+        softmax         targets as stored, y' = y                errors softmax(z) - y'
+
+    The squared hinge has targets as stored, and errors that are 0 where the loss is 0.
+
+    Parameters
+    ----------
+    loss : the loss, after `Loss.fitted`.
+    backend, dtype : of the arrays (m, c).
+    mean, gain : (c,), see `stream.target_scale`.
+    age : rows per center on which this loss trained the weights before the run.
+
+    Attributes
+    ----------
+    scales_targets : whether targets are scaled.
+    unit : (c,) divisor of the targets for a log link; else None.
+    limits : whether steps must be limited, see `limit`.
+    of_zero : (c,) predictions of f = 0, in the units of the targets y'.
     """
 
     def __init__(
@@ -43,7 +56,7 @@ class ScaledLoss:
         self.loss, self._xp, self._age = loss, backend.xp, age
         self.scales_targets, self.unit = loss.identity_link, None
         self.limits = isinstance(loss, LogLink)
-        self._F: Array = None
+        self._predictions: Array = None
         if isinstance(loss, LogLink):
             self.unit = np.asarray(loss.unit, np.float64)
             mean = mean - np.log(self.unit)
@@ -51,53 +64,59 @@ class ScaledLoss:
         self._mean, self._gain, self._host_gain = self._asarray(mean), self._asarray(gain), gain
         self.of_zero = self._asarray(np.zeros_like(mean))
         if not self.scales_targets:
-            of_zero = self._mean[None].copy()  # `predict` takes its place
-            self.of_zero = loss.predict(backend.xp, of_zero)[0]
+            z = self._mean[None].copy()  # a copy, because `predict` overwrites it
+            self.of_zero = loss.predict(backend.xp, z)[0]
 
     def _asarray(self, values: npt.NDArray[np.float64]) -> Array:
         return self._backend.asarray(values, self._dtype)
 
     def errors(self, F: Array, Y: Array) -> Array:
-        """Return the errors of the predictions (m, c), in place of F: 0 where a hinge has none."""
+        """Return the errors (m, c) of f for the targets Y (m, c) of the stream.
+
+        F : (m, c) values of f, overwritten by the errors.
+        """
         if not self.scales_targets:
             F *= self._gain
             F += self._mean
             F = self.loss.predict(self._xp, F)
-        if self.limits:  # from the errors it could not be had without cancellation
-            self._F = F.copy()
+        if self.limits:  # errors + Y would lose digits of small predictions
+            self._predictions = F.copy()
         F -= Y
-        if self.loss.for_classes:  # of such a loss the gradient is the part of the errors to mend
+        if self.loss.for_classes:  # their gradients are the errors, or 0 where the hinge is 0
             F = self.loss.gradient(self._xp, F, Y)
         return F
 
     def curvatures(self, errors: Array, Y: Array, passes: int) -> Array:
-        """Return the curvatures (m, c) that a Newton step takes, in units of gain^2 L.
+        """Return the curvatures (m, c) for a Newton step, in units of gain^2 L.
 
+        errors : the result of `errors` for the targets Y; for a log link, the last call of it.
         passes : number of passes before this one. For a log link, the longest move of a row alone
-            doubles with the first ones: a long one helps near the minimum, and overshoots far
-            from it.
+            doubles in the first passes: long moves overshoot far from the minimum, and save steps
+            near it.
         """
         if isinstance(self.loss, LogLink):
-            longest = LONGEST_MOVE * 2.0 ** min(passes, MOST_DOUBLINGS)
-            return self.loss.newton_curvatures(self._xp, self._F, Y, longest)
+            longest_move = LONGEST_MOVE * 2.0 ** min(passes, MOST_DOUBLINGS)
+            return self.loss.newton_curvatures(self._xp, self._predictions, Y, longest_move)
         loss = self.loss.at(self._age + passes)
         return loss.curvatures(self._xp, errors * self._gain if self.scales_targets else errors, Y)
 
     def residual(
         self, errors: Array, Y: Array, rows_per_center: float
     ) -> tuple[Array, Array | None]:
-        """Return the residual of the square that stands for the loss in f, in place of `errors`,
-        and its weights (m,); None: all are 1.
+        """Return the residual (m, c) of the squared error that majorises the loss, and its weights.
 
-        rows_per_center : of this run, so far
+        The weights are (m,), or None if all are 1. The gradient with respect to f is gain dl/dz,
+        and its curvature is at most gain^2 L times the weight, with L = 1 for a log link. So weight
+        times residual is the gradient divided by gain^2 L.
 
-        The gradient in f is gain dl/dz, and its curvature at most gain^2 L, or for a log link
-        gain^2 times the weight. Weight times residual are the gradient, over gain^2 L.
+        errors : the result of `errors` for the targets Y, overwritten by the residual; for a log
+            link, the last call of it.
+        rows_per_center : rows per center that this run has trained with so far.
         """
         loss = self.loss.at(self._age + rows_per_center)
         if isinstance(loss, LogLink):
-            weights = loss.row_curvature(self._xp, self._F, Y)
-            errors[...] = loss.slope(self._xp, self._F, Y)
+            weights = loss.row_curvature(self._xp, self._predictions, Y)
+            errors[...] = loss.slope(self._xp, self._predictions, Y)
             errors /= weights[:, None]
             errors *= self._asarray(1 / self._host_gain)
             return errors, weights
@@ -108,22 +127,23 @@ class ScaledLoss:
         return gradient, None
 
     def largest_curvatures(self, moves: Array, Y: Array) -> Array:
-        """Return the largest curvatures (m, c) float64 of a log link, in units of gain^2 L, between
-        the last outputs f and f - moves.
+        """Return the largest curvatures of a log link on the path from f to f - moves.
 
-        moves : (m, c), overwritten
+        They are (m, c) float64, in units of gain^2 L. f are the values of the last call of
+        `errors`, for the targets Y. The second derivative is monotonic in f, so it is largest at
+        one of the ends.
 
-        The second derivative is monotonic in f, so it is largest at one of the ends.
+        moves : (m, c), overwritten.
         """
         moves *= self._gain
-        xp, z = self._xp, self._F.astype(np.float64)
+        xp, z = self._xp, self._predictions.astype(np.float64)
         xp.log(z, out=z)
-        before = self._second_derivative(z - moves, Y)
-        after = self._second_derivative(z, Y)
-        return xp.maximum(after, before, out=after)
+        at_end = self._second_derivative(z - moves, Y)
+        at_start = self._second_derivative(z, Y)
+        return xp.maximum(at_start, at_end, out=at_start)
 
     def _second_derivative(self, z: Array, Y: Array) -> Array:
-        """Return the second derivative of a log link at z, (m, c) float64, which is overwritten."""
+        """Return the second derivative of a log link's loss in z (m, c) float64, overwriting z."""
         assert isinstance(self.loss, LogLink)
         largest = LARGEST_EXPONENT[8] / 2
         self._xp.clip(z, -largest, largest, out=z)
@@ -140,8 +160,9 @@ class ScaledLoss:
         return self._xp.abs(moves, out=moves).max()
 
     def limit(self, largest: Array) -> Array:
-        """Return the factor, at most 1, that keeps changes of z within the region where the loss is
-        near to its square.
+        """Return the factor, at most 1, of a step, such that no z changes by over `LARGEST_STEP`.
+
+        Beyond that, the loss of a log link may be far from its quadratic approximation.
 
         largest : result of `largest_move`, or the largest of several ranks
         """
@@ -151,7 +172,7 @@ class ScaledLoss:
 def scaled_loss(
     backend: Backend, dtype: Any, meta: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]
 ) -> ScaledLoss | None:
-    """Return the loss of a setup's metadata and arrays; None for squares."""
+    """Return the loss of a setup's metadata and arrays; None for the squared error."""
     loss = saved_loss(meta)
     if loss is None:
         return None

@@ -1,18 +1,18 @@
 """Base class of the solvers: the state that a checkpoint keeps, and the running average.
 
-A solver has no loop, no input and no clock: `train` owns those. It supplies
+The package `train` has the training loop, reads the data and measures the time. A solver has
 
     init(alpha) -> State
-    step(state, batch) -> loss      moves the state by one batch
-    end_pass(state) -> facts        after the last batch of every epoch
-    finished(state) -> reason       whether further passes would change nothing
+    step(state, batch) -> loss      updates the state with one batch
+    end_pass(state) -> facts        called after the last batch of every epoch
+    finished(state) -> reason       why further passes would change nothing, or None
     finish(state)                   adds pending parts to the weights at the end of a run
     weights(state) -> (p, c)        the weights to evaluate
 
 Sample weights enter a step in one place: the gradient of half the mean of w_i |f(x_i) - y_i|^2 is
-K^T (w r) / m, so `_weigh` turns the residual r into w r before anything is done with it. Step rules
-are measured on rows scaled alike, see `precondition.block`. The projection of EigenPro 3 and 4 is
-one in the RKHS norm and knows no weights.
+K^T (w r) / m, so `_weigh` replaces the residual r by w r before any other computation. Step rules
+are measured on rows scaled by sqrt(w), see `precondition.block`. The projection of EigenPro 3 and 4
+minimises the RKHS norm of the difference, which does not depend on sample weights.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ AVERAGE = Assignments("average", "average = average + (alpha - average) * weight
 LOSSES = 32
 """Number of steps whose losses stay on the device before they are overwritten."""
 ROOM_FACTOR = 1.1
-"""Rows of a batch that a rank has room for from the start, relative to an equal share."""
+"""Rows for which a rank allocates its first buffers, relative to an equal share of a batch."""
 
 
 def batch_room(problem: ProblemShape, m: int) -> int:
-    """Return the rows of a batch of m that a rank has room for from the start."""
+    """Return the number of rows for which a rank allocates its first buffers, for batches of m."""
     return min(m, math.ceil(ROOM_FACTOR * problem.of_row(m)))
 
 
@@ -56,10 +56,12 @@ class State:
     steps : steps taken so far.
     averaged : number of iterates in the average.
     scale : factor on every step size, below 1 after a back-off.
-    ridge : the ridge that a solver found last.
-    pending : arrays of the part of the function outside the span of the centers, with `n_pending`
-        of their rows in use, or sums over the rows of a pass.
-    rows, passes : rows in those sums, or of all steps, and completed passes, if they are counted.
+    ridge : the ridge that the solver found last.
+    pending : further arrays by name, such as sums over the rows of a pass, or temporary centers and
+        their weights.
+    n_pending : number of temporary centers.
+    rows : number of rows in the sums or, for solvers without sums, of all steps.
+    passes : number of completed passes, for solvers that count them.
     """
 
     alpha: Array
@@ -79,20 +81,21 @@ class Solver:
 
     Z : points of the centers, p rows.
     max_batch : largest number of rows of a batch, over all ranks.
-    ranks : communicator of the ranks, each of which has a part of the rows of a batch. All keep the
-        same state, unless the centers are partitioned over them: then arrays with a row per center
-        have only the rows of `Z`.
-    share : partition of the centers, of which this rank's are in `Z`; None: all centers.
-    loss : the loss of the outputs; None: squares.
+    ranks : communicator of the ranks, each of which has a part of the rows of a batch. All ranks
+        have the same state, unless the centers are partitioned: then a rank's arrays with one row
+        per center have only the rows of its centers `Z`.
+    share : partition of the centers; `Z` has this rank's centers. None: `Z` has all centers.
+    loss : the loss of the outputs; None: the squared error.
     """
 
     name: str
-    """Name of the solver, for the error of solvers whose steps have no size."""
+    """Name of the solver, for error messages."""
     average_k: float = 3
+    """The constant k of the running average, see `_average`."""
     growing: tuple[str, ...] = ()
-    """Names of the pending arrays of which only the first `n_pending` rows are in use."""
+    """Names of the pending arrays that have one row for each temporary center."""
     remedy = "a larger bandwidth"
-    """Setting to change if steps diverge however short they are, for the error message."""
+    """Setting to change if even very short steps diverge, for the error message."""
 
     def __init__(
         self, op: KernelOperator, Z: Points, *, n_outputs: int, max_batch: int,
@@ -109,9 +112,9 @@ class Solver:
         self.losses = xp.zeros((LOSSES, 2, n_outputs))
 
     def _make_room(self, rows: int | None = None) -> None:
-        """Allocate buffers for `rows` rows of a batch; None: for this rank's share of the largest.
+        """Allocate buffers for `rows` rows of a batch, unless there are buffers for as many.
 
-        A rank may have more rows than an equal share.
+        rows : None: an equal share of the largest batch, times `ROOM_FACTOR`.
         """
         if rows is None:
             rows = math.ceil(ROOM_FACTOR * self.max_batch / self.partition.grid.rows)
@@ -125,7 +128,7 @@ class Solver:
     def init(self, alpha: Array | None = None) -> State:
         """Return the state of the zero function, or of the weights `alpha`.
 
-        alpha : weights of all centers or of those in `Z`.
+        alpha : weights of all centers, or of the centers in `Z`.
         """
         xp, shape = self.backend.xp, (len(self.Z), self.n_outputs)
         zero, average = (xp.zeros(shape, self.op.dtype) for _ in range(2))
@@ -138,14 +141,14 @@ class Solver:
         return {}
 
     def rules(self) -> list[StepRule]:
-        """Return the step rules in force, one per block; none if steps have no size."""
+        """Return the step rules in use, one per block; none for solvers without a step size."""
         return []
 
     def step(self, state: State, batch: Batch) -> Array:
-        """Move `state` by one batch and return its loss: see `_measure`.
+        """Update `state` with one batch and return the loss of the batch, see `_measure`.
 
-        Nothing is read back from the device and no memory is allocated on it, which would stall the
-        queue: large buffers were made before. Small arrays of CuPy's own come from its pool.
+        A step reads nothing back from the device and allocates no large buffers there, because both
+        would stall the queue of kernels. CuPy takes its small temporary arrays from a pool.
         """
         loss = self._step(state, batch)
         state.steps += 1
@@ -157,13 +160,13 @@ class Solver:
     def end_pass(self, state: State) -> dict[str, Any]:
         """Finish an epoch after its last batch and return the entries for the log.
 
-        The entry "note" is a sentence that the caller of the run receives as a warning. It is
-        called between two steps, so it may allocate memory and wait for the device.
+        The entry "note" is a sentence that is shown to the user as a warning. This method is called
+        between two steps, so it may allocate memory and wait for the device.
         """
         return {}
 
     def finished(self, state: State) -> str | None:
-        """Return why no further pass is needed, or None; depends on `state` only."""
+        """Return why no further pass is needed, or None. The result depends on `state` only."""
         return None
 
     def finish(self, state: State) -> None:
@@ -183,12 +186,12 @@ class Solver:
     def _to_residual(
         self, state: State, batch: Batch, values: Array, scratch: Array
     ) -> tuple[Array, Array | None, Array]:
-        """Return the residual of a step, (m, c) in place of `values`, the weights of its rows, and
-        the error of the batch.
+        """Return the residual of a step, the weights of its rows, and the error of the batch.
 
-        With a loss the residual is that of the square which stands for it, see `ScaledLoss`.
+        The residual, (m, c), overwrites `values`. For a loss other than the squared error it is the
+        residual of the quadratic function that replaces the loss in the step, see `ScaledLoss`.
 
-        values : (m, c), f(X) - Y with squares, else f(X).
+        values : (m, c), f(X) - Y for the squared error, else f(X).
         scratch : (m, c), overwritten.
         """
         if self.loss is None:
@@ -201,38 +204,38 @@ class Solver:
         return r, w * batch.w, measured
 
     def _measure(self, state: State, batch: Batch, r: Array, squares: Array) -> Array:
-        """Return the error of a batch, the mean of w r^2, and that of f = 0: (2, c) float64.
+        """Return the means of w r^2 over a batch, for f and for f = 0: (2, c) float64.
 
         The array is on the device and valid for `LOSSES` steps.
 
         r : (m, c), before `_weigh`.
         squares : (m, c), overwritten.
         """
-        losses, of_zero, w = self.losses[state.steps % LOSSES], batch.Y, batch.w
+        losses, zero_errors, w = self.losses[state.steps % LOSSES], batch.Y, batch.w
         w = None if w is None else w[:, None]
         scale = 1 / batch.whole
         self.backend.sum_squares(r, losses[0], 0, squares, w, scale)
         if self.loss is not None:
-            of_zero = self.backend.xp.subtract(batch.Y, self.loss.of_zero, out=squares)
-        self.backend.sum_squares(of_zero, losses[1], 0, squares, w, scale)
+            zero_errors = self.backend.xp.subtract(batch.Y, self.loss.of_zero, out=squares)
+        self.backend.sum_squares(zero_errors, losses[1], 0, squares, w, scale)
         return self.partition.sum_over_rows(losses)
 
-    def agree(self, so: bool) -> bool:
-        """Return whether `so` holds on all ranks.
+    def agree(self, condition: bool) -> bool:
+        """Return whether the condition is true on all ranks.
 
-        The ranks are asked only if the centers are partitioned, as each then sees a part of the
-        state; else all have the same state.
+        Collective only if the centers are partitioned, because each rank then has only a part of
+        the state. Otherwise all ranks have the same state, and compute the same condition.
         """
-        return so if self.partition.whole else self.ranks.agree(so)
+        return condition if self.partition.whole else self.ranks.agree(condition)
 
     def sums_of_rows(self, state: State) -> tuple[str, ...]:
         """Return the names of the pending arrays that are sums over the rows of this rank."""
         return ()
 
     def gather(self, state: State) -> None:
-        """Move the sums of all ranks to the first rank, from which a checkpoint is made.
+        """Add the sums of all ranks on rank 0, which writes the checkpoint; other ranks keep 0.
 
-        If the centers are partitioned, they move to the first rank of each column.
+        If the centers are partitioned, they are added on the first rank of each column of the grid.
         """
         for name in self.sums_of_rows(state):
             self.partition.column_reduce(state.pending[name])
@@ -242,9 +245,9 @@ class Solver:
 
             average <- average + w (alpha - average),    w = (k + 1) / (t + k)
 
-        It forgets the start like t^-(k + 1) and costs (k + 1)^2 / (2 k + 1) of the variance of a
-        plain mean: 9/8, 4/3, 9/5, 16/7 for k = 1/2, 1, 2, 3. The slower the solver, the larger its
-        `k`.
+        The influence of the first iterate falls like t^-(k + 1). The variance is
+        (k + 1)^2 / (2 k + 1) times the variance of a plain mean: 9/8, 4/3, 9/5, 16/7 times for
+        k = 1/2, 1, 2, 3. Solvers that converge slowly have a larger k, `average_k`.
         """
         if not self.averaging:
             return
@@ -255,27 +258,27 @@ class Solver:
     # -- checkpoint ------------------------------------------------------------------------
 
     def arrays(self, state: State) -> dict[str, Array]:
-        """Return the arrays that a checkpoint keeps: views, to be copied before the next step."""
-        used = {
-            name: a[: self._used(state)] if name in self.growing else a
+        """Return the arrays of a checkpoint: views, to be copied before the next step."""
+        pending = {
+            name: a[: self._n_temporary(state)] if name in self.growing else a
             for name, a in state.pending.items()
         }
-        return {"alpha": state.alpha, "average": state.average, **used}
+        return {"alpha": state.alpha, "average": state.average, **pending}
 
-    def _used(self, state: State) -> int:
-        """Return the number of rows of the growing arrays that are in use on this rank."""
+    def _n_temporary(self, state: State) -> int:
+        """Return the number of temporary centers that this rank has."""
         return state.n_pending
 
     @staticmethod
     def scalars(state: State) -> dict[str, Any]:
-        """Return the numbers that a checkpoint keeps."""
+        """Return the numbers of a checkpoint."""
         return {
             name: getattr(state, name)
             for name in ("steps", "averaged", "scale", "n_pending", "rows", "passes", "ridge")
         }
 
     def restore(self, arrays: dict[str, npt.NDArray[Any]], scalars: dict[str, Any]) -> State:
-        """Return the state that `arrays` and `scalars` were taken from."""
+        """Return the state of a checkpoint, from the results of `arrays` and `scalars`."""
         state = self.init()
         numbers = {name: type(x)(scalars[name]) for name, x in self.scalars(state).items()}
         state = replace(state, **numbers)
@@ -287,14 +290,14 @@ class Solver:
         return state
 
     def backed_off(self, state: State, good: Array, factor: float) -> None:
-        """Go back to the weights `good`, with steps `factor` times as long and a new average.
+        """Return to the weights `good`, scale the step size by `factor`, and restart the average.
 
-        Raises DivergenceError if steps have no size.
+        Raises DivergenceError if the solver has no step size.
         """
         if not self.rules():
             raise DivergenceError(
-                f"solver {self.name!r} met values that are not finite, and has no step size to "
-                "lower",
+                f"solver {self.name!r} computed values that are not finite, and has no step size "
+                "to reduce",
                 "check the data for outliers, or give a larger bandwidth or a ridge",
             )
         state.alpha[...] = good

@@ -38,7 +38,7 @@ from streamkern.solver.precondition.samples import Sample
 from streamkern.solver.precondition.step_rule import saved_rules
 
 CALLS, CALLS_OF_BLOCK = 10, 6
-"""Overhead of a step, and of a block in it, in calls of a kernel product, approximately."""
+"""Approximate overhead of a step, and of each block in it, in calls of a kernel product."""
 
 
 class BlockMethod(Method[BlockSizes]):
@@ -62,20 +62,20 @@ class BlockMethod(Method[BlockSizes]):
         check_between("block_size", set_value(options.block_size), 1, problem.p, "n_centers=")
 
     def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[BlockSizes]:
-        """Return candidate sizes, best first; batches shrink before blocks do."""
+        """Return candidate sizes, best first, see `block_sizes.candidates`."""
         return candidates(problem, options)
 
     def reason(self, problem: ProblemShape, options: SolverConfig, sizes: BlockSizes) -> str | None:
-        """Return what decided the sizes of blocks and batches; None if the user set them."""
-        why = []
+        """Return the reasons for the sizes of blocks and batches; None if the user set both."""
+        reasons = []
         if options.block_size == "auto":
-            why.append(f"block_size: {block_reason(problem, options, sizes)}")
+            reasons.append(f"block_size: {block_reason(problem, options, sizes)}")
         if problem.batch_size is None:
-            why.append(f"batch_size: {batch_reason(problem, options, sizes)}")
-        return "\n".join(why) or None
+            reasons.append(f"batch_size: {batch_reason(problem, options, sizes)}")
+        return "\n".join(reasons) or None
 
     def op_counts(self, problem: ProblemShape, sizes: BlockSizes) -> tuple[OpCounts, OpCounts]:
-        """Return the operations of setup and of training, as on a single rank.
+        """Return the operations of the setup and of the training, as on a single rank.
 
         See `precondition.block.build_block` and `block_step`.
         """
@@ -83,16 +83,16 @@ class BlockMethod(Method[BlockSizes]):
         return setup, together(training_op_counts(problem, sizes))
 
     def outputs(self, problem: ProblemShape) -> int:
-        """Return the number of outputs, with the sketches of the leverage."""
+        """Return the columns of the product with K(X, Z): outputs and a sketch of the leverage."""
         return problem.c + SKETCH
 
     def needs(self, problem: ProblemShape, sizes: BlockSizes) -> MemoryNeeds:
         """Return the memory needs of the step."""
-        one = sizes.block_size == problem.p
-        factors = 2 if problem.ridge and one else 1
-        together = 0 if one else max(problem.p, sizes.n_sample)
+        single_block = sizes.block_size == problem.p
+        factors = 2 if problem.ridge and single_block else 1
+        sweep_rows = 0 if single_block else max(problem.p, sizes.n_sample)
         return MemoryNeeds(
-            product_rows=max(sizes.batch_size, sizes.n_probe, together),
+            product_rows=max(sizes.batch_size, sizes.n_probe, sweep_rows),
             outputs=problem.c,
             setup=factors * problem.p * sizes.block_size,
         )
@@ -104,13 +104,12 @@ class BlockMethod(Method[BlockSizes]):
         n_blocks = -(-p // sizes.block_size)
         b = -(-p // n_blocks)
         of_rank = problem.of_rank
-        several = problem.ranks > 1
-        add("setup", "block factors H", of_rank(p) + b * several, b, itemsize=item)
+        several_ranks, partitioned = problem.ranks > 1, problem.center_ranks > 1
+        add("setup", "block factors H", of_rank(p) + b * several_ranks, b, itemsize=item)
         add("train", "block factors H", of_rank(p), b, itemsize=item)
-        own = problem.of_column(b)
-        for phase, held in (("setup", problem.in_setup(p)), ("train", problem.of_column(p))):
-            add(phase, "weights learned from the sample", held, c, itemsize=item)
-            add(phase, "sketches of the leverage", held, SKETCH, itemsize=item)
+        for phase, centers in (("setup", problem.in_setup(p)), ("train", problem.of_column(p))):
+            add(phase, "weights learned from the sample", centers, c, itemsize=item)
+            add(phase, "sketches of the leverage", centers, SKETCH, itemsize=item)
         add("setup", "sample and probe, targets", s + h, problem.point + c * item)
         add("setup", "kernel products with targets, residuals", 3 * b + 2 * h, c, itemsize=item)
         add("setup", "targets of the centers", p, c, itemsize=item)
@@ -118,36 +117,29 @@ class BlockMethod(Method[BlockSizes]):
             # Values at the centers, the change by a block there and on the sample, two directions,
             # and the state to return to.
             q, t = of_rank(p), of_rank(s)
-            learned = q + t + max(2 * t, 3 * q) + 3 * (2 * q + t)
-            add("setup", "sweeps over the blocks: values, directions", learned, c, itemsize=item)
-        shared = problem.center_ranks > 1
-        if several:
+            rows = q + t + max(2 * t, 3 * q) + 3 * (2 * q + t)
+            add("setup", "sweeps over the blocks: values, directions", rows, c, itemsize=item)
+        if several_ranks:
             add("sample", "targets of the centers, being broadcast", p, c + 1, itemsize=item)
-        beside = max(b + count_products(buffers, problem, b), 2 * h)
-        if shared:
+        rows = 2 * b + max(b + count_products(buffers, problem, b), 2 * h)
+        if partitioned:
             add("setup", "centers of one block", b, problem.point)
-        add("setup", "factors of one block, probe", 2 * b + beside, b, itemsize=item)
-        p, m = held, batch_room(problem, sizes.batch_size)
-        add("train", "K(X, Z)", m, p if sizes.keep else own, itemsize=item)
+        add("setup", "factors of one block, probe", rows, b, itemsize=item)
+        q, m = problem.of_column(p), batch_room(problem, sizes.batch_size)
+        add("train", "K(X, Z)", m, q if sizes.keep else problem.of_column(b), itemsize=item)
         add("train", "gradient and update of one block", 3 * b, c, itemsize=item)
-        add(
-            "train", "alpha and sketches, side by side", p + m * n_blocks, c + SKETCH, itemsize=item
-        )
+        rows = q + m * n_blocks
+        add("train", "alpha and sketches, side by side", rows, c + SKETCH, itemsize=item)
         add("train", "leverages of a batch", m, n_blocks + 2, itemsize=item)
         add_left_out(buffers, problem)
         if problem.ridge and problem.features != "fourier":
-            add("train", "K(Z, Z) alpha: current, copy, initial", 3 * p, c, itemsize=item)
+            add("train", "K(Z, Z) alpha: current, copy, initial", 3 * q, c, itemsize=item)
             if n_blocks == 1:
-                add("train", "factor of K(Z, Z)", of_rank(problem.p), problem.p, itemsize=item)
-        if problem.center_ranks > 1:
-            whole = sizes.batch_size if problem.ranks > problem.center_ranks else 0
-            add(
-                "train",
-                "all-reduce buffers of a step",
-                m + whole,
-                c + SKETCH * n_blocks,
-                itemsize=item,
-            )
+                add("train", "factor of K(Z, Z)", of_rank(p), p, itemsize=item)
+        if partitioned:
+            rows = m + (sizes.batch_size if problem.ranks > problem.center_ranks else 0)
+            columns = c + SKETCH * n_blocks
+            add("train", "all-reduce buffers of a step", rows, columns, itemsize=item)
             if problem.ridge:
                 add("train", "weights of one block", b, c, itemsize=item)
             if problem.ridge and n_blocks > 1:
@@ -161,7 +153,7 @@ class BlockMethod(Method[BlockSizes]):
         return CenterPartition(block_slices(problem.p, sizes.block_size), grid)
 
     def compute(self, work: Work[BlockSizes], samples: Samples, report: Report) -> Setup:
-        """Compute the preconditioner and its step rules."""
+        """Compute the preconditioner, its step rules and, from these, the batch size."""
         op, options, problem = work.op, work.options, work.problem
         S, probe = (
             Sample(op.points(rows.X, left=True), rows.Y, rows.root, rows.fresh, rows.center_index)
@@ -174,17 +166,17 @@ class BlockMethod(Method[BlockSizes]):
             noise=work.noise, worth=work.worth, sweeps=n_sweeps(problem, work.sizes),
             damping=set_value(options.damping), ridge=options.fixed_ridge, seed=work.seed,
             report=report,
-            known=work.known, batch=_damped_by(problem, work.sizes.batch_size),
+            known=work.known, batch=_batch_over_variance_ratio(problem, work.sizes.batch_size),
             max_batch=work.sizes.batch_size,
         )  # fmt: skip
-        open_ridge = {} if work.worth is None else {"ridge": pre.ridge}
+        ridge_from_noise = {} if work.worth is None else {"ridge": pre.ridge}
         critical = min(rule.critical_batch for rule in pre.rules)
         batch = measured_batch(problem, work.sizes, critical)
         if batch < work.sizes.batch_size:
             report("batch", {"planned": work.sizes.batch_size, "batch_size": batch})
         return Setup(
-            _factors(pre),
-            open_ridge
+            _setup_arrays(pre),
+            ridge_from_noise
             | {
                 "rules": [asdict(rule) for rule in pre.rules],
                 "mu": pre.mu,
@@ -219,12 +211,13 @@ class BlockMethod(Method[BlockSizes]):
 def training_op_counts(
     problem: ProblemShape, sizes: BlockSizes
 ) -> tuple[OpCounts, OpCounts, OpCounts]:
-    """Return the operations of all steps on the rows of batches, on the centers, and in calls.
+    """Return the operations of all steps: on the rows of batches, on the centers, and in calls.
 
-    With several blocks, a ridge that is searched for takes a block of K(Z, Z) in every second step
-    on average, from none to all; 32 to 125 blocks needed n / 115 to n / 32 of n blocks a step, and
-    setup makes it no more than a batch (`precondition.block`). A ridge that is set is usually weak.
-    With one block its factor is read every 2 to 10 000 steps, on ten tables.
+    With several blocks and a ridge that is chosen automatically, the count assumes that a step
+    evaluates 1 / 32 of the blocks of K(Z, Z), but no more kernel values than in its batch, which
+    the setup ensures (`precondition.block`), and at least one block in every second step. A ridge
+    that the user sets is usually weak, and is not counted; nor is the factor of a single block,
+    which few steps read.
     """
     p, b, n = problem.p, sizes.block_size, problem.n_rows * problem.epochs
     steps = -(-n // sizes.batch_size)
@@ -238,13 +231,14 @@ def training_op_counts(
     return rows, centers, OpCounts(calls=steps * (CALLS + CALLS_OF_BLOCK * -(-p // b)))
 
 
-def _damped_by(problem: ProblemShape, m: int) -> float:
-    """Return the rows of a batch over the share of their leverage that damps them."""
-    share = finite_population_factor(problem.cycled, m)
-    return m / share if share else math.inf
+def _batch_over_variance_ratio(problem: ProblemShape, m: int) -> float:
+    """Return m / `finite_population_factor`, for batches of m rows."""
+    ratio = finite_population_factor(problem.cycled, m)
+    return m / ratio if ratio else math.inf
 
 
-def _factors(pre: BlockPreconditioner) -> dict[str, Array]:
+def _setup_arrays(pre: BlockPreconditioner) -> dict[str, Array]:
+    """Return the arrays of the setup; a name that ends in .b is an array of block b."""
     arrays = {f"H.{b}": H for b, H in enumerate(pre.H) if H is not None}
     assert pre.start is not None
     arrays["start"] = pre.start

@@ -15,33 +15,32 @@ from streamkern.solver.precondition.step_rule import RIDGE_DELAY, blocks_due
 
 RIDGE_AGE = 0.5
 """Largest age of a weak ridge's values, see `ridge_schedule`, in time constants of the ridge within
-a block. With 1 in place of it, a smooth problem took more steps to converge."""
+a block. Older values make convergence slower."""
 MIN_SHARE = 1e-15
 """Smallest `share` of `ridge_schedule`, which divides by it."""
 ADD_RIDGE = Assignments("ridge", "g = g + v * ridge")
-ADD_WITH_JITTER = Assignments("ridge_jitter", "g = g + v * ridge + alpha * more")
+ADD_WITH_JITTER = Assignments("ridge_jitter", "g = g + v * ridge + alpha * ridge_jitter")
 
 
 def ridge_schedule(n: int, share: float) -> tuple[int, int]:
-    """Return how often, and for how many blocks, a step evaluates K(Z, Z) alpha.
+    """Return the schedule by which steps evaluate K(Z, Z) alpha.
 
-    The result is the number of steps from one evaluation to the next, and the number of blocks that
-    are evaluated each time.
+    It is the number of steps from one evaluation to the next, and the number of blocks that are
+    evaluated each time.
 
     n : number of blocks.
     share : largest rate at which the ridge shrinks weights of a block, per step: eta ridge / mu.
 
     In a *round*, all blocks are evaluated once. The values in use are therefore up to a round old,
-    and the length of a round is limited by stability. Along a direction that all blocks have in
-    common, the ridge acts at n times the rate `share`. If the ages are spread evenly over T steps,
-    the delayed equation x' = -rate x is stable for rate T < pi^2 / 2. Where centers have no rows
-    near them, only the ridge holds alpha, and alpha grew when rounds were longer than that.
+    and stability limits the length of a round. Along a direction that all blocks have in common,
+    the ridge acts at n times the rate `share`. If the ages are spread evenly over T steps, the
+    delayed equation x' = -rate x is stable for rate T < pi^2 / 2. Where no rows are near the
+    centers, only the ridge limits alpha, which grows without bound if rounds are longer.
 
-    A weak ridge is therefore evaluated only in some steps, one block at a time: this saves time, as
-    K(Z, Z) alpha took a quarter of the loop on noisy digits (p = 8000, four blocks). A strong ridge
-    with many blocks is evaluated for several blocks in each step, so that a round is shorter than n
-    steps. The setup chooses mu such that these blocks take about as many kernel values as the
-    batch, see `blocks_due`.
+    A weak ridge is evaluated only in some steps, one block at a time, which saves time. A strong
+    ridge with many blocks is evaluated for several blocks in each step, so that a round is shorter
+    than n steps. The setup chooses mu such that these blocks take about as many kernel values as
+    the batch, see `blocks_due`.
     """
     share = max(share, MIN_SHARE)
     stride = int(min(RIDGE_AGE / n, RIDGE_DELAY / 2 / n**2) / share)
@@ -55,7 +54,9 @@ class BlockRidge:
 
     op : products with kernel matrices.
     Z : centers of this rank in the partition.
-    preconditioner : its factors, dampings mu and step rules.
+    preconditioner : has the step rules, the damping mu, the jitters and, for one block, the factor
+        of K(Z, Z).
+    partition : partition of the centers over ranks.
     ridge : coefficient of the kernel norm in the loss; 0: no ridge.
     max_batch : largest number of rows in a step.
     """
@@ -79,7 +80,7 @@ class BlockRidge:
         return ridge_schedule(len(pre.blocks), share)
 
     def pending(self, n_outputs: int) -> dict[str, Array]:
-        """Return the buffer of K(Z, Z) alpha, (p, n_outputs), if it is kept from step to step."""
+        """Return the array of K(Z, Z) alpha, (p, n_outputs), by name; none if it is not needed."""
         shape = (len(self.Z), n_outputs)
         if not self.ridge or self.op.kernel.explicit:
             return {}
@@ -95,11 +96,12 @@ class BlockRidge:
         them without bound.
 
         v is updated for one block after another, see `ridge_schedule`, because all of K(Z, Z) has
-        p^2 entries, more than the kernel matrix of the batch. A single block is updated by its
-        factor L, which takes as much reading as the preconditioner. Values that are up to a round
+        p^2 entries, more than the kernel matrix of the batch. A single block is updated with its
+        factor L, which takes as long to read as the preconditioner. Values that are up to a round
         old do not change the fixed point, which is the ridge solution, and the schedule keeps it
-        stable. The alternative, one random block in each step, counted n_blocks times, is unbiased
-        for additive updates only: with Gauss-Seidel updates it ended 10 to 15 % away.
+        stable. The alternative, one random block in each step, counted n_blocks times, has the
+        right fixed point for additive updates, but not for Gauss-Seidel updates
+        (docs/explanation/block-measured.md).
 
         g : (b, c) the gradient of block b, changed in place.
         b : index of the block.
@@ -113,9 +115,9 @@ class BlockRidge:
             self._refresh(state, b)
         operands = {"g": g, "v": self._values(values)[b], "ridge": self.ridge}
         if pre.jitters[b] and pre.L is None:
-            more = self.ridge * pre.jitters[b]
+            ridge_jitter = self.ridge * pre.jitters[b]
             alpha = self._alpha(state.alpha)[b]
-            self.backend.assign(ADD_WITH_JITTER, alpha=alpha, more=more, **operands)
+            self.backend.assign(ADD_WITH_JITTER, alpha=alpha, ridge_jitter=ridge_jitter, **operands)
         else:
             self.backend.assign(ADD_RIDGE, **operands)
 
@@ -126,33 +128,33 @@ class BlockRidge:
             if self.preconditioner.L is None:
                 self.partition.product(self.op, self.Z, block, state.alpha, out)
             else:
-                self._by_factor(state, block, out)
+                self._multiply_by_factor(state, block, out)
 
-    def _by_factor(self, state: State, block: slice, out: Array) -> None:
+    def _multiply_by_factor(self, state: State, block: slice, out: Array) -> None:
         """Write L L^T alpha of a block to `out`; each rank has some rows of L.
 
         L L^T is K(Z, Z) with its jitter.
         """
         ranks, L = self.partition.ranks, self.preconditioner.L
         rows = ranks.triangle(len(out))
-        first, lower = slice(rows.stop), rows.start == 0
+        columns, lower = slice(rows.stop), rows.start == 0
         workspace, gathered = self.backend.workspace, self.partition.gathered
         if not ranks.is_single:
             out[...] = 0
-        with workspace(out.shape, out.dtype) as half, gathered(state.alpha, block) as a:
-            half[rows.stop :] = 0
-            self.backend.matmul_t(L, a[rows], half[first], lower=lower)
-            self.partition.sum(half)
-            self.backend.matmul(L, half[first], out[rows], lower=lower)
+        with workspace(out.shape, out.dtype) as Lt_alpha, gathered(state.alpha, block) as alpha:
+            Lt_alpha[rows.stop :] = 0
+            self.backend.matmul_t(L, alpha[rows], Lt_alpha[columns], lower=lower)
+            self.partition.sum(Lt_alpha)
+            self.backend.matmul(L, Lt_alpha[columns], out[rows], lower=lower)
         self.partition.sum(out)
 
     def refresh_all(self, state: State) -> None:
-        """Update K(Z, Z) alpha of all blocks, without waiting for their turns."""
+        """Update K(Z, Z) alpha of all blocks."""
         if "ridge_values" in state.pending:
             for b in range(len(self.preconditioner.blocks)):
                 self._refresh(state, b)
 
     def _is_due(self, b: int, step: int) -> bool:
-        """Return whether it is the turn of block b to be evaluated in this step."""
-        n, (turn, rest) = len(self.preconditioner.blocks), divmod(step, self.stride)
-        return not rest and (b - turn * self.count) % n < self.count
+        """Return whether this step evaluates block b, by `ridge_schedule`."""
+        n, (evaluation, rest) = len(self.preconditioner.blocks), divmod(step, self.stride)
+        return rest == 0 and (b - evaluation * self.count) % n < self.count

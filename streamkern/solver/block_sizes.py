@@ -1,21 +1,20 @@
 """Sizes of blocks, batches and samples of the block solver, and its run time, in integers.
 
-Setup takes p b (2 s + h + 5 b / 3) FLOPs, where s and h are a few times b, and saves rows of
-training: noisy digits, a smooth and a rough function, 500 to 8000 centers, reached 1.05 times the
-exact model's loss after about 5 p (p / b) rows, from 1 to 10. So there is a block size with which a
-run gets there soonest, a half or a quarter of p for 2000 to 8000 centers. A larger one, up to p, is
-taken if its setup is a quarter of the run or less, or seconds: it has the lower loss in the end.
+**Blocks.** The setup takes p b (2 s + h + 5 b / 3) FLOPs, where the rows s of the sample and h of
+the probe are a few times b. Larger blocks need fewer rows of training: a run comes near the exact
+model (1.05 times its loss) after about `ROWS_TO_LEARN` p (p / b) rows. The block size with the
+shortest time until then is the *soonest*. A larger block, up to p, is chosen if its setup takes at
+most a quarter of the run, or seconds, because it has the lower loss in the end.
 
-Times are in FLOPs at the speed of a GEMM. They exceed a method's FLOPs by the operations that are
-no multiplications: evaluating an entry of a kernel, and reading one of the preconditioner, which is
-read twice a step, whatever the number of outputs: see `planning.problem`.
+**Times** are in FLOPs at the speed of a GEMM. Besides FLOPs they include the evaluation of kernel
+entries, and the reading of the preconditioner, twice a step: see `planning.problem`.
 
-The larger a batch, the less often H is read; but past the critical batch the step no longer grows
-in proportion to the batch. A step of m rows makes progress like m / (1 + m / critical), by the step
-rule, and takes a time like m + h, where h is the number of rows that take as long as H. Progress in
-a second is best at m^2 = critical h. The critical batch is not known before setup has measured it:
-p is assumed. The h of a CPU is small, and its batch is p / 4 rows and at most 4096; a GPU, whose
-products are fast relative to its memory, may take more.
+**Batches.** With a larger batch H is read less often, but beyond the critical batch the step no
+longer grows in proportion to the batch. By the step rule, the progress of a step of m rows is
+proportional to m / (1 + m / critical). Its time is proportional to m + h_H, where reading H takes
+as long as h_H rows. The progress per second is largest at m^2 = critical h_H. A plan assumes a
+critical batch of p, as only the setup can measure it. On a CPU h_H is small, and a batch has p / 4
+rows, at most 4096; a GPU, whose products are fast relative to its memory, may use more.
 """
 
 from __future__ import annotations
@@ -39,22 +38,20 @@ from streamkern.planning.sizes import (
     sample_sizes,
 )
 
-# Sizes of the setup samples, in blocks. Loss over the exact model's after half an epoch and one,
-# with 10 rows per center, p = 2000, with a sample of 5, 3, 2 blocks: digits, b = p 1.029 1.007, - ,
-# 1.043 1.012; b = p/2 1.077 1.041, 1.074 1.039, 1.080 1.044; rough, b = p 1.053 1.019, -, 1.088
-# 1.024; b = p/2 1.137 1.064, 1.149 1.075, 1.186 1.086. With 2 the loss is higher, but setup takes
-# half the time of 5, and 1.05 is reached as soon.
-# The size of the block matters far more: it is chosen with 2, and 5 are taken in long runs. More
-# than 5 made no difference, nor did a probe of 2 or 4 blocks. With a probe of half a block,
-# lambda_1 comes out larger: digits are at 1.05 after 2.3 epochs instead of 2.0 (p = 8000,
-# b = p/4), rough after 1.8 instead of 2.0 (2000, p/2), and a tenth of the setup is saved; short
-# runs use it.
 SAMPLE_BLOCKS = (5, 2)
+"""Sizes of the setup sample, in blocks: for long runs, and for short ones.
+
+The smaller sample halves the time of the setup, for a somewhat higher loss. Block sizes are
+compared with the smaller sample. Measured in docs/explanation/solver-measured.md.
+"""
 MIN_SAMPLE = 4096
+"""Smallest number of rows of the setup sample, if there are as many."""
 SETUP_SHARE, SAMPLE_SHARE = 0.25, 0.1
+"""Largest time of the setup, relative to the training, for a larger block and a larger sample."""
 MAX_SETUP_SWEEPS = 24
 """Largest number of sweeps over the blocks in setup, see `precondition.joint`."""
 ROWS_TO_LEARN = 5
+"""Rows until the model is near the exact one, in units of p (p / b)."""
 
 
 @dataclass(frozen=True)
@@ -71,31 +68,31 @@ class BlockSizes(Sizes):
 
 def candidates(problem: ProblemShape, options: SolverConfig) -> list[BlockSizes]:
     """Return candidate sizes, from the best to the smallest."""
-    preferred, *_ = sizes = preferred_batches(problem, options)
+    preferred, *_ = all_batches = preferred_batches(problem, options)
     best = max(_soonest_and_affordable(problem, preferred))
     blocks = halvings(set_value(options.block_size), best, min(256, problem.p))
-    # The batch shrinks before the block does, down to half of a CPU's batch; evaluating K twice is
-    # worse than either.
-    few = 2 + sum(m > auto_batch(problem) for m in sizes)
-    groups = ((True, sizes[:few]), (True, sizes[few:]), (False, sizes))
+    # First smaller batches, down to half of a CPU's batch, then smaller blocks, then still smaller
+    # batches. Evaluating K twice in a step is the last resort.
+    n_first = 2 + sum(m > auto_batch(problem) for m in all_batches)
+    groups = ((True, all_batches[:n_first]), (True, all_batches[n_first:]), (False, all_batches))
     return [
         block_sizes(problem, m, b, k, keep, loader)
         for keep, batch_sizes in groups
         for b in blocks
-        for k in _samples(problem, b, preferred)
+        for k in _sample_blocks(problem, b, preferred)
         for m in batch_sizes
         for loader in LOADERS
     ]
 
 
 def block_reason(problem: ProblemShape, options: SolverConfig, sizes: BlockSizes) -> str:
-    """Return what decided the size of the blocks, where the user did not set it."""
+    """Return the reason for the block size, as text, if the user did not set it."""
     soonest, affordable = _soonest_and_affordable(problem, preferred_batches(problem, options)[0])
     if sizes.block_size < max(soonest, affordable):
-        return f"what the memory allows; with more it would be {max(soonest, affordable)}"
+        return f"the largest that fits the memory; with more it would be {max(soonest, affordable)}"
     if affordable > soonest:
         return f"the largest whose setup takes at most {SETUP_SHARE:.0%} of the run, or seconds"
-    return "with this one the run is expected near the exact model the soonest"
+    return "with this size the run is expected to come near the exact model soonest"
 
 
 def preferred_batches(problem: ProblemShape, options: SolverConfig) -> list[int]:
@@ -107,21 +104,22 @@ def preferred_batches(problem: ProblemShape, options: SolverConfig) -> list[int]
 
 
 def worthwhile_batch(problem: ProblemShape, b: int, critical: float) -> int:
-    """Return the power of two nearest to sqrt(critical h), for blocks of b: see the module.
+    """Return the batch size with the best progress per second, for blocks of b.
 
-    It is no less than a CPU's batch, and no more than about a quarter of the centers.
+    It is the power of two nearest to sqrt(critical h_H), see the module docstring, but no less than
+    a CPU's batch, and no more than about a quarter of the centers.
     """
-    least, apply = auto_batch(problem), _apply(problem, b)
-    best = power_of_two(math.sqrt(critical * apply / _of_row(problem)))
+    least, step_cost = auto_batch(problem), _step_cost(problem, b)
+    best = power_of_two(math.sqrt(critical * step_cost / _row_cost(problem)))
     most = min(problem.costs.most_rows, near_quarter(problem.p), problem.n_rows)
     return max(least, min(best, most))
 
 
 def measured_batch(problem: ProblemShape, sizes: BlockSizes, critical: float) -> int:
-    """Return the rows of a step, given the measured critical batch.
+    """Return the batch size, given the measured critical batch.
 
-    It is below the planned batch only if that exceeds a CPU's batch: the plan assumed a critical
-    batch of p. Rules that were measured for more rows in a step hold for fewer.
+    A planned batch that exceeds a CPU's batch may be lowered, because the plan assumed a critical
+    batch of p. The step rules are also valid for the smaller batch.
     """
     planned = sizes.batch_size
     if problem.batch_size is not None or planned <= auto_batch(problem):
@@ -130,17 +128,18 @@ def measured_batch(problem: ProblemShape, sizes: BlockSizes, critical: float) ->
 
 
 def batch_reason(problem: ProblemShape, options: SolverConfig, sizes: BlockSizes) -> str:
-    """Return why a step has this number of rows, where the user did not set it."""
+    """Return the reason for the batch size, as text, if the user did not set it."""
     m, b = sizes.batch_size, sizes.block_size
     preferred = preferred_batches(problem, options)[0]
     if m < preferred:
-        return f"what the memory allows; with more it would be {preferred}"
+        return f"the largest that fits the memory; with more it would be {preferred}"
     if m <= auto_batch(problem):
         return "about a quarter of the centers, from 256 to 4096 and no more than there are rows"
-    rows = _apply(problem, b) // _of_row(problem)
+    rows = _step_cost(problem, b) // _row_cost(problem)
     return (
         f"larger than the 4096 of a CPU, as reading H takes as long as {rows} rows of a step "
-        f"({problem.costs.basis}); less where setup measures that so many rows buy no larger step"
+        f"({problem.costs.basis}); less if the setup measures that so many rows allow no larger "
+        "step"
     )
 
 
@@ -158,11 +157,12 @@ def _soonest_and_affordable(problem: ProblemShape, m: int) -> tuple[int, int]:
     return soonest.block_size, next(affordable, 1)
 
 
-def _samples(problem: ProblemShape, b: int, m: int) -> list[int]:
+def _sample_blocks(problem: ProblemShape, b: int, m: int) -> list[int]:
     """Return candidate sizes of the setup sample, in blocks, from the best to the smallest."""
-    *more, few = SAMPLE_BLOCKS
-    fits = [k for k in more if _share(problem, block_sizes(problem, m, b, k)) <= SAMPLE_SHARE]
-    return [*fits, few]
+    large, small = SAMPLE_BLOCKS
+    if _setup_share(problem, block_sizes(problem, m, b, large)) <= SAMPLE_SHARE:
+        return [large, small]
+    return [small]
 
 
 def block_sizes(
@@ -180,20 +180,21 @@ def block_sizes(
 
 
 def _is_affordable(problem: ProblemShape, sizes: BlockSizes) -> bool:
+    """Return whether the setup takes at most a quarter of the run, or seconds."""
     most = max(SETUP_SHARE * training_time(problem, sizes), problem.costs.setup)
     return setup_time(problem, sizes) <= most
 
 
-def _share(problem: ProblemShape, sizes: BlockSizes) -> float:
+def _setup_share(problem: ProblemShape, sizes: BlockSizes) -> float:
     """Return the time of setup as a fraction of the time of training."""
     return setup_time(problem, sizes) / training_time(problem, sizes)
 
 
 def setup_time(problem: ProblemShape, sizes: BlockSizes) -> int:
     """Return the time of setup, in FLOPs at the speed of a GEMM."""
-    b, sampled = sizes.block_size, sizes.n_sample + sizes.n_probe
-    beside = problem.evaluated - 2 * problem.d
-    return setup_flops(problem, sizes) + beside * problem.p * (b + sampled)
+    b, n_rows = sizes.block_size, sizes.n_sample + sizes.n_probe
+    entry = problem.evaluated - 2 * problem.d  # without the FLOPs of the product of points
+    return setup_flops(problem, sizes) + entry * problem.p * (b + n_rows)
 
 
 def training_time(problem: ProblemShape, sizes: BlockSizes) -> int:
@@ -202,23 +203,24 @@ def training_time(problem: ProblemShape, sizes: BlockSizes) -> int:
 
 
 def time_until_learned(problem: ProblemShape, sizes: BlockSizes) -> int:
-    """Return the time of setup and of the rows it takes to come near the exact model."""
+    """Return the time of the setup and of the training until the model is near the exact one."""
     rows = ROWS_TO_LEARN * problem.p**2 // sizes.block_size
     return setup_time(problem, sizes) + rows * _row_time(problem, sizes)
 
 
 def _row_time(problem: ProblemShape, sizes: BlockSizes) -> int:
-    apply = _apply(problem, sizes.block_size) // sizes.batch_size
-    return problem.p * (_of_row(problem) + apply)
+    """Return the time per row of training."""
+    step_cost = _step_cost(problem, sizes.block_size) // sizes.batch_size
+    return problem.p * (_row_cost(problem) + step_cost)
 
 
-def _of_row(problem: ProblemShape) -> int:
-    """Return the time per center for a row of a batch."""
+def _row_cost(problem: ProblemShape) -> int:
+    """Return the time per center and row of a batch."""
     return problem.evaluated + 6 * problem.c
 
 
-def _apply(problem: ProblemShape, b: int) -> int:
-    """Return the time per center for a step.
+def _step_cost(problem: ProblemShape, b: int) -> int:
+    """Return the time per center and step, for applying the preconditioner.
 
     A ridge on one block, whose factor is read seldom, adds little.
     """
@@ -232,17 +234,17 @@ def n_sweeps(problem: ProblemShape, sizes: BlockSizes) -> int:
     """
     if sizes.block_size == problem.p:
         return 0
-    once = 2 * (sizes.n_sample + problem.p) * problem.p * (problem.evaluated + 2 * problem.c)
-    afforded = max(SETUP_SHARE * training_time(problem, sizes), problem.costs.sweeps)
-    return min(MAX_SETUP_SWEEPS, int(afforded / once))
+    sweep_time = 2 * (sizes.n_sample + problem.p) * problem.p * (problem.evaluated + 2 * problem.c)
+    most = max(SETUP_SHARE * training_time(problem, sizes), problem.costs.sweeps)
+    return min(MAX_SETUP_SWEEPS, int(most / sweep_time))
 
 
 def setup_flops(problem: ProblemShape, sizes: BlockSizes) -> int:
     """Return the FLOPs of setup for all blocks of b centers, a sample of s rows and a probe of h.
 
-    Per block (2 s + h) b^2 to whiten the sample, for its covariance and for the probe's features,
-    5/3 b^3 for three Cholesky factors and two inverses, and the three kernel matrices; once 4/3 b^3
-    for everything else.
+    Each block takes (2 s + h) b^2 FLOPs to whiten the sample, for its covariance and for the
+    features of the probe, 5/3 b^3 for three Cholesky factors and two inverses, and the products of
+    three kernel matrices. The rest takes 4/3 b^3 once.
     """
     p, b, s, h = problem.p, sizes.block_size, sizes.n_sample, sizes.n_probe
     kernels = 2 * (b + s + h) * problem.d
@@ -250,11 +252,11 @@ def setup_flops(problem: ProblemShape, sizes: BlockSizes) -> int:
 
 
 def setup_op_counts(problem: ProblemShape, sizes: BlockSizes) -> OpCounts:
-    """Return the operations of setup by kind, with the joint fit of all blocks.
+    """Return the operations of the setup on one rank, including the joint fit of all blocks.
 
-    The fit counts as half of the sweeps, the usual number, and half of the penalties that
-    `noise_on_fresh_rows` tries. The counts are those of one rank, which has a part of the sample's
-    rows, and of the centers in a sweep.
+    A run usually makes half of the `n_sweeps` sweeps, and `noise_on_fresh_rows` usually tries half
+    of its penalties; these halves are counted. In a sweep, a rank has a part of the rows of the
+    sample and of the centers.
     """
     p, b, s, h = problem.p, sizes.block_size, problem.of_rank(sizes.n_sample), sizes.n_probe
     factored = OpCounts(

@@ -8,34 +8,34 @@ One step on a fresh batch X (m, d), Y (m, c), with K = K(X, Z) evaluated once:
         u = eta_b H_b^T H_b (K_b^T r / m + ridge v_b),      v = K(Z, Z) alpha, see `BlockRidge.add`
         alpha_b -= u;    r -= w (K_b u - own),              own, see below
 
-Each block moves against the residual the others left (Gauss-Seidel), so a block never has to be
-slowed down because another one is correlated with it, which is what the additive form must do.
-For the full batch this is block coordinate descent on a convex quadratic: every block step is a
-preconditioned gradient step with eta_b <= 1 / lambda_1 of its block, hence the loss never rises,
-and it stops only where K^T w r = 0, the least-squares solution. For fresh minibatches the step of
-one block alone is non-expansive in the mean square, whatever the leverages are: see `step_rule`. Of
-several blocks that is seen, not proved: of 1189 random designs of 2 to 4 rows in 2 or 3 blocks,
-with all batches of 1 to 3 of them and all orders, no second moment had a spectral radius above 1.
+Each block is updated with the residual that the previous blocks left (Gauss-Seidel). In the
+additive form (Jacobi), blocks whose features are correlated would need shorter steps; here they do
+not. For the full batch this is block coordinate descent on a convex quadratic, with preconditioned
+gradient steps of eta_b <= 1 / lambda_1 of the block: the loss never rises, and the only fixed point
+is K^T w r = 0, the least-squares solution. For fresh minibatches the step of a single block is
+non-expansive in the mean square, for any leverages: see `step_rule`. For several blocks there is
+only numerical evidence (docs/block-preconditioner.md).
 
-ell(x) is the leverage of a row, the sum of its leverages in the blocks, ell_b. They are sketched
-(`BlockPreconditioner.sketches`) by columns beside alpha_b in the product that makes the residual.
+ell(x) is the leverage of a row, the sum of its leverages ell_b in the blocks. These are estimated
+from sketches (`BlockPreconditioner.sketches`). The product K_b [alpha_b, G_b] computes the
+residual and the sketches of a block together.
 
-In K_b u, row i has the share (eta_b / m) ell_b(x_i) r_i from itself. If that were taken from r as
-well, a row would count the less for the later blocks the higher its leverage is, and the steps
-would end at another, weighted least squares (docs/block-preconditioner.md). So it is left in r.
-Batches of m rows drawn without replacement from n rows, pass after pass, need (n - m) / (n - 1) of
-it, and the full batch nothing; the same holds for the leverages in w: a full batch has no noise,
-and converges to least squares itself.
+In K_b u, row i itself causes the part (eta_b / m) ell_b(x_i) r_i. If this part ("own" above) were
+subtracted from r, rows of high leverage would have less influence on the later blocks, and the
+limit would be a differently weighted least-squares solution (docs/block-preconditioner.md). So it
+stays in r. If every pass draws batches of m of its n rows without replacement, this part and the
+leverages in w are multiplied by (n - m) / (n - 1). This is 0 for a full batch, which has no noise
+and converges to the unweighted least-squares solution.
 
 Sample weights v_i are part of w: w_i = v_i / (1 + eta v_i ell(x_i) / m).
 
 With minibatches the steps converge to least squares with the weights w_i, which tend to 1 as the
-step falls (`FULL_ROWS`). There is no projection and there are no temporary centers. The running
-average of the iterates removes the noise floor of the constant step.
+step falls (`FULL_ROWS`). The running average of the iterates removes the noise floor of the
+constant step.
 
 Each rank of a grid (`backend.rank_grid`) has some rows of X and some centers of every block. g and
-u are summed over all ranks, K alpha and K_b u over the ranks with the same rows. So all
-take the step of a single rank, in the same order.
+u are summed over all ranks, K alpha and K_b u over the ranks with the same rows. So the ranks
+together take the step of a single rank.
 
 Cost per step 2 m p (d + 3 c) + 2 p b c FLOPs, and with a ridge at most p b (2 d + 2 c) for several
 blocks, 2 p^2 c for one; memory p b for H, m p for the kept K(X, Z), and p^2 for one block with a
@@ -68,24 +68,17 @@ from streamkern.solver.precondition.step_rule import StepRule
 
 ORDER_STAGE = 11
 TRUST_RATIO = 0.25
-"""Weight of the sample's rows in the average at the start.
-
-Measured at 0, 0.25, 0.5 and 1: 0 is far worse until the rows of the sample have been seen.
-"""
+"""Weight of the setup sample's rows in the running average; 0 would begin it with noisy steps."""
 FULL_ROWS = 8
-"""Rows per center that are trained with steps of full size.
+"""Rows per center that are trained with the full step size.
 
-After them the step falls like the inverse root of the number of rows, and with it the bias of
-damped rows and the noise. Never, after 8 and after 2, loss over the exact model's with b = p, p/4,
-p/16 after five epochs: smooth 1.019 1.122 1.142, .999 1.043 1.051, 1.001 1.009 1.016; noisy digits
-1.024 1.049 1.093, 1.021 1.049 1.095, 1.018 1.052 1.100; bike .982 1.057 1.129, .985 1.060 1.133,
-.992 1.066 1.143; diamonds .988 1.013 1.032, .988 1.019 1.038, .992 1.027 1.050; after one epoch 8
-rows were as good as any.
+After them the step falls like the inverse root of the number of rows, and with it the noise and the
+bias of the weights w. Measured in docs/explanation/block-measured.md, "When the step decreases".
 """
 BLOCKS_AT_ONCE = 16
 """Blocks whose values are summed in one launch; its arguments are limited to 4 KB on a GPU."""
 MOST_SIZES = 16
-"""Sizes of batches whose views are kept."""
+"""Number of batch sizes for which views of the buffers are kept."""
 MOVE = Assignments("move", "u = u * eta; alpha = alpha - u")
 DAMP = Assignments("damp", "w = 1 / (w * share + 1)")
 DAMP_WEIGHTED = Assignments("damp_weighted", "w = weights / (w * share * weights + 1)")
@@ -94,9 +87,9 @@ LEAVE_OWN = Assignments("leave_own", "r = r * (leverage * share * w + 1) - Ku * 
 
 @cache
 def residual(first: int, stop: int, minus_targets: bool) -> Assignments:
-    """Return the assignment of the sum of the values v0, v1, ... of some blocks to r.
+    """Return the assignment that sums the values v_first to v_(stop - 1) of some blocks.
 
-    The sum of the first blocks is minus Y, if `minus_targets`; that of others is added to r.
+    It overwrites r for first = 0, with the sum less Y if `minus_targets`; else it adds to r.
     """
     terms = [f"v{b}" for b in range(first, stop)]
     if first:
@@ -107,38 +100,39 @@ def residual(first: int, stop: int, minus_targets: bool) -> Assignments:
 
 
 def finite_population_factor(cycled: int | None, m: int) -> float:
-    """Return the variance of a mean of m rows of a stream over that of m independent rows.
+    """Return the variance of a mean of m rows of a stream, relative to m independent rows.
 
-    cycled : rows over which the stream cycles, each once in a pass; None if every row is new.
+    cycled : number of rows of the stream, if each pass has all of them; None if every row is new.
     """
     return 1.0 if cycled is None else (cycled - m) / max(cycled - 1, 1)
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """Views of the buffers for the m rows of a batch."""
+class _Views:
+    """Views of the buffers for the m rows of a batch.
+
+    x : prepared rows.
+    r : (m, c) residual.
+    Ku : (m, c) K_b u of the current block.
+    w : (m,) weights of the rows.
+    leverages, leverage : (n, m) leverages in the n blocks; the same for each block, (m, 1).
+    products, values : for each block K_b [alpha_b, G_b], (m, c + k), and K_b alpha_b, (m, c).
+    sketched : (n, m, k) K_b G_b of all blocks.
+    K : (m, b) for each block, or None if it is evaluated twice in a step.
+    whole_K : (m, p) kernel matrix of all blocks; None if each block has a matrix of its own.
+    """
 
     x: Points
     r: Array
-    """(m, c)"""
     Ku: Array
-    """(m, c)"""
     w: Array
-    """(m,)"""
     leverages: Array
-    """(n, m), of n blocks"""
     leverage: list[Array]
-    """(m, 1) of each block"""
-    both: list[Array]
-    """(m, c + k) of each block: values, and the sketches of the leverage"""
+    products: list[Array]
     values: dict[str, Array]
-    """(m, c) of each block"""
     sketched: Array
-    """(n, m, k)"""
     K: list[Array | None]
-    """(m, b) of each block, if it is kept"""
     whole_K: Array | None
-    """(m, p)"""
 
 
 class BlockSolver(Solver):
@@ -148,9 +142,10 @@ class BlockSolver(Solver):
 
     Parameters
     ----------
-    remedy, average_k : see `Solver`; the default of the latter suits Newton steps of blocks.
-    keep : hold all of K(X, Z), max_batch x p; otherwise a block's columns are evaluated twice.
-    cycled : rows over which the stream cycles; None if every row is new.
+    remedy, average_k : see `Solver`; average_k None: 0.5 for up to 4 blocks, else 1.
+    keep : whether a step keeps all of K(X, Z), max_batch x p; otherwise it evaluates the columns of
+        each block twice.
+    cycled : see `finite_population_factor`.
     """
 
     def __init__(
@@ -171,7 +166,7 @@ class BlockSolver(Solver):
         )
         xp, c = op.backend.xp, self.n_outputs
         self.remedy = remedy
-        # Measured at 0, 0.5, 1, 2, 3 on noisy, rough and smooth problems, 1 to 16 blocks.
+        # See "The constant k of the running average" in docs/explanation/block-measured.md.
         default_k = 0.5 if len(preconditioner.blocks) <= 4 else 1
         self.average_k = default_k if average_k is None else average_k
         widest = max(b.stop - b.start for b in preconditioner.blocks)
@@ -179,14 +174,14 @@ class BlockSolver(Solver):
         widths = [len(Z_b) for Z_b in self._Z]
         self._columns = widths if keep else [max(widths)]
         self._g, self._u = (
-            [room[: b.stop - b.start] for b in preconditioner.blocks]
-            for room in (xp.empty((widest, c), op.dtype) for _ in range(2))
+            [buffer[: b.stop - b.start] for b in preconditioner.blocks]
+            for buffer in (xp.empty((widest, c), op.dtype) for _ in range(2))
         )
-        self._summed = tiles(len(widths), BLOCKS_AT_ONCE)
+        self._block_groups = tiles(len(widths), BLOCKS_AT_ONCE)
         self._alpha, self._W = (PartViews(self.partition.local) for _ in range(2))
         sketches = preconditioner.sketches or []
         self.sketch = sketches[0].shape[1] if sketches else 0
-        # [alpha, G], so that one product with the K of a block serves both.
+        # [alpha, G], so that one product with the K of a block computes values and sketches.
         self.augmented: Array = None
         if sketches:
             self.augmented = xp.empty((len(Z), c + self.sketch), op.dtype)
@@ -197,11 +192,11 @@ class BlockSolver(Solver):
 
     def _allocate(self, m: int) -> None:
         xp, dtype, c, n = self.backend.xp, self.op.dtype, self.n_outputs, len(self._Z)
-        # Free the old buffers first, and the views of them.
-        self._rows: dict[int, _Rows] = {}
+        # Free the old buffers and their views before new ones are allocated.
+        self._views: dict[int, _Views] = {}
         self.K: list[Array] = []
         self.whole_K: Array = None
-        self.both: Array = None
+        self.products: Array = None
         self.parts: Array = None
         if self.keep and self.backend.kept_in_place:  # one launch for all blocks
             self.whole_K = xp.empty((m, len(self.Z)), dtype)
@@ -210,31 +205,31 @@ class BlockSolver(Solver):
             self.K = [xp.empty((m, width), dtype) for width in self._columns]
         self.x = self.op.empty_points(m, self.Z.n_coordinates, left=True)
         self.r, self.Ku = (xp.empty((m, c), dtype) for _ in range(2))
-        self.both = xp.empty((n, m, c + self.sketch), dtype)
+        self.products = xp.empty((n, m, c + self.sketch), dtype)
         self.w, self.leverages = xp.empty(m, dtype), xp.empty((n, m), dtype)
         if self.sketch and not self.partition.whole:
             self.parts = xp.empty((m, c + self.sketch * n), dtype)
 
-    def _of_rows(self, m: int) -> _Rows:
-        """Return the views for m rows, which are made once: on a GPU each costs the host 2 us."""
-        if m not in self._rows:
-            if len(self._rows) >= MOST_SIZES:
-                self._rows.clear()
-            c, both, blocks = self.n_outputs, self.both[:, :m], range(len(self._Z))
-            self._rows[m] = _Rows(
+    def _views_of(self, m: int) -> _Views:
+        """Return the views for m rows. They are cached, as creating them takes time on a GPU."""
+        if m not in self._views:
+            if len(self._views) >= MOST_SIZES:
+                self._views.clear()
+            c, products, blocks = self.n_outputs, self.products[:, :m], range(len(self._Z))
+            self._views[m] = _Views(
                 self.x[:m], self.r[:m], self.Ku[:m], self.w[:m],
                 self.leverages[:, :m], [self.leverages[b, :m, None] for b in blocks],
-                [both[b] for b in blocks], {f"v{b}": both[b, :, :c] for b in blocks},
-                both[:, :, c:], [self.K[b][:m] if self.keep else None for b in blocks],
+                [products[b] for b in blocks], {f"v{b}": products[b, :, :c] for b in blocks},
+                products[:, :, c:], [self.K[b][:m] if self.keep else None for b in blocks],
                 None if self.whole_K is None else self.whole_K[:m],
             )  # fmt: skip
-        return self._rows[m]
+        return self._views[m]
 
     def init(self, alpha: Array | None = None) -> State:
-        """Return the state of the setup sample's weights, `BlockPreconditioner.start`, or `alpha`.
+        """Return the state at `alpha` or, for None, at `BlockPreconditioner.start`.
 
-        The former are already as good as an average over the rows of the sample, and count as
-        `TRUST_RATIO` of them. Without that, the first average is over a few noisy steps.
+        The latter weights were fitted to the sample, and count as `TRUST_RATIO` times the rows of
+        the sample in the running average.
         """
         start = self.preconditioner.start
         state = super().init(start if alpha is None else alpha)
@@ -250,13 +245,13 @@ class BlockSolver(Solver):
     def restore(self, arrays: dict[str, npt.NDArray[Any]], scalars: dict[str, Any]) -> State:
         """Return the state of a checkpoint, see `Solver.restore`.
 
-        Earlier versions did not save the values of the ridge in runs of one block.
+        Checkpoints of earlier versions do not have K(Z, Z) alpha in runs of one block.
         """
-        kept = "ridge_values" in arrays
-        if not kept:
+        saved = "ridge_values" in arrays
+        if not saved:
             arrays = arrays | {"ridge_values": np.zeros_like(arrays["alpha"])}
         state = super().restore(arrays, scalars)
-        if not kept:
+        if not saved:
             self.ridge_term.refresh_all(state)
         return state
 
@@ -269,34 +264,40 @@ class BlockSolver(Solver):
         self._make_room(m)
         self.partition.begin(m, n)
         rng = np.random.default_rng([self.seed, ORDER_STAGE, state.steps])
-        order, rows = rng.permutation(len(own)), self._of_rows(m)
+        order, views = rng.permutation(len(own)), self._views_of(m)
         with self.backend.single_threaded_blas():
-            self.op.points(batch.X, out=rows.x)
-            r = self._residual(state, rows, batch.Y)
-            r, w, loss = self._to_residual(state, batch, r, rows.Ku)
-            w = self._weights(state, rows, n, w)
+            self.op.points(batch.X, out=views.x)
+            r = self._residual(state, views, batch.Y)
+            r, w, loss = self._to_residual(state, batch, r, views.Ku)
+            w = self._row_weights(state, views, n, w)
             self._weigh(r, w)
             w = None if w is None else w[:, None]
             for i, b in enumerate(order.tolist()):
-                K_b = self._recomputed(rows.x, b) if rows.K[b] is None else rows.K[b]
+                K_b = self._kernel_matrix(views.x, b) if views.K[b] is None else views.K[b]
                 u = self._block_step(state, b, K_b, r, n)
                 if i + 1 < len(order):
-                    self._update_residual(r, state, b, K_b, u, rows, w, n)
+                    self._update_residual(r, state, b, K_b, u, views, w, n)
             self._average(state)
         state.rows += n
         return loss
 
     def _block_step(self, state: State, b: int, K_b: Array, r: Array, n: int) -> Array:
-        g, u, at = self._g[b], self._u[b], self.partition.in_block[b]
-        part = at.stop - at.start < len(g)
-        if part:
-            g[...] = 0  # at centers of other ranks, whose share the sum over all of them adds
-        self.backend.matmul_t(K_b, r, g[at] if part else g, scale=1 / n)
+        """Update the weights of block b, and return u at this rank's centers of the block.
+
+        K_b : (m, q) kernel matrix of the batch and these centers.
+        r : (m, c) weighted residual.
+        n : number of rows of the batch on all ranks.
+        """
+        g, u, own = self._g[b], self._u[b], self.partition.in_block[b]
+        partitioned = own.stop - own.start < len(g)
+        if partitioned:
+            g[...] = 0  # at the centers of other ranks, which the sum over ranks adds
+        self.backend.matmul_t(K_b, r, g[own] if partitioned else g, scale=1 / n)
         if self.ridge:
             self.ridge_term.add(g, state, b)
         self.partition.sum(g)
         u = self.partition.sum(self.preconditioner.apply(b, g, self.backend, u))
-        u = u[at] if part else u
+        u = u[own] if partitioned else u
         alpha, eta = self._alpha(state.alpha)[b], self._eta(state, b, n)
         if self.loss is None or not self.loss.limits:
             self.backend.assign(MOVE, u=u, eta=eta, alpha=alpha)
@@ -307,46 +308,45 @@ class BlockSolver(Solver):
         alpha -= u
         return u
 
-    def _weights(self, state: State, rows: _Rows, n: int, w: Array | None) -> Array | None:
-        """Return the factors of the rows in the step, (m,): sample weights, damped by leverage."""
+    def _row_weights(self, state: State, views: _Views, n: int, w: Array | None) -> Array | None:
+        """Return the weights w of the module docstring, (m,), from the sample weights `w`."""
         if not self.sketch:
             return w
         eta = max(self._eta(state, b, n) for b in range(len(self.preconditioner.rules)))
-        rows.leverages.sum(axis=0, out=rows.w)
+        views.leverages.sum(axis=0, out=views.w)
         share = self._variance_ratio(n) * eta / n
         if w is None:
-            self.backend.assign(DAMP, w=rows.w, share=share)
+            self.backend.assign(DAMP, w=views.w, share=share)
         else:
-            self.backend.assign(DAMP_WEIGHTED, w=rows.w, share=share, weights=w)
-        return rows.w
+            self.backend.assign(DAMP_WEIGHTED, w=views.w, share=share, weights=w)
+        return views.w
 
     def _eta(self, state: State, b: int, m: int) -> float:
         """Return the step size of a block for m rows.
 
-        The step of damped rows falls, see `FULL_ROWS`, except for the full batch, which has no
-        noise.
+        With weighted rows it decreases, see `FULL_ROWS`, except for a full batch: it has no noise.
         """
         rule, full = self.preconditioner.rules[b], FULL_ROWS * self.partition.p
-        falls = rule.damped and state.rows > full and self._variance_ratio(m) > 0
-        fall = math.sqrt(full / state.rows) if falls else 1.0
-        return state.scale * fall * rule.eta(m, self._variance_ratio(m))
+        decreases = rule.damped and state.rows > full and self._variance_ratio(m) > 0
+        decay = math.sqrt(full / state.rows) if decreases else 1.0
+        return state.scale * decay * rule.eta(m, self._variance_ratio(m))
 
     def _variance_ratio(self, m: int) -> float:
         """Return `finite_population_factor` of m rows of this solver's stream."""
         return finite_population_factor(self.cycled, m)
 
     def _update_residual(
-        self, r: Array, state: State, b: int, K_b: Array, u: Array, rows: _Rows, w: Array | None,
+        self, r: Array, state: State, b: int, K_b: Array, u: Array, views: _Views, w: Array | None,
         n: int,
     ) -> None:  # fmt: skip
-        """Subtract w K_b u from r, already weighted, except for each row's share from itself.
+        """Subtract w (K_b u - own) from the weighted residual r, see the module docstring.
 
         w : (m, 1) or None.
         """
-        Ku = self.partition.row_sum(self.backend.matmul(K_b, u, rows.Ku))
+        Ku = self.partition.row_sum(self.backend.matmul(K_b, u, views.Ku))
         if self.sketch:
             share = self._variance_ratio(n) * self._eta(state, b, n) / n
-            leverage = rows.leverage[b]
+            leverage = views.leverage[b]
             self.backend.assign(LEAVE_OWN, r=r, leverage=leverage, share=share, w=w, Ku=Ku)
             return
         if w is not None:
@@ -357,43 +357,44 @@ class BlockSolver(Solver):
         return self.ridge_term.pending(self.n_outputs)
 
     def backed_off(self, state: State, good: Array, factor: float) -> None:
-        """Go back to the weights `good`, and evaluate their ridge."""
+        """Return to the weights `good` as `Solver.backed_off`, and evaluate K(Z, Z) alpha."""
         super().backed_off(state, good, factor)
         self.ridge_term.refresh_all(state)
 
-    def _residual(self, state: State, rows: _Rows, Y: Array) -> Array:
-        """Return K alpha - Y, without Y for a loss of another form; fills self.K, the leverages."""
-        W, r, (m, c) = state.alpha, rows.r, rows.r.shape
+    def _residual(self, state: State, views: _Views, Y: Array) -> Array:
+        """Return K alpha - Y for the squared error, else K alpha; fill `K` and the leverages."""
+        W, r, (m, c) = state.alpha, views.r, views.r.shape
         if self.sketch:
             W = self.augmented
             self.augmented_alpha[...] = state.alpha
         if self.whole_K is not None:
-            self.op.matrix(rows.x, self.Z, out=rows.whole_K)
+            self.op.matrix(views.x, self.Z, out=views.whole_K)
         for b, W_b in enumerate(self._W(W)):
-            K_b, out = rows.K[b], rows.both[b]
+            K_b, out = views.K[b], views.products[b]
             if self.whole_K is not None:
                 self.backend.matmul(K_b, W_b, out)
             else:
-                self.op.product(rows.x, self._Z[b], W_b, out=out, keep=K_b)
-        # One of the ranks that have these rows subtracts Y, because their results are summed.
-        minus = self.loss is None and not self.partition.grid.column
-        for blocks in self._summed:
-            summed = residual(blocks.start, blocks.stop, minus)
-            self.backend.assign(summed, r=r, Y=Y, **rows.values)
+                self.op.product(views.x, self._Z[b], W_b, out=out, keep=K_b)
+        # Only the first rank of a row of the grid subtracts Y, as the ranks' results are summed.
+        minus_targets = self.loss is None and not self.partition.grid.column
+        for blocks in self._block_groups:
+            assignment = residual(blocks.start, blocks.stop, minus_targets)
+            self.backend.assign(assignment, r=r, Y=Y, **views.values)
         if self.partition.whole:
             if self.sketch:
-                self.backend.sum_squares(rows.sketched, rows.leverages, 2, rows.sketched)
+                self.backend.sum_squares(views.sketched, views.leverages, 2, views.sketched)
             return r
         if not self.sketch:
             return self.partition.row_sum(r)
         parts = self.parts[:m]
         sketched = parts[:, c:].reshape(m, len(self._Z), self.sketch).transpose(1, 0, 2)
-        parts[:, :c], sketched[...] = r, rows.sketched
+        parts[:, :c], sketched[...] = r, views.sketched
         r[...] = self.partition.row_sum(parts)[:, :c]
-        self.backend.sum_squares(sketched, rows.leverages, 2, sketched)
+        self.backend.sum_squares(sketched, views.leverages, 2, sketched)
         return r
 
-    def _recomputed(self, x: Points, b: int) -> Array:
+    def _kernel_matrix(self, x: Points, b: int) -> Array:
+        """Return K(x, Z_b), which overwrites the same matrix of another block."""
         shape = (len(x), len(self._Z[b]))
         K = self.K[0].reshape(-1)[: shape[0] * shape[1]].reshape(shape)
         return self.op.matrix(x, self._Z[b], out=K)

@@ -1,19 +1,16 @@
-"""Correlation of the noise of copies of a row, and the number of rows that copies are worth.
+"""Correlation of the noise of copies of a row, and the effective sample size of copies.
 
-Rows that random transforms make from one stored row are not as good as new rows: the noise of the
-target comes with every copy, and only the variation of the transforms is averaged out. With a
-fraction rho of the variance in common, the mean of R copies of each of m rows has the variance
+Rows that random transforms make from one stored row carry less information than as many new rows:
+all copies have the noise of the same target, and only the variation of the transforms is averaged
+out. If the noise of two copies has the correlation rho, the mean of R copies of each of m rows has
+the variance
 
-    variance * (rho / m + (1 - rho) / (R m)),
+    variance * (rho / m + (1 - rho) / (R m)).
 
-so they are worth as many rows, n, as makes that variance / n. The best ridges for one copy of each
-row and for R of them give rho: their ratio is rho + (1 - rho) / R. They are found on held-out rows,
-with all their copies, from normal equations of few centers, none made from the same rows.
-
-Measured with R = 8, 800 rows, Laplace: rows in five dimensions of deviation 1, with noise in the
-targets and .02, .1, .3 added to each feature: ratio .95 to 1.07, .66 to 1.05, .27 to .58. Digits,
-whose labels have no noise, with .3, .5, .8 added: .12 to .18, .01 to .18, .01, where 1/8 is the
-ratio without common noise.
+The effective sample size n is defined by variance / n being equal to this. rho follows from the
+best ridge for one copy of each row and the best ridge for R copies: their ratio is
+rho + (1 - rho) / R. Both are found on held-out rows, with all their copies, from normal equations
+of few centers; no center is made from one of these rows.
 """
 
 from __future__ import annotations
@@ -38,7 +35,7 @@ MIN_ROWS_OF_COPIES = 64
 MIN_CORRELATION = 0.1
 """Smallest estimate of rho that is distinguishable from 0.
 
-A rho of this size bounds the worth of copies at ten times the rows.
+With a rho of this size, the effective sample size is at most ten times the number of stored rows.
 """
 
 
@@ -50,13 +47,13 @@ def intraclass_correlation(
     copies : two or more tuples of X (n, d), Y (n, c) and sample weights (n,) or None, of the same n
         rows.
     """
-    each = iter(copies)
-    first = next(each)
-    n, p, c = len(first[0]), len(first[0]) // CENTER_SHARE, first[1].shape[1]
+    later_copies = iter(copies)
+    X, Y, w = next(later_copies)
+    n, p, c = len(X), len(X) // CENTER_SHARE, Y.shape[1]
     if n < MIN_ROWS_OF_COPIES:
         return 0.0
     solver = DirectSolver(
-        op, op.points(first[0][:p], right=True), max_batch=n - p, ridge=None,
+        op, op.points(X[:p], right=True), max_batch=n - p, ridge=None,
         n_sums=1 + FOLDS, n_stored=n, n_outputs=c,
     )  # fmt: skip
     state = solver.init()
@@ -65,27 +62,27 @@ def intraclass_correlation(
         solver.step(state, Batch(X[p:], Y[p:], np.arange(p, n), None if w is None else w[p:]))
 
     try:
-        add(*first)
-        del first
-        solver.weights(state)
-        of_one = state.ridge
-        times = 1
-        for copy in each:
+        add(X, Y, w)
+        del X, Y, w
+        solver.weights(state)  # finds the ridge
+        ridge_of_one = state.ridge
+        n_copies = 1
+        for copy in later_copies:
             add(*copy)
-            times += 1
+            n_copies += 1
         solver.weights(state)
     except DivergenceError:
         return 0.0
-    if solver.rounding_dominates:  # no center reaches a row: no estimate
+    if solver.rounding_dominates:  # all kernel values are too small for an estimate
         return 0.0
-    rho = (state.ridge / of_one - 1 / times) / (1 - 1 / times)
+    rho = (state.ridge / ridge_of_one - 1 / n_copies) / (1 - 1 / n_copies)
     return min(rho, 1.0) if rho >= MIN_CORRELATION else 0.0
 
 
 def effective_sample_size(n_stored: int, n_samples: int, rho: float) -> float:
-    """Return the number of independent rows that copies are worth.
+    """Return the number of independent rows with the same variance of the mean as the copies.
 
-    n_stored : stored rows; the copies may not be of all of them.
-    n_samples : copies that were made from them.
+    n_stored : number of stored rows; some of them may have no copy.
+    n_samples : number of copies.
     """
     return 1 / (rho / min(n_stored, n_samples) + (1 - rho) / n_samples)

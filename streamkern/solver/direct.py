@@ -1,7 +1,7 @@
 """The direct solver, which computes the exact least-squares weights.
 
-It sums streamed normal equations (`direct_step`), or, if every row is a center, factors the kernel
-matrix (`kernel_ridge`).
+If every row is a center, it factors the kernel matrix (`kernel_ridge`); otherwise it sums streamed
+normal equations (`direct_step`).
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from streamkern.solver.ridge_curve import MAX_COLUMNS, PROBES
 NARROW_ROWS = 4096
 """Number of rows from which the kernel matrix of all rows is factored in float32."""
 MAX_WIDE_ROWS = 16_384
-"""Number of rows up to which kernel values of all rows may be in float64. The refinement of the
-weights takes about a hundred products with the kernel matrix for functions without noise: of 14 000
-rows they took as long as all the rest of a fit."""
+"""Largest number of rows at which kernel values of all rows may be in float64. With more rows, the
+products of the refinement, about a hundred for functions without noise, would take most of a
+fit."""
 MIN_ROUNDING = 0.01
-"""Rounding errors of predictions, over the residuals, below which they do not matter."""
+"""Smallest ratio of rounding errors to residuals that is worth the time of float64."""
 DIRECT_TRIALS = 8
-"""Number of ridges that a search tries, approximately."""
+"""Approximate number of ridges that a search tries."""
 REFINEMENTS = 3
 """Typical number of products with the kernel matrix that refine a solution."""
 ROUNDOFF = 2.0**-24
 """Largest relative error of a number that is rounded to float32."""
 GROUPS = 4
-"""Number of different ridges of many outputs, approximately."""
+"""Approximate number of different ridges of many outputs."""
 
 
 @dataclass(frozen=True)
 class DirectSizes(Sizes):
     """Sizes of the direct solver.
 
-    n_sums : number of sums, one of all rows and one of each held-out part. 0 if rows are the
-        centers: see `kernel_ridge`.
+    n_sums : number of sums: one over all rows, and one over each held-out part; 0 if the rows are
+        the centers, see `kernel_ridge`.
     """
 
     n_sums: int
@@ -75,8 +75,8 @@ class Direct(Method[DirectSizes]):
     def check(self, problem: ProblemShape, options: SolverConfig) -> None:
         """Raise ConfigError as `Method.check`, and for early stopping or an impossible posterior.
 
-        The model is exact after one pass, or, if each pass brings other forms of the rows, sums all
-        of them; so there are no passes to stop early.
+        The model is exact after one pass or, with random transforms, sums the rows of all passes.
+        So no pass makes it worse, and early stopping has nothing to stop.
         """
         super().check(problem, options)
         if problem.n_validation_rows:
@@ -90,111 +90,109 @@ class Direct(Method[DirectSizes]):
             check_posterior(problem, options)
 
     def finds_ridge(self, problem: ProblemShape) -> bool:
-        """Return whether rows can be held out to find a ridge.
+        """Return whether the ridge can be found on held-out rows.
 
-        Rows that are centers carry no information on it, see `held_out.is_not_center`: enough other
-        rows are needed. And copies of one row have to be on the same side.
+        This needs enough rows that are not centers, see `held_out.is_not_center`, and known copies,
+        as copies of a row have to be held out together.
         """
         return not problem.hides_copies and 4 * (problem.n_rows - problem.p) >= problem.p
 
     def asks_noise(self, problem: ProblemShape) -> bool:
-        """Return whether the ridge is open: if rows repeat, all held-out rows may be centers."""
+        """Return whether the ridge is chosen automatically.
+
+        The noise is the fallback, as all held-out rows may turn out to be equal to centers.
+        """
         return problem.finds_ridge
 
     def takes_rows(self, sizes: DirectSizes) -> bool:
-        """Return whether nothing is summed, as the centers are the rows."""
+        """Return whether the rows are the centers, so that there are no sums."""
         return not sizes.n_sums
 
     @staticmethod
     def factor_dtype(problem: ProblemShape) -> np.dtype[np.floating]:
         """Return the dtype in which the kernel matrix of all rows is factored."""
-        may = problem.itemsize == 4 or problem.widened
-        narrow = may and problem.p >= NARROW_ROWS and not problem.posterior
-        return np.dtype(np.float32 if narrow else np.float64)
+        allowed = problem.itemsize == 4 or problem.widened
+        use_float32 = allowed and problem.p >= NARROW_ROWS and not problem.posterior
+        return np.dtype(np.float32 if use_float32 else np.float64)
 
     @staticmethod
     def may_widen(problem: ProblemShape) -> bool:
-        """Return whether kernel values may be in float64 without being asked for."""
+        """Return whether kernel values may be in float64 if the setting is float32."""
         return problem.posterior or problem.p <= MAX_WIDE_ROWS
 
     @staticmethod
     def rounding_shows(problem: ProblemShape, ridge: float, values: float = 1.0) -> bool:
         """Return whether predictions are better with kernel values in float64 than in float32.
 
-        By the equations, the residual of row i is r_i = n ridge alpha_i. Independent errors of at
-        most eps times the kernel values change a prediction by at most about eps sqrt(n) times
-        their root mean square and that of alpha, so by eps sqrt(n) values / (n ridge) times that of
-        the residuals. With fewer rows than are factored in float32, float64 costs little.
+        By the equations, the residual of row i is r_i = n ridge alpha_i. Independent relative
+        errors of at most eps in the kernel values change a prediction by about
+        eps sqrt(n) values |alpha|, which is eps sqrt(n) values / (n ridge) times |r|; the norms are
+        root mean squares. With few rows, float64 takes little time and is always used.
 
-        values : root mean square of the kernel values; 1 bounds those of most kernels.
+        values : root mean square of the kernel values, which is at most 1 for most kernels.
         """
         n = problem.p
-        few = n < NARROW_ROWS or problem.posterior
-        return few or ROUNDOFF * math.sqrt(n) * values >= MIN_ROUNDING * n * ridge
+        always = n < NARROW_ROWS or problem.posterior
+        return always or ROUNDOFF * math.sqrt(n) * values >= MIN_ROUNDING * n * ridge
 
     def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[DirectSizes]:
         """Return candidate sizes, best first, without a sample of the stream."""
-        nothing_summed = problem.rows_are_centers and problem.ranks == 1
-        sums: Iterable[int] = (0,) if nothing_summed else (1,)
+        no_sums = problem.rows_are_centers and problem.ranks == 1
+        n_sums: Iterable[int] = (0,) if no_sums else (1,)
         if options.ridge == "auto" and self.finds_ridge(problem):
-            sums = dict.fromkeys((1 + n_parts(problem.p), 2))
-        rows = batches(problem)
-        return [sizes for n in sums for sizes in self._sized(rows, n_sums=n)]
+            n_sums = dict.fromkeys((1 + n_parts(problem.p), 2))
+        batch_sizes = batches(problem)
+        return [sizes for n in n_sums for sizes in self._sized(batch_sizes, n_sums=n)]
 
     def passes(self, problem: ProblemShape) -> int:
-        """Return 1 if further passes would bring the same rows, else the number of epochs."""
+        """Return 1 if every pass has the same rows, else the number of epochs."""
         return 1 if problem.repeats else problem.epochs
 
-    def _summed(self, problem: ProblemShape) -> int:
+    def _n_summed_rows(self, problem: ProblemShape) -> int:
         return problem.n_rows * self.passes(problem)
 
-    def _solutions(self, problem: ProblemShape) -> int:
+    def _n_factors(self, problem: ProblemShape) -> int:
         """Return the approximate number of factors; outputs with similar ridges share one."""
-        own = min(problem.c, GROUPS) if problem.several and problem.finds_ridge else 1
-        searched = problem.finds_ridge and self.finds_ridge(problem)
-        return own + DIRECT_TRIALS * n_parts(problem.p) * searched
+        final = min(problem.c, GROUPS) if problem.several and problem.finds_ridge else 1
+        searches = problem.finds_ridge and self.finds_ridge(problem)
+        return final + DIRECT_TRIALS * n_parts(problem.p) * searches
 
     def op_counts(self, problem: ProblemShape, sizes: DirectSizes) -> tuple[OpCounts, OpCounts]:
-        """Return the operations of setup and of training, see the module docstring.
+        """Return the operations of the setup, none, and of the training, see the modules.
 
         Held-out rows are summed twice.
         """
-        p, n = problem.p, self._summed(problem)
+        p, n = problem.p, self._n_summed_rows(problem)
         if self.takes_rows(sizes):
-            factors = self._solutions(problem) * p**3 / 3
+            factors = self._n_factors(problem) * p**3 / 3
             if self.factor_dtype(problem) == np.float64:
                 return NO_WORK, OpCounts(kept=p * p / 2, swept=p * p, wide_factors=factors)
             entries = (1 + REFINEMENTS) * p * p / 2
             return NO_WORK, OpCounts(kept=entries, swept=2 * entries, factors=factors)
-        solutions = self._solutions(problem)
         return NO_WORK, OpCounts(
             kept=p * n, swept=p * n, wide_products=p * p * n * (2 if sizes.n_sums > 1 else 1),
-            wide_factors=solutions * p**3 / 3,
+            wide_factors=self._n_factors(problem) * p**3 / 3,
         )  # fmt: skip
 
     def time(self, problem: ProblemShape) -> int:
         """Return the time of the training, in FLOPs at the speed of a GEMM: see `block_sizes`."""
-        p, c, double = problem.p, problem.c, problem.float64
+        p, c, float64 = problem.p, problem.c, problem.float64
         if problem.rows_are_centers:
-            factors = self._solutions(problem) * p / 3
+            factors = self._n_factors(problem) * p / 3
             if self.factor_dtype(problem) == np.float64:
-                factors *= double
-            return int(p * p * (problem.evaluated / 2 + factors + 2 * double * c))
-        sums = double * p * p + p * (problem.evaluated + 2 * double * c)
-        solutions = self._solutions(problem)
-        return int(self._summed(problem) * sums + solutions * double * p**3 / 3)
+                factors *= float64
+            return int(p * p * (problem.evaluated / 2 + factors + 2 * float64 * c))
+        row_time = float64 * p * p + p * (problem.evaluated + 2 * float64 * c)
+        n_factors = self._n_factors(problem)
+        return int(self._n_summed_rows(problem) * row_time + n_factors * float64 * p**3 / 3)
 
     def needs(self, problem: ProblemShape, sizes: DirectSizes) -> MemoryNeeds:
-        """Return the memory needs.
-
-        A ridge evaluates K(Z, Z), and G is a part of every checkpoint.
-        """
+        """Return the memory needs; the sums are a part of every checkpoint."""
         p, c = problem.p, problem.c
-        kept = 8 * p * p * problem.posterior
+        posterior = 8 * p * p * problem.posterior
         if self.takes_rows(sizes):
-            return MemoryNeeds(min(p, KERNEL_SLAB_ROWS), c, sums=8 * p * (c + 1) + kept)
-        sums = 8 * sizes.n_sums * p**2 + kept
-        return MemoryNeeds(sizes.batch_size, c, sums=sums)
+            return MemoryNeeds(min(p, KERNEL_SLAB_ROWS), c, sums=8 * p * (c + 1) + posterior)
+        return MemoryNeeds(sizes.batch_size, c, sums=8 * sizes.n_sums * p**2 + posterior)
 
     def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: DirectSizes) -> None:
         """Add the buffers of the sums and of their solution."""
@@ -203,10 +201,10 @@ class Direct(Method[DirectSizes]):
             add("always", "targets and weights of all rows", p, c + 1, itemsize=8)
             add("train", "targets of a batch", 2 * m, c, itemsize=item)
             item = self.factor_dtype(problem).itemsize
-            narrow = item < 8
-            add("train", "solutions", (10 if narrow else 2) * p, min(c, PANEL), itemsize=8)
+            refined = item < 8
+            add("train", "solutions", (10 if refined else 2) * p, min(c, PANEL), itemsize=8)
             add("train", "kernel matrix, then its factor", p, p, itemsize=item)
-            if narrow:
+            if refined:
                 tile = min(p, KERNEL_SLAB_ROWS) * PRODUCT_COLUMNS
                 add("train", "factor tiles in float64", problem.threads + 24, tile, itemsize=8)
             if problem.finds_ridge:
@@ -251,32 +249,32 @@ class Direct(Method[DirectSizes]):
 
     @staticmethod
     def _add_posterior(buffers: Buffers, problem: ProblemShape) -> None:
-        """Add the buffers that compute a posterior; the result is smaller, and on the host."""
+        """Add the buffers in which a posterior is computed; its arrays are on the host."""
         if problem.posterior:
             p = problem.p
             buffers.add("train", "basis of the posterior, being computed", MATRICES * p, p,
                 itemsize=8)  # fmt: skip
 
     def compute(self, work: Work[DirectSizes], samples: Samples, report: Report) -> Setup:
-        """Return a setup without arrays, as nothing is computed ahead."""
+        """Return a setup without arrays, as there is nothing to compute before the first step."""
         meta = {"rules": [], "batch_size": work.sizes.batch_size}
-        if self.takes_rows(work.sizes):  # recorded, as versions without them chose otherwise
+        if self.takes_rows(work.sizes):  # recorded, as runs of earlier versions have other values
             meta["factor"] = self.factor_dtype(work.problem).name
             meta["refines_ridge"] = self._refines_ridge(work.problem, work.noise)
         return Setup({}, meta)
 
     def _refines_ridge(self, problem: ProblemShape, noise: Noise) -> bool:
-        """Return whether all rows show the ridge that fewer have suggested."""
-        known = noise.tried and noise.exponent < MAX_NOISE_EXPONENT
-        return bool(problem.finds_ridge and known and noise.n_rows < problem.p)
+        """Return whether the ridge, estimated from some rows, is refined with all rows."""
+        estimated = noise.tried and noise.exponent < MAX_NOISE_EXPONENT
+        return bool(problem.finds_ridge and estimated and noise.n_rows < problem.p)
 
     def assemble(self, work: Work[DirectSizes], setup: Setup) -> Solver:
         """Return the solver, with empty sums."""
         ridge, problem = set_value(work.options.ridge), work.problem
-        if ridge == 0 and work.options.posterior:  # as it was found
+        if ridge == 0 and work.options.posterior:  # `check_posterior` refused a setting of 0
             raise ConfigError(
-                f"{mention('solver.posterior', True)} needs a ridge, which stands for the noise, "
-                "and the targets show none",
+                f"{mention('solver.posterior', True)} needs a ridge, but the noise of the targets, "
+                "which determines the ridge, was estimated as 0",
                 "give a ridge above 0",
             )
         ridges = setup.arrays.get("ridges")
@@ -299,21 +297,23 @@ class Direct(Method[DirectSizes]):
 
 def check_posterior(problem: ProblemShape, options: SolverConfig) -> None:
     """Raise ConfigError if the assumptions of a Gaussian process do not hold for the data."""
-    why = None
+    rule = None
     if problem.classes:
-        why = "is for values, and the data has classes; leave it out, or use calibrate"
+        rule = "is for values, and the data has classes; leave it out, or use calibrate"
     elif options.ridge == 0:
-        why = "needs a ridge, which stands for the noise; leave it open, or give one above 0"
+        rule = "needs a ridge, which stands for the noise; leave it open, or give one above 0"
     elif problem.features != "kernel":
-        why = f"is not known with {problem.features} features; use {mention('features', 'kernel')}"
+        rule = (
+            f"is not supported for {problem.features} features; use {mention('features', 'kernel')}"
+        )
     elif problem.ranks > 1:
-        why = f"is not known with {mention('ranks', problem.ranks)}; train with one rank"
+        rule = f"is not supported for {mention('ranks', problem.ranks)}; train with one rank"
     elif not problem.complete:
-        why = "cannot be used with partial_fit, to which other rows may come; use fit"
+        rule = "cannot be used with partial_fit, which may add rows later; use fit"
     elif not problem.repeats or problem.hides_copies or problem.n_stored not in (0, problem.n_rows):
-        why = (
+        rule = (
             "counts every row as one more observation, which copies, random transforms, weighted "
             "mixtures and rows that a function makes are not; train on the rows themselves"
         )
-    if why is not None:
-        raise ConfigError(f"{mention('solver.posterior', True)} {why}")
+    if rule is not None:
+        raise ConfigError(f"{mention('solver.posterior', True)} {rule}")

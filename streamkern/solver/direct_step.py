@@ -8,26 +8,27 @@ is added to two sums:
 At the end of a pass over all n rows, (G / n + ridge K(Z, Z)) alpha = B / n is solved by a Cholesky
 factorisation. The solution alpha (p, c) minimises
 |K alpha - Y|^2 / (2 n) + ridge / 2 tr(alpha^T K(Z, Z) alpha), and is the fixed point of
-`solver.block_step`. If transforms are random, another epoch adds new rows to the sums. Otherwise it
-would add the same rows again, which would not change alpha, and it is skipped.
+`solver.block_step`. If transforms are random, another epoch adds new rows to the sums. Otherwise
+another epoch is skipped, because the same rows would not change alpha.
 
-A ridge that is not given is found on held-out rows (`precondition.held_out`). The rows of each
+If the ridge is not set, it is found on held-out rows (`precondition.held_out`). The rows of each
 held-out part k also have their own sums G_k and B_k. Subtracting these from G and B gives the
-equations without part k, whose solution alpha has on the rows of part k the squared error
+equations without part k. The squared error of their solution alpha on the rows of part k is
 
     sum_i |y_i|^2 - 2 tr(alpha^T B_k) + tr(alpha^T G_k alpha).
 
-So no second pass over the rows is needed. The noise does not depend on the number of rows.
-Therefore, if a ridge is best for n' of the n rows, n' / n times this ridge is used for all rows.
+So no second pass over the rows is needed. The noise, n times the ridge, does not depend on the
+number of rows. Therefore, if a ridge is best for n' of the n rows, n' / n times this ridge is used
+for all rows.
 
 Why float64: the condition number of G is the square of that of K. Sums in float32 lose every
 direction whose singular value is below sqrt(eps) = 3e-4 of the largest, and have negative
-eigenvalues that exceed a useful jitter. Products of float32 numbers are exact in float64. Then G
-equals, to 1e-16, the product of the kernel values as they were evaluated, and keeps directions down
-to 1e-6; below that, the rounding of the kernel values hides the data. The kernel values themselves
-have the precision of the operator.
+eigenvalues that exceed a useful jitter. Products of float32 numbers are exact in float64, so that G
+has a relative error of only 1e-16, and keeps directions down to 1e-6 of the largest. The kernel
+values themselves have the precision of the operator; their rounding errors hide the data in
+directions below that.
 
-A row takes p^2 + 2 p (d + 2 c) FLOPs, of which p^2 in float64, and a solution p^3 / 3. G takes the
+A row takes p^2 + 2 p (d + 2 c) FLOPs, p^2 of them in float64, and a solution p^3 / 3. G takes the
 memory of p^2 float64, and as much again while the equations are solved.
 """
 
@@ -77,7 +78,7 @@ class DirectSolver(EquationSolver):
     n_stored : number of rows without augmented copies; the row with number v is a copy of row
         v mod n_stored.
     repeats, keeps_posterior, ridges : see `EquationSolver`.
-    ridge_per_output : whether the ridge that is found may differ between outputs.
+    ridge_per_output : whether a ridge is found for each output.
     """
 
     def __init__(
@@ -93,10 +94,10 @@ class DirectSolver(EquationSolver):
         self.tried: list[tuple[float, float]] = []
         xp, p, c, max_batch = op.backend.xp, len(Z), self.n_outputs, self.max_batch
         self.K = xp.empty((max_batch, p), op.dtype)
-        wide = np.dtype(np.float64)
-        self.wide_K = self.K if op.dtype == wide else xp.empty((max_batch, p), wide)
-        self.wide_Y = xp.empty((max_batch, c), wide)
-        self.KtY = xp.empty((p, min(c, PANEL)), wide)
+        float64 = np.dtype(np.float64)
+        self.wide_K = self.K if op.dtype == float64 else xp.empty((max_batch, p), float64)
+        self.wide_Y = xp.empty((max_batch, c), float64)
+        self.KtY = xp.empty((p, min(c, PANEL)), float64)
         self.x = op.empty_points(max_batch, Z.n_coordinates, left=True)
         self.r, self.squares = (xp.empty((max_batch, c), op.dtype) for _ in range(2))
 
@@ -169,19 +170,19 @@ class DirectSolver(EquationSolver):
         """
         if self.n_sums == 1:
             return
-        # Copies of a row are in the same part, and random transforms make copies unequal.
+        # Copies of a row have to be in the same part. Without random transforms they are equal.
         equal = self.repeats
         origins = bits_of(batch.X, self.backend) if equal else batch.row_ids % self.n_stored
         part = part_of(origins, self.n_sums - 1)
         part[~is_not_center(self.op, self.Z, K)] = 0
-        few = len(self.K) // HELD_SHARE + 1
+        slice_rows = len(self.K) // HELD_SHARE + 1
         for k in range(1, self.n_sums):
             rows = np.flatnonzero(part == k)
-            for some in tiles(len(rows), few):
-                yield k, self.backend.asarray(rows[some])
+            for tile in tiles(len(rows), slice_rows):
+                yield k, self.backend.asarray(rows[tile])
 
     def left_out(self, state: State, X: Array, Y: Array, w: Array | None) -> LeftOut:
-        """Return predictions of each row by a fit without the row, its copies and its center.
+        """Return the prediction of each row by a fit without the row, its copies and its center.
 
         See `solver.left_out`. Rows of weight 0 are omitted. All outputs have the same ridge. Takes
         n p^2 + 2 p^3 / 3 FLOPs, and the memory of 2 p^2 float64.
@@ -190,8 +191,8 @@ class DirectSolver(EquationSolver):
         """
         xp, to_host = self.backend.xp, self.backend.to_host
         root = xp.ones(len(X)) if w is None else xp.sqrt(w.astype(np.float64))
-        kept = xp.flatnonzero(root > 0)
-        X, Y, root = X[kept], Y[kept].astype(np.float64), root[kept]
+        weighted = xp.flatnonzero(root > 0)
+        X, Y, root = X[weighted], Y[weighted].astype(np.float64), root[weighted]
         scale, F = (root / math.sqrt(state.rows))[:, None], xp.empty(Y.shape)
         groups = left_out_together(*map(to_host, (*self._comparable_points(X), Y)))
         A = xp.empty((len(self.Z), len(self.Z)))
@@ -214,21 +215,21 @@ class DirectSolver(EquationSolver):
     def _comparable_points(self, X: Array) -> tuple[Array, Array]:
         """Return rows (n, k) and centers (p, k) in float64, to find rows that are equal to centers.
 
-        There are no centers, p = 0, for explicit features: their frequencies are not rows.
+        For explicit features, whose frequencies are no rows, there are no centers, (0, k).
         """
-        xp, wide = self.backend.xp, np.float64
+        xp = self.backend.xp
         if self.op.kernel.explicit:
-            return X.astype(wide), xp.empty((0, X.shape[1]))
-        sides = self.op.points(X, right=True).right, self.Z.right
-        return xp.asarray(sides[0], wide), xp.asarray(sides[1], wide)
+            return X.astype(np.float64), xp.empty((0, X.shape[1]))
+        rows, centers = self.op.points(X, right=True).right, self.Z.right
+        return xp.asarray(rows, np.float64), xp.asarray(centers, np.float64)
 
     @property
     def _outputs(self) -> int | None:
-        """The axis to sum over: 0 (rows) with `ridge_per_output`, otherwise None (all axes)."""
+        """The axis of sums: 0 (the rows) with `ridge_per_output`, otherwise None (all axes)."""
         return 0 if self.ridge_per_output else None
 
     def end_pass(self, state: State) -> dict[str, Any]:
-        """Finish a pass, see `EquationSolver`; also report the ridge if it was found."""
+        """Finish a pass as `EquationSolver.end_pass`; also report the ridge that was found."""
         facts = super().end_pass(state)
         return facts | {"ridge": state.ridge, "tried": self.tried} if self.ridge is None else facts
 
@@ -260,27 +261,29 @@ class DirectSolver(EquationSolver):
         n_ridges = self.n_outputs if self.ridge_per_output else 1
         if not parts:  # every row is a center
             return np.full(n_ridges, 10.0**FIRST_RIDGE_EXPONENT)
-        rows = totals[parts, 0].sum()
-        known: dict[float, Floats] = {}
+        n = totals[parts, 0].sum()
+        errors_by_ridge: dict[float, Floats] = {}
 
         def errors(ridge: float) -> Floats:
-            if ridge not in known:
-                known[ridge] = sum(self._error(A, state, ridge, k, totals[k]) for k in parts) / rows
-            return known[ridge]
+            if ridge not in errors_by_ridge:
+                squares = sum(self._error(A, state, ridge, k, totals[k]) for k in parts)
+                errors_by_ridge[ridge] = squares / n
+            return errors_by_ridge[ridge]
 
-        fitted, ridges = 1 - rows / len(parts) / state.rows, np.empty(n_ridges)
-        for k in range(n_ridges):
+        # Share of the rows to which the fit without one part is fitted.
+        fitted, ridges = 1 - n / len(parts) / state.rows, np.empty(n_ridges)
+        for j in range(n_ridges):
 
-            def error(ridge: float, k: int = k) -> float:
-                return float(errors(ridge)[k])
+            def error(ridge: float, j: int = j) -> float:
+                return float(errors(ridge)[j])
 
             error_by_exponent = geometric_search(
                 error, FIRST_RIDGE_EXPONENT, MIN_RIDGE_EXPONENT, MAX_RIDGE_EXPONENT
             )
             if not math.isfinite(min(error_by_exponent.values())):
                 raise self._failure(state)
-            ridges[k] = float(10.0 ** parabola_minimum(error_by_exponent) * fitted)
-        tried = [(ridge, float(known[ridge].sum())) for ridge in sorted(known)]
+            ridges[j] = float(10.0 ** parabola_minimum(error_by_exponent) * fitted)
+        tried = [(ridge, float(errors_by_ridge[ridge].sum())) for ridge in sorted(errors_by_ridge)]
         self.tried = [(ridge, value) for ridge, value in tried if math.isfinite(value)]
         return on_grid(ridges) if self.ridge_per_output else ridges
 
@@ -289,10 +292,10 @@ class DirectSolver(EquationSolver):
     ) -> Floats:
         """Return the squared error on part k of the fit without part k: (1,), or (c,), per output.
 
-        It is infinite if the fit fails. It includes the expected effect of the rounding of kernel
-        values, which large weights amplify.
+        It is infinite if the fit fails. It includes the expected effect of rounding errors of the
+        kernel values, which large weights amplify.
 
-        A : (p, p) float64 buffer; total : row k of `totals`, see `_pending`.
+        A : (p, p) float64 buffer. total : row k of `totals`, see `_pending`.
         """
         try:
             self._factor_with(A, state, ridge, without=k)
@@ -338,23 +341,20 @@ class DirectSolver(EquationSolver):
                     A[part] -= G[without, part] * (1 / n)
             self._add_norm(A, ridge)
 
-        # The smallest jitter is the variance of the rounding of kernel values, or the limit of
-        # float64. Measured in float32, with 300 of 600 centers equal to others, or moved by 1e-4: a
-        # jitter of 2e-15, 1e-12, 1e-10 and 1e-8 had a test error of .455, .451, .455 and .497, and
-        # the largest weight fell from 1e6 to 1.5e5, 3e4 and 2e3. Without such centers, on noisy
-        # digits and a noisy smooth target, there was no loss up to 1e-10.
+        # The jitter begins at the variance of the rounding errors of kernel values, or at the limit
+        # of float64. Measured in docs/explanation/solver-measured.md.
         self._factor(A, state, ridge, fill, rounding(self.op, self.Z) ** 2)
 
     @staticmethod
     def _rows(state: State, without: int | None) -> float:
-        """Return the number of rows in the sums, without those of held-out part `without`."""
-        left_out = 0 if without is None else float(state.pending["totals"][without, 0])
-        return float(state.rows) - left_out
+        """Return the number of rows in the sums, minus the rows of held-out part `without`."""
+        n_left_out = 0 if without is None else float(state.pending["totals"][without, 0])
+        return float(state.rows) - n_left_out
 
     def _solution(
         self, A: Array, state: State, outputs: Array, without: int | None = None
     ) -> Array:
-        """Return the weights (p, w) of w outputs, in float64. A : the Cholesky factor."""
+        """Return the weights as `EquationSolver._solution`, for all rows or without a part."""
         take, B = self.backend.xp.take, state.pending["B"]
         alpha = take(B[0], outputs, axis=1)
         if without is not None:
@@ -378,17 +378,17 @@ class DirectSolver(EquationSolver):
     def _fit_statistics(
         self, state: State, U: Array, lam: Array, tau: Floats
     ) -> tuple[Floats, Floats, float]:
-        """Return the squared residuals and squared norms of the fit, (c,) each, and its rows.
+        """Return squared residuals and norms, and the number of rows, see the base class.
 
-        residuals: |y|^2 - 2 alpha^T B + alpha^T G alpha,    alpha = U beta,
-        |f|^2 = |beta|^2,    beta = U^T B / (lam + tau).
+        With alpha = U beta, beta = U^T B / (lam + tau), the squared residuals are
+        |y|^2 - 2 alpha^T B + alpha^T G alpha, and the squared norms |beta|^2.
         """
         backend = self.backend
         squares = backend.to_host(state.pending["measured"])
         explained, norms = np.empty((2, self.n_outputs))
         for cols in self._panels():
-            taus, room = backend.asarray(tau[cols]), self.KtY[:, : cols.stop - cols.start]
-            beta = backend.matmul_t(U, state.pending["B"][0][:, cols], room)
+            taus, buffer = backend.asarray(tau[cols]), self.KtY[:, : cols.stop - cols.start]
+            beta = backend.matmul_t(U, state.pending["B"][0][:, cols], buffer)
             beta /= lam[:, None] + taus
             beta *= beta
             norms[cols] = backend.to_host(beta.sum(axis=0))
@@ -396,5 +396,5 @@ class DirectSolver(EquationSolver):
             explained[cols] = backend.to_host(beta.sum(axis=0))
         # A difference below its rounding error is meaningless.
         least = len(self.Z) * eps(np.float64) * squares[:-1]
-        left: Floats = np.maximum(squares[:-1] - explained, least)
-        return left, norms, float(squares[-1])
+        residuals: Floats = np.maximum(squares[:-1] - explained, least)
+        return residuals, norms, float(squares[-1])

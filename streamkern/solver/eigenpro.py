@@ -23,11 +23,11 @@ from streamkern.solver.low_rank import (
     MANY_CENTERS,
     LowRank,
     LowRankSizes,
-    build,
-    cut,
-    rebuilt,
+    computed_preconditioner,
+    measured_batch_size,
+    report_setup,
     sample_bytes,
-    summary,
+    saved_preconditioner,
 )
 from streamkern.solver.method import Report, Samples, Setup, Work
 from streamkern.solver.precondition.low_rank import LowRankPreconditioner
@@ -49,13 +49,14 @@ from streamkern.solver.projection import (
 class ProjectedSizes(LowRankSizes):
     """Sizes of EigenPro 3 and 4.
 
-    period : steps from one projection to the next.
-    projection : kind of projection, see `projection`.
-    projection_epochs, projection_nystrom, projection_level : passes over the centers, sample and
-        damped directions, of an iterative projection; level 0: a tenth of the sample.
-    projection_batch : centers in one of its steps; 0: the critical batch, at most `batch_size`.
+    period : number of steps from one projection to the next.
+    projection : kind of projection, see the module `projection`.
+    projection_epochs : passes over the centers in an iterative projection.
+    projection_nystrom : number of centers in the sample of an iterative projection.
+    projection_level : number of damped directions in it; 0: a tenth of the sample.
+    projection_batch : centers in a step of it; 0: the critical batch, but at most `batch_size`.
 
-    Batch and period are upper bounds until setup has measured the critical batch.
+    The setup measures the critical batch, and may then lower the batch size and raise the period.
     """
 
     period: int
@@ -66,7 +67,7 @@ class ProjectedSizes(LowRankSizes):
     projection_batch: int = 0
 
     def inner_batch(self, p: int) -> int:
-        """Return the centers in a step of an iterative projection onto p centers, at most."""
+        """Return the largest batch of centers in an iterative projection onto p centers."""
         return self.projection_batch or min(self.batch_size, p)
 
 
@@ -102,7 +103,7 @@ class EigenPro3(LowRank[ProjectedSizes]):
 
     def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[ProjectedSizes]:
         """Return candidate sizes, best first; a projection that needs little memory comes last."""
-        s, h, level = self._sampled(problem, options)
+        s, h, level = self._sample_sizes(problem, options)
         best = "exact" if problem.p <= MANY_CENTERS else "resident"
         projections = [best, "inexact"] if options.projection == "auto" else [options.projection]
         inner = {
@@ -122,27 +123,28 @@ class EigenPro3(LowRank[ProjectedSizes]):
         ]  # fmt: skip
 
     def op_counts(self, problem: ProblemShape, sizes: ProjectedSizes) -> tuple[OpCounts, OpCounts]:
-        """Return the operations of setup and of training.
+        """Return the operations of the setup and of the training.
 
-        Setup has an eigensystem and the factor of K(Z, Z); each row takes K(X, Z), twice K(X, X_s)
-        and half a period of temporary centers; each period a projection.
+        The setup computes an eigensystem and, for an exact projection, the factor of K(Z, Z). Each
+        row takes K(X, Z), twice K(X, X_s) and the temporary centers of half a period; each period
+        takes a projection.
         """
         n, p, m = problem.n_rows * problem.epochs, problem.p, sizes.batch_size
-        s, before = sizes.n_sample, self.setup_op_counts(sizes)
-        tail = s if sizes.period > 1 else 0
+        s, setup = sizes.n_sample, self.setup_op_counts(sizes)
+        gamma_entries = s if sizes.period > 1 else 0
         row = self.correction(sizes) + OpCounts(
-            kept=p, swept=p, entries=tail + (sizes.period - 1) * m / 2
+            kept=p, swept=p, entries=gamma_entries + (sizes.period - 1) * m / 2
         )
-        each = OpCounts(entries=p * s)
+        projection = OpCounts(entries=p * s)
         if sizes.projection == "exact":
-            before += OpCounts(kept=p * p, factors=p**3 / 3)
-            each += OpCounts(swept=p * p)
+            setup += OpCounts(kept=p * p, factors=p**3 / 3)
+            projection += OpCounts(swept=p * p)
         elif sizes.projection == "resident":
-            before += OpCounts(kept=p * p)
-            each += OpCounts(swept=p * p, entries=p * s).scaled(sizes.projection_epochs)
+            setup += OpCounts(kept=p * p)
+            projection += OpCounts(swept=p * p, entries=p * s).scaled(sizes.projection_epochs)
         else:
-            each += OpCounts(entries=p * (p + s)).scaled(sizes.projection_epochs)
-        return before, row.scaled(n) + each.scaled(-(-n // m) / sizes.period)
+            projection += OpCounts(entries=p * (p + s)).scaled(sizes.projection_epochs)
+        return setup, row.scaled(n) + projection.scaled(-(-n // m) / sizes.period)
 
     def needs(self, problem: ProblemShape, sizes: ProjectedSizes) -> MemoryNeeds:
         """Return the memory needs; a projection evaluates K(Z, X_s), and K(Z, Z)."""
@@ -155,52 +157,53 @@ class EigenPro3(LowRank[ProjectedSizes]):
     def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: ProjectedSizes) -> None:
         """Add the buffers of the sample, the projection and the temporary centers."""
         add, item, p, c = buffers.add, problem.itemsize, problem.p, problem.c
-        shared, held = problem.center_ranks > 1, problem.of_column(p)
+        partitioned, q = problem.center_ranks > 1, problem.of_column(p)
         add("always", "Nystrom rows, eigenvectors", sample_bytes(problem, sizes))
         super().add_buffers(buffers, problem, sizes)
-        if sizes.projection != "inexact" and not shared:
+        if sizes.projection != "inexact" and not partitioned:
             add("always", "K(Z, Z)", p, p, itemsize=item)
         if sizes.projection != "exact":
             inner = min(sizes.projection_nystrom, p)
-            probed = inner_centers(p, sizes.projection_nystrom)
+            probe = inner_centers(p, sizes.projection_nystrom)
             add("setup", "eigensystem of the projection", 3 * inner, inner, itemsize=item)
-            add("setup", "K(probe, probe) of the projection", probed, probed, itemsize=item)
+            add("setup", "K(probe, probe) of the projection", probe, probe, itemsize=item)
         m = sizes.batch_size
-        add("train", "K(X, Z)", batch_room(problem, m), held, itemsize=item)
-        # With the batch cut to the critical one, a period has more steps but no more rows.
-        rows = sizes.period * m if sizes.period > 1 else 0
-        kept = problem.point + c * item
-        add("train", "temporary centers", problem.of_column(rows), kept)
-        if rows and problem.kept:  # rank 0 gathers the temporary centers of all ranks
-            copies = "host" if problem.staging else "train"
-            add(copies, "temporary centers, checkpoint copy", rows, kept)
-        add("train", "values at the centers", 3 * held, c, itemsize=item)
-        if sizes.projection_batch and not shared:
+        add("train", "K(X, Z)", batch_room(problem, m), q, itemsize=item)
+        # If the setup lowers the batch size, a period has more steps but no more rows.
+        n_temporary = sizes.period * m if sizes.period > 1 else 0
+        row_bytes = problem.point + c * item
+        add("train", "temporary centers", problem.of_column(n_temporary), row_bytes)
+        if n_temporary and problem.kept:  # rank 0 gathers the temporary centers of all ranks
+            phase = "host" if problem.staging else "train"
+            add(phase, "temporary centers, checkpoint copy", n_temporary, row_bytes)
+        add("train", "values at the centers", 3 * q, c, itemsize=item)
+        if sizes.projection_batch and not partitioned:
             add("train", "batch of the projection", sizes.projection_batch, c, itemsize=item)
-        if shared:
-            _count_shared(buffers, problem, sizes, rows)
+        if partitioned:
+            _count_partitioned(buffers, problem, sizes, n_temporary)
 
     def compute(self, work: Work[ProjectedSizes], samples: Samples, report: Report) -> Setup:
-        """Compute the preconditioner, the batch size that it allows, and the projection."""
+        """Compute the preconditioner, the batch size and the projection, all of them on rank 0."""
         sizes, Z = work.sizes, work.centers
-        if work.ranks.rank:  # sends its centers; rank 0 does the rest
+        if work.ranks.rank:  # this rank only takes part in the two collective calls
             samples()
             _centers_of_projection(work, Z)
             return Setup({}, {})
-        P, arrays = build(work, samples)
-        projected, meta = _compute_projection(work, Z)
-        batch, period = cut(work, P.rule), sizes.period
+        P, arrays = computed_preconditioner(work, samples)
+        projection_arrays, meta = _compute_projection(work, Z)
+        batch, period = measured_batch_size(work, P.rule), sizes.period
         if period > 1:
             period = max(1, round(period * sizes.batch_size / batch))
-        meta |= summary(P, report, batch_size=batch, period=period)
-        return Setup(arrays | projected, meta)
+        meta |= report_setup(P, report, batch_size=batch, period=period)
+        return Setup(arrays | projection_arrays, meta)
 
     def assemble(self, work: Work[ProjectedSizes], setup: Setup) -> Solver:
         """Return the solver with the preconditioner and projection of `setup`."""
         share = self.share(work.problem, work.sizes, work.ranks)
         Z = work.Z.each(share.part)
         return DelayedProjectionSolver(
-            work.op, Z, rebuilt(work, setup), _assemble_projection(work, setup, Z, share),
+            work.op, Z, saved_preconditioner(work, setup),
+            _assemble_projection(work, setup, Z, share),
             columns=work.op.columns(setup.arrays["sample"].shape[1]), period=setup.meta["period"],
             share=share, **work.shared(setup),
         )  # fmt: skip
@@ -208,8 +211,7 @@ class EigenPro3(LowRank[ProjectedSizes]):
     def rows_of(self, name: str, n: int, share: CenterPartition) -> npt.NDArray[np.int64] | None:
         """Return the rows of a checkpoint's array that a rank has; None: all of them.
 
-        Temporary centers are dealt out to columns, their preconditioned part `gamma` is on all
-        ranks.
+        Temporary centers are distributed over the columns of the grid; all ranks have `gamma`.
         """
         if name in TEMPORARY:
             return np.array(temporary(share.grid, 0, n), np.int64)
@@ -225,21 +227,19 @@ class EigenPro4(EigenPro3):
         return set_value(options.period) or max(1, round(problem.p / m))
 
 
-def _count_shared(
-    buffers: Buffers, problem: ProblemShape, sizes: ProjectedSizes, rows: int
+def _count_partitioned(
+    buffers: Buffers, problem: ProblemShape, sizes: ProjectedSizes, n_temporary: int
 ) -> None:
-    """Add the further buffers for centers that are partitioned over ranks.
+    """Add further buffers, needed if the centers are partitioned over ranks.
 
-    Buffers of setup are those of rank 0, which makes the projection alone, from broadcast centers.
-
-    rows : temporary centers.
+    The buffers of the setup are on rank 0, which computes the projection alone.
     """
     add, item, p, c = buffers.add, problem.itemsize, problem.p, problem.c
-    exact, held, m = sizes.projection == "exact", problem.of_column(p), sizes.batch_size
-    told = (sizes.n_sample + sizes.n_probe) * (problem.d + c)
-    add("sample", "sample and probe being broadcast", told, itemsize=item)
-    looked = p if exact else inner_centers(p, sizes.projection_nystrom)
-    add("setup", "centers that build the projection", looked, problem.point)
+    exact, q, m = sizes.projection == "exact", problem.of_column(p), sizes.batch_size
+    numbers = (sizes.n_sample + sizes.n_probe) * (problem.d + c)
+    add("sample", "sample and probe being broadcast", numbers, itemsize=item)
+    n_centers = p if exact else inner_centers(p, sizes.projection_nystrom)
+    add("setup", "centers that build the projection", n_centers, problem.point)
     add(
         "train",
         "sums of a step over ranks",
@@ -249,38 +249,40 @@ def _count_shared(
     )
     if problem.staging == 0:
         add("train", "values at the centers, copy on rank 0", p, c, itemsize=item)
-    if rows:
-        kept = problem.point + c * item
-        add("train", "temporary centers being sent to rank 0", min(RANK_SLAB_BYTES, rows * kept))
+    if n_temporary:
+        row_bytes = problem.point + c * item
+        sent = min(RANK_SLAB_BYTES, n_temporary * row_bytes)
+        add("train", "temporary centers being sent to rank 0", sent)
         if problem.ranks > problem.center_ranks:
-            add("train", "batch being added to the temporary centers", m, kept)
+            add("train", "batch being added to the temporary centers", m, row_bytes)
     if exact:
         add("setup", "K(Z, Z)", p, p, itemsize=item)
-        add("train", "this rank's part of the factor of K(Z, Z)", held, p, itemsize=item)
-        add("train", "solutions of the projection, being exchanged", 2 * held, c, itemsize=item)
+        add("train", "this rank's part of the factor of K(Z, Z)", q, p, itemsize=item)
+        add("train", "solutions of the projection, being exchanged", 2 * q, c, itemsize=item)
         return
     inner, columns = min(sizes.projection_nystrom, p), problem.center_ranks
     if sizes.projection == "resident":
-        evaluated = problem.of_row(p) + problem.ranks // columns
-        add("train", "this rank's part of K(Z, Z)", evaluated, held, itemsize=item)
+        rows = problem.of_row(p) + problem.ranks // columns
+        add("train", "this rank's part of K(Z, Z)", rows, q, itemsize=item)
     batch = sizes.inner_batch(p)
-    travelling = min(p, max(BROADCAST_CENTERS, batch))
-    add("train", "centers being broadcast", travelling, problem.point)
-    add("train", "K(batch, sample) of the projection", problem.of_row(batch), min(inner, held),
+    n_broadcast = min(p, max(BROADCAST_CENTERS, batch))
+    add("train", "centers being broadcast", n_broadcast, problem.point)
+    add("train", "K(batch, sample) of the projection", problem.of_row(batch), min(inner, q),
         itemsize=item)  # fmt: skip
     add("train", "batch of the projection", 2 * batch + inner, c, itemsize=item)
 
 
 def _centers_of_projection(work: Work[ProjectedSizes], Z: Centers) -> Points:
-    """Return the centers that a projection is made from, on all ranks. Collective call."""
+    """Return the centers from which a projection is computed, on all ranks. Collective call."""
     exact, p = work.sizes.projection == "exact", len(Z)
-    looked = p if exact else inner_centers(p, work.sizes.projection_nystrom)
-    return Z.block(slice(0, looked))
+    n = p if exact else inner_centers(p, work.sizes.projection_nystrom)
+    return Z.block(slice(0, n))
 
 
 def _compute_projection(
     work: Work[ProjectedSizes], centers: Centers
 ) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Return the arrays of the projection, and its numbers, for the setup."""
     op, p, Z = work.op, len(centers), _centers_of_projection(work, centers)
     if work.sizes.projection == "exact":
         L, jitter = jittered_cholesky(op, Z)
@@ -292,7 +294,7 @@ def _compute_projection(
         seed=work.seed,
     )  # fmt: skip
     arrays = {"projection.E": P.E, "projection.D": P.D}
-    # Every batch has a safe step: one that is set is taken, also above the critical batch.
+    # The step rule is safe for every batch size, so the user's setting may exceed the critical one.
     batch = sizes.projection_batch or batch
     return arrays, {"projection_rule": asdict(P.rule), "projection_batch": batch}
 
@@ -300,6 +302,7 @@ def _compute_projection(
 def _assemble_projection(
     work: Work[ProjectedSizes], setup: Setup, Z: Points, share: CenterPartition
 ) -> Projection:
+    """Return the projection of a setup."""
     op, arrays, meta = work.op, setup.arrays, setup.meta
     partition = Partition(share.blocks, share.grid, work.ranks, op.backend)
     if work.sizes.projection == "exact":

@@ -1,9 +1,9 @@
 """Steps of EigenPro 3.0, and of EigenPro 4, which delays the projection.
 
-EP3 and EP4 are one loop. A step on a fresh batch X (m, d), Y (m, c):
+EigenPro 3 (EP3) and 4 (EP4) have the same step, on a fresh batch X (m, d), Y (m, c):
 
     g      = f(X) - Y,   f = K(., Z) alpha + K(., X_tmp) delta + K(., X_s) gamma
-    X      joins the temporary centers with weights delta = -eta/m g
+    X_tmp  gets the rows X, as temporary centers with the weights delta = -eta/m g
     gamma += eta/m E D E^T K(X_s, X) g
     h     -= eta/m K(Z, X) g                       (values of the temporary part at Z)
 
@@ -11,17 +11,17 @@ and every `period` steps the part outside the span of Z is projected onto it:
 
     alpha += proj(h + K(Z, X_s) gamma),            delta, gamma, X_tmp, h <- 0.
 
-period = 1 is EP3 Algorithm 2; period * m close to p is EP4. K(X, Z) is evaluated once and serves
-f and h; the correction is linear, so its values at Z are taken once per projection and the p x q
-matrix of the papers never exists.
+period = 1 is EP3 Algorithm 2; period * m close to p is EP4. K(X, Z) is evaluated once, for f and
+for h. The correction gamma is linear, so its values at Z are needed only once per projection, and
+the p x q matrix of the papers is never formed.
 
-Each rank of a grid (`backend.rank_grid`) has some rows of X; the part of the centers, of alpha and
-h and of the temporary centers that belongs to its column; and all of X_s and gamma. f is summed
-over the ranks with the same rows, h over the ranks with the same centers, and the change of gamma
-over all. Temporary center i belongs to column i mod C, so that it does not depend on the batches.
+Each rank of a grid (`backend.rank_grid`) has some rows of X, all of X_s and gamma, and the part of
+its column of the centers, of alpha and h, and of the temporary centers. f is summed over the ranks
+with the same rows, h over the ranks with the same centers, and the change of gamma over all ranks.
+Temporary center i belongs to column i mod C, independently of the batches.
 
-Differences from EP3/EP4: the step size (see `step_rule`), which the papers take from lam_{q+1},
-and the running average, which helps these methods too.
+Differences from EP3/EP4: the step size is measured (see `step_rule`), which the papers take from
+lam_{q+1}; and the weights of the model are a running average.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ TEMPORARY = ("points", "norms", "delta")
 
 
 def temporary(grid: RankGrid, start: int, stop: int) -> range:
-    """Return the indices of a column's temporary centers, among those from `start` to `stop`."""
+    """Return those indices of temporary centers, from `start` to `stop`, that a column has."""
     return range(start + (grid.column - start) % grid.columns, stop, grid.columns)
 
 
@@ -55,8 +55,8 @@ class DelayedProjectionSolver(Solver):
 
     Parameters
     ----------
-    columns : columns of a point, see `KernelOperator.columns`.
-    period : steps from one projection to the next.
+    columns : number of columns of a point, see `KernelOperator.columns`.
+    period : number of steps from one projection to the next.
 
     Cost per step 2 m p (d + 2 c) + 2 m s (d + 2 c) FLOPs and, for the temporary centers, on
     average m (period - 1) m (d + c) more; per projection as in `projection` plus 2 p s (d + c).
@@ -89,15 +89,15 @@ class DelayedProjectionSolver(Solver):
 
     def _pending(self) -> dict[str, Array]:
         xp, dtype, c = self.backend.xp, self.op.dtype, self.n_outputs
-        # The last batch of a period is projected at once and never becomes temporary centers.
+        # The last batch of a period is projected immediately, without becoming temporary centers.
         capacity = len(temporary(self.partition.grid, 0, (self.period - 1) * self.max_batch))
-        kept = self.op.empty_points(capacity, self.Z.n_coordinates, right=True)
-        norms = {} if kept.norms is None else {"norms": kept.norms}
-        right = kept.right
+        points = self.op.empty_points(capacity, self.Z.n_coordinates, right=True)
+        norms = {} if points.norms is None else {"norms": points.norms}
+        right = points.right
         assert right is not None
         right[:, self.columns :] = 0
-        if kept.norms is None:
-            right[:, -2] = 1
+        if points.norms is None:
+            right[:, -2] = 1  # the column of ones of a right point, see `Points`
         return {
             "points": right,
             **norms,
@@ -107,7 +107,7 @@ class DelayedProjectionSolver(Solver):
         }
 
     def arrays(self, state: State) -> dict[str, Array]:
-        """Return the arrays of a checkpoint, with temporary centers in a form for every backend."""
+        """Return the arrays of a checkpoint; its points can be read by every backend."""
         arrays = super().arrays(state)
         points, norms = self._temporary(arrays).portable(self.columns)
         return arrays | {"points": points, "norms": norms}
@@ -115,7 +115,7 @@ class DelayedProjectionSolver(Solver):
     def _temporary(self, arrays: Mapping[str, Array]) -> Points:
         return Points(None, arrays["points"], arrays.get("norms"), self.Z.n_coordinates)
 
-    def _used(self, state: State) -> int:
+    def _n_temporary(self, state: State) -> int:
         return len(temporary(self.partition.grid, 0, state.n_pending))
 
     def rules(self) -> list[StepRule]:
@@ -128,7 +128,7 @@ class DelayedProjectionSolver(Solver):
         self.partition.begin(m, n)
         x = op.points(batch.X, out=self.x[:m])
         g = self._values(state, x)
-        # One of the ranks that have these rows subtracts Y, because their results are summed.
+        # Only the first rank of a row of the grid subtracts Y, as the ranks' results are summed.
         if self.loss is None and not self.partition.grid.column:
             g -= batch.Y
         self.partition.row_sum(g)
@@ -141,39 +141,42 @@ class DelayedProjectionSolver(Solver):
         if (state.steps + 1) % self.period == 0:
             self._project(state)
         else:
-            self._remember(state, x, g, n)
+            self._add_temporary(state, x, g, n)
         state.rows += n
         return loss
 
-    def _remember(self, state: State, x: Points, g: Array, n: int) -> None:
-        """Add the batch to the temporary centers, in the order of the ranks.
+    def _add_temporary(self, state: State, x: Points, g: Array, n: int) -> None:
+        """Add the n rows of the batch on all ranks to the temporary centers.
 
-        Each rank keeps those of its column.
+        Each rank stores the rows that belong to its column of the grid.
+
+        x, g : (m, ...) this rank's rows, and their step.
         """
-        grid, before = self.partition.grid, self._used(state)
+        grid, n_before = self.partition.grid, self._n_temporary(state)
         first = self.partition.rows_before(len(g))
         ids = temporary(grid, state.n_pending, state.n_pending + n)
-        new = slice(before, before + len(ids))
-        at = slice(ids.start - state.n_pending, n, grid.columns)
+        new = slice(n_before, n_before + len(ids))
+        own_rows = slice(ids.start - state.n_pending, n, grid.columns)
         for name, part in {"points": x.right, "norms": x.norms, "delta": g}.items():
             if part is not None:
-                self.partition.gather_batch(part, first, n, at, state.pending[name][new])
+                self.partition.gather_batch(part, first, n, own_rows, state.pending[name][new])
         delta = state.pending["delta"][new]
         self.backend.xp.negative(delta, out=delta)
         state.n_pending += n
 
     def _values(self, state: State, x: Points) -> Array:
-        """Return this rank's part of f(X), with all three terms; K(X, Z) stays in self.K."""
+        """Return this rank's part of the three terms of f(X), and write K(X, Z) to `K`."""
         op, m, pending = self.op, len(x), state.pending
         f = op.product(x, self.Z, state.alpha, out=self.f[:m], keep=self.K[:m])
         if state.n_pending:
-            used, of = slice(0, self._used(state)), self.sampled
-            kept = self._temporary(pending)[used]
-            f += op.product(x, kept, pending["delta"][used], out=self.part[:m])
-            f += op.product(x, self.P.X_s[of], pending["gamma"][of], out=self.part[:m])
+            used, sample = slice(0, self._n_temporary(state)), self.sampled
+            temporary_points = self._temporary(pending)[used]
+            f += op.product(x, temporary_points, pending["delta"][used], out=self.part[:m])
+            f += op.product(x, self.P.X_s[sample], pending["gamma"][sample], out=self.part[:m])
         return f
 
     def _project(self, state: State) -> None:
+        """Project the temporary part of f onto the span of Z, and add its weights to alpha."""
         h, gamma = state.pending["h"], state.pending["gamma"]
         own = self.partition.grid.of_row(len(self.Z))
         self.h[...] = 0

@@ -1,6 +1,6 @@
 """Base class of solvers that sum over the rows of a pass and solve equations at its end.
 
-If outputs have a ridge each, those with nearly equal ridges share a factor (`grouped`).
+If every output has its own ridge, outputs with equal ridges share a factor (`outputs_by_ridge`).
 """
 
 from __future__ import annotations
@@ -18,17 +18,15 @@ from streamkern.basics.errors import DivergenceError
 from streamkern.basics.message import mention
 from streamkern.planning.memory import PANEL
 from streamkern.solver.base import Solver, State
-from streamkern.solver.posterior import Posterior, simultaneous
+from streamkern.solver.posterior import Posterior, diagonalised
 from streamkern.solver.precondition.norm import eps
 
 KERNEL_SLAB_ROWS = 1024
 """Number of rows of a kernel matrix that are evaluated at a time."""
 SINGULAR = 100
-"""Smallest pivot, in jitters, below which the equations count as singular.
+"""Smallest pivot, in units of the jitter, below which the equations count as singular.
 
-Measured without a ridge, 160 centers on a curve, each twice or nearly so: 1 to 27, in float32 as in
-float64. With Laplace the test error was up to 2e6 times that of f = 0, with a Gaussian kernel it
-was small. On 1500 digits: 2e8 and 6e7 for 100 and 1500 centers, Gaussian 5e6 and 126.
+Measured in docs/explanation/solver-measured.md.
 """
 SINGULAR_NOTE = "the equations of solver 'direct'"
 """First words of the warning of singular equations."""
@@ -37,17 +35,17 @@ SINGULAR_NOTE = "the equations of solver 'direct'"
 class EquationSolver(Solver):
     """Base class of the solvers whose weights come from a Cholesky factor.
 
-    `State.alpha` are the weights after the last completed pass. `State.average` are the weights
-    when they were last computed, from all `State.averaged` rows in the sums at that time.
+    `State.alpha` has the weights after the last completed pass. `State.average` has the weights
+    that were computed last, from the `State.averaged` rows that were in the sums at that time.
 
-    ridge : the ridge; None: it is found on held-out rows, and stored in `State.ridge`.
+    ridge : the ridge; None: the solver finds it, and stores it in `State.ridge`.
     repeats : whether every pass has the same rows.
-    jitter, factor_jitter : jitter of the last equations, and of their factor, which may be a
-        preconditioner.
+    jitter : jitter of the last equations.
+    factor_jitter : jitter of their factor, which may be only a preconditioner of the equations.
     least_jitter : smallest jitter that was tried.
     scale : largest diagonal entry of the last equations, without the ridge.
     factor_dtype : dtype of the factor.
-    singular : whether only a jitter, and no ridge, made the last equations solvable.
+    singular : whether the last equations had no ridge, and only a jitter made them solvable.
     keeps_posterior : whether `posterior` will be called.
     ridges : (c,) ridge of each output; replaces `ridge`.
     """
@@ -83,22 +81,22 @@ class EquationSolver(Solver):
         return facts | {"note": self._note()} if self.singular else facts
 
     def _note(self) -> str:
-        """Return the warning, equal for all passes of a run: Python shows a repeated one once."""
-        what = "features" if self.op.kernel.explicit else "centers"
+        """Return the warning; the text is the same in every pass, so Python shows it only once."""
+        names = "features" if self.op.kernel.explicit else "centers"
         return (
-            f"{SINGULAR_NOTE} for {len(self.Z)} {what} are singular to rounding: "
-            f"some {what} nearly coincide, or the rows cannot tell them apart; the weights may "
+            f"{SINGULAR_NOTE} for {len(self.Z)} {names} are singular to rounding: "
+            f"some {names} nearly coincide, or the rows cannot tell them apart; the weights may "
             f"fit noise and be useless on other rows: give {mention('solver.ridge')}, such as 1e-4"
         )
 
     def finished(self, state: State) -> str | None:
-        """Return a reason after the first pass if another one would bring the same rows."""
+        """Return a reason after the first pass if every pass has the same rows, else None."""
         if not (self.repeats and state.passes):
             return None
         return f"all {state.rows} rows are in the equations; another pass would bring the same"
 
     def weights(self, state: State) -> Array:
-        """Return the weights of all rows so far; solves if rows were added since the last time.
+        """Return the weights for all rows so far; solve again if rows were added since.
 
         Raises DivergenceError if the sums are not finite.
         """
@@ -108,29 +106,33 @@ class EquationSolver(Solver):
         return state.average
 
     def _solve(self, state: State, out: Array) -> Array:
-        """Write the weights to `out` (p, c), with at most `PANEL` columns at once in float64.
+        """Write the weights to `out` (p, c), at most `PANEL` columns at once; return the factor.
 
-        Returns the last factor, (p, p).
+        With several ridges it is the factor for the last of them, (p, p).
         """
         p, asarray = len(self.Z), self.backend.asarray
         A = self.backend.xp.empty((p, p), self.factor_dtype)
         self._find_ridges(state, A)
-        for ridge, outputs in grouped(self._ridges(state)):
+        for ridge, outputs in outputs_by_ridge(self._ridges(state)):
             self._factor_with(A, state, ridge)
             for part in tiles(len(outputs), PANEL):
-                at = asarray(outputs[part])
-                out[:, at] = self._solution(A, state, at)
+                panel = asarray(outputs[part])
+                out[:, panel] = self._solution(A, state, panel)
         return A
 
     def _find_ridges(self, state: State, A: Array) -> None:
-        """Find the ridges that were not given, and store them in `state`. A : (p, p) buffer."""
+        """Find the ridges unless they are set, and store them in `state`. A : (p, p) buffer."""
 
     def _factor_with(self, A: Array, state: State, ridge: float) -> None:
         """Write the Cholesky factor of the equations of all rows to A (p, p)."""
         raise NotImplementedError
 
     def _solution(self, A: Array, state: State, outputs: Array) -> Array:
-        """Return the weights (p, w) of w outputs, in float64. A : the Cholesky factor."""
+        """Return the weights (p, w) of w outputs, in float64.
+
+        A : (p, p) Cholesky factor.
+        outputs : (w,) indices of the outputs.
+        """
         raise NotImplementedError
 
     def _substitute(self, A: Array, state: State, alpha: Array) -> Array:
@@ -144,28 +146,29 @@ class EquationSolver(Solver):
     def _slabs(self, *, lower: bool = False) -> Iterator[tuple[slice, Array]]:
         """Yield (rows, K(Z[rows], Z)) for consecutive slices of the centers.
 
-        lower : yield only the columns up to the last of the rows, which contain the lower triangle
+        lower : yield only the columns before rows.stop, which contain the lower triangle.
         """
         p, op = len(self.Z), self.op
-        room = op.backend.xp.empty(min(KERNEL_SLAB_ROWS, p) * p, op.dtype)
+        buffer = op.backend.xp.empty(min(KERNEL_SLAB_ROWS, p) * p, op.dtype)
         for rows in tiles(p, KERNEL_SLAB_ROWS):
             shape = rows.stop - rows.start, rows.stop if lower else p
-            slab, ids = room[: shape[0] * shape[1]].reshape(shape), np.arange(rows.start, rows.stop)
+            ids = np.arange(rows.start, rows.stop)
+            slab = buffer[: shape[0] * shape[1]].reshape(shape)
             same = ids - rows.start, ids
             op.product(self.Z[rows], self.Z[: shape[1]], keep=slab, same=same)
             yield rows, slab
 
     def _add_norm(self, A: Array, ridge: float) -> None:
-        """Add ridge K(Z, Z) to A, one slab of rows at a time; for explicit features, ridge I."""
+        """Add ridge K(Z, Z) to A, one slab at a time; for explicit features, add ridge I."""
         if not ridge:
             return
         if self.op.kernel.explicit:
             A.reshape(-1)[:: len(A) + 1] += ridge
             return
         for rows, slab in self._slabs():
-            wide = slab.astype(A.dtype) if ridge > 1 else slab  # float32 might overflow
-            wide *= ridge
-            A[rows] += wide
+            term = slab.astype(A.dtype) if ridge > 1 else slab  # float32 might overflow
+            term *= ridge
+            A[rows] += term
 
     def _norm_times(self, v: Array) -> Array:
         """Return K(Z, Z) v, (p, k) float64, or v for explicit features."""
@@ -177,7 +180,7 @@ class EquationSolver(Solver):
         return product
 
     def posterior(self, state: State) -> Posterior:
-        """Return the posterior, after all rows were added to the sums; see `solver.posterior`."""
+        """Return the posterior, once the sums have all rows; see `solver.posterior`."""
         p = len(self.Z)
         tau = state.rows * self._ridges(state)
         R = self.backend.xp.empty((p, p))
@@ -186,23 +189,24 @@ class EquationSolver(Solver):
         scale = float(R.diagonal().max())
         jitter = max(10 * eps(self.op.dtype), self._sum_rounding(state) / (tau.min() * scale))
         self._factor(R, state, 1.0, lambda: self._fill_norm(R), jitter)
-        U, lam = simultaneous(self.backend, R, self._whitened_gram(state, R))
+        U, lam = diagonalised(self.backend, R, self._whitened_gram(state, R))
         lam_host = self.backend.to_host(lam)
-        left, norms, n = self._fit_statistics(state, U, lam, tau)
+        squares, norms, n = self._fit_statistics(state, U, lam, tau)
         taus, index = np.unique(tau, return_inverse=True)
+        # n minus the effective degrees of freedom gamma of the fit, for each output.
         free = n - p + (taus / (lam_host[:, None] + taus)).sum(axis=0)[index]
-        least = eps(np.float64) * left  # if all targets are equal
+        least = eps(np.float64) * squares  # the norms are 0 if all targets are equal
         prior = np.maximum(norms / np.maximum(n - free, eps(np.float64)), least)
-        return Posterior(self.backend.to_host(U), lam_host, left / free, prior)
+        return Posterior(self.backend.to_host(U), lam_host, squares / free, prior)
 
     def _fill_norm(self, R: Array) -> None:
         """Write K(Z, Z) to the lower triangle of R (p, p)."""
         raise NotImplementedError
 
     def _sum_rounding(self, state: State) -> float:
-        """Return 100 times the rounding error of the sums, as it appears in a zero eigenvalue of G.
+        """Return 100 times the rounding error of the sums, as the size of an eigenvalue of G.
 
-        Zero for solvers that do not sum.
+        It is 0 for solvers without sums.
         """
         return 0.0
 
@@ -223,7 +227,7 @@ class EquationSolver(Solver):
         raise NotImplementedError
 
     def _ridges(self, state: State) -> Floats:
-        """Return the ridges in force, (c,)."""
+        """Return the ridge of each output, (c,)."""
         if self.ridges is not None:
             return self.ridges
         return np.full(self.n_outputs, state.ridge if self.ridge is None else self.ridge)
@@ -232,35 +236,39 @@ class EquationSolver(Solver):
         self, A: Array, state: State, ridge: float, fill: Callable[[], None], relative: float,
         have: float = 0.0,
     ) -> None:  # fmt: skip
-        """Write the lower factor of A + jitter to A; sets `jitter` and `singular`.
+        """Write the lower factor of A + jitter I to A, and set `jitter` and `singular`.
 
         Equal centers make the matrix singular, nearly equal ones singular up to rounding. The
-        jitter begins at `relative` times the largest diagonal entry, minus `have`, and grows by 10
-        until there is a factor.
+        jitter begins at `relative` times the largest diagonal entry, minus `have`, and is
+        multiplied by 10 until the factorisation succeeds.
 
+        ridge : the ridge of the equations; with a ridge they never count as singular.
         fill : writes the matrix to A.
-        have : the multiple of the identity that `fill` adds already.
+        have : multiple of the identity that is a part of this matrix.
+
+        Raises DivergenceError if the matrix is not finite, or has no factor.
         """
         diagonal = self.backend.xp.arange(len(A))
         fill()
         scale, self.rounding_dominates = float(A.diagonal().max()), relative > 1
         if self.op.kernel.geometry == "inner" and scale == 0:
-            A[diagonal, diagonal] = scale = 1.0  # all rows are 0: the mean, for any weights
-        # With distant rows and a narrow bandwidth, all kernel values may be rounding errors.
+            A[diagonal, diagonal] = scale = 1.0  # all rows are 0: any weights predict the mean
+        # `relative` exceeds 1 if all kernel values may be rounding errors: if the rows are distant
+        # and the bandwidth is narrow.
         self.jitter = least = max(min(relative, 1) * scale - have, 10 * eps(np.float64) * scale)
         self.least_jitter, self.scale = least, scale - have
         while 0 < self.jitter <= scale < math.inf:
             A[diagonal, diagonal] += self.jitter
             if self.backend.cholesky(A):
-                # A pivot is the part of a center outside the span of the centers before it; the
-                # jitter is the size of rounding.
-                small = float(A.diagonal().min()) ** 2 < SINGULAR * self.jitter
+                # A pivot is the squared distance of a center from the span of the centers before
+                # it; the jitter has the size of rounding errors.
+                small_pivot = float(A.diagonal().min()) ** 2 < SINGULAR * self.jitter
                 self.factor_jitter = self.jitter
-                self.singular = not ridge and (small or self.jitter > least)
+                self.singular = not ridge and (small_pivot or self.jitter > least)
                 return
             fill()
             self.jitter *= 10
-            if A.dtype == np.float32:  # in which smaller ones are lost; each attempt is a factor
+            if A.dtype == np.float32:  # smaller jitters would be lost in the rounding of float32
                 self.jitter = max(self.jitter, have, 10 * eps(A.dtype) * scale)
         raise self._failure(state)
 
@@ -274,24 +282,26 @@ class EquationSolver(Solver):
 
 
 RIDGES_PER_DECADE = 4
-"""Grid steps per power of ten: a ridge is off by a third at most, with no effect on the error."""
+"""Grid steps per power of ten. Rounding to the grid changes a ridge by at most a third, which has
+no effect on the error."""
 
 
 def on_grid(ridges: npt.ArrayLike) -> Floats:
     """Return the ridges (c,), each rounded to the nearest grid step; 0 stays 0."""
     ridges = np.asarray(ridges, np.float64)
     with np.errstate(divide="ignore"):
-        near: Floats = 10.0 ** (np.round(RIDGES_PER_DECADE * np.log10(ridges)) / RIDGES_PER_DECADE)
-    return near
+        exponents = np.round(RIDGES_PER_DECADE * np.log10(ridges)) / RIDGES_PER_DECADE
+    rounded: Floats = 10.0**exponents
+    return rounded
 
 
-def grouped(ridges: Floats) -> Iterator[tuple[float, npt.NDArray[np.int64]]]:
+def outputs_by_ridge(ridges: Floats) -> Iterator[tuple[float, npt.NDArray[np.int64]]]:
     """Yield each distinct ridge among (c,), with the indices of its outputs."""
     for ridge in np.unique(ridges):
         yield float(ridge), np.flatnonzero(ridges == ridge)
 
 
 def middle(ridges: Floats) -> float:
-    """Return the geometric mean."""
+    """Return the geometric mean of the ridges."""
     with np.errstate(divide="ignore"):
         return float(np.exp(np.log(ridges).mean()))

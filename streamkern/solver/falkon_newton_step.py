@@ -8,20 +8,20 @@ preconditioner M = H^T H (`falkon_step`). Here a pass sums, at its weights alpha
     A v = K^T (w h (K v)) / n + ridge K(Z, Z) v
 
 for the direction v of every output, with gradient and curvatures as in
-`solver.safeguarded_newton`, and moves by D = a v. As g + a A v is the gradient to come, to first
-order, its direction follows without a further pass (Daniel 1967, SIAM J. Numer. Anal. 4, 10-26):
+`solver.safeguarded_newton`, and its step is D = a v. To first order, g + a A v is the gradient
+after this step, so that the next direction needs no further pass (Daniel 1967, SIAM J. Numer.
+Anal. 4, 10-26):
 
     a = -(g . v) / (v . A v);   z = M (g + a A v);   v <- -z + (z . A v) / (v . A v) v.
 
-With constant curvatures this is preconditioned conjugate gradient. The first pass has no v yet; it
-moves by v = -M g, which is the step of the preconditioner's own model, and the second pass corrects
-its length.
+With constant curvatures this is preconditioned conjugate gradient. The first pass has no v yet; its
+step is v = -M g, the Newton step if M^-1 were the Hessian, and the second pass corrects its length.
 
-Differences from the paper: one iteration for each Newton step, which never waits for a gradient,
-and directions that stay conjugate from step to step; M is that of squares, with all curvatures 1;
-no path of falling ridges. Each took fewer passes, or as many (docs/explanation/losses.md).
+Differences from the paper: one iteration of conjugate gradient for each Newton step, with
+directions that stay conjugate from step to step; the M of squares, with all curvatures 1; and no
+path of decreasing ridges. None of them takes more passes (docs/explanation/losses.md).
 
-The run ends when sqrt(g . M g) is at most the tolerance times that of the first pass.
+The run ends when sqrt(g . M g) is at most the tolerance times its value in the first pass.
 
 Cost per pass 2 n p (d + 4 c) + 2 p^2 (d + 2 c) FLOPs; memory p^2 for H.
 """
@@ -41,15 +41,15 @@ class FalkonNewtonSolver(SafeguardedNewton, PreconditionedSolver):
     """FALKON for losses other than squares, as in the module docstring."""
 
     def _pending(self) -> dict[str, Array]:
-        """Return the sums as `SafeguardedNewton._pending`, and those of conjugate gradient.
+        """Return the arrays of `SafeguardedNewton._pending`, and the arrays of conjugate gradient.
 
-        product : (p, c), the sum of K^T (w h (K v)).
-        squares : (2, c), g . M g of the last step that passed the test, and of the first pass.
+        product : (p, c) sum of K^T (w h (K v)).
+        squares : (2, c) g . M g after the last step that passed the test, and of the first pass.
         bound : (1,) B of the step.
         """
         p, c, zeros = len(self.Z), self.n_outputs, self.backend.xp.zeros
-        more = {"product": zeros((p, c)), "squares": zeros((2, c)), "bound": zeros(1)}
-        return super()._pending() | more
+        arrays = {"product": zeros((p, c)), "squares": zeros((2, c)), "bound": zeros(1)}
+        return super()._pending() | arrays
 
     def _step(self, state: State, batch: Batch) -> Array:
         """Add a batch to the sums and return the loss of the weights of the pass."""
@@ -70,35 +70,38 @@ class FalkonNewtonSolver(SafeguardedNewton, PreconditionedSolver):
         return ("gradient", "product", "bend")
 
     def end_pass(self, state: State) -> dict[str, Any]:
-        """Test the step that led to the weights of the pass, and take the next one."""
+        """Test the step that led to the weights of the pass, and compute the next one."""
         facts = super().end_pass(state)
         return {"iteration": state.passes - 1, "residual": self._residual(state)} | facts
 
-    def _bend(self, state: State, both: Array, penalty: Array) -> float:
-        if state.passes == 1:  # v is the first step
-            state.pending["bound"][0] = super()._bend(state, both, penalty)
+    def _majorant_curvature(self, state: State, both: Array, penalty: Array) -> float:
+        """Return B of the step that is tested, which `_take_step` stored in "bound"."""
+        if state.passes == 1:  # the first step is v itself, whose sums this pass has
+            state.pending["bound"][0] = super()._majorant_curvature(state, both, penalty)
         return float(state.pending["bound"][0])
 
     def _take_step(self, state: State, g: Array, both: Array, penalty: Array) -> float:
         pending, c, xp = state.pending, self.n_outputs, self.backend.xp
         v, Av = both[:, c:], pending["product"] / state.rows + penalty[:, c:]
         with self.backend.single_threaded_blas():
-            M = self._preconditioned(xp.concatenate([g, Av], axis=1))
-        pending["squares"][0] = self._dot(g, M[:, :c])
-        bend = self._dot(v, Av)
-        a = -ratio(xp, self._dot(g, v), bend)
-        z = M[:, :c] + a * M[:, c:]
-        following = self._without_common(ratio(xp, self._dot(z, Av), bend) * v - z)
-        pending["both"][:, c:] = following
+            preconditioned = self._preconditioned(xp.concatenate([g, Av], axis=1))
+        Mg, MAv = preconditioned[:, :c], preconditioned[:, c:]
+        pending["squares"][0] = self._dot(g, Mg)
+        vAv = self._dot(v, Av)
+        a = -ratio(xp, self._dot(g, v), vAv)
+        z = Mg + a * MAv
+        next_v = self._without_common(ratio(xp, self._dot(z, Av), vAv) * v - z)
+        pending["both"][:, c:] = next_v
         D = self._without_common(a * v)
-        # The bound's curvature along a v, whose part from the rows is at least that along D.
-        of_norm = (D * self._without_common(a * penalty[:, c:])).sum()
-        pending["bound"][0] = (a * a * pending["bend"]).sum() / state.rows + of_norm
+        # B of the step. The term of the rows is for a v, for which it is at least as large as for D
+        # without the common part.
+        norm_term = (D * self._without_common(a * penalty[:, c:])).sum()
+        pending["bound"][0] = (a * a * pending["bend"]).sum() / state.rows + norm_term
         if not state.passes:
-            D, pending["squares"][1] = following, pending["squares"][0]
+            D, pending["squares"][1] = next_v, pending["squares"][0]
         pending["direction"][...] = D
         return -float((g * D).sum())
 
     def finished(self, state: State) -> str | None:
-        """Return a reason if the gradient is within the tolerance, else None."""
+        """Return a reason if the gradient of the final loss is within the tolerance, else None."""
         return super().finished(state) if self._is_last_loss(state) else None

@@ -1,7 +1,7 @@
 """FALKON: preconditioned conjugate gradient, each iteration one pass over the rows.
 
 Rudi, Carratino and Rosasco 2017, "FALKON: an optimal large scale kernel method", Alg. 1. With
-K = K(X, Z) over all n rows, the equations are those of `solver.direct_step`,
+K = K(X, Z) over all n rows, the equations are the same as in `solver.direct_step`,
 
     A alpha = b,    A = K^T K / n + ridge K(Z, Z),    b = K^T Y / n,
 
@@ -11,22 +11,22 @@ residual at the start, r = b - A alpha; every further one sums A v for the direc
     a = (r . M r) / (v . A v);   alpha += a v;   r -= a A v;
     v <- M r + (r . M r)_new / (r . M r)_old v,
 
-with separate scalars a for every output. So data.epochs passes are data.epochs - 1 iterations.
-A is one operator only if every pass brings the same rows: all use the order and the random draws
-of epoch 0.
+with separate scalars a for every output. So `epochs` passes make `epochs` - 1 iterations. A must be
+the same operator in every pass, so all passes use the order and the random draws of epoch 0.
 
-The weights of the model are the last with a residual near the least so far (`WORST_RESIDUAL`).
+The weights of the model are the last ones with a residual near the least so far (`WORST_RESIDUAL`).
 
-The loss is that of the last weights, K alpha evaluated together with K v. A batch's products
-are in the operator's precision; sums over batches, vectors and scalars are float64.
+The reported loss is that of the weights before the pass; K alpha and K v are computed together.
+Products of a batch are in the precision of the operator; sums over batches, vectors and scalars are
+float64.
 
-Each rank of a grid (`backend.rank_grid`) has some rows of X, and the part of the centers and of all
-vectors of the iteration that belongs to its column; sums over rows stay separate until the pass
-ends. Each has its stripe of H (`Communicator.triangle`): while M r is computed, all ranks hold all
-of r and of M r. With a ridge, the centers are broadcast (`Partition.norm_product`).
+Each rank of a grid (`backend.rank_grid`) has some rows of X, and the part of its column of the
+centers and of all vectors of the iteration; sums over rows are added at the end of a pass. Each
+rank has its stripe of H (`Communicator.triangle`); while M r is computed, every rank has all of r
+and of M r. With a ridge, the centers are broadcast (`Partition.norm_product`).
 
-Differences from the paper: conjugate gradient in alpha with M rather than in beta = H^-T alpha,
-which gives the same iterates and keeps the residual free of the rounding of H; batches in place of
+Differences from the paper: conjugate gradient in alpha with M, not in beta = H^-T alpha, which
+gives the same iterates and keeps rounding errors of H out of the residual; and batches in place of
 all rows.
 
 Cost per pass 2 n p (d + 3 c) FLOPs, and with a ridge 2 p^2 (d + c); memory p^2 for H.
@@ -46,9 +46,9 @@ OF_ALL = ("squares", "least")
 WORST_RESIDUAL = 2.0
 """Largest residual, relative to the least so far, with which weights are accepted.
 
-With hardly any ridge the residual falls to the rounding of the products and then grows again: 441
-heavy-tailed rows, 397 of them centers, were at .26 after 29 iterations. While it falls it may rise
-for a few iterations, as it did on KEGG.
+With hardly any ridge, the residual falls to the size of rounding errors and then grows again. It
+may also rise for a few iterations before that, so weights with a slightly larger residual are
+accepted.
 """
 
 
@@ -59,27 +59,28 @@ class FalkonSolver(PreconditionedSolver):
         """Return the state of the zero function, or of the weights `alpha`, see `Solver.init`."""
         state = super().init(alpha)
         state.pending["alpha64"][...] = state.alpha
-        self._take(state)
+        self._round_to_batch_precision(state)
         return state
 
     def _pending(self) -> dict[str, Array]:
         """Return the arrays of the iteration, at its start.
 
-        both : (p, 2 c) right factor of a batch's product, [alpha, v].
-        sums : A v, or r, so far.
-        b : right-hand side.
+        alpha64 : (p, c) weights, in float64.
+        v, r, b : (p, c) direction, residual and right-hand side, in float64.
+        sums : (p, c) sum of A v or, in the first pass, of r, over the rows so far.
+        both : (p, 2 c) [alpha, v], in the precision of the products of a batch.
         squares : (2, c) r . M r and b . M b.
-        least : (1,) least residual.
+        least : (1,) least residual so far.
 
-        All ranks have all of the last two, and the rows of their centers of the others.
+        If the centers are partitioned, a rank has the rows of its centers, and all of the last two.
         """
         xp, p, c = self.backend.xp, len(self.Z), self.n_outputs
-        wide = {name: xp.zeros((p, c)) for name in ("alpha64", "v", "r", "b", "sums")}
-        wide["least"] = xp.full(1, xp.inf)
-        return wide | {"squares": xp.zeros((2, c)), "both": xp.zeros((p, 2 * c), self.op.dtype)}
+        arrays = {name: xp.zeros((p, c)) for name in ("alpha64", "v", "r", "b", "sums")}
+        arrays["least"] = xp.full(1, xp.inf)
+        return arrays | {"squares": xp.zeros((2, c)), "both": xp.zeros((p, 2 * c), self.op.dtype)}
 
     def _step(self, state: State, batch: Batch) -> Array:
-        """Add a batch to the sums and return the loss of the last weights."""
+        """Add a batch to the sums and return its loss with the weights before the pass."""
         X, Y, w = batch.X, batch.Y, batch.w
         m, c, xp, pending = len(X), self.n_outputs, self.backend.xp, state.pending
         self._make_room(m)
@@ -107,21 +108,24 @@ class FalkonSolver(PreconditionedSolver):
         return ("sums",) if state.passes else ("sums", "b")
 
     def end_pass(self, state: State) -> dict[str, Any]:
-        """Compute the residual after the first pass, and do an iteration after every other pass.
+        """Compute the residual after the first pass; do an iteration after every later pass.
 
-        Rank 0 returns the entries for the log.
+        Returns the entries for the log on rank 0, and none on other ranks.
+
+        Raises DivergenceError if the residual is not finite.
         """
         for name in self.sums_of_rows(state):
             self.partition.column_sum(state.pending[name])
         self._iterate(state)
-        self._tell(state)
-        facts = self._taken(state)
+        self._broadcast_results(state)
+        facts = self._accept_weights(state)
         state.rows, state.passes = 0, state.passes + 1
         if not bool(self.backend.xp.isfinite(state.pending["squares"]).all()):
             raise self._failure(state)
         return {} if self.ranks.rank else facts
 
     def _iterate(self, state: State) -> None:
+        """Update alpha, r, v and `squares` as in the module docstring, from the sums of a pass."""
         pending, xp = state.pending, self.backend.xp
         v, r, sums, squares = (pending[name] for name in ("v", "r", "sums", "squares"))
         sums *= 1 / state.rows
@@ -144,11 +148,11 @@ class FalkonSolver(PreconditionedSolver):
         squares[0] = rz
         sums[...] = 0
 
-    def _tell(self, state: State) -> None:
-        """Broadcast the results of the first rank of each column to the column, and scalars to all.
+    def _broadcast_results(self, state: State) -> None:
+        """Broadcast the vectors of the first rank of each column to the column; scalars to all.
 
-        The rest follows from these with the same bits: `_taken` compares and casts, b does not
-        change after the first pass, and sums are 0.
+        All other arrays are then equal on all ranks, bit for bit: b does not change after the first
+        pass, sums are 0, and `_accept_weights` only compares and rounds.
         """
         for name in ("alpha64", "v", "r") if state.passes else ("alpha64", "v", "r", "b"):
             self.partition.column_broadcast(state.pending[name])
@@ -159,19 +163,25 @@ class FalkonSolver(PreconditionedSolver):
         if ridge:
             sums += ridge * self._norm_times(v)
 
-    def _taken(self, state: State) -> dict[str, Any]:
-        """Accept the weights, if their residual is near the least, and the direction."""
+    def _accept_weights(self, state: State) -> dict[str, Any]:
+        """Accept the weights if their residual is near the least; return the entries for the log.
+
+        The direction is used in any case.
+        """
         pending, residual = state.pending, self._residual(state)
         taken = residual <= WORST_RESIDUAL * float(pending["least"][0])
         pending["least"][...] = min(residual, float(pending["least"][0]))
-        self._take(state, weights=taken)
+        self._round_to_batch_precision(state, accepted=taken)
         return {"iteration": state.passes, "residual": residual, "taken": taken}
 
-    def _take(self, state: State, *, weights: bool = True) -> None:
-        """Cast the weights and the direction to the precision of the batches' products."""
+    def _round_to_batch_precision(self, state: State, *, accepted: bool = True) -> None:
+        """Round weights and direction to the precision of the products of a batch.
+
+        accepted : whether the weights become the weights of the model.
+        """
         pending, c = state.pending, self.n_outputs
         pending["both"][:, :c] = pending["alpha64"]
-        if weights:
+        if accepted:
             state.alpha[...] = pending["both"][:, :c]
         pending["both"][:, c:] = pending["v"]
-        pending["v"][...] = pending["both"][:, c:]  # the direction that A is applied to
+        pending["v"][...] = pending["both"][:, c:]  # A v is computed for the rounded v

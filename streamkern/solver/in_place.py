@@ -1,28 +1,29 @@
-"""Plain SGD, EigenPro 2.0 and 1.0 on the rows of the training set, their centers.
+"""Plain SGD, EigenPro 2.0 (EP2) and 1.0 (EP1) with all training rows as centers.
 
-A row is its own center and alpha moves in place. EigenPro is SGD with a preconditioner, and EP1 and
-EP2 take the same step in the RKHS, f <- f - eta P (gradient):
+Every row is its own center, so a batch updates alpha at its own rows, "in place". EigenPro is SGD
+with a preconditioner P. EP1 and EP2 take the same step in the RKHS, f <- f - eta P (gradient):
 
     EP2    alpha_rows -= eta/m g;  alpha_sample += eta/m E D E^T K(X_s, X) g
-    EP1    alpha -= eta/m (g on the batch's rows - E D E^T K(X, X_m) g)
+    EP1    alpha -= eta/m (g at the rows of the batch - E D E^T K(X, X_m) g)
 
-The differences between the two in the papers:
+where X has the rows of the batch for EP2, and all n rows for EP1, whose batch is X_m. The papers
+differ in
 
-* Span of the correction. The eigenfunctions of EP1 are combinations of all n rows, from a sample by
-  Nystrom's extension, so every step moves all of alpha and E is n x q; those of EP2 are
-  combinations of the sample, E is s x q.
-* Damping. EP1 has D_i = (1 - tau lam_{q+1} / lam_i), tau <= 1 against eigenvectors that spill into
-  the rest: 1 with a kernel, 1/4 with random features. (Its formula in alpha has another 1 / lam_i:
-  that of the extension, which is a part of E here. Its public code takes the square root of the
-  ratio with kernels.) EP2 has no tau, but the exponent .95 in its public code.
-* Batch and step. EP1 fixes m = 256, q = 160 and s = 4800, and takes eta ~ 1 / sqrt(lam_{q+1}), the
-  leading term of its bound on |P H_m|. EP2 takes the critical batch, about max k(x, x) / lam_{q+1},
-  where the step and the hardware are both used in full.
+* the span of the correction. The eigenfunctions of EP1 are combinations of all n rows, from a
+  sample by Nystrom's extension, so every step changes all of alpha and E is n x q. Those of EP2 are
+  combinations of the sample, and E is s x q.
+* the damping. EP1 has D_i = (1 - tau lam_{q+1} / lam_i); tau <= 1 allows for the error of the
+  eigenvectors: 1 with a kernel, 1/4 with random features. (The formula of the paper in alpha has
+  another factor 1 / lam_i from the extension, which is a part of E here. The public code takes the
+  square root of the ratio with kernels.) EP2 has no tau, but its public code has the exponent .95.
+* batch and step. EP1 has m = 256, q = 160 and s = 4800, and eta ~ 1 / sqrt(lam_{q+1}), the leading
+  term of its bound on |P H_m|. EP2 takes the critical batch, about max k(x, x) / lam_{q+1}, the
+  largest one for which the step grows in proportion to the batch.
 
-Differences from EP1: the step size is measured, as everywhere here (`step_rule`), and the extended
-eigenfunctions are made orthonormal, see `build_extended`. Cost per step beside that of plain SGD:
-of EP2 2 m s (d + c) FLOPs; of EP1 as much again and 4 n q c: K(X, X_m) is evaluated again for the
-correction; one pass would do, at the price of a second code path.
+Differences from the papers: the step size is measured (`step_rule`), and the extended
+eigenfunctions of EP1 are made orthonormal, see `build_extended`. Cost per step in addition to plain
+SGD: 2 m s (d + c) FLOPs for EP2; for EP1 2 m n (d + c), as it evaluates K(X, X_m) a second time for
+the correction, and 4 n q c.
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ from streamkern.solver.base import Solver, State
 from streamkern.solver.low_rank import (
     LowRank,
     LowRankSizes,
-    build,
-    cut,
-    rebuilt,
+    computed_preconditioner,
+    low_rank_sizes,
+    measured_batch_size,
+    report_setup,
     sample_bytes,
-    sampled,
-    summary,
+    saved_preconditioner,
 )
 from streamkern.solver.method import Method, Report, Samples, Setup, Work
 from streamkern.solver.precondition.low_rank import (
@@ -75,14 +76,14 @@ class SGDSolver(Solver):
 
         alpha <- (1 - eta ridge) alpha,   alpha_rows -= eta/m g.
 
-    Pegasos (Shalev-Shwartz et al. 2007) shrinks f in the same way. Differences: squared loss, as in
-    EP1, and a constant step with a running average in place of eta = 1 / (ridge t), which needs a
-    ridge. The fixed point is kernel ridge regression, (K + n ridge I) alpha = Y. Cost per step
-    2 m n (d + c) FLOPs, and a tile of memory.
+    Pegasos (Shalev-Shwartz et al. 2007) shrinks f in the same way. Differences: the squared loss,
+    as in EP1, and a constant step with a running average in place of eta = 1 / (ridge t), which
+    needs a ridge. The fixed point is kernel ridge regression, (K + n ridge I) alpha = Y. Cost per
+    step 2 m n (d + c) FLOPs, and a tile of memory.
 
     rule : step rule, measured on rows of the training set.
-    preconditioner, sample : EigenPro's, with the (s,) ascending row numbers of its sample; None for
-        plain SGD.
+    preconditioner : the preconditioner of EigenPro; None: plain SGD.
+    sample : (s,) ascending row numbers of its sample.
     """
 
     def __init__(
@@ -129,15 +130,15 @@ class SGDSolver(Solver):
 
 
 def small_batches(problem: ProblemShape) -> list[int]:
-    """Return candidate batch sizes, with at least 16 batches an epoch.
+    """Return candidate batch sizes, the largest of them with at least 16 batches an epoch.
 
-    These methods take more steps than passes.
+    These methods need many steps, so an epoch must not have only a few.
     """
     return batches(problem, min(PAPER_BATCH, max(1, problem.n_rows // 16)))
 
 
 def probe_rows(problem: ProblemShape) -> int:
-    """Return the number of rows that a step is measured on."""
+    """Return the number of rows on which the step rule is measured."""
     return min(problem.n_rows, MIN_PROBE * 4)
 
 
@@ -154,7 +155,7 @@ class SGD(Method[Sizes]):
         return self._sized(small_batches(problem), n_probe=probe_rows(problem))
 
     def op_counts(self, problem: ProblemShape, sizes: Sizes) -> tuple[OpCounts, OpCounts]:
-        """Return the operations of setup, K(probe, probe), and of training, K(X, Z) per batch."""
+        """Return the operations of the setup, K(probe, probe), and of the training, K(X, Z)."""
         rows = problem.n_rows * problem.epochs
         return OpCounts(kept=sizes.n_probe**2), OpCounts(entries=problem.p * rows)
 
@@ -163,16 +164,16 @@ class SGD(Method[Sizes]):
         return MemoryNeeds(max(sizes.batch_size, sizes.n_probe, problem.p), problem.c)
 
     def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: Sizes) -> None:
-        """Add the buffers of the probe; the step itself needs only a tile."""
+        """Add the buffers of the probe; a step needs only a tile."""
         h = sizes.n_probe
         buffers.add("setup", "probe, K(probe, probe)", h, problem.point + h * problem.itemsize)
 
     def compute(self, work: Work[Sizes], samples: Samples, report: Report) -> Setup:
         """Compute the step rule of the kernel; a ridge adds to both terms, see `step_rule`."""
         op, options = work.op, work.options
-        fresh = samples()[1]
-        probe = op.points(fresh.X, right=True)
-        rule = measure_low_rank(op, None, probe, work.seed, fresh.root)
+        _, raw_probe = samples()
+        probe = op.points(raw_probe.X, right=True)
+        rule = measure_low_rank(op, None, probe, work.seed, raw_probe.root)
         if options.fixed_ridge:
             lambda_1 = rule.lambda_1 + options.fixed_ridge
             rule = StepRule(rule.leverage + lambda_1, lambda_1)
@@ -207,27 +208,27 @@ class EigenPro2(InPlace):
     name = "eigenpro2"
 
     def op_counts(self, problem: ProblemShape, sizes: LowRankSizes) -> tuple[OpCounts, OpCounts]:
-        """Return the operations of setup and of training.
+        """Return the operations of the setup and of the training.
 
-        Setup has an eigensystem; each row takes K(X, Z) and K(X, X_s).
+        The setup computes an eigensystem; each row takes K(X, Z) and K(X, X_s).
         """
         row = self.correction(sizes) + OpCounts(entries=problem.p)
         return self.setup_op_counts(sizes), row.scaled(problem.n_rows * problem.epochs)
 
     def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: LowRankSizes) -> None:
-        """Add the buffers, with the sample, which is kept."""
+        """Add the buffers of EigenPro; the sample stays in memory during the training."""
         buffers.add("always", "Nystrom rows, eigenvectors", sample_bytes(problem, sizes))
         super().add_buffers(buffers, problem, sizes)
 
     def compute(self, work: Work[LowRankSizes], samples: Samples, report: Report) -> Setup:
         """Compute the preconditioner and the batch size that it allows."""
-        P, arrays = build(work, samples)
-        batch_size = cut(work, P.rule)
-        return Setup(arrays, summary(P, report, batch_size=batch_size))
+        P, arrays = computed_preconditioner(work, samples)
+        batch_size = measured_batch_size(work, P.rule)
+        return Setup(arrays, report_setup(P, report, batch_size=batch_size))
 
     def assemble(self, work: Work[LowRankSizes], setup: Setup) -> Solver:
-        """Return the solver; the sample is given by row numbers of the training set."""
-        P = rebuilt(work, setup)
+        """Return the solver with the preconditioner of `setup`."""
+        P = saved_preconditioner(work, setup)
         return SGDSolver(
             work.op, work.Z, P.rule, name=self.name, preconditioner=P, sample=setup.sample_rows,
             **work.shared(setup),
@@ -241,7 +242,7 @@ class EigenPro1(InPlace):
     instead = f"another solver, or {mention('features', 'nystrom')} for chosen centers"
 
     def check(self, problem: ProblemShape, options: SolverConfig) -> None:
-        """Raise ConfigError as `Method.check`, and for a ridge, which EP1 has only for features."""
+        """Raise ConfigError as `Method.check`, and for a ridge: EP1 on a kernel has none."""
         super().check(problem, options)
         if options.fixed_ridge:
             raise ConfigError(
@@ -254,29 +255,30 @@ class EigenPro1(InPlace):
         """Return False: there is no ridge."""
         return False
 
-    def _sampled(self, problem: ProblemShape, options: SolverConfig) -> tuple[int, int, int]:
-        return sampled(problem, options, PAPER_N_NYSTROM, PAPER_LEVEL)
+    def _sample_sizes(self, problem: ProblemShape, options: SolverConfig) -> tuple[int, int, int]:
+        return low_rank_sizes(problem, options, PAPER_N_NYSTROM, PAPER_LEVEL)
 
     def _batches(self, problem: ProblemShape) -> list[int]:
         return small_batches(problem)
 
     def op_counts(self, problem: ProblemShape, sizes: LowRankSizes) -> tuple[OpCounts, OpCounts]:
-        """Return the operations of setup, an eigensystem and its extension, and of training.
+        """Return the operations of the setup and of the training.
 
-        Each row takes K(X, Z) twice, each step E twice.
+        The setup computes an eigensystem and its extension; each row takes K(X, Z) twice, and each
+        step reads E twice.
         """
         p, q, n = problem.p, sizes.level, problem.n_rows * problem.epochs
-        seen = p * (p + sizes.n_sample)
-        extended = OpCounts(entries=seen, products=2 * seen * q)
+        entries = p * (p + sizes.n_sample)
+        extension = OpCounts(entries=entries, products=2 * entries * q)
         steps = OpCounts(entries=2 * p * n, swept=2 * p * q * -(-n // sizes.batch_size))
-        return self.setup_op_counts(sizes) + extended, steps
+        return self.setup_op_counts(sizes) + extension, steps
 
     def needs(self, problem: ProblemShape, sizes: LowRankSizes) -> MemoryNeeds:
         """Return the memory needs, with eigenvectors on all rows."""
         return super().needs(problem, sizes)._replace(setup=problem.p * sizes.level)
 
     def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: LowRankSizes) -> None:
-        """Add the buffers, with the eigenvectors on all rows."""
+        """Add the buffers of EigenPro, with eigenvectors on all rows."""
         add, item, p, q = buffers.add, problem.itemsize, problem.p, sizes.level
         add("always", "eigenvectors on all rows", p, q, itemsize=item)
         add("setup", "eigenvectors being extended to all rows", 3 * p, q + 1, itemsize=item)
@@ -293,7 +295,7 @@ class EigenPro1(InPlace):
             tau=1.0 if options.damping == "auto" else options.damping, seed=work.seed,
             root=probe.root,
         )  # fmt: skip
-        meta = summary(P, report, batch_size=work.sizes.batch_size)
+        meta = report_setup(P, report, batch_size=work.sizes.batch_size)
         return Setup({"E": P.E, "D": P.D}, meta)
 
     def assemble(self, work: Work[LowRankSizes], setup: Setup) -> Solver:

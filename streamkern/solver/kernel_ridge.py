@@ -1,28 +1,30 @@
 """Kernel ridge regression: exact weights if every row is a center.
 
 With K the kernel matrix of all n rows, and W = diag(w) their sample weights, the minimum of
-|W^1/2 (K alpha - Y)|^2 / (2 n) + ridge / 2 tr(alpha^T K alpha) has (Saunders et al. 1998)
+|W^1/2 (K alpha - Y)|^2 / (2 n) + ridge / 2 tr(alpha^T K alpha) is given by (Saunders et al. 1998)
 
     (W^1/2 K W^1/2 + n ridge I) beta = W^1/2 Y,      alpha = W^1/2 beta,
 
-where a weight of 0 needs no special case. It takes one Cholesky factor, with the condition number
-of K: the normal equations of `direct_step` have its square, and cost n^3 more FLOPs.
+also if some weights are 0. The solution takes one Cholesky factor of a matrix with the condition
+number of K. The normal equations of `direct_step` have the square of this number, and take n^3 more
+FLOPs.
 
 The inverse of the same matrix A gives the prediction of each row by a fit to all other rows
 (`left_out`; Rasmussen and Williams 2006, eq. 5.12):
 
     W^1/2 (Y - F_without)_i = beta_i / (A^-1)_ii.
 
-Copies of a row would reveal its target, and are left out together with it. For rows g that are left
-out together, (A^-1)_gg is the block of the inverse:
+Copies of a row would reveal its target, and are left out together with it. For a group g of rows
+that are left out together, with the block (A^-1)_gg of the inverse,
 
     W^1/2 (Y - F_without)_g = (A^-1)_gg^-1 beta_g.
 
-Outputs with different ridges need a factor for each ridge. Only the targets of a batch are used.
+Outputs with different ridges need a factor for each ridge. A step reads only the targets of its
+batch, as the rows are the centers.
 
-With many rows the factor is computed in float32, in half the memory and less time, and is the
-preconditioner of a few conjugate-gradient steps in float64 (`refined`). They solve the equations of
-the kernel values as evaluated, as a factor in float64 does.
+With many rows the factor is computed in float32, in half the memory and less time. It is then the
+preconditioner of a few steps of conjugate gradient in float64 (`refined`), which solve the same
+equations as a factor in float64.
 
 Cost n^3 / 3 + n^2 (d + c) FLOPs; memory n^2 float64, or float32.
 """
@@ -41,7 +43,7 @@ from streamkern.basics.array_types import Floats
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import State
-from streamkern.solver.equations import EquationSolver, grouped
+from streamkern.solver.equations import EquationSolver, outputs_by_ridge
 from streamkern.solver.left_out import LEFT_OUT, LeftOut, groups_of_copies, packed_groups
 from streamkern.solver.precondition.held_out import rounding
 from streamkern.solver.precondition.norm import eps
@@ -51,28 +53,32 @@ from streamkern.solver.ridge_curve import MAX_FACTORS, better_ridge, inverted
 PRODUCT_COLUMNS = 256
 """Columns of a kernel matrix that are converted to float64 at a time."""
 NEAR_RIDGE = 4.0
-"""Ratio of two ridges up to which the factor of one is a preconditioner for the other: about 10
-steps."""
+"""Largest ratio of two ridges at which the factor for one is used as the preconditioner for the
+other, which takes about 10 steps."""
 LESS_JITTER = 0.1
-"""First jitter of the equations, relative to that which a float32 factor needs."""
+"""First jitter of the equations, relative to the jitter of a float32 factor."""
 MOST_JITTER = 100.0
-"""Largest jitter of the equations, relative to that of the factor, or of rounding in float32."""
+"""Largest jitter of the equations, relative to the jitter of the factor, or to rounding errors in
+float32."""
 MAX_COPIED_SHARE = 0.01
-"""Share of rows that are copies of others, above which leave-one-out errors do not show a ridge."""
+"""Largest share of rows that are copies of others at which the ridge is found by leave-one-out
+errors."""
 
 
 class KernelRidgeSolver(EquationSolver):
     """Kernel ridge regression, as in the module docstring. Center i is row i of the data.
 
+    ridge : the ridge; None: it is found by `ridge_curve`, and stored in `State.ridge`.
+    first_ridge : ridge of the first factor in this search.
+    ridges : see `EquationSolver`.
     factor_dtype : dtype of the factor; the weights are refined if it is float32.
-    first_ridge : ridge of the first factor if the ridge is None: that of the least error is then
-        found from it, see `ridge_curve`, and is `State.ridge`.
     keeps_factor : whether the factor of the last equations is kept for `left_out`.
+    tried : the ridges of the search, with their errors.
     """
 
     keeps_factor = False
-    _kept: tuple[int, Array] | None = None  # rows in the equations, and the factor
-    _factored: float | None = None  # ridge of the factor at hand, until it is used
+    _kept_factor: tuple[int, Array] | None = None  # number of rows in the equations, and the factor
+    _factored_ridge: float | None = None  # ridge of a factor that no equations have used yet
     tried: tuple[tuple[float, float], ...] = ()
 
     def __init__(
@@ -87,16 +93,16 @@ class KernelRidgeSolver(EquationSolver):
         self.r, self.squares = (op.backend.xp.empty(shape, op.dtype) for _ in range(2))
 
     def _pending(self) -> dict[str, Array]:
-        """Return the targets and weights, 0 of rows that have not been read yet.
+        """Return the arrays of targets and weights, which are 0 for rows that were not read yet.
 
         Y : (n, c) targets times root.
-        root : (n,) square roots of the weights.
+        root : (n,) square roots of the sample weights.
         """
         p, c, zeros = len(self.Z), self.n_outputs, self.backend.xp.zeros
         return {"Y": zeros((p, c)), "root": zeros(p)}
 
     def _step(self, state: State, batch: Batch) -> Array:
-        """Store the targets and return the loss of f = 0, as there is a single pass."""
+        """Store the targets of a batch and return the loss of f = 0, as there is only one pass."""
         m, xp, rows = len(batch.X), self.backend.xp, self.backend.asarray(batch.row_ids)
         root = None if batch.w is None else xp.sqrt(batch.w)
         r = xp.negative(batch.Y, out=self.r[:m])
@@ -108,7 +114,7 @@ class KernelRidgeSolver(EquationSolver):
     def _solve(self, state: State, out: Array) -> Array:
         A = super()._solve(state, out)
         if self.keeps_factor and len(set(self._ridges(state).tolist())) == 1:
-            self._kept = state.rows, A
+            self._kept_factor = state.rows, A
         return A
 
     def end_pass(self, state: State) -> dict[str, Any]:
@@ -119,9 +125,10 @@ class KernelRidgeSolver(EquationSolver):
         return facts
 
     def _find_ridges(self, state: State, A: Array) -> None:
-        """Find the ridge if it is open. The factor of a ridge near it is then in A.
+        """Find the ridge unless it is set, and leave the factor for a ridge near it in A.
 
-        Copies of a row would predict each other without a ridge: the first ridge is kept.
+        With copies of rows the first ridge is used, because copies would predict each other best
+        without a ridge.
         """
         if self.ridge is not None:
             return
@@ -131,17 +138,18 @@ class KernelRidgeSolver(EquationSolver):
             return
         for _ in range(MAX_FACTORS):
             self._factor_with(A, state, ridge)
-            self._factored, tau = ridge, n * ridge + self.jitter
-            hidden = self.jitter > self.least_jitter  # by rounding, as are all ridges below it
-            if not hidden:
+            self._factored_ridge, tau = ridge, n * ridge + self.jitter
+            # If rounding required a larger jitter, the effect of smaller ridges cannot be measured.
+            too_small = self.jitter > self.least_jitter
+            if not too_small:
                 state.ridge = ridge
             counted = pending["root"] > 0
-            found = better_ridge(self.op, A, pending["Y"], counted, tau, self.scale)
-            tried |= {each / n: error for each, error in found.tried.items()}
-            if found.ridge == tau or (hidden and found.ridge < tau):
+            best = better_ridge(self.op, A, pending["Y"], counted, tau, self.scale)
+            tried |= {tau_tried / n: error for tau_tried, error in best.tried.items()}
+            if best.ridge == tau or (too_small and best.ridge < tau):
                 break
-            ridge = float(found.ridge - self.jitter) / n
-            if not found.at_edge:
+            ridge = float(best.ridge - self.jitter) / n
+            if not best.at_edge:
                 state.ridge = ridge
                 break
         else:
@@ -149,23 +157,28 @@ class KernelRidgeSolver(EquationSolver):
         self.tried = tuple(sorted(tried.items()))
 
     def _factor_with(self, A: Array, state: State, ridge: float) -> None:
-        """Factor the equations in A (p, p), unless the factor there suits them."""
-        near, self._factored = self._factored, None
-        if near is not None and self._serves(A, near, ridge):
+        """Write the factor of the equations to A (p, p), unless A already has a usable one."""
+        factored, self._factored_ridge = self._factored_ridge, None
+        if factored is not None and self._is_usable(A, factored, ridge):
             return
         root = state.pending["root"]
-        added, diagonal = state.rows * ridge, self.backend.xp.arange(len(A))
+        n_ridge, diagonal = state.rows * ridge, self.backend.xp.arange(len(A))
 
         def fill() -> None:
             self._fill(A, root)
-            A[diagonal, diagonal] += added + (root == 0)  # absent rows are decoupled
+            # Rows without a weight get a 1 on the diagonal, which makes the matrix regular.
+            A[diagonal, diagonal] += n_ridge + (root == 0)
 
-        self._factor(A, state, ridge, fill, rounding(self.op, self.Z), added)
+        self._factor(A, state, ridge, fill, rounding(self.op, self.Z), n_ridge)
 
-    def _serves(self, A: Array, near: float, ridge: float) -> bool:
-        """Return whether the factor of a ridge nearby can be used: if it is a preconditioner."""
+    def _is_usable(self, A: Array, factored: float, ridge: float) -> bool:
+        """Return whether the factor A for the ridge `factored` can be used for `ridge`.
+
+        If the ridges differ, it can only be a preconditioner.
+        """
         refined = A.dtype != np.float64 and not self.keeps_factor
-        return near == ridge or (refined and max(near, ridge) <= NEAR_RIDGE * min(near, ridge))
+        near = max(factored, ridge) <= NEAR_RIDGE * min(factored, ridge)
+        return factored == ridge or (refined and near)
 
     def _solution(self, A: Array, state: State, outputs: Array) -> Array:
         root = state.pending["root"][:, None]
@@ -180,48 +193,53 @@ class KernelRidgeSolver(EquationSolver):
     def _refined(self, A: Array, state: State, Y: Array, ridge: float) -> Array:
         """Return (W^1/2 K W^1/2 + (n ridge + jitter) I)^-1 Y, (p, w), in float64.
 
-        A : lower factor of about this matrix, in float32. With a jitter that only the rounding of
-            the factor needs, it is still a preconditioner; a larger jitter is used in the equations
-            only if they have no solution otherwise, up to `MOST_JITTER` times that of rounding.
+        The jitter of the equations is usually smaller than that of the factor, which has to exceed
+        the rounding errors of float32. It grows only if the equations have no solution otherwise,
+        to at most `MOST_JITTER` times the jitter of the factor.
+
+        A : lower factor of approximately this matrix, in float32.
         """
         root, precondition = state.pending["root"][:, None], partial(inverted, self.backend, A)
-        jitter, lost = self.factor_jitter, 10 * eps(A.dtype) * self.scale
+        factor_jitter, rounding_jitter = self.factor_jitter, 10 * eps(A.dtype) * self.scale
         self.jitter = self.least_jitter
-        if jitter > self.least_jitter:  # the equations need about as much, or a little less
-            self.jitter = max(self.least_jitter, LESS_JITTER * jitter)
+        if factor_jitter > self.least_jitter:  # the equations need about as much, or a little less
+            self.jitter = max(self.least_jitter, LESS_JITTER * factor_jitter)
         while True:
-            added = state.rows * ridge + self.jitter + (root == 0)
+            diagonal = state.rows * ridge + self.jitter + (root == 0)
 
-            def times(v: Array, added: Array = added) -> Array:
-                return root * self._kernel_times(root * v) + added * v
+            def times(v: Array, diagonal: Array = diagonal) -> Array:
+                return root * self._kernel_times(root * v) + diagonal * v
 
             alpha = conjugate_gradient(self.backend.xp, times, precondition, Y)
             if alpha is not None:
                 return alpha
-            if self.jitter > MOST_JITTER * max(jitter, lost):
+            if self.jitter > MOST_JITTER * max(factor_jitter, rounding_jitter):
                 raise self._failure(state)
-            self.jitter = max(10 * self.jitter, lost)
+            self.jitter = max(10 * self.jitter, rounding_jitter)
 
     def _kernel_times(self, v: Array) -> Array:
         """Return K v, (p, w) float64, from the lower part of K. v : (p, w) float64."""
         xp, product = self.backend.xp, self.backend.xp.zeros_like(v)
         for rows, slab in self._slabs(lower=True):
             columns = tiles(rows.stop, PRODUCT_COLUMNS)
-            shares = xp.zeros((len(columns), len(slab), v.shape[1]))
+            terms = xp.zeros((len(columns), len(slab), v.shape[1]))
             multiply = partial(self._multiply, rows.start, slab, v, product)
-            self.backend.run(multiply, list(zip(columns, shares, strict=True)))
-            product[rows] += shares.sum(axis=0)
+            self.backend.run(multiply, list(zip(columns, terms, strict=True)))
+            product[rows] += terms.sum(axis=0)
         return product
 
     def _multiply(
-        self, start: int, slab: Array, v: Array, product: Array, part: tuple[slice, Array]
+        self, start: int, slab: Array, v: Array, product: Array, tile: tuple[slice, Array]
     ) -> None:
-        """Multiply some columns of rows of K, and of its transpose, with v.
+        """Multiply a tile of the lower part of K, and its transpose, with v.
 
-        slab : rows of K from `start`. part : the columns, and the share of the product, (rows, w).
-        On the diagonal the lower part of K is read, and its diagonal is counted once.
+        The product with the transpose is added to `product`. The diagonal of K is in both products,
+        and subtracted once.
+
+        slab : rows of K from `start` on.
+        tile : columns of the slab; and a buffer for the product with the tile, (rows, w).
         """
-        xp, (columns, share) = self.backend.xp, part
+        xp, (columns, term) = self.backend.xp, tile
         first = max(columns.start - start, 0)
         width = columns.stop - columns.start
         with self.backend.workspace((len(slab) - first, width), v.dtype) as K:
@@ -230,32 +248,35 @@ class KernelRidgeSolver(EquationSolver):
                 K[:width] = xp.tril(K[:width])
                 product[columns] -= K.diagonal()[:, None] * v[columns]
             product[columns] += K.T @ v[start + first : start + len(slab)]
-            share[first:] = K @ v[columns]
+            term[first:] = K @ v[columns]
 
     def left_out(self, state: State) -> LeftOut:
-        """Return the predictions of each row by a fit without it and its copies.
+        """Return the prediction of each row by a fit without the row and its copies.
 
         Copies are found by `groups_of_copies`; rows of weight 0 are omitted. Takes n^3 / 3 FLOPs,
-        as many again for each ridge if the factor was not kept, and n^2 + `LEFT_OUT` n float64. The
-        factor is released.
+        and as many again for each ridge if the factor was not kept; memory n^2 + `LEFT_OUT` n
+        float64. Releases the kept factor.
         """
         xp, p = self.backend.xp, len(self.Z)
         root = state.pending["root"][:, None]
-        weight = xp.where(root > 0, root, 1)
-        residuals, Y = self.weights(state) / weight, state.pending["Y"] / weight
-        groups, (rows, A) = self._groups(Y), self._kept or (0, xp.empty((p, p), self.factor_dtype))
-        self._kept = None
-        for ridge, outputs in grouped(self._ridges(state)):
+        divisor = xp.where(root > 0, root, 1)
+        # beta, which the residuals replace for one ridge after the other.
+        residuals, Y = self.weights(state) / divisor, state.pending["Y"] / divisor
+        groups = self._groups(Y)
+        rows, A = self._kept_factor or (0, xp.empty((p, p), self.factor_dtype))
+        self._kept_factor = None
+        for ridge, outputs in outputs_by_ridge(self._ridges(state)):
             if rows != state.rows:
                 self._factor_with(A, state, ridge)
-            at = self.backend.asarray(outputs)
-            residuals[:, at] = self._without_own(A, residuals[:, at], groups)
+            columns = self.backend.asarray(outputs)
+            residuals[:, columns] = self._left_out_residuals(A, residuals[:, columns], groups)
         origins = np.empty(p, np.int64)
         for group in groups:
             origins[group] = group[0]
-        kept = root[:, 0] > 0
-        own = origins[self.backend.to_host(kept)]
-        return LeftOut((Y - residuals / weight)[kept], Y[kept], root[kept, 0] ** 2, own)
+        weighted = root[:, 0] > 0
+        origins = origins[self.backend.to_host(weighted)]
+        F = Y - residuals / divisor
+        return LeftOut(F[weighted], Y[weighted], root[weighted, 0] ** 2, origins)
 
     def _groups(self, Y: Array) -> list[npt.NDArray[np.int64]]:
         """Return the indices of rows that are left out together. Y : (n, c) targets."""
@@ -263,40 +284,46 @@ class KernelRidgeSolver(EquationSolver):
         points = to_host(xp.asarray(self.Z.right, xp.float64))
         return groups_of_copies(points, to_host(Y))
 
-    def _without_own(self, A: Array, beta: Array, groups: list[npt.NDArray[np.int64]]) -> Array:
-        """Return (A A^T)^-1_gg^-1 beta_g of each group g, (n, c). A : lower factor."""
-        xp, solved = self.backend.xp, self.backend.xp.empty_like(beta)
-        for together in packed_groups(groups, LEFT_OUT):
-            rows = np.concatenate(together)
-            at, below = self.backend.asarray(rows), slice(int(rows.min()), len(A))
+    def _left_out_residuals(
+        self, A: Array, beta: Array, groups: list[npt.NDArray[np.int64]]
+    ) -> Array:
+        """Return ((A A^T)^-1)_gg^-1 beta_g for each group g, (n, c). A : lower factor."""
+        xp, residuals = self.backend.xp, self.backend.xp.empty_like(beta)
+        for pack in packed_groups(groups, LEFT_OUT):
+            rows = np.concatenate(pack)
+            index, below = self.backend.asarray(rows), slice(int(rows.min()), len(A))
             columns = xp.zeros((len(A) - below.start, len(rows)), A.dtype)
-            columns[at - below.start, xp.arange(len(rows))] = 1
+            columns[index - below.start, xp.arange(len(rows))] = 1
             self.backend.solve_lower(A[below, below], columns)
-            solved[at] = beta[at] / xp.einsum("ij,ij->j", columns, columns)[:, None]
-            if len(together) < len(rows):
-                self._solve_blocks(columns.T @ columns, beta, together, solved)
-        return solved
+            residuals[index] = beta[index] / xp.einsum("ij,ij->j", columns, columns)[:, None]
+            if len(pack) < len(rows):
+                self._solve_blocks(columns.T @ columns, beta, pack, residuals)
+        return residuals
 
     def _solve_blocks(
-        self, inverse: Array, beta: Array, groups: list[npt.NDArray[np.int64]], solved: Array
+        self, inverse: Array, beta: Array, groups: list[npt.NDArray[np.int64]], residuals: Array
     ) -> None:
-        """Write G^-1 beta to `solved` at each of `groups`; G is its diagonal block of `inverse`."""
+        """Write inverse_gg^-1 beta_g to `residuals`, for each group g of several rows.
+
+        inverse : (k, k), for the rows of `groups`, one group after the other.
+        """
         inverse, offset = self.backend.to_host(inverse), 0
         for rows in groups:
             block = slice(offset, offset + len(rows))
             offset += len(rows)
             if len(rows) > 1:
-                at = self.backend.asarray(rows)
-                own = np.linalg.solve(inverse[block, block], self.backend.to_host(beta[at]))
-                solved[at] = self.backend.asarray(own)
+                index = self.backend.asarray(rows)
+                solution = np.linalg.solve(inverse[block, block], self.backend.to_host(beta[index]))
+                residuals[index] = self.backend.asarray(solution)
 
     def _fill_norm(self, R: Array) -> None:
         self._fill(R, self.backend.xp.ones(len(R)))
 
     def _whitened_gram(self, state: State, R: Array) -> Array:
-        """Return M^T W M, as G = K W K; M = K R^-T = R - jitter R^-T.
+        """Return R^-1 G R^-T = M^T W M, with G = K W K and M = K R^-T = R - jitter R^-T.
 
-        Without the subtraction, the jitter of zero eigenvalues of K would count as information.
+        Without the term with the jitter, directions of zero eigenvalues of K would count as
+        information.
         """
         xp, backend = self.backend.xp, self.backend
         M = backend.inverse_lower(R).T * -self.jitter
@@ -309,9 +336,9 @@ class KernelRidgeSolver(EquationSolver):
     def _fit_statistics(
         self, state: State, U: Array, lam: Array, tau: Floats
     ) -> tuple[Floats, Floats, float]:
-        """Return squared residuals, squared norms and rows of the fit; see the base class.
+        """Return squared residuals and norms, and the number of rows, see the base class.
 
-        The residual of row i is tau alpha_i / w_i, by the equations.
+        By the equations, the residual of row i is tau alpha_i / w_i.
         """
         xp, to_host, root = self.backend.xp, self.backend.to_host, state.pending["root"]
         beta = state.average / xp.where(root > 0, root, 1)[:, None]
@@ -320,7 +347,7 @@ class KernelRidgeSolver(EquationSolver):
         return tau**2 * squares, norms, float((root > 0).sum())
 
     def _fill(self, A: Array, root: Array) -> None:
-        """Write W^1/2 K W^1/2 to the lower part of A, one slab of rows at a time."""
+        """Write W^1/2 K W^1/2 to the lower part of A, one slab at a time. root : (n,) of W^1/2."""
         weighted = bool((root != 1).any())
         for rows, slab in self._slabs(lower=True):
             A[rows, : rows.stop] = slab

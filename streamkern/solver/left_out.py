@@ -1,31 +1,31 @@
-"""Leave-one-out predictions: what is left out together, and the algebra of a fit to centers.
+"""Leave-one-out predictions: groups of rows that are left out together, and their predictions.
 
 Copies of a row would reveal its target, and are left out together with it (`groups_of_copies`).
 
-If the centers are some of the rows, the center of a row is left out as well. Without the row hardly
-anything determines the weight of its center, and the prediction there, of no other row, is worse
-than that of a new row: with 321 of 341 rows as centers, probabilities fitted to such predictions
-had a log loss of .65 on other rows, and without the centers .064, where the least was .061.
+If the centers are some of the rows, the center of a row is left out as well. Without the row,
+hardly anything determines the weight of its center. The prediction at the row would then be worse
+than predictions of new rows, and probabilities that are fitted to it would be wrong
+(docs/explanation/solver-measured.md).
 
 With the rows k_i of K(X, Z), scaled by sqrt(w_i / n), the fit of `direct_step` is A alpha = B / n,
-A = sum_i k_i k_i^T + ridge K(Z, Z) = L L^T. Rows g, with the scaled residuals r_g = y_g - f_g, have
-in it
+A = sum_i k_i k_i^T + ridge K(Z, Z) = L L^T. For a group of rows g with the scaled residuals
+r_g = y_g - f_g,
 
     V = L^-1 K_g^T,    H = V^T V,
 
-the block H of the matrix from targets to values. Without their center j, alpha_j = 0 is a
-constraint on the same minimum, which changes both:
+where H is the block of these rows in the matrix that maps targets to fitted values. To leave out
+their center j, the same minimum is constrained by alpha_j = 0, which changes both:
 
     r <- r + m alpha_j / |u|^2,    H <- H - m m^T / |u|^2,    u = L^-1 e_j,    m = V^T u.
 
-Of several equal centers, of which only the sum of the weights has an effect, e_j and alpha_j are
-the sums.
+If several centers are equal, only the sum of their weights has an effect; e_j and alpha_j are then
+sums over these centers.
 
-Without the rows g (Cook and Weisberg 1982, for a single row r / (1 - h)):
+Without the rows g, the residuals are (Cook and Weisberg 1982; for a single row r / (1 - h))
 
     (y - f_without)_g = (I - H)^-1 r_g.
 
-If every row is a center, this is the prediction that `kernel_ridge` finds from one n x n inverse.
+If every row is a center, `kernel_ridge` computes the same predictions from one n x n inverse.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from streamkern.planning.problem import ProblemShape
 LEFT_OUT = 256
 """Number of columns of an inverse that are computed at a time."""
 LEAST_FREE = 1e-9
-"""Part of a row's value that other rows determine at least: without it, a row that nothing but
-itself determines would be predicted by a quotient of rounding errors."""
+"""Smallest share of a row's value that other rows determine. Without this bound, the prediction of
+a row that only the row itself determines would be a quotient of rounding errors."""
 
 
 class LeftOut(NamedTuple):
@@ -63,10 +63,10 @@ class LeftOut(NamedTuple):
 
 
 class Together(NamedTuple):
-    """Groups of equally many rows and centers that are left out together.
+    """All groups that have k rows and q centers; a group is left out together.
 
-    rows : (b, k), k rows of each of b groups.
-    centers : (b, q) the centers that coincide with these rows, and with no others.
+    rows : (b, k) indices of the k rows of each of b groups.
+    centers : (b, q) indices of the centers that equal these rows, and no other rows.
     """
 
     rows: Ints
@@ -74,7 +74,7 @@ class Together(NamedTuple):
 
 
 def add_left_out(buffers: Buffers, problem: ProblemShape) -> None:
-    """Add the buffers of `DirectSolver.left_out`, with sums of its own, if it will be called."""
+    """Add the buffers of `DirectSolver.left_out`, including its sums, if it will be called."""
     if not problem.left_out:
         return
     n, p, c = problem.n_rows, problem.p, problem.c
@@ -86,7 +86,7 @@ def add_left_out(buffers: Buffers, problem: ProblemShape) -> None:
 
 
 EQUAL_TOLERANCE = 1e-5
-"""Relative difference up to which rows are equal: a product with a metric rounds."""
+"""Relative difference up to which rows count as equal, as products with a metric are rounded."""
 
 
 def groups_of_copies(X: npt.NDArray[np.floating], Y: npt.NDArray[np.floating]) -> list[Ints]:
@@ -103,64 +103,69 @@ def groups_of_copies(X: npt.NDArray[np.floating], Y: npt.NDArray[np.floating]) -
     order, starts = _runs(X)
     sizes = np.diff(starts, append=len(X))
     first = np.repeat(order[starts], sizes)
-    alike = np.isclose(Y[order], Y[first]).all(axis=1)
-    same = np.logical_and.reduceat(alike, starts) & (sizes <= MAX_COPIES)
-    single = ~np.repeat(same & (sizes > 1), sizes)
-    several = np.flatnonzero(same & (sizes > 1))
-    return [*order[single][:, None], *(np.sort(order[starts[i] :][: sizes[i]]) for i in several)]
+    equal_targets = np.isclose(Y[order], Y[first]).all(axis=1)
+    all_equal = np.logical_and.reduceat(equal_targets, starts)
+    is_group = all_equal & (sizes > 1) & (sizes <= MAX_COPIES)
+    single = order[~np.repeat(is_group, sizes)]
+    groups = (np.sort(order[starts[i] :][: sizes[i]]) for i in np.flatnonzero(is_group))
+    return [*single[:, None], *groups]
 
 
 def _runs(X: npt.NDArray[np.floating]) -> tuple[Ints, Ints]:
-    """Return an order of the rows with equal rows side by side, and the start of each run."""
+    """Return an order of the rows in which equal rows form runs, and the start of each run."""
     # Equal rows have equal projections, up to rounding; other rows only by chance.
     X = X.astype(np.float64)
     projected = X @ np.random.default_rng(0).normal(size=X.shape[1])
     order = np.argsort(projected, kind="stable")
     X = X[order]
     limit = EQUAL_TOLERANCE * np.abs(X[1:]).max(axis=1, initial=0.0)
-    other = np.abs(np.diff(X, axis=0)).max(axis=1, initial=0.0) > limit
-    return order, np.concatenate(([0], np.flatnonzero(other) + 1))
+    differs = np.abs(np.diff(X, axis=0)).max(axis=1, initial=0.0) > limit
+    return order, np.concatenate(([0], np.flatnonzero(differs) + 1))
 
 
 def packed_groups(groups: list[Ints], columns: int) -> Iterator[list[Ints]]:
     """Yield lists of groups, ordered by their first rows, with up to `columns` rows in a list."""
-    together: list[Ints] = []
+    pack: list[Ints] = []
     for group in sorted(groups, key=lambda rows: int(rows[0])):
-        if together and sum(map(len, together)) + len(group) > columns:
-            yield together
-            together = []
-        together.append(group)
-    if together:
-        yield together
+        if pack and sum(map(len, pack)) + len(group) > columns:
+            yield pack
+            pack = []
+        pack.append(group)
+    if pack:
+        yield pack
 
 
 def left_out_together(
     X: npt.NDArray[np.floating], Z: npt.NDArray[np.floating], Y: npt.NDArray[np.floating]
 ) -> list[Together]:
-    """Return the groups of `groups_of_copies`, each with the centers that equal all of its rows.
+    """Return the groups of `groups_of_copies`, each with the centers that equal its rows.
 
-    A center that other rows equal as well is in the model without the group.
+    A center that also equals rows outside the group is not left out with it.
 
     Parameters
     ----------
     X : (n, d) features.
-    Z : (p, d) centers; (0, d): none that may be rows.
+    Z : (p, d) centers; (0, d) if the centers are no rows.
     Y : (n, c) targets.
     """
-    n, found = len(X), dict[tuple[int, int], list[tuple[Ints, Ints]]]()
+    n, by_size = len(X), dict[tuple[int, int], list[tuple[Ints, Ints]]]()
     order, starts = _runs(np.concatenate((X, Z)))
-    run = np.empty(len(order), np.int64)
-    run[order] = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(order)))
-    sizes = np.bincount(run[:n], minlength=len(starts))
-    by_run = np.argsort(run[n:], kind="stable")
-    ends = np.cumsum(np.bincount(run[n:], minlength=len(starts)))
+    # The run of each row and of each center; the number of rows in each run; the centers in the
+    # order of their runs, and the end of each run among them.
+    run_of = np.empty(len(order), np.int64)
+    run_of[order] = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(order)))
+    n_rows = np.bincount(run_of[:n], minlength=len(starts))
+    centers_by_run = np.argsort(run_of[n:], kind="stable")
+    ends = np.cumsum(np.bincount(run_of[n:], minlength=len(starts)))
     for rows in groups_of_copies(X, Y):
-        own = run[rows[0]]
-        before = ends[own - 1] if own else 0
-        centers = by_run[before : ends[own]] if len(rows) == sizes[own] else by_run[:0]
-        found.setdefault((len(rows), len(centers)), []).append((rows, centers))
+        run = run_of[rows[0]]
+        first = ends[run - 1] if run else 0
+        stop = ends[run] if len(rows) == n_rows[run] else first
+        centers = centers_by_run[first:stop]
+        by_size.setdefault((len(rows), len(centers)), []).append((rows, centers))
     return [
-        Together(*(np.stack(part) for part in zip(*some, strict=True))) for some in found.values()
+        Together(*(np.stack(part) for part in zip(*groups, strict=True)))
+        for groups in by_size.values()
     ]
 
 
@@ -171,13 +176,17 @@ def residuals_without(
     columns: Callable[[Array], tuple[Array, Array]],
     groups: list[Together],
 ) -> Iterator[tuple[Array, Array]]:
-    """Yield some rows and their scaled residuals (k, c) by a fit without their own group.
+    """Yield (rows, residuals): each row is predicted by the fit without its group.
+
+    The residuals are scaled, (number of rows, c).
 
     Parameters
     ----------
-    L : (p, p) lower factor of A, see the module docstring. alpha : (p, c) weights of all rows.
-    columns : function of rows that returns their scaled kernel values, (p, k), and targets (k, c),
-        in float64.
+    L : (p, p) lower factor of A, see the module docstring.
+    alpha : (p, c) weights of the fit to all rows.
+    columns : function of the indices of rows that returns their scaled kernel values, (p, number of
+        rows), and their scaled targets, in float64.
+    groups : see `left_out_together`.
     """
     xp, c = backend.xp, alpha.shape[1]
     inverse = None
@@ -186,9 +195,9 @@ def residuals_without(
     for rows, centers in groups:
         k, q = rows.shape[1], centers.shape[1]
         for part in tiles(len(rows), max(LEFT_OUT // (k + q), 1)):
-            some, b = backend.asarray(rows[part].ravel()), part.stop - part.start
-            V, r = columns(some)
-            r = (r - V.T @ alpha).reshape(b, k, c)
+            batch, b = backend.asarray(rows[part].ravel()), part.stop - part.start
+            V, Y = columns(batch)
+            r = (Y - V.T @ alpha).reshape(b, k, c)
             backend.solve_lower(L, V)
             V = V.reshape(-1, b, k)
             H = xp.einsum("pbi,pbj->bij", V, V)
@@ -196,8 +205,8 @@ def residuals_without(
                 own = backend.asarray(centers[part])
                 u = inverse[:, own].sum(axis=2)
                 m = xp.einsum("pb,pbi->bi", u, V)
-                per = (m / xp.einsum("pb,pb->b", u, u)[:, None])[:, :, None]
-                r += per * alpha[own].sum(axis=1)[:, None]
-                H -= per * m[:, None]
+                m_over_u = (m / xp.einsum("pb,pb->b", u, u)[:, None])[:, :, None]  # m / |u|^2
+                r += m_over_u * alpha[own].sum(axis=1)[:, None]
+                H -= m_over_u * m[:, None]
             free = (1 + LEAST_FREE) * xp.eye(k) - H
-            yield some, xp.linalg.solve(free, r).reshape(b * k, c)
+            yield batch, xp.linalg.solve(free, r).reshape(b * k, c)

@@ -1,4 +1,4 @@
-"""Base class of the methods that damp the top eigendirections of a sample."""
+"""Base class of the EigenPro methods, which damp the top eigendirections of a sample."""
 
 from __future__ import annotations
 
@@ -31,15 +31,18 @@ from streamkern.solver.precondition.low_rank import (
 from streamkern.solver.precondition.step_rule import StepRule, saved_rules
 
 MANY_CENTERS = 20_000
+"""Number of centers above which the sample is large."""
 N_NYSTROM, LARGE_N_NYSTROM, LEVEL_SHARE = 2000, 5000, 20
+"""Default number of rows in the sample, and in a large one; and rows per damped direction."""
 LOW_RANK_OPTIONS = ("n_nystrom", "level")
+"""Settings of the sample."""
 
 
 @dataclass(frozen=True)
 class LowRankSizes(Sizes):
-    """Sizes of these methods.
+    """Sizes of the EigenPro methods.
 
-    level : number of damped directions, of a sample of solver.n_nystrom rows.
+    level : number of damped directions.
     """
 
     level: int
@@ -49,24 +52,24 @@ _S = TypeVar("_S", bound=LowRankSizes)
 
 
 class LowRank(Method[_S]):
-    """Base class of EigenPro."""
+    """Base class of the EigenPro methods."""
 
     def check(self, problem: ProblemShape, options: SolverConfig) -> None:
         """Raise ConfigError as `Method.check`, and if the size of the sample is out of range."""
         check_between("n_nystrom", set_value(options.n_nystrom), 2, problem.n_rows, "n_rows=")
         super().check(problem, options)
 
-    def _sampled(self, problem: ProblemShape, options: SolverConfig) -> tuple[int, int, int]:
+    def _sample_sizes(self, problem: ProblemShape, options: SolverConfig) -> tuple[int, int, int]:
         """Return the rows of the sample and of the probe, and the number of damped directions."""
-        return sampled(problem, options, default_sample(problem.p))
+        return low_rank_sizes(problem, options, default_sample_size(problem.p))
 
     def _batches(self, problem: ProblemShape) -> list[int]:
         """Return candidate batch sizes, best first."""
         return batches(problem)
 
     def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[_S]:
-        """Return candidate sizes, best first: one sample size, and smaller and smaller batches."""
-        s, h, level = self._sampled(problem, options)
+        """Return candidate sizes, best first: one size of the sample, and decreasing batches."""
+        s, h, level = self._sample_sizes(problem, options)
         return self._sized(self._batches(problem), s, h, level=level)
 
     def setup_op_counts(self, sizes: _S) -> OpCounts:
@@ -76,7 +79,7 @@ class LowRank(Method[_S]):
         return measured + OpCounts(eigen=eigen_flops(s, q + 1))
 
     def correction(self, sizes: _S) -> OpCounts:
-        """Return the operations per row: K(X, X_s), and its part of a step, E twice."""
+        """Return the operations of the correction, per row: K(X, X_s), and a share of reading E."""
         s = sizes.n_sample
         return OpCounts(entries=s, swept=2 * s * sizes.level / sizes.batch_size)
 
@@ -93,18 +96,20 @@ def sample_bytes(problem: ProblemShape, sizes: LowRankSizes) -> int:
     return sizes.n_sample * (problem.point + features * problem.itemsize)
 
 
-def sampled(
+def low_rank_sizes(
     problem: ProblemShape, options: SolverConfig, n_nystrom: int, level: int | None = None
 ) -> tuple[int, int, int]:
     """Return the rows of the sample and of the probe, and the number of damped directions.
 
-    n_nystrom, level : the defaults.
+    n_nystrom, level : default rows of the sample and damped directions; level None: a share of the
+        rows.
     """
     s, h = sample_sizes(problem.n_rows, set_value(options.n_nystrom) or n_nystrom, MIN_PROBE * 4)
     if options.n_nystrom != "auto":
-        s, left = options.n_nystrom, problem.n_rows - options.n_nystrom
-        # Only fresh rows, unless the sample has nearly all rows: then rows of the whole stream.
-        h = min(h, left) if left >= MIN_PROBE // 2 else min(problem.n_rows, MAX_PROBE)
+        s, n_others = options.n_nystrom, problem.n_rows - options.n_nystrom
+        # The probe has only rows outside the sample, unless nearly all rows are in the sample: then
+        # it has rows of the whole stream.
+        h = min(h, n_others) if n_others >= MIN_PROBE // 2 else min(problem.n_rows, MAX_PROBE)
     if s < 2:
         raise ConfigError(
             f"{mention('n_nystrom', s)} must lie between 2 and n_rows={problem.n_rows}",
@@ -118,50 +123,52 @@ def sampled(
     return s, h, level
 
 
-def default_sample(p: int) -> int:
-    """Return the number of rows of EigenPro's sample."""
+def default_sample_size(p: int) -> int:
+    """Return the default number of rows of the sample, for p centers."""
     return N_NYSTROM if p <= MANY_CENTERS else LARGE_N_NYSTROM
 
 
-def build(work: Work[_S], samples: Samples) -> tuple[LowRankPreconditioner, dict[str, Array]]:
+def computed_preconditioner(
+    work: Work[_S], samples: Samples
+) -> tuple[LowRankPreconditioner, dict[str, Array]]:
     """Return the preconditioner of EigenPro 2 to 4, and its arrays for the setup."""
     op, (sample, probe) = work.op, samples()
-    X_s, fresh = (op.points(rows.X, right=True) for rows in (sample, probe))
+    X_s, probe_points = (op.points(rows.X, right=True) for rows in (sample, probe))
     roots = None
     if sample.root is not None and probe.root is not None:
         roots = sample.root, probe.root
     P = build_low_rank(
-        op, X_s, fresh, level=work.sizes.level, seed=work.seed, roots=roots
+        op, X_s, probe_points, level=work.sizes.level, seed=work.seed, roots=roots
     )  # fmt: skip
-    # A view of the sample would keep the probe alive, too.
+    # A view of the sample would keep the memory of the probe allocated.
     return P, {"sample": sample.X.copy(), "E": P.E, "D": P.D}
 
 
-def rebuilt(work: Work[_S], setup: Setup) -> LowRankPreconditioner:
-    """Return the preconditioner from the arrays of the setup."""
+def saved_preconditioner(work: Work[_S], setup: Setup) -> LowRankPreconditioner:
+    """Return the preconditioner of a setup."""
     arrays = setup.arrays
     X_s = work.op.points(arrays["sample"], right=True)
     (rule,) = saved_rules(setup.meta["rules"], work.options.step_scale)
     return LowRankPreconditioner(X_s, arrays["E"], arrays["D"], rule)
 
 
-def cut(work: Work[_S], rule: StepRule) -> int:
-    """Return the batch size, lowered to the critical batch.
+def measured_batch_size(work: Work[_S], rule: StepRule) -> int:
+    """Return the planned batch size, or the critical batch if that is smaller.
 
-    A larger one would have no larger step; up to it every row counts in full.
+    Up to the critical batch, the step grows in proportion to the batch; beyond it, hardly.
     """
     planned = work.sizes.batch_size
     batch = int(max(1, min(planned, rule.critical_batch)))
     if batch < planned == work.problem.batch_size:
         warn(
-            f"{mention('batch_size', planned)} is lowered to {batch}: a larger batch buys "
-            f"{mention('solver=')}{work.sizes.solver!r} no larger step here"
+            f"{mention('batch_size', planned)} is lowered to {batch}: with these data, a larger "
+            f"batch does not allow larger steps of {mention('solver=')}{work.sizes.solver!r}"
         )
     return batch
 
 
-def summary(P: LowRankPreconditioner, report: Report, **sizes: int) -> dict[str, Any]:
-    """Report the results of setup, and return them for the setup's `meta`."""
+def report_setup(P: LowRankPreconditioner, report: Report, **sizes: int) -> dict[str, Any]:
+    """Report the results of the setup to the log, and return them as `Setup.meta`."""
     rule, sizes = P.rule, {"level": int(P.E.shape[1]), **sizes}
     report("low_rank", {"leverage": rule.leverage, "lambda_1": rule.lambda_1, **sizes})
     return {"rules": [asdict(rule)], **sizes}

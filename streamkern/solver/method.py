@@ -1,13 +1,12 @@
 """Base class of the training methods.
 
-A method defines the settings that it takes and their ranges, the candidate sizes for a problem and
-their cost in bytes and FLOPs, and its construction, in two parts. `compute` does the work that is
-done once per run: it computes factors and eigensystems, measures steps, and returns all of it as
-named arrays and JSON values. `assemble` makes the solver from these, whether they were just
-computed or read back from a run directory, so that a resumed run continues with the same bits and
-repeats nothing.
+A method checks the settings of its solver, lists candidate sizes for a problem with their cost in
+bytes and FLOPs, and constructs the solver in two parts. `compute` is the setup of a run: it
+computes factors and eigensystems, measures step sizes, and returns all of these as named arrays and
+JSON values. `assemble` makes the solver from this setup, which was either just computed or read
+from a run directory. A resumed run therefore computes no setup, and continues with the same bits.
 
-A new method is a file with a subclass of `Method`, and a line in `methods`.
+A new method is a file with a subclass of `Method`, and an entry in `methods`.
 """
 
 from __future__ import annotations
@@ -52,22 +51,24 @@ from streamkern.solver.ridge_curve import noise_rows
 
 Report = Callable[[str, dict[str, Any]], None]
 STEP_SETTINGS = ("average", "step_scale")
-"""Settings of the methods that take steps."""
+"""Settings of the methods whose steps have a size."""
 _S = TypeVar("_S", bound=Sizes)
 
 
 Samples = Callable[[], tuple[SampleRows, SampleRows]]
 """Function that returns the sample and the probe.
 
-It is a function so that the raw rows can be freed once the prepared rows exist. If the centers are
-the training rows, so are these.
+It is a function so that `compute` can free the raw rows once it has prepared them. If the centers
+are the training rows, sample and probe are training rows as well.
 """
 
 
 @dataclass
 class Setup:
-    """Results of the setup: device arrays by name, and numbers that go into the log.
+    """Results of the setup.
 
+    arrays : arrays on the device, by name.
+    meta : numbers, which are also written to the log.
     sample_rows : row numbers of the sample, if they are known.
     """
 
@@ -78,16 +79,17 @@ class Setup:
 
 @dataclass(frozen=True)
 class Work(Generic[_S]):
-    """Arguments from which a solver is made.
+    """Arguments of `Method.compute` and `Method.assemble`.
 
     Z : points of the centers; in `compute`, if the centers are partitioned over ranks,
         the centers of this rank's stripe.
-    options : the options, with the ridge as a number, unless the method finds it.
-    known, noise : for a method that uses them.
-    worth : number of rows that the run is worth, if the noise determines the ridge; a method that
-        estimates the noise better returns "ridge" in its setup.
-    ranks : communicator of the ranks that share its steps.
-    loss : the loss of the outputs; None: squares.
+    options : the settings of the solver, with the ridge as a number, unless the method finds it.
+    known : targets of the rows that are centers, if the method uses them.
+    noise : noise of the targets, if the method uses it.
+    worth : effective number of rows of the run, if the noise determines the ridge; else None. A
+        method that estimates the noise again returns the new ridge as `meta["ridge"]`.
+    ranks : communicator of the ranks that share the steps.
+    loss : the loss of the outputs; None: the squared error.
     """
 
     op: KernelOperator
@@ -104,7 +106,7 @@ class Work(Generic[_S]):
 
     @property
     def centers(self) -> Centers:
-        """The centers, of which each rank has all, or its stripe if they are partitioned."""
+        """The centers. Each rank has all of them or, if they are partitioned, its stripe."""
         problem, backend = self.problem, self.op.backend
         partitioned = problem.center_ranks > 1
         return Centers.of(self.Z, backend, self.ranks, problem.p, partitioned=partitioned)
@@ -125,15 +127,15 @@ class Method(Generic[_S]):
     features: tuple[str, ...] = ("kernel",)
     """Values of model.features that the method trains."""
     of_squares = True
-    """Whether it minimises squares."""
+    """Whether the method minimises the squared error."""
     of_losses = True
-    """Whether it minimises other losses."""
+    """Whether the method minimises other losses."""
     in_place = False
     """Whether the centers are the rows of the training set, in store order."""
     same_rows = False
-    """Whether every pass must bring the same rows in the same batches, with the same random draws.
+    """Whether every pass must have the same rows in the same batches, with the same random draws.
 
-    Such a method determines itself when it is done.
+    `Solver.finished` ends the run of such a method.
     """
     empty_epochs = 0
     """Number of epochs after which the model is still 0.
@@ -143,11 +145,11 @@ class Method(Generic[_S]):
     uses_center_targets = False
     """Whether setup uses the targets of rows that are centers, and the noise of the targets."""
     insensitive_to_conditioning = False
-    """Whether the speed does not depend on the condition of K: then a wide kernel costs nothing."""
+    """Whether the convergence is independent of the condition number of K, the kernel matrix."""
     min_penalty = 0.0
-    """Least penalty with which the method learns fast, relative to the mean k(x, x).
+    """Smallest penalty with which the method learns fast, relative to the mean k(x, x).
 
-    A kernel that needs a smaller one to fit the data would be learned slowly.
+    With a kernel that needs a smaller penalty to fit the data, the method would learn slowly.
     """
     data_parallel = False
     """Whether several ranks can share the rows of a step."""
@@ -156,49 +158,47 @@ class Method(Generic[_S]):
     by_center: tuple[str, ...] = ()
     """Prefixes of the names of setup arrays with a row for each center.
 
-    The rows are those of all centers, or of block k if the name ends in .k.
+    An array whose name ends in .k has the rows of block k, any other the rows of all centers.
     """
     sharded_arrays: tuple[str, ...] = ()
-    """Prefixes of the names of lower triangular setup arrays of which a rank needs only its stripe.
-
-    See `Communicator.triangle`.
+    """Prefixes of names of triangular setup arrays; a rank needs only its `Communicator.triangle`.
     """
     made_in_stripes = False
-    """Whether ranks always make the setup together, and these arrays in stripes.
+    """Whether all ranks compute the setup, each its stripes of `sharded_arrays`.
 
-    Otherwise rank 0 has all of them.
+    Otherwise rank 0 computes all of them.
     """
     in_columns: tuple[str, ...] = ()
-    """Prefixes of the names of setup arrays of which a rank needs the rows of its centers.
+    """Prefixes of the names of setup arrays; a rank needs only the rows of its centers.
 
     The centers of a rank are then consecutive.
     """
     ridge_each = False
-    """Whether each of several outputs has its own ridge, if the ridge is left open."""
+    """Whether each of several outputs has its own ridge, if the ridge is chosen automatically."""
     reaches_minimum = False
-    """Whether its model is near the minimum of the squares with the ridge, after any run.
+    """Whether every run ends near the minimum of the squared error with the ridge.
 
-    The leave-one-out predictions of the minimum are then those of the model.
+    The leave-one-out predictions of the minimum are then also used for the model.
     """
     dense_p_by_p = False
-    """Whether the method holds p x p matrices whatever the memory."""
+    """Whether the method holds p x p matrices for any memory budget."""
 
     # -- settings --------------------------------------------------------------------------
 
     def check_ranks(self, ranks: int, center_ranks: int) -> None:
-        """Raise ConfigError if this many ranks cannot share its steps, or its centers."""
+        """Raise ConfigError if the method cannot run on this many ranks or columns of ranks."""
         if ranks > 1 and not self.data_parallel:
             raise ConfigError(
                 f"{mention('run.ranks', ranks)} cannot share the steps of "
                 f"{mention('solver', self.name)}",
-                f"take one rank, or train with {mention('solver', 'block')} or another that ranks "
-                "can share",
+                f"use one rank, or train with {mention('solver', 'block')} or another solver that "
+                "supports several ranks",
             )
         if center_ranks > 1 and not self.over_centers:
             raise ConfigError(
-                f"{mention('run.center_ranks', center_ranks)} cannot share out the centers of "
+                f"{mention('run.center_ranks', center_ranks)} cannot partition the centers of "
                 f"{mention('solver', self.name)}",
-                f"take one column, or train with {mention('solver', 'block')}, "
+                f"set it to 1, or train with {mention('solver', 'block')}, "
                 f"{mention('solver', 'eigenpro3')}, {mention('solver', 'eigenpro4')} or "
                 f"{mention('solver', 'falkon')}",
             )
@@ -221,38 +221,38 @@ class Method(Generic[_S]):
 
     @property
     def instead(self) -> str:
-        """Alternative for errors, if the centers cannot be the training rows."""
+        """Alternative that the error names if the centers are not the training rows."""
         return "another solver"
 
     def finds_ridge(self, problem: ProblemShape) -> bool:
-        """Return whether an open ridge is found during training."""
+        """Return whether training finds the ridge, if it is chosen automatically."""
         return False
 
     def asks_ridge(self, problem: ProblemShape) -> bool:
-        """Return whether the noise of the targets determines the ridge."""
+        """Return whether the estimated noise of the targets determines the ridge."""
         takes_ridge = "ridge" in options_of(self.name)
         return problem.finds_ridge and takes_ridge and not self.finds_ridge(problem)
 
     def asks_noise(self, problem: ProblemShape) -> bool:
-        """Return whether setup has to estimate the noise of the targets.
+        """Return whether the setup has to estimate the noise of the targets.
 
-        The parameters of a loss follow from the rows of the noise.
+        Losses other than the squared error need the same rows to fit their parameters.
         """
         return self.uses_center_targets or not problem.squares or self.asks_ridge(problem)
 
     # -- sizes -----------------------------------------------------------------------------
 
     def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[_S]:
-        """Return sizes for the settings that were left open, from the best to the smallest."""
+        """Return candidate sizes for settings without a value, from the best to the smallest."""
         raise NotImplementedError
 
     def _sized(
         self, batch_sizes: Iterable[int], n_sample: int = 0, n_probe: int = 0, **sizes: Any
     ) -> list[_S]:
-        """Return sizes with each batch size and each size of read-ahead, in this order."""
-        made: Callable[..., _S] = self.sizes
+        """Return sizes with each batch size and, for each of these, each size of read-ahead."""
+        make_sizes: Callable[..., _S] = self.sizes
         return [
-            made(self.name, m, n_sample, n_probe, *loader, **sizes)
+            make_sizes(self.name, m, n_sample, n_probe, *loader, **sizes)
             for m in batch_sizes
             for loader in LOADERS
         ]
@@ -265,9 +265,9 @@ class Method(Generic[_S]):
         Raises
         ------
         MemoryBudgetError
-            Nothing fits; names the smallest budget that would suffice.
+            No candidate fits; the error names the smallest sufficient budget.
         ConfigError
-            A fixed size contradicts the data.
+            A setting contradicts the data.
         """
         self.check(problem, options)
         peaks = []
@@ -289,7 +289,7 @@ class Method(Generic[_S]):
         )  # fmt: skip
 
     def reason(self, problem: ProblemShape, options: SolverConfig, sizes: _S) -> str | None:
-        """Return what decided the sizes, for people to read; None if there is no explanation."""
+        """Return the reason for the sizes, as text for the user; None if there is none."""
         return None
 
     def count(self, problem: ProblemShape, sizes: _S) -> Buffers:
@@ -309,13 +309,13 @@ class Method(Generic[_S]):
             add("noise", "raw centers", problem.p, problem.d * item)
         row = (problem.d + problem.c) * item
         add("noise", "rows that estimate the noise", n, row + problem.point)
-        solving = count_products(buffers, problem, n, "noise")
+        product_rows = count_products(buffers, problem, n, "noise")
         wide = min(problem.c, PANEL)
         add("noise", "targets of the noise rows in float64", 4 * n, wide, itemsize=8)
         if not problem.repeats or problem.hides_copies:
-            looked_up = min(problem.n_rows, MAX_ORIGINS + problem.unit_rows)
+            read = min(problem.n_rows, MAX_ORIGINS + problem.unit_rows)
             if problem.hides_copies:
-                add("noise", "origins of the rows", 8 * looked_up, itemsize=8)
+                add("noise", "origins of the rows", 8 * read, itemsize=8)
             raw = problem.row_bytes + problem.feed_arrays * problem.d * item
             add("noise", "redrawn copies of the noise rows", n, raw + row + problem.point)
         if problem.features == "fourier":
@@ -325,18 +325,19 @@ class Method(Generic[_S]):
                 add(phase, "rows that estimate the noise", n, row)
         if problem.c > 2 * n:
             add("noise", "products of the noise rows' targets", 4 * n, n, itemsize=8)
-        add("noise", "noise rows: kernel matrix, factor, inverse", 3 * n + solving, n, itemsize=8)
+        matrices = 3 * n + product_rows
+        add("noise", "noise rows: kernel matrix, factor, inverse", matrices, n, itemsize=8)
 
     def needs(self, problem: ProblemShape, sizes: _S) -> MemoryNeeds:
-        """Return the parameters of the buffers that every run has."""
+        """Return the sizes from which the buffers of every run are counted."""
         raise NotImplementedError
 
     def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: _S) -> None:
-        """Add the method's own buffers. Keep them in step with its setup and its step."""
+        """Add the method's own buffers. They have to match its setup and its step."""
         raise NotImplementedError
 
     def op_counts(self, problem: ProblemShape, sizes: _S) -> tuple[OpCounts, OpCounts]:
-        """Return the operations of setup and of training, leading terms only."""
+        """Return the operations of the setup and of the training, leading terms only."""
         raise NotImplementedError
 
     def outputs(self, problem: ProblemShape) -> int:
@@ -344,7 +345,7 @@ class Method(Generic[_S]):
         return problem.c
 
     def passes(self, problem: ProblemShape) -> int:
-        """Return the largest number of epochs that are read."""
+        """Return the largest number of epochs whose rows are read."""
         return problem.epochs
 
     def share(self, problem: ProblemShape, sizes: _S, ranks: Communicator) -> CenterPartition:
@@ -353,13 +354,13 @@ class Method(Generic[_S]):
         return CenterPartition([slice(0, problem.p)], grid)
 
     def setup_together(self, problem: ProblemShape) -> bool:
-        """Return whether ranks make the setup together; else one of them makes it beforehand."""
+        """Return whether all ranks compute the setup; otherwise one process computes it before."""
         return self.made_in_stripes or problem.center_ranks > 1
 
     def rows_of(self, name: str, n: int, share: CenterPartition) -> npt.NDArray[np.int64] | None:
         """Return the rows of a checkpoint's array that a rank has; None: all of them.
 
-        It applies if the centers are partitioned.
+        It is called only if the centers are partitioned.
 
         name, n : name and number of rows of the array.
         """
@@ -387,12 +388,13 @@ def _count_metric(buffers: Buffers, problem: ProblemShape) -> None:
     add("metric", "rows to learn the metric", rows, d + c + 1, itemsize=item)
     add("metric", "rows to learn the metric, as read", rows, problem.row_bytes + (d + c) * item)
     add("metric", "prepared rows for the metric", 12 * n, problem.point)
-    solving = count_products(buffers, problem, n, "metric")
-    held = 2 * n
-    add("metric", "kernel matrices and a factor for the metric", 7 * n + solving, n, itemsize=8)
-    add("metric", "targets and weights for the metric in float64", 6 * n + 4 * held, c, itemsize=8)
-    picked = STEPPED_FIT + STEPPED_OTHERS
-    add("metric", "rows of a metric step", min(picked, rows), 6 * d + 4 * c, itemsize=8)
+    matrices = 7 * n + count_products(buffers, problem, n, "metric")
+    held_out = 2 * n
+    targets = 6 * n + 4 * held_out
+    add("metric", "kernel matrices and a factor for the metric", matrices, n, itemsize=8)
+    add("metric", "targets and weights for the metric in float64", targets, c, itemsize=8)
+    step_rows = min(STEPPED_FIT + STEPPED_OTHERS, rows)
+    add("metric", "rows of a metric step", step_rows, 6 * d + 4 * c, itemsize=8)
     columns = max(d + 1, min(METRIC_COLUMNS, c * (d + 1)))
     add("metric", "kernel slopes times centers", n + 2 * EVALUATED_ROWS, columns, itemsize=item)
     add("metric", "metrics and their gradients", 8 * d, d, itemsize=8)

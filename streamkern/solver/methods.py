@@ -1,9 +1,9 @@
 """The training methods, by name, and the choice of solver "auto" between block and direct.
 
-The block solver reaches the exact model's error after one to a few passes, in any memory. The
-direct solver has the exact model after one pass, or, where transforms make every pass a new one,
-after all of them, but sums p x p matrices in float64. Which of them is faster depends on the number
-of rows per center. If the ridge is set to 0, the block solver is taken whatever it costs: with
+The block solver reaches the error of the exact model after one to a few passes, in any memory. The
+direct solver computes the exact model after one pass or, if random transforms change the rows from
+pass to pass, after all passes, but sums p x p matrices in float64. Which of them is faster depends
+on the number of rows per center. If the ridge is set to 0, the block solver is always chosen: with
 noisy targets and few rows per center, the exact solution without a ridge is the worse model.
 Conjugate gradient needs more passes than the block solver, and EigenPro far more steps
 (`python -m benchmarks.solvers`).
@@ -44,11 +44,11 @@ def choose_method(
     Raises MemoryBudgetError and ConfigError as `Method.plan`.
     """
     if problem.posterior:
-        return _with_posterior(problem, options, budget_bytes)
+        return _direct_with_posterior(problem, options, budget_bytes)
     try:
         sizes, buffers = BLOCK.plan(problem, options, budget_bytes)
     except MemoryBudgetError as error:
-        return _without_block(problem, options, budget_bytes, error)
+        return _direct_in_less_memory(problem, options, budget_bytes, error)
 
     def block(reason: str) -> tuple[Method[Any], Sizes, Buffers, str]:
         return BLOCK, sizes, buffers, reason
@@ -66,56 +66,62 @@ def choose_method(
         return block("chosen, as the direct solver has no passes to stop early")
     if options.ridge == 0:
         return block(
-            "chosen, as no ridge is wished for: averaged steps are then a better model than the "
-            "exact solution where targets are noisy"
+            "chosen, as the ridge is 0: with noisy targets, averaged steps then give a better "
+            "model than the exact solution"
         )
     try:
         direct = DIRECT.plan(problem, options, budget_bytes)
     except MemoryBudgetError:
         return block("chosen, as the p x p matrices of the direct solver do not fit the memory")
-    one, other = time_until_learned(problem, sizes), DIRECT.time(problem)
-    if other <= one:
+    block_time, direct_time = time_until_learned(problem, sizes), DIRECT.time(problem)
+    if direct_time <= block_time:
         return DIRECT, *direct, (
-            f"chosen, as it is expected to have the exact model {one / other:.3g} times as soon as "
-            "the block solver would come near it"
+            f"chosen, as it is expected to have the exact model {block_time / direct_time:.3g} "
+            "times as soon as the block solver would come near it"
         )  # fmt: skip
     return block(
-        f"chosen, as it is expected near the exact model {other / one:.3g} times as soon as the "
-        "direct solver would have it"
+        f"chosen, as it is expected near the exact model {direct_time / block_time:.3g} times as "
+        "soon as the direct solver would have it"
     )
 
 
-def _with_posterior(
+def _direct_with_posterior(
     problem: ProblemShape, options: SolverConfig, budget_bytes: int
 ) -> tuple[Method[Any], Sizes, Buffers, str]:
-    """Return the direct solver, the only one of the two that computes a posterior."""
+    """Return the result of `choose_method` if a posterior is requested: the direct solver."""
     setting = options.first_set(_BLOCK_ONLY)
     if setting is not None:
         raise ConfigError(
-            f"{mention(f'solver.{setting}')} is set, which {mention('solver', 'direct')} does not "
-            f"take, and no other knows {mention('solver.posterior')}",
+            f"{mention('solver.posterior')} needs {mention('solver', 'direct')}, which has no "
+            f"setting {mention(f'solver.{setting}')}",
             "leave one of them out",
         )
     direct = DIRECT.plan(problem, options, budget_bytes)
-    return DIRECT, *direct, "chosen, as no other solver knows the posterior that is asked for"
+    return DIRECT, *direct, "chosen, as only this solver computes a posterior"
 
 
-def _without_block(
+def _direct_in_less_memory(
     problem: ProblemShape, options: SolverConfig, budget_bytes: int, error: MemoryBudgetError
 ) -> tuple[Method[Any], Sizes, Buffers, str]:
-    """Return the direct solver where the samples of the block solver exceed the memory budget.
+    """Return the result of `choose_method` if the samples of the block solver need too much memory.
 
-    With few centers the direct solver takes less memory than these samples.
+    The direct solver needs no samples; with few centers it takes less memory than these.
+
+    error : the error of the block solver's plan, raised if the direct solver does not fit either.
     """
-    others = problem.n_validation_rows or problem.features != "kernel" or problem.ranks > 1
-    others = others or not problem.squares
-    block_only = options.ridge == 0 or others
+    block_only = (
+        options.ridge == 0
+        or problem.n_validation_rows
+        or problem.features != "kernel"
+        or problem.ranks > 1
+        or not problem.squares
+    )
     if block_only or options.first_set(_BLOCK_ONLY):
         raise error
     try:
         direct = DIRECT.plan(problem, options, budget_bytes)
-    except MemoryBudgetError as other:
-        raise min(error, other, key=lambda e: e.needed) from None
+    except MemoryBudgetError as direct_error:
+        raise min(error, direct_error, key=lambda e: e.needed) from None
     return DIRECT, *direct, "chosen, as the samples of the block solver do not fit the memory"
 
 
@@ -126,19 +132,20 @@ _ALL: Final[tuple[Method[Any], ...]] = (
 METHODS: Final[Mapping[str, tuple[Method[Any], ...]]] = MappingProxyType(
     {name: tuple(m for m in _ALL if m.name == name) for name in dict.fromkeys(m.name for m in _ALL)}
 )
-"""Name -> methods of that name: one for the kernel, and perhaps others for features or losses."""
+"""Name -> methods of that name; several if explicit features or losses have their own method."""
 
 
 def find(name: str, features: str, *, squares: bool = True) -> Method[Any]:
-    """Return the method of this name that trains such features; for "auto" its fallback.
+    """Return the method of this name for these features and this loss; for "auto", block.
 
+    features : "kernel", "nystrom" or "fourier".
     squares : whether the loss is the squared error.
 
     Raises ConfigError if there is none.
     """
     check_solver_features(name, features)
     methods = (BLOCK,) if name == "auto" else METHODS[name]
-    usable = (each for each in methods if (each.of_squares if squares else each.of_losses))
+    usable = (method for method in methods if (method.of_squares if squares else method.of_losses))
     return next(method for method in usable if features in method.features)
 
 

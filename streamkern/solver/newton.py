@@ -19,7 +19,7 @@ from streamkern.solver.newton_step import NewtonSolver
 
 
 class Newton(Method[DirectSizes]):
-    """Newton's method: its settings, sizes and costs. There is a sum for each output."""
+    """Newton's method: its settings, sizes and costs. Each output has a Hessian, see `n_sums`."""
 
     name = "direct"
     sizes = DirectSizes
@@ -31,7 +31,7 @@ class Newton(Method[DirectSizes]):
     insensitive_to_conditioning = True
 
     def check(self, problem: ProblemShape, options: SolverConfig) -> None:
-        """Raise ConfigError as `Method.check`, and for no ridge or fewer than two epochs."""
+        """Raise ConfigError as `Method.check`, and for a ridge of 0 or fewer than two epochs."""
         super().check(problem, options)
         check_ridge(self.name, options)
         check_epochs(problem, self.name)
@@ -41,7 +41,7 @@ class Newton(Method[DirectSizes]):
         return self._sized(batches(problem), n_sums=problem.c)
 
     def op_counts(self, problem: ProblemShape, sizes: DirectSizes) -> tuple[OpCounts, OpCounts]:
-        """Return the operations of setup and of training, see `newton_step`."""
+        """Return the operations of the setup, none, and of the training, see `newton_step`."""
         p, c, n = problem.p, problem.c, problem.n_rows * problem.epochs
         return NO_WORK, OpCounts(
             kept=p * n, swept=p * n, wide_products=c * p * (p + 2) * n,
@@ -49,7 +49,7 @@ class Newton(Method[DirectSizes]):
         )  # fmt: skip
 
     def outputs(self, problem: ProblemShape) -> int:
-        """Return the number of outputs of the weights and of the direction."""
+        """Return the columns of the product with K(X, Z): the weights and the direction."""
         return 2 * problem.c
 
     def needs(self, problem: ProblemShape, sizes: DirectSizes) -> MemoryNeeds:
@@ -76,7 +76,7 @@ class Newton(Method[DirectSizes]):
             )  # fmt: skip
 
     def compute(self, work: Work[DirectSizes], samples: Samples, report: Report) -> Setup:
-        """Return a setup without arrays, as nothing is computed ahead."""
+        """Return a setup without arrays, as there is nothing to compute before the first step."""
         return Setup({}, {"rules": [], "batch_size": work.sizes.batch_size})
 
     def assemble(self, work: Work[DirectSizes], setup: Setup) -> Solver:
@@ -85,10 +85,10 @@ class Newton(Method[DirectSizes]):
 
 
 def check_ridge(name: str, options: SolverConfig) -> None:
-    """Raise ConfigError if a solver by Newton steps has no ridge."""
+    """Raise ConfigError if the ridge is 0, for the solver `name` with Newton steps."""
     if options.ridge == 0:
         raise ConfigError(
             f"{mention('solver.ridge', 0)} cannot be used by {mention('solver', name)} "
-            "with a loss other than squares, which may have no minimum without one",
+            "with a loss other than squares, which may have no minimum without a ridge",
             "leave it open, or give one above 0",
         )

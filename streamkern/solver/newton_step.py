@@ -1,19 +1,21 @@
 """Newton's method for losses other than squares, one step for each pass over the rows.
 
-To the gradient of `solver.safeguarded_newton` a pass adds the Hessians at its weights,
+In addition to the gradient g of `solver.safeguarded_newton`, a pass sums the Hessians at its
+weights,
 
     G_k += K^T diag(w h_k) K   (p, p) for output k,
 
 and at its end the step is D_k = -(G_k / n + ridge K(Z, Z))^-1 (g_k / n + ridge K(Z, Z) alpha_k).
 
-The computed K(Z, Z) has eigenvalues below 0, of the size of its rounding errors. There the
-penalised loss would have no minimum, and steps would grow from pass to pass. The solver therefore
-takes K(Z, Z) + e I everywhere in place of K(Z, Z), where e estimates the rounding errors' norm.
+The computed K(Z, Z) has eigenvalues below 0, of the size of its rounding errors. Along their
+eigenvectors the penalised loss would have no minimum, and steps would grow from pass to pass. The
+solver therefore uses K(Z, Z) + e I in place of K(Z, Z), where e estimates the norm of the rounding
+errors.
 
-Marteau-Ferey, Bach and Rudi 2019 reach small ridges by a path of larger ones; here, where a
-factor is exact, it took more passes.
+Marteau-Ferey, Bach and Rudi 2019 reach small ridges by a path of decreasing ridges. With exact
+factors, as here, such a path took more passes.
 
-Cost per row c p^2 + 2 p (d + 3 c) FLOPs, of which c p^2 in float64; c p^3 / 3 at the end of a pass.
+Cost per row c p^2 + 2 p (d + 3 c) FLOPs, c p^2 of them in float64; c p^3 / 3 at the end of a pass.
 Memory (c + 1) p^2 float64.
 """
 
@@ -34,21 +36,22 @@ from streamkern.solver.precondition.held_out import rounding
 from streamkern.solver.safeguarded_newton import SafeguardedNewton
 
 DECREMENT_TOLERANCE = 1e-8
-"""Decrement a of a step over that of the first, at which the weights are those of the minimum.
+"""Largest decrement a of a step, relative to the first step, at which the run has converged.
 
 The objective is then about a / 2 above the minimum.
 """
 NORM_ROUNDING = 0.3
 """Norm of the rounding errors of K(Z, Z), over `rounding` times sqrt(p) times its largest entry.
 
-They are about 1 eps each and independent, and `rounding` is at least 10 eps. With 0.07 some
-quantiles of 200 centers were still wrong by their spread in float32; with 1 the predictions
-were two to three times as far from those in float64 (tests/train/test_loss_solvers.py).
+The errors are independent, about 1 eps each, and `rounding` is at least 10 eps. The value is a
+compromise: with less, steps may grow in float32; with more, predictions are less accurate
+(tests/train/test_loss_solvers.py).
 """
 STALLED_DECREMENT = 1e-5
-"""Decrement of a full step over that of the first, below which the run ends if it does not fall.
+"""Largest decrement of a full step, relative to the first step, at which a run may have stalled.
 
-The rounding errors of the gradient keep it there.
+If the decrement then no longer falls, rounding errors of the gradient dominate it, and the run
+ends.
 """
 
 
@@ -73,15 +76,17 @@ class NewtonSolver(SafeguardedNewton, EquationSolver):
         self.gradient_part = xp.empty((p, c))
 
     def _rounding_of_norm(self) -> float:
-        """Return the number e, see the module docstring; 0 for explicit features."""
+        """Return e, the estimate of the module docstring; 0 for explicit features."""
         if self.op.kernel.explicit:
             return 0.0
-        xp = self.backend.xp
-        largest = max(float(xp.diagonal(slab[:, at]).max()) for at, slab in self._slabs(lower=True))
+        diagonal = self.backend.xp.diagonal
+        largest = max(
+            float(diagonal(slab[:, rows]).max()) for rows, slab in self._slabs(lower=True)
+        )
         return NORM_ROUNDING * rounding(self.op, self.Z) * math.sqrt(len(self.Z)) * largest
 
     def _pending(self) -> dict[str, Array]:
-        """Return the sums as `SafeguardedNewton._pending`, with v = D, and G (c, p, p)."""
+        """Return the arrays of `SafeguardedNewton._pending`, with v = D, and G (c, p, p)."""
         p, c = len(self.Z), self.n_outputs
         return super()._pending() | {"G": self.backend.xp.zeros((c, p, p))}
 
@@ -101,8 +106,8 @@ class NewtonSolver(SafeguardedNewton, EquationSolver):
                 root = xp.sqrt(h[:, k] if w is None else h[:, k] * w)
                 xp.multiply(K, root[:, None], out=self.weighted[:m])
                 self.backend.add_gram(pending["G"][k], self.weighted[:m], 1.0)
-            wide = r.astype(np.float64)
-            pending["gradient"] += self.backend.matmul_t(K, wide, self.gradient_part)
+            wide_r = r.astype(np.float64)
+            pending["gradient"] += self.backend.matmul_t(K, wide_r, self.gradient_part)
         state.rows += batch.whole
         return measured
 
@@ -120,7 +125,7 @@ class NewtonSolver(SafeguardedNewton, EquationSolver):
         return -float((g * D).sum())
 
     def _factor_output(self, A: Array, state: State, k: int) -> None:
-        """Write the factor of G_k / n + ridge K(Z, Z) to A."""
+        """Write the factor of G_k / n + ridge (K(Z, Z) + e I) to A (p, p)."""
 
         def fill() -> None:
             self.backend.xp.multiply(state.pending["G"][k], 1 / state.rows, out=A)
@@ -130,30 +135,31 @@ class NewtonSolver(SafeguardedNewton, EquationSolver):
         self._factor(A, state, self.ridge, fill, rounding(self.op, self.Z) ** 2)
 
     def _norm_times(self, v: Array) -> Array:
+        """Return (K(Z, Z) + e I) v, (p, k) float64."""
         return super()._norm_times(v) + self._norm_shift * v
 
     def _set_weights(self, state: State) -> None:
         super()._set_weights(state)
         D, products = state.pending["direction"], state.pending["both"][:, self.n_outputs :]
         products[...] = D
-        D[...] = products  # the direction that the sums are of
+        D[...] = products  # D as it was rounded, to which the sums of the pass refer
 
     def end_pass(self, state: State) -> dict[str, Any]:
-        """Test the step that led to the weights of the pass, and take the next one.
+        """Test the step that led to the weights of the pass, and compute the next one.
 
-        A decrement that no longer falls is stored with a minus sign.
+        If the run has stalled, the decrement is stored with a minus sign, for `finished`.
         """
-        before, length, first = self.backend.to_host(state.pending["slopes"]).tolist()
-        same = self._is_same_loss(state)
+        a_before, length, first = self.backend.to_host(state.pending["slopes"]).tolist()
+        same_loss = self._is_same_loss(state)
         facts = super().end_pass(state)
         a = facts["decrement"]
-        full = same and facts["taken"] and length == 1.0
-        if full and self._is_last_loss(state) and before <= a <= STALLED_DECREMENT * first:
+        full_step = same_loss and facts["taken"] and length == 1.0
+        if full_step and self._is_last_loss(state) and a_before <= a <= STALLED_DECREMENT * first:
             state.pending["slopes"][0] = -a
         return facts
 
     def finished(self, state: State) -> str | None:
-        """Return a reason if the weights are those of the minimum, else None."""
+        """Return a reason if the decrement is within the tolerance or stalled, else None."""
         a, _, first = self.backend.to_host(state.pending["slopes"]).tolist()
         if not self._is_last_loss(state) or a > DECREMENT_TOLERANCE * first:
             return None

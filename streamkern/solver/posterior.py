@@ -1,15 +1,15 @@
 """Variance of f(x) for the least-squares model, as the mean of a Gaussian process.
 
-Kernel ridge regression is the mean of a Gaussian process of covariance s k, whose value row i
-observes with noise of variance sigma^2 / w_i, with the ridge tau / n, tau = sigma^2 / s
-(Rasmussen and Williams 2006, section 6.2). Given the targets, and with the centers as inducing
-points, f(x) has the variance (deterministic training conditional: Quinonero-Candela and Rasmussen
-2005, eq. 20b)
+Consider a Gaussian process with covariance s k, where the target of row i is the value at x_i plus
+noise of variance sigma^2 / w_i. Its posterior mean is kernel ridge regression with the ridge
+tau / n, tau = sigma^2 / s (Rasmussen and Williams 2006, section 6.2). Given the targets, and with
+the centers as inducing points, f(x) has the variance (deterministic training conditional:
+Quinonero-Candela and Rasmussen 2005, eq. 20b)
 
     s [k(x,x) - k_xZ K^-1 k_Zx + tau k_xZ (tau K + G)^-1 k_Zx],   K = K(Z,Z),  G = K_Zn W K_nZ,
 
-which is the variance of the process itself if all rows are centers, and s k(x,x) far from all
-centers. One basis gives it for every tau, with the information of the rows as a sum of squares:
+which is the exact posterior variance if all rows are centers, and s k(x,x) far from all centers.
+In one basis U it is a sum of squares for every tau:
 
     K + jitter = R R^T,   R^-1 G R^-T = V diag(lam) V^T,   U = R^-T V,   phi = U^T k_Zx,
     s [(k(x,x) - |phi|^2) + sum_j tau phi_j^2 / (lam_j + tau)].
@@ -20,9 +20,9 @@ Wahba 1983):
 
     sigma^2 = sum_i w_i (y_i - f(x_i))^2 / (n - gamma),   s = alpha^T K alpha / gamma.
 
-For a draw from the process, with its ridge, they are right in the mean. s is not computed from the
-ridge, as sigma^2 / (n ridge), because a model of few centers hardly needs one: with 60 centers for
-300 rows of a sine the best was 2e-9, which gives s = 3e4.
+For a draw from the process, with the ridge tau / n, both estimates are unbiased. s is not computed
+from the ridge, as sigma^2 / (n ridge), because a model of few centers has its lowest error with
+hardly any ridge, for which this s would be far too large.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.norm import eps
 
 POSTERIOR_PREFIX = "posterior_"
-"""Prefix of the names of its arrays among other arrays."""
+"""Prefix of the names of a posterior's arrays in a file of a model."""
 MATRICES = 3
-"""Number of p x p float64 matrices, besides the factor of K, while it is made."""
+"""Number of p x p float64 matrices, besides the factor of K, while a posterior is computed."""
 
 
 @dataclass(frozen=True, eq=False)
 class Posterior:
     """Posterior of the model, on the host, in float64, in the solver's scaling of the targets.
 
-    basis : U (p, p), a row for each center.
-    lam : (p,).
+    basis : U (p, p), with a row for each center; see the module docstring.
+    lam : (p,) eigenvalues of the information of the rows in this basis.
     noise : (c,) variance sigma^2 of a row of weight 1, for each output.
     prior : (c,) variance s of f(x) at unit k(x, x), for each output.
     """
@@ -63,7 +63,7 @@ class Posterior:
 
     @classmethod
     def kept(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Posterior | None:
-        """Return the posterior with these `arrays`, or None if it is not among them."""
+        """Return the posterior from the result of `arrays`; None if there is none among them."""
         if f"{POSTERIOR_PREFIX}lam" not in arrays:
             return None
         names = cls.__dataclass_fields__
@@ -80,19 +80,19 @@ class Posterior:
         return replace(self, basis=self.basis[order])
 
     def describe(self, scale: Floats) -> dict[str, list[float]]:
-        """Return standard deviations in units of the targets, or of their logarithms.
+        """Return standard deviations, (c,) each, in units of the targets or of their logarithms.
 
-        scale : (c,) of the targets
+        "noise" is the deviation of the targets' noise, "prior" that of f(x) at k(x, x) = 1, before
+        any row is known.
 
-        noise : noise of the targets.
-        prior : f(x) at unit k(x, x), without any row.
+        scale : (c,) scale of the targets.
         """
         return {
             name: (np.sqrt(getattr(self, name)) * scale).tolist() for name in ("noise", "prior")
         }
 
     def deviations(self, op: KernelOperator, Z: Points, X: Array) -> Array:
-        """Return standard deviations of f(x), without the noise of a target: (m, c) float64.
+        """Return standard deviations of f(x), without the noise of the targets: (m, c) float64.
 
         The array is on the device. Takes 2 m p (p + c) FLOPs and 20 m p bytes.
 
@@ -100,27 +100,29 @@ class Posterior:
         """
         xp, backend = op.backend.xp, op.backend
         x = op.points(X, right=True)
-        own = op.gram(x).diagonal().astype(np.float64)
+        k_xx = op.gram(x).diagonal().astype(np.float64)
         K = op.matrix(x, Z).astype(np.float64)
         phi = backend.matmul(K, backend.asarray(self.basis), xp.empty(K.shape))
         phi *= phi
         # Smaller values are rounding errors of the kernel values.
-        left = xp.maximum(own - phi.sum(axis=1), 10 * eps(op.dtype) * own)
+        outside_span = xp.maximum(k_xx - phi.sum(axis=1), 10 * eps(op.dtype) * k_xx)
         noise, prior = backend.asarray(self.noise), backend.asarray(self.prior)
-        spread = backend.asarray(self.lam)[:, None] * prior + noise
-        spread[spread == 0] = np.inf  # an output that is equal in all rows has no deviation
-        shares = 1 / spread
-        variance = backend.matmul(phi, shares, xp.empty((len(X), len(noise))))
+        # s tau / (lam + tau) = noise prior / (lam prior + noise), with tau = noise / prior.
+        denominators = backend.asarray(self.lam)[:, None] * prior + noise
+        denominators[denominators == 0] = np.inf  # an output that is constant has no deviation
+        variance = backend.matmul(phi, 1 / denominators, xp.empty((len(X), len(noise))))
         variance *= noise * prior
-        variance += left[:, None] * prior
+        variance += outside_span[:, None] * prior
         return xp.sqrt(variance, out=variance)
 
 
-def simultaneous(backend: Backend, R: Array, S: Array) -> tuple[Array, Array]:
+def diagonalised(backend: Backend, R: Array, S: Array) -> tuple[Array, Array]:
     """Return U (p, p) and lam (p,) with U^T R R^T U = I and U^T R S R^T U = diag(lam).
 
-    lam is descending. R, S : (p, p), R lower triangular. Takes about 9 p^3 FLOPs, most of them for
-    the eigenvectors.
+    lam is descending. Takes about 9 p^3 FLOPs, most of them for the eigenvectors.
+
+    R : (p, p) lower triangular.
+    S : (p, p) symmetric.
     """
     lam, V = backend.top_eigh(S, len(S))
     U = backend.solve_lower(R, backend.xp.ascontiguousarray(V), transposed=True)

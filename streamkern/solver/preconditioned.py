@@ -18,16 +18,19 @@ CAST_SLAB_ROWS = 256
 
 
 class PreconditionedSolver(Solver):
-    """Base class: a batch is multiplied with a weight and a direction for each output.
+    """Base class of the solvers with one direction of conjugate gradient for each output.
 
-    A batch's products are in the operator's precision; sums over batches, vectors and scalars are
-    float64. `State.pending` has "squares", (2, c): r . M r and b . M b, with M = H^T H.
+    K(X, Z) is multiplied with the weights and the directions together. Products of a batch are in
+    the precision of the operator; sums over batches, vectors and scalars are float64.
+    `State.pending` has "squares", (2, c): r . M r and b . M b, with M = H^T H, the residual r and
+    the right-hand side b.
 
     Parameters
     ----------
     Z : points of the centers.
-    H : (p, p) lower, from `falkon.precondition`, or its stripe, and the `jitter` it took.
-    tolerance : stop once sqrt(r . M r) is at most this times sqrt(b . M b), for every output.
+    H : (p, p) lower triangular, from `falkon.precondition`, or this rank's stripe of it.
+    jitter : jitter of K(Z, Z) in H.
+    tolerance : the run ends if sqrt(r . M r) <= tolerance sqrt(b . M b) for every output.
     """
 
     name = "falkon"
@@ -50,25 +53,26 @@ class PreconditionedSolver(Solver):
         self.r, self.Kv = (xp.empty((m, c), dtype) for _ in range(2))
 
     def _add(self, K: Array, values: Array, sums: Array) -> None:
-        """Add K^T values to the sums, (p, c). K : (m, p). values : (m, c)."""
+        """Add K^T values to `sums`, (p, c). K : (m, p). values : (m, c)."""
         sums += self.backend.matmul_t(K, values, self.part)
 
     def _norm_times(self, v: Array) -> Array:
-        """Return (K(Z, Z) + jitter) v, (p, k) float64, with the jitter of the factor in H.
+        """Return (K(Z, Z) + jitter I) v, (p, k) float64, with the jitter of the factor in H.
 
-        Rounded, K(Z, Z) is indefinite, by about eps, or by more where centers nearly coincide: 1e-4
-        with Laplace, which takes the root of rounding, at 20 bandwidths from the mean. The factor
-        exists because the jitter is above that; without it conjugate gradient grows along such
-        directions (to 1.3 times the exact test error there).
+        Rounding makes K(Z, Z) indefinite, by about eps, or by more if centers nearly coincide, as
+        the Laplace kernel takes the square root of a rounded distance. The jitter exceeds this, or
+        there would be no factor. Without the jitter, conjugate gradient would diverge along such
+        directions.
         """
-        narrow = self.backend.asarray(v, self.op.dtype)
-        out = self.part if v.shape == self.part.shape else self.backend.xp.empty_like(narrow)
-        return self.partition.norm_product(self.op, self.Z, narrow, out) + self.jitter * v
+        rounded = self.backend.asarray(v, self.op.dtype)
+        out = self.part if v.shape == self.part.shape else self.backend.xp.empty_like(rounded)
+        return self.partition.norm_product(self.op, self.Z, rounded, out) + self.jitter * v
 
     def _preconditioned(self, r: Array) -> Array:
-        """Return H^T H r at this rank's centers, in float64, whatever the precision of H.
+        """Return H^T H r at this rank's centers, in float64.
 
-        The product is exactly symmetric and positive. Each rank adds the part of its rows of H.
+        H is converted to float64, so that the map is symmetric and positive. Each rank computes the
+        term of its rows of H.
         """
         r = self.partition.gather(r, slice(0, self.partition.p))
         z, first = self.backend.xp.zeros(r.shape), self.ranks.triangle(len(r)).start
@@ -83,9 +87,10 @@ class PreconditionedSolver(Solver):
         return self.partition.sum_over_columns((a * b).sum(axis=0))
 
     def _residual(self, state: State) -> float:
-        """Return the largest sqrt(r . M r / b . M b) of an output; 0 if all targets are 0."""
-        rz, bz = self.backend.to_host(state.pending["squares"])
-        return math.sqrt(max(0.0, *(a / b if b > 0 else 0.0 for a, b in zip(rz, bz, strict=True))))
+        """Return the largest sqrt(r . M r / b . M b) over the outputs; 0 if all targets are 0."""
+        r_M_r, b_M_b = self.backend.to_host(state.pending["squares"])
+        squares = (r / b if b > 0 else 0.0 for r, b in zip(r_M_r, b_M_b, strict=True))
+        return math.sqrt(max(0.0, *squares))
 
     @staticmethod
     def _failure(state: State) -> DivergenceError:
@@ -108,6 +113,6 @@ class PreconditionedSolver(Solver):
 
 
 def ratio(xp: Any, a: Array, b: Array) -> Array:
-    """Return a / b, and 0 where b is 0: an output that has converged does not move."""
-    usable = b > 0
-    return xp.where(usable, a / xp.where(usable, b, 1), 0)
+    """Return a / b, and 0 where b <= 0: the step of an output that has converged is 0."""
+    positive = b > 0
+    return xp.where(positive, a / xp.where(positive, b, 1), 0)

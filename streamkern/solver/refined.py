@@ -1,13 +1,15 @@
 """Solution of positive definite equations in float64 with an approximate factor in float32.
 
-Conjugate gradient with the factor L as preconditioner M = (L L^T)^-1. Because M is applied in
-float32 it is not quite a fixed matrix, and the directions are those of the flexible method (Notay
-2000, eq. 2.1 with one direction kept): for the residual r and the step before it,
+The method is conjugate gradient with the preconditioner M = (L L^T)^-1, where L is the factor.
+Rounding in float32 makes M a slightly different matrix in every step. The method is therefore
+flexible conjugate gradient (Notay 2000, eq. 2.1, with one previous direction): for the residual r
+and the previous residual r_before, the direction is
 
     p <- M r + beta p,      beta = (M r)^T (r - r_before) / (M r_before)^T r_before.
 
 If L L^T differs from the matrix A by an error E, the condition number is about 1 + |E| |A^-1|: one
-step suffices if the rounding of the factor is small against the least eigenvalue of A.
+step suffices if the rounding errors of the factor are small compared with the smallest eigenvalue
+of A.
 """
 
 from __future__ import annotations
@@ -18,13 +20,12 @@ from typing import Any
 from streamkern.backend.base import Array
 
 REFINED = 1e-6
-"""Norm of the residual, relative to the right side, with which a solution is accepted.
+"""Largest norm of the residual, relative to the right-hand side, of an accepted solution.
 
-Predictions of the fitted rows are off by no more than that, those of other rows by up to 1e-4 (2500
-rows, noise of a tenth), and by 1e-2 with ridges of 1e-9, which float32 values hardly resolve."""
+The relative error of predictions is no larger at the fitted rows, but may be larger at other rows,
+see docs/explanation/solver-measured.md."""
 MAX_REFINEMENTS = 200
-"""Steps after which there is no solution. Each reads the matrix, a factor costs n / 6 as much. 6000
-rows of bike, without noise, took 43."""
+"""Largest number of steps. Each reads the matrix once; a factor costs n / 6 times as much."""
 
 
 def conjugate_gradient(
@@ -32,23 +33,23 @@ def conjugate_gradient(
 ) -> Array | None:
     """Return A^-1 B for each column of B (p, c), float64; None if A is not positive definite.
 
-    None is also returned if the residuals are not small after `MAX_REFINEMENTS` steps.
+    None is also returned if a residual exceeds `REFINED` after `MAX_REFINEMENTS` steps.
 
-    times : returns A v, float64, for v (p, c).
-    precondition : returns about A^-1 v. It is called with columns of norm 1.
+    times : function that returns A v, float64, for v (p, c).
+    precondition : function that returns approximately A^-1 v; the columns of v have norm 1.
     """
 
     def preconditioned(R: Array) -> Array:
-        size = xp.sqrt((R**2).sum(axis=0))
-        size[size == 0] = 1.0
-        return precondition(R / size) * size
+        norms = xp.sqrt((R**2).sum(axis=0))
+        norms[norms == 0] = 1.0
+        return precondition(R / norms) * norms
 
     X, R = xp.zeros_like(B), B.copy()
-    least = REFINED * xp.sqrt((B**2).sum(axis=0))
+    tolerances = REFINED * xp.sqrt((B**2).sum(axis=0))
     P = Z = preconditioned(R)
     product = (R * Z).sum(axis=0)
     for _ in range(MAX_REFINEMENTS):
-        active = xp.sqrt((R**2).sum(axis=0)) > least
+        active = xp.sqrt((R**2).sum(axis=0)) > tolerances
         if not bool(active.any()):
             return X if bool(xp.isfinite(X).all()) else None
         AP = times(P)
@@ -57,10 +58,11 @@ def conjugate_gradient(
             return None
         step = xp.where(active, product / xp.where(active, curvature, 1.0), 0.0)
         X += step * P
-        before = R
+        R_before = R
         R = R - step * AP
         Z = preconditioned(R)
-        beta = xp.where(active, (Z * (R - before)).sum(axis=0) / xp.where(active, product, 1), 0)
+        change = (Z * (R - R_before)).sum(axis=0)
+        beta = xp.where(active, change / xp.where(active, product, 1), 0)
         P = Z + beta * P
         product = (R * Z).sum(axis=0)
     return None

@@ -1,21 +1,22 @@
-"""Error of kernel ridge regression against its ridge, from one Cholesky factor.
+"""Error of kernel ridge regression as a function of the ridge, from one Cholesky factor.
 
-Generalised cross-validation (Golub, Heath and Wahba 1979) is the mean squared leave-one-out error
-with the mean diagonal entry of the inverse in place of each row's own. With A = K + tau I of n
-rows, and targets Y,
+Generalised cross-validation (Golub, Heath and Wahba 1979) is the mean squared leave-one-out error,
+with all diagonal entries of the inverse replaced by their mean. With A = K + tau I for n rows, and
+targets Y,
 
     V(tau) = n |A^-1 Y|^2 / tr(A^-1)^2.
 
-For another tau' = tau + delta, A'^-1 = S (I + delta S)^-1 with S = A^-1: both terms are quadratic
-forms of functions of S. Lanczos steps with S, each two substitutions with the factor of A, give
-their Gauss quadratures for all tau' at once (Golub and Meurant 2010, chapter 4), and random signs
-the trace (Hutchinson 1989):
+For another tau' = tau + delta, A'^-1 = S (I + delta S)^-1 with S = A^-1, so that numerator and
+trace are quadratic forms b^T g(S) b. Lanczos steps with S, each of two substitutions with the
+factor of A, give their Gauss quadratures for all tau' at once (Golub and Meurant 2010, chapter 4):
 
     b^T g(S) b  ~  |b|^2 sum_k u_k^2 g(s_k)
 
 with the eigenvalues s_k of the tridiagonal matrix and the first entries u_k of its eigenvectors.
+The vectors b are the columns of Y for the numerator, and columns of random signs for the trace
+(Hutchinson 1989).
 
-Cost 4 n^2 `QUADRATURE` FLOPs a column.
+Cost 4 n^2 `QUADRATURE` FLOPs per column.
 """
 
 from __future__ import annotations
@@ -43,29 +44,28 @@ from streamkern.solver.precondition.norm import noise_floor
 from streamkern.solver.precondition.samples import SampleRows
 
 QUADRATURE = 8
-"""Lanczos steps. With 12 of them and 8 probes V differed by up to 2 per cent (two tables of 8000
-rows), and the same ridges were chosen."""
+"""Number of Lanczos steps. Measured in docs/explanation/solver-measured.md."""
 PROBES = 4
-"""Number of columns of random signs. On four tables of 8000 rows the standard error of the trace
-was up to .5 per cent with 16 columns, and so is twice that."""
+"""Number of columns of random signs, with which the standard error of the trace is about 1 %."""
 MAX_COLUMNS = 8
-"""Number of random combinations of the targets that stand for more outputs."""
+"""Number of random combinations that replace the outputs if there are more."""
 STEPS_OF_RIDGE = 4
 """Ridges per power of ten."""
 REACH = 6
-"""Steps from the ridge of the factor to the smallest and to the largest ridge."""
+"""Number of ridges below, and above, the ridge of the factor."""
 MAX_NOISE_ROWS, CENTERS_PER_ROW = 4096, 3
-"""Largest number of rows from which the noise is estimated, and centers of the run for each."""
+"""Largest number of rows from which the noise is estimated, and centers per such row."""
 MAX_FACTORS = 2
-"""Largest number of factors from which a ridge is found."""
+"""Largest number of factors in a search for the ridge."""
 RIDGE_TIE = 0.002
-"""Relative excess over the least error up to which a larger ridge is preferred."""
+"""Largest relative excess over the least error at which a larger ridge is preferred."""
 
 
 def noise_rows(problem: ProblemShape) -> int:
-    """Return the number of rows for the noise: more for many centers, if the loss is squares.
+    """Return the number of rows from which the noise is estimated.
 
-    Other losses are fitted to these rows several times.
+    It grows with the number of centers for the squared error only, because other losses are fitted
+    to these rows several times.
     """
     n = max(NOISE_ROWS, min(MAX_NOISE_ROWS, problem.p // CENTERS_PER_ROW))
     return min(n if problem.squares else NOISE_ROWS, problem.n_rows)
@@ -74,15 +74,16 @@ def noise_rows(problem: ProblemShape) -> int:
 def noise_of_more_rows(
     op: KernelOperator, Z: Points | None, rows: SampleRows, near: Noise
 ) -> Noise:
-    """Return the noise of more rows, or `near`, that of a part of them.
+    """Return the noise estimated from `rows`, or `near` if it cannot be improved.
 
-    The latter is returned if nothing was found from it, if outputs have noises of their own, and if
-    equal rows were merged.
+    This is the case if `near` is not an estimate or is the largest noise, if every output has its
+    own noise, and if equal rows were merged.
 
     Z, rows : as in `find_noise`.
+    near : the noise estimated from some of the rows.
     """
-    known = near.tried and near.exponent < MAX_NOISE_EXPONENT and near.variance > 0
-    if not known or near.each or rows.repeats is not None:
+    is_estimate = near.tried and near.exponent < MAX_NOISE_EXPONENT and near.variance > 0
+    if not is_estimate or near.each or rows.repeats is not None:
         return near
     backend, xp = op.backend, op.backend.xp
     with backend.single_threaded_blas():
@@ -97,10 +98,10 @@ def noise_of_more_rows(
             A[diagonal, diagonal] += tau
             if not backend.cholesky(A):
                 break
-            found = better_ridge(op, A, Y, counted, tau, scale)
-            tried |= found.tried
-            tau = found.ridge
-            if not found.at_edge:
+            best = better_ridge(op, A, Y, counted, tau, scale)
+            tried |= best.tried
+            tau = best.ridge
+            if not best.at_edge:
                 break
     if not tried:
         return near
@@ -110,10 +111,10 @@ def noise_of_more_rows(
 
 
 class BetterRidge(NamedTuple):
-    """The ridge of the least error near that of a factor.
+    """The ridge tau with the least error among those near the ridge of a factor.
 
-    at_edge : whether it is the smallest or largest that was tried, and others may be better.
-    tried : errors by ridge.
+    at_edge : whether it is the smallest or largest of them, so that one beyond may be better.
+    tried : error V of each ridge.
     """
 
     ridge: float
@@ -124,16 +125,20 @@ class BetterRidge(NamedTuple):
 def better_ridge(
     op: KernelOperator, A: Array, Y: Array, counted: Array, tau: float, scale: float
 ) -> BetterRidge:
-    """Return the ridge of the least error near tau, from the factor A (n, n) with the ridge tau.
+    """Return the ridge with the least error near tau.
 
-    Y, counted : as in `errors_of_ridges`. scale : size of the kernel values.
+    A : (n, n) lower factor of K + tau I.
+    Y, counted : as in `errors_of_ridges`.
+    scale : size of the kernel values.
     """
     taus = ridges_near(tau, least_ridge(op, len(A), scale))
     invert = partial(inverted, op.backend, A)
     errors = errors_of_ridges(op.backend, invert, Y, counted, tau, taus)
-    found, cut = largest_good(taus, errors), len(taus) <= 2 * REACH
-    at_edge = bool(found == taus[-1] or (found == taus[0] and not cut))
-    return BetterRidge(found, at_edge, dict(zip(taus.tolist(), errors.tolist(), strict=True)))
+    best = largest_good(taus, errors)
+    # Ridges below `least_ridge` are not tried: the smallest ridge is then no edge.
+    at_least_ridge = len(taus) <= 2 * REACH
+    at_edge = bool(best == taus[-1] or (best == taus[0] and not at_least_ridge))
+    return BetterRidge(best, at_edge, dict(zip(taus.tolist(), errors.tolist(), strict=True)))
 
 
 def inverted(backend: Backend, A: Array, v: Array) -> Array:
@@ -145,9 +150,10 @@ def inverted(backend: Backend, A: Array, v: Array) -> Array:
 
 
 def least_ridge(op: KernelOperator, n: int, scale: float) -> float:
-    """Return the least ridge that the rounding of n x n kernel values of size `scale` leaves.
+    """Return the smallest ridge whose error is not distorted by rounding.
 
-    With 10 000 rows of friedman1, a fifth of it seemed to have 3 per cent less error than it has.
+    n : number of rows.
+    scale : size of the kernel values.
     """
     return noise_floor(op, n) / 2 * scale
 
@@ -159,7 +165,7 @@ def ridges_near(tau: float, least: float) -> Floats:
 
 
 def largest_good(ridges: Floats, errors: Floats) -> float:
-    """Return the largest ridge with about the least error; ridges and errors : (k,)."""
+    """Return the largest ridge with about the least error. ridges, errors : (k,)."""
     return float(ridges[np.flatnonzero(errors <= (1 + RIDGE_TIE) * errors.min())[-1]])
 
 
@@ -167,11 +173,12 @@ def errors_of_ridges(
     backend: Backend, invert: Callable[[Array], Array], Y: Array, counted: Array, tau: float,
     ridges: Floats,
 ) -> Floats:  # fmt: skip
-    """Return V of each ridge, (k,).
+    """Return the error V of each ridge, (k,).
 
-    invert : returns A^-1 v, (n, w), for the ridge tau.
-    Y : (n, c) targets, multiplied by the roots of the weights.
-    counted : (n,) whether a row has a weight; those without are independent of all others.
+    invert : function that returns A^-1 v, (n, w), with A = K + tau I.
+    Y : (n, c) targets, multiplied by the square roots of the sample weights.
+    counted : (n,) whether a row has a weight above 0.
+    ridges : (k,) values of tau'.
     """
     xp, rng = backend.xp, np.random.default_rng(0)
     n, c = Y.shape
@@ -180,12 +187,16 @@ def errors_of_ridges(
         Y = Y @ backend.asarray(signs)
     probes = backend.asarray(rng.choice([-1.0, 1.0], (n, PROBES))) * counted[:, None]
     B = xp.concatenate([Y, probes], axis=1)
-    sizes = backend.to_host((B**2).sum(axis=0))
+    squared_norms = backend.to_host((B**2).sum(axis=0))[:, None]
     nodes, weights = _quadratures(backend, invert, B)
-    s = np.minimum(nodes, 1 / tau)[:, None]  # (columns, 1, steps); of rounding errors, not above
-    of_ridge = s / (1 + (ridges - tau)[:, None] * s)
-    forms = [sizes[:, None] * (weights[:, None] * of_ridge**power).sum(axis=-1) for power in (1, 2)]
-    traces, squares = forms[0][-PROBES:].mean(axis=0), forms[1][:-PROBES].sum(axis=0)
+    # Eigenvalues of A^-1 are at most 1 / tau; rounding may raise a node above that.
+    s = np.minimum(nodes, 1 / tau)[:, None]  # (columns, 1, steps)
+    inverse = s / (1 + (ridges - tau)[:, None] * s)  # eigenvalues of A'^-1, (columns, k, steps)
+    # b^T A'^-1 b and b^T A'^-2 b for each column b of B.
+    once, twice = (
+        squared_norms * (weights[:, None] * inverse**power).sum(axis=-1) for power in (1, 2)
+    )
+    traces, squares = once[-PROBES:].mean(axis=0), twice[:-PROBES].sum(axis=0)
     return np.asarray(float(counted.sum()) * squares / traces**2)
 
 
@@ -195,20 +206,21 @@ def _quadratures(
     """Return nodes and weights of the Gauss quadratures of each column of B, (columns, steps)."""
     xp, columns = backend.xp, B.shape[1]
     T = np.zeros((columns, QUADRATURE, QUADRATURE))
-    before, beta = xp.zeros_like(B), np.zeros(columns)
+    q_before, beta = xp.zeros_like(B), np.zeros(columns)
     q = _normalised(xp, B, xp.sqrt((B**2).sum(axis=0)))
     for k in range(QUADRATURE):
-        w = invert(q) - backend.asarray(beta) * before
+        w = invert(q) - backend.asarray(beta) * q_before
         alpha = (q * w).sum(axis=0)
         w -= alpha * q
-        size = xp.sqrt((w**2).sum(axis=0))
-        T[:, k, k], beta = backend.to_host(alpha), backend.to_host(size)
+        norms = xp.sqrt((w**2).sum(axis=0))
+        T[:, k, k], beta = backend.to_host(alpha), backend.to_host(norms)
         if k + 1 < QUADRATURE:
             T[:, k, k + 1] = T[:, k + 1, k] = beta
-        before, q = q, _normalised(xp, w, size)
+        q_before, q = q, _normalised(xp, w, norms)
     nodes, vectors = np.linalg.eigh(T)
     return np.maximum(nodes, 0), vectors[:, 0] ** 2
 
 
-def _normalised(xp: Array, w: Array, size: Array) -> Array:
-    return w / xp.where(size > 0, size, 1.0)
+def _normalised(xp: Array, w: Array, norms: Array) -> Array:
+    """Return w divided by the norms of its columns; columns of norm 0 stay 0."""
+    return w / xp.where(norms > 0, norms, 1.0)

@@ -1,29 +1,31 @@
 """Newton steps for losses other than squares, each tested by the next pass over the rows.
 
-The mean of the losses is minimised together with the penalty ridge / 2 tr(alpha^T K(Z, Z) alpha).
-A pass sums the gradient at its weights, with K = K(X, Z) and the residual r of the square that
-majorises the loss (`losses.scaled`): K^T (w r). A subclass has the step, from the curvatures h of
-the outputs, relative to the bound (`Loss.curvatures`).
+The objective is the mean of the losses plus the penalty ridge / 2 tr(alpha^T K(Z, Z) alpha).
+A pass sums the gradient K^T (w r) at its weights, with K = K(X, Z) and the residual r of the
+quadratic function that majorises the loss (`losses.scaled`). A subclass computes the step D, from
+the curvatures h of the outputs relative to the majorant (`Loss.curvatures`).
 
-For Huber's loss and quantiles h is the curvature of the sharpest square that touches the loss at
-the error and is nowhere below it (Huber 1981, section 7.8; De Leeuw and Lange 2009), so every step
-descends: this is IRLS. For others h is the second derivative, or for the log loss twice the
-diagonal p (1 - p) of the Hessian, which is above it (Gershgorin), and a step may go too far. So
-the next pass also tests the step, by gradients alone. Along D let -a be the slope at its start, b
-that at its end, and B the curvature of the bound, (|K D|^2 / n + ridge |D|^2). The slope rises, by
-at most B, so the end is not above the start if
+For Huber's loss and quantiles, h is the curvature of the sharpest quadratic function that touches
+the loss at the error and is nowhere below it (Huber 1981, section 7.8; De Leeuw and Lange 2009).
+This is IRLS, and every step descends. For other losses h is the second derivative, or for the log
+loss twice the diagonal p (1 - p) of the Hessian, which bounds the Hessian (Gershgorin). A step may
+then be too long. So the next pass tests the step, by its gradient. Along D, let -a be the slope at
+the start of the step (a is the decrement), b the slope at its end, s its length, and B the
+curvature of the majorant, |K D|^2 / n + ridge |D|^2. The slope rises at a rate of at most B, so the
+objective at the end is not above the objective at the start if
 
-    b <= 0    or    b s < (a + b)^2 / (2 B),
+    b <= 0    or    b s < (a + b)^2 / (2 B).
 
-s being the length of the step. Else the length is the larger one of a / B, with which the bound
-itself descends, and of s a / (a + b), where a straight line through the slopes is 0.
+Otherwise the new length is the larger of a / B, with which the majorant descends, and
+s a / (a + b), where linear interpolation of the slopes is 0.
 
-A loss with a log link has no bound of its curvature. There B is summed with the largest curvature
-of every row between the start and the end of the step (`ScaledLoss.largest_curvatures`).
+The curvature of a loss with a log link has no bound. For such a loss, B is summed with the largest
+curvature of each row between the start and the end of the step (`ScaledLoss.largest_curvatures`).
 
 The weights of the model are the last that passed the test. The first pass begins at f = 0. The
-ramps of quantiles fall from pass to pass; a step between two of them is not tested. Of the outputs
-of the log loss, which a common change leaves as they are, a step has no common part.
+ramps of quantiles become narrower from pass to pass; a step between two different ramps is not
+tested. The log loss does not change if the same function is added to all outputs; such a common
+part is removed from the steps.
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ from streamkern.solver.base import Solver, State
 class SafeguardedNewton(Solver):
     """Base class of solvers by Newton steps, as in the module docstring.
 
-    `State.alpha` are the weights of the pass, `State.average` the last that passed the test. The
-    other base class of a subclass has the products with K(Z, Z), and the error of a failure.
+    `State.alpha` has the weights of the pass, `State.average` the last that passed the test. A
+    subclass has a second base class, which defines `jitter`, `_norm_times` and `_failure`.
     """
 
     ridge: float
@@ -61,12 +63,14 @@ class SafeguardedNewton(Solver):
         return state
 
     def _pending(self) -> dict[str, Array]:
-        """Return the sums, all 0, and the step that is tested.
+        """Return the arrays of the iteration, all 0: sums over rows, and the step to be tested.
 
-        gradient, bend : (p, c) and (c,), the sum of w (K v)^2, v the second half of `both`.
-        tested, direction : (p, c), weights at the start of the step, and D.
-        both : (p, 2 c) right factor of a batch's product, [alpha, v].
-        slopes : (3,) a and s of the step, and a of the first one.
+        gradient : (p, c) sum of K^T (w r).
+        bend : (c,) sum of w (K v)^2, with v of `both`.
+        tested : (p, c) weights at the start of the step, which passed the test.
+        direction : (p, c) D.
+        both : (p, 2 c) [alpha, v], with which K is multiplied; v is a direction of the subclass.
+        slopes : (3,) a and s of the step, and a of the first step.
         """
         p, c, zeros = len(self.Z), self.n_outputs, self.backend.xp.zeros
         shapes = {
@@ -76,48 +80,51 @@ class SafeguardedNewton(Solver):
         return sums | {"both": zeros((p, 2 * c), self.op.dtype)}
 
     def _expand(
-        self, state: State, batch: Batch, values: Array, r: Array, moved: Array
+        self, state: State, batch: Batch, values: Array, r: Array, scratch: Array
     ) -> tuple[Array, Array, Array]:
         """Return the residual w r (m, c), the curvatures h (m, c) and the error of the batch.
 
         values : (m, 2 c), K times [alpha, v].
-        r, moved : (m, c), overwritten.
+        r, scratch : (m, c), overwritten.
         """
         c, passes = self.n_outputs, state.passes
         assert self.loss is not None
         r[...], Kv = values[:, :c], values[:, c:]
         errors = self.loss.errors(r, batch.Y)
-        measured = self._measure(state, batch, errors, moved)
-        bent = self.backend.xp.multiply(Kv, Kv, out=moved)
+        measured = self._measure(state, batch, errors, scratch)
+        curvature = self.backend.xp.multiply(Kv, Kv, out=scratch)
         if self.loss.limits:
             length = float(state.pending["slopes"][1])
-            bent = bent * self.loss.largest_curvatures(Kv * length, batch.Y)
-        state.pending["bend"] += self._weigh(bent, batch.w).sum(axis=0, dtype=np.float64)
+            curvature = curvature * self.loss.largest_curvatures(Kv * length, batch.Y)
+        state.pending["bend"] += self._weigh(curvature, batch.w).sum(axis=0, dtype=np.float64)
         h = self.loss.curvatures(errors, batch.Y, passes)
-        r, of_rows = self.loss.residual(errors, batch.Y, passes)
-        if of_rows is not None:
-            r *= of_rows[:, None]
+        r, row_weights = self.loss.residual(errors, batch.Y, passes)
+        if row_weights is not None:
+            r *= row_weights[:, None]
         return self._weigh(r, batch.w), h, measured
 
     def end_pass(self, state: State) -> dict[str, Any]:
-        """Test the step that led to the weights of the pass, and take the next one."""
+        """Test the step that led to the weights of the pass, and compute the next one.
+
+        Raises DivergenceError if the sums are not finite.
+        """
         pending, c = state.pending, self.n_outputs
         both = pending["both"].astype(np.float64)
         penalty = self.ridge * self._norm_times(both)
         g = pending["gradient"] / state.rows + penalty[:, :c]
-        rise = float((g * pending["direction"]).sum())
-        bend = self._bend(state, both, penalty)
-        if not (math.isfinite(rise) and math.isfinite(bend)):
+        b = float((g * pending["direction"]).sum())
+        B = self._majorant_curvature(state, both, penalty)
+        if not (math.isfinite(b) and math.isfinite(B)):
             raise self._failure(state)
         a, length, first = self.backend.to_host(pending["slopes"]).tolist()
-        taken = not self._is_same_loss(state) or _descends(a, rise, length, bend)
+        taken = not self._is_same_loss(state) or _descends(a, b, length, B)
         if taken:
             pending["tested"][...] = both[:, :c]
             state.average[...] = pending["both"][:, :c]
             a, length = self._take_step(state, g, both, penalty), 1.0
             first = first or a
         else:
-            length = _shorter(a, rise, length, bend)
+            length = _shorter(a, b, length, B)
         pending["slopes"][...] = self.backend.asarray(np.array([a, length, first]))
         self._set_weights(state)
         for name in self.sums_of_rows(state):
@@ -125,41 +132,41 @@ class SafeguardedNewton(Solver):
         state.rows, state.passes = 0, state.passes + 1
         return {"taken": taken, "decrement": a, "length": length, "jitter": self.jitter}
 
-    def _bend(self, state: State, both: Array, penalty: Array) -> float:
-        """Return B of the step that is tested, here of v.
+    def _majorant_curvature(self, state: State, both: Array, penalty: Array) -> float:
+        """Return B of the step that is tested; here for the direction v.
 
         both, penalty : (p, 2 c) float64, [alpha, v], and ridge K(Z, Z) times it.
         """
         v = slice(self.n_outputs, None)
-        bend = float(state.pending["bend"].sum()) / state.rows
-        return bend + float((both[:, v] * penalty[:, v]).sum())
+        from_rows = float(state.pending["bend"].sum()) / state.rows
+        return from_rows + float((both[:, v] * penalty[:, v]).sum())
 
     def _take_step(self, state: State, g: Array, both: Array, penalty: Array) -> float:
-        """Set the direction D, (p, c), at the gradient g, (p, c), and return its decrement.
+        """Set the direction D, (p, c), for the gradient g, (p, c), and return its decrement a.
 
-        both, penalty : see `_bend`.
+        both, penalty : see `_majorant_curvature`.
         """
         raise NotImplementedError
 
     def _without_common(self, v: Array) -> Array:
-        """Return v (p, c) without its common part if the loss does not depend on that."""
+        """Return v (p, c) minus its mean over outputs, if that does not change the loss."""
         assert self.loss is not None
         return v - v.mean(axis=1, keepdims=True) if self.loss.loss.shift_invariant else v
 
     def _is_same_loss(self, state: State) -> bool:
-        """Return whether the loss of this pass is that of the pass before."""
+        """Return whether this pass has the same loss as the previous pass."""
         assert self.loss is not None
-        at, t = self.loss.loss.at, state.passes
-        return t > 0 and at(t).parameters() == at(t - 1).parameters()
+        loss_at, t = self.loss.loss.at, state.passes
+        return t > 0 and loss_at(t).parameters() == loss_at(t - 1).parameters()
 
     def _is_last_loss(self, state: State) -> bool:
-        """Return whether the loss of the last pass is that of all later ones."""
+        """Return whether the loss of the completed pass is also that of all later passes."""
         assert self.loss is not None
-        at = self.loss.loss.at
-        return state.passes > 0 and at(state.passes - 1).parameters() == at(math.inf).parameters()
+        loss_at, t = self.loss.loss.at, state.passes
+        return t > 0 and loss_at(t - 1).parameters() == loss_at(math.inf).parameters()
 
     def _set_weights(self, state: State) -> None:
-        """Set the weights of the next pass, in the precision of the batches' products."""
+        """Set the weights of the next pass, in the precision of the products of a batch."""
         pending, c = state.pending, self.n_outputs
         length = float(pending["slopes"][1])
         pending["both"][:, :c] = pending["tested"] + length * pending["direction"]
@@ -170,16 +177,19 @@ class SafeguardedNewton(Solver):
         return state.average
 
     def backed_off(self, state: State, good: Array, factor: float) -> None:
-        """Go on: a step that is too long is taken back at the end of the pass."""
+        """Change nothing, as the end of the pass shortens a step that is too long.
+
+        Raises DivergenceError if the gradient is not finite.
+        """
         if not bool(self.backend.xp.isfinite(state.pending["gradient"]).all()):
             raise self._failure(state)
 
 
-def _descends(a: float, b: float, s: float, bend: float) -> bool:
-    """Return whether a step of length s is sure not to ascend: see the module docstring."""
-    return b <= 0 or s * bend <= a * (1 + 1e-6) or b * s < (a + b) ** 2 / (2 * bend)
+def _descends(a: float, b: float, s: float, B: float) -> bool:
+    """Return whether a step of length s is certain not to ascend, see the module docstring."""
+    return b <= 0 or s * B <= a * (1 + 1e-6) or b * s < (a + b) ** 2 / (2 * B)
 
 
-def _shorter(a: float, b: float, s: float, bend: float) -> float:
-    """Return the length of a step that was too long with length s."""
-    return max(a / bend, s * a / (a + b))
+def _shorter(a: float, b: float, s: float, B: float) -> float:
+    """Return the new length of a step whose length s was too long, see the module docstring."""
+    return max(a / B, s * a / (a + b))

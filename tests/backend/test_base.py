@@ -338,7 +338,7 @@ def test_close_ends_the_threads_and_leaves_a_working_backend() -> None:
 
 def test_get_backend_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "gpu_problem", lambda index=0: f"none of {index}")
-    with pytest.warns(UserWarning, match="device='auto' is the CPU here: none of 0"):
+    with pytest.warns(UserWarning, match="device='auto' uses the CPU: none of 0"):
         auto = get_backend("auto", threads=2)
     with get_backend("cpu", threads=1) as cpu, auto:
         assert (cpu.name, cpu.threads) == ("cpu", 1)

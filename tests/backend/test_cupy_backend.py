@@ -404,7 +404,7 @@ def test_a_missing_library_is_found_before_the_run(
         monkeypatch.setattr(standin.ElementwiseKernel, "__call__", _fails)
     with pytest.raises(BackendError, match=r"no usable CUDA device 0 \(OSError: libcusolver"):
         get_backend("gpu")
-    with pytest.warns(UserWarning, match="device='auto' is the CPU here: no usable"):
+    with pytest.warns(UserWarning, match="device='auto' uses the CPU: no usable"):
         backend = get_backend("auto", 1)
     assert backend.name == "cpu"
     backend.close()
@@ -515,7 +515,8 @@ def test_a_broken_cupy_is_not_called_missing(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.delitem(sys.modules, "cupy", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
-    assert str(gpu_problem()).startswith("CuPy is installed and does not load (ImportError: libc")
+    problem = str(gpu_problem())
+    assert problem.startswith("CuPy is installed but cannot be imported (ImportError: libc")
 
 
 @needs_compiler

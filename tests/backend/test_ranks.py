@@ -336,7 +336,7 @@ def test_nccl_that_does_not_begin_is_told(devices: Any, monkeypatch: pytest.Monk
     broken = library()
     broken.NcclCommunicator = fails
     monkeypatch.setitem(sys.modules, "cupy.cuda.nccl", broken)
-    with pytest.raises(BackendError, match=r"rank . of 2: NCCL_ERROR_SYSTEM_ERROR; see to"):
+    with pytest.raises(BackendError, match=r"rank . of 2: NCCL_ERROR_SYSTEM_ERROR; set NCCL"):
         on_threads(2, lambda ranks: on_devices(ranks, devices(ranks.rank)))
 
 

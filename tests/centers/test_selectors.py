@@ -337,7 +337,7 @@ def test_copies_are_never_chosen_twice() -> None:
         found, event = chosen(opened(source, **overrides))
         assert len(np.unique(found.Z, axis=0)) == runs.P == event["drawn"]
     overrides = {"model.centers": "rpcholesky", "model.n_centers": 71}
-    with pytest.raises(DataError, match="70 different rows among the 350 candidates for n_cent"):
+    with pytest.raises(DataError, match="70 distinct rows among the 350 candidates for n_cent"):
         chosen(opened(source, **overrides))
 
 
@@ -520,7 +520,7 @@ def test_of_fewer_rows_than_centers_all_are_taken_with_a_warning(method: str) ->
 
 def test_values_have_no_balance() -> None:
     X = arrays()[0]
-    with pytest.raises(ConfigError, match="'balanced' needs classes and the targets are values"):
+    with pytest.raises(ConfigError, match="'balanced' needs targets that are classes, but"):
         opened(ArraySource(X, X[:, 0]), **{"model.centers": "balanced"})
 
 

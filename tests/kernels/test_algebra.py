@@ -169,7 +169,7 @@ def test_a_kernel_is_made_again_from_its_description(kernel: Kernel, metric: Arr
     assert (again.geometry, again.expression) == (kernel.geometry, kernel.expression)
     assert again.bandwidth == kernel.bandwidth
     if metric is not None:
-        with pytest.raises(ConfigError, match="has a metric, which a table does not hold; give"):
+        with pytest.raises(ConfigError, match="metric, whose numbers a table cannot hold; give"):
             get_kernel(described)
 
 
@@ -257,7 +257,7 @@ def test_an_own_kernel_is_made_again_if_it_is_the_same_function() -> None:
     """By its class, which this process has; of another function, or without it, it is refused."""
     told = json.loads(json.dumps(Quartic(2.0).describe()))
     assert repr(get_kernel(told)) == "Quartic(bandwidth=2)"
-    with pytest.raises(ConfigError, match=r"has other values.* define the class as it was"):
+    with pytest.raises(ConfigError, match=r"has changed since.* define the class as it was"):
         get_kernel(told | {"values": [1.0, 0.5, 0.2, 0.1]})
     with pytest.raises(ConfigError, match=r"not defined; .* with --import elsewhere"):
         get_kernel(told | {"kernel": "elsewhere.Quartic"})
@@ -321,7 +321,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "no parts": ({"kind": "sum"}, "kernel 'sum' needs parts, a list"),
     "weights": (
         {"kind": "sum", "parts": ["laplace"], "weights": [1, 2]},
-        r"weights=\[1, 2\] must be a list of 1, one for a part",
+        r"weights=\[1, 2\] must be a list of one number for each part, 1 in all",
     ),
     "negative": ({"kind": "sum", "parts": ["laplace"], "weights": [-1]}, "weights=-1 must be a"),
     "all zero": ({"kind": "sum", "parts": ["laplace"], "weights": [0]}, "are all 0"),

@@ -182,8 +182,8 @@ def test_a_description_makes_the_kernel_again(name: str) -> None:
 @pytest.mark.parametrize(
     ("categorical", "says"),
     [
-        ([(0, 1.0), (0, 2.0)], "name a feature twice"),
-        ([(-1, 1.0)], "or a negative one"),
+        ([(0, 1.0), (0, 2.0)], "must not repeat a feature"),
+        ([(-1, 1.0)], "nor hold a negative one"),
         ([(0, 0.0)], "finite weights above 0"),
         ([(0, np.inf)], "finite weights above 0"),
         ([(0, np.nan)], "finite weights above 0"),
@@ -232,7 +232,7 @@ def test_a_sum_has_levels_as_a_whole() -> None:
 
 def test_a_feature_that_the_points_lack() -> None:
     op = KernelOperator(sk.Laplace(1.0).with_categorical([(D, 1.0)]), Backend(1))
-    with pytest.raises(ConfigError, match=f"for more than the {D} features"):
+    with pytest.raises(ConfigError, match=f"must name features from 0 to {D - 1}"):
         op.points(table(3, 0), left=True)
 
 

@@ -62,15 +62,15 @@ def with_attribute(name: str, value: Any) -> Loss:
 WRONG: dict[str, tuple[Loss, str]] = {
     "no gradient": (changed(Loss, values=Squares.values), "its class has no gradient"),
     "no values": (changed(Loss, gradient=Squares.gradient), "its class has no values"),
-    "classes": (changed(for_classes=True), "is for values, which its outputs are"),
-    "link": (changed(predict=lambda self, xp, z: xp.exp(z)), "is for values"),
-    "figure": (changed(figure="mse"), "figure 'mse' is not a name, or that of another figure"),
+    "classes": (changed(for_classes=True), "must be its predictions, which are values"),
+    "link": (changed(predict=lambda self, xp, z: xp.exp(z)), "must be its predictions"),
+    "figure": (changed(figure="mse"), "figure 'mse' must be an identifier that no other"),
     "raises": (changed(gradient=raising), "gradient raises ZeroDivisionError: of mine"),
     "needs Y": (
         changed(gradient=lambda self, xp, errors, Y: errors / Y),
         "gradient raises TypeError",
     ),
-    "fitted": (changed(fitted=lambda self, errors, scale: None), "fitted returns no loss"),
+    "fitted": (changed(fitted=lambda self, errors, scale: None), "fitted must return a loss"),
     "shape": (
         changed(gradient=lambda self, xp, errors, Y: errors.sum(axis=1)),
         r"gradient returns shape \(\d+,\) and dtype float64 for errors of shape \(\d+, 2\)",
@@ -122,7 +122,7 @@ WRONG: dict[str, tuple[Loss, str]] = {
     ),
     "curvatures in place": (
         changed(curvatures=lambda self, xp, errors, Y: xp.divide(errors, errors, out=errors)),
-        "or changes them",
+        "or changes the errors",
     ),
     "curvature of 0": (changed(curvature=0.0), "curvature is 0.0; return a finite number above 0"),
     "curvature of text": (changed(curvature="one"), "curvature is 'one'; return a finite number"),
@@ -158,12 +158,12 @@ WRONG: dict[str, tuple[Loss, str]] = {
                 np.square((F - Y) * (1 + 0.1 * Y * Y), dtype=np.float64).sum(axis=1) / 2),
         "where differences of values give",
     ),
-    "parameters": (with_attribute("table", {1: 2}), "are not finite JSON values"),
-    "parameter of NumPy": (with_attribute("weights", np.ones(2)), "are not finite JSON values"),
-    "parameter of infinity": (with_attribute("end", np.inf), "are not finite JSON values"),
-    "reserved": (with_attribute("kind", "steep"), "or one is called kind"),
-    "not an argument": (with_attribute("extra", 1), "does not make it again from its parameters"),
-    "another name": (Renamed(2.0), "does not make it again from its parameters"),
+    "parameters": (with_attribute("table", {1: 2}), "must be finite JSON values"),
+    "parameter of NumPy": (with_attribute("weights", np.ones(2)), "must be finite JSON values"),
+    "parameter of infinity": (with_attribute("end", np.inf), "must be finite JSON values"),
+    "reserved": (with_attribute("kind", "steep"), "none may be called kind"),
+    "not an argument": (with_attribute("extra", 1), "must make an equal loss from its parameters"),
+    "another name": (Renamed(2.0), "must make an equal loss from its parameters"),
 }  # fmt: skip
 
 

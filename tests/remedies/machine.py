@@ -91,7 +91,7 @@ def remedies() -> list[Remedy]:
          lambda: get_backend("cpu")),
         ("accelerator='numba' cannot be used: .*; use 'none'", without_numba,
          lambda: get_backend("cpu", 1, "none")),
-        ("it may hold numbers, s, p, x, z, .* and sqrt, exp, cos, pow, in Python's notation",
+        ("it may contain numbers, s, p, x, z, .* and sqrt, exp, cos, pow, in Python's notation",
          lambda: render("log(s)", "{}"), lambda: render("sqrt(s)", "{}")),
         ("was never closed; write it in Python's notation", lambda: render("exp(-s", "{}"),
          lambda: render("exp(-s)", "{}")),

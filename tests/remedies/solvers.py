@@ -42,7 +42,7 @@ def of_settings() -> list[Remedy]:
     stopping = {"run.early_stopping": True, "data.epochs": 3}
     fourier = {"model.features": "fourier", "model.n_centers": "auto", "model.n_features": 10}
     cases: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-        ("no other knows solver.posterior; leave one of them out",
+        ("needs solver='direct', which has no setting solver.block_size; leave one of them out",
          posterior | {"solver.block_size": 5}, posterior),
         ("leave it out, or use another solver", solver("direct") | stopping, solver("direct")),
         ("has no meaning for solver='direct'.*or use another solver", solver("direct") | stopping,
@@ -75,7 +75,7 @@ def of_settings() -> list[Remedy]:
          {"data.batch_size": 60}),
         ("block_size=30 must lie between 1 and", solver("block", block_size=30),
          solver("block", block_size=20)),
-        ("set centers = 'random', or another way", {"model.centers": "balanced"},
+        ("set centers = 'random', or another selector", {"model.centers": "balanced"},
          {"model.centers": "random"}),
         ("lower n_centers, or set centers = 'random'",
          {"model.centers": "rpcholesky", "data.train": "few.zarr"},
@@ -130,7 +130,7 @@ def of_rows() -> list[Remedy]:
         Remedy("give at least one row",
                lambda: trained({"model.n_centers": "auto"}, centers=X[:0]),
                lambda: trained({"model.n_centers": "auto"}, centers=X[:1])),
-        Remedy("centers hold NaN or infinity in row 0; remove that row",
+        Remedy("centers contain NaN or infinity in row 0; remove that row",
                lambda: trained({"model.n_centers": "auto"}, centers=X[:5] / [[0.0]] * 5),
                lambda: trained({"model.n_centers": "auto"}, centers=X[:5])),
     ]  # fmt: skip
@@ -147,11 +147,11 @@ def of_ranks() -> list[Remedy]:
 
     sgd = {"solver.name": "sgd", "solver.ridge": "auto", "model.n_centers": "auto"}
     return [
-        Remedy("cannot share the steps of solver='eigenpro1'; take one rank, or train with solver",
+        Remedy("cannot share the steps of solver='eigenpro1'; use one rank, or train with solver",
                lambda: planned(run__ranks=2, solver__name="eigenpro1", model__n_centers="auto"),
                lambda: (planned(solver__name="eigenpro1", model__n_centers="auto"),
                         planned(run__ranks=2, solver__name="block"))),
-        Remedy("take one column, or train with solver='block', solver='eigenpro3'",
+        Remedy("set it to 1, or train with solver='block', solver='eigenpro3'",
                lambda: planned(run__ranks=2, run__center_ranks=2, solver__name="direct"),
                lambda: (planned(run__ranks=2, solver__name="direct"),
                         *(planned(run__ranks=2, run__center_ranks=2, solver__name=name)

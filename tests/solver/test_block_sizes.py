@@ -244,7 +244,10 @@ def test_block_is_there_the_soonest_or_a_quarter_of_the_run(p: int, d: int, epoc
         assert chosen == p
     why = reason(problem, solver_settings("block"), 10**13)
     assert why is not None
-    assert ("the soonest" in why, "at most 25%" in why) == (chosen == soonest, chosen > soonest)
+    assert ("near the exact model soonest" in why, "at most 25%" in why) == (
+        chosen == soonest,
+        chosen > soonest,
+    )
 
 
 def test_the_reason_of_a_block_that_memory_decided() -> None:
@@ -253,7 +256,8 @@ def test_the_reason_of_a_block_that_memory_decided() -> None:
     assert planned(PLAIN, solver_settings("block"), less)[0].block_size < best[0].block_size
     why = reason(PLAIN, solver_settings("block"), less)
     assert why == (
-        f"block_size: what the memory allows; with more it would be {best[0].block_size}\n"
+        "block_size: the largest that fits the memory; with more it would be "
+        f"{best[0].block_size}\n"
         "batch_size: about a quarter of the centers, from 256 to 4096 and no more than there are "
         "rows"
     )
@@ -329,7 +333,7 @@ def test_a_block_is_worth_more_than_the_batch_of_a_device() -> None:
     for sizes, budget in zip(taken, budgets, strict=True):
         assert sizes.block_size == planned(small, wish, budget)[0].block_size
     why = str(reason(device, wish, 4 * GiB))
-    assert "batch_size: what the memory allows; with more it would be 16384" in why
+    assert "batch_size: the largest that fits the memory; with more it would be 16384" in why
 
 
 def test_more_rows_or_features_never_buy_a_smaller_block() -> None:

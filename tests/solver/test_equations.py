@@ -11,7 +11,7 @@ import pytest
 import streamkern
 from streamkern.estimator.estimators import KernelClassifier, KernelRegressor
 from streamkern.solver.direct import Direct
-from streamkern.solver.equations import grouped, on_grid
+from streamkern.solver.equations import on_grid, outputs_by_ridge
 from streamkern.stream.sources.arrays import ArraySource
 from tests import reference as ref
 from tests.maths import problem_of, replace, rows
@@ -108,7 +108,7 @@ def test_a_killed_run_ends_with_the_same_and_a_saved_model_knows_them(
 def test_ridges_are_grouped() -> None:
     ridges = on_grid([1e-3, 1.2e-3, 0, 5e-2, 1e-3])
     np.testing.assert_allclose(ridges, [1e-3, 1e-3, 0, 10**-1.25, 1e-3])
-    groups = [(ridge, outputs.tolist()) for ridge, outputs in grouped(ridges)]
+    groups = [(ridge, outputs.tolist()) for ridge, outputs in outputs_by_ridge(ridges)]
     assert [outputs for _, outputs in groups] == [[2], [0, 1, 4], [3]]
 
 

@@ -282,10 +282,10 @@ def test_a_run_and_its_model(given: bool, tmp_path: Path) -> None:
         ({**FOURIER, "model.centers": "all"}, "has no centers; leave centers and n_centers out"),
         ({**FOURIER, "model.n_centers": 9}, "has no centers"),
         ({"model.n_features": 10}, "n_features=10 is for model.features='fourier'"),
-        ({**FOURIER, "model.kernel": "polynomial"}, "not known for Polynomial"),
+        ({**FOURIER, "model.kernel": "polynomial"}, "does not support Polynomial"),
         (
             {**FOURIER, "model.kernel": {"kind": "sum", "parts": ["laplace", "cauchy"]}},
-            "not known for",
+            "does not support",
         ),
         ({**FOURIER, "run.precision": "high"}, "is for kernels of Euclidean distances"),
         ({"solver.name": "sgd"}, "or features='nystrom' for chosen centers"),

@@ -99,7 +99,7 @@ def test_where_float64_is_slow_there_are_no_sums_in_it() -> None:
 @pytest.mark.parametrize(
     ("options", "memory", "reason"),
     [
-        (solver_settings(ridge=0.0), 64 * GIB, "no ridge is wished for"),
+        (solver_settings(ridge=0.0), 64 * GIB, "as the ridge is 0"),
         (solver_settings(ridge=1e-3, block_size=500), 64 * GIB, "solver.block_size is set"),
         (solver_settings(ridge=1e-3, average=False), 64 * GIB, "solver.average is set"),
         (solver_settings(ridge=1e-3, warm_start="run"), 64 * GIB, "solver.warm_start is set"),

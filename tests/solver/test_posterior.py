@@ -214,7 +214,7 @@ def test_its_memory_is_planned() -> None:
         ({"features": "nystrom", "n_centers": 20}, "nystrom features"),
         ({"transforms": [GaussianNoise(0.1)]}, "every row as one more observation"),
         ({"solver": "block"}, "posterior=true is not defined for solver 'block'"),
-        ({"block_size": 10}, "block_size is set"),
+        ({"block_size": 10}, "has no setting block_size"),
         ({"early_stopping": True}, "early_stopping"),
     ],
 )

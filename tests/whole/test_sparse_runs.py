@@ -336,7 +336,7 @@ def test_blocks_of_other_lengths_are_learned_one_after_another() -> None:
         ({"features": "fourier"}, "random frequencies, .* need"),
         ({"metric": "learn"}, "metric .*is for dense rows"),
         ({"kernel": "laplace_l1"}, "not a function of inner products"),
-        ({"precision": "high"}, "reads their numbers"),
+        ({"precision": "high"}, "contain column numbers"),
         ({"patch_features": 16}, "patch_features"),
         ({"centers": np.ones((3, 7))}, "the data has .*which are sparse"),
     ],

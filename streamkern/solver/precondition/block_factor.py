@@ -1,7 +1,7 @@
-"""Factors of one block: its fit to a sample, and its inverse square root at a damping.
+"""Computations with one block: its fit to a sample, and its factor H for a damping mu.
 
-For rows that are centers of the block their exact share in the covariance is known; all others are
-sampled.
+The covariance of the stream is the sum of two terms: the rows that are centers of the block, whose
+term is computed exactly, and all other rows, whose term is estimated from the sample.
 """
 
 from __future__ import annotations
@@ -27,22 +27,25 @@ from streamkern.solver.precondition.step_rule import (
 )
 
 KNOWN_STEPS = 8
-"""Lanczos steps for the centers' own share of lambda_1.
-
-It is 1 at most, and lambda_1 1.6 to 11. On ten tables, p and p/16, with 32 steps lambda_1 was the
-same within 2 %, and an epoch of 15 642 rows on 2000 centers took a seventh longer, setup included.
-"""
+"""Lanczos steps for the term of the centers in lambda_1; as the smaller term it needs only a few.
+Measured in docs/explanation/solver-measured.md."""
 LEVERAGE_FRACTION = 0.5
-"""Fraction of a row's leverage in its weight v when lambda_1 is measured; see `step_rule`."""
+"""Factor on a row's leverage in its weight v when lambda_1 is measured; see `step_rule`."""
 
 
 class BlockFactor:
-    """The parts of one block that do not depend on mu.
+    """The matrices of one block that do not depend on mu.
 
-    centers : all centers; the block has those of the slice `block`.
-    S : rows of the sample, of which each rank has some; all ranks have the factors.
-    values : K(Z, Z) alpha of the blocks before, (q, c), at the centers of this rank's stripe; S.Y
-        are their residuals; None for explicit features.
+    centers : all centers.
+    block : slice of the centers of the block.
+    S : this rank's rows of the sample; S.Y has the residuals of the previous blocks. All ranks have
+        all matrices of the block.
+    values : (q, c) K(Z, Z) alpha of the previous blocks at the centers of this rank's stripe; None
+        for explicit features.
+    known, seed, batch : see `build_block`.
+    least_jitter : see `weight_norm`.
+    top : top eigenvalue of the first block's covariance, the scale of the damping; None for the
+        first block, which computes it.
     """
 
     def __init__(
@@ -56,27 +59,28 @@ class BlockFactor:
         self.Z = centers.block(block)
         self.norm = weight_norm(op, self.Z, least_jitter, self.ranks.agree)
         self.C, self.moment = self._covariance(S)
-        # Before Lanczos, which would fail on NaN without an explanation.
+        # Lanczos would fail on NaN with an error that does not name the cause.
         check_overlap(op, float(self.C.diagonal().sum()), "covariance")
-        # The scale of damping: blocks are random, and the first one's serves for all.
-        self.top = self.ranks.broadcast_scalars([self._top()]).item() if top is None else top
+        # As blocks are random, the eigenvalue of the first one is used for all.
+        self.top = (
+            self.ranks.broadcast_scalars([self._top_eigenvalue()]).item() if top is None else top
+        )
         check_overlap(op, self.top, "covariance")
 
     def _covariance(self, S: Sample) -> tuple[Array, Array]:
-        """Return the lower part of E W W^T, and E W Y, accumulated over slabs of S.
+        """Return the lower part of E W W^T (b, b), and E W Y (b, c), over the rows of the stream.
 
-        W never exists as a whole. Rows that are centers of the block have their exact share,
-        however many of them are in S.
+        Slabs of W are summed, as all of W would take too much memory.
         """
         xp, b, s = self.backend.xp, len(self.Z), len(S)
         C = xp.zeros((b, b), self.op.dtype)
         moment = xp.zeros((b, S.Y.shape[1]), self.op.dtype)
-        # Slabs as tall as the block: the accumulating product runs at GEMM speed and the slab
-        # costs no more than one more b x b buffer.
-        height = max(1, min(s, max(b, 256)))
-        root, scale = self._outside(S)
-        slab = xp.empty((height, b), self.op.dtype)
-        for rows in tiles(s, height):
+        # With as many rows as the block has centers, a slab takes the memory of one b x b matrix,
+        # and its product runs at the speed of a large GEMM.
+        slab_rows = max(1, min(s, max(b, 256)))
+        root, scale = self._outside_block(S)
+        slab = xp.empty((slab_rows, b), self.op.dtype)
+        for rows in tiles(s, slab_rows):
             K = self.op.matrix(S.X[rows], self.Z, out=slab[: rows.stop - rows.start])
             Y = S.Y[rows]
             if root is not None:
@@ -91,34 +95,35 @@ class BlockFactor:
             self._add_known(self.known, self.norm.L, C, moment)
         return self.ranks.sum(C, self.backend), self.ranks.sum(moment, self.backend)
 
-    def _outside(self, S: Sample) -> tuple[Array | None, float]:
-        """Return the roots of the weights of the sampled rows, and a factor for the covariance.
+    def _outside_block(self, S: Sample) -> tuple[Array | None, float]:
+        """Return factors on the rows of the sample, (s,), and a factor on their covariance.
 
-        The roots are 0 for rows that are centers of the block. With the factor, the other sampled
-        rows represent all such rows of the stream.
+        The former are the square roots of the weights, and 0 for rows that are centers of the
+        block. With the latter, the other rows represent all such rows of the stream.
         """
         inside = S.in_block(self.block)
         share = 0.0 if self.known is None else self.known.share(self.block)
         scale = (1 - share) / max(S.outside(self.block), 1)
         if not inside.any():
             return S.root, scale
-        kept = self.backend.asarray(~inside, self.op.dtype)
-        return (kept if S.root is None else kept * S.root), scale
+        outside = self.backend.asarray(~inside, self.op.dtype)
+        return (outside if S.root is None else outside * S.root), scale
 
     def _add_known(self, known: CenterTargets, L: Array, C: Array, moment: Array) -> None:
-        """Add the rows that are centers of the block: for all of them together, W is L^T."""
+        """Add the term of the rows that are centers of the block, for which W is L^T."""
         n, block, values, rows = known.n_rows, self.block, self.values, self.ranks.stripe(len(L))
         w, L = known.weights[block, None][rows], L[rows]
         W = L * self.backend.xp.sqrt(w)
         self.backend.add_gram(C, W, 1 / n, lower=self.ranks.is_single)
-        left = known.Y[block] if values is None else known.Y[block] - self._values()
-        moment += L.T @ (left[rows] * (w / n))
+        residuals = known.Y[block] if values is None else known.Y[block] - self._block_values()
+        moment += L.T @ (residuals[rows] * (w / n))
 
-    def _values(self) -> Array:
+    def _block_values(self) -> Array:
         """Return `values` at the centers of the block, on all ranks. Collective call."""
         return self.centers.stripes.gather(self.values, self.block)
 
-    def _top(self) -> float:
+    def _top_eigenvalue(self) -> float:
+        """Return an upper estimate of the top eigenvalue of C."""
         rng = np.random.default_rng([self.seed, 1])
         start = self.backend.asarray(rng.standard_normal(len(self.Z)), self.op.dtype)
         self.backend.mirror_lower(self.C)
@@ -127,33 +132,33 @@ class BlockFactor:
     def solution(self, penalty: float) -> Array | None:
         """Return the weights (b, c) that minimise the sample's mean squared error + penalty |f|^2.
 
-        None if rounding makes C + penalty I indefinite.
+        The result is None if rounding makes C + penalty I indefinite.
         """
         A, x = self.C.copy(), self.moment.copy()
         A.reshape(-1)[:: len(A) + 1] += penalty
         if not self.ranks.agree(self.backend.cholesky(A)):
             return None
         if self.block.start and self.values is not None and self.norm.L is not None:
-            # |f| is the norm of the function of all blocks.
-            before = self.backend.solve_lower(self.norm.L, self._values().copy())
-            x -= penalty * before
+            # |f| is the norm of the function of all blocks so far.
+            previous = self.backend.solve_lower(self.norm.L, self._block_values().copy())
+            x -= penalty * previous
         self.backend.solve_lower(A, x)
         x = self.backend.solve_lower(A, x, transposed=True)
         return self.norm.weights(self.backend, x)
 
     def learn(self, penalty: float) -> Array:
         """Return the weights (b, c) fitted to the sample alone; 0 if rounding prevents the fit."""
-        learned = self.solution(penalty)
-        if learned is None:
-            learned = self.backend.xp.zeros_like(self.moment)
-        if self.ranks.rank:
-            learned[...] = 0
-        return self.ranks.sum(learned, self.backend)
+        weights = self.solution(penalty)
+        if weights is None:
+            weights = self.backend.xp.zeros_like(self.moment)
+        if self.ranks.rank:  # all ranks use the weights of rank 0
+            weights[...] = 0
+        return self.ranks.sum(weights, self.backend)
 
-    def leave(self, S: Sample, weights: Array) -> None:
-        """Subtract the block's fit from S.Y, and add it to `values`."""
-        left = S.Y
-        left -= self.op.product(S.X, self.Z, weights)
+    def subtract_fit(self, S: Sample, weights: Array) -> None:
+        """Subtract the fit of the block from the targets S.Y, and add it to `values`."""
+        residuals = S.Y
+        residuals -= self.op.product(S.X, self.Z, weights)
         if self.values is not None:
             values = self.values
             values += self.centers.product(self.op, self.block, self.Z, weights)
@@ -161,12 +166,12 @@ class BlockFactor:
     def damped(
         self, probe: Sample, damping: float, ridge: float, n_blocks: int
     ) -> tuple[Array, float, Array, float]:
-        """Return H_b at mu, mu, and the leverages (h,) and lambda_1 measured on the probe.
+        """Return H_b (b, b), its mu, and the leverages (h,) and lambda_1 measured on the probe.
 
-        mu is more than `damping` if rounding or the ridge requires it.
+        mu is at least damping + n_blocks * ridge, and larger if rounding requires it.
         """
-        agree, least = self.ranks.agree, damping + n_blocks * ridge
-        H, mu = inverse_root(self.op, self.norm, self.C, least, self.top, agree)
+        agree, min_mu = self.ranks.agree, damping + n_blocks * ridge
+        H, mu = inverse_root(self.op, self.norm, self.C, min_mu, self.top, agree)
         leverage, lambda_1 = self._measure(H, probe)
         if self.known is not None:
             share = self.known.share(self.block) if self.known.whole else 0.0
@@ -176,10 +181,10 @@ class BlockFactor:
         return H, mu, leverage, lambda_1
 
     def _known_eigenvalue(self, H: Array, known: CenterTargets) -> float:
-        """Return the top eigenvalue of the share of the block's own centers in the covariance.
+        """Return the top eigenvalue of the term of the block's centers in the covariance.
 
-        Their features are H L L^T; it is 1 at most, as they are in C as well. A few steps suffice
-        for so small a part of lambda_1 (`KNOWN_STEPS`).
+        The features of these rows are H L L^T. The eigenvalue is at most 1, because their term is a
+        part of C.
         """
         L, w = self.norm.L, known.weights[self.block] / known.n_rows
         if L is None:
@@ -193,7 +198,7 @@ class BlockFactor:
         return min(1.0, top_eigenvalue(self.backend, apply, start, KNOWN_STEPS))
 
     def _measure(self, H: Array, probe: Sample) -> tuple[Array, float]:
-        """Return |phi|^2 of each probe row, phi = H k(Z_b, x), and lambda_1 of their covariance."""
+        """Return |phi|^2 of each row of the probe, (h,), and lambda_1; phi = H k(Z_b, x)."""
         backend, h = self.backend, len(probe)
         K = self.op.matrix(probe.X, self.Z)
         if probe.root is not None:
@@ -205,18 +210,18 @@ class BlockFactor:
         start = backend.asarray(rng.standard_normal(len(self.Z)), self.op.dtype)
 
         largest = float(leverage.max())
-        if not math.isfinite(largest):  # a block that reaches no row is checked with the others
+        if not math.isfinite(largest):  # 0 is an error only for all blocks together
             check_overlap(self.op, largest, "leverage")
 
         def top(phi: Array, largest: float) -> float:
             if not probe.fresh:
                 return fresh_eigenvalue(backend, phi, largest, start)
-            # The probe has all rows: their covariance is that of the stream.
+            # The probe has all rows of the stream, so their covariance is exact.
             return top_eigenvalue(backend, lambda v: phi @ (phi.T @ v) / h, start, EIGENVALUE_STEPS)
 
         if math.isinf(self.batch):
             return leverage, top(phi, largest)
-        # lambda_1 of the weighted rows; the weights of too short a step overestimate it.
+        # lambda_1(S_v) of `step_rule`, with v from the step for the unweighted lambda_1.
         rule = StepRule(largest, top(phi, largest), 1.0, True, float(leverage.sum()) / h)
         w = 1 / (1 + LEVERAGE_FRACTION * rule.eta(1, 1 / self.batch) / self.batch * leverage)
         phi *= backend.xp.sqrt(w)
@@ -224,86 +229,75 @@ class BlockFactor:
 
 
 MIN_CENTER_SHARE = 0.25
-"""Smallest fraction of the centers in a block that is used."""
+"""Smallest share of the centers in a block from which the noise is estimated."""
 FRESH_NOISE_GAIN_SE = 2.0
-"""Smallest mean gain on the fresh rows that counts, in standard errors."""
+"""Smallest significant mean gain on the fresh rows, in standard errors."""
 DECADES = 5
-"""Powers of ten below the top eigenvalue of the covariance at which the search begins.
+"""Powers of ten from the top eigenvalue of the covariance down to the first penalty that is tried.
 
-Among the small penalties, whose errors may all be equal, it would see no slope.
+The search would find no slope among smaller penalties, whose errors may all be equal.
 """
 
 
 def noise_on_fresh_rows(factor: BlockFactor, probe: Sample, noise: Noise, rows: float) -> Noise:
-    """Return `noise`, or if a thousand rows do not tell it from none, one with a smaller error.
+    """Return a noise with a significantly smaller error on fresh rows, or `noise`.
 
-    The error is that on the probe's fresh rows, and has to be significantly smaller. Takes b^3 / 3
-    FLOPs for each of about six penalties.
+    The noise was estimated on a thousand rows, each of them a center. There a rough kernel acts
+    like a ridge, and all small noises may have the same error (`Noise.grows` is then False). The
+    first block has far fewer centers than the sample has rows, so that the errors of penalties
+    differ: the block is fitted to the sample with several penalties, and each fit is measured on
+    the fresh rows of the probe.
 
-    If each of a thousand rows is a center, there is little to smooth, and a rough kernel acts like
-    a ridge, so that all small penalties have equal errors (`noise.Noise.grows` is False). The first
-    block has far fewer centers than the sample has rows, and there the errors differ: its fit with
-    each of several penalties is measured on fresh rows. Each takes one factor of its covariance,
-    and no other rows.
+    The best penalty for s sampled rows is about kappa / s, and that for n rows kappa / n, with the
+    same kappa. A block with a small share of the centers cannot fit all of the function, and would
+    count the rest as noise; so blocks below `MIN_CENTER_SHARE` are not used. Both are measured in
+    docs/explanation/block-measured.md, "kappa from the first block".
 
-    For s sampled rows the best penalty was kappa / s, and for all n rows kappa / n with much the
-    same kappa, p = 2000, Laplace (n = 19 000 for the made problems, all rows of the tables):
+    Takes b^3 / 3 FLOPs for each of about six penalties.
 
-    | | s = 4096 | n | | s | n | | s | n |
-    |---|---|---|---|---|---|---|---|---|
-    | smooth | .12 | .19 | bike | .041 | .038 | diamonds | .12 | .012 |
-    | rough | .012 | .019 | compactiv | .011 | .036 | penbased | .041 | .017 |
-    | digits | .012 | .019 | kegg | .12 | .019 | the others | .01 to .09 | the same |
-
-    (All smaller penalties are within 1 % on diamonds.) The first of four blocks finds .01 to .04
-    for the made problems, and for the tables the kappa of all p centers, within a factor of three;
-    the first of sixteen counts as noise what so few centers cannot fit: 1.2 for the rough problem.
-    So blocks of fewer than a quarter of the centers are not used. Nor are the first centers of a
-    larger block alone, whose factor is part of that of the block: with 4000 centers in one block,
-    n = 16 000, the test MSE over that by all of them was, by a half (one seed), 1.000 (smooth),
-    1.011 (rough), 1.000 (digits), and by a quarter (two seeds) 1.000, 1.09 and 1.10, 1.006 and
-    .999.
-
-    rows : number of rows that the sample is worth.
+    factor : the first block.
+    rows : effective number of rows of the sample.
     """
     least = noise.penalty(rows)
-    few = len(factor.Z) < MIN_CENTER_SHARE * len(factor.centers)
-    if noise.grows or few or probe.n_fresh < 2 or not least > 0:
+    too_small = len(factor.Z) < MIN_CENTER_SHARE * len(factor.centers)
+    if noise.grows or too_small or probe.n_fresh < 2 or not least > 0:
         return noise
-    squares_at: dict[int, npt.NDArray[Any]] = {}
+    squares_by_exponent: dict[int, npt.NDArray[Any]] = {}
 
-    def error(times: float) -> float:
-        squares = factor.ranks.broadcast_scalars(_squares(factor, probe, least * times).tolist())
+    def error(multiple: float) -> float:
+        squares = _fresh_squared_errors(factor, probe, least * multiple)
+        squares = factor.ranks.broadcast_scalars(squares.tolist())
         if not np.isfinite(squares).all():
             return math.inf
-        squares_at[round(math.log10(times))] = squares
+        squares_by_exponent[round(math.log10(multiple))] = squares
         return float(squares.mean())
 
     top = max(round(math.log10(factor.top / least)), 0)
     errors = geometric_search(error, max(top - DECADES, 0), 0, top, stride=1)
     if 0 not in errors:
         errors[0] = error(1.0)
-    if not squares_at:
+    if not squares_by_exponent:
         return noise
-    best = min(squares_at, key=lambda at: errors[at])
-    gain = squares_at[min(squares_at)] - squares_at[best]  # over the smallest penalty with a factor
+    best = min(squares_by_exponent, key=lambda exponent: errors[exponent])
+    smallest = min(squares_by_exponent)  # the smallest penalty that has a factor
+    gain = squares_by_exponent[smallest] - squares_by_exponent[best]
     if gain.mean() <= FRESH_NOISE_GAIN_SE * gain.std() / math.sqrt(len(gain)):
         return noise
-    tried = [(least * 10.0**at * rows, errors[at]) for at in sorted(squares_at)]
+    tried = [(least * 10.0**k * rows, errors[k]) for k in sorted(squares_by_exponent)]
     return Noise(float(least * 10.0 ** parabola_minimum(errors) * rows), round(rows), False, tried)
 
 
-def _squares(factor: BlockFactor, probe: Sample, penalty: float) -> npt.NDArray[Any]:
-    """Return weighted squared errors (h,) of the sample's fit on the fresh rows.
+def _fresh_squared_errors(factor: BlockFactor, probe: Sample, penalty: float) -> npt.NDArray[Any]:
+    """Return the weighted squared errors of the block's fit on the fresh rows, (n_fresh,).
 
-    They are NaN if rounding forbids the penalty.
+    They are NaN if rounding makes the penalty impossible.
     """
     op, fresh = factor.op, slice(probe.fresh, len(probe))
-    learned = factor.solution(penalty)
-    if learned is None:
+    weights = factor.solution(penalty)
+    if weights is None:
         return np.full(probe.n_fresh, np.nan)
-    left = probe.Y[fresh] - op.product(probe.X[fresh], factor.Z, learned)
+    residuals = probe.Y[fresh] - op.product(probe.X[fresh], factor.Z, weights)
     if probe.root is not None:
-        left *= probe.root[fresh, None]
-    squares: npt.NDArray[Any] = op.backend.to_host((left**2).sum(axis=1)).astype(np.float64)
+        residuals *= probe.root[fresh, None]
+    squares: npt.NDArray[Any] = op.backend.to_host((residuals**2).sum(axis=1)).astype(np.float64)
     return squares

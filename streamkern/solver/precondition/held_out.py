@@ -1,10 +1,9 @@
-"""Choose the rows that are held out to find a ridge, and search a grid of exponents.
+"""The choice of held-out rows to find a ridge, and the search of a grid of exponents.
 
-Normal equations are sums over rows. If the sums over the held-out rows are kept apart, the other
+Normal equations are sums over rows. If the held-out rows also have sums of their own, the other
 rows can be fitted, and the error on the held-out rows measured, without another pass. Rows of one
-origin are in the same part, because held-out copies of fitted rows would reward memorising them.
-The caller gives the origins: stored rows, or the hashes of `bits_of`, by which equal rows have one
-origin.
+origin are in the same part, because held-out copies of fitted rows would favour models that
+memorise rows. An origin is a stored row, or a hash of `bits_of`, which is the same for equal rows.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.norm import eps
 
 FOLDS = 5
+"""Number of folds with few centers."""
 SMALL = 1024
 """Largest number of centers for which all rows are held out in turn, in `FOLDS` folds.
 
@@ -29,15 +29,17 @@ With so few centers the sums of every fold are cheap, and there may be too few r
 error on one part alone. With more centers, one row in `HELD_OUT_PARTS` is held out.
 """
 HELD_OUT_PARTS = 10
+"""Number of parts with many centers, only one of which is held out."""
 NOTABLE = 1e-3
-"""Smallest relative decrease of the error for which a search goes on in a direction."""
+"""Smallest relative decrease of the error for which a search continues in a direction."""
 TINY_ERROR = 1e-300
+"""Lower bound of numbers that are divisors or have a logarithm."""
 BITS_SLAB = 256
 """Number of rows that are hashed at a time."""
 
 
 def n_parts(p: int) -> int:
-    """Return the number of parts that are held out in turn, for p centers."""
+    """Return the number of parts that are held out, one after the other, for p centers."""
     return FOLDS if p <= SMALL else 1
 
 
@@ -59,9 +61,10 @@ def bits_of(X: Array, backend: Backend) -> npt.NDArray[np.uint64]:
 
 
 def part_of(origins: npt.NDArray[Any], n: int) -> npt.NDArray[np.int64]:
-    """Return the part, 1 to n, in which each row is held out; 0 for a row that never is.
+    """Return the held-out part of each row, (m,), from 1 to n; 0: the row is never held out.
 
     origins : (m,) integers; rows of one origin are in the same part.
+    n : number of parts, `n_parts`.
     """
     x = origins.astype(np.uint64)
     # The finaliser of SplitMix64: parts are random even for consecutive and periodic origins.
@@ -74,20 +77,17 @@ def part_of(origins: npt.NDArray[Any], n: int) -> npt.NDArray[np.int64]:
 def rounding(op: KernelOperator, Z: Points) -> float:
     """Return an estimate of the rounding error of kernel values, relative to the largest value.
 
-    It is 10 eps. For kernels of squared distances it grows with the squared norms of the centers,
-    shifted and in bandwidths: the error of |a - b|^2 is about eps (|a|^2 + |b|^2), see `products`.
+    It is 10 eps. For kernels of squared distances it is multiplied by the squared norm of the
+    centers, shifted and in bandwidths: the error of |a - b|^2 is about eps (|a|^2 + |b|^2), see
+    `kernels.products`.
 
     Solvers derive their jitter from it. With less jitter, the weights of nearly equal centers fit
-    the rounding error, and predictions of other rows are wrong. Measured with a Laplace kernel, 80
-    centers, as many copies, equal or moved by 1e-4 to 1e-6 bandwidths, and squared norms up to 460;
-    a ridge gave a test error of .204:
-
-        jitter      1e-12   1e-10   1e-8   1e-7   1e-5
-        test error    .57     .46    .26   .207   .206
+    the rounding errors, and predictions of other rows are wrong (measured in
+    docs/explanation/solver-measured.md).
     """
     squared_norm = 1.0
     if op.kernel.geometry == "distance" and op.precision != "integer":
-        # The 99th percentile: a few outliers do not represent the other centers.
+        # The 99th percentile, as a few outliers must not determine the jitter.
         norms = op.backend.to_host(Z.portable(0)[1])
         squared_norm = max(squared_norm, float(np.quantile(norms, 0.99)))
     return 10 * eps(op.dtype) * squared_norm
@@ -96,16 +96,15 @@ def rounding(op: KernelOperator, Z: Points) -> float:
 def is_not_center(op: KernelOperator, Z: Points, K: Array) -> npt.NDArray[np.bool_]:
     """Return a mask (m,) of the rows that do not coincide with a center.
 
-    Only these rows measure the error on unseen data. If a row coincides with a center, nothing but
-    this row determines the center's weight; while it is held out, the function is arbitrary there,
-    and only there. On tables of 6000 rows, a third of them centers, the ridge with the least error
-    on all held-out rows raised the test error by up to a fifth.
+    Only these rows measure the error on unseen data. If a row coincides with a center, hardly any
+    other row determines the weight of this center; while the row is held out, the function at this
+    row is arbitrary. A ridge chosen with such rows would be wrong.
 
-    A row coincides with a center if their distance is 0 up to `rounding`. For kernels of inner
-    products, no row is taken to coincide with one.
+    A row coincides with a center if their distance is 0 up to `rounding`. With kernels of inner
+    products, the mask is true for all rows.
 
     Z : points of the centers.
-    K : (m, p), kernel values between the rows and the centers.
+    K : (m, p) kernel values between the rows and the centers.
     """
     if op.kernel.geometry not in ("distance", "l1"):
         return np.ones(len(K), bool)
@@ -119,12 +118,12 @@ def geometric_search(
     measure: Callable[[float], float], start: int, low: int, high: int, base: float = 10.0,
     stride: int = 2,
 ) -> dict[int, float]:  # fmt: skip
-    """Search the power of `base` with the least error; return all measured errors, by exponent.
+    """Return errors at powers of `base`, by exponent, ascending; the least error is among them.
 
-    From `start` the exponent moves by `stride`, first down and then up, as long as the error falls
-    by the share `NOTABLE`; then both neighbours of the best exponent are tried.
+    From `start` the exponent moves by `stride`, first down and then up, while the error decreases
+    by at least the fraction `NOTABLE`. Then both neighbours of the best exponent are tried.
 
-    measure : returns the error at base**exponent, infinity if there is no fit.
+    measure : function that returns the error at base**exponent, or infinity if there is no fit.
     low, high : smallest and largest exponent that may be tried.
     """
     errors = {start: measure(base**start)}
@@ -149,9 +148,9 @@ def geometric_search(
 def parabola_minimum(errors: Mapping[int, float]) -> float:
     """Return the exponent at the minimum of a parabola through three logarithms of the error.
 
-    They are those at the best exponent with finite errors at both neighbours, and at these; the
-    result is at most 1 from it. Without such an exponent, or if the parabola has no minimum, the
-    result is the best exponent that was tried.
+    The middle one is the best exponent whose two neighbours have finite errors; the result differs
+    from it by at most 1. Without such an exponent, or if the parabola has no minimum, the result is
+    the best exponent that was tried.
     """
     best = min(errors, key=lambda exponent: errors[exponent])
     inner = [

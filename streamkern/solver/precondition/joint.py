@@ -1,18 +1,16 @@
-"""Joint start of several blocks: conjugate gradients preconditioned by sweeps over the blocks.
+"""Joint fit of several blocks: conjugate gradients preconditioned by sweeps over the blocks.
 
-A sweep over the sample's problem moves one block after the other along its Newton step, with the
-best step length. Blocks that span the same functions then correct each other for a long time. So
-the change of a sweep becomes a direction of conjugate gradients: it is made conjugate to the one
-before (which is not enough to make it conjugate to all, as the order of the blocks changes; three
-or eight of them were hardly better), and followed by the best step length, for each output
-separately. That needs no kernel value besides those of the sweep. p/16 on bike and penbased, the
-sample's objective over that of 25 plain sweeps: after 5, 10, 15 plain ones 1.11 1.06 1.03 and 1.18
-1.09 1.04; with conjugate directions 1.05 .99 .96 and 1.08 .99 .95.
+The fit minimises the penalised mean squared error on the sample. A sweep moves one block after the
+other along its Newton step, with the best step length. Plain sweeps converge slowly if blocks span
+the same functions. So the change of a sweep is used as a direction of conjugate gradients: it is
+made conjugate to the previous direction, and followed by the best step length, for each output
+separately. This needs no kernel values besides the values of the sweep. As the order of the blocks
+changes, the direction is not conjugate to all earlier ones; keeping more of them gains little.
 
-The penalty of the steps, mu, has a floor, and may be a hundred times the penalty of the noise of
-the targets. Fresh rows decide whether the start uses the smaller one (`Joint.learn`): most tables
-gain by it (p/4, p = 8000, one epoch, penbased 1.107 to 1.013, bike 1.100 to 1.057); noisy digits,
-whose noise few rows can show, lose by it (1.047 to 1.138).
+The penalty of the steps, mu, has a lower bound, and may be a hundred times the penalty of the noise
+of the targets. Fresh rows decide whether the start uses the smaller penalty (`Joint.learn`), which
+is better for most data, but not if a sample of this size does not show the noise. Both are measured
+in docs/explanation/block-measured.md, "The start".
 """
 
 from __future__ import annotations
@@ -30,13 +28,13 @@ from streamkern.solver.precondition.partition import Centers, apply_root, overla
 from streamkern.solver.precondition.samples import CenterTargets, Sample
 
 SWEEP_TOLERANCE = 1e-3
-"""Relative decrease of the objective; a sweep with no more for any output is the last one."""
+"""Relative decrease of the objective; the sweeps end if no output decreases by more."""
 CLEAR_GAIN = 0.99
-"""Factor below which a smaller penalty counts as different, not as equal up to rounding."""
+"""Largest ratio of two penalties that count as different."""
 
 
 class Change(NamedTuple):
-    """Change of the function.
+    """Change of the function by a sweep, or a direction of conjugate gradients.
 
     weights : (q, c) weights of the centers of this rank's stripe.
     sampled : (s, c) values at this rank's rows of the sample.
@@ -49,15 +47,20 @@ class Change(NamedTuple):
 
 
 class Joint:
-    """The least-squares problem on the sample, starting from one sweep over the blocks.
+    """The least-squares problem on the sample, starting from one fit of each block.
 
-    The norm has the jitter of each block: without it, rounding makes it negative in some directions
-    where centers nearly coincide, and in float32 a start grew to 1e6.
+    The norm includes the jitter of each block. Without it, rounding makes the squared norm negative
+    in some directions if centers nearly coincide, and the start grows without bound.
 
+    Z : the centers.
     S : this rank's rows of the sample, with the residuals of the targets in S.Y.
-    H : this rank's rows of each factor.
-    start : the weights, (q, c), of the centers of this rank's stripe.
-    values : K(Z, Z) start, at these.
+    known : targets of the rows that are centers, or None.
+    blocks : slices of the centers.
+    H : this rank's rows of the factor of each block.
+    start : (q, c) weights of the centers of this rank's stripe, changed in place.
+    values : (q, c) K(Z, Z) start at these centers, changed in place; None for explicit features.
+    penalty : penalty of |f|^2.
+    jitters : jitter of each block.
     """
 
     def __init__(
@@ -73,43 +76,46 @@ class Joint:
         self.op, self.Z, self.S, self.blocks = op, Z, S, blocks
         self.known = None if known is None else known.part(self.own)
         self.H, self.start, self.penalty, self.values = H, start, penalty, values
-        whole = slice(0, len(Z))
-        inside = S.in_block(whole)
-        share = 0.0 if known is None else known.share(whole)
-        kept = op.backend.asarray(~inside, op.dtype)
-        kept *= (1 - share) / max(1, S.outside(whole))
-        self.weights = (kept if S.root is None else kept * S.root**2)[:, None]
+        all_centers = slice(0, len(Z))
+        share = 0.0 if known is None else known.share(all_centers)
+        outside = op.backend.asarray(~S.in_block(all_centers), op.dtype)
+        outside *= (1 - share) / max(1, S.outside(all_centers))
+        # Weights of the sample's rows in the objective: 0 for centers, which are in `known`.
+        self.weights = (outside if S.root is None else outside * S.root**2)[:, None]
 
     def learn(self, n: int, seed: int, least: float, probe: Sample) -> None:
-        """Sweep n times, partly with the penalty `least` if it is smaller and fresh rows agree.
+        """Sweep n times; if `least` is a smaller penalty, try it in two thirds of the sweeps.
 
-        A third of the sweeps use the present penalty, the others `least` from there on. If these do
-        not lower the error on fresh rows of the probe, they are undone, and another third use the
-        present penalty. Without fresh rows all n do.
+        A third of the sweeps use the present penalty, the others `least`. If the latter do not
+        lower the error on fresh rows of the probe, they are undone, and another third use the
+        present penalty. Without fresh rows all n sweeps use the present penalty.
         """
-        few, cautious = n - 2 * n // 3, self.penalty
-        if least > CLEAR_GAIN * cautious or few == n or not probe.n_fresh:
+        n_first, first_penalty = n - 2 * n // 3, self.penalty
+        if least > CLEAR_GAIN * first_penalty or n_first == n or not probe.n_fresh:
             self.sweeps(n, seed)
             return
-        self.sweeps(few, seed)
-        before, reached = self._state(), self._judged(probe)
+        self.sweeps(n_first, seed)
+        before, error = self._state(), self._fresh_error(probe)
         self.penalty = least
-        self.sweeps(n - few, seed, first=few)
-        if not self._judged(probe) < reached:
-            self._go_back(before)
-            self.penalty = cautious
-            self.sweeps(few, seed, first=n)
+        self.sweeps(n - n_first, seed, first=n_first)
+        if not self._fresh_error(probe) < error:
+            self._restore(before)
+            self.penalty = first_penalty
+            self.sweeps(n_first, seed, first=n)
 
     def sweeps(self, n: int, seed: int, first: int = 0) -> None:
-        """Do up to n sweeps, conjugate to each other. first : number of the first one."""
-        last: tuple[Change, Array] | None = None
+        """Make up to n sweeps with conjugate directions.
+
+        first : number of the first sweep, for the random order of the blocks.
+        """
+        previous: tuple[Change, Array] | None = None
         energy = self._energy()
-        for turn in range(first, first + n):
+        for number in range(first, first + n):
             before = self._state()
-            self.sweep(np.random.default_rng([seed, 4, turn]))
-            last = self._conjugate(before, last, energy)
-            energy, was = self._energy(), energy
-            if bool((was - energy <= SWEEP_TOLERANCE * was).all()):
+            self.sweep(np.random.default_rng([seed, 4, number]))
+            previous = self._conjugate(before, previous, energy)
+            energy_before, energy = energy, self._energy()
+            if bool((energy_before - energy <= SWEEP_TOLERANCE * energy_before).all()):
                 break
 
     def sweep(self, rng: np.random.Generator) -> None:
@@ -118,118 +124,130 @@ class Joint:
             self._move(b)
 
     def _move(self, b: int) -> None:
+        """Move block b along its Newton step u, with the best length for each output."""
         op, block, S, values, known = self.op, self.blocks[b], self.S, self.values, self.known
-        xp, Z, (at, here) = op.backend.xp, self.Z.block(block), overlap(block, self.own)
+        xp, Z = op.backend.xp, self.Z.block(block)
+        in_block, in_stripe = overlap(block, self.own)
         g = self._gradient(S.X, Z, self.weights * S.Y)
         if known is not None and values is not None:
-            w = self._of_centers(known)
+            w = self._center_weights(known)
             g += self._gradient(self.Z.stripe, Z, w * (known.Y - values))
-        g[at] -= self.penalty * (self.start[here] if values is None else values[here])
+        norm_gradient = self.start[in_stripe] if values is None else values[in_stripe]
+        g[in_block] -= self.penalty * norm_gradient
         if values is not None:
-            g[at] -= self.penalty * self.jitters[b] * self.start[here]
-        self._total(g)
+            g[in_block] -= self.penalty * self.jitters[b] * self.start[in_stripe]
+        self._sum(g)
         H, u = self.H[b], xp.empty(g.shape, op.dtype)
         assert H is not None
-        self._total(apply_root(H, g, u, self.ranks, op.backend))
-        moved = op.product(S.X, Z, u)
-        bend = (self.weights * moved**2).sum(axis=0)
-        if values is None:  # the norm of the function is that of the weights
-            bend += self.penalty * (u[at] * u[at]).sum(axis=0)
+        self._sum(apply_root(H, g, u, self.ranks, op.backend))
+        u_stripe, Ku_sample = u[in_block], op.product(S.X, Z, u)
+        curvature = (self.weights * Ku_sample**2).sum(axis=0)
+        if values is None:  # explicit features: the norm of f is the norm of its weights
+            curvature += self.penalty * (u_stripe * u_stripe).sum(axis=0)
         else:
-            moved_centers = self.Z.product(op, block, Z, u)
-            squares = u[at] * moved_centers[here] + self.jitters[b] * u[at] * u[at]
-            bend += self.penalty * squares.sum(axis=0)
+            Ku_centers = self.Z.product(op, block, Z, u)
+            squares = u_stripe * Ku_centers[in_stripe] + self.jitters[b] * u_stripe * u_stripe
+            curvature += self.penalty * squares.sum(axis=0)
             if known is not None:
-                bend += (w * moved_centers**2).sum(axis=0)
-        self._total(bend)
-        # A Newton step at most, should rounding leave the bend at zero or below.
+                curvature += (w * Ku_centers**2).sum(axis=0)
+        self._sum(curvature)
+        # The length is at most 1, also if rounding makes the curvature zero or negative.
         descent = (u * g).sum(axis=0)
-        length = descent / xp.maximum(xp.maximum(bend, descent), 1e-30)
-        self.start[here] += length * u[at]
-        left = S.Y
-        left -= length * moved
+        length = descent / xp.maximum(xp.maximum(curvature, descent), 1e-30)
+        self.start[in_stripe] += length * u_stripe
+        residuals = S.Y
+        residuals -= length * Ku_sample
         if values is not None:
-            values += length * moved_centers
+            values += length * Ku_centers
 
-    def _total(self, a: Array) -> Array:
+    def _sum(self, a: Array) -> Array:
+        """Sum `a` over the ranks, in place."""
         return self.ranks.sum(a, self.op.backend)
 
     def _state(self) -> Change:
+        """Return a copy of the weights, of the residuals on the sample and of the values."""
         values = None if self.values is None else self.values.copy()
         return Change(self.start.copy(), self.S.Y.copy(), values)
 
-    def _judged(self, probe: Sample) -> float:
+    def _fresh_error(self, probe: Sample) -> float:
         return on_fresh_rows(self.op, self.Z, self.start, probe)[1]
 
-    def _go_back(self, before: Change) -> None:
-        self.start[...], self.S.Y[...] = before.weights, before.sampled
+    def _restore(self, state: Change) -> None:
+        """Return to a result of `_state`."""
+        self.start[...], self.S.Y[...] = state.weights, state.sampled
         if self.values is not None:
-            self.values[...] = before.centers
+            self.values[...] = state.centers
 
     def _conjugate(
-        self, before: Change, last: tuple[Change, Array] | None, energy: Array
+        self, before: Change, previous: tuple[Change, Array] | None, energy: Array
     ) -> tuple[Change, Array]:
-        """Make the last change conjugate to the direction before, and follow it by the best length.
+        """Make the change since `before` conjugate to the previous direction, and step along it.
 
-        Returns the direction, in the memory of `before`, and its curvature for each output:
-        infinite if the change is only rounding.
+        Returns the direction, in the memory of `before`, and its curvature, (c,): infinite if the
+        change is only rounding errors.
+
+        previous : the previous direction and its curvature, or None.
+        energy : (c,) objective before the change.
         """
         xp, d = self.op.backend.xp, before
         xp.subtract(self.start, before.weights, out=d.weights)
         xp.subtract(before.sampled, self.S.Y, out=d.sampled)
         if d.centers is not None:
             xp.subtract(self.values, before.centers, out=d.centers)
-        if last is not None:
-            along, bend = last
-            share = -self._inner(d, along) / bend
-            self._follow(along, share)
-            for part, other in zip(d, along, strict=True):
-                if part is not None and other is not None:
-                    part += share * other
-        bend = self._inner(d, d)
-        # The parts of a smaller change have less than half of their digits right.
-        seen = bend > eps(self.op.dtype) * energy
-        bend = xp.where(seen, bend, xp.inf)
-        self._follow(d, self._slope(d) / bend)
-        return d, bend
+        if previous is not None:
+            direction, curvature = previous
+            beta = -self._inner(d, direction) / curvature
+            self._step(direction, beta)
+            for part, previous_part in zip(d, direction, strict=True):
+                if part is not None and previous_part is not None:
+                    part += beta * previous_part
+        curvature = self._inner(d, d)
+        # In a smaller change, fewer than half of the digits are right.
+        significant = curvature > eps(self.op.dtype) * energy
+        curvature = xp.where(significant, curvature, xp.inf)
+        self._step(d, self._slope(d) / curvature)
+        return d, curvature
 
-    def _follow(self, d: Change, share: Array) -> None:
-        self.start += share * d.weights
-        left = self.S.Y
-        left -= share * d.sampled
+    def _step(self, d: Change, length: Array) -> None:
+        """Move along the direction d. length : (c,)."""
+        self.start += length * d.weights
+        residuals = self.S.Y
+        residuals -= length * d.sampled
         if self.values is not None:
-            self.values += share * d.centers
+            self.values += length * d.centers
 
     def _energy(self) -> Array:
         """Return the objective, (c,)."""
         total, start = (self.weights * self.S.Y**2).sum(axis=0), self.start
         if self.values is None:
-            return self._total(total + self.penalty * (start**2).sum(axis=0))
+            return self._sum(total + self.penalty * (start**2).sum(axis=0))
         total += self.penalty * (start * (self.values + self.jitter * start)).sum(axis=0)
         if self.known is not None:
-            total += (self._of_centers(self.known) * (self.known.Y - self.values) ** 2).sum(axis=0)
-        return self._total(total)
+            w = self._center_weights(self.known)
+            total += (w * (self.known.Y - self.values) ** 2).sum(axis=0)
+        return self._sum(total)
 
     def _inner(self, d: Change, other: Change) -> Array:
-        """Return d^T (Hessian of the sample's objective) other, (c,)."""
+        """Return d^T (Hessian of half the objective) other, (c,)."""
         total = (self.weights * d.sampled * other.sampled).sum(axis=0)
-        one, two = d.weights, other.weights
+        d_weights, other_weights = d.weights, other.weights
         if other.centers is None:
-            return self._total(total + self.penalty * (one * two).sum(axis=0))
-        total += self.penalty * (one * other.centers).sum(axis=0)
-        total += self.penalty * (self.jitter * one * two).sum(axis=0)
+            return self._sum(total + self.penalty * (d_weights * other_weights).sum(axis=0))
+        total += self.penalty * (d_weights * other.centers).sum(axis=0)
+        total += self.penalty * (self.jitter * d_weights * other_weights).sum(axis=0)
         if self.known is not None:
-            total += (self._of_centers(self.known) * d.centers * other.centers).sum(axis=0)
-        return self._total(total)
+            total += (self._center_weights(self.known) * d.centers * other.centers).sum(axis=0)
+        return self._sum(total)
 
     def _slope(self, d: Change) -> Array:
-        """Return the rate at which the objective falls along d, (c,)."""
+        """Return the rate at which half the objective falls along d, (c,)."""
         values, known = self.values, self.known
-        left = None if values is None or known is None else known.Y - values
-        return self._inner(Change(-self.start, self.S.Y, left), d)
+        center_residuals = None if values is None or known is None else known.Y - values
+        return self._inner(Change(-self.start, self.S.Y, center_residuals), d)
 
     @staticmethod
-    def _of_centers(known: CenterTargets) -> Array:
+    def _center_weights(known: CenterTargets) -> Array:
+        """Return the weights of the rows that are centers in the objective, (q, 1)."""
         return known.weights[:, None] / known.n_rows
 
     def _gradient(self, X: Points, Z: Points, r: Array) -> Array:
@@ -243,16 +261,14 @@ class Joint:
 def on_fresh_rows(
     op: KernelOperator, Z: Centers, start: Array, probe: Sample
 ) -> tuple[float, float]:
-    """Return how good a start is on rows that it was not fitted to.
+    """Return the factor, from 0 to 1, with which a start fits fresh rows best, and its error.
 
-    The first number is the factor, 0 to 1, with which the start has the least error, the second the
-    sum of its squared errors with this factor.
+    The factor is below 1 if the sample does not represent other rows well. The error is the sum of
+    squared errors on the fresh rows of the probe, with this factor. Without fresh rows the factor
+    is 1 and the error NaN. Collective call: all ranks have the whole probe, and each adds the term
+    of its stripe of the centers.
 
-    Without such rows the factor is 1 and the error NaN. A sample that hardly represents other rows
-    may give a start that is worse than 0. Each of several ranks, which all have the whole probe,
-    adds the part of its stripe.
-
-    start : (q, c), weights of the centers of this rank's stripe.
+    start : (q, c) weights of the centers of this rank's stripe.
     """
     if not probe.n_fresh:
         return 1.0, math.nan
@@ -260,8 +276,8 @@ def on_fresh_rows(
     f, Y = op.product(probe.X[fresh], Z.stripe, start), probe.Y[fresh]
     Z.stripes.sum(f)
     w = 1.0 if probe.root is None else probe.root[fresh, None] ** 2
-    along, square = float((w * f * Y).sum()), float((w * f * f).sum())
-    factor = min(max(along / square, 0.0), 1.0) if square > 0 else 1.0
+    f_dot_Y, f_dot_f = float((w * f * Y).sum()), float((w * f * f).sum())
+    factor = min(max(f_dot_Y / f_dot_f, 0.0), 1.0) if f_dot_f > 0 else 1.0
     error = float((w * (Y - factor * f) ** 2).sum())
     factor, error = Z.stripes.ranks.broadcast_scalars([factor, error]).tolist()
     return factor, error

@@ -2,7 +2,7 @@
 
 `step_rule` gives the step size that it allows.
 
-If rows have sample weights w, the stream is that of sqrt(w) phi(x), as for the block
+If rows have sample weights w, the features phi(x) are replaced by sqrt(w) phi(x), as for the block
 preconditioner: the rows of the sample and of the probe are scaled by sqrt(w) in their kernel
 matrices, and nothing else changes.
 """
@@ -59,7 +59,7 @@ class LowRankPreconditioner:
         x : right points, m rows.
         g : (m, c).
         same : (i, j), row i of X_s is row j of X.
-        part : rows of X_s whose kernel values are used; the results of parts add up to that of all.
+        part : rows of X_s whose kernel values are used; the results of all parts are to be summed.
 
         Cost 2 s m (d + c) FLOPs, a tile of memory.
         """
@@ -72,7 +72,7 @@ def damp(
 ) -> Array:
     """Write E D E^T g to `out`, (s, c).
 
-    values : the rows `part` of g, whose other rows are 0; they may be rows of `out`.
+    values : the rows `part` of g, whose other rows are 0; `values` may be a view of `out`.
     """
     with backend.workspace((E.shape[1], values.shape[1]), out.dtype) as damped:
         backend.matmul_t(E[part], values, damped)
@@ -86,10 +86,11 @@ def build_low_rank(
 ) -> LowRankPreconditioner:  # fmt: skip
     """Return the preconditioner of a sample, with its step rule, measured on `probe`.
 
-    With weights, the kernel is sqrt(w_i w_j) k(x_i, x_j); sqrt(w) goes into E.
+    With weights, the kernel is sqrt(w_i w_j) k(x_i, x_j); the factors sqrt(w) are applied to E.
+    Public codes use lam_{q+1} for lambda_1, which can be considerably smaller than the top
+    eigenvalue on fresh rows. Cost: K(X_s, X_s) and `top_eigenpairs`.
 
-    Public codes take lam_{q+1} for lambda_1; measured on fresh rows the top eigenvalue is up to 1.6
-    times that. Cost as of K(X_s, X_s) and of `top_eigenpairs`.
+    level : number of damped directions.
     """
     s, xp = len(X_s), op.backend.xp
     sample_root, probe_root = roots or (None, None)
@@ -97,7 +98,7 @@ def build_low_rank(
     K *= 1 / s
     lam, E = sample_eigenpairs(op, K, level, seed)
     E, tail, lam = xp.ascontiguousarray(E[:, :-1]), lam[-1], lam[:-1]
-    # The tail is an upper estimate, so the last of the others may seem to be below it.
+    # The tail is an upper estimate, so it may exceed the last of the other eigenvalues.
     D = xp.maximum(1 - tail / lam, 0) / lam / s
     if sample_root is not None:
         E *= sample_root[:, None]
@@ -106,20 +107,22 @@ def build_low_rank(
 
 
 FLOOR, EXTENDED_FLOOR = 100, 1000
-"""Smallest eigenvalue that is damped, in eps of the largest one: of a sample, and of functions that
-are extended to all rows. In float32, eigenvalues of K / s are off by 1 to 3 eps of the largest for
-s from 500 to 2000. EigenPro 1 diverged on 60 rows of a Gaussian kernel, the only data tried, in 9
-of 12 runs (four levels, three seeds) with the smallest eigenvalue at 5 to 100 eps, in 1 of 3 at 320
-eps, and in none of 3 at 760; with the floor in none of 36."""
+"""Smallest eigenvalue that is damped, in units of eps times the largest one: for EigenPro 2 to 4,
+and for eigenfunctions that are extended to all rows, which amplifies rounding errors. Measured in
+docs/explanation/solver-measured.md."""
 
 
 def sample_eigenpairs(
     op: KernelOperator, K: Array, level: int, seed: int, floor: int = FLOOR
 ) -> tuple[Array, Array]:
-    """Return the top level + 1 eigenpairs of K (s, s), without those at the level of rounding.
+    """Return the top level + 1 eigenpairs of K (s, s) that are not dominated by rounding errors.
 
-    K : K(X_s, X_s) / s, overwritten. Returns (q + 1,) descending and (s, q + 1), 1 <= q <= level.
-    floor : the smallest eigenvalue, in eps of the largest
+    The result is (q + 1,), descending, and (s, q + 1), with 1 <= q <= level.
+
+    K : K(X_s, X_s) / s, overwritten.
+    floor : smallest eigenvalue, in units of eps times the largest.
+
+    Raises ConfigError if there are fewer than two eigenpairs, or K is not finite.
     """
     s = len(K)
     if not 1 <= level < s:
@@ -132,25 +135,23 @@ def sample_eigenpairs(
         lam, E = top_eigenpairs(op.backend, K, level + 1, seed)
     except (np.linalg.LinAlgError, ValueError) as error:  # LAPACK's error for numbers near overflow
         raise ConfigError(NO_OVERLAP.format(op.kernel, f"trace {trace:g}")) from error
-    # Directions at the level of rounding have no meaningful eigenvalue: leave them alone.
-    usable = min(level, int((lam > floor * eps(op.dtype) * float(lam[0])).sum()) - 1)
-    if usable < 1:
+    # Smaller eigenvalues are dominated by rounding errors, so their directions are not damped.
+    q = min(level, int((lam > floor * eps(op.dtype) * float(lam[0])).sum()) - 1)
+    if q < 1:
         raise ConfigError(
             f"{mention('n_nystrom', s)}: K(X_s, X_s) has rank 1 to working precision",
             "check the data for outliers, or give a smaller bandwidth or another solver",
         )
-    return lam[: usable + 1], E[:, : usable + 1]
+    return lam[: q + 1], E[:, : q + 1]
 
 
 def measure_low_rank(
     op: KernelOperator, P: LowRankPreconditioner | None, probe: Points, seed: int,
     root: Array | None,
 ) -> StepRule:  # fmt: skip
-    """Return ell = max k_P(x, x) and lambda_1 of K_P(probe, probe) / h.
+    """Return the step rule: ell = max k_P(x, x), and lambda_1 of K_P(probe, probe) / h.
 
-    k_P is the preconditioned kernel.
-
-    P : None for the kernel itself.
+    P : preconditioner of the kernel k_P; None: k_P is the kernel itself.
     root : (h,) square roots of the sample weights of the probe.
     """
     K = op.gram(probe)
@@ -163,12 +164,14 @@ def rule_of_gram(
     op: KernelOperator, K: Array, damped: tuple[Array, Array] | None, root: Array | None,
     seed: list[int], *, checked: bool = False,
 ) -> StepRule:  # fmt: skip
-    """Return the largest diagonal entry and lambda_1 / h of K - Q D Q^T, scaled by the weights.
+    """Return the step rule of K - Q D Q^T, scaled by the weights.
+
+    Its leverage is the largest diagonal entry, its lambda_1 the top eigenvalue divided by h.
 
     K : (h, h), overwritten.
-    damped : Q (h, q) and D (q,).
-    root : (h,) square roots of the sample weights.
-    checked : raise ConfigError unless the leverage is finite and above 0.
+    damped : Q (h, q) and D (q,), or None for K itself.
+    root : (h,) square roots of the sample weights, or None.
+    checked : whether ConfigError is raised unless the leverage is finite and above 0.
     """
     h = len(K)
     if damped is not None:
@@ -196,26 +199,26 @@ def build_extended(
 
         T psi_i / lam_i = K(., X) a_i,     a_i = psi_i(X) / (n lam_i)
 
-    is Nystrom's extension in weights on all rows, and one step of subspace iteration: close to
-    psi_i, and closer to the eigenfunctions of T. These functions are nearly orthonormal but not
-    quite, and then I - sum_i (1 - tau lam_{q+1} / lam_i) psi_i psi_i^T may have a negative
-    eigenvalue, with which no step size converges. Orthonormal vectors a_i, as in the public code,
-    do not prevent it; orthonormal functions do. They are the best eigenpairs in the span (Rayleigh-
-    Ritz): for A = [a_1 ...],
+    is Nystrom's extension, as weights on all rows. It is one step of subspace iteration: close to
+    psi_i, and closer to the eigenfunctions of T. These functions are only nearly orthonormal.
+    I - sum_i (1 - tau lam_{q+1} / lam_i) psi_i psi_i^T may then have a negative eigenvalue, with
+    which no step size converges. Orthonormal vectors a_i, as in the public code, do not prevent
+    this; orthonormal functions do. They are the best eigenpairs in the span (Rayleigh-Ritz), in one
+    pass over K(X, X): for A = [a_1 ...],
 
         G = A^T K A  (inner products),     B = (K A)^T (K A) / n  (covariance),     B u = lam G u.
 
-    It takes one pass over K(X, X).
-
-    The step rule is measured on `probe`.
+    The points of the preconditioner are Z, its E is (n, q), its D is 1 - tau lam_{q+1} / lam_i, and
+    its step rule is measured on `probe`. Cost: K(X_s, X_s), its eigenpairs, and
+    2 n (n + s) (d + q) FLOPs; memory 3 n q elements.
 
     Z : all n rows.
-    X_s : s of them.
-    probe : h of them.
+    X_s : s of these rows.
+    probe : h of these rows.
+    level : largest number of damped directions, q.
     root : (h,) square roots of the sample weights of the probe.
 
-    The points of the preconditioner are Z, its E is (n, q), its D = 1 - tau lam_{q+1} / lam_i. Cost
-    as of K(X_s, X_s), its eigenpairs, and 2 n (n + s) (d + q) FLOPs; memory 3 n q elements.
+    Raises ConfigError if the kernel is zero or not finite.
     """
     xp, n, s = op.backend.xp, len(Z), len(X_s)
     K = op.gram(X_s)
@@ -228,7 +231,7 @@ def build_extended(
     G, B = (_symmetric(op, left, KA) for left in (A, KA))
     try:
         ritz, U = on_demand("scipy.linalg").eigh(B / n, G)
-    except (np.linalg.LinAlgError, ValueError) as error:  # of numbers near overflow
+    except (np.linalg.LinAlgError, ValueError) as error:  # numbers near overflow
         raise ConfigError(NO_OVERLAP.format(op.kernel, error)) from error
     ritz, U = ritz[::-1], U[:, ::-1]
     E = xp.empty((n, len(lam) - 1), op.dtype)
@@ -239,7 +242,7 @@ def build_extended(
 
 
 def _symmetric(op: KernelOperator, A: Array, B: Array) -> npt.NDArray[np.float64]:
-    """Return A^T B on the host, made symmetric: (q, q), float64."""
+    """Return the symmetric part of A^T B on the host: (q, q), float64."""
     backend = op.backend
     product = backend.matmul_t(A, B, backend.xp.empty((A.shape[1], B.shape[1]), op.dtype))
     host = np.asarray(backend.to_host(product), np.float64)
@@ -247,38 +250,35 @@ def _symmetric(op: KernelOperator, A: Array, B: Array) -> npt.NDArray[np.float64
 
 
 DENSE_ROWS = 4000
-"""Size up to which LAPACK is as fast: 0.5 s for 150 pairs of 3000 rows, against 0.4 s."""
-
-# DEPTH blocks of (k + EXTRA) / NARROW columns. 500 pairs of 10 000 rows of noisy 784-dimensional
-# data, Laplace, a spectrum without gaps (two cores; the largest error of an eigenvalue):
-# 1 x 4: 7.8 s, 8e-3; 4 x 12: 5.3 s, 3e-3; 4 x 16: 8.0 s, 1e-5; LAPACK: 31 s.
+"""Largest size of a matrix for which LAPACK is about as fast as block Krylov."""
 OVERSAMPLING, BLOCK_DIVISOR, KRYLOV_BLOCKS = 32, 4, 12
+"""`KRYLOV_BLOCKS` blocks of (k + `OVERSAMPLING`) / `BLOCK_DIVISOR` columns. Measured in
+docs/explanation/solver-measured.md."""
 EIGEN_STAGE = 4
-
-# FLOPs of LAPACK for size s, over s^3: 4/3 to tridiagonal form, twice that for the vectors, and the
-# back-transform.
 EIGH_FLOPS = 9
+"""FLOPs of LAPACK's eigensolver for size s, relative to s^3: 4/3 to tridiagonal form, twice that
+for the vectors, and the back-transform."""
 
 
 def top_eigenpairs(backend: Backend, A: Array, k: int, seed: int) -> tuple[Array, Array]:
     """Return the k largest eigenvalues (k,), descending, and orthonormal eigenvectors (s, k).
 
-    By LAPACK if A is small, else by block Krylov:
-    From a random block Q_0, orthonormal bases Q_0, Q_1, ... of the block Krylov space
+    They are computed by LAPACK if A is small, else by block Krylov. From a random block Q_0,
+    orthonormal bases Q = [Q_0, Q_1, ...] of the block Krylov space
 
-        span [Q_0, A Q_0, ..., A^(t-1) Q_0],
+        span [Q_0, A Q_0, ..., A^(t-1) Q_0]
 
-    give the best approximations in it, by Rayleigh-Ritz: the eigenpairs of T = Q^T A Q, Q = [Q_0
-    ...]. Random block: Halko, Martinsson and Tropp (2011). Accuracy of the Krylov space, rather
-    than the last block alone, without a gap behind the k-th eigenvalue: Musco and Musco (2015).
-    Blocks narrower than k with more powers, for the same size of the space: Meyer, Musco and Musco
-    (2024).
+    are computed. By Rayleigh-Ritz, the eigenpairs of T = Q^T A Q give the best approximations in
+    this space. The random block is from Halko, Martinsson and Tropp (2011). Without a gap after the
+    k-th eigenvalue, the whole Krylov space is more accurate than its last block alone (Musco and
+    Musco 2015). Blocks narrower than k, with more powers, are better for the same size of the space
+    (Meyer, Musco and Musco 2024).
+
+    The component of largest modulus of every vector is positive. Approximate eigenvalues are never
+    too large, except by rounding. Only to the last one is the norm of its residual added, because
+    the others are damped to it, and it must not be too small.
 
     A : (s, s), symmetric positive semi-definite; it may be overwritten.
-
-    The component of largest modulus of every vector is positive. If the result is approximate, no
-    eigenvalue is too large except by rounding, save the last: the norm of its residual is added, so
-    that it is not too small as the level that the others are damped to.
     """
     xp = backend.xp
     lam, E = _krylov(backend, A, k, seed) if _is_large(len(A), k) else backend.top_eigh(A, k)
@@ -290,44 +290,47 @@ def eigen_flops(s: int, k: int) -> int:
     if not _is_large(s, k):
         return EIGH_FLOPS * s**3
     size = KRYLOV_BLOCKS * _width(k)
-    # Products with A; two projections of every block on those before it; the small problem.
+    # Products with A; two projections of every block on the earlier blocks; the eigenpairs of T.
     return 2 * s * s * size + 4 * s * size**2 + EIGH_FLOPS * size**3
 
 
 def _width(k: int) -> int:
+    """Return the number of columns of a block of the Krylov space."""
     return -(-(k + OVERSAMPLING) // BLOCK_DIVISOR)
 
 
 def _is_large(s: int, k: int) -> bool:
+    """Return whether block Krylov is used: the Krylov space has to be small compared with A."""
     return s > DENSE_ROWS and 2 * KRYLOV_BLOCKS * _width(k) <= s
 
 
 def _krylov(backend: Backend, A: Array, k: int, seed: int) -> tuple[Array, Array]:
+    """Return approximate eigenpairs by block Krylov, see `top_eigenpairs`."""
     xp, s, width = backend.xp, len(A), _width(k)
     Q = xp.empty((s, KRYLOV_BLOCKS * width), A.dtype)
     T = xp.zeros((Q.shape[1], Q.shape[1]), np.float64)
     drawn = np.random.default_rng([seed, EIGEN_STAGE]).standard_normal((s, width))
     start = backend.asarray(drawn, A.dtype)
     block, _ = xp.linalg.qr(start)
-    product, inside = (xp.empty((s, width), A.dtype) for _ in range(2))
+    product, projected = (xp.empty((s, width), A.dtype) for _ in range(2))
     tiny = 0.0
     for first in range(0, Q.shape[1], width):
         end = first + width
         Q[:, first:end], basis = block, Q[:, :end]
         backend.matmul(A, block, product)
-        shares = backend.matmul_t(basis, product, xp.empty((end, width), A.dtype))
-        T[:end, first:end] = shares
+        coefficients = backend.matmul_t(basis, product, xp.empty((end, width), A.dtype))
+        T[:end, first:end] = coefficients
         tiny = max(tiny, 10 * float(np.finfo(A.dtype).eps) * float(abs(product).max()))
         if end == Q.shape[1]:
             break
-        product -= backend.matmul(basis, shares, inside)
-        # If only rounding is left, which may be zero or equal in all columns, this adds new random
-        # directions.
+        product -= backend.matmul(basis, coefficients, projected)
+        # If the Krylov space is invariant, the remainder is only rounding errors, which may be zero
+        # or equal in all columns. Tiny random numbers then give new directions.
         product += tiny * xp.roll(start, first + 1, axis=0)
         block, _ = xp.linalg.qr(product)
-        # Again: a small remainder may not be quite orthogonal to the basis.
-        backend.matmul_t(basis, block, shares)
-        block, _ = xp.linalg.qr(block - backend.matmul(basis, shares, inside))
+        # A second projection, as a small remainder is not quite orthogonal to the basis.
+        backend.matmul_t(basis, block, coefficients)
+        block, _ = xp.linalg.qr(block - backend.matmul(basis, coefficients, projected))
     T = xp.triu(T) + xp.triu(T, 1).T
     lam, V = backend.top_eigh(T, k)
     E = backend.matmul(Q, xp.ascontiguousarray(V.astype(A.dtype)), xp.empty((s, k), A.dtype))

@@ -1,4 +1,4 @@
-"""The norm of the weights that steps, damping and ridge refer to, and its factor of K(Z, Z)."""
+"""The norm of the weights, in which steps, damping and ridge are measured, and its factor."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ NO_OVERLAP = (
     "between them; scale the features, or widen the bandwidth; if all rows are equal, set "
     f"{mention('solver.name', 'direct')}, which predicts the mean"
 )
-"""Error message; its fields are the kernel, and the measured value with its name."""
+"""Template of an error message; its fields are the kernel, and a measured value with its name."""
 
 
 def check_overlap(op: KernelOperator, value: float, what: str) -> None:
-    """Raise ConfigError unless a measured value of the kernel matrix is finite and above 0.
+    """Raise ConfigError unless a measured value of a kernel matrix is finite and above 0.
 
-    value : such as the trace of the covariance, measured between centers and rows.
-    what : its name, for the error message.
+    value : such as the trace of the covariance of kernel values between centers and rows.
+    what : name of the value, for the error message.
     """
     if not (math.isfinite(value) and value > 0):
         raise ConfigError(NO_OVERLAP.format(op.kernel, f"{what} {value:g}"))
@@ -36,19 +36,20 @@ def check_overlap(op: KernelOperator, value: float, what: str) -> None:
 
 @dataclass(frozen=True)
 class WeightNorm:
-    """The norm |L^T alpha| of weights alpha, which steps, damping and ridge refer to.
+    """The norm |L^T alpha| of weights alpha, in which steps, damping and ridge are measured.
 
     For a kernel it is the RKHS norm: L is the Cholesky factor of K(Z, Z) + jitter I. For explicit
-    features it is the Euclidean norm: L is the identity, for which None stands.
+    features it is the Euclidean norm: L is the identity.
 
-    L : (p, p) lower triangular, or None.
+    L : (p, p) lower triangular, or None for the identity.
+    jitter : see `jittered_cholesky`; 0 for explicit features.
     """
 
     L: Array | None
     jitter: float
 
     def features(self, backend: Backend, K: Array) -> Array:
-        """Transform K(X, Z) (n, p) in place to features K L^-T, whose metric is the identity."""
+        """Transform K(X, Z) (n, p) in place to features K L^-T, with the Euclidean norm."""
         return K if self.L is None else backend.solve_lower_right(self.L, K)
 
     def inverse(self, backend: Backend, p: int, dtype: np.dtype[Any]) -> Array:
@@ -63,12 +64,12 @@ class WeightNorm:
 
 
 Agree = Callable[[bool], bool]
-"""Function of whether an attempt succeeded on this rank; it returns whether it did on all ranks."""
+"""Function that receives a condition of this rank and returns whether it is true on all ranks."""
 
 
-def on_one_rank(succeeded: bool) -> bool:
-    """Return the argument, as there is no other rank; see `Agree`."""
-    return succeeded
+def on_one_rank(condition: bool) -> bool:
+    """Return the condition; the `Agree` of a single rank."""
+    return condition
 
 
 def weight_norm(
@@ -105,7 +106,7 @@ def inverse_root(
         A[diagonal, diagonal] += mu
         if agree(backend.cholesky(A)):
             break
-        if not mu <= trace:  # NaN, or more than any rounding: C is not finite
+        if not mu <= trace:  # true also for NaN; rounding never requires so large a mu
             raise ConfigError(NO_OVERLAP.format(op.kernel, f"covariance of trace {trace:g}"))
         mu *= 10
         A[...] = C
@@ -114,7 +115,7 @@ def inverse_root(
 
 
 def noise_floor(op: KernelOperator, p: int) -> float:
-    """Return a jitter above the rounding of products with K(Z, Z), relative to the largest k(z, z).
+    """Return a jitter above the rounding errors of K(Z, Z) alpha, relative to the largest k(z, z).
 
     With a ridge, K(Z, Z) alpha is part of the gradient. Its rounding error is about eps sqrt(p)
     |alpha|. Along directions in which K(Z, Z) is nearly zero, H^T H amplifies this error by
@@ -159,9 +160,8 @@ def jittered_cholesky(
         if relative > 1:
             raise ConfigError(
                 f"K(Z, Z) of {op.kernel} cannot be factored even with a jitter as large as its "
-                "diagonal",
-                "the kernel is not positive definite, or the centers are not finite or, "
-                "in the half-precision modes, more than 65504 bandwidths away from the mean: "
+                "diagonal: the kernel is not positive definite, or the centers are not finite or, "
+                "in the half-precision modes, more than 65504 bandwidths away from the mean",
                 "check the data for outliers, or scale the features",
             )
         relative *= 10

@@ -1,11 +1,14 @@
-"""Centers and rows that are partitioned over a grid of ranks: the seam between solvers and ranks.
+"""Collective operations of solvers, for centers and rows that are partitioned over a grid of ranks.
 
-A single rank is the trivial partition, with all rows and all centers: every sum is its argument,
-and what is gathered is a view. So a solver is written once, for any grid.
+With a single rank every sum returns its argument, and every gathered array is a view. So solvers
+need no second code path for a single rank.
 
-The collective of XGBoost sums over all ranks, not over a part of them. So each group of ranks has
-its own rows of a common array, which is filled with zeros elsewhere and summed over all ranks: the
-number of latencies is the same, the number of elements larger.
+The collective of XGBoost can sum over all ranks only, not over the ranks of a row or a column of
+the grid. So each row, or column, writes its values to its own rows of a common array, with zeros in
+all other rows, and this array is summed over all ranks. This takes one call, as a sum over part of
+the ranks would, but more elements are sent.
+
+Symbols: the grid has R rows and C columns; a rank has q of the p centers.
 """
 
 from __future__ import annotations
@@ -27,12 +30,13 @@ from streamkern.planning.memory import RANK_SLAB_BYTES
 BROADCAST_CENTERS = 1024
 """Number of partitioned centers that are broadcast to all ranks at a time."""
 Same = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+"""Pairs (i, j) of equal points, as two arrays of indices; see `KernelOperator.product`."""
 
 
 class PartViews:
-    """Views of some rows of an array, which are made anew for another array only.
+    """Views of some rows of an array, cached until another array is passed.
 
-    On a GPU each costs the host 2 us.
+    Creating a view of an array on a GPU takes time on the host.
     """
 
     def __init__(self, parts: Sequence[slice]) -> None:
@@ -46,7 +50,7 @@ class PartViews:
 
 
 def overlap(block: slice, stripe: slice) -> tuple[slice, slice]:
-    """Return the rows that a block and a stripe share, as slices of the block and of the stripe."""
+    """Return the centers in both slices, as indices in the block and as indices in the stripe."""
     first = max(block.start, stripe.start)
     stop = max(first, min(block.stop, stripe.stop))
     return (
@@ -57,19 +61,19 @@ def overlap(block: slice, stripe: slice) -> tuple[slice, slice]:
 
 def gather_rows(rows: Array, ranks: Communicator, backend: Backend) -> None:
     """Gather the rows of all ranks in `rows`, which has this rank's rows, and zeros elsewhere."""
-    # XGBoost's collective has no half precision, and NCCL no integers of 16 bits. With one nonzero
-    # term, the bytes can be added.
+    # XGBoost's collective cannot sum half-precision numbers, and NCCL no 16-bit integers. As only
+    # one term is nonzero, the sum of the bytes is the same.
     ranks.sum(rows.view(np.uint8) if rows.dtype == np.float16 else rows, backend)
 
 
 class Partition(CenterPartition):
     """A partition of the centers and of the rows of batches, with its collective operations.
 
-    All sums are in place, have the same bits on all ranks that receive them, and return their
-    argument.
+    All sums are in place, return their argument, and have the same bits on all ranks that receive
+    them.
 
-    first_row : number of rows of a batch before this rank's, if both rows and centers are
-        partitioned, after `begin`.
+    first_row : index in the batch of this rank's first row, set by `begin`, if both rows and
+        centers are partitioned.
     """
 
     def __init__(
@@ -87,13 +91,13 @@ class Partition(CenterPartition):
     # -- sums ------------------------------------------------------------------------------
 
     def begin(self, m: int, n: int) -> None:
-        """Prepare for a batch of n rows, of which this rank has m. Collective call."""
+        """Prepare for a batch of n rows, m of them on this rank. Collective call."""
         grid = self.grid
         if grid.columns == 1 or grid.rows == 1:
             return
-        held = self.ranks.allgather([m]).reshape(grid.rows, grid.columns)
-        assert (held == held[:, :1]).all(), "ranks of a row have other rows"
-        self.first_row, self._batch_rows = int(held[: grid.row, 0].sum()), n
+        counts = self.ranks.allgather([m]).reshape(grid.rows, grid.columns)
+        assert (counts == counts[:, :1]).all(), "ranks of a row must have the same rows"
+        self.first_row, self._batch_rows = int(counts[: grid.row, 0].sum()), n
 
     def sum(self, a: Array) -> Array:
         """Sum `a` over all ranks."""
@@ -108,19 +112,19 @@ class Partition(CenterPartition):
         return self.sum(values).max()
 
     def broadcast(self, a: Array) -> Array:
-        """Broadcast `a` from rank 0, as ranks may differ by rounding."""
+        """Overwrite `a` with the values of rank 0, as ranks may differ by rounding errors."""
         if self.ranks.rank:
             a[...] = 0
         return self.sum(a)
 
     def sum_over_rows(self, a: Array) -> Array:
-        """Sum `a`, which ranks of a row of the grid have alike, over the rows, for all ranks."""
+        """Sum `a`, equal on all ranks of a row of the grid, over the rows, for all ranks."""
         if self.grid.column:
             a[...] = 0
         return self.sum(a)
 
     def sum_over_columns(self, a: Array) -> Array:
-        """Sum `a`, which ranks of a column have alike, over the columns, for all ranks."""
+        """Sum `a`, equal on all ranks of a column, over the columns, for all ranks."""
         if self.whole:
             return a
         if self.grid.row:
@@ -128,10 +132,9 @@ class Partition(CenterPartition):
         return self.sum(a)
 
     def row_sum(self, a: Array) -> Array:
-        """Sum `a` (m, k), of the rows of this rank, over the ranks of its row of the grid.
+        """Sum `a` (m, k), with the rows of this rank, over the ranks of its row of the grid.
 
-        A sum has R times the elements, c for each row of a batch. A sum of g or u of the block
-        solver, which is over all ranks anyway, has b c elements, usually more.
+        The common array has R times as many elements, k for each row of the batch.
         """
         if self.whole:
             return a
@@ -146,11 +149,10 @@ class Partition(CenterPartition):
         return a
 
     def column_sum(self, a: Array) -> Array:
-        """Sum `a` (q, k), of the centers of this rank, over the ranks of its column of the grid.
+        """Sum `a` (q, k), with the centers of this rank, over the ranks of its column of the grid.
 
-        A sum has C times the elements, a few for each center, and takes `RANK_SLAB_BYTES` at a
-        time. Every step of EigenPro has such a sum, so a rank's centers are slices: indices would
-        have to be copied to the device.
+        The common array has C times as many elements, k for each center; `RANK_SLAB_BYTES` of it
+        are summed at a time.
         """
         if self.grid.rows == 1:
             return a
@@ -160,44 +162,45 @@ class Partition(CenterPartition):
         for part in tiles(self.p, max(1, RANK_SLAB_BYTES // row_bytes)):
             with self.backend.workspace((length(part), a.shape[1]), a.dtype) as rows:
                 rows[...] = 0
-                for at, here in self.within(part):
-                    rows[at] = a[here]
+                for in_part, in_own in self.within(part):
+                    rows[in_part] = a[in_own]
                 self.sum(rows)
-                for at, here in self.within(part):
-                    a[here] = rows[at]
+                for in_part, in_own in self.within(part):
+                    a[in_own] = rows[in_part]
         return a
 
     def column_reduce(self, a: Array) -> None:
-        """Move the sum of `a` over the ranks of the column to its first rank; others have 0."""
+        """Sum `a` over the ranks of the column, on its first rank; set it to 0 on the others."""
         self.column_sum(a)
         if self.grid.row:
             a[...] = 0
 
     def column_broadcast(self, a: Array) -> Array:
-        """Broadcast `a` (q, k) from the first rank of the column, as ranks may differ by rounding.
+        """Overwrite `a` (q, k) with the values of the column's first rank.
 
-        The centers are those of this rank.
+        Ranks may differ by rounding errors.
         """
         if self.grid.row:
             a[...] = 0
         return self.column_sum(a)
 
     def rows_before(self, m: int) -> int:
-        """Return the rows of the batch before this rank's m, in the order of ranks. Collective."""
+        """Return the index of this rank's first row in the batch; it has m rows. Collective."""
         return self.ranks.exclusive_scan(m) if self.whole else self.first_row
 
     def gather_batch(self, a: Array, first: int, n: int, at: slice, out: Array) -> None:
-        """Write the rows `at` of a batch of n rows to `out`. Collective call.
+        """Write the rows `at` of the batch on all ranks to `out`. Collective call.
 
-        a : (m, ...) rows of this rank, from `first` on.
+        a : (m, ...) this rank's rows of the batch, from row `first` on.
+        n : number of rows of the batch.
         """
         if self.grid.rows == 1:
             out[...] = a[at]
             return
-        memory = self.backend.workspace((n, *a.shape[1:]), a.dtype)
-        with nullcontext(out) if self.whole else memory as rows:
+        workspace = self.backend.workspace((n, *a.shape[1:]), a.dtype)
+        with nullcontext(out) if self.whole else workspace as rows:
             rows[...] = 0
-            if not self.grid.column:  # one of the ranks with these rows contributes them
+            if not self.grid.column:  # the other ranks of this row of the grid have the same rows
                 rows[first : first + len(a)] = a
             gather_rows(rows, self.ranks, self.backend)
             if not self.whole:
@@ -206,56 +209,59 @@ class Partition(CenterPartition):
     # -- centers ---------------------------------------------------------------------------
 
     def gather(self, a: Array, part: slice, out: Array | None = None) -> Array:
-        """Return the rows of all centers in a slice. Collective call.
+        """Return the rows of an array for a slice of all centers. Collective call.
 
-        a : array with the rows of this rank's centers; if these are all, the result is a view.
-        out : memory of the result, otherwise new.
+        a : array with one row for each center of this rank; if it has all centers, the result is a
+            view.
+        out : buffer for the result; None: a new array.
         """
         if self.whole:
             return a[part]
         if out is None:
             out = self.backend.xp.empty((length(part), *a.shape[1:]), a.dtype)
         out[...] = 0
-        if self.grid.row == 0:  # one of the ranks with the same centers contributes them
-            for at, here in self.within(part):
-                out[at] = a[here]
+        if self.grid.row == 0:  # the other ranks of this column have the same centers
+            for in_part, in_own in self.within(part):
+                out[in_part] = a[in_own]
         gather_rows(out, self.ranks, self.backend)
         return out
 
     @contextmanager
     def gathered(self, a: Array, part: slice) -> Iterator[Array]:
         """Yield the result of `gather`, in a workspace."""
-        with ExitStack() as lent:
-            yield self._gathered(a, part, lent)
+        with ExitStack() as workspaces:
+            yield self._gathered(a, part, workspaces)
 
-    def _gathered(self, a: Array, part: slice, lent: ExitStack) -> Array:
+    def _gathered(self, a: Array, part: slice, workspaces: ExitStack) -> Array:
+        """Return the result of `gather`, in a workspace that is added to `workspaces`."""
         if self.whole:
             return a[part]
-        shape = length(part), *a.shape[1:]
-        return self.gather(a, part, lent.enter_context(self.backend.workspace(shape, a.dtype)))
+        workspace = self.backend.workspace((length(part), *a.shape[1:]), a.dtype)
+        return self.gather(a, part, workspaces.enter_context(workspace))
 
     @contextmanager
     def gathered_points(self, Z: Points, part: slice) -> Iterator[Points]:
-        """Yield the points of the centers in a slice. Z : those of this rank. Collective call."""
-        with ExitStack() as lent:
-            yield Z.each(lambda a: self._gathered(a, part, lent))
+        """Yield the points of a slice of all centers. Z : this rank's centers. Collective call."""
+        with ExitStack() as workspaces:
+            yield Z.each(lambda a: self._gathered(a, part, workspaces))
 
     @contextmanager
     def replaced(self, a: Array, part: slice) -> Iterator[Array]:
-        """Yield an array for the rows of all centers in a slice, which then replace those of `a`.
+        """Yield an array with one row for each center in a slice; then copy its rows to `a`.
 
-        a : array with the rows of this rank's centers; if these are all, a view is yielded.
+        a : array with one row for each center of this rank; if it has all centers, a view of it is
+            yielded.
         """
         if self.whole:
             yield a[part]
             return
         with self.backend.workspace((length(part), *a.shape[1:]), a.dtype) as rows:
             yield rows
-            for at, here in self.within(part):
-                a[here] = rows[at]
+            for in_part, in_own in self.within(part):
+                a[in_own] = rows[in_part]
 
     def same(self, part: slice) -> Same:
-        """Return which of the centers in a slice are this rank's, and their indices in these."""
+        """Return the pairs (i, j) where center i of a slice is center j of this rank."""
         pairs = [(slice(0, 0), slice(0, 0)), *self.within(part)]
         i, j = (
             np.concatenate([np.arange(s.start, s.stop) for s in side])
@@ -268,7 +274,7 @@ class Partition(CenterPartition):
     ) -> None:
         """Write K(Z_part, Z) weights to `out`, (n, c), for a slice of all centers. Collective call.
 
-        Each rank evaluates some of the rows, with its own centers as columns.
+        Each rank evaluates some of the rows of the kernel matrix, and the columns of its centers.
 
         Z, weights : centers of this rank, and their weights, (q, c).
         turn : see `RankGrid.of_row`.
@@ -283,8 +289,8 @@ class Partition(CenterPartition):
 
     def norm_product(self, op: KernelOperator, Z: Points, weights: Array, out: Array) -> Array:
         """Write K(Z, Z) weights to `out`, (q, c), at this rank's centers. Collective call."""
-        together = self.p if self.whole else BROADCAST_CENTERS
-        for turn, part in enumerate(tiles(self.p, together)):
+        n = self.p if self.whole else BROADCAST_CENTERS
+        for turn, part in enumerate(tiles(self.p, n)):
             with self.replaced(out, part) as values:
                 self.product(op, Z, part, weights, values, turn)
         return out
@@ -292,11 +298,11 @@ class Partition(CenterPartition):
 
 @dataclass(frozen=True)
 class Centers:
-    """The p centers of a setup, of which each rank has a stripe in sums over centers.
+    """The p centers of a setup, whose work is divided into one stripe of centers for each rank.
 
-    points : points of all centers, or of those of the stripe if they are `partitioned`.
-    stripes : partition with a stripe for each rank. Arrays (q, c) of values at the centers of a
-        stripe, or of weights of these, are this rank's part.
+    points : points of all centers or, if they are `partitioned`, of this rank's stripe.
+    stripes : the partition into stripes. A rank has the q rows of its stripe of arrays with weights
+        of centers, or with values at centers.
     """
 
     points: Points
@@ -308,7 +314,7 @@ class Centers:
         cls, points: Points, backend: Backend, ranks: Communicator = SINGLE, p: int | None = None,
         *, partitioned: bool = False,
     ) -> Centers:  # fmt: skip
-        """Return the centers; p : their number, if they are partitioned."""
+        """Return the centers. p : number of all centers, needed if they are partitioned."""
         p = len(points) if p is None else p
         grid = RankGrid(ranks.rank, ranks.size, ranks.size)
         return cls(points, Partition([slice(0, p)], grid, ranks, backend), partitioned)
@@ -329,7 +335,7 @@ class Centers:
     def block(self, block: slice) -> Points:
         """Return the centers of a block, on all ranks. Collective call.
 
-        Partitioned centers are broadcast, to new memory.
+        The result is a view, or new memory if the centers are partitioned.
         """
         if not self.partitioned:
             return self.points[block]
@@ -341,13 +347,17 @@ class Centers:
         return self.stripes.backend.xp.zeros(shape, like.dtype)
 
     def held(self, values: Array) -> Array:
-        """Return the values at the centers that are in `points`. Collective call."""
+        """Return the values at the centers of `points`, from the stripe (q, c). Collective call."""
         return values if self.partitioned else self.stripes.gather(values, slice(0, len(self)))
 
     def product(self, op: KernelOperator, block: slice, Z: Points, weights: Array) -> Array:
-        """Return K(stripe, Z) weights, (q, c). Z : centers of the block."""
-        at, here = overlap(block, self.own)
-        same = (np.arange(here.start, here.stop), np.arange(at.start, at.stop))
+        """Return K(stripe, Z) weights, (q, c).
+
+        Z, weights : centers of the block, and their weights, (b, c).
+        """
+        in_block, in_stripe = overlap(block, self.own)
+        i = np.arange(in_stripe.start, in_stripe.stop)
+        same = i, np.arange(in_block.start, in_block.stop)
         return op.product(self.stripe, Z, weights, same=same)
 
 
@@ -355,11 +365,11 @@ def apply_root(
     H: Array, g: Array, out: Array, ranks: Communicator, backend: Backend,
     damp: Callable[[Array], object] = lambda half: None,
 ) -> Array:  # fmt: skip
-    """Write H^T H g to `out`, or the part of this rank's rows of a lower triangular H.
+    """Write H^T H g to `out`, or the term of this rank's rows of H.
 
-    H : (b, b), or some rows of it up to the last of their columns.
+    H : (b, b) lower triangular, or this rank's rows of it, without the columns that are 0.
     g, out : (b, c).
-    damp : function that receives H g, to change it in place.
+    damp : function that changes H g in place.
     """
     rows, result = ranks.triangle(len(g)), out
     lower = rows.start == 0
@@ -376,7 +386,7 @@ def apply_root(
 def triangle_rows(factor: Array | None, n: int, ranks: Communicator) -> Array | None:
     """Return a copy of this rank's rows of a lower triangular factor (n, n).
 
-    A factor that has no other rows is returned as it is.
+    A factor that has only these rows is returned unchanged.
     """
     if factor is None or ranks.is_single:
         return factor

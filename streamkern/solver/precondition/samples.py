@@ -1,13 +1,13 @@
 """Rows used in the setup: samples of the stream, with equal rows merged, and centers that are rows.
 
-Equal rows are one row of the kernel matrix: n_g rows of noise kappa with the mean target m_g are
-equivalent to one row with noise kappa / n_g. Two kinds of data have equal rows, and differ in
-their noise (`noise`):
+Equal rows are merged into one row of the kernel matrix: n_g rows of noise kappa with the mean
+target m_g are equivalent to one row with noise kappa / n_g. There are two kinds of equal rows, with
+different noise (see `noise`):
 
 - Repeated measurements, or tables with few distinct rows (words, truth values, codes). The scatter
   of their targets is the noise.
-- Copies of one row, made to balance classes, for example. They repeat the noise of the row, and
-  would reward memorising it.
+- Copies of one row, for example to balance classes. All of them have the same noise, and leave-one-
+  out errors would favour models that memorise the row.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from streamkern.kernels.points import Points
 from streamkern.planning.memory import PANEL
 
 COPIED = 0.9
-"""Fraction of equal rows with equal targets above which they may be copies."""
+"""Smallest fraction of equal rows with equal targets at which equal rows may be copies."""
 MANY = 8
-"""Rows per distinct row, on average, from which they are not copies: balancing makes fewer."""
+"""Number of rows per distinct row, on average, from which equal rows are not copies, because copies
+that balance classes are fewer."""
 
 
 class Repeats(NamedTuple):
-    """The rows before equal ones were merged.
+    """The N rows before equal ones were merged.
 
-    group : (N,) int64, index of the row of `SampleRows` that each was merged into.
+    group : (N,) int64, index of the merged row in `SampleRows` for each row.
     Y : (N, c) float64 targets, on the host.
     w : (N,) float64 sample weights, all above 0, on the host.
     """
@@ -42,15 +43,15 @@ class Repeats(NamedTuple):
     w: npt.NDArray[np.float64]
 
     def may_be_copies(self) -> bool:
-        """Return whether nearly all equal rows have equal targets, and none is very frequent."""
+        """Return whether nearly all equal rows have equal targets, and the groups are small."""
         n, first = len(self.group), np.unique(self.group, return_index=True)[1]
         if n >= MANY * len(first):
             return False
-        same = (self.Y[first][self.group] == self.Y).all(axis=1)
-        return bool(same.sum() - len(first) >= COPIED * (n - len(first)))
+        equal_targets = (self.Y[first][self.group] == self.Y).all(axis=1)
+        return bool(equal_targets.sum() - len(first) >= COPIED * (n - len(first)))
 
     def are_common(self) -> bool:
-        """Return whether most rows are equal to an earlier one."""
+        """Return whether more than half of the rows equal an earlier row."""
         return 2 * (int(self.group.max()) + 1) < len(self.group)
 
     def compressed(self, backend: Backend) -> Repeats:
@@ -68,8 +69,8 @@ class Repeats(NamedTuple):
 
     def first(self, n: int) -> Repeats | None:
         """Return the repeats of the first n groups; None if none of them has two rows."""
-        kept = self.group < n
-        part = Repeats(self.group[kept], self.Y[kept], self.w[kept])
+        in_first = self.group < n
+        part = Repeats(self.group[in_first], self.Y[in_first], self.w[in_first])
         return part if len(part.group) > min(n, int(self.group.max()) + 1) else None
 
 
@@ -79,8 +80,8 @@ class SampleRows(NamedTuple):
     X : (n, d) features.
     Y : (n, c) targets.
     root : (n,) square roots of the sample weights, or None.
-    fresh : first row that is not also in the other sample.
-    center_index : (n,) on the host, index of the center that a row is, or -1.
+    fresh : index of the first fresh row; rows before it are also in the other sample.
+    center_index : (n,) on the host, index of the center that a row is, or -1; None: no row is one.
     repeats : the rows before equal ones were merged; None if no two are equal.
     """
 
@@ -92,7 +93,7 @@ class SampleRows(NamedTuple):
     repeats: Repeats | None = None
 
     def part(self, at: slice | Array) -> SampleRows:
-        """Return some of the rows, as views for a slice, with their targets and weights alone."""
+        """Return some of the rows, with their targets and weights only; views for a slice."""
         return SampleRows(self.X[at], self.Y[at], None if self.root is None else self.root[at])
 
     def first(self, n: int, backend: Backend) -> SampleRows:
@@ -105,10 +106,10 @@ class SampleRows(NamedTuple):
 
 
 def compress_outputs(backend: Backend, Y: Array) -> Array:
-    """Return n columns with the sums of squares of Y (n, c), or Y if it is not much wider.
+    """Return n target columns that give the same sums of squared errors as Y (n, c).
 
-    The sums of squares over the columns are equal for every linear map of the rows: for L Q with
-    orthonormal rows of Q they are those of L, and Y Y^T = L L^T gives an L.
+    Y itself is returned if c <= 2 n. Errors A Y, for any matrix A, have the sum of squares
+    tr(A Y Y^T A^T), which is the same for an L (n, n) with L L^T = Y Y^T.
     """
     xp, n = backend.xp, len(Y)
     if Y.shape[1] <= 2 * n:
@@ -126,16 +127,17 @@ def compress_outputs(backend: Backend, Y: Array) -> Array:
 def merged(backend: Backend, rows: SampleRows) -> SampleRows:
     """Return each distinct row of X once, in the order of first appearance.
 
-    Its target is the weighted mean of the equal rows, its weight their sum. Rows without weight are
-    left out. The rows themselves are returned if no two are equal and all have a weight.
+    Its target is the weighted mean of the targets of the equal rows, its weight the sum of their
+    weights. Rows of weight 0 are left out, unless all weights are 0. If no two rows are equal and
+    all have a weight, `rows` is returned.
     """
     X, Y = backend.to_host(rows.X), backend.to_host(rows.Y)
     w = np.ones(len(X))
     if rows.root is not None:
         w = np.asarray(backend.to_host(rows.root), np.float64) ** 2
     if not w.all() and w.any():
-        counted = np.flatnonzero(w)
-        X, Y, w = X[counted], Y[counted], w[counted]
+        weighted = np.flatnonzero(w)
+        X, Y, w = X[weighted], Y[weighted], w[weighted]
     first, group = np.unique(
         np.ascontiguousarray(X).view((np.void, X.itemsize * X.shape[1])).reshape(-1),
         return_index=True, return_inverse=True,
@@ -156,12 +158,12 @@ def merged(backend: Backend, rows: SampleRows) -> SampleRows:
 class Sample:
     """Rows of the stream that are used in the setup.
 
-    X : points with the left side (n).
+    X : n left points.
     Y : (n, c) targets.
     root : (n,) square roots of the sample weights, or None.
-    fresh : first row that is not also in the other sample.
+    fresh : index of the first fresh row; rows before it are also in the other sample.
     center_index : (n,) on the host, index of the center that a row is, or -1; None: no row is one.
-    ranks : ranks, each of which has some of the rows; SINGLE: this is all of them.
+    ranks : ranks that share the rows of the sample; SINGLE: this rank has all of them.
     """
 
     X: Points
@@ -181,9 +183,9 @@ class Sample:
         return Sample(self.X[own], self.Y[own], root, self.fresh, center_index, ranks)
 
     def outside(self, block: slice) -> int:
-        """Return how many rows of all ranks are not centers of a block. Collective call."""
-        mine = len(self) - int(self.in_block(block).sum())
-        return int(self.ranks.allgather([mine]).sum())
+        """Return the number of rows, on all ranks, that are not centers of a block. Collective."""
+        n = len(self) - int(self.in_block(block).sum())
+        return int(self.ranks.allgather([n]).sum())
 
     @property
     def n_rows(self) -> int:
@@ -191,7 +193,7 @@ class Sample:
         return int(self.ranks.allgather([len(self)]).sum())
 
     def in_block(self, block: slice) -> npt.NDArray[np.bool_]:
-        """Return which rows are centers of a block."""
+        """Return a mask (n,) of the rows that are centers of a block."""
         index = self.center_index
         if index is None:
             return np.zeros(len(self), bool)
@@ -199,9 +201,10 @@ class Sample:
 
     @property
     def n_fresh(self) -> int:
-        """Number of rows, at the end, that nothing was fitted to, of a result of `of_no_center`.
+        """Number of rows, at the end, that no fit of the setup has used.
 
-        Centers that are rows are known, in a sample or not.
+        It is 0 if some rows are centers, because the setup uses the targets of all such rows;
+        `of_no_center` removes them.
         """
         if self.center_index is not None and (self.center_index >= 0).any():
             return 0
@@ -212,20 +215,20 @@ class Sample:
         if self.center_index is None or (self.center_index < 0).sum() in (0, len(self)):
             return self
         rows = np.flatnonzero(self.center_index < 0)
-        kept = backend.asarray(rows)
-        root = None if self.root is None else self.root[kept]
-        return Sample(self.X[kept], self.Y[kept], root, int((rows < self.fresh).sum()))
+        index = backend.asarray(rows)
+        root = None if self.root is None else self.root[index]
+        return Sample(self.X[index], self.Y[index], root, int((rows < self.fresh).sum()))
 
 
 @dataclass(frozen=True)
 class CenterTargets:
-    """The centers as rows of the stream.
+    """Targets of the rows of the stream that are centers.
 
-    counts : (p,) on the host, number of rows that equal a center.
-    weights : (p,) sum of their sample weights.
-    Y : (p, c) their weighted mean targets.
+    counts : (p,) on the host, number of rows that equal each center.
+    weights : (p,) sums of the sample weights of these rows.
+    Y : (p, c) weighted means of their targets.
     n_rows : number of rows of the stream.
-    whole : whether no other rows will follow these.
+    whole : whether the stream is complete, so that no other rows will follow.
     """
 
     counts: npt.NDArray[np.int64]
@@ -247,11 +250,12 @@ def by_center(
     backend: Backend, center_index: npt.NDArray[np.int64], Y: npt.NDArray[Any],
     w: npt.NDArray[Any] | None, *, p: int, n_rows: int,
 ) -> CenterTargets:  # fmt: skip
-    """Return the targets of the centers, from rows that are centers.
+    """Return the targets of p centers, from the q rows that are centers.
 
-    center_index : (q,) index of the center that a row is.
+    center_index : (q,) index of the center that each row is.
     Y : (q, c) targets.
     w : (q,) sample weights, or None.
+    n_rows : number of rows of the stream.
     """
     w = np.ones(len(center_index), Y.dtype) if w is None else w
     weights, sums = np.zeros(p, Y.dtype), np.zeros((p, Y.shape[1]), Y.dtype)
@@ -263,9 +267,13 @@ def by_center(
 
 
 def effective_rows(S: Sample, known: CenterTargets | None) -> float:
-    """Return the number of equally weighted rows whose mean has the variance of the sample's."""
-    whole = slice(0, np.iinfo(np.int64).max)
+    """Return the effective number of rows of the sample and the centers.
+
+    The mean over as many equally weighted rows has the same variance as the estimate of
+    `BlockFactor`: q of n rows are centers, all of them known, and the sample represents the others.
+    """
+    all_centers = slice(0, np.iinfo(np.int64).max)
     q = 0 if known is None else int(known.counts.sum())
     n = max(S.n_rows, q) if known is None else known.n_rows
-    others = S.outside(whole)
-    return 1 / ((1 - q / n) ** 2 / max(1, others) + q / n**2)
+    n_sampled = S.outside(all_centers)
+    return 1 / ((1 - q / n) ** 2 / max(1, n_sampled) + q / n**2)

@@ -16,21 +16,21 @@ so E|e|^2 <= |e|^2 - eta (2 - eta (ell + (m-1) lambda_1) / m) e.S e. At
 
 the bracket is 1, and no error grows in the mean square. This eta also maximises the guaranteed
 decrease. ell (the leverage) and lambda_1 are measured on rows that did not build the
-preconditioner. The preconditioner has already flattened the noise of the rows that built it: on
-these, both come out too small, and the run diverges.
+preconditioner. On the rows that did, both would be too small, because the preconditioner has
+whitened the sampling noise of these rows as well, and the run would diverge.
 
 **A ridge** adds R = ridge H K_bb H^T <= (ridge / mu) I to the preconditioned Hessian. R has no
 noise, so with G = (1/m) sum phi phi^T and lambda_1' = lambda_1 + ridge / mu,
 
     E[(G + R)^2] <= (ell / m) S + (S + R)^2 <= (ell / m + lambda_1') (S + R).
 
-The same rule holds with lambda_1' for lambda_1 and ell + lambda_1' for ell. Each of n blocks uses a
-ridge term that is up to a round of n steps old, or older if the ridge is weak
-(`solver.block_step`). It acts as if one step were n times as long: hence n ridge / mu. If mu is at
-least n ridge, lambda_1' is at most lambda_1 + 1.
+The same rule holds with lambda_1' for lambda_1 and ell + lambda_1' for ell. Each of n blocks uses
+values of the ridge term that are up to a round of n steps old, or older if the ridge is weak
+(`solver.block_ridge`). For stability, this is equivalent to a step that is n times as long: hence
+n ridge / mu in place of ridge / mu. If mu is at least n ridge, lambda_1' is at most lambda_1 + 1.
 
 **Weights.** Rows unlike all others have the largest leverage; in tables it can be a hundred times
-the usual one. So that these rows do not limit every step, a row of a batch has the weight
+the mean. So that these rows do not limit every step, a row of a batch has the weight
 
     w_i = 1 / (1 + eta ell_i / m),
 
@@ -47,9 +47,9 @@ therefore at most zero together, and
 
     E|e|^2 <= |e|^2 - eta e.S_w e:
 
-the guarantee of the first rule, whatever the leverages are. If all leverages are equal, the step is
-the same, too: eta w = m / (ell + m lambda_1). With a ridge, lambda_1' takes the place of lambda_1,
-as (S_w + R)^2 / lambda_1' <= S_w^2 / lambda_1 + R^2 / |R|.
+the guarantee of the first rule, for any leverages. If all leverages are equal, the step is also the
+same: eta w = m / (ell + m lambda_1). With a ridge, lambda_1' replaces lambda_1, as
+(S_w + R)^2 / lambda_1' <= S_w^2 / lambda_1 + R^2 / |R|.
 
 **lambda_1 of weighted rows.** Rows of small weight need not shorten eta either. Let
 v_i = 1 / (1 + eta ell_i / (2 m)) and eta <= 1 / lambda_1(S_v). The pair
@@ -58,18 +58,17 @@ each row,
 
     -2 w + w (1 - w) + w^2 / v = -w^2 (1 + eta ell / (2 m)) <= 0,
 
-so no error grows. Any factor up to 1 in place of the 1/2 in v (`block_factor.LEVERAGE_FRACTION`)
-would do if leverages were exact. They are sketched, and 1/2 leaves room for a leverage that is a
-quarter too small, and for the mean error of a sketch of 16 columns. So lambda_1 in use is
-lambda_1(S_v). v is computed with the step of the unweighted lambda_1, which is shorter: v and
-lambda_1 are then larger than necessary, which is safe.
+so no error grows. With exact leverages, any factor up to 1 would be valid in place of the 1/2 in v
+(`block_factor.LEVERAGE_FRACTION`). The leverages are estimated from sketches, and 1/2 allows for
+the error of a sketch. So the rule uses lambda_1(S_v). v is computed with the step for the
+unweighted lambda_1, which is shorter: v and lambda_1 are then larger than necessary, which is safe.
 
 **Noise.** Steps converge to least squares with the weights w_i, which are close to 1 if
-eta ell_i / m is small. The step in use is eta = min(1, 1 / (lambda_1 + ell / m)), where ell is the
-mean leverage: about half of 1 / lambda_1 where noise dominates. At eta = 1 the step is a Newton
-step with the damping mu.
+eta ell_i / m is small. The solver therefore uses eta = min(1, 1 / (lambda_1 + ell / m)), where ell
+is here the mean leverage: about half of 1 / lambda_1 if noise dominates. A step with eta = 1 is a
+Newton step with the damping mu.
 
-The measurements are under "The step size" in docs/explanation/block-measured.md.
+Measured in docs/explanation/block-measured.md, "The step size".
 """
 
 from __future__ import annotations
@@ -89,14 +88,14 @@ if TYPE_CHECKING:
 EIGENVALUE_STEPS = 32
 """Largest number of Lanczos steps for lambda_1."""
 RIDGE_DELAY = 4
-"""Largest allowed (steps per round) x (ridge decay per step), along a direction of all blocks.
+"""Largest product of the steps per round and the rate of the ridge in a direction of all blocks.
 
-The stability limit is pi^2 / 2 (`block_ridge`). Half of this constant is used for long rounds.
+The limit of stability is pi^2 / 2 (`block_ridge`). For long rounds, half of this constant is used.
 """
 
 
 def blocks_due(n: int, share: float) -> float:
-    """Return in how many of n blocks K(Z, Z) alpha has to be evaluated at each step.
+    """Return for how many of n blocks a step has to evaluate K(Z, Z) alpha, on average.
 
     share : largest rate at which the ridge shrinks weights of a block, per step: eta ridge / mu.
     """
@@ -125,7 +124,7 @@ class StepRule:
     def eta(self, m: float, variance_ratio: float = 1.0) -> float:
         """Return the step size for m rows.
 
-        variance_ratio : variance of their mean, divided by the variance for m independent rows.
+        variance_ratio : variance of the mean of the m rows, relative to m independent rows.
         """
         if self.damped:
             # A step is at most a Newton step (eta = 1), also where lambda_1 is below 1.
@@ -134,9 +133,9 @@ class StepRule:
 
     @property
     def critical_batch(self) -> float:
-        """Batch size beyond which the step no longer grows in proportion to the batch.
+        """Critical batch: beyond it the step no longer grows in proportion to the batch.
 
-        At this size the step is half of the step for an infinite batch.
+        At this batch size the step is half of the step for an infinite batch.
         """
         if self.damped:
             return self.mean / (2 * max(1.0, self.lambda_1) - self.lambda_1)
@@ -144,7 +143,7 @@ class StepRule:
 
 
 def saved_rules(rules: list[dict[str, Any]], scale: float) -> list[StepRule]:
-    """Return recorded rules with steps `scale` times as long."""
+    """Return the step rules of a setup's `meta`, with steps `scale` times as long."""
     return [replace(StepRule(**rule), scale=scale) for rule in rules]
 
 
@@ -156,12 +155,13 @@ def max_over_blocks(rules: list[dict[str, float]]) -> dict[str, float]:
 def top_eigenvalue(backend: Backend, apply: Operator, start: Array, steps: int) -> float:
     """Return an upper estimate of the top eigenvalue of a positive semi-definite operator.
 
-    It is the largest Ritz value plus the norm of its residual: there is an eigenvalue within one
-    residual norm of a Ritz value. A Ritz value alone is never above the top eigenvalue, so that
-    steps could be too long. Cost at most `steps` applications and n * steps elements.
+    The estimate is the largest Ritz value plus the norm of its residual; there is an eigenvalue
+    within this norm of the Ritz value. A Ritz value alone never exceeds the top eigenvalue, and
+    would allow too long steps. Cost at most `steps` applications; memory n * steps elements.
 
     apply : symmetric operator on vectors (n,).
     start : (n,) start vector of the Krylov space.
+    steps : largest number of Lanczos steps.
     """
     return _lanczos(backend, apply, start, steps)[0]
 
@@ -169,36 +169,35 @@ def top_eigenvalue(backend: Backend, apply: Operator, start: Array, steps: int) 
 def fresh_eigenvalue(backend: Backend, phi: Array, leverage: float, start: Array) -> float:
     """Return the top eigenvalue of the covariance of a stream, estimated from few of its rows.
 
-    phi : (b, h), features of h rows in random order.
-    leverage : the largest |phi|^2.
-    start : (b,) start vector of the Krylov space.
-
     The sampling noise of h rows raises the top eigenvalue of their covariance: for white features
     it is about (1 + sqrt(b / h))^2, not 1 (Marchenko and Pastur). Other rows have other noise, but
-    the same directions of large variance. So the directions, a Krylov space, are computed from one
-    half of the rows, and measured on the other. The result may be too small: for normal features
-    by a factor of 1.3 at most if the spectrum falls off gently, and of 2.2 at worst if one
-    direction has 4 times the variance of all others (halves of b / 4). The step has room for this,
-    as it is half of its limit, with the leverage in its denominator.
+    the same directions of large variance. So the directions, a Krylov space, are computed from the
+    first half of the rows, and their variance is measured on the second half. The result may be too
+    small (docs/explanation/block-measured.md, "The error of lambda_1"). The step size allows for
+    this, as it is about half of its limit.
 
-    If the halves differ by more than that noise, features have heavy tails (of narrow kernels), and
-    the larger value, of the first half, is used. The result is at least the share of the largest
-    row alone, leverage / h.
+    If the halves differ by more than sampling noise, the features have heavy tails, as with narrow
+    kernels, and the larger value of the first half is used. The result is at least leverage / h,
+    the term of the row with the largest leverage alone.
+
+    phi : (b, h) features of h rows in random order.
+    leverage : the largest |phi|^2.
+    start : (b,) start vector of the Krylov space.
     """
     b, h = int(phi.shape[0]), int(phi.shape[1])
-    half = h // 2
-    if half == 0:
+    n_first = h // 2
+    if n_first == 0:
         return leverage
-    one, other = phi[:, :half], phi[:, half:]
-    on_first_half, basis = _lanczos(
-        backend, lambda v: one @ (one.T @ v) / half, start, EIGENVALUE_STEPS
+    first, second = phi[:, :n_first], phi[:, n_first:]
+    on_first, basis = _lanczos(
+        backend, lambda v: first @ (first.T @ v) / n_first, start, EIGENVALUE_STEPS
     )
-    W = basis @ other
-    M = backend.to_host(W @ W.T / (h - half))
-    on_other_half = float(np.linalg.eigvalsh(M)[-1])
-    noise = (1 + math.sqrt(b / half)) ** 2
-    only_noise = on_first_half <= noise * on_other_half
-    return max(on_other_half if only_noise else on_first_half, leverage / h)
+    W = basis @ second
+    M = backend.to_host(W @ W.T / (h - n_first))
+    on_second = float(np.linalg.eigvalsh(M)[-1])
+    noise = (1 + math.sqrt(b / n_first)) ** 2
+    only_noise = on_first <= noise * on_second
+    return max(on_second if only_noise else on_first, leverage / h)
 
 
 def _lanczos(backend: Backend, apply: Operator, start: Array, steps: int) -> tuple[float, Array]:
@@ -212,10 +211,10 @@ def _lanczos(backend: Backend, apply: Operator, start: Array, steps: int) -> tup
     alphas: list[float] = []
     betas: list[float] = []
     for k in range(len(basis)):
-        w, so_far = apply(basis[k]), basis[: k + 1]
+        w, earlier = apply(basis[k]), basis[: k + 1]
         alphas.append(float((w * basis[k]).sum()))
         for _twice in range(2):
-            w = w - (so_far @ w) @ so_far
+            w = w - (earlier @ w) @ earlier
         beta = _norm(w)
         betas.append(beta)
         if beta <= rounding * max([*alphas, 1e-30]):
