@@ -10,11 +10,11 @@ the rows of the noise is used.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
 
+from streamkern.basics.array_types import Floats
 from streamkern.kernels.base import Kernel
 from streamkern.kernels.builtin import get_kernel
 from streamkern.kernels.products import KernelOperator
@@ -24,10 +24,15 @@ from streamkern.stream.target_scale import TargetScale
 from streamkern.train.resolve.resolved_run import ResolvedRun
 from streamkern.train.setup.choose_kernel import is_open
 from streamkern.train.setup.choose_metric import Learned
+from streamkern.train.setup.held_out_models import gain_in_errors
 from streamkern.train.setup.log_link_start import FirstModel, first_model
-from streamkern.train.setup.loss_ridge import held_out_losses
+from streamkern.train.setup.loss_ridge import fold_rows, held_out_losses
 from streamkern.train.setup.loss_start import in_unit, left_out
+from streamkern.train.setup.newton_path import NewtonPath
 from streamkern.train.setup.setup_rows import FewRows, SquareTargets
+
+LOG_LINK_GAIN_SE = 1.0
+"""Smallest gain of the second kernel, in standard errors of the mean held-out loss."""
 
 Choose = Callable[[SquareTargets | None], tuple[FewRows, Learned]]
 
@@ -54,9 +59,18 @@ def choose_for_log_link(
         judges = few_of_step
         first = _InKernel(run, loss, targets, judges, _kernel(run, learned))
     second = _InKernel(run, loss, targets, judges, _kernel(run, of_step))
-    if second.least() < first.least():
-        return few_of_step, of_step
-    return few, learned
+    gain = gain_in_errors(first.held_out_losses(), second.held_out_losses())
+    import sys
+
+    print(
+        "GAIN",
+        gain,
+        first.held_out_losses().mean(),
+        second.held_out_losses().mean(),
+        len(first.held_out_losses()),
+        file=sys.stderr,
+    )
+    return (few_of_step, of_step) if gain >= LOG_LINK_GAIN_SE else (few, learned)
 
 
 class _InKernel:
@@ -76,15 +90,24 @@ class _InKernel:
         self._outputs, self._rows = in_unit(loss, rows, run.config.model.fit_intercept)
         self.tried = held_out_losses(loss, self._rows)
 
-    def least(self) -> float:
-        """Return the least held-out loss; infinity if there are too few rows."""
-        return min((value for _, value in self.tried), default=math.inf)
+    @property
+    def kappa(self) -> float:
+        """The kappa of the least held-out loss."""
+        return min(self.tried, key=lambda pair: pair[1])[0]
+
+    def held_out_losses(self) -> Floats:
+        """Return the weighted held-out losses of the rows with this kappa."""
+        rows, parts = fold_rows(self._rows)
+        losses = np.empty(len(rows.Y))
+        for fitted in parts:
+            others = np.setdiff1d(np.arange(len(losses)), fitted)
+            losses[others] = NewtonPath(self._loss, rows, fitted).held_out_losses(self.kappa)
+        return rows.judged * losses
 
     def model(self) -> FirstModel:
-        """Return the model of the rows with the kappa of the least held-out loss."""
-        kappa, _ = min(self.tried, key=lambda pair: pair[1])
-        stored = self._few.stored()
-        return first_model(self._op, None, stored, self._loss, self._rows, self._outputs, kappa)
+        """Return the model of the rows with this kappa."""
+        of_kappa = self._rows, self._outputs, self.kappa
+        return first_model(self._op, None, self._few.stored(), self._loss, *of_kappa)
 
 
 def _kernel(run: ResolvedRun, learned: Learned) -> Kernel:

@@ -81,13 +81,9 @@ def held_out_losses(
 
     Returns no pairs if there are too few rows. See `loss_noise`.
     """
-    rng = np.random.default_rng(0)
     if len(rows.Y) < RIDGE_FOLDS:
         return []
-    some = np.sort(rng.permutation(len(rows.Y))[:RIDGE_ROWS])
-    rows = rows.part(some)._replace(K=rows.K[np.ix_(some, some)])
-    fold = rng.permutation(len(some)) % RIDGE_FOLDS
-    parts = [np.flatnonzero(fold != k) for k in range(RIDGE_FOLDS)]
+    rows, parts = fold_rows(rows)
     paths: list[NewtonPath | _RidgePath]
     if isinstance(loss, LogLink):
         paths = [NewtonPath(loss, rows, fitted) for fitted in parts]
@@ -103,6 +99,16 @@ def held_out_losses(
             break
         tried.append((kappa, float(held_out)))
     return tried
+
+
+def fold_rows(rows: LossRows) -> tuple[LossRows, list[npt.NDArray[np.int64]]]:
+    """Return at most `RIDGE_ROWS` of the rows, and for each fold the indices of the rows that are
+    fitted."""
+    rng = np.random.default_rng(0)
+    some = np.sort(rng.permutation(len(rows.Y))[:RIDGE_ROWS])
+    rows = rows.part(some)._replace(K=rows.K[np.ix_(some, some)])
+    fold = rng.permutation(len(some)) % RIDGE_FOLDS
+    return rows, [np.flatnonzero(fold != k) for k in range(RIDGE_FOLDS)]
 
 
 class _RidgePath:

@@ -51,11 +51,16 @@ class NewtonPath:
 
     def held_out_loss(self, kappa: float) -> float:
         """Return the weighted sum of l over the other rows at the minimum for kappa."""
+        return float(self.of_others.judged @ self.held_out_losses(kappa))
+
+    def held_out_losses(self, kappa: float) -> _Floats:
+        """Return l of each of the other rows at the minimum for kappa, without weights."""
         self.minimise(kappa)
         others = self.of_others
         z = others.mean + others.gain * (self.K_others @ self.alpha)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            return float(others.judged @ self.loss.values(np, self.loss.predict(np, z), others.Y))
+            losses: _Floats = self.loss.values(np, self.loss.predict(np, z), others.Y)
+        return losses
 
     def minimise(self, kappa: float) -> None:
         """Move alpha to the minimum for kappa."""

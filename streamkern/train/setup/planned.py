@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from streamkern.losses.log_link import LogLink
 from streamkern.planning.op_counts import OpCounts, together
 from streamkern.planning.sizes import own_sizes
 from streamkern.solver.precondition.noise import NOISE_ROWS
@@ -38,12 +39,13 @@ def planned_op_counts(run: ResolvedRun) -> dict[str, OpCounts]:
         spent = {"centers": OpCounts(products=problem.selection.flops), **spent}
     if run.inputs.continued is not None:  # the kernel and the metric are taken over
         return spent
+    choices = 2 if isinstance(run.loss, LogLink) else 1  # see `log_link_kernel`
     if is_open(run):
-        n, kernels = n_kernel_rows(problem.n_rows), len(kernels_of(run))
+        n, kernels = n_kernel_rows(problem.n_rows), choices * len(kernels_of(run))
         kernels *= 2 if problem.metric_rows else 1  # without a metric and in the learned one
         spent = {"kernel": _noise(n).scaled(PLANNED_TRIALS * WIDTHS * kernels), **spent}
     if problem.metric_rows:
-        spent = {"metric": OpCounts(wide_factors=metric_flops(run)), **spent}
+        spent = {"metric": OpCounts(wide_factors=choices * metric_flops(run)), **spent}
     return spent
 
 
