@@ -4,8 +4,8 @@ The least squares of log(1 + y / unit) give all rows the same weight. In the los
 curvature h, which is exp(z) for counts: the error of a large count says more about exp(z) than that
 of a small one. Kernel and metric are therefore chosen twice: for the logarithms, and then for the
 least squares of the Newton step from a first model in the first kernel, with the weights h
-(`log_link_start.FirstModel`). Of the two kernels, the one with the lower cross-validated loss on
-the rows of the noise is used.
+(`log_link_start.FirstModel`). The second kernel is used if its cross-validated loss on a few rows
+is lower by `LOG_LINK_GAIN_SE`. docs/explanation/losses.md has the measurements.
 """
 
 from __future__ import annotations
@@ -60,16 +60,6 @@ def choose_for_log_link(
         first = _InKernel(run, loss, targets, judges, _kernel(run, learned))
     second = _InKernel(run, loss, targets, judges, _kernel(run, of_step))
     gain = gain_in_errors(first.held_out_losses(), second.held_out_losses())
-    import sys
-
-    print(
-        "GAIN",
-        gain,
-        first.held_out_losses().mean(),
-        second.held_out_losses().mean(),
-        len(first.held_out_losses()),
-        file=sys.stderr,
-    )
     return (few_of_step, of_step) if gain >= LOG_LINK_GAIN_SE else (few, learned)
 
 
