@@ -604,7 +604,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"centers": "nowhere.npy"}, "no array of centers at nowhere.npy"),
     ({"transforms": [{"kind": "blur"}]}, "kind='blur'; use one of"),
     ({"transforms": [3]}, "transform 3 is not callable"),
-    ({"transforms": GaussianNoise(0.1)}, "transforms=GaussianNoise.* must be a list; give .it"),
+    (
+        {"transforms": GaussianNoise(0.1)},
+        "transforms=GaussianNoise.* must be a list; put it into brackets",
+    ),
     ({"transforms": [GaussianNoise]}, "transform .*GaussianNoise.* is a class; give an object"),
 ]
 
