@@ -175,7 +175,7 @@ def test_expectiles_are_several_as_well() -> None:
 def test_what_has_no_meaning_is_refused(fitted: sk.KernelRegressor) -> None:
     with pytest.raises(ConfigError, match="several quantiles, which are for a single target"):
         model().fit(X, np.column_stack([Y, Y]))
-    with pytest.raises(ConfigError, match="numbers that rise"):
+    with pytest.raises(ConfigError, match="increasing list of such numbers"):
         model(quantile=[0.9, 0.1]).fit(X, Y)
     with pytest.raises(ConfigError, match="score is R2"):
         fitted.score(X, Y)
