@@ -274,7 +274,7 @@ True
             self._check_sets(interval, out)
             return self._with_sets(X, interval)
         if out is not None:
-            if self._known_labels.indicator is not None:
+            if self._trained_labels.indicator is not None:
                 raise ConfigError(
                     f"out={out!r} is for one class of a row, and y had several labels",
                     "leave it out, and give X as a Dask array, whose predictions can be stored in "
@@ -289,7 +289,7 @@ True
 
         With several labels, it is the share of rows that get all of their labels and no other.
         """
-        known = self._known_labels
+        known = self._trained_labels
         data = given_data(X, y, sample_weight, self._state.schema)
         if not inputs.is_stream(data.X):
             y = data.y
