@@ -510,7 +510,7 @@ def test_partial_fit_of_a_smaller_block_and_of_streams() -> None:
     model.partial_fit(ArraySource(X, LABELS))
     assert model.report_["samples"] == 603
     model.fit(X[:100], LABELS[:100])
-    with pytest.warns(UserWarning, match="discards that model"):
+    with pytest.warns(UserWarning, match="discards the model"):
         model.partial_fit(X[:100], LABELS[:100])
     assert model.report_["samples"] == 100
 
@@ -630,15 +630,15 @@ def test_wrong_data_is_one_sentence(make_zarr: Any) -> None:
         make_zarr({"X": X, "y": Y}, name="b"),
     )
     for call, message in (
-        (lambda: KernelRegressor().fit(X, Y[:299]), "X has 300 rows and y has 299; give"),
-        (lambda: KernelClassifier().fit(X, LABELS[:299]), "X has 300 rows and y has 299; give one"),
+        (lambda: KernelRegressor().fit(X, Y[:299]), "X has 300 rows, but y has 299; give"),
+        (lambda: KernelClassifier().fit(X, LABELS[:299]), "X has 300 rows, but y has 299"),
         (lambda: KernelClassifier().fit(X), "requires y to be passed"),
         (lambda: model.predict(X[:, :3]), "X has 3 features, but KernelRegressor is expecting 4"),
         (lambda: model.predict(ArraySource(X[:, :3])), r"\(3,\), the model was trained on \(4"),
         (lambda: model.score(ArraySource(X, Y), sample_weight=np.ones(300)), "sample_weight"),
         (lambda: model.score(ArraySource(X, Y[:, :1])), "y has 1 outputs, the model was"),
         (lambda: classifier.score(ArraySource(X, np.array(["a", "b"])[two])), "classes 'a', 'b'"),
-        (lambda: KernelRegressor().fit(stored), "2 classes; use KernelClassifier"),
+        (lambda: KernelRegressor().fit(stored), "2 classes, not values; use KernelClassifier"),
         (lambda: KernelClassifier().fit(values), "use KernelRegressor"),
         (lambda: KernelRegressor().fit(values, Y), "leave y out"),
     ):  # fmt: skip
