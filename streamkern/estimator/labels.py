@@ -241,7 +241,7 @@ def _check_text(labels: list[str], name: str) -> None:
         if not label:
             raise DataError(
                 f"the label of row {labels.index(label)} of {name} is empty, which means missing",
-                "fill in such labels, or leave their rows out",
+                "fill in such labels, or leave such rows out",
             )
         if "\0" in label or label != label.encode(errors="ignore").decode():
             raise DataError(
@@ -266,7 +266,7 @@ def _no_label(label: Any, row: int, name: str) -> DataError:
     value = "NaN" if _is_missing(label) else "infinity"
     return DataError(
         f"Input {name} contains {value}: the label of row {row} is {label}",
-        "fill in such labels, or leave their rows out",
+        "fill in such labels, or leave such rows out",
     )
 
 
@@ -276,7 +276,7 @@ def _other_kind(label: Any, row: int, name: str) -> DataError:
     return DataError(
         f"the label {label!r} of row {row} of {name} is of type {type(label).__name__}, but labels "
         "must be all text, all whole numbers, all True or False, or all dates of NumPy",
-        f"give for example {mention(f'{name}={text}')}",
+        f"give {mention(f'{name}={text}')}, for example",
     )
 
 

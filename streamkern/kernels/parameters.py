@@ -13,15 +13,15 @@ import numpy as np
 from streamkern.basics.errors import ConfigError
 
 _P = ParamSpec("_P")
-_ELSEWHERE = {
+_FOREIGN_NAMES = {
     **dict.fromkeys(("sigma", "length_scale", "lengthscale", "width", "scale", "bw"),
-                    "give it as bandwidth="),
-    "gamma": "give bandwidth=: 1 / sqrt(2 * gamma) for the Gaussian exp(-gamma |x - z|^2), and "
+                    "use bandwidth="),
+    "gamma": "use bandwidth=: 1 / sqrt(2 * gamma) for the Gaussian exp(-gamma |x - z|^2), and "
              "1 / gamma for exp(-gamma |x - z|)",
-    "nu": "give Laplace, Matern32 or Matern52 for nu of 0.5, 1.5 or 2.5",
-    "coef0": "give it as c0=",
+    "nu": "use Laplace, Matern32 or Matern52 for nu of 0.5, 1.5 or 2.5",
+    "coef0": "use c0=",
 }  # fmt: skip
-"""Names that other libraries give to parameters of kernels, and the advice for each."""
+"""Names of kernel parameters in other libraries -> the remedy."""
 
 
 def positive_parameter(name: str, value: Any, *, zero: bool = False) -> float:
@@ -70,7 +70,7 @@ def checking_names(
     def checked(self: Any, /, *args: _P.args, **values: _P.kwargs) -> None:
         for name in values:
             if name not in taken:
-                remedy = _ELSEWHERE.get(name)
+                remedy = _FOREIGN_NAMES.get(name)
                 if remedy is None or ("bandwidth" in remedy and "bandwidth" not in taken):
                     remedy = f"it takes {', '.join(taken)}"
                 raise TypeError(f"{type(self).__name__} has no parameter {name!r}; {remedy}")

@@ -459,7 +459,7 @@ def of_forms() -> list[Remedy]:
         Remedy("give X.sparse.to_coo.. where all are sparse",
                lambda: regressor().fit(sparse, Y),
                lambda: regressor().fit(sparse.sparse.to_coo(), Y)),
-        Remedy("fill in such labels, or leave their rows", lambda: classifier().fit(X, mixed),
+        Remedy("fill in such labels, or leave such", lambda: classifier().fit(X, mixed),
                lambda: classifier().fit(X, np.where(np.arange(N) % 2, "b", "a"))),
         Remedy("give 0 or 1 there, or the classes of the rows in one column",
                lambda: classifier().fit(X, SEVERAL + 1), lambda: classifier().fit(X, SEVERAL)),
@@ -517,7 +517,7 @@ def of_compressed() -> list[Remedy]:
     return [
         Remedy("give one of them: each decides", small(n_centers=5, tolerance=0.1),
                small(n_centers=5)),
-        Remedy("number of centers of the model, .*lower it", small(n_centers=20), small(n_centers=19)),
+        Remedy("centers of the model, .*lower it", small(n_centers=20), small(n_centers=19)),
         Remedy("train a model with a smaller n_features", lambda: sk.compress(fourier(40), rows),
                lambda: fourier(20)),
         Remedy("must lie between 0 and 1", small(tolerance=2.0), small(tolerance=0.5)),
@@ -533,7 +533,7 @@ def of_compressed() -> list[Remedy]:
         Remedy("lower n_centers to .*, or raise memory=",
                lambda: small(n_centers=15)(model.set_params(memory="400 kB")),
                lambda: small(n_centers=15)(model.set_params(memory="1 MB"))),
-        Remedy("takes .* and the memory allows .*; raise memory=",
+        Remedy("needs .* of memory allowed; raise memory=",
                lambda: small()(model.set_params(memory="1 kB")),
                lambda: small()(model.set_params(memory="auto"))),
     ]  # fmt: skip
