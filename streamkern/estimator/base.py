@@ -110,7 +110,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, Saving, BaseEstimator
         if is_sparse(self.centers) and self.centers.shape[1] != schema.n_features:
             raise DataError(
                 f"centers have {self.centers.shape[1]:,} features, but X has {schema.n_features:,}",
-                "give centers with the features of X",
+                "give rows and centers with the same features",
             )
         with own_names():
             config = self._config(self.epochs)

@@ -99,7 +99,7 @@ def of_fits() -> list[Remedy]:
         Remedy("search over bandwidth",
                lambda: regressor().set_params(kernel__bandwidth=2.0),
                lambda: regressor().set_params(bandwidth=2.0)),
-        Remedy("those of a loss cannot be set by name; search over loss with a list of losses",
+        Remedy("of a loss cannot be set by name; search over loss with a list of losses",
                lambda: regressor().set_params(loss__quantile=0.9),
                lambda: regressor().set_params(loss="huber")),
         Remedy("give every column a name of its own",
@@ -341,7 +341,7 @@ def of_rows() -> list[Remedy]:
     sk.ingest_store(X, "alike.zarr", y=np.where(X[:, 1] > 0, SEVERAL[:, 0].astype(str), "00"))
     sk.ingest_store(X, "written.zarr", y=SEVERAL[:, 0].astype(str))
     block = {"solver": "block"}
-    no_y = "have no targets y; give them as"
+    no_y = "have no targets y; give targets"
     odd: list[tuple[str, Any, Any]] = [
         (r"give y=list\(map\(str, y\)\)", labels, list(map(str, labels)))
         for labels in (["a", 1] * (N // 2), [2**70, 1] * (N // 2),
@@ -362,10 +362,10 @@ def of_rows() -> list[Remedy]:
                         regressor().fit(X, Y, test="data.zarr"))),
         Remedy("lacks 'b'; give the columns trained on, in any order: 'a', 'b'",
                lambda: model.predict(lazy[["a"]]), lambda: model.predict(lazy[["b", "a"]])),
-        Remedy("is expecting 3 features as input; give those",
+        Remedy("is expecting 3 features as input; give the",
                lambda: classes.predict(dask.array.from_array(X[:, :2])),
                lambda: classes.predict(dask.array.from_array(X))),
-        Remedy("not numbers, 'w', .*leave out those it was not trained on",
+        Remedy("not numbers, 'w', .*or leave them out if the model",
                lambda: model.predict(FRAME), lambda: model.predict(FRAME.drop(columns="w"))),
         Remedy("not numbers, 'b', .*convert these columns to numbers",
                lambda: model.predict(numbers.assign(b=numbers.b.map(str))),
@@ -381,7 +381,7 @@ def of_rows() -> list[Remedy]:
         *(Remedy(says, lambda y=y: classifier().fit(X, y),  # type: ignore[misc]
                  lambda mended=mended: classifier().fit(X, mended))  # type: ignore[misc]
           for says, y, mended in odd),
-        Remedy(r"give \[k.decode\(\) for k in y\]",
+        Remedy(r"decode the labels: \[k.decode\(\) for k in y\]",
                lambda: classifier().fit(X, [k.encode() for k in LABELS]),
                lambda: classifier().fit(X, [k.encode().decode() for k in LABELS])),
         Remedy("which is not a number; give a number for each row",
@@ -404,7 +404,7 @@ def of_rows() -> list[Remedy]:
         Remedy("has a character that files cannot store; remove the character",
                lambda: classifier().fit(X, ["a\0b", "c"] * (N // 2)),
                lambda: classifier().fit(X, ["ab", "c"] * (N // 2))),
-        Remedy(r"give \(n,\) labels", lambda: classes.score(X, SEVERAL),
+        Remedy(r"give labels of shape \(n,\)", lambda: classes.score(X, SEVERAL),
                lambda: classes.score(X, LABELS)),
         Remedy(r"give columns of 0 or 1, \(n, 2\)", lambda: several.score(X, LABELS),
                lambda: several.score(X, SEVERAL)),
@@ -412,7 +412,7 @@ def of_rows() -> list[Remedy]:
                lambda: regressor().fit("blanks.txt", "fare"),
                lambda: (sk.ingest_store("blanks.txt", "blanks.zarr", y="fare", delimiter=" "),
                         regressor().fit("blanks.zarr"))),
-        Remedy("read the file into a data frame and give this",
+        Remedy("read the file into a data frame and give the",
                lambda: regressor().fit("blanks.txt", "fare"),
                lambda: regressor().fit(pd.read_csv("blanks.txt", sep=" "), "fare")),
         Remedy("classes '0', '00', which all stand for .* '0'.* write them alike",
@@ -465,7 +465,7 @@ def of_forms() -> list[Remedy]:
                lambda: classifier().fit(X, SEVERAL + 1), lambda: classifier().fit(X, SEVERAL)),
         Remedy("leave interval out", lambda: several.predict(X, interval=0.5),
                lambda: several.predict(X)),
-        Remedy("rows have several labels; leave it out",
+        Remedy("several labels for a row; leave it out",
                lambda: several.score(dask.array.from_array(X), SEVERAL, np.ones(N)),
                lambda: several.score(dask.array.from_array(X), SEVERAL)),
         Remedy("leave sample_weight out",
@@ -499,7 +499,7 @@ def of_centers() -> list[Remedy]:
         centers = long_rows(n=9, d=d)
         return lambda: regressor(n_centers="auto", centers=centers).fit(long_rows(), Y)
 
-    return [Remedy("give rows with the same features", fit(8000), fit(9000))]
+    return [Remedy("give rows and centers with the same features", fit(8000), fit(9000))]
 
 
 def of_compressed() -> list[Remedy]:

@@ -123,7 +123,7 @@ def test_tables_name_the_quantiles(fitted: sk.KernelRegressor, tmp_path: Path) -
 def test_some_of_them_can_be_had(fitted: sk.KernelRegressor) -> None:
     F = fitted.predict(X[:5])
     assert np.array_equal(fitted.predict(X[:5], quantiles=[0.95, 0.5]), F[:, [2, 1]])
-    with pytest.raises(ConfigError, match="must be among those that the model was trained for"):
+    with pytest.raises(ConfigError, match="must be among the quantiles that the model was"):
         fitted.predict(X, quantiles=[0.9])
 
 
