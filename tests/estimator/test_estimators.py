@@ -299,7 +299,7 @@ def test_a_warm_start_from_a_run_directory(tmp_path: Path) -> None:
     still = {"run_dir": tmp_path / "b", "warm_start": tmp_path / "a", "epochs": 1}
     other = clone(model).set_params(step_scale=1e-9, **still).fit(X, Y)
     np.testing.assert_allclose(other.dual_coef_, model.dual_coef_, rtol=1e-5, atol=1e-6)
-    with pytest.raises(ConfigError, match=r"warm_start=True cannot be used with run_dir, .* give"):
+    with pytest.raises(ConfigError, match=r"warm_start=True cannot be used with run_dir, .* set"):
         clone(model).set_params(warm_start=True).fit(X, Y)
     with pytest.raises(RunError, match=r"there is no run in .*/c"):
         KernelRegressor(warm_start=tmp_path / "c", **SMALL).fit(X, Y)
