@@ -159,7 +159,7 @@ def test_by_default_no_card_is_written_and_one_of_the_user_stays(tmp_path: Path)
         model.save("memory://model", card=True)
     (other := tmp_path / "other").mkdir()
     (other / "README.md").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(RunError, match=r"README\.md is there already"):
+    with pytest.raises(RunError, match=r"README\.md exists already"):
         model.save(other, card=True)
     assert [path.name for path in other.iterdir()] == ["README.md"]  # nothing was written
 
