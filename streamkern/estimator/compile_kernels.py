@@ -23,7 +23,7 @@ from streamkern.estimator.estimators import KernelClassifier, KernelRegressor
 from streamkern.stream.sources.random_transforms import GaussianNoise
 from streamkern.stream.sources.transforms import RandomFlip
 
-FIT_ROWS, FIT_FEATURES, FIT_CENTERS = 600, 9, 60
+GENERATED_ROWS, GENERATED_FEATURES, GENERATED_CENTERS = 600, 9, 60
 """Sizes of the generated data, and of the models."""
 
 
@@ -83,15 +83,15 @@ def _fit(name: str, device: str) -> None:
     estimator, parameters = FITS[name]
     rng = np.random.default_rng(0)
     if "transforms" in parameters:  # those in FITS transform images
-        X: Any = rng.integers(0, 256, (FIT_ROWS, 8, 8, 1), np.uint8)
+        X: Any = rng.integers(0, 256, (GENERATED_ROWS, 8, 8, 1), np.uint8)
     else:
-        X = rng.standard_normal((FIT_ROWS, FIT_FEATURES), np.float32)
-    y = X.reshape(FIT_ROWS, -1)[:, :2].astype(np.float64).sum(axis=1)
+        X = rng.standard_normal((GENERATED_ROWS, GENERATED_FEATURES), np.float32)
+    y = X.reshape(GENERATED_ROWS, -1)[:, :2].astype(np.float64).sum(axis=1)
     targets = y > y.mean() if estimator is KernelClassifier else np.exp(y / np.ptp(y))
     estimator(device=device, verbose=0, **parameters).fit(X, targets).predict(X)
 
 
-_FEW: Final[dict[str, Any]] = {"n_centers": FIT_CENTERS, "epochs": 2}
+_FEW: Final[dict[str, Any]] = {"n_centers": GENERATED_CENTERS, "epochs": 2}
 _PLAIN: Final[dict[str, Any]] = _FEW | {"kernel": "laplace", "bandwidth": 3.0, "metric": "none"}
 FITS: Final[Mapping[str, tuple[type[Any], dict[str, Any]]]] = {
     "all rows": (KernelRegressor, {}),
@@ -103,7 +103,7 @@ FITS: Final[Mapping[str, tuple[type[Any], dict[str, Any]]]] = {
     "outliers": (KernelRegressor, _FEW | {"loss": "huber"}),
     "blocks": (
         KernelRegressor,
-        _PLAIN | {"solver": "block", "block_size": FIT_CENTERS // 2, "ridge": 1e-4},
+        _PLAIN | {"solver": "block", "block_size": GENERATED_CENTERS // 2, "ridge": 1e-4},
     ),
     "eigenpro3": (KernelRegressor, _PLAIN | {"solver": "eigenpro3"}),
     "eigenpro4": (KernelRegressor, _PLAIN | {"solver": "eigenpro4"}),

@@ -25,7 +25,7 @@ def test_every_fit_launches_kernels(
     """CuPy would write a file for each; the stand-in does it in its place."""
     standin.install(monkeypatch)
     monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(module, "FIT_ROWS", 150)
+    monkeypatch.setattr(module, "GENERATED_ROWS", 150)
     monkeypatch.setattr(module, "FITS", dict(list(FITS.items())[part::4]))
     launched, launch = set[str](), standin.ElementwiseKernel.__call__
 
